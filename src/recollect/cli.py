@@ -1,0 +1,112 @@
+"""The command line: a table of commands, each a dataclass with a ``run`` method that is imported when chosen."""
+
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from recollect.core.errors import UserError
+
+
+@dataclass(frozen=True)
+class Command:
+    """Where a command lives: ``recollect.commands.<module>``, its dataclass, and one line of help."""
+
+    module: str
+    name: str
+    help: str
+
+
+COMMANDS: dict[str, Command] = {
+    "demo": Command("demo", "Demo", "the main job on the built-in data: a report in one file"),
+    "train": Command("train", "Train", "train or post-train a model by a recipe"),
+    "train reco": Command("train_reco", "TrainReco", "train a fusion module on a memory (RECO)"),
+    "evaluate zero-shot": Command("evaluate", "ZeroShot", "classify with class names alone"),
+    "evaluate few-shot": Command("evaluate", "FewShot", "classify with a few labelled images, training-free"),
+    "evaluate retrieval": Command("evaluate", "Retrieval", "search both ways: recall at 1, 5, 10"),
+    "evaluate probe": Command("evaluate", "Probe", "logistic regression on frozen image embeddings"),
+    "analyse attention": Command("analyse", "Attention", "what the end token attends to, per layer and prefix"),
+    "analyse embeddings": Command("analyse", "Embeddings", "t-SNE of class prompts or image features"),
+    "classify": Command("classify", "Classify", "folders of examples in, predictions for a folder of images out"),
+    "memory build": Command("memory", "Build", "embed a source into a new memory"),
+    "memory add": Command("memory", "Add", "embed a source into a memory that exists"),
+    "memory remove": Command("memory", "Remove", "delete rows from a memory"),
+    "memory search": Command("memory", "Search", "the nearest rows to a text or an image"),
+    "memory info": Command("memory", "Info", "what a memory holds"),
+    "caption": Command("caption", "Caption", "write captions for a memory's images into it"),
+    "search": Command("search", "Search", "search a memory by text, re-ranked by an episode if asked"),
+    "study": Command("study", "Study", "run a table or figure of a paper"),
+}
+
+
+def _usage() -> str:
+    width = max(map(len, COMMANDS))
+    rows = "\n".join(f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items())
+    return (
+        f"usage: recollect COMMAND [options]\n\ncommands:\n{rows}\n\n"
+        "`recollect COMMAND --help` lists a command's options. --debug shows the traceback of an error.\n"
+    )
+
+
+def _choose(words: Sequence[str]) -> tuple[str, list[str]]:
+    """The command that ``words`` begin with, longest name first, and the words that are left for it."""
+    for length in (2, 1):
+        name = " ".join(words[:length])
+        if name in COMMANDS:
+            return name, list(words[length:])
+    wanted = words[0]
+    group = [name for name in COMMANDS if name.startswith(f"{wanted} ")]
+    if group:
+        raise UserError(f"recollect {' '.join(words[:2])}: no such command. Choose one of: {', '.join(group)}.")
+    names = ", ".join(dict.fromkeys(name.split()[0] for name in COMMANDS))
+    raise UserError(f"recollect {wanted}: no such command. Choose one of: {names}.")
+
+
+def _run(words: list[str]) -> None:
+    import tyro
+
+    name, rest = _choose(words)
+    command = COMMANDS[name]
+    options = getattr(import_module(f"recollect.commands.{command.module}"), command.name)
+    tyro.cli(options, args=rest, prog=f"recollect {name}").run()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status is 0, 2 for bad input, 130 when interrupted."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    if not words or words[0] in {"-h", "--help", "help"}:
+        print(_usage(), end="")
+        return 0
+    if words[0] == "--version":
+        from recollect import __version__
+
+        print(f"recollect {__version__}")
+        return 0
+    try:
+        _run(words)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of a pipe has gone (``| head``): nothing left to say
+        return 0
+    except (UserError, OSError) as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        else:
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            print(f"error: {text} (a bug? --debug shows where)", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

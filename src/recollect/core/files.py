@@ -1,0 +1,117 @@
+"""Files that are either whole or absent, whatever happens while they are written."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from recollect.core.errors import UserError
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename inside ``folder`` survive a power cut; a no-op where folders cannot be opened."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def atomic_path(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary sibling of ``path`` to write to; on success it becomes ``path``, else it is removed.
+
+    A reader sees the old file or the new one, never a part. The sibling's name starts with a dot, so that
+    what a ``kill -9`` leaves behind is not taken for a result.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=f".tmp{path.suffix}", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary sibling folder; on success it becomes ``path``, else it is removed.
+
+    Raises:
+        FileExistsError: ``path`` exists when the folder is finished; nothing is overwritten.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+    try:
+        yield temporary
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                with file.open("rb") as written:
+                    os.fsync(written.fileno())
+        temporary.chmod(0o777 & ~_umask())
+        if path.exists():
+            raise FileExistsError(f"{path}: already exists")
+        temporary.rename(path)
+        _sync_folder(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _umask() -> int:
+    # The only portable way to read the mask is to set it.
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write ``text`` to ``path`` atomically, as UTF-8."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write ``value`` as JSON to ``path`` atomically; NaN and infinity are refused, since JSON has neither.
+
+    Raises:
+        ValueError: ``value`` holds a NaN or an infinity.
+    """
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: str | Path) -> Any:
+    """Read JSON, or say in one line what is wrong with the file."""
+    path = Path(path)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid JSON ({error}). Was it cut short? Make it again.") from None
+
+
+def new_folder(path: str | Path, what: str) -> Path:
+    """Return ``path`` if nothing, or an empty folder, is there; refuse to write over anything else.
+
+    Raises:
+        UserError: something is there already.
+    """
+    path = Path(path)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f"{path}: already exists and is not empty. Name another folder for the {what}, or remove it.")
+    return path

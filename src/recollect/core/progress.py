@@ -1,0 +1,61 @@
+"""One way to show progress: a bar with a rate and the time left, on standard error."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+Item = TypeVar("Item")
+
+console = Console(stderr=True)
+
+
+class _Rate(ProgressColumn):
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self.unit = unit
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text(f"{speed:,.0f} {self.unit}/s" if speed and speed >= 10 else f"{speed or 0:.2g} {self.unit}/s")
+
+
+class Counter:
+    """Advances one bar; made by `progress`."""
+
+    def __init__(self, bar: Progress, task: int) -> None:
+        self._bar = bar
+        self._task = task
+
+    def advance(self, amount: float = 1.0, note: str = "") -> None:
+        """Add ``amount`` to what is done, and show ``note`` (a loss, a file) behind the bar."""
+        self._bar.update(self._task, advance=amount, note=note)  # type: ignore[arg-type]
+
+
+@contextmanager
+def progress(description: str, total: float | None, unit: str = "it", done: float = 0.0) -> Iterator[Counter]:
+    """Show a bar on standard error while the block runs; nothing but a last line where it is no terminal."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        _Rate(unit),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bar:
+        yield Counter(bar, bar.add_task(description, total=total, completed=int(done), note=""))
+
+
+def track(items: Iterable[Item], description: str, total: float | None = None, unit: str = "it") -> Iterator[Item]:
+    """Yield ``items`` with a progress bar."""
+    if total is None and hasattr(items, "__len__"):
+        total = len(items)  # type: ignore[arg-type]
+    with progress(description, total, unit) as counter:
+        for item in items:
+            yield item
+            counter.advance()

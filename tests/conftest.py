@@ -1,0 +1,38 @@
+"""Settings for the whole suite: few threads (tests run side by side), no network, quiet libraries."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_DATASETS_OFFLINE"] = "1"
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("MPLBACKEND", "agg")
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+torch.set_num_threads(1)
+settings.register_profile(
+    "recollect", deadline=None, max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("recollect")
+
+REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture
+def real_data():
+    """Path of a real data file by name, or a skip that says which one is absent."""
+
+    def path(name: str) -> Path:
+        file = Path(os.environ.get("RECOLLECT_REAL_DATA", REAL_DATA)) / f"{name}.parquet"
+        if not file.exists():
+            pytest.skip(f"real data file {file.name} is not on this machine (set RECOLLECT_REAL_DATA to its folder)")
+        return file
+
+    return path

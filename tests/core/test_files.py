@@ -1,0 +1,62 @@
+import json
+import os
+
+import pytest
+
+from recollect.core.errors import UserError
+from recollect.core.files import atomic_folder, atomic_path, new_folder, read_json, write_json
+
+
+def test_a_file_appears_only_when_it_is_whole(tmp_path):
+    target = tmp_path / "result.json"
+    with pytest.raises(RuntimeError), atomic_path(target) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError("interrupted")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_rewrite_keeps_the_old_file(tmp_path):
+    target = tmp_path / "result.json"
+    write_json(target, {"a": 1})
+    with pytest.raises(ValueError):
+        write_json(target, {"a": float("nan")})
+    assert read_json(target) == {"a": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_a_folder_appears_only_when_it_is_whole(tmp_path):
+    target = tmp_path / "run"
+    with pytest.raises(RuntimeError), atomic_folder(target) as temporary:
+        (temporary / "weights").write_text("half")
+        raise RuntimeError("interrupted")
+    assert list(tmp_path.iterdir()) == []
+    with atomic_folder(target) as temporary:
+        (temporary / "weights").write_text("whole")
+    assert (target / "weights").read_text() == "whole"
+
+
+def test_a_finished_folder_is_never_overwritten(tmp_path):
+    target = tmp_path / "run"
+    target.mkdir()
+    with pytest.raises(FileExistsError), atomic_folder(target):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_written_files_have_ordinary_permissions(tmp_path):
+    write_json(tmp_path / "a.json", 1)
+    (tmp_path / "b.json").write_text("1")
+    assert os.stat(tmp_path / "a.json").st_mode == os.stat(tmp_path / "b.json").st_mode
+
+
+def test_broken_json_is_one_clear_line(tmp_path):
+    (tmp_path / "cut.json").write_text(json.dumps({"a": [1, 2]})[:-3])
+    with pytest.raises(UserError, match="cut.json: not valid JSON"):
+        read_json(tmp_path / "cut.json")
+
+
+def test_a_folder_with_something_in_it_is_refused(tmp_path):
+    (tmp_path / "kept").write_text("x")
+    with pytest.raises(UserError, match="already exists"):
+        new_folder(tmp_path, "run")
+    assert new_folder(tmp_path / "new", "run") == tmp_path / "new"

@@ -1,0 +1,29 @@
+import subprocess
+import sys
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recollect.core.seeding import derive_seed, numpy_generator, torch_generator
+
+
+def test_seeds_are_the_same_in_every_process():
+    code = "from recollect.core.seeding import derive_seed; print(derive_seed(3, 'batch', 7))"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(other.stdout) == derive_seed(3, "batch", 7)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+def test_different_purposes_get_different_seeds(seed, step):
+    seeds = {derive_seed(seed, "batch", step), derive_seed(seed, "batch", step + 1), derive_seed(seed, "crop", step)}
+    assert len(seeds) == 3
+
+
+def test_a_number_and_its_text_are_different_parts():
+    assert derive_seed(1, 23) != derive_seed(12, 3)
+    assert derive_seed(1) != derive_seed("1")
+
+
+def test_generators_repeat():
+    assert numpy_generator(1, "x").integers(1 << 30) == numpy_generator(1, "x").integers(1 << 30)
+    assert torch_generator(1, "x").initial_seed() == torch_generator(1, "x").initial_seed()

@@ -1,0 +1,48 @@
+import subprocess
+import sys
+
+import pytest
+
+from recollect import cli
+from recollect.core.errors import UserError
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "recollect", *words], capture_output=True, text=True)
+
+
+def test_help_lists_every_command():
+    result = run("--help")
+    assert result.returncode == 0
+    for name in cli.COMMANDS:
+        assert name in result.stdout
+
+
+@pytest.mark.parametrize("words", [("pretrain",), ("memory", "shrink"), ("evaluate",)])
+def test_an_unknown_command_is_one_line_and_status_2(words):
+    result = run(*words)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert "no such command. Choose one of:" in result.stderr
+
+
+@pytest.mark.parametrize(("error", "status"), [(UserError("x.csv: empty"), 2), (OSError(28, "No space left"), 2)])
+def test_errors_of_the_user_are_one_line_without_traceback(monkeypatch, capsys, error, status):
+    def fail(words):
+        raise error
+
+    monkeypatch.setattr(cli, "_run", fail)
+    assert cli.main(["train"]) == status
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ")
+    assert printed.count("\n") == 1
+    assert cli.main(["train", "--debug"]) == status
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_interrupt_leaves_with_130(monkeypatch):
+    def interrupt(words):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_run", interrupt)
+    assert cli.main(["train"]) == 130
