@@ -1,0 +1,1 @@
+"""Protocols, results and figures: numbers come from files."""

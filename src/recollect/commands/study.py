@@ -1,0 +1,56 @@
+"""``recollect study``: run a table or figure of a paper."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from recollect.studies import STUDIES, find_study
+from recollect.studies.study import Scale, StudyOptions
+
+
+@dataclass(frozen=True)
+class Study:
+    """Run a table or figure of a paper; without a name, list them.
+
+    Training runs are kept under OUT/runs and are not repeated, so a study that was stopped goes on where it was and
+    tables that share runs share the work.
+    """
+
+    name: tyro.conf.Positional[str | None] = None
+    """Which study, e.g. lixp/table-4."""
+    scale: Scale = "smoke"
+    """smoke: minutes, shows that it runs; small: several seeds where an effect can be seen; full: the paper's."""
+    out: Path = Path("runs/studies")
+    """Folder for runs, results and reports."""
+    data: tuple[str, ...] = ()
+    """Training sources, for --scale full."""
+    suite: str | None = None
+    """Evaluation suite, for --scale full; the paper's own by default."""
+    seeds: int | None = None
+    """Number of training seeds; the scale's own by default."""
+    workers: int | None = None
+    """Training runs side by side; one for each core on a CPU by default."""
+
+    def run(self) -> None:
+        """Run the study and print its report."""
+        console = Console()
+        if self.name is None:
+            listing = Table("study", "what it shows")
+            for name, study in STUDIES.items():
+                listing.add_row(name, study.title)
+            console.print(listing)
+            return
+        options = StudyOptions(self.scale, self.out, self.data, self.suite, self.seeds, self.workers)
+        report = find_study(self.name).load()(options)
+        path = report.save(self.out)
+        console.print(f"World: {report.world}", highlight=False)
+        for table in report.tables:
+            table.show(console)
+        for note in report.notes:
+            console.print(f"- {note}", highlight=False)
+        for figure in report.figures:
+            console.print(f"figure: {self.out / figure}", highlight=False)
+        console.print(f"report: {path}", highlight=False)

@@ -1,0 +1,158 @@
+"""Embeddings of whole sources, computed once and cached by what they depend on."""
+
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from recollect.core.errors import UserError
+from recollect.core.files import atomic_path
+from recollect.core.progress import progress
+from recollect.core.seeding import derive_seed
+from recollect.core.types import Encoder, Kind, Source
+from recollect.data.prompts import fill
+from recollect.data.tasks import ClassificationTask
+
+
+@dataclass(frozen=True)
+class Features:
+    """Embeddings of one source, row for row.
+
+    Attributes:
+        images: float32 (n, width), unit-norm.
+        labels: int64 (n,), indices into the source's class names.
+        ids: the samples' ids, so that a row can be traced to its image.
+        domains: the samples' domains, empty strings where a source has none.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    ids: tuple[str, ...]
+    domains: tuple[str, ...]
+
+
+class FeatureCache:
+    """A folder of embeddings, each file named by a hash of encoder and data.
+
+    The encoder's fingerprint covers weights, image transform and dtype, the source's fingerprint every sample, so
+    a stale file cannot be read: anything that would change an embedding changes its name.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def path(self, encoder: Encoder, source: Source) -> Path:
+        """Where the features of ``source`` under ``encoder`` are, or will be, kept."""
+        key = derive_seed("features", encoder.fingerprint, source.fingerprint, len(source))
+        return self.folder / f"{key:016x}.safetensors"
+
+    def load(self, encoder: Encoder, source: Source) -> Features | None:
+        """The cached features, or None; a file that cannot be read counts as absent and is made anew."""
+        path = self.path(encoder, source)
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="numpy") as file:
+                rows = json.loads(file.metadata()["rows"])
+                images, labels = file.get_tensor("images"), file.get_tensor("labels")
+            return Features(images, labels, tuple(rows["ids"]), tuple(rows["domains"]))
+        except Exception:  # a foreign or damaged file: the embedding is what matters, and it can be made again
+            return None
+
+    def save(self, encoder: Encoder, source: Source, features: Features) -> None:
+        """Keep ``features``; atomic, so that a killed evaluation leaves no half file."""
+        rows = json.dumps({"ids": features.ids, "domains": features.domains})
+        with atomic_path(self.path(encoder, source)) as temporary:
+            save_file({"images": features.images, "labels": features.labels}, temporary, metadata={"rows": rows})
+
+
+@dataclass(frozen=True)
+class _Rows:
+    images: np.ndarray
+    labels: list[int]
+    ids: list[str]
+    domains: list[str]
+
+
+def _embed_blocks(encoder: Encoder, source: Source, block: int) -> Iterator[_Rows]:
+    """Read a block of samples in threads (decoding releases the GIL) while the encoder works on the one before."""
+
+    def read(index: int) -> tuple[object, int, str, str]:
+        sample = source[index]
+        return sample.image, sample.label, sample.id, str(sample.extra.get("domain", ""))
+
+    with ThreadPoolExecutor(4) as pool:
+        starts = range(0, len(source), block)
+        waiting = [pool.submit(read, index) for index in range(min(block, len(source)))]
+        for start in starts:
+            stop = min(start + 2 * block, len(source))
+            coming = [pool.submit(read, index) for index in range(start + block, stop)]
+            images, labels, ids, domains = zip(*(item.result() for item in waiting), strict=True)
+            waiting = coming
+            yield _Rows(encoder.embed_images(list(images)).numpy(), list(labels), list(ids), list(domains))
+
+
+def image_features(
+    encoder: Encoder, source: Source, cache: FeatureCache | None = None, *, block: int = 256
+) -> Features:
+    """Embed every image of ``source``, from the cache where it is there.
+
+    Args:
+        block: images in memory at a time.
+
+    Raises:
+        UserError: the source is empty, or an embedding is not finite.
+    """
+    if cached := cache.load(encoder, source) if cache else None:
+        return cached
+    if len(source) == 0:
+        raise UserError(f"{source.name}: no images to embed. Check the split and the filters.")
+    blocks = []
+    with progress(f"embed {source.name}", len(source), "images") as counter:
+        for rows in _embed_blocks(encoder, source, block):
+            blocks.append(rows)
+            counter.advance(len(rows.ids))
+    images = np.concatenate([rows.images for rows in blocks]).astype(np.float32, copy=False)
+    if not np.isfinite(images).all():
+        raise UserError(f"{source.name}: the model's embeddings are not finite. Is the checkpoint damaged?")
+    labels = np.array([label for rows in blocks for label in rows.labels], dtype=np.int64)
+    ids = tuple(id for rows in blocks for id in rows.ids)
+    features = Features(images, labels, ids, tuple(domain for rows in blocks for domain in rows.domains))
+    if cache:
+        cache.save(encoder, source, features)
+    return features
+
+
+def class_prompts(task: ClassificationTask) -> tuple[tuple[str, ...], ...]:
+    """Every prompt of every class: the task's own texts where it has them, else all templates filled in."""
+    if task.class_texts is not None:
+        return task.class_texts
+    return tuple(tuple(fill(template, name) for template in task.templates) for name in task.class_names)
+
+
+def prompt_ensemble(encoder: Encoder, prompts: Sequence[Sequence[str]], prefix: Kind | None = None) -> np.ndarray:
+    """One text embedding for each class: prompts normalised, averaged, normalised again (CLIP's ensemble).
+
+    Args:
+        prompts: at least one prompt for each class; classes may have different numbers of them.
+
+    Returns:
+        float32 (classes, width), unit-norm.
+    """
+    flat = [prompt for texts in prompts for prompt in texts]
+    embeddings = encoder.embed_texts(flat, prefix)
+    counts = torch.tensor([len(texts) for texts in prompts])
+    owner = torch.repeat_interleave(torch.arange(len(prompts)), counts)
+    means = torch.zeros(len(prompts), embeddings.shape[1]).index_add_(0, owner, embeddings) / counts[:, None]
+    return torch.nn.functional.normalize(means, dim=1).numpy()
+
+
+def class_text_features(encoder: Encoder, task: ClassificationTask, prefix: Kind | None = None) -> np.ndarray:
+    """The text embedding of each class of ``task``, in label order: float32 (classes, width), unit-norm."""
+    return prompt_ensemble(encoder, class_prompts(task), prefix)

@@ -1,0 +1,123 @@
+"""Numbers come from files: one JSON for each (model, data, protocol, seed), and tables that are functions of them."""
+
+import platform
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recollect import __version__
+from recollect.core.errors import UserError
+from recollect.core.files import read_json, write_json
+
+FORMAT = 1
+"""Version of the files; raised when a reader of older files would misread newer ones."""
+
+Row = Mapping[str, Any]
+
+
+@cache
+def _environment() -> dict[str, str]:
+    import torch
+    import transformers
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
+    return {
+        "recollect": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "device": device,
+    }
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one evaluation found.
+
+    Attributes:
+        protocol: ``zero-shot``, ``few-shot``, ``retrieval``, ``probe``, ...
+        model: what the reader calls the model (a path, a hub id, a recipe).
+        data: the data set's name.
+        seed: of the model's training or of the protocol, as ``settings`` says.
+        rows: the figures, each row with its own keys (``method``, ``shots``, ``metric``) and one ``value``.
+        settings: everything else that decided the figures.
+        environment: versions and device; never part of a comparison.
+    """
+
+    protocol: str
+    model: str
+    data: str
+    seed: int
+    rows: Sequence[Row]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=_environment)
+
+    @property
+    def file_name(self) -> str:
+        """A name that two different evaluations do not share."""
+        parts = (self.protocol, self.model, self.data, f"seed{self.seed}")
+        return "--".join(re.sub(r"[^A-Za-z0-9._=-]+", "-", part).strip("-") for part in parts) + ".json"
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the result into ``folder`` under its own name."""
+        path = Path(folder) / self.file_name
+        write_json(path, {"format": FORMAT, **asdict(self)})
+        return path
+
+
+def load_result(path: str | Path) -> Result:
+    """Read one result file.
+
+    Raises:
+        UserError: no such file, not JSON, or not a result of this format.
+    """
+    value = read_json(path)
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        found = value.get("format") if isinstance(value, dict) else type(value).__name__
+        raise UserError(f"{path}: not a result of format {FORMAT} (found {found}). Evaluate again with this version.")
+    fields = {key: item for key, item in value.items() if key != "format"}
+    try:
+        return Result(**fields)
+    except TypeError as error:
+        raise UserError(f"{path}: not a result file ({error})") from None
+
+
+def load_results(folder: str | Path) -> list[Result]:
+    """Every result in ``folder``, sorted by file name."""
+    paths = sorted(Path(folder).glob("*.json"))
+    if not paths:
+        raise UserError(f"{folder}: no result files (*.json) here")
+    return [load_result(path) for path in paths]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Mean and sample standard deviation of one figure over seeds; ``std`` is NaN for a single one."""
+
+    mean: float
+    std: float
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1f}" if self.count < 2 else f"{self.mean:.1f} ± {self.std:.1f}"
+
+    def signed(self) -> str:
+        """With a sign, as gains are printed."""
+        return f"{self.mean:+.1f}" if self.count < 2 else f"{self.mean:+.1f} ± {self.std:.1f}"
+
+
+def summarise(values: Iterable[float]) -> Summary:
+    """Mean and sample standard deviation (n − 1) of ``values``.
+
+    Raises:
+        ValueError: no values.
+    """
+    array = np.array(list(values), dtype=np.float64)
+    if array.size == 0:
+        raise ValueError("nothing to summarise")
+    return Summary(float(array.mean()), float(array.std(ddof=1)) if array.size > 1 else float("nan"), array.size)

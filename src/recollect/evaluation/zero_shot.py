@@ -1,0 +1,49 @@
+"""Classification by class names alone (METHODS: CLIP's prompt ensemble)."""
+
+import numpy as np
+
+from recollect.core.types import Encoder, Kind
+from recollect.data.tasks import ClassificationTask
+from recollect.evaluation.features import FeatureCache, class_text_features, image_features
+from recollect.evaluation.results import Result, Row
+
+
+def top_1(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Share of right predictions, in percent."""
+    return 100.0 * float(np.mean(predictions == labels))
+
+
+def mean_per_class(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Mean over classes of the share of right predictions, in percent; the convention of Pets, Caltech, Flowers."""
+    right = predictions == labels
+    return 100.0 * float(np.mean([right[labels == label].mean() for label in np.unique(labels)]))
+
+
+def zero_shot(
+    encoder: Encoder,
+    task: ClassificationTask,
+    *,
+    model: str,
+    seed: int = 0,
+    prefix: Kind | None = None,
+    cache: FeatureCache | None = None,
+) -> Result:
+    """Classify the query images of ``task`` by the nearest class text.
+
+    Args:
+        model: what to call the model in the result.
+        seed: of the model's training, for summaries over seeds; the protocol itself has no randomness.
+        prefix: which prefix token the class texts get, for models that have them.
+
+    Returns:
+        Top-1 and mean per-class accuracy in percent.
+    """
+    texts = class_text_features(encoder, task, prefix)
+    query = image_features(encoder, task.query, cache)
+    predictions = np.argmax(query.images @ texts.T, axis=1)
+    rows: list[Row] = [
+        {"metric": "top-1", "value": top_1(predictions, query.labels)},
+        {"metric": "mean per class", "value": mean_per_class(predictions, query.labels)},
+    ]
+    settings = {"classes": len(task.class_names), "queries": len(query.labels), "prefix": prefix}
+    return Result("zero-shot", model, task.name, seed, rows, settings)

@@ -1,0 +1,105 @@
+"""What a study is: options in, a report of tables and figures out."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from recollect.core.files import write_json, write_text
+
+Scale = Literal["smoke", "small", "full"]
+"""``smoke`` shows that it runs, ``small`` that there is (or is not) an effect, ``full`` is the paper's own set-up."""
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """How a study is run.
+
+    Attributes:
+        scale: see `Scale`.
+        out: folder for runs, results and the report; runs that are there already are not made again.
+        data: training sources, for scale ``full``.
+        suite: the evaluation suite, for scale ``full``.
+        seeds: number of training seeds; None takes the scale's own.
+        workers: training runs side by side; None takes one for each core on a CPU and one on a GPU.
+    """
+
+    scale: Scale
+    out: Path
+    data: tuple[str, ...] = ()
+    suite: str | None = None
+    seeds: int | None = None
+    workers: int | None = None
+
+
+@dataclass(frozen=True)
+class StudyTable:
+    """A table in the paper's form: our figures, and the paper's in columns that say so."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"{self.title}: a row of {len(row)} cells under {len(self.columns)} columns: {row}")
+
+    def markdown(self) -> str:
+        """The table as GitHub-flavoured Markdown."""
+        lines = [f"### {self.title}", "", "| " + " | ".join(self.columns) + " |"]
+        lines.append("|" + " --- |" * len(self.columns))
+        lines += ["| " + " | ".join(row) + " |" for row in self.rows]
+        return "\n".join([*lines, *(f"\n{note}" for note in self.notes)]) + "\n"
+
+    def show(self, console: Console) -> None:
+        """Print the table to a terminal."""
+        table = RichTable(title=self.title, title_justify="left")
+        for index, column in enumerate(self.columns):
+            table.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
+        for row in self.rows:
+            table.add_row(*row)
+        console.print(table)
+        for note in self.notes:
+            console.print(note, highlight=False)
+
+
+@dataclass(frozen=True)
+class StudyReport:
+    """Tables and figures of one study.
+
+    Attributes:
+        name: e.g. ``lixp/table-4``.
+        world: where the numbers come from, in words; a report always says so.
+        figures: files beside the report, relative to its folder.
+    """
+
+    name: str
+    scale: Scale
+    world: str
+    tables: Sequence[StudyTable] = ()
+    figures: Sequence[str] = ()
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def stem(self) -> str:
+        """The report's file name without its ending."""
+        return self.name.replace("/", "-")
+
+    def markdown(self) -> str:
+        """The whole report as Markdown."""
+        head = f"## {self.name} (scale {self.scale})\n\nWorld: {self.world}\n"
+        tables = "\n".join(table.markdown() for table in self.tables)
+        figures = "\n".join(f"![{Path(figure).stem}]({figure})" for figure in self.figures)
+        notes = "\n".join(f"- {note}" for note in self.notes)
+        return "\n".join(part for part in (head, tables, figures, notes) if part) + "\n"
+
+    def save(self, out: Path) -> Path:
+        """Write ``<name>.md`` and ``<name>.json`` into ``out``; returns the Markdown file."""
+        write_json(out / f"{self.stem}.json", asdict(self))
+        write_text(out / f"{self.stem}.md", self.markdown())
+        return out / f"{self.stem}.md"
