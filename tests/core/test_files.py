@@ -51,7 +51,7 @@ def test_written_files_have_ordinary_permissions(tmp_path):
 
 def test_broken_json_is_one_clear_line(tmp_path):
     (tmp_path / "cut.json").write_text(json.dumps({"a": [1, 2]})[:-3])
-    with pytest.raises(UserError, match="cut.json: not valid JSON"):
+    with pytest.raises(UserError, match=r"cut\.json: not valid JSON"):
         read_json(tmp_path / "cut.json")
 
 
