@@ -1,0 +1,150 @@
+"""From a picture to the numbers a model reads."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from PIL import Image
+from torch import Tensor
+
+from recollect.core.types import ImageLike
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+_FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+_CROP_ATTEMPTS = 10
+
+
+@dataclass(frozen=True)
+class ImageTransform:
+    """Crop, resize with antialiasing and normalise; without torchvision.
+
+    For evaluation the shorter side becomes ``size`` and the centre is cut out, as CLIP does it (``fit="crop"``), or
+    both sides become ``size``, as SigLIP does it (``fit="squash"``). For training a random part of the picture
+    becomes the image (Inception's random resized crop). A 1-d vector of the latent world passes unchanged.
+
+    Attributes:
+        size: height and width of the result.
+        mean, std: of the three channels, in units of full brightness.
+        training: random crop (and flip) instead of the centre.
+        scale: least and greatest share of the picture's area that a training crop covers.
+        ratio: least and greatest width/height of a training crop.
+        flip: mirror half of the training images; off by default, since letters, signs, maps and "left of" do not
+            survive it.
+        fit: how a picture that is not square becomes square in evaluation.
+        resample: interpolation.
+    """
+
+    size: int = 224
+    mean: tuple[float, float, float] = CLIP_MEAN
+    std: tuple[float, float, float] = CLIP_STD
+    training: bool = False
+    scale: tuple[float, float] = (0.5, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: bool = False
+    fit: Literal["crop", "squash"] = "crop"
+    resample: Literal["bicubic", "bilinear"] = "bicubic"
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"size must be at least 1, got {self.size}")
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise ValueError(f"scale must satisfy 0 < least <= greatest <= 1, got {self.scale}")
+        if not 0 < self.ratio[0] <= self.ratio[1]:
+            raise ValueError(f"ratio must satisfy 0 < least <= greatest, got {self.ratio}")
+
+    @property
+    def key(self) -> str:
+        """Names everything that decides the result; part of the key of cached features."""
+        mean, std = (",".join(f"{value:.8g}" for value in values) for values in (self.mean, self.std))
+        common = f"{self.size} {self.resample} mean={mean} std={std}"
+        if not self.training:
+            return f"evaluation {self.fit} {common}"
+        low, high = (",".join(f"{value:.8g}" for value in values) for values in (self.scale, self.ratio))
+        return f"training scale={low} ratio={high} flip={self.flip} {common}"
+
+    @property
+    def needed(self) -> int:
+        """Shorter side, in pixels, from which on a larger picture adds nothing but decoding time."""
+        return math.ceil(self.size / math.sqrt(self.scale[0])) if self.training else self.size
+
+    def __call__(
+        self, image: ImageLike, generator: np.random.Generator | None = None
+    ) -> Float[Tensor, "3 size size"] | Float[Tensor, " width"]:
+        """Transform one image.
+
+        Args:
+            image: a PIL image, (height, width, 3) uint8, or a 1-d vector.
+            generator: where the crop and the flip come from; needed for training.
+
+        Raises:
+            ValueError: training without a generator, or an array of another shape or type.
+        """
+        if isinstance(image, np.ndarray) and image.ndim == 1:
+            return torch.from_numpy(image.astype(np.float32))
+        return self.normalise(torch.from_numpy(self.pixels(image, generator))[None])[0]
+
+    def pixels(
+        self, image: ImageLike, generator: np.random.Generator | None = None
+    ) -> UInt8[np.ndarray, "size size 3"]:
+        """Crop and resize only: bytes, a quarter of the memory, to be normalised by the batch or on the GPU."""
+        picture = _as_picture(image)
+        if not self.training:
+            return np.array(self._centre(picture))
+        if generator is None:
+            raise ValueError("a training transform needs a generator: its crop is random")
+        picture = picture.resize((self.size, self.size), _FILTERS[self.resample], box=self._crop(picture, generator))
+        pixels = np.array(picture)
+        return np.ascontiguousarray(pixels[:, ::-1]) if self.flip and generator.random() < 0.5 else pixels
+
+    def normalise(self, pixels: UInt8[Tensor, "n size size 3"]) -> Float[Tensor, "n 3 size size"]:
+        """``(pixels / 255 - mean) / std``, on the device where ``pixels`` are."""
+        mean = torch.tensor(self.mean, device=pixels.device).view(3, 1, 1)
+        std = torch.tensor(self.std, device=pixels.device).view(3, 1, 1)
+        images = torch.empty(pixels.shape[0], 3, *pixels.shape[1:3], device=pixels.device)
+        images.copy_(pixels.permute(0, 3, 1, 2))
+        return images.mul_(1 / (255 * std)).sub_(mean / std)
+
+    def _centre(self, picture: Image.Image) -> Image.Image:
+        if self.fit == "squash":
+            return picture.resize((self.size, self.size), _FILTERS[self.resample])
+        width, height = picture.size
+        shorter = min(width, height)
+        if max(width, height) > 8 * shorter:  # a strip: resized whole, it could take any amount of memory
+            left, top = (max(0, (side - 2 * shorter) // 2) for side in (width, height))
+            picture = picture.crop((left, top, width - left, height - top))
+            width, height = picture.size
+        # Truncated as in CLIP's own preprocessing, so that published checkpoints see the pixels they were made for.
+        wide, high = (int(self.size * side / shorter) for side in (width, height))
+        if (wide, high) != (width, height):
+            picture = picture.resize((wide, high), _FILTERS[self.resample])
+        left, top = (wide - self.size) // 2, (high - self.size) // 2
+        return picture.crop((left, top, left + self.size, top + self.size)) if left or top else picture
+
+    def _crop(self, picture: Image.Image, generator: np.random.Generator) -> tuple[float, float, float, float]:
+        """Box of a random crop: area uniform in ``scale``, ratio log-uniform; the widest that fits if none does."""
+        width, height = picture.size
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        for u_area, u_ratio, u_left, u_top in generator.random((_CROP_ATTEMPTS, 4)):
+            area = (self.scale[0] + u_area * (self.scale[1] - self.scale[0])) * width * height
+            aspect = math.exp(low + u_ratio * (high - low))
+            wide, tall = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+            if 0 < wide <= width and 0 < tall <= height:
+                left, top = int(u_left * (width - wide + 1)), int(u_top * (height - tall + 1))
+                return left, top, left + wide, top + tall
+        wide = min(width, round(height * self.ratio[1])) or 1
+        tall = min(height, round(width / self.ratio[0])) or 1
+        left, top = (width - wide) // 2, (height - tall) // 2
+        return left, top, left + wide, top + tall
+
+
+def _as_picture(image: ImageLike) -> Image.Image:
+    if isinstance(image, Image.Image):
+        return image if image.mode == "RGB" else image.convert("RGB")
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        raise ValueError(f"an image array is (height, width, 3) uint8 or a vector; got {image.shape} {image.dtype}")
+    return Image.fromarray(image)
