@@ -31,13 +31,13 @@ class Counter:
         self._bar = bar
         self._task = task
 
-    def advance(self, amount: float = 1.0, note: str = "") -> None:
+    def advance(self, amount: int | float = 1, note: str = "") -> None:
         """Add ``amount`` to what is done, and show ``note`` (a loss, a file) behind the bar."""
         self._bar.update(self._task, advance=amount, note=note)  # type: ignore[arg-type]
 
 
 @contextmanager
-def progress(description: str, total: float | None, unit: str = "it", done: float = 0.0) -> Iterator[Counter]:
+def progress(description: str, total: int | float | None, unit: str = "it", done: int | float = 0) -> Iterator[Counter]:
     """Show a bar on standard error while the block runs; nothing but a last line where it is no terminal."""
     columns = (
         TextColumn("{task.description}"),
@@ -51,7 +51,7 @@ def progress(description: str, total: float | None, unit: str = "it", done: floa
         yield Counter(bar, bar.add_task(description, total=total, completed=int(done), note=""))
 
 
-def track(items: Iterable[Item], description: str, total: float | None = None, unit: str = "it") -> Iterator[Item]:
+def track(items: Iterable[Item], description: str, total: int | float | None = None, unit: str = "it") -> Iterator[Item]:
     """Yield ``items`` with a progress bar."""
     if total is None and hasattr(items, "__len__"):
         total = len(items)  # type: ignore[arg-type]

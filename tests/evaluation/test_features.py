@@ -1,0 +1,67 @@
+import numpy as np
+import pytest
+
+from recollect.core.errors import UserError
+from recollect.evaluation.features import FeatureCache, class_text_features, image_features, prompt_ensemble
+
+
+def test_features_are_the_embeddings_in_the_order_of_the_source(source, encoder):
+    features = image_features(encoder, source, block=7)
+    expected = encoder.embed_images([source[index].image for index in range(len(source))]).numpy()
+    np.testing.assert_array_equal(features.images, expected)
+    assert features.labels.tolist() == [source[index].label for index in range(len(source))]
+    assert features.ids == tuple(f"row-{index}" for index in range(len(source)))
+    assert set(features.domains) == {"odd", "even"}
+
+
+def test_cached_features_are_the_same_and_cost_no_embedding(source, encoder, tmp_path):
+    cache = FeatureCache(tmp_path)
+    first = image_features(encoder, source, cache)
+    calls = encoder.calls
+    second = image_features(encoder, source, cache)
+    assert encoder.calls == calls
+    np.testing.assert_array_equal(first.images, second.images)
+    np.testing.assert_array_equal(first.labels, second.labels)
+    assert (first.ids, first.domains) == (second.ids, second.domains)
+
+
+def test_another_model_or_other_data_never_reads_the_cache(source, encoder, make_encoder, make_source, tmp_path):
+    cache = FeatureCache(tmp_path)
+    image_features(encoder, source, cache)
+    assert cache.load(encoder, source) is not None
+    assert cache.load(make_encoder("other weights"), source) is None
+    assert cache.load(encoder, make_source(noise=0.31)) is None
+
+
+def test_a_damaged_cache_file_is_made_anew(source, encoder, tmp_path):
+    cache = FeatureCache(tmp_path)
+    whole = image_features(encoder, source, cache)
+    path = cache.path(encoder, source)
+    path.write_bytes(path.read_bytes()[:200])
+    np.testing.assert_array_equal(image_features(encoder, source, cache).images, whole.images)
+    assert cache.load(encoder, source) is not None
+
+
+def test_an_empty_source_and_broken_weights_are_said(encoder, make_source):
+    with pytest.raises(UserError, match="no images to embed"):
+        image_features(encoder, make_source(size=0))
+    with pytest.raises(UserError, match="not finite"):
+        image_features(encoder, make_source(noise=float("nan")))
+
+
+def test_the_ensemble_is_normalise_average_normalise(encoder):
+    prompts = [["a 0", "the 0", "one 0"], ["a 1"]]
+    found = prompt_ensemble(encoder, prompts)
+    for row, texts in zip(found, prompts, strict=True):
+        mean = np.mean([encoder.embed_texts([text])[0].numpy() for text in texts], axis=0)
+        np.testing.assert_allclose(row, mean / np.linalg.norm(mean), atol=1e-6)
+
+
+def test_a_task_may_bring_its_own_texts(encoder, task):
+    from dataclasses import replace
+
+    own = replace(task, class_texts=tuple((f"word {index}",) for index in range(4)))
+    np.testing.assert_allclose(
+        class_text_features(encoder, own), encoder.embed_texts([f"word {index}" for index in range(4)]), atol=1e-6
+    )
+    assert not np.allclose(class_text_features(encoder, own), class_text_features(encoder, task))

@@ -1,0 +1,40 @@
+import numpy as np
+import pytest
+
+from recollect.evaluation.features import FeatureCache
+from recollect.evaluation.zero_shot import mean_per_class, top_1, zero_shot
+
+
+def test_zero_shot_is_the_share_of_queries_nearest_to_their_own_class_text(encoder, task):
+    result = zero_shot(encoder, task, model="m", seed=5)
+    right = 0
+    for index in range(len(task.query)):
+        sample = task.query[index]
+        image = encoder.embed_images([sample.image])[0].numpy()
+        scores = []
+        for name in task.class_names:
+            texts = [encoder.embed_texts([template.format(name)])[0].numpy() for template in task.templates]
+            mean = np.mean(texts, axis=0)
+            scores.append(image @ mean / np.linalg.norm(mean))
+        right += int(np.argmax(scores) == sample.label)
+    assert result.rows[0] == {"metric": "top-1", "value": pytest.approx(100 * right / len(task.query))}
+    assert 40 < result.rows[0]["value"] < 100
+    assert result.seed == 5
+
+
+def test_the_prefix_reaches_the_text_tower_and_the_result(encoder, task):
+    result = zero_shot(encoder, task, model="m", prefix="label")
+    assert result.settings["prefix"] == "label"
+    assert result.rows != zero_shot(encoder, task, model="m").rows
+
+
+def test_the_cache_changes_nothing(encoder, task, tmp_path):
+    cached = [zero_shot(encoder, task, model="m", cache=FeatureCache(tmp_path)).rows for _ in range(2)]
+    assert cached[0] == cached[1] == zero_shot(encoder, task, model="m").rows
+
+
+def test_mean_per_class_weighs_rare_classes_like_common_ones():
+    labels = np.array([0] * 9 + [1])
+    predictions = np.zeros(10, dtype=int)
+    assert top_1(predictions, labels) == 90
+    assert mean_per_class(predictions, labels) == 50
