@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from recollect.core.files import write_text
 from recollect.evaluation.plots import inline_png
 
-_TEMPLATES = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True)
+TEMPLATES = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True)
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Page:
 
     def html(self) -> str:
         """The whole page."""
-        return _TEMPLATES.get_template("page.html").render(title=self.title, parts=self.parts)
+        return TEMPLATES.get_template("page.html").render(title=self.title, parts=self.parts)
 
     def save(self, path: str | Path) -> None:
         """Write the page, atomically."""
