@@ -1,0 +1,85 @@
+"""AdamW with the groups that contrastive training wants, and its learning rate as a function of the step."""
+
+import math
+from dataclasses import dataclass
+
+from torch import nn
+from torch.optim import AdamW
+
+from recollect.training.step import Towers
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """AdamW, warm-up and cosine decay; the defaults are those of LIxP, Appendix A.
+
+    Attributes:
+        learning_rate: at the end of the warm-up.
+        weight_decay: of matrices and larger tensors; never of biases, norms, temperatures.
+        beta1: decay of the mean of the gradients.
+        beta2: decay of the mean of their squares.
+        clip_norm: the gradient of all parameters together is scaled down to this norm.
+        warmup: share of the steps over which the learning rate rises from 0.
+        temperature_factor: temperatures and biases of the objective learn at this multiple of the rate. Adam moves
+            a log-temperature by about one learning rate a step, so short runs need 10 to 20.
+    """
+
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    clip_norm: float = 1.0
+    warmup: float = 0.05
+    temperature_factor: float = 1.0
+
+
+def learning_rate(options: Optimiser, step: int, steps: int) -> float:
+    """The learning rate of update ``step`` (from 1) out of ``steps``: linear warm-up, then a cosine to 0."""
+    warmup = max(1, round(options.warmup * steps))
+    rise = min(1.0, step / warmup)
+    fall = 0.5 * (1 + math.cos(math.pi * max(0, step - 1 - warmup) / max(1, steps - warmup)))
+    return options.learning_rate * rise * fall
+
+
+def build_optimiser(model: Towers, objective: nn.Module, options: Optimiser) -> AdamW:
+    """AdamW over every parameter that learns, in three groups: decayed, not decayed, temperatures.
+
+    Each group carries ``factor``, its multiple of the learning rate.
+    """
+    temperatures = {id(parameter) for parameter in objective.temperatures()}  # type: ignore[operator]
+    groups: dict[str, list[tuple[str, nn.Parameter]]] = {"decayed": [], "plain": [], "temperatures": []}
+    for room, module in (("model", model), ("objective", objective)):
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                kind = "decayed" if parameter.ndim > 1 else "plain"
+                kind = "temperatures" if id(parameter) in temperatures else kind
+                groups[kind].append((f"{room}.{name}", parameter))
+    return AdamW(
+        [
+            {
+                "params": members,
+                "weight_decay": options.weight_decay if kind == "decayed" else 0.0,
+                "factor": options.temperature_factor if kind == "temperatures" else 1.0,
+            }
+            for kind, members in groups.items()
+            if members
+        ],
+        lr=options.learning_rate,
+        betas=(options.beta1, options.beta2),
+        fused=True,  # one pass over the weights: on a CPU the loop form is bound by memory traffic
+    )
+
+
+def set_learning_rate(optimiser: AdamW, rate: float) -> None:
+    """Give every group its multiple of ``rate``."""
+    for group in optimiser.param_groups:
+        group["lr"] = rate * group["factor"]
+
+
+def parameters(optimiser: AdamW) -> dict[str, nn.Parameter]:
+    """Every parameter that learns, by name."""
+    return {
+        name: parameter
+        for group in optimiser.param_groups
+        for name, parameter in zip(group["param_names"], group["params"], strict=True)
+    }

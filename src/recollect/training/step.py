@@ -1,0 +1,157 @@
+"""One step for every way of training: the whole batch at once, in chunks, on many machines.
+
+A loss sees only embeddings, so a batch may be embedded piece by piece. With more than one chunk this is gradient
+caching (Gao et al., 2021): embed without keeping activations, form one loss on the whole batch, and embed each chunk
+again, with the same random numbers, when the gradient comes back to it. Memory is set by the chunk and the gradients
+are those of the whole batch, temperatures included. `torch.utils.checkpoint` is that mechanism.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from recollect.core.seeding import derive_seed
+from recollect.training.ranks import gather, rank, sum_gradients
+
+Precision = Literal["float32", "bfloat16"]
+
+
+@runtime_checkable
+class Towers(Protocol):
+    """What training asks of a model; `recollect.models.DualEncoder` is one."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def encode_images(self, pixels: Tensor) -> Tensor:
+        """Raw image embeddings, with graph."""
+        ...
+
+    def encode_texts(self, tokens: dict[str, Tensor]) -> Tensor:
+        """Raw text embeddings, with graph."""
+        ...
+
+    def save(self, folder: Path) -> Any:
+        """Write everything needed to open the model again into ``folder``."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+    def train(self) -> Any: ...
+
+    def to(self, device: torch.device) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What the towers read in one step; tensors may stay on the CPU, each chunk is moved when it is embedded.
+
+    Attributes:
+        images: pixels (n, 3, height, width), or vectors (n, width).
+        tokens: what the tokenizer made of the n texts.
+        labels: int64 (n,), or None.
+        views: a second augmented view of each image, or None.
+        context: images of a separate batch to look things up in, or None; any number of rows.
+    """
+
+    images: Tensor
+    tokens: Mapping[str, Tensor]
+    labels: Tensor | None = None
+    views: Tensor | None = None
+    context: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """How to embed a batch.
+
+    Attributes:
+        chunk: rows embedded at a time; None embeds all at once and keeps their activations.
+        precision: of the towers' arithmetic; weights, loss and gradients stay float32.
+        seed: of the towers' random numbers (dropout, drop path) and of the objective's.
+    """
+
+    chunk: int | None = None
+    precision: Precision = "float32"
+    seed: int = 0
+
+
+Columns = Mapping[str, Tensor]
+"""Tensors with the same rows."""
+
+
+def embed(
+    encode: Callable[[Columns], Tensor], columns: Columns, device: torch.device, options: StepOptions, what: str
+) -> Float[Tensor, "rows width"]:
+    """Embed ``columns`` chunk by chunk; with more than one chunk, activations are recomputed in the backward pass.
+
+    The random numbers of a chunk are a function of the seed, of ``what`` and of the chunk's place, so that the second
+    pass draws those of the first. Autocast is entered inside a chunk: weights are then cast once per chunk, and the
+    chunks' gradients add up in float32, not in bfloat16.
+    """
+
+    def encode_chunk(chunk: Columns, seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        with torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bfloat16"):
+            rows = encode({name: column.to(device, non_blocking=True) for name, column in chunk.items()})
+        return rows.float() if rows.dtype in (torch.bfloat16, torch.float16) else rows
+
+    rows = len(next(iter(columns.values())))
+    size = options.chunk or rows
+    chunks = [
+        {name: column[start : start + size] for name, column in columns.items()} for start in range(0, rows, size)
+    ]
+    seeds = [derive_seed(options.seed, what, rank(), place) for place in range(len(chunks))]
+    if len(chunks) == 1:
+        return encode_chunk(chunks[0], seeds[0])
+    return torch.cat(
+        [
+            checkpoint(encode_chunk, chunk, seed, use_reentrant=False, preserve_rng_state=False)
+            for chunk, seed in zip(chunks, seeds, strict=True)
+        ]
+    )
+
+
+def train_step(
+    model: Towers, objective: nn.Module, inputs: Inputs, options: StepOptions = StepOptions()
+) -> dict[str, Tensor]:
+    """Add the gradient of the objective on the whole batch, of all processes, to every parameter's ``grad``.
+
+    Args:
+        model: a dual encoder.
+        objective: maps raw embeddings to a loss and a report (`recollect.objectives`).
+        inputs: this process's rows of the batch.
+        options: chunk, precision and seed; the seed must differ from step to step and agree between processes.
+
+    Returns:
+        The objective's report: detached scalars, the same in every process.
+    """
+    device = model.device
+
+    def embed_images(pixels: Tensor | None, what: str) -> Tensor | None:
+        if pixels is None:
+            return None
+        return gather(
+            embed(lambda chunk: model.encode_images(chunk["pixels"]), {"pixels": pixels}, device, options, what)
+        )
+
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        loss, report = objective(
+            embed_images(inputs.images, "images"),
+            gather(embed(lambda chunk: model.encode_texts(dict(chunk)), inputs.tokens, device, options, "texts")),
+            labels=None if inputs.labels is None else gather(inputs.labels.to(device)),
+            views=embed_images(inputs.views, "views"),
+            context=embed_images(inputs.context, "context"),
+            seed=options.seed,
+        )
+        loss.backward()
+    sum_gradients(model.parameters(), objective.parameters())
+    return report
