@@ -1,0 +1,123 @@
+"""Which column of a stranger's table is which."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from recollect.core.errors import UserError
+
+_USUAL: Mapping[str, tuple[str, ...]] = {
+    "image": ("image", "jpg", "png", "img", "jpeg", "webp", "image_bytes", "file_name", "filename", "filepath",
+              "file_path", "image_path", "path", "file"),
+    "caption": ("captions", "caption", "text", "txt", "texts", "sentences", "sentence", "title"),
+    "label": ("label", "labels", "cls", "fine_label", "class", "class_id", "category", "target"),
+    "class_name": ("class_name", "class_names", "label_name", "label_names"),
+    "id": ("id",),
+    "domain": ("domain",),
+    "split": ("split",),
+}  # fmt: skip
+"""Names tried in this order where the user names no column."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns to read; a name left out is looked for under its usual names.
+
+    Attributes:
+        image: encoded bytes, a `datasets.Image`, or the path of a file beside the table.
+        caption: a text, a list of texts, several columns joined by commas, or a field inside a structured column
+            (``json.caption``).
+        label: an integer, a ``ClassLabel`` or a class name.
+        class_name: the readable name that goes with an integer label.
+        synonyms: other names of the class (text or list), which become the texts of a label source.
+        id: unique for each row; the row number where there is none.
+        domain: the kind of picture (photo, sketch, ...), carried along for evaluation.
+        split: says which split a row belongs to, where a table holds several.
+    """
+
+    image: str | None = None
+    caption: str | None = None
+    label: str | None = None
+    class_name: str | None = None
+    synonyms: str | None = None
+    id: str | None = None
+    domain: str | None = None
+    split: str | None = None
+
+    def resolve(self, present: Iterable[str], where: str) -> "Columns":
+        """Fill in what was left out from the columns that are there.
+
+        Raises:
+            UserError: a named column is absent, or nothing that could be the image is there.
+        """
+        present = list(present)
+        found: dict[str, str | None] = {"synonyms": self.synonyms}
+        for role, usual in _USUAL.items():
+            found[role] = getattr(self, role) or next((name for name in usual if name in present), None)
+        resolved = Columns(**found)
+        if resolved.image is None:
+            raise UserError(_absent("image", "image", present, where))
+        for role in found:
+            for name in (getattr(resolved, role) or "").split(","):
+                if name and name not in present and name.split(".")[0] not in present:
+                    raise UserError(_absent(role, name, present, where))
+        return resolved
+
+
+def _absent(role: str, name: str, present: list[str], where: str) -> str:
+    guess = next((other for other in present if other in _USUAL.get(role, ())), present[0] if present else "NAME")
+    shown = ", ".join(repr(column) for column in present)
+    option = role.replace("_", "-")
+    return f"{where}: no column '{name}'; it has {shown}. Name it with --data.{option}-column {guess}."
+
+
+def text_reader(table: pa.Table, columns: str) -> Callable[[int], tuple[str, ...]]:
+    """A function from a row number to the row's texts, read from one column, several, or a field inside one."""
+    readers = [_field_reader(table, name) for name in columns.split(",")]
+
+    def read(row: int) -> tuple[str, ...]:
+        return tuple(text for reader in readers for text in _texts(reader(row)))
+
+    return read
+
+
+def _field_reader(table: pa.Table, name: str) -> Callable[[int], Any]:
+    """Reads ``a`` or, if there is no such column, field ``b`` of column ``a`` for ``a.b`` (structure or JSON text)."""
+    if name in table.column_names:
+        column = table.column(name)
+        return lambda row: column[row].as_py()
+    outer, *inner = name.split(".")
+    column = table.column(outer)
+
+    def read(row: int) -> Any:
+        value = column[row].as_py()
+        return _descend(_structure(value) if isinstance(value, str) else value, inner)
+
+    return read
+
+
+def _structure(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return None
+
+
+def _descend(value: Any, path: list[str]) -> Any:
+    for position, key in enumerate(path):
+        if isinstance(value, list):
+            return [_descend(item, path[position:]) for item in value]
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _texts(value: Any) -> list[str]:
+    if value is None:
+        return []
+    if isinstance(value, list):
+        return [text for item in value for text in _texts(item)]
+    text = str(value).strip()
+    return [text] if text else []

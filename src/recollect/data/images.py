@@ -1,0 +1,59 @@
+"""Reading one picture from a stranger's file: decoded to RGB, or one line that says why not."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from recollect.core.errors import UserError
+from recollect.core.progress import console
+
+MAX_PIXELS = 89_478_485
+"""Pillow's own bound on harmless pictures (a quarter of a gigabyte of RGB); beyond it lie decompression bombs."""
+
+_ORIENTATION = 0x0112  # the EXIF tag
+
+
+class BrokenImageError(UserError):
+    """One picture cannot be read; its message names the file or row."""
+
+
+def decode(data: bytes | Path, where: str, *, needed: int = 0) -> Image.Image:
+    """Decode a picture to RGB, upright.
+
+    Args:
+        data: the encoded bytes, or the file that holds them.
+        where: what to call it in an error.
+        needed: shorter side in pixels above which detail is of no use; a JPEG at least twice as large is decoded at
+            a half, a quarter or an eighth of its size, several times faster. 0 decodes all of it.
+
+    Raises:
+        BrokenImageError: not a picture, cut short, too large, or the file cannot be opened.
+    """
+    try:
+        with Image.open(io.BytesIO(data) if isinstance(data, bytes) else data) as picture:
+            if picture.width * picture.height > MAX_PIXELS:
+                raise Image.DecompressionBombError
+            if needed and picture.format == "JPEG":
+                picture.draft(None, (needed, needed))
+            turned = picture.getexif().get(_ORIENTATION, 1) != 1
+            return _as_rgb(ImageOps.exif_transpose(picture) if turned else picture)
+    except Image.DecompressionBombError:
+        raise BrokenImageError(f"{where}: more than {MAX_PIXELS:,} pixels (a decompression bomb?)") from None
+    except FileNotFoundError:
+        raise BrokenImageError(f"{where}: no such file") from None
+    except Exception as error:  # Pillow's decoders raise nearly anything on damaged bytes
+        known = isinstance(error, Image.UnidentifiedImageError)
+        raise BrokenImageError(f"{where}: {'not a picture' if known else f'cannot be read ({error})'}") from None
+
+
+def _as_rgb(picture: Image.Image) -> Image.Image:
+    if picture.mode.startswith("I;16"):  # Pillow would clip 16 bits to white
+        return Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8)).convert("RGB")
+    return picture.convert("RGB")  # loads the pixels, also where the mode is RGB already
+
+
+def note(text: str) -> None:
+    """Say one line on standard error, as it is."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
