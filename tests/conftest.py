@@ -22,6 +22,17 @@ settings.register_profile(
 )
 settings.load_profile("recollect")
 
+
+@pytest.fixture
+def unchecked():
+    """Turn off the run-time check of shapes, to see the error that users without it get."""
+    import jaxtyping
+
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 

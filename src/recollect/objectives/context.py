@@ -1,0 +1,167 @@
+"""The look-up: each embedding is replaced by what it finds among others (LIxP, Eq. 5 and 8)."""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from recollect.objectives.tiles import Form, full_precision, no_autocast, resolve, tile_size, tiles
+
+
+class Found(NamedTuple):
+    """What a look-up returns: the mixed values, and for each query the entropy of its attention in nats."""
+
+    values: Tensor
+    entropy: Tensor
+
+
+def contextualize(
+    images: Float[Tensor, "batch width"],
+    temperature: Float[Tensor, ""],
+    *,
+    form: Form = "auto",
+    tile: int | None = None,
+) -> Float[Tensor, "batch width"]:
+    """Replace each image embedding by what it finds when it looks up the others (LIxP, Eq. 8).
+
+    ``norm( softmax_{j != i}( x_i·x_j / (temperature sqrt(d)) ) V )``: keys and queries are the normalised embeddings,
+    values the raw ones; a row never sees itself. The gradient flows through queries, keys and values.
+
+    Args:
+        images: raw tower outputs, not normalised; at least two rows.
+        temperature: tau_context > 0; small values sharpen the look-up.
+        form: block-wise keeps no B × B tensor for the backward pass and has the same value and gradients.
+        tile: edge of a tile of the block-wise form.
+
+    Returns:
+        Unit-norm contextualised embeddings, at least float32.
+
+    Raises:
+        ValueError: fewer than two rows, since a lone row has nothing to look up.
+    """
+    images = full_precision(images)
+    unit = functional.normalize(images, dim=1)
+    own = torch.arange(len(images), device=images.device)
+    scale = 1 / (temperature * math.sqrt(images.shape[1]))
+    return functional.normalize(look_up(unit, unit, images, scale, own, form=form, tile=tile).values, dim=1)
+
+
+def look_up(
+    queries: Float[Tensor, "queries width"],
+    keys: Float[Tensor, "keys width"],
+    values: Float[Tensor, "keys value_width"],
+    scale: Float[Tensor, ""],
+    own: Int[Tensor, " queries"] | None = None,
+    *,
+    form: Form = "auto",
+    tile: int | None = None,
+) -> Found:
+    """``softmax(scale q·k) v`` over all keys but a query's own (LIxP, Eq. 5).
+
+    Args:
+        queries: what looks up.
+        keys: what is compared with.
+        values: what is returned, one for each key.
+        scale: factor of the logits, ``1 / (tau_context sqrt(d))``.
+        own: the key that each query must not see, -1 where it may see all; None lets every query see every key.
+        form: block-wise keeps no queries × keys tensor for the backward pass.
+        tile: edge of a tile of the block-wise form.
+
+    Returns:
+        The mixed values (queries, value_width) and the attention's entropy (queries,), the latter without graph.
+
+    Raises:
+        ValueError: there is nothing to look up: no key, or only the query's own.
+    """
+    seen = len(keys) - (1 if own is not None else 0)
+    if seen < 1:
+        raise ValueError(f"a look-up needs at least one key that is not the query's own, got {len(keys)} keys")
+    with no_autocast(queries.device):
+        queries, keys, values = (full_precision(tensor) for tensor in (queries, keys, values))
+        if resolve(form, min(len(queries), len(keys))) == "dense":
+            return _dense(queries, keys, values, scale, own)
+        return Found(*_Tiled.apply(queries, keys, values, scale, own, tile or tile_size(queries.device)))
+
+
+def _dense(queries: Tensor, keys: Tensor, values: Tensor, scale: Tensor, own: Tensor | None) -> Found:
+    logits = scale * (queries @ keys.T)
+    if own is not None:
+        # Filled before the softmax: subtracting the self term afterwards would cancel catastrophically.
+        logits = logits.masked_fill(own[:, None] == torch.arange(len(keys), device=keys.device), -torch.inf)
+    weights = logits.softmax(1)
+    return Found(weights @ values, torch.special.entr(weights.detach()).sum(1))
+
+
+def _own_in_tile(own: Tensor | None, rows: slice, columns: slice) -> tuple[Tensor, Tensor] | None:
+    """Positions inside a tile of the keys that queries must not see; None for the many tiles that have none."""
+    if own is None:
+        return None
+    place = own[rows] - columns.start
+    inside = ((place >= 0) & (place < columns.stop - columns.start)).nonzero().squeeze(1)
+    return (inside, place[inside]) if len(inside) else None
+
+
+class _Tiled(torch.autograd.Function):
+    """Attention as a streaming log-sum-exp; the backward pass computes each tile again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, scale: Tensor, own: Tensor | None, tile: int
+    ) -> tuple[Tensor, Tensor]:
+        found = torch.empty(len(queries), values.shape[1], dtype=values.dtype, device=values.device)
+        total = torch.empty(len(queries), dtype=queries.dtype, device=queries.device)
+        entropy = torch.empty_like(total)
+        for rows in tiles(len(queries), tile):
+            scaled = queries[rows] * scale
+            peak = scaled.new_full((len(scaled),), -torch.inf)
+            mass, energy = torch.zeros_like(peak), torch.zeros_like(peak)
+            mixed = torch.zeros_like(found[rows])
+            for columns in tiles(len(keys), tile):
+                logits = scaled @ keys[columns].T
+                hidden = _own_in_tile(own, rows, columns)
+                if hidden is not None:
+                    logits[hidden] = -torch.inf
+                # Where a tile holds only a query's own key its peak stays -inf, and -inf - -inf would be NaN.
+                new_peak = torch.maximum(peak, logits.amax(1))
+                anchor = new_peak.clamp_min(torch.finfo(new_peak.dtype).min)
+                weights = (logits - anchor[:, None]).exp_()
+                if hidden is not None:
+                    logits[hidden] = 0.0
+                kept = (peak - anchor).exp_()
+                mass = mass * kept + weights.sum(1)
+                energy = energy * kept + torch.linalg.vecdot(weights, logits)
+                mixed = torch.addmm(mixed * kept[:, None], weights, values[columns])
+                peak = new_peak
+            found[rows] = mixed / mass[:, None]
+            total[rows] = peak + mass.log()
+            entropy[rows] = total[rows] - energy / mass
+        ctx.save_for_backward(queries, keys, values, scale, own, found, total)
+        ctx.tile = tile
+        ctx.mark_non_differentiable(entropy)
+        return found, entropy
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        queries, keys, values, scale, own, found, total = ctx.saved_tensors
+        with no_autocast(queries.device):
+            query_gradient, key_gradient = torch.zeros_like(queries), torch.zeros_like(keys)
+            value_gradient = torch.zeros_like(values)
+            scale_gradient = scale.new_zeros(())
+            mean = torch.linalg.vecdot(gradient, found)
+            for rows in tiles(len(queries), ctx.tile):
+                for columns in tiles(len(keys), ctx.tile):
+                    similarity = queries[rows] @ keys[columns].T
+                    weights = (similarity * scale - total[rows, None]).exp_()
+                    hidden = _own_in_tile(own, rows, columns)
+                    if hidden is not None:
+                        weights[hidden] = 0.0
+                    value_gradient[columns].addmm_(weights.T, gradient[rows])
+                    slope = (gradient[rows] @ values[columns].T).sub_(mean[rows, None]).mul_(weights)
+                    scale_gradient += torch.dot(slope.flatten(), similarity.flatten())
+                    query_gradient[rows].addmm_(slope, keys[columns])
+                    key_gradient[columns].addmm_(slope.T, queries[rows])
+            return query_gradient.mul_(scale), key_gradient.mul_(scale), value_gradient, scale_gradient, None, None

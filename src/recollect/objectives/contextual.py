@@ -1,0 +1,263 @@
+"""The context objective: a base loss on the embeddings and one on what they find in their context (LIxP, Eq. 6)."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recollect.objectives.base import Base, LossTerms, Report, logarithm, unit, weighted_losses
+from recollect.objectives.context import Found, look_up
+from recollect.objectives.options import ContextOptions
+from recollect.objectives.softmax import softmax_contrastive
+from recollect.objectives.tiles import Form, check_pairs, full_precision
+
+
+class Buffer(NamedTuple):
+    """Where a batch looks things up: keys, values, and for each query the key that is its own (-1: none)."""
+
+    keys: Tensor
+    values: Tensor
+    own: Tensor | None
+
+
+class ContextObjective(nn.Module):
+    """SigLIxP and CLIxP: ``alpha L(x, t; tau_1) + (1 - alpha) L(x_ctx, t; tau_2)`` (LIxP, Eq. 6).
+
+    Args:
+        base: the loss L.
+        alpha: weight of the loss without context, 0.9 in the paper, 0.95 in its longest runs.
+        options: the ablations; the default is the paper's objective.
+        width: of the embeddings; needed by the options that have parameters or rows as wide as they are.
+        scale: tau_1 and tau_2 at the start.
+        bias: both biases of the sigmoid loss at the start.
+        tau_context: at the start; 1 in the paper (uniform attention), smaller in short runs.
+        form: see `contextualize`.
+
+    Raises:
+        ValueError: alpha outside [0, 1], a temperature that is not positive, or a width that is missing.
+    """
+
+    stale: Tensor | None
+    stale_count: Tensor
+
+    def __init__(
+        self,
+        base: Base = "sigmoid",
+        alpha: float = 0.9,
+        options: ContextOptions = ContextOptions(),  # noqa: B008 (frozen)
+        *,
+        width: int | None = None,
+        scale: float = 10.0,
+        bias: float = -10.0,
+        tau_context: float = 1.0,
+        form: Form = "auto",
+    ) -> None:
+        super().__init__()
+        if not 0 <= alpha <= 1:
+            raise ValueError(f"alpha must lie between 0 and 1, got {alpha}")
+        self.alpha = alpha
+        self.options = options
+        self.form: Form = form
+        self.term = LossTerms(base, scale, bias, form)
+        self.context_term = None if options.residual else LossTerms(base, scale, bias, form)
+        if self.context_term is not None and options.tied in {"all", "scales"}:
+            self.context_term.log_scale = self.term.log_scale
+        self.log_tau = self._context_temperature(tau_context)
+        self.log_scale_views = logarithm(scale) if options.augmented == "all+infonce" else None
+        if options.needs_width and width is None:
+            raise ValueError("these options have parameters as wide as the embeddings: give width")
+        self.map, self.head, self.key_norm, self.value_norm = _heads(options, width or 0)
+        rows = options.stale_rows
+        self.register_buffer("stale", torch.zeros(rows, width or 0) if rows else None)
+        self.register_buffer("stale_count", torch.zeros((), dtype=torch.int64))
+
+    def _context_temperature(self, start: float) -> nn.Parameter:
+        """tau_context: its own parameter, or the one it is tied to."""
+        if self.options.tied == "all":
+            return self.term.log_scale
+        if self.options.tied == "context":
+            return (self.context_term or self.term).log_scale
+        own = logarithm(start)
+        own.requires_grad_(not self.options.freeze_temperature)
+        return own
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What else than images and texts ``forward`` must be given."""
+        wanted = {
+            "labels": self.term.base == "label",
+            "views": self.options.augmented != "none",
+            "context": self.options.separate,
+        }
+        return frozenset(name for name, needed in wanted.items() if needed)
+
+    def temperatures(self) -> list[nn.Parameter]:
+        """Temperatures and biases: no weight decay, and a learning rate of their own."""
+        own = [*self.term.parameters(), self.log_tau, self.log_scale_views]
+        own += list(self.context_term.parameters()) if self.context_term is not None else []
+        unique = {id(parameter): parameter for parameter in own if parameter is not None}
+        return [parameter for parameter in unique.values() if parameter.requires_grad]
+
+    def forward(
+        self,
+        images: Float[Tensor, "batch width"],
+        texts: Float[Tensor, "batch width"],
+        *,
+        labels: Int[Tensor, " batch"] | None = None,
+        views: Float[Tensor, "batch width"] | None = None,
+        context: Float[Tensor, "rows width"] | None = None,
+        seed: int = 0,
+    ) -> tuple[Tensor, Report]:
+        """The loss of a batch of raw tower outputs.
+
+        Args:
+            images: raw image embeddings; their norm is a value that others may look up.
+            texts: raw text embeddings; row i describes image i.
+            labels: classes, for UniCL; negative where a sample is a caption.
+            views: raw embeddings of a second view of each image, for ``augmented``.
+            context: raw embeddings of a separate batch, for ``separate``.
+            seed: of the random subset, for ``active_rows``; give each step its own.
+
+        Returns:
+            The loss and a report: ``loss``, ``base_loss``, ``context_loss``, ``scale``, ``scale_context``,
+            ``tau_context``, ``bias``, ``bias_context``, ``effective_neighbours``.
+
+        Raises:
+            ValueError: the shapes differ, something that the options need is missing, or nothing is left to look up.
+        """
+        check_pairs(images, texts)
+        images, texts = full_precision(images), unit(texts)
+        unit_images = unit(images)
+        found = self._look_up(images, unit_images, self._buffer(images, unit_images, texts, views, context, seed))
+        if self.context_term is None:
+            return self._residual_loss(unit_images, found, texts, labels)
+        looked_up = unit(found.values)
+        sides = [self.term.side(unit_images, self.alpha)]
+        if views is not None and self.options.augmented.startswith("all"):
+            sides = [self.term.side(rows, self.alpha / 2) for rows in (unit_images, unit(views))]
+        sides.append(self.context_term.side(looked_up, 1 - self.alpha))
+        loss, parts = weighted_losses(self.term.base, sides, texts, labels, self.form)
+        if views is not None and self.log_scale_views is not None:
+            loss = loss + softmax_contrastive(unit_images, unit(views), self.log_scale_views.exp(), form=self.form)
+        self._remember(images)
+        base = torch.stack(parts[:-1]).mean()
+        return loss, self._report(loss, base, parts[-1], found)
+
+    def _residual_loss(
+        self, unit_images: Tensor, found: Found, texts: Tensor, labels: Tensor | None
+    ) -> tuple[Tensor, Report]:
+        """One loss on the mixture of an embedding and what it finds (Table 4c)."""
+        mixed = functional.normalize(self.alpha * unit_images + (1 - self.alpha) * unit(found.values), dim=1)
+        loss, parts = weighted_losses(self.term.base, [self.term.side(mixed, 1.0)], texts, labels, self.form)
+        return loss, self._report(loss, parts[0], None, found)
+
+    def _look_up(self, images: Tensor, unit_images: Tensor, buffer: Buffer) -> Found:
+        queries = unit_images if self.options.normalise_keys else images
+        tau = self.log_tau.exp()
+        scale = 1 / (tau * math.sqrt(images.shape[1]))
+        found = look_up(queries, buffer.keys, buffer.values, scale, buffer.own, form=self.form)
+        if self.map is None:
+            return found
+        # Second stage (Eq. 9): what was found looks up again, among mapped keys and values.
+        mapped = self.map(images)
+        return look_up(unit(found.values), unit(mapped), mapped, scale, buffer.own, form=self.form)
+
+    def _buffer(
+        self,
+        images: Tensor,
+        unit_images: Tensor,
+        texts: Tensor,
+        views: Tensor | None,
+        context: Tensor | None,
+        seed: int,
+    ) -> Buffer:
+        options = self.options
+        rows, own = images, torch.arange(len(images), device=images.device) if options.mask else None
+        if options.separate or options.augmented != "none":
+            given = context if options.separate else views
+            if given is None:
+                raise ValueError(
+                    f"these options need {'context' if options.separate else 'views'} to look things up in"
+                )
+            rows, own = full_precision(given), None
+        keys = rows
+        if options.normalise_keys:
+            keys = unit_images if rows is images else unit(rows)
+        values = texts if options.values == "texts" else rows
+        if options.active_rows is not None and options.active_rows < len(rows):
+            chosen, own = _subset(len(rows), options.active_rows, seed, own)
+            keys, values = keys[chosen.to(keys.device)], values[chosen.to(keys.device)]
+        keys, values = self._shape(keys, values)
+        if self.stale is not None and int(self.stale_count) > 0:
+            past = self.stale[: int(self.stale_count.clamp_max(len(self.stale)))].to(images)
+            past_keys, past_values = self._shape(unit(past) if options.normalise_keys else past, past)
+            keys, values = torch.cat([keys, past_keys]), torch.cat([values, past_values])
+        return Buffer(keys, values, own)
+
+    def _shape(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """LayerNorm, value head and cut gradients (Tables 4e, 5b, 5d)."""
+        keys = keys if self.key_norm is None else self.key_norm(keys)
+        values = values if self.value_norm is None else self.value_norm(values)
+        values = values if self.head is None else self.head(values)
+        keys = keys.detach() if self.options.stops("keys") else keys
+        values = values.detach() if self.options.stops("values") else values
+        return keys, values
+
+    @torch.no_grad()
+    def _remember(self, images: Tensor) -> None:
+        """Put this step's rows in the stale buffer, over the oldest."""
+        if self.stale is None or not self.training:
+            return
+        rows = images.detach()[-len(self.stale) :]
+        first = int(self.stale_count) + len(images) - len(rows)
+        places = (first + torch.arange(len(rows), device=images.device)) % len(self.stale)
+        self.stale[places] = rows.to(self.stale)
+        self.stale_count += len(images)
+
+    @torch.no_grad()
+    def _report(self, loss: Tensor, base: Tensor, context: Tensor | None, found: Found) -> Report:
+        report = {"loss": loss.detach(), "base_loss": base, "scale": self.term.log_scale.exp()}
+        report["tau_context"] = self.log_tau.exp()
+        report["effective_neighbours"] = found.entropy.exp().mean()
+        if self.term.bias is not None:
+            report["bias"] = self.term.bias.detach().clone()
+        if self.context_term is not None and context is not None:
+            report["context_loss"] = context
+            report["scale_context"] = self.context_term.log_scale.exp()
+            if self.context_term.bias is not None:
+                report["bias_context"] = self.context_term.bias.detach().clone()
+        return report
+
+
+def _subset(rows: int, size: int, seed: int, own: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """A random subset of the batch, and where in it each row finds itself: only members are masked."""
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(rows, generator=generator)[:size].sort().values
+    if own is None:
+        return chosen, None
+    place = torch.full((rows,), -1, dtype=torch.int64)
+    place[chosen] = torch.arange(size)
+    return chosen, place.to(own.device)
+
+
+def _heads(
+    options: ContextOptions, width: int
+) -> tuple[nn.Linear | None, nn.Sequential | None, nn.LayerNorm | None, nn.LayerNorm | None]:
+    """The learned parts of the ablations, each None unless its option is on."""
+    second_stage = None
+    if options.stages == 2:
+        second_stage = nn.Linear(width, width)
+        nn.init.eye_(second_stage.weight)
+        nn.init.zeros_(second_stage.bias)
+    head = None
+    if options.value_head:
+        layers: list[nn.Module] = [nn.Linear(width, width)]
+        for _ in range(options.value_head - 1):
+            layers += [nn.GELU(), nn.Linear(width, width)]
+        head = nn.Sequential(*layers)
+    key_norm = nn.LayerNorm(width) if options.normalises("keys") else None
+    value_norm = nn.LayerNorm(width) if options.normalises("values") else None
+    return second_stage, head, key_norm, value_norm

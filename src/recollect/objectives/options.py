@@ -1,0 +1,71 @@
+"""Every choice of the context objective that the paper ablates (LIxP, Tables 4, 5, 6)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class ContextOptions:
+    """The defaults are the paper's own objective (LIxP, Eq. 6 and 8); each field is one ablation.
+
+    Attributes:
+        mask: a row does not see itself (Table 4a).
+        residual: one loss on ``norm(alpha x + (1 - alpha) x_ctx)`` in place of two (Table 4c).
+        values: what a look-up returns: raw image embeddings, or the texts (Table 4c, "multimodal"; needs the mask).
+        stages: 2 looks up twice, with a learned linear map of the second stage's keys and values (Eq. 9, Table 4c).
+        tied: ``all``: tau_1 = tau_2 = tau_context; ``context``: tau_2 = tau_context; ``scales``: tau_1 = tau_2
+            (Table 4d).
+        freeze_temperature: tau_context keeps its start value (Table 4d).
+        stop_gradient: no gradient through the keys, the values or both (Table 4e).
+        separate: look up in a second batch, given as ``context`` (Table 5a).
+        value_head: layers of a learned map of the values, 0 to 3 (Table 5b).
+        normalise_keys: queries and keys are unit-norm (Table 5c).
+        layer_norm: LayerNorm of the keys, the values or both (Table 5d).
+        stale_rows: rows of past steps kept as further context, first in first out, without gradient (Table 5e).
+        active_rows: look up in a random subset of the batch of this size; None takes all (Table 5f).
+        augmented: look up in a second view of each image, without a mask: ``buffer`` only; ``all``: the views are
+            trained on too; ``all+infonce``: and images and views are contrasted (Table 6).
+    """
+
+    mask: bool = True
+    residual: bool = False
+    values: Literal["images", "texts"] = "images"
+    stages: Literal[1, 2] = 1
+    tied: Literal["none", "scales", "context", "all"] = "none"
+    freeze_temperature: bool = False
+    stop_gradient: Literal["none", "keys", "values", "both"] = "none"
+    separate: bool = False
+    value_head: Literal[0, 1, 2, 3] = 0
+    normalise_keys: bool = True
+    layer_norm: Literal["none", "keys", "values", "both"] = "none"
+    stale_rows: int = 0
+    active_rows: int | None = None
+    augmented: Literal["none", "buffer", "all", "all+infonce"] = "none"
+
+    def __post_init__(self) -> None:
+        foreign = self.separate or self.augmented != "none"
+        if self.separate and self.augmented != "none":
+            raise ValueError("separate and augmented both name the buffer; choose one")
+        if self.values == "texts" and (not self.mask or foreign or self.stale_rows):
+            raise ValueError("values='texts' needs the mask and the batch itself as the buffer")
+        if self.stale_rows < 0:
+            raise ValueError(f"stale_rows must not be negative, got {self.stale_rows}")
+        if self.active_rows is not None and (self.active_rows < 2 or foreign):
+            raise ValueError("active_rows must be at least 2, and is a subset of the batch itself")
+        if self.tied in {"context", "all"} and self.freeze_temperature:
+            raise ValueError("a tied tau_context cannot be frozen by itself")
+        if self.stages == 2 and (foreign or self.stale_rows or self.active_rows is not None):
+            raise ValueError("stages=2 is defined for the batch itself as the buffer")
+
+    @property
+    def needs_width(self) -> bool:
+        """Whether the objective has parameters or buffers as wide as the embeddings."""
+        return self.stages == 2 or self.value_head > 0 or self.layer_norm != "none" or self.stale_rows > 0
+
+    def stops(self, part: Literal["keys", "values"]) -> bool:
+        """Whether the gradient through ``part`` of the buffer is cut."""
+        return self.stop_gradient in {part, "both"}
+
+    def normalises(self, part: Literal["keys", "values"]) -> bool:
+        """Whether ``part`` of the buffer passes a LayerNorm."""
+        return self.layer_norm in {part, "both"}

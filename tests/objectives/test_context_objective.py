@@ -1,0 +1,344 @@
+"""The context objective and every ablation of it, against one slow reference written from the paper."""
+
+import math
+from dataclasses import fields
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import gelu, layer_norm
+
+from recollect.objectives import ContextObjective, ContextOptions, ContrastiveObjective
+
+BATCH, WIDTH = 9, 6
+
+
+def rows(count, width=WIDTH, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, width, generator=generator, dtype=torch.float64)
+
+
+def pairs():
+    return {"images": rows(BATCH) * 2, "texts": rows(BATCH, seed=1), "views": rows(BATCH, seed=2),
+            "context": rows(5, seed=3)}  # fmt: skip
+
+
+def base_loss(base, images, texts, scale, bias, labels):
+    """Loops over pairs; images and texts are unit-norm."""
+    count = len(images)
+    logits = [[scale * images[i].dot(texts[j]) for j in range(count)] for i in range(count)]
+    if base == "sigmoid":
+        total = 0.0
+        for i in range(count):
+            for j in range(count):
+                z = 1.0 if i == j else -1.0
+                total = total - torch.log(torch.sigmoid(z * (logits[i][j] + bias)))
+        return total / count
+    total = 0.0
+    for i in range(count):
+        same = [k for k in range(count) if k == i or (labels is not None and labels[i] >= 0 and labels[k] == labels[i])]
+        row = torch.stack(logits[i])
+        column = torch.stack([logits[j][i] for j in range(count)])
+        for line in (row, column):
+            total = total - sum(line[k] - torch.logsumexp(line, 0) for k in same) / len(same)
+    return total / (2 * count)
+
+
+def attend(query, keys, values, hidden, tau):
+    """One query over a list of keys, without those whose index is hidden."""
+    seen = [j for j in range(len(keys)) if j != hidden]
+    logits = torch.stack([query.dot(keys[j]) / (tau * math.sqrt(len(query))) for j in seen])
+    weights = torch.softmax(logits, 0)
+    return sum(weight * values[j] for weight, j in zip(weights, seen, strict=True))
+
+
+def stopped(options, part, tensors):
+    return [tensor.detach() if options.stop_gradient in {part, "both"} else tensor for tensor in tensors]
+
+
+def shaped(objective, options, keys, values):
+    """What the learned parts make of keys and values, from their weights alone."""
+    if options.layer_norm in {"keys", "both"}:
+        weight, bias = objective.key_norm.weight, objective.key_norm.bias
+        keys = [layer_norm(key, (WIDTH,), weight, bias) for key in keys]
+    if options.layer_norm in {"values", "both"}:
+        weight, bias = objective.value_norm.weight, objective.value_norm.bias
+        values = [layer_norm(value, (WIDTH,), weight, bias) for value in values]
+    if options.value_head:
+        linears = [layer for layer in objective.head if isinstance(layer, nn.Linear)]
+        assert len(linears) == options.value_head
+        for place, layer in enumerate(linears):
+            values = [layer.weight @ value + layer.bias for value in values]
+            if place < len(linears) - 1:
+                values = [gelu(value) for value in values]
+    return stopped(options, "keys", keys), stopped(options, "values", values)
+
+
+def reference(objective, images, texts, views=None, context=None, labels=None, stale=(), chosen=None):
+    """LIxP, Eq. 6, 8 and 9 with the ablations of section 4.2, row by row."""
+    options, base = objective.options, objective.term.base
+    unit = [image / image.norm() for image in images]
+    words = torch.stack([text / text.norm() for text in texts])
+    source = context if options.separate else views if options.augmented != "none" else images
+    own = source is images and options.mask
+    members = list(range(len(source))) if chosen is None else chosen
+    tau_1 = objective.term.log_scale.exp()
+    bias_1 = 0.0 if objective.term.bias is None else objective.term.bias
+    term_2 = objective.context_term or objective.term
+    tau_2 = tau_1 if options.tied in {"all", "scales"} else term_2.log_scale.exp()
+    bias_2 = 0.0 if term_2.bias is None else term_2.bias
+    tau = {"all": tau_1, "context": tau_2}.get(options.tied, objective.log_tau.exp())
+
+    keyed = (lambda row: row / row.norm()) if options.normalise_keys else (lambda row: row)
+    keys = [keyed(source[j]) for j in members]
+    values = [words[j] if options.values == "texts" else source[j] for j in members]
+    keys, values = shaped(objective, options, keys, values)
+    old_keys, old_values = shaped(objective, options, [keyed(row) for row in stale], list(stale))
+    keys, values = keys + old_keys, values + old_values
+
+    found = []
+    for i in range(len(images)):
+        hidden = members.index(i) if own and i in members else None
+        query = unit[i] if options.normalise_keys else images[i]
+        value = attend(query, keys, values, hidden, tau)
+        if options.stages == 2:
+            mapped = [objective.map.weight @ image + objective.map.bias for image in images]
+            value = attend(value / value.norm(), [row / row.norm() for row in mapped], mapped, hidden, tau)
+        found.append(value / value.norm())
+    found, unit = torch.stack(found), torch.stack(unit)
+    if options.residual:
+        mixed = objective.alpha * unit + (1 - objective.alpha) * found
+        return base_loss(base, mixed / mixed.norm(dim=1, keepdim=True), words, tau_1, bias_1, labels)
+    first = base_loss(base, unit, words, tau_1, bias_1, labels)
+    seen = None if views is None else torch.stack([view / view.norm() for view in views])
+    if options.augmented.startswith("all"):
+        first = (first + base_loss(base, seen, words, tau_1, bias_1, labels)) / 2
+    loss = objective.alpha * first + (1 - objective.alpha) * base_loss(base, found, words, tau_2, bias_2, labels)
+    if options.augmented == "all+infonce":
+        loss = loss + base_loss("softmax", unit, seen, objective.log_scale_views.exp(), 0.0, None)
+    return loss
+
+
+ABLATIONS = {
+    "paper": {},
+    "no mask": {"mask": False},
+    "residual": {"residual": True},
+    "multimodal": {"values": "texts"},
+    "two stages": {"stages": 2},
+    "tied all": {"tied": "all"},
+    "tied context": {"tied": "context"},
+    "tied scales": {"tied": "scales"},
+    "frozen tau": {"freeze_temperature": True},
+    "stop keys": {"stop_gradient": "keys"},
+    "stop values": {"stop_gradient": "values"},
+    "stop both": {"stop_gradient": "both"},
+    "separate batch": {"separate": True},
+    "value head 1": {"value_head": 1},
+    "value head 2": {"value_head": 2},
+    "value head 3": {"value_head": 3},
+    "no QK norm": {"normalise_keys": False},
+    "LayerNorm K": {"layer_norm": "keys"},
+    "LayerNorm V": {"layer_norm": "values"},
+    "LayerNorm K, V": {"layer_norm": "both"},
+    "augmented buffer": {"augmented": "buffer"},
+    "augmented all": {"augmented": "all"},
+    "augmented all + InfoNCE": {"augmented": "all+infonce"},
+}
+
+
+def make(base="sigmoid", alpha=0.7, form="dense", **options):
+    torch.manual_seed(4)
+    objective = ContextObjective(
+        base, alpha, ContextOptions(**options), width=WIDTH, scale=6.0, bias=-2.0, tau_context=0.3, form=form
+    ).double()
+    with torch.no_grad():  # away from the special start values: identity maps, equal temperatures
+        for parameter in objective.parameters():
+            parameter.add_(torch.randn(parameter.shape, dtype=torch.float64) * 0.2)
+    return objective
+
+
+def gradients(loss, objective, inputs):
+    parameters = [parameter for parameter in objective.parameters() if parameter.requires_grad]
+    leaves = [tensor for tensor in inputs.values() if torch.is_tensor(tensor) and tensor.requires_grad]
+    found = torch.autograd.grad(loss, leaves + parameters, allow_unused=True)
+    return [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves + parameters, found, strict=True)]
+
+
+def given(objective, labels=None):
+    inputs = {name: tensor.requires_grad_() for name, tensor in pairs().items()}
+    wanted = {"images", "texts"} | (objective.needs & {"views", "context"})
+    inputs = {name: tensor for name, tensor in inputs.items() if name in wanted}
+    return {**inputs, "labels": labels} if labels is not None else inputs
+
+
+@pytest.mark.parametrize("base", ["sigmoid", "softmax", "label"])
+@pytest.mark.parametrize("form", ["dense", "blockwise"])
+@pytest.mark.parametrize("ablation", ABLATIONS)
+def test_every_ablation_equals_the_slow_reference_in_value_and_gradients(ablation, form, base):
+    objective = make(base, form=form, **ABLATIONS[ablation])
+    inputs = given(objective, torch.tensor([0, 1, 0, -1, 2, 1, -1, 0, 3]) if base == "label" else None)
+    loss, report = objective(**inputs)
+    expected = reference(objective, **inputs)
+    torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(report["loss"], expected.detach(), rtol=1e-10, atol=1e-10)
+    for ours, theirs in zip(gradients(loss, objective, inputs), gradients(expected, objective, inputs), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+def test_every_option_is_covered():
+    used = {name for options in ABLATIONS.values() for name in options} | {"stale_rows", "active_rows"}
+    assert used == {field.name for field in fields(ContextOptions)}
+
+
+@pytest.mark.parametrize("form", ["dense", "blockwise"])
+def test_a_subset_of_the_batch_masks_only_its_members(form):
+    objective = make(form=form, active_rows=4)
+    inputs = given(objective)
+    losses = []
+    for seed in range(6):
+        loss, _ = objective(**inputs, seed=seed)
+        chosen = torch.randperm(BATCH, generator=torch.Generator().manual_seed(seed))[:4].sort().values.tolist()
+        expected = reference(objective, **inputs, chosen=chosen)
+        torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-10)
+        for ours, theirs in zip(
+            gradients(loss, objective, inputs), gradients(expected, objective, inputs), strict=True
+        ):
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+        losses.append(loss.item())
+    assert len(set(losses)) > 3
+
+
+@pytest.mark.parametrize("form", ["dense", "blockwise"])
+def test_a_stale_buffer_adds_the_rows_of_past_steps_first_in_first_out(form):
+    objective = make(form=form, stale_rows=2 * BATCH)
+    inputs = given(objective)
+    past = []
+    for step in range(4):
+        images = rows(BATCH, seed=10 + step)
+        remembered = torch.cat(past)[-2 * BATCH :] if past else torch.empty(0, WIDTH)
+        loss, _ = objective(images, inputs["texts"])
+        expected = reference(objective, images, inputs["texts"], stale=list(remembered.double()))
+        torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-10)
+        past.append(images)
+    objective.eval()
+    before = objective.stale.clone()
+    objective(rows(BATCH, seed=99), inputs["texts"])
+    assert torch.equal(objective.stale, before), "evaluation must not write into the buffer"
+
+
+def test_the_stale_buffer_is_part_of_the_state():
+    first, second = make(stale_rows=5), make(stale_rows=5)
+    texts = rows(BATCH, seed=1)
+    first(rows(BATCH), texts)
+    second.load_state_dict(first.state_dict())
+    images = rows(BATCH, seed=8)
+    torch.testing.assert_close(first(images, texts)[0], second(images, texts)[0])
+
+
+def test_without_a_mask_a_sharp_look_up_finds_itself_and_nothing_else():
+    inputs = given(make())
+    with_context = make(mask=False)
+    with torch.no_grad():
+        with_context.log_tau.fill_(math.log(1e-4))
+    loss, report = with_context(**inputs)
+    plain = ContrastiveObjective("sigmoid").double()
+    for name in ("log_scale", "bias"):
+        getattr(plain.term, name).data = getattr(with_context.context_term, name).data
+    torch.testing.assert_close(report["context_loss"], plain(**inputs)[0].detach())
+    torch.testing.assert_close(report["effective_neighbours"], torch.ones((), dtype=torch.float64))
+    assert loss.requires_grad
+
+
+@pytest.mark.parametrize("base", ["sigmoid", "softmax"])
+def test_alpha_one_is_the_plain_objective(base):
+    objective = make(base, alpha=1.0)
+    plain = ContrastiveObjective(base).double()
+    plain.term.load_state_dict(objective.term.state_dict())
+    inputs = given(objective)
+    torch.testing.assert_close(objective(**inputs)[0], plain(**inputs)[0])
+
+
+def test_temperatures_are_set_apart_from_ordinary_parameters():
+    objective = make(stages=2, value_head=1, augmented="none")
+    apart = {id(parameter) for parameter in objective.temperatures()}
+    named = {name for name, parameter in objective.named_parameters() if id(parameter) in apart}
+    assert named == {"term.log_scale", "term.bias", "context_term.log_scale", "context_term.bias", "log_tau"}
+    frozen = make(freeze_temperature=True)
+    assert not any(parameter is frozen.log_tau for parameter in frozen.temperatures())
+    tied = make(tied="all")
+    assert len(tied.temperatures()) == 3  # one shared scale, two biases
+
+
+def test_start_values_are_the_papers():
+    _, report = ContextObjective()(rows(4), rows(4, seed=1))
+    expected = {"scale": 10.0, "scale_context": 10.0, "tau_context": 1.0, "bias": -10.0, "bias_context": -10.0}
+    assert {name: pytest.approx(report[name].item(), rel=1e-6) for name in expected} == expected
+    assert ContextObjective().alpha == 0.9
+
+
+def test_the_report_has_the_names_that_logs_use_and_carries_no_graph():
+    _, report = make()(**given(make()))
+    assert set(report) == {
+        "loss", "base_loss", "context_loss", "scale", "scale_context", "tau_context", "bias", "bias_context",
+        "effective_neighbours",
+    }  # fmt: skip
+    assert not any(value.requires_grad for value in report.values())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"separate": True, "augmented": "all"},
+        {"values": "texts", "mask": False},
+        {"values": "texts", "separate": True},
+        {"active_rows": 1},
+        {"stale_rows": -1},
+        {"tied": "all", "freeze_temperature": True},
+        {"stages": 2, "active_rows": 4},
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(wrong):
+    with pytest.raises(ValueError):
+        ContextOptions(**wrong)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_is_missing_is_named():
+    with pytest.raises(ValueError, match="alpha must lie"):
+        ContextObjective(alpha=1.2)
+    with pytest.raises(ValueError, match="give width"):
+        ContextObjective(options=ContextOptions(stages=2))
+    with pytest.raises(ValueError, match="must be positive"):
+        ContextObjective(tau_context=0.0)
+    with pytest.raises(ValueError, match="need views"):
+        make(augmented="all")(rows(4), rows(4))
+    with pytest.raises(ValueError, match="needs labels"):
+        make("label")(rows(4), rows(4))
+    with pytest.raises(ValueError, match="at least one key"):
+        make()(rows(1), rows(1))
+
+
+def retained(function):
+    """Numbers that autograd keeps for the backward pass, each storage counted once."""
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes() // tensor.element_size()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = function()
+    assert loss.requires_grad
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("base", ["sigmoid", "softmax"])
+def test_the_blockwise_objective_keeps_at_most_eight_numbers_for_each_entry(base):
+    count, width = 600, 32
+    objective = ContextObjective(base, form="blockwise")
+    images, texts = torch.randn(count, width).requires_grad_(), torch.randn(count, width).requires_grad_()
+    kept = retained(lambda: objective(images, texts)[0])
+    assert kept <= 8 * count * width
+    dense = retained(lambda: ContextObjective(base, form="dense")(images, texts)[0])
+    assert dense > 3 * count * count

@@ -1,0 +1,282 @@
+"""The pure functions against loops in float64, and the two forms against each other."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import normalize
+
+from recollect.objectives import (
+    contextualize,
+    label_contrastive,
+    look_up,
+    sigmoid_contrastive,
+    softmax_contrastive,
+)
+
+SIZES = [(2, 1), (5, 2), (23, 7), (24, 8), (9, 64)]
+
+
+def rows(count, width=6, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, width, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def number(value, dtype=torch.float64):
+    return torch.tensor(value, dtype=dtype)
+
+
+def slow_sigmoid(images, texts, scale, bias):
+    total = 0.0
+    for i, image in enumerate(images):
+        for j, text in enumerate(texts):
+            z = 1.0 if i == j else -1.0
+            total = total - torch.log(torch.sigmoid(z * (scale * image.dot(text) + bias)))
+    return total / len(images)
+
+
+def slow_labels(images, texts, labels, scale):
+    total = 0.0
+    for left, right in ((images, texts), (texts, images)):
+        for i, row in enumerate(left):
+            logits = torch.stack([scale * row.dot(other) for other in right])
+            positives = [k for k in range(len(right)) if k == i or (labels[i] >= 0 and labels[k] == labels[i])]
+            total = total - sum(logits[k] - logits.logsumexp(0) for k in positives) / len(positives)
+    return total / (2 * len(images))
+
+
+def slow_softmax(images, texts, scale):
+    return slow_labels(images, texts, torch.full((len(images),), -1), scale)
+
+
+def slow_contextualize(images, temperature):
+    found = []
+    for i, image in enumerate(images):
+        others = [j for j in range(len(images)) if j != i]
+        logits = torch.stack(
+            [image.dot(images[j]) / image.norm() / images[j].norm() / temperature for j in others]
+        ) / math.sqrt(images.shape[1])
+        weights = torch.exp(logits - logits.max())
+        value = sum(weight * images[j] for weight, j in zip(weights / weights.sum(), others, strict=True))
+        found.append(value / value.norm())
+    return torch.stack(found)
+
+
+def labels_for(count):
+    return torch.tensor([(7 * index) % 5 - 1 for index in range(count)])
+
+
+CASES = {
+    "sigmoid": (
+        lambda x, t, s, b, **how: sigmoid_contrastive(x, t, s, b, **how),
+        slow_sigmoid,
+        lambda n, dtype: (
+            normalize(rows(n, dtype=dtype), dim=1),
+            normalize(rows(n, seed=1, dtype=dtype), dim=1),
+            number(7.0, dtype),
+            number(-2.5, dtype),
+        ),
+    ),
+    "softmax": (
+        lambda x, t, s, **how: softmax_contrastive(x, t, s, **how),
+        slow_softmax,
+        lambda n, dtype: (
+            normalize(rows(n, dtype=dtype), dim=1),
+            normalize(rows(n, seed=1, dtype=dtype), dim=1),
+            number(9.0, dtype),
+        ),
+    ),
+    "label": (
+        lambda x, t, s, **how: label_contrastive(x, t, labels_for(len(x)), s, **how),
+        lambda x, t, s: slow_labels(x, t, labels_for(len(x)), s),
+        lambda n, dtype: (
+            normalize(rows(n, dtype=dtype), dim=1),
+            normalize(rows(n, seed=1, dtype=dtype), dim=1),
+            number(9.0, dtype),
+        ),
+    ),
+    "context": (
+        lambda x, tau, **how: contextualize(x, tau, **how),
+        slow_contextualize,
+        lambda n, dtype: (rows(n, dtype=dtype) * 3, number(0.2, dtype)),
+    ),
+}
+
+
+def value_and_gradients(function, inputs):
+    inputs = [tensor.detach().clone().requires_grad_() for tensor in inputs]
+    value = function(*inputs)
+    # A fixed random combination, so that every output has its own gradient.
+    weights = torch.ones(()) if value.ndim == 0 else rows(*value.shape, seed=9)
+    gradients = torch.autograd.grad((value * weights.to(value)).sum(), inputs)
+    return [value.detach(), *gradients]
+
+
+@pytest.mark.parametrize("form", ["dense", "blockwise"])
+@pytest.mark.parametrize(("count", "tile"), SIZES)
+@pytest.mark.parametrize("case", CASES)
+def test_both_forms_equal_the_loop_in_value_and_every_gradient(case, count, tile, form):
+    function, slow, make = CASES[case]
+    inputs = make(count, torch.float64)
+    found = value_and_gradients(lambda *tensors: function(*tensors, form=form, tile=tile), inputs)
+    for ours, theirs in zip(found, value_and_gradients(slow, inputs), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_float32_blockwise_is_close_to_float64_dense(case):
+    function, _, make = CASES[case]
+    exact = value_and_gradients(lambda *t: function(*t, form="dense"), make(300, torch.float64))
+    single = value_and_gradients(lambda *t: function(*t, form="blockwise", tile=64), make(300, torch.float32))
+    for ours, theirs in zip(single, exact, strict=True):
+        assert ours.dtype == torch.float32
+        scale = theirs.abs().max().clamp_min(1.0)
+        assert (ours.double() - theirs).abs().max() <= 1e-5 * scale
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_half_precision_embeddings_give_a_full_precision_loss_under_autocast(case):
+    function, _, make = CASES[case]
+    inputs = make(40, torch.float32)
+    half = tuple(t.bfloat16() if t.ndim == 2 else t for t in inputs)
+    for form in ("dense", "blockwise"):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = function(*half, form=form, tile=16)
+        expected = function(*(t.float() for t in half), form="dense")
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@given(st.integers(2, 30), st.integers(0, 1000))
+def test_the_order_of_the_batch_does_not_matter(count, seed):
+    images, texts = normalize(rows(count, seed=seed), dim=1), normalize(rows(count, seed=seed + 1), dim=1)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    labels = labels_for(count)
+    for form in ("dense", "blockwise"):
+        how = {"form": form, "tile": 7}
+        torch.testing.assert_close(
+            sigmoid_contrastive(images, texts, number(8.0), number(-3.0), **how),
+            sigmoid_contrastive(images[order], texts[order], number(8.0), number(-3.0), **how),
+        )
+        torch.testing.assert_close(
+            label_contrastive(images, texts, labels, number(8.0), **how),
+            label_contrastive(images[order], texts[order], labels[order], number(8.0), **how),
+        )
+        torch.testing.assert_close(
+            contextualize(images, number(0.3), **how)[order], contextualize(images[order], number(0.3), **how)
+        )
+
+
+@given(st.integers(2, 20), st.floats(0.1, 50.0))
+def test_the_norm_of_a_query_does_not_matter_but_that_of_a_value_does(count, factor):
+    images = rows(count)
+    louder = images.clone()
+    louder[0] *= factor
+    before, after = contextualize(images, number(0.3)), contextualize(louder, number(0.3))
+    torch.testing.assert_close(before[0], after[0])
+    if factor > 1.5 and count > 2:
+        assert not torch.allclose(before[1], after[1])
+
+
+@pytest.mark.parametrize("form", ["dense", "blockwise"])
+def test_a_row_never_attends_to_itself(form):
+    images = rows(10)
+    for row in range(10):
+        changed = images.clone()
+        changed[row] *= 7.0  # same key, another value
+        torch.testing.assert_close(
+            contextualize(images, number(0.5), form=form, tile=3)[row],
+            contextualize(changed, number(0.5), form=form, tile=3)[row],
+        )
+
+
+@pytest.mark.parametrize("form", ["dense", "blockwise"])
+def test_a_cold_look_up_returns_the_nearest_and_a_warm_one_the_mean(form):
+    images = rows(12)
+    units = normalize(images, dim=1)
+    similarity = units @ units.T
+    similarity.fill_diagonal_(-2)
+    cold = contextualize(images, number(1e-6), form=form, tile=5)
+    torch.testing.assert_close(cold, units[similarity.argmax(1)])
+    warm = contextualize(images, number(1e9), form=form, tile=5)
+    torch.testing.assert_close(warm, normalize((images.sum(0) - images) / 11, dim=1), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["dense", "blockwise"])
+def test_two_identical_rows_are_each_others_nearest(form):
+    images = torch.cat([rows(4), rows(4)])
+    found = contextualize(images, number(1e-5), form=form, tile=3)
+    torch.testing.assert_close(found, normalize(images, dim=1))
+    assert torch.isfinite(found).all()
+
+
+@pytest.mark.parametrize("form", ["dense", "blockwise"])
+def test_unique_labels_make_unicl_the_softmax_loss(form):
+    images, texts = normalize(rows(15), dim=1), normalize(rows(15, seed=1), dim=1)
+    expected = softmax_contrastive(images, texts, number(10.0), form="dense")
+    for labels in (torch.arange(15), torch.full((15,), -1)):
+        torch.testing.assert_close(label_contrastive(images, texts, labels, number(10.0), form=form, tile=4), expected)
+
+
+def test_random_embeddings_start_siglip_near_its_known_loss():
+    # log(1 + e^10) for each positive, next to nothing for the negatives: the paper's printed sign would give 630.
+    images, texts = normalize(rows(64, 128), dim=1), normalize(rows(64, 128, seed=1), dim=1)
+    loss = sigmoid_contrastive(images, texts, number(10.0), number(-10.0))
+    assert 8 < loss < 11.5
+
+
+@pytest.mark.parametrize("form", ["dense", "blockwise"])
+def test_queries_may_look_into_another_set_and_be_absent_from_it(form):
+    queries, keys, values = rows(5, seed=3), rows(11, seed=4), rows(11, 3, seed=5)
+    own = torch.tensor([2, -1, 10, -1, 0])
+    found = look_up(queries, keys, values, number(0.7), own, form=form, tile=4)
+    for row in range(5):
+        seen = [key for key in range(11) if key != own[row]]
+        weights = torch.softmax(torch.stack([0.7 * queries[row].dot(keys[key]) for key in seen]), 0)
+        torch.testing.assert_close(found.values[row], sum(w * values[k] for w, k in zip(weights, seen, strict=True)))
+        torch.testing.assert_close(found.entropy[row], -(weights * weights.log()).sum())
+
+
+@pytest.mark.parametrize("form", ["dense", "blockwise"])
+def test_uniform_attention_has_as_many_effective_neighbours_as_others(form):
+    units = normalize(rows(9), dim=1)
+    found = look_up(units, units, units, number(1e-9), torch.arange(9), form=form, tile=4)
+    torch.testing.assert_close(found.entropy.exp(), torch.full((9,), 8.0, dtype=torch.float64))
+
+
+def test_gradients_pass_gradcheck_through_the_tiles():
+    images = rows(7, 4).requires_grad_()
+    texts = normalize(rows(7, 4, seed=1), dim=1).requires_grad_()
+    scale, bias, tau = (number(value).requires_grad_() for value in (3.0, -1.0, 0.4))
+
+    def objective(images, texts, scale, bias, tau):
+        found = contextualize(images, tau, form="blockwise", tile=3)
+        return sigmoid_contrastive(found, texts, scale, bias, form="blockwise", tile=3)
+
+    assert torch.autograd.gradcheck(objective, (images, texts, scale, bias, tau))
+
+
+@pytest.mark.parametrize("form", ["dense", "blockwise"])
+def test_huge_logits_stay_finite(form):
+    images, texts = normalize(rows(20), dim=1), normalize(rows(20, seed=1), dim=1)
+    how = {"form": form, "tile": 6}
+    for loss in (
+        sigmoid_contrastive(images, texts, number(1e4), number(-1e4), **how),
+        softmax_contrastive(images, texts, number(1e4), **how),
+        contextualize(images, number(1e-7), **how).sum(),
+    ):
+        assert torch.isfinite(loss)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_bad_shapes_are_named():
+    with pytest.raises(ValueError, match=r"\(3, 6\) and \(4, 6\)"):
+        sigmoid_contrastive(rows(3), rows(4), number(1.0), number(0.0))
+    with pytest.raises(ValueError, match="one label for each of 3 rows"):
+        label_contrastive(rows(3), rows(3), torch.zeros(4, dtype=torch.int64), number(1.0))
+    with pytest.raises(ValueError, match="at least one key"):
+        contextualize(rows(1), number(1.0))
+    with pytest.raises(ValueError, match="form must be"):
+        softmax_contrastive(rows(3), rows(3), number(1.0), form="sparse")
