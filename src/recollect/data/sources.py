@@ -1,20 +1,15 @@
 """Sources of samples: opened from a path or the hub, filtered, split, and read row by row."""
 
-import hashlib
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
-from torch import Tensor
 
 from recollect.core.errors import UserError
-from recollect.core.types import NO_LABEL, Kind, Sample, Source
+from recollect.core.types import NO_LABEL, Kind, Source
 from recollect.data.columns import Columns
 from recollect.data.images import note
 from recollect.data.labels import find_labels
@@ -131,112 +126,3 @@ def _has_text(column: pa.ChunkedArray) -> np.ndarray:
     if is_text(column.type):
         return pc.fill_null(pc.greater(pc.utf8_length(pc.utf8_trim_whitespace(column)), 0), False).to_numpy()
     return pc.is_valid(column).to_numpy()
-
-
-@dataclass(eq=False)
-class Subset:
-    """Some samples of a source in a given order, with labels renumbered if asked.
-
-    Attributes:
-        source: where the samples come from.
-        indices: int64, which of its samples.
-        name: of the subset; by default the source's.
-        class_names: names in the new numbering; by default the source's.
-        renumber: int64, for each of the source's classes its new label (`NO_LABEL` drops the label); None keeps them.
-    """
-
-    source: Source
-    indices: np.ndarray
-    name: str = ""
-    class_names: tuple[str, ...] = ()
-    renumber: np.ndarray | None = None
-
-    def __post_init__(self) -> None:
-        self.indices = np.asarray(self.indices, dtype=np.int64)
-        self.name = self.name or self.source.name
-        self.class_names = self.class_names or self.source.class_names
-
-    @property
-    def kind(self) -> Kind:
-        return self.source.kind
-
-    @property
-    def fingerprint(self) -> str:
-        digest = hashlib.blake2b(self.source.fingerprint.encode(), digest_size=16)
-        digest.update(repr(self.class_names).encode())
-        digest.update(self.indices.tobytes())
-        digest.update(b"" if self.renumber is None else self.renumber.tobytes())
-        return digest.hexdigest()
-
-    @cached_property
-    def labels(self) -> np.ndarray:
-        """The label of every sample, int64."""
-        return self._renumbered(source_labels(self.source)[self.indices])
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, index: int) -> Sample:
-        return self.read(index)
-
-    def read(self, index: int, *, needed: int = 0, extra: bool = True) -> Sample:
-        """Read one sample (see `TableSource.read`)."""
-        sample = read_sample(self.source, int(self.indices[index]), needed=needed, extra=extra)
-        return replace(sample, source=self.name, label=int(self._renumbered(np.array([sample.label]))[0]))
-
-    def texts(self, index: int) -> tuple[str, ...]:
-        """The texts of one sample, without opening its image."""
-        return sample_texts(self.source, int(self.indices[index]))
-
-    @property
-    def batch(self) -> Callable[[np.ndarray, int], tuple[Tensor, list[str], Tensor]] | None:
-        """The vectorised read of a source that has one, else None."""
-        inner = getattr(self.source, "batch", None)
-        if inner is None:
-            return None
-
-        def read(indices: np.ndarray, seed: int) -> tuple[Tensor, list[str], Tensor]:
-            images, texts, labels = inner(self.indices[indices], seed)
-            return images, texts, torch.from_numpy(self._renumbered(labels.numpy()))
-
-        return read
-
-    def _renumbered(self, labels: np.ndarray) -> np.ndarray:
-        if self.renumber is None:
-            return labels
-        return np.where(labels == NO_LABEL, NO_LABEL, self.renumber[labels])
-
-
-def read_sample(source: Source, index: int, *, needed: int = 0, extra: bool = True) -> Sample:
-    """``source[index]``, decoding and reading no more than is needed where the source knows how."""
-    read = getattr(source, "read", None)
-    return read(index, needed=needed, extra=extra) if read else source[index]
-
-
-def sample_texts(source: Source, index: int) -> tuple[str, ...]:
-    """The texts of one sample; without opening its image where the source knows how."""
-    texts = getattr(source, "texts", None)
-    return texts(index) if callable(texts) else source[index].texts
-
-
-def source_labels(source: Source) -> np.ndarray:
-    """The label of every sample, int64; without opening an image where the source knows them."""
-    labels = getattr(source, "labels", None)
-    if labels is None:
-        labels = [source[index].label for index in range(len(source))]
-    return np.asarray(labels, dtype=np.int64)
-
-
-def corpus(source: Source, limit: int | None = None) -> Iterator[str]:
-    """Every text a model may meet in a source, for training a tokenizer: captions, class names and their synonyms.
-
-    Args:
-        limit: read the texts of at most this many samples, spread evenly over the source.
-    """
-    if source.kind == "label":
-        yield from source.class_names
-        if not hasattr(source, "texts"):
-            return
-    step = max(1, len(source) // limit) if limit else 1
-    for index in range(0, len(source), step):
-        yield from sample_texts(source, index)

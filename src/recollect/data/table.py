@@ -101,6 +101,11 @@ class TableSource:
         reader = self._readers.get("texts")
         return reader(int(self.rows[index])) if reader else ()
 
+    def values(self, key: str) -> list[Any]:
+        """``extra[key]`` of every sample, without opening images; None where there is no such column."""
+        column = self._extra.get(key)
+        return [None] * len(self) if column is None else column.take(pa.array(self.rows)).to_pylist()
+
     @cached_property
     def fingerprint(self) -> str:
         digest = hashlib.blake2b(content_hash([*self.origin.files, *self._pictures()]).encode(), digest_size=16)
