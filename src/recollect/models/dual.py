@@ -1,0 +1,207 @@
+"""A model with an image tower and a text tower, as every other room sees it."""
+
+import hashlib
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from recollect.core.files import atomic_folder, new_folder, write_json
+from recollect.core.types import ImageLike, Kind
+from recollect.data.transforms import ImageTransform
+
+RECORD = "recollect.json"
+FORMAT = 1
+
+Tower = Literal["image", "text"]
+
+# Pixels embedded at a time: 512 images of 32 × 32, 55 of 224 × 224; enough to keep a core or a GPU busy.
+_BLOCK_NUMBERS = 2**23
+_MOST_ROWS = 512
+
+
+class DualEncoder(nn.Module, ABC):
+    """Two towers that embed images and texts in one space.
+
+    Training calls `tokenize`, `encode_images` and `encode_texts`, which return raw tower outputs with a graph;
+    everything else calls `embed_images` and `embed_texts`, which return unit vectors without one.
+
+    Attributes:
+        width: number of entries of an embedding.
+        transform: from a picture to what the image tower reads, for evaluation.
+        prefixes: for each kind of source that has prefix tokens, those tokens (prefix conditioning, §3.2).
+        preset: name of the preset it was built from; empty for a checkpoint from elsewhere.
+    """
+
+    width: int
+    transform: ImageTransform
+    prefixes: dict[Kind, tuple[str, ...]]
+    preset: str
+
+    @abstractmethod
+    def tokenize(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None = None) -> dict[str, Tensor]:
+        """Turn texts into what the text tower reads, every entry with one row per text, on the CPU.
+
+        Args:
+            texts: any strings; what exceeds the tower's length is cut off at the end.
+            kinds: whose prefix tokens to put in front: one kind for all texts, one for each, or None for no prefix.
+                A model without prefix tokens ignores it.
+        """
+
+    @abstractmethod
+    def encode_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n width"]:
+        """Raw image embeddings: the tower's output after its projection, before normalisation."""
+
+    @abstractmethod
+    def encode_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "n width"]:
+        """Raw text embeddings of what `tokenize` returned, before normalisation."""
+
+    @abstractmethod
+    def add_prefixes(self, kinds: Sequence[Kind], *, length: int = 1, seed: int = 0) -> None:
+        """Give each of ``kinds`` its own ``length`` prefix tokens, drawn from N(0, 0.02), unless it has some.
+
+        Call it before an optimiser is made: the token embedding becomes another parameter.
+        """
+
+    @abstractmethod
+    def tower_parameters(self, tower: Tower) -> Iterator[nn.Parameter]:
+        """The parameters of one tower, its projection included."""
+
+    @abstractmethod
+    def _write(self, folder: Path) -> None:
+        """Write weights and vocabulary into ``folder``."""
+
+    @abstractmethod
+    def _record(self) -> dict[str, Any]:
+        """What `RECORD` must say for the model to open again, beside what this class writes."""
+
+    @abstractmethod
+    def _reading(self) -> str:
+        """Names everything but the weights and the image transform that decides an embedding."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return next(self.parameters()).dtype
+
+    def training_transform(self) -> ImageTransform:
+        """The transform of training images: a random crop of what `transform` makes; no flip."""
+        return replace(self.transform, training=True)
+
+    def embed_images(self, images: Tensor | Sequence[ImageLike]) -> Float[Tensor, "n width"]:
+        """Embed transformed pixels (n, 3, height, width), vectors (n, width), or untransformed images.
+
+        Returns:
+            Unit-norm float32 embeddings on the CPU, without graph.
+        """
+        if len(images) == 0:
+            return torch.empty(0, self.width)
+        each = images[0].numel() if isinstance(images, Tensor) else 3 * self.transform.size**2
+        rows = min(_MOST_ROWS, max(1, _BLOCK_NUMBERS // max(1, each)))
+        blocks = []
+        with self._evaluating():
+            for start in range(0, len(images), rows):
+                block = images[start : start + rows]
+                pixels = block if isinstance(block, Tensor) else torch.stack([self.transform(image) for image in block])
+                blocks.append(_unit(self.encode_images(pixels.to(self.device, self.dtype))))
+        return torch.cat(blocks)
+
+    def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Float[Tensor, "n width"]:
+        """Embed texts, read as captions or as wordings of a label by a model that has prefix tokens.
+
+        Returns:
+            Unit-norm float32 embeddings on the CPU, without graph.
+        """
+        if len(texts) == 0:
+            return torch.empty(0, self.width)
+        blocks = []
+        with self._evaluating():
+            for start in range(0, len(texts), _MOST_ROWS):
+                tokens = self.tokenize(texts[start : start + _MOST_ROWS], prefix)
+                blocks.append(_unit(self.encode_texts(tokens)))
+        return torch.cat(blocks)
+
+    def freeze(self, tower: Tower) -> None:
+        """Leave one tower as it is while the other learns (Zhai et al., 2022, freeze the image tower)."""
+        for parameter in self.tower_parameters(tower):
+            parameter.requires_grad_(False)
+
+    @property
+    def scale(self) -> float | None:
+        """The learned factor of the cosines, ``exp(logit_scale)``; None if the model stores none."""
+        value = getattr(self._temperatures(), "logit_scale", None)
+        return None if value is None else math.exp(float(value))
+
+    @property
+    def bias(self) -> float | None:
+        """The learned bias of a sigmoid loss; None if the model stores none."""
+        value = getattr(self._temperatures(), "logit_bias", None)
+        return None if value is None else float(value)
+
+    @torch.no_grad()
+    def set_scale(self, scale: float, bias: float | None = None) -> None:
+        """Store the temperature and bias that training found in the checkpoint; no embedding changes."""
+        holder = self._temperatures()
+        if getattr(holder, "logit_scale", None) is not None:
+            holder.logit_scale.fill_(math.log(scale))
+        if bias is not None and getattr(holder, "logit_bias", None) is not None:
+            holder.logit_bias.fill_(bias)
+
+    def _temperatures(self) -> Any:
+        return self
+
+    def checkpoint_activations(self, on: bool = True) -> None:
+        """Recompute activations in the backward pass instead of keeping them, where the towers support it."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes whenever an embedding would: weights, dtype, image transform, tokenizer, prefixes, padding."""
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(json.dumps([self.transform.key, self._reading(), self.prefixes], sort_keys=True).encode())
+        for name, tensor in sorted(self.state_dict().items()):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        return digest.hexdigest()
+
+    def save(self, folder: str | Path) -> Path:
+        """Write everything that `load_model` needs into ``folder``, whole or not at all.
+
+        Raises:
+            UserError: something is there already.
+        """
+        folder = new_folder(folder, "model")
+        if folder.exists():
+            folder.rmdir()
+        with atomic_folder(folder) as unfinished:
+            self._write(unfinished)
+            record = {"format": FORMAT, "preset": self.preset, **self._record()}
+            write_json(unfinished / RECORD, record | {"prefixes": self.prefixes, "transform": asdict(self.transform)})
+        return folder
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        training = self.training
+        self.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.train(training)
+
+
+def _unit(raw: Float[Tensor, "n width"]) -> Float[Tensor, "n width"]:
+    return F.normalize(raw.float(), dim=1).cpu()

@@ -1,0 +1,133 @@
+"""How the families of dual encoders in transformers differ: padding, masks, pooled tokens, pixels."""
+
+import inspect
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from recollect.core.errors import UserError
+
+Pooling = Literal["end", "last", "first"]
+
+# CLIP's checkpoints from before transformers 4.31 store this id, and are read as "the greatest id is the end token".
+_OLD_END = 2
+
+_LONGEST = 10_000  # tokenizers without a limit of their own say 1e30
+
+
+@dataclass(frozen=True)
+class TextFormat:
+    """How a text tower wants its tokens.
+
+    Attributes:
+        padding: to the longest text of the batch, or always to ``length``.
+        length: most tokens of a text, prefix and special tokens included.
+        inputs: what the tokenizer gives that the tower reads.
+    """
+
+    padding: Literal["longest", "max_length"]
+    length: int
+    inputs: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return asdict(self)
+
+
+def text_format(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> TextFormat:
+    """How ``model`` was trained to read texts.
+
+    SigLIP always saw ``length`` tokens, attended to the padding and pools at the last place, so its padding is part of
+    the text and no mask is given. The others pad to the longest and mask the padding.
+    """
+    config = model.config.text_config
+    length = min(tokenizer.model_max_length, _positions(config), _LONGEST)
+    if is_siglip(model.config):
+        return TextFormat("max_length", length, ("input_ids",))
+    methods = [model.get_text_features, *([model.text_model.forward] if hasattr(model, "text_model") else [])]
+    read = set(tokenizer.model_input_names).intersection(*(inspect.signature(each).parameters for each in methods))
+    inputs = tuple(name for name in ("input_ids", "attention_mask", "token_type_ids") if name in read)
+    return TextFormat("longest", length, inputs)
+
+
+def _positions(config: Any) -> int:
+    most = getattr(config, "max_position_embeddings", _LONGEST)
+    # RoBERTa counts positions from the padding id + 1.
+    return most - config.pad_token_id - 1 if "roberta" in config.model_type or _is_altclip(config) else most
+
+
+def _is_altclip(config: Any) -> bool:
+    return config.model_type.startswith("altclip")
+
+
+def is_siglip(config: Any) -> bool:
+    """Whether the text tower is SigLIP's or SigLIP 2's."""
+    return config.text_config.model_type in ("siglip_text_model", "siglip2_text_model")
+
+
+def is_naflex(config: Any) -> bool:
+    """Whether the image tower reads patches in any arrangement (SigLIP 2 NaFlex)."""
+    return config.model_type == "siglip2"
+
+
+def pooling(config: Any) -> Pooling:
+    """Which token's state becomes the text's embedding: the end token, the last place, or the first (CLS)."""
+    if is_siglip(config):
+        return "last"
+    model_type = config.text_config.model_type
+    return "end" if model_type.startswith(("clip_text", "metaclip_2_text", "clip", "metaclip_2")) else "first"
+
+
+def pooled_places(ids: Int[Tensor, "n tokens"], config: Any) -> Int[Tensor, " n"]:
+    """The place of the pooled token in each text."""
+    how = pooling(config)
+    if how == "end":
+        end = config.text_config.eos_token_id
+        return (ids if end == _OLD_END else (ids == end).int()).argmax(dim=1)
+    return torch.full((len(ids),), ids.shape[1] - 1 if how == "last" else 0, device=ids.device)
+
+
+def store_end_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Make a CLIP text tower find its end token by the tokenizer's id for it.
+
+    New tokens have greater ids than the end token, and would be pooled in its stead where it is the greatest id that
+    is looked for.
+
+    Raises:
+        UserError: the end token's id really is 2, which transformers cannot express.
+    """
+    config = model.config.text_config
+    if pooling(model.config) != "end":
+        return
+    if tokenizer.eos_token_id in (None, _OLD_END):
+        raise UserError(
+            f"the tokenizer's end token has id {tokenizer.eos_token_id}, which a CLIP text tower cannot be told to "
+            "look for. Use a tokenizer that has an end token with another id."
+        )
+    config.eos_token_id = tokenizer.eos_token_id
+    model.text_model.config.eos_token_id = tokenizer.eos_token_id
+    model.text_model.eos_token_id = tokenizer.eos_token_id
+
+
+def image_inputs(pixels: Float[Tensor, "n 3 height width"], config: Any) -> dict[str, Tensor]:
+    """What the image tower reads: the pixels, or for NaFlex their patches from left to right and top to bottom."""
+    if not is_naflex(config):
+        return {"pixel_values": pixels}
+    patch = config.vision_config.patch_size
+    n, channels, high, wide = pixels.shape[0], pixels.shape[1], pixels.shape[2] // patch, pixels.shape[3] // patch
+    patches = pixels.reshape(n, channels, high, patch, wide, patch).permute(0, 2, 4, 3, 5, 1)
+    return {
+        "pixel_values": patches.reshape(n, high * wide, patch * patch * channels),
+        "pixel_attention_mask": torch.ones(n, high * wide, dtype=torch.int64, device=pixels.device),
+        "spatial_shapes": torch.tensor([[high, wide]] * n, device=pixels.device),
+    }
+
+
+def features(output: Any) -> Float[Tensor, "n width"]:
+    """The embedding in what ``get_image_features`` returns: a tensor before transformers 5, an output object since."""
+    found = output if isinstance(output, Tensor) else output.pooler_output
+    return found.flatten(1)

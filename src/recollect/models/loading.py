@@ -1,0 +1,232 @@
+"""Opening a model: a folder that recollect or transformers wrote, or an id on the Hugging Face hub.
+
+Weights are read from safetensors only. A pickle can run code when it is opened, so none ever is.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModel,
+    AutoProcessor,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    ProcessorMixin,
+    VisionTextDualEncoderProcessor,
+)
+from transformers.utils import cached_file
+
+from recollect.core.errors import UserError
+from recollect.core.files import read_json
+from recollect.core.types import best_device
+from recollect.data.transforms import ImageTransform
+from recollect.models.checkpoint import TransformersEncoder, quiet
+from recollect.models.dual import FORMAT, RECORD, DualEncoder
+from recollect.models.families import TextFormat
+from recollect.models.presets import PRESETS
+from recollect.models.processors import transform_of
+from recollect.models.small import ENCODERS, WEIGHTS, SmallEncoder, restore_small
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+# What transformers, its hub client and safetensors raise for bad files; a bug of ours raises others.
+_FAILURES = (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, ImportError, SafetensorError)
+
+
+def load_model(path_or_hub_id: str | Path, device: torch.device | str | None = None) -> DualEncoder:
+    """Open a model for evaluation, in float32.
+
+    Args:
+        path_or_hub_id: a folder (``RUN/model`` of a training run, or any checkpoint of the CLIP family that
+            transformers wrote), or an id on the hub such as ``google/siglip2-base-patch16-224``.
+        device: where to put it; the best device of the machine by default.
+
+    Raises:
+        UserError: nothing is there, it is no dual encoder, or a file of it is missing or damaged.
+    """
+    name = str(path_or_hub_id)
+    _check_place(name)
+    record = _record(name)
+    if record.get("architecture") in {encoder.architecture for encoder in ENCODERS.values()}:
+        encoder: DualEncoder = _open_small(name, record)
+    else:
+        encoder = _open_checkpoint(name, record)
+    return encoder.to(device or best_device()).eval()
+
+
+def _check_place(name: str) -> None:
+    path = Path(name)
+    if path.is_file():
+        raise UserError(f"{name}: a file, not a model's folder. Name the folder that holds config.json.")
+    if path.is_dir():
+        if (path / "config.json").exists() or (path / RECORD).exists():
+            return
+        if (path / "model").is_dir():
+            raise UserError(f"{name}: the folder of a run; its model is {path / 'model'}. Name that.")
+        held = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
+        raise UserError(f"{name}: no config.json there (it holds {held}). Name a model's folder or a hub id.")
+    if name in PRESETS:
+        raise UserError(f"{name}: a preset, which has no weights yet. Train it first; then name RUN/model.")
+    if not _HUB_ID.fullmatch(name):
+        raise UserError(
+            f"{name}: no such folder. Name a model's folder or a hub id such as openai/clip-vit-base-patch32."
+        )
+
+
+def _record(name: str) -> dict[str, Any]:
+    """What recollect wrote beside the model; empty for a checkpoint from elsewhere."""
+    try:
+        with quiet():
+            file = cached_file(
+                name,
+                RECORD,
+                _raise_exceptions_for_missing_entries=False,
+                _raise_exceptions_for_connection_errors=False,
+                _raise_exceptions_for_gated_repo=False,
+            )
+    except OSError as error:
+        raise _unreachable(name, error) from error
+    record = read_json(file) if file else {}
+    if not isinstance(record, dict) or (file and not isinstance(record.get("format"), int)):
+        raise UserError(f"{file}: not written by recollect. Remove the file to open the model without it.")
+    if record.get("format", FORMAT) > FORMAT:
+        raise UserError(f"{file}: written by a newer recollect (format {record['format']}). Update recollect.")
+    return record
+
+
+def _open_small(name: str, record: dict[str, Any]) -> SmallEncoder:
+    try:
+        weights = load_file(str(cached_file(name, WEIGHTS)))
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{name}: {WEIGHTS} is missing or damaged ({_line(error)}). Copy or train it again.") from error
+    try:
+        return restore_small(record, weights)
+    except (KeyError, TypeError, RuntimeError, AttributeError) as error:
+        raise UserError(f"{name}: {RECORD} and {WEIGHTS} do not fit together ({_line(error)}).") from error
+
+
+def _open_checkpoint(name: str, record: dict[str, Any]) -> TransformersEncoder:
+    config = _open_config(name)
+    model = _open_weights(name, config)
+    processor = _open_processor(name)
+    try:
+        transform = _saved_transform(record) or transform_of(processor.image_processor, config, name)
+        with quiet():
+            encoder = TransformersEncoder(model, processor, transform, record.get("preset", ""))
+        if "text" in record:
+            encoder.text = TextFormat(**record["text"] | {"inputs": tuple(record["text"]["inputs"])})
+        encoder.prefixes = {kind: tuple(words) for kind, words in record.get("prefixes", {}).items()}
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UserError(f"{name}: not a dual encoder that can be used here ({_line(error)}).") from error
+    _try_out(encoder, name)
+    return encoder
+
+
+def _open_config(name: str) -> PreTrainedConfig:
+    try:
+        with quiet():
+            config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except _FAILURES as error:
+        raise _unreachable(name, error) from error
+    model_class = AutoModel._model_mapping.get(type(config), None)
+    wanted = ("get_image_features", "get_text_features")
+    if model_class is None or isinstance(model_class, tuple) or not all(hasattr(model_class, each) for each in wanted):
+        raise UserError(
+            f"{name}: a {config.model_type} model, which has no image and text tower. "
+            "Name a dual encoder: CLIP, SigLIP, SigLIP 2, ALIGN, a VisionTextDualEncoder, …"
+        )
+    return config
+
+
+def _open_weights(name: str, config: PreTrainedConfig) -> PreTrainedModel:
+    folder = Path(name)
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        pickled = [file for file in _PICKLES if (folder / file).exists()]
+        if pickled:
+            raise _pickled(name)
+        raise UserError(f"{name}: no model.safetensors there. Copy the folder again, or name another.")
+    try:
+        with quiet():
+            model, report = AutoModel.from_pretrained(
+                name,
+                config=config,
+                dtype=torch.float32,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+    except _FAILURES as error:
+        if "use_safetensors" in str(error):
+            raise _pickled(name) from error
+        raise UserError(f"{name}: its weights cannot be read ({_line(error)}). Copy or download them again.") from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise UserError(f"{name}: {len(missing)} weights are missing, {missing[0]} first. Copy or download it again.")
+    return model
+
+
+def _open_processor(name: str) -> ProcessorMixin:
+    try:
+        with quiet():
+            processor = AutoProcessor.from_pretrained(name, trust_remote_code=False)
+            if hasattr(processor, "tokenizer") and hasattr(processor, "image_processor"):
+                return processor
+    except _FAILURES:
+        pass  # an older checkpoint may have the two parts, but nothing that joins them
+    parts = []
+    for opener, what in ((AutoImageProcessor, "image processor"), (AutoTokenizer, "tokenizer")):
+        try:
+            with quiet():
+                parts.append(opener.from_pretrained(name, trust_remote_code=False))
+        except _FAILURES as error:
+            raise UserError(f"{name}: its {what} cannot be opened ({_line(error)}).") from error
+    return VisionTextDualEncoderProcessor(*parts)
+
+
+def _saved_transform(record: dict[str, Any]) -> ImageTransform | None:
+    saved = record.get("transform")
+    if saved is None:
+        return None
+    settings: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()}
+    return ImageTransform(**settings)
+
+
+def _try_out(encoder: TransformersEncoder, name: str) -> None:
+    """Embed one grey picture and one word, so that a model that cannot be used says so now and in one line."""
+    size = encoder.transform.size
+    try:
+        image, text = encoder.embed_images(torch.zeros(1, 3, size, size)), encoder.embed_texts(["a"])
+    except Exception as error:
+        raise UserError(f"{name}: a trial picture and text cannot be embedded ({_line(error)}).") from error
+    if image.shape != text.shape:
+        raise UserError(f"{name}: images have {image.shape[1]} entries, texts {text.shape[1]}; they share no space.")
+
+
+def _pickled(name: str) -> UserError:
+    return UserError(
+        f"{name}: its weights are pickled (pytorch_model.bin), and opening a pickle can run code. Convert them where "
+        f"you trust it: python -c \"from transformers import AutoModel; AutoModel.from_pretrained('{name}')"
+        ".save_pretrained('FOLDER')\", copy the other files of the model there, and name FOLDER."
+    )
+
+
+def _unreachable(name: str, error: Exception) -> UserError:
+    if Path(name).is_dir():
+        return UserError(f"{name}: its config.json cannot be read ({_line(error)}).")
+    return UserError(
+        f"{name}: no such folder, and not to be had from the hub ({_line(error)}). Check the name and the network, or "
+        f"download it elsewhere with `hf download {name} --local-dir FOLDER` and name FOLDER."
+    )
+
+
+def _line(error: Exception) -> str:
+    """The first sentence of an error that may run over many lines."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0].rstrip('.') if lines else 'no message'}"[:300]

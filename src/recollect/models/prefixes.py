@@ -1,0 +1,57 @@
+"""Prefix tokens: learned vectors in front of a text that name its kind of source (prefix conditioning, §3.2).
+
+They are ordinary special tokens of the tokenizer and rows of the token embedding, so that plain transformers reads
+``"<|caption|>a photo of a cat"`` as a caption.
+"""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from transformers import AddedToken, PreTrainedModel, PreTrainedTokenizerBase
+
+from recollect.core.errors import UserError
+from recollect.core.seeding import torch_generator
+from recollect.core.types import Kind
+
+SPREAD = 0.02
+_TRIALS = ("a photo of 2 cats, and a dog.", "Zürich", "of")
+
+
+def prefix_words(kind: Kind, length: int) -> tuple[str, ...]:
+    """The names of a kind's prefix tokens: ``<|caption|>``, ``<|caption:2|>``, …"""
+    return tuple(f"<|{kind}|>" if place == 1 else f"<|{kind}:{place}|>" for place in range(1, length + 1))
+
+
+def add_to_tokenizer(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> None:
+    """Make each word one token that is never split, with nothing changed in how other text is read.
+
+    Raises:
+        UserError: this tokenizer reads a text differently behind a special token.
+    """
+    # A space between the words and the text belongs to neither, so that both ways of writing it mean the same.
+    tokens = [AddedToken(word, special=True, normalized=False, lstrip=False, rstrip=True) for word in words]
+    trial = copy.deepcopy(tokenizer)
+    trial.model_max_length = 10**6  # the trial texts are not cut off
+    trial.add_tokens(tokens, special_tokens=True)
+    ids = trial.convert_tokens_to_ids(list(words))
+    for text in _TRIALS:
+        bare, prefixed = (trial(string)["input_ids"] for string in (text, "".join(words) + text))
+        start = next((place for place, token in enumerate(prefixed) if token == ids[0]), 0)
+        if prefixed != bare[:start] + ids + bare[start:]:
+            raise UserError("this tokenizer reads a text differently behind a prefix token. Use another tokenizer.")
+    tokenizer.add_tokens(tokens, special_tokens=True)
+
+
+def add_to_embedding(
+    text_model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, words: Sequence[str], seed: int
+) -> None:
+    """Give each word's token its own row of the token embedding, drawn from N(0, 0.02); the others keep theirs."""
+    ids = tokenizer.convert_tokens_to_ids(list(words))
+    if max(ids) >= text_model.get_input_embeddings().num_embeddings:
+        text_model.resize_token_embeddings(max(ids) + 1, mean_resizing=False)
+    weight = text_model.get_input_embeddings().weight
+    with torch.no_grad():
+        for word, row in zip(words, ids, strict=True):
+            drawn = torch.randn(weight.shape[1], generator=torch_generator(seed, "prefix", word)) * SPREAD
+            weight[row] = drawn.to(weight)

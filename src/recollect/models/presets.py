@@ -1,0 +1,287 @@
+"""Models built from nothing: what can be named in a recipe, and how large it is."""
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import (
+    AutoTokenizer,
+    CLIPTextConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    ProcessorMixin,
+    SiglipConfig,
+    SiglipModel,
+    SiglipProcessor,
+    SwinConfig,
+    VisionTextDualEncoderConfig,
+    VisionTextDualEncoderModel,
+    VisionTextDualEncoderProcessor,
+)
+
+from recollect.core.errors import UserError
+from recollect.core.seeding import derive_seed
+from recollect.core.types import Kind
+from recollect.data.transforms import ImageTransform
+from recollect.models.checkpoint import TransformersEncoder, quiet
+from recollect.models.dual import DualEncoder
+from recollect.models.processors import processor_of
+from recollect.models.small import BagOfWords, GlyphTowers, VectorTowers, build_small
+from recollect.models.tokenizers import WordTokenizer, train_unigram
+
+_HALF = (0.5, 0.5, 0.5)
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """Size of a transformer tower; the MLP is ``mlp`` times as wide as the tower."""
+
+    width: int
+    layers: int
+    heads: int
+    mlp: int = 4
+
+
+@dataclass(frozen=True)
+class SiglipPreset:
+    """A ViT with attention pooling beside a BERT-type text tower, as SigLIP and LIxP train them.
+
+    Attributes:
+        summary: one line for help texts.
+        image: the ViT; an embedding is as wide as it.
+        text: the text tower: attention both ways, pooled at the last place.
+        size: side of a picture in pixels.
+        patch: side of a patch in pixels.
+        length: tokens of a text, padding included.
+        vocabulary: most tokens of a tokenizer trained on the captions.
+        activation: of the MLPs; the tanh form of GELU is SigLIP's, the plain one is faster on a CPU.
+    """
+
+    summary: str
+    image: Transformer
+    text: Transformer
+    size: int = 256
+    patch: int = 16
+    length: int = 64
+    vocabulary: int = 32_000
+    activation: str = "gelu_pytorch_tanh"
+
+    def build(self, tokenizer: PreTrainedTokenizerBase) -> tuple[PreTrainedModel, ProcessorMixin, ImageTransform]:
+        """The towers, initialised from torch's current random state, and what prepares their inputs."""
+
+        def tower(size: Transformer) -> dict[str, Any]:
+            return {
+                "hidden_size": size.width,
+                "num_hidden_layers": size.layers,
+                "num_attention_heads": size.heads,
+                "intermediate_size": size.mlp * size.width,
+                "hidden_act": self.activation,
+            }
+
+        text = tower(self.text) | {
+            "vocab_size": len(tokenizer),
+            "max_position_embeddings": self.length,
+            "projection_size": self.image.width,
+            "pad_token_id": tokenizer.pad_token_id,
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": tokenizer.eos_token_id,
+        }
+        image = tower(self.image) | {"image_size": self.size, "patch_size": self.patch}
+        transform = ImageTransform(size=self.size, mean=_HALF, std=_HALF, fit="squash")
+        processor = SiglipProcessor(processor_of(transform), tokenizer)
+        return SiglipModel(SiglipConfig(text_config=text, vision_config=image)), processor, transform
+
+
+@dataclass(frozen=True)
+class SwinPreset:
+    """A Swin transformer beside CLIP's causal text tower, as prefix conditioning trains them (UniCL's towers).
+
+    Attributes:
+        summary: one line for help texts.
+        patch_width: width after the patch layer; doubled at each stage.
+        depths, heads: of each stage.
+        text: the text tower, pooled at the end token.
+        size: side of a picture in pixels.
+        patch: side of a patch in pixels.
+        window: side of an attention window in patches.
+        width: entries of an embedding.
+        length: most tokens of a text.
+        vocabulary: most tokens of a tokenizer trained on the captions.
+    """
+
+    summary: str
+    patch_width: int = 96
+    depths: tuple[int, ...] = (2, 2, 6, 2)
+    heads: tuple[int, ...] = (3, 6, 12, 24)
+    text: Transformer = Transformer(512, 12, 8)
+    size: int = 224
+    patch: int = 4
+    window: int = 7
+    width: int = 512
+    length: int = 77
+    vocabulary: int = 49_408
+
+    def build(self, tokenizer: PreTrainedTokenizerBase) -> tuple[PreTrainedModel, ProcessorMixin, ImageTransform]:
+        """The towers, initialised from torch's current random state, and what prepares their inputs."""
+        image = SwinConfig(
+            image_size=self.size,
+            patch_size=self.patch,
+            embed_dim=self.patch_width,
+            depths=list(self.depths),
+            num_heads=list(self.heads),
+            window_size=self.window,
+        )
+        text = CLIPTextConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=self.text.width,
+            intermediate_size=self.text.mlp * self.text.width,
+            num_hidden_layers=self.text.layers,
+            num_attention_heads=self.text.heads,
+            max_position_embeddings=self.length,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+        config = VisionTextDualEncoderConfig.from_vision_text_configs(image, text, projection_dim=self.width)
+        transform = ImageTransform(size=self.size, mean=_IMAGENET_MEAN, std=_IMAGENET_STD, fit="crop")
+        processor = VisionTextDualEncoderProcessor(processor_of(transform), tokenizer)
+        return VisionTextDualEncoderModel(config), processor, transform
+
+
+@dataclass(frozen=True)
+class SmallPreset:
+    """Towers of the studies; their text tower reads a bag of words."""
+
+    summary: str
+    towers: VectorTowers | GlyphTowers
+
+
+Preset = SiglipPreset | SwinPreset | SmallPreset
+
+PRESETS: Mapping[str, Preset] = {
+    "tiny": SiglipPreset(
+        "for a CPU: 32 px, ViT of 3 layers",
+        Transformer(96, 3, 3, mlp=2),
+        Transformer(64, 2, 2, mlp=2),
+        size=32,
+        patch=8,
+        length=24,
+        vocabulary=4_000,
+        activation="gelu",
+    ),
+    "small": SiglipPreset(
+        "for a CPU: 64 px, ViT of 4 layers",
+        Transformer(128, 4, 4, mlp=2),
+        Transformer(96, 2, 3, mlp=2),
+        size=64,
+        patch=8,
+        length=32,
+        vocabulary=8_000,
+        activation="gelu",
+    ),
+    "vit-s-16": SiglipPreset("LIxP's ViT-S/16 at 256 px", Transformer(384, 12, 6), Transformer(384, 12, 6)),
+    "vit-b-16": SiglipPreset("LIxP's ViT-B/16 at 256 px", Transformer(768, 12, 12), Transformer(768, 12, 12)),
+    "vit-l-16": SiglipPreset("LIxP's ViT-L/16 at 256 px", Transformer(1024, 24, 16), Transformer(1024, 24, 16)),
+    "swin-t": SwinPreset("prefix conditioning's Swin-T at 224 px with CLIP's text tower"),
+    "vector-mlp": SmallPreset(
+        "vector world: linear image tower, word vectors and an MLP", VectorTowers(BagOfWords(64, hidden=256))
+    ),
+    "vector-linear": SmallPreset(
+        "vector world, the stronger variant: linear text tower of rank 48", VectorTowers(BagOfWords(48))
+    ),
+    "glyph-held-back": SmallPreset(
+        "glyph world, setting A: convnet, head three times too large, linear text tower of rank 24",
+        GlyphTowers(BagOfWords(24), gain=3.0),
+    ),
+    "glyph-random": SmallPreset(
+        "glyph world, setting B: frozen random filters and a linear head, linear text tower of rank 24",
+        GlyphTowers(BagOfWords(24), image="random"),
+    ),
+    "glyph-strong": SmallPreset(
+        "glyph world, to stand beside A: the same convnet, plain head, linear text tower of full rank",
+        GlyphTowers(BagOfWords(256)),
+    ),
+}
+
+
+def build_model(
+    preset: str,
+    *,
+    texts: Sequence[str] | None,
+    tokenizer: PreTrainedTokenizerBase | str | None = None,
+    prefixes: Sequence[Kind] = (),
+    prefix_length: int = 1,
+    seed: int = 0,
+) -> DualEncoder:
+    """A new model on the CPU; equal arguments give equal weights in every process.
+
+    Args:
+        preset: a name of `PRESETS`.
+        texts: captions to train the tokenizer on, or to take the words from; not needed if ``tokenizer`` is given.
+        tokenizer: one to use instead, or the folder or hub id of one.
+        prefixes: kinds of source that get prefix tokens (prefix conditioning).
+        prefix_length: prefix tokens of a kind.
+        seed: of the weights.
+
+    Raises:
+        UserError: an unknown preset; neither texts nor a tokenizer.
+    """
+    if preset not in PRESETS:
+        raise UserError(f"{preset}: no such preset. Choose one of: {', '.join(PRESETS)}.")
+    chosen = PRESETS[preset]
+    if isinstance(chosen, SmallPreset):
+        if tokenizer is not None:
+            raise UserError(f"{preset}: its text tower reads words, not tokens. Leave the tokenizer out.")
+        encoder: DualEncoder = build_small(chosen.towers, WordTokenizer.trained_on(_given(texts, preset)), preset, seed)
+    else:
+        encoder = _build_transformers(preset, chosen, texts, tokenizer, seed)
+    encoder.add_prefixes(prefixes, length=prefix_length, seed=seed)
+    return encoder
+
+
+def _build_transformers(
+    name: str,
+    preset: SiglipPreset | SwinPreset,
+    texts: Sequence[str] | None,
+    tokenizer: PreTrainedTokenizerBase | str | None,
+    seed: int,
+) -> TransformersEncoder:
+    if tokenizer is None:
+        reader = train_unigram(_given(texts, name), preset.vocabulary, preset.length)
+    else:
+        reader = _open_tokenizer(tokenizer) if isinstance(tokenizer, str) else copy.deepcopy(tokenizer)
+    if reader.pad_token_id is None or reader.eos_token_id is None:
+        raise UserError(f"{name}: the tokenizer has no padding token or no end token. Use another one.")
+    with torch.random.fork_rng(devices=[]), quiet():
+        torch.manual_seed(derive_seed(seed, "model"))
+        model, processor, transform = preset.build(reader)
+        encoder = TransformersEncoder(model, processor, transform, name)
+    encoder.set_scale(10.0, -10.0)  # SigLIP's values at the start; an objective brings its own
+    return encoder
+
+
+def _open_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    try:
+        with quiet():
+            return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise UserError(f"{name}: no tokenizer could be opened there ({_first_line(error)}).") from error
+
+
+def _given(texts: Sequence[str] | None, preset: str) -> Sequence[str]:
+    if texts is None:
+        raise UserError(f"{preset}: needs captions to make a tokenizer from, or a tokenizer.")
+    return texts
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0].rstrip(".")
+
+
+def parameter_count(encoder: DualEncoder) -> int:
+    """Number of parameters that training changes."""
+    return sum(math.prod(parameter.shape) for parameter in encoder.parameters() if parameter.requires_grad)

@@ -1,0 +1,91 @@
+"""Between transformers' image processors and `ImageTransform`, which needs no torchvision."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from transformers import CLIPImageProcessorPil, PreTrainedConfig, SiglipImageProcessorPil
+
+from recollect.core.errors import UserError
+from recollect.data.transforms import ImageTransform
+
+_RESAMPLE: dict[int, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicubic"}
+
+
+def transform_of(processor: Any, config: PreTrainedConfig, name: str) -> ImageTransform:
+    """The transform that prepares a picture as ``processor`` does.
+
+    Raises:
+        UserError: it does something that `ImageTransform` does not.
+    """
+
+    def setting(key: str, default: Any = None) -> Any:
+        value = getattr(processor, key, None)
+        return default if value is None else value
+
+    if setting("do_rescale", True) is not True or abs(setting("rescale_factor", 1 / 255) * 255 - 1) > 1e-6:
+        raise _unlike(name, "does not scale pixels to 0…1")
+    if setting("do_pad", False):
+        raise _unlike(name, "pads pictures")
+    size, fit = _size_and_fit(setting, config, name)
+    resample = _RESAMPLE.get(int(setting("resample", 3)))
+    if resample is None:
+        raise _unlike(name, f"resizes with PIL's filter {int(setting('resample'))}")
+    normal = setting("do_normalize", True)
+    mean, std = (
+        (_three(setting("image_mean", 0.5)), _three(setting("image_std", 0.5))) if normal else ((0.0,) * 3, (1.0,) * 3)
+    )
+    return ImageTransform(size=size, mean=mean, std=std, fit=fit, resample=resample)
+
+
+def _size_and_fit(setting: Any, config: PreTrainedConfig, name: str) -> tuple[int, Literal["crop", "squash"]]:
+    if setting("max_num_patches"):  # NaFlex: as many patches as a square of this side has
+        return int(setting("max_num_patches") ** 0.5) * int(setting("patch_size")), "squash"
+    if not setting("do_resize", True):
+        return int(config.vision_config.image_size), "crop"
+    size = setting("size")
+    crop = setting("crop_size") if setting("do_center_crop", False) else None
+    shorter, square = _entry(size, "shortest_edge"), _square(size)
+    if shorter is not None and crop is not None and _square(crop) == shorter:
+        return shorter, "crop"
+    if square is not None and crop is None:
+        return square, "squash"
+    if square is not None and _square(crop) == square:
+        return square, "squash"
+    raise _unlike(name, f"resizes to {_plain(size)}" + (f" and crops {_plain(crop)}" if crop is not None else ""))
+
+
+def _square(size: Any) -> int | None:
+    high, wide = _entry(size, "height"), _entry(size, "width")
+    return high if high is not None and high == wide else None
+
+
+def _entry(size: Any, key: str) -> int | None:
+    value = size.get(key) if isinstance(size, Mapping) else getattr(size, key, None)
+    return None if value is None else int(value)
+
+
+def _plain(size: Any) -> str:
+    keys = ("height", "width", "shortest_edge", "longest_edge")
+    return " ".join(f"{key} {_entry(size, key)}" for key in keys if _entry(size, key) is not None)
+
+
+def _three(value: Any) -> tuple[float, float, float]:
+    values = tuple(float(entry) for entry in value) if hasattr(value, "__len__") else (float(value),) * 3
+    return values if len(values) == 3 else (values[0],) * 3
+
+
+def _unlike(name: str, what: str) -> UserError:
+    return UserError(
+        f"{name}: its image processor {what}, which no transform here does. Transform the images with the processor "
+        "and embed the pixels with transformers, or edit preprocessor_config.json."
+    )
+
+
+def processor_of(transform: ImageTransform) -> Any:
+    """The image processor that prepares a picture as ``transform`` does in evaluation."""
+    size = {"height": transform.size, "width": transform.size}
+    resample = next(number for number, word in _RESAMPLE.items() if word == transform.resample)
+    common = {"image_mean": list(transform.mean), "image_std": list(transform.std), "resample": resample}
+    if transform.fit == "squash":
+        return SiglipImageProcessorPil(size=size, **common)
+    return CLIPImageProcessorPil(size={"shortest_edge": transform.size}, crop_size=size, **common)

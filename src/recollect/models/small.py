@@ -1,0 +1,266 @@
+"""The small towers of the studies: a linear map or a convnet beside a bag of words.
+
+They train in seconds on one core, so that an ablation can be run with several seeds. Their pictures are the built-in
+worlds', which vary by themselves: no crop is added in training.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from recollect.core.errors import UserError
+from recollect.core.seeding import derive_seed, torch_generator
+from recollect.core.types import Kind
+from recollect.data.transforms import ImageTransform
+from recollect.models.dual import DualEncoder, Tower
+from recollect.models.prefixes import SPREAD, prefix_words
+from recollect.models.tokenizers import WordTokenizer
+
+WEIGHTS = "model.safetensors"
+
+_WORD_SPREAD = 0.5
+
+
+@dataclass(frozen=True)
+class BagOfWords:
+    """Settings of the text tower: the sum of word vectors, then a linear map or a small MLP.
+
+    Attributes:
+        words: width of a word vector; with a linear map, the rank of the tower.
+        hidden: width of the MLP's hidden layer, or None for a linear map.
+    """
+
+    words: int
+    hidden: int | None = None
+
+
+@dataclass(frozen=True)
+class VectorTowers:
+    """Settings for the vector world: one linear layer for the images.
+
+    Attributes:
+        text: the text tower.
+        inputs: entries of an image vector.
+        width: entries of an embedding.
+    """
+
+    text: BagOfWords
+    inputs: int = 192
+    width: int = 192
+
+
+@dataclass(frozen=True)
+class GlyphTowers:
+    """Settings for pictures of 32 × 32: a convnet of two layers, or one frozen random layer.
+
+    Attributes:
+        text: the text tower.
+        image: ``convnet`` (``channels``, then twice as many) or ``random`` (``channels`` frozen filters, pooled to
+            4 × 4).
+        channels: filters of the first layer.
+        width: entries of an embedding.
+        gain: factor on the linear head's weights at the start.
+        mean, std: of the pictures, in units of full brightness.
+    """
+
+    text: BagOfWords
+    image: Literal["convnet", "random"] = "convnet"
+    channels: int = 48
+    width: int = 256
+    gain: float = 1.0
+    mean: float = 0.45
+    std: float = 0.3
+
+
+class SmallEncoder(DualEncoder):
+    """An image tower beside a bag of words; see `VectorEncoder` and `GlyphEncoder`.
+
+    Attributes:
+        words: the vocabulary of the text tower.
+        settings: what the towers were made from.
+    """
+
+    architecture: str
+
+    def __init__(
+        self, image: nn.Module, settings: "VectorTowers | GlyphTowers", words: WordTokenizer, preset: str
+    ) -> None:
+        super().__init__()
+        self.settings, self.words, self.preset, self.width = settings, words, preset, settings.width
+        self.prefixes = {}
+        text = settings.text
+        self.image_tower = image
+        self.word_vectors = nn.EmbeddingBag(len(words), text.words, mode="sum", padding_idx=0)
+        with torch.no_grad():
+            self.word_vectors.weight.normal_(std=_WORD_SPREAD)[0].zero_()
+        self.text_head: nn.Module = nn.Linear(text.words, settings.width)
+        if text.hidden:
+            self.text_head = nn.Sequential(
+                nn.Linear(text.words, text.hidden), nn.GELU(), nn.Linear(text.hidden, settings.width)
+            )
+        self.register_buffer("logit_scale", torch.tensor(10.0).log())
+        self.register_buffer("logit_bias", torch.tensor(-10.0))
+
+    def training_transform(self) -> ImageTransform:
+        """The evaluation transform: the worlds these towers are for vary their pictures themselves."""
+        return self.transform
+
+    def tokenize(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None = None) -> dict[str, Tensor]:
+        """Numbers of the known words, padded with 0; the prefix tokens of its kind stand in front of a text."""
+        words = self.words(texts)
+        if kinds is None or not self.prefixes:
+            return {"input_ids": words}
+        each = [kinds] * len(texts) if isinstance(kinds, str) else kinds
+        if len(each) != len(texts):
+            raise ValueError(f"{len(texts)} texts, but {len(each)} kinds")
+        table = self._prefix_numbers()
+        longest = max(map(len, table.values()))
+        front = torch.zeros(len(texts), longest, dtype=torch.int64)
+        for row, kind in enumerate(each):
+            if kind not in table:
+                raise UserError(f"this model has no {kind} prefix; it has {', '.join(table)}")
+            front[row, : len(table[kind])] = torch.tensor(table[kind])
+        return {"input_ids": torch.cat([front, words], dim=1)}
+
+    def _prefix_numbers(self) -> dict[Kind, list[int]]:
+        numbers = iter(range(len(self.words), self.word_vectors.num_embeddings))
+        return {kind: [next(numbers) for _ in words] for kind, words in self.prefixes.items()}
+
+    def encode_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n width"]:
+        """Raw image embeddings."""
+        return self.image_tower(pixels)
+
+    def encode_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "n width"]:
+        """Raw text embeddings."""
+        ids: Int[Tensor, "n longest"] = tokens["input_ids"].to(self.device)
+        return self.text_head(self.word_vectors(ids))
+
+    def add_prefixes(self, kinds: Sequence[Kind], *, length: int = 1, seed: int = 0) -> None:
+        """Give each of ``kinds`` its own ``length`` prefix vectors, drawn from N(0, 0.02), unless it has some."""
+        new = {kind: prefix_words(kind, length) for kind in dict.fromkeys(kinds) if kind not in self.prefixes}
+        old = self.word_vectors.weight
+        drawn = [
+            torch.randn(old.shape[1], generator=torch_generator(seed, "prefix", word)) * SPREAD
+            for words in new.values()
+            for word in words
+        ]
+        if not drawn:
+            return
+        self._set_table(torch.cat([old.detach(), torch.stack(drawn).to(old)]))
+        self.prefixes |= new
+
+    def _set_table(self, weight: Float[Tensor, "rows words"]) -> None:
+        self.word_vectors = nn.EmbeddingBag.from_pretrained(weight, freeze=False, mode="sum", padding_idx=0)
+
+    def tower_parameters(self, tower: Tower) -> Iterator[nn.Parameter]:
+        """The parameters of one tower."""
+        parts = [self.image_tower] if tower == "image" else [self.word_vectors, self.text_head]
+        return (value for part in parts for value in part.parameters())
+
+    def _write(self, folder: Path) -> None:
+        save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, folder / WEIGHTS)
+
+    def _record(self) -> dict[str, Any]:
+        return {
+            "architecture": self.architecture,
+            "settings": asdict(self.settings),
+            "vocabulary": list(self.words.words),
+        }
+
+    def _reading(self) -> str:
+        return " ".join(self.words.words)
+
+
+class VectorEncoder(SmallEncoder):
+    """One linear layer for vectors of the latent world, a bag of words for captions."""
+
+    architecture = "vectors"
+
+    def __init__(self, settings: VectorTowers, words: WordTokenizer, preset: str = "") -> None:
+        super().__init__(nn.Linear(settings.inputs, settings.width), settings, words, preset)
+        self.transform = ImageTransform(size=1)  # vectors pass through any transform
+
+
+class GlyphEncoder(SmallEncoder):
+    """A small convnet for pictures of 32 × 32, a bag of words for captions."""
+
+    architecture = "glyphs"
+
+    def __init__(self, settings: GlyphTowers, words: WordTokenizer, preset: str = "") -> None:
+        tower = _convnet(settings) if settings.image == "convnet" else _RandomFilters(settings)
+        super().__init__(tower, settings, words, preset)
+        self.transform = ImageTransform(size=32, mean=(settings.mean,) * 3, std=(settings.std,) * 3)
+
+
+def _convnet(settings: GlyphTowers) -> nn.Sequential:
+    channels = settings.channels
+    return nn.Sequential(
+        nn.Conv2d(3, channels, 4, stride=4),
+        nn.ReLU(),
+        nn.GroupNorm(1, channels),
+        nn.Conv2d(channels, 2 * channels, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.LayerNorm(2 * channels * 16),
+        _head(2 * channels * 16, settings),
+    )
+
+
+class _RandomFilters(nn.Module):
+    """Frozen random filters that respond to edges more than to brightness, pooled to 4 × 4; only the head learns."""
+
+    def __init__(self, settings: GlyphTowers) -> None:
+        super().__init__()
+        self.filters = nn.Conv2d(3, settings.channels, 5, stride=2, padding=2)
+        with torch.no_grad():
+            weight = self.filters.weight
+            weight -= 0.7 * weight.mean((2, 3), keepdim=True)
+            weight /= weight.flatten(1).norm(dim=1)[:, None, None, None]
+        self.filters.requires_grad_(False)
+        features = settings.channels * 16
+        self.norm = nn.LayerNorm(features, elementwise_affine=False)
+        self.head = _head(features, settings)
+
+    def forward(self, pixels: Float[Tensor, "n 3 height width"]) -> Float[Tensor, "n out"]:
+        return self.head(self.norm(F.adaptive_avg_pool2d(F.relu(self.filters(pixels)), 4).flatten(1)))
+
+
+def _head(inputs: int, settings: GlyphTowers) -> nn.Linear:
+    head = nn.Linear(inputs, settings.width)
+    with torch.no_grad():
+        head.weight *= settings.gain
+    return head
+
+
+Settings = TypeVar("Settings", VectorTowers, GlyphTowers)
+
+ENCODERS: dict[type, type[SmallEncoder]] = {VectorTowers: VectorEncoder, GlyphTowers: GlyphEncoder}
+
+
+def build_small(settings: VectorTowers | GlyphTowers, words: WordTokenizer, preset: str, seed: int) -> SmallEncoder:
+    """Towers as ``settings`` say, initialised from ``seed`` alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "model"))
+        return ENCODERS[type(settings)](settings, words, preset)  # type: ignore[call-arg]
+
+
+def restore_small(record: dict[str, Any], weights: dict[str, Tensor]) -> SmallEncoder:
+    """The encoder that a record and its weights describe.
+
+    Raises:
+        KeyError, TypeError, RuntimeError: they do not fit together.
+    """
+    kind = next(kind for kind, encoder in ENCODERS.items() if encoder.architecture == record["architecture"])
+    settings = kind(**record["settings"] | {"text": BagOfWords(**record["settings"]["text"])})
+    encoder = build_small(settings, WordTokenizer(record["vocabulary"]), record["preset"], seed=0)
+    encoder.prefixes = {name: tuple(words) for name, words in record["prefixes"].items()}
+    encoder._set_table(weights["word_vectors.weight"])
+    encoder.load_state_dict(weights)
+    return encoder
