@@ -1,0 +1,138 @@
+"""Choosing a mixing weight: exactly, and on the support set alone."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from sklearn.model_selection import StratifiedKFold
+
+
+def correct_interval(base: np.ndarray, extra: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each row the weights ``a`` at which ``base + a extra`` is largest at its label.
+
+    Against each other class the condition is linear in ``a``, so all together hold on one interval.
+
+    Args:
+        base, extra: scores (n, classes).
+        labels: (n,), indices of classes.
+
+    Returns:
+        Lower and upper ends (n,); a row that is never right has ``lower >= upper``.
+    """
+    rows = np.arange(len(labels))
+    # (extra_y - extra_c) a > base_c - base_y
+    slope = (extra[rows, labels][:, None] - extra).astype(np.float64)
+    need = (base - base[rows, labels][:, None]).astype(np.float64)
+    slope[rows, labels], need[rows, labels] = 1.0, -np.inf  # the label itself is no rival
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bound = need / slope
+    lower = np.where(slope > 0, bound, -np.inf).max(axis=1)
+    upper = np.where(slope < 0, bound, np.inf).min(axis=1)
+    # Equal slopes leave the comparison to the base: a tie there goes to the class met first.
+    first = np.arange(base.shape[1])[None, :] < labels[:, None]
+    lost = (slope == 0) & ((need > 0) | ((need == 0) & first))
+    lower[lost.any(axis=1)] = np.inf
+    return lower, upper
+
+
+def best_weight(
+    base: np.ndarray,
+    extra: np.ndarray,
+    labels: np.ndarray,
+    bounds: tuple[float, float] = (0.0, np.inf),
+) -> tuple[float, float]:
+    """The weight ``a`` at which ``base + a extra`` is right most often, over all reals in ``bounds``.
+
+    Accuracy is piecewise constant in ``a`` and changes only at the ends of the rows' intervals, so sorting these ends
+    finds its maximum exactly. The answer is the centre of the best plateau, of the lowest one where several are as
+    good; a plateau without upper end gives twice the last weight at which any row changes (1 if that is 0).
+
+    Args:
+        base, extra: scores (n, classes), at least one row.
+        labels: (n,), indices of classes.
+        bounds: where to search.
+
+    Returns:
+        The weight, and the share of rows that are right there (0 to 1).
+    """
+    lower, upper = correct_interval(base, extra, labels)
+    lower, upper = np.maximum(lower, bounds[0]), np.minimum(upper, bounds[1])
+    live = lower < upper
+    ends = np.concatenate([lower[live], upper[live]])
+    steps = np.concatenate([np.ones(live.sum()), -np.ones(live.sum())])
+    places, index = np.unique(np.concatenate([[bounds[0], bounds[1]], ends]), return_inverse=True)
+    change = np.zeros(len(places))
+    np.add.at(change, index[2:], steps)
+    right = np.cumsum(change)[:-1]  # on the open interval from places[i] to places[i + 1]
+    best = last = int(np.argmax(right))
+    while last + 1 < len(right) and right[last + 1] == right[best]:
+        last += 1
+    if np.isfinite(places[last + 1]):
+        weight = (places[best] + places[last + 1]) / 2
+        if weight in places:  # where one row turns wrong as another turns right, both are tied: stay clear of it
+            weight = (weight + places[np.searchsorted(places, weight) + 1]) / 2
+    else:
+        weight = 2 * places[last] if places[last] > 0 else 1.0
+    return float(weight), float(right[best]) / len(labels)
+
+
+def support_folds(labels: np.ndarray, folds: int = 3) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Stratified folds of a support set: three, fewer where a class has fewer examples, none for a single one.
+
+    Yields:
+        Indices to learn from and indices to choose on.
+    """
+    folds = min(folds, int(np.bincount(labels).min()))
+    if folds < 2:
+        return
+    splitter = StratifiedKFold(folds, shuffle=True, random_state=0)
+    yield from splitter.split(np.zeros((len(labels), 1)), labels)
+
+
+Components = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""From support, labels and held-out queries to the two scores whose mixture is sought."""
+
+
+def cross_validated_scores(
+    components: Components, support: np.ndarray, labels: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Both scores of every example when it is held out, and its label; None where nothing can be held out."""
+    parts = []
+    for learn, choose in support_folds(labels):
+        base, extra = components(support[learn], labels[learn], support[choose])
+        parts.append((base, extra, labels[choose]))
+    if not parts:
+        return None
+    base, extra, held_out = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return base, extra, held_out
+
+
+def tuned_weight(
+    given: float | None,
+    components: Components,
+    support: np.ndarray,
+    labels: np.ndarray,
+    *,
+    default: float = 1.0,
+    bounds: tuple[float, float] = (0.0, np.inf),
+    sums: bool = False,
+) -> float:
+    """The weight of the second score: ``given``, or the best on held-out parts of the support.
+
+    Args:
+        given: the user's choice; None to choose here.
+        default: where a class has a single example and nothing can be held out.
+        bounds: where to search.
+        sums: the second score is a sum over examples, which is smaller in a fold than with the whole support.
+    """
+    if given is not None:
+        return given
+    scores = cross_validated_scores(components, support, labels)
+    if scores is None:
+        return default
+    return best_weight(*scores, bounds)[0] * (held_in_share(labels) if sums else 1.0)
+
+
+def held_in_share(labels: np.ndarray) -> float:
+    """Share of the support that a fold learns from. A sum over examples shrinks by it, so its weight must too."""
+    folds = min(3, int(np.bincount(labels).min()))
+    return 1.0 if folds < 2 else (folds - 1) / folds

@@ -1,0 +1,123 @@
+"""The nearest examples vote for their class (LIxP, appendix B)."""
+
+import numpy as np
+
+from recollect.fewshot.base import EmbeddingClassifier
+
+
+def nearest(similarity: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices and similarities of the ``k`` largest entries of each row, largest first, the first of equals first."""
+    if k < similarity.shape[1]:
+        part = np.argpartition(-similarity, k - 1, axis=1)[:, :k]
+        # Among equals at the border, argpartition takes any: those with lower index go first.
+        border = np.take_along_axis(similarity, part, axis=1).min(axis=1)
+        if np.any((similarity >= border[:, None]).sum(axis=1) > k):
+            part = np.argsort(-similarity, axis=1, kind="stable")[:, :k]
+        part = np.sort(part, axis=1)
+    else:
+        part = np.broadcast_to(np.arange(similarity.shape[1]), similarity.shape)
+    values = np.take_along_axis(similarity, part, axis=1)
+    order = np.argsort(-values, axis=1, kind="stable")
+    return np.take_along_axis(part, order, axis=1), np.take_along_axis(values, order, axis=1)
+
+
+def tally(weights: np.ndarray, voters: np.ndarray, classes: int) -> np.ndarray:
+    """Sum of the weights that fall to each class: (queries, classes).
+
+    Args:
+        weights: (queries, k), or (k,) if the same for all.
+        voters: class index of each neighbour (queries, k), nearest first.
+    """
+    weights = np.broadcast_to(weights, voters.shape)
+    place = voters + classes * np.arange(len(voters))[:, None]
+    votes = np.bincount(place.ravel(), weights.ravel(), minlength=classes * len(voters))
+    return votes.reshape(len(voters), classes)
+
+
+def first_met(voters: np.ndarray, classes: int) -> np.ndarray:
+    """1 for the class of the nearest neighbour, less for each class met later, 0 for those not met."""
+    k = voters.shape[1]
+    met = np.full((len(voters), classes), k)
+    np.minimum.at(met, (np.arange(len(voters))[:, None], voters), np.arange(k))
+    return 1.0 - met / k
+
+
+class _Voting(EmbeddingClassifier):
+    """Scores are the share of votes of each class; ties go to the class met first."""
+
+    k: int
+
+    def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
+        if self.k < 1:
+            raise ValueError(f"k must be at least 1, got {self.k}")
+        self.support_, self.labels_ = support, labels
+        self.k_ = self._neighbours(labels)
+
+    def _neighbours(self, labels: np.ndarray) -> int:
+        return min(self.k, len(labels))
+
+    def _weights(self, similarity: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+    def _scores(self, queries: np.ndarray) -> np.ndarray:
+        return self.vote(*nearest(queries @ self.support_.T, self.k_))
+
+    def vote(self, neighbours: np.ndarray, similarity: np.ndarray) -> np.ndarray:
+        """Shares of the votes, given the ``k_`` nearest examples of each query, nearest first."""
+        voters = self.labels_[neighbours]
+        votes = tally(self._weights(similarity), voters, len(self.classes_))
+        # Rounding leaves equal shares unequal; what is equal to nine digits is a tie, and the nearest decides.
+        shares = np.round(votes / votes.sum(axis=1, keepdims=True), 9)
+        return shares + 1e-10 * first_met(voters, len(self.classes_))
+
+    def _probabilities(self, scores: np.ndarray) -> np.ndarray:
+        return scores / scores.sum(axis=1, keepdims=True)
+
+
+class PluralityVoting(_Voting):
+    """Each of the nearest examples has one vote; k is capped at the shots of a class (Nakata et al., 2022).
+
+    Args:
+        k: number of neighbours.
+    """
+
+    def __init__(self, k: int = 32) -> None:
+        self.k = k
+
+    def _neighbours(self, labels: np.ndarray) -> int:
+        return min(self.k, int(np.bincount(labels).max()))
+
+    def _weights(self, similarity: np.ndarray) -> np.ndarray:
+        return np.ones(similarity.shape[1])
+
+
+class SoftmaxVoting(_Voting):
+    """A vote weighs ``softmax(f·F / temperature)`` over the k nearest (LIxP, Eq. 10).
+
+    Args:
+        k: number of neighbours.
+        temperature: 0.07 in the literature.
+    """
+
+    def __init__(self, k: int = 32, temperature: float = 0.07) -> None:
+        self.k = k
+        self.temperature = temperature
+
+    def _weights(self, similarity: np.ndarray) -> np.ndarray:
+        return np.exp((similarity - similarity[:, :1]) / self.temperature)
+
+
+class RankVoting(_Voting):
+    """A vote weighs ``1 / (offset + rank)``, rank from 0 (Geirhos et al., 2024).
+
+    Args:
+        k: number of neighbours.
+        offset: 2 in the literature.
+    """
+
+    def __init__(self, k: int = 32, offset: float = 2.0) -> None:
+        self.k = k
+        self.offset = offset
+
+    def _weights(self, similarity: np.ndarray) -> np.ndarray:
+        return 1.0 / (self.offset + np.arange(similarity.shape[1]))

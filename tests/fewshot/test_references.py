@@ -1,0 +1,228 @@
+"""Every training-free classifier against a loop over queries, examples and classes in float64."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.special import rel_entr
+
+from recollect import fewshot
+from recollect.fewshot.ape import channel_scores
+
+CLASSES, SHOTS, WIDTH = 4, 5, 12
+
+
+def unit(vector):
+    return vector / math.sqrt(sum(float(entry) ** 2 for entry in vector))
+
+
+@pytest.fixture(scope="module")
+def world():
+    generator = np.random.default_rng(3)
+    centres = generator.normal(size=(CLASSES, WIDTH))
+    labels = np.repeat(np.arange(CLASSES), SHOTS)
+    order = generator.permutation(len(labels))
+    support = np.array([unit(centres[label] + generator.normal(size=WIDTH)) for label in labels])[order]
+    queries = np.array(
+        [unit(centres[label] + generator.normal(size=WIDTH)) for label in generator.integers(4, size=15)]
+    )
+    texts = np.array([unit(centre + generator.normal(size=WIDTH)) for centre in centres])
+    return support, labels[order], queries, texts
+
+
+def softmax(values):
+    weights = [math.exp(value - max(values)) for value in values]
+    return [weight / sum(weights) for weight in weights]
+
+
+def slow_prototype(query, support, labels, texts, cosine=False):
+    scores = []
+    for label in range(CLASSES):
+        mean = sum(row for row, own in zip(support, labels, strict=True) if own == label) / SHOTS
+        scores.append(query @ (unit(mean) if cosine else mean))
+    return scores
+
+
+def slow_tip(query, support, labels, texts, alpha=1.0, beta=5.5, scale=1.0):
+    scores = [scale * query @ text for text in texts]
+    for row, label in zip(support, labels, strict=True):
+        scores[label] += alpha * math.exp(-beta * (1 - query @ row))
+    return scores
+
+
+def slow_votes(query, support, labels, k, weigh):
+    ranked = sorted(range(len(support)), key=lambda index: -(query @ support[index]))[:k]
+    near = [query @ support[index] for index in ranked]
+    votes = [0.0] * CLASSES
+    for rank, index in enumerate(ranked):
+        votes[labels[index]] += weigh(rank, near)
+    return [vote / sum(votes) for vote in votes]
+
+
+def slow_tip_x(query, support, labels, texts, gamma):
+    def guess(image):
+        return np.array(softmax([100 * image @ text for text in texts]))
+
+    def divergence(left, right):
+        return float(rel_entr(guess(left), guess(right)).sum())
+
+    between = [divergence(a, b) for a in support for b in support]
+    kernel = [math.exp(-5.5 * (1 - a @ b)) for a in support for b in support]
+    scores = slow_tip(query, support, labels, texts)
+    for row, label in zip(support, labels, strict=True):
+        share = (max(between) - divergence(query, row)) / (max(between) - min(between))
+        scores[label] += gamma * (min(kernel) + share * (max(kernel) - min(kernel)))
+    return scores
+
+
+def slow_ape(query, support, labels, texts, alpha, gamma=0.2, beta=5.5):
+    criterion = []
+    for channel in range(WIDTH):
+        pairs = [texts[i][channel] * texts[j][channel] for i in range(CLASSES) for j in range(CLASSES) if i != j]
+        criterion.append(-0.7 * np.mean(pairs) + 0.3 * np.var(texts[:, channel], ddof=1))
+    kept = sorted(np.argsort(criterion)[::-1][: round(0.75 * WIDTH)])
+    scores = [query @ text for text in texts]
+    for row, label in zip(support, labels, strict=True):
+        guess = softmax([100 * unit(row[kept]) @ unit(text[kept]) for text in texts])
+        weight = math.exp(gamma * -math.log(guess[label]))
+        scores[label] += alpha * weight * math.exp(-beta * (1 - unit(query[kept]) @ unit(row[kept])))
+    return scores
+
+
+def slow_gda(query, support, labels, texts, alpha):
+    means = [sum(row for row, own in zip(support, labels, strict=True) if own == c) / SHOTS for c in range(CLASSES)]
+    scatter = sum(np.outer(row - means[own], row - means[own]) for row, own in zip(support, labels, strict=True))
+    covariance = scatter / (len(support) - 1)
+    precision = WIDTH * np.linalg.inv((len(support) - 1) * covariance + np.trace(covariance) * np.eye(WIDTH))
+    scores = []
+    for mean, text in zip(means, texts, strict=True):
+        weight = mean @ precision
+        bias = math.log(1 / CLASSES) - 0.5 * mean @ precision @ mean
+        scores.append(100 * query @ text + alpha * (query @ weight + bias))
+    return scores
+
+
+def slow_dmn(query, support, labels, texts, alpha):
+    scores = []
+    for label, text in enumerate(texts):
+        read = sum(
+            math.exp(-5.5 * (1 - query @ row)) * row for row, own in zip(support, labels, strict=True) if own == label
+        )
+        scores.append(query @ text + alpha * query @ unit(read))
+    return scores
+
+
+def slow_mix(query, support, labels, texts, weight):
+    zero_shot = softmax([100 * query @ text for text in texts])
+    votes = slow_votes(query, support, labels, 7, lambda rank, near: math.exp(near[rank] / 0.07))
+    return [z + weight * v for z, v in zip(zero_shot, votes, strict=True)]
+
+
+CASES = {
+    "prototype": (fewshot.PrototypeClassifier(), slow_prototype),
+    "prototype cosine": (fewshot.PrototypeClassifier(cosine=True), lambda *a: slow_prototype(*a, cosine=True)),
+    "zero-shot": (fewshot.ZeroShot(), lambda query, support, labels, texts: [query @ text for text in texts]),
+    "tip": (fewshot.TipAdapter(), slow_tip),
+    "tip official": (fewshot.TipAdapter(preset="official", alpha=2.0, beta=3.0),
+                     lambda *a: slow_tip(*a, alpha=2.0, beta=3.0, scale=100.0)),
+    "plurality": (fewshot.PluralityVoting(), lambda q, s, y, t: slow_votes(q, s, y, SHOTS, lambda rank, near: 1.0)),
+    "softmax": (fewshot.SoftmaxVoting(k=7),
+                lambda q, s, y, t: slow_votes(q, s, y, 7, lambda rank, near: math.exp(near[rank] / 0.07))),
+    "rank": (fewshot.RankVoting(), lambda q, s, y, t: slow_votes(q, s, y, 20, lambda rank, near: 1 / (2 + rank))),
+    "tip-x": (fewshot.TipX(gamma=0.8), lambda *a: slow_tip_x(*a, gamma=0.8)),
+    "ape": (fewshot.ApeClassifier(alpha=1.3), lambda *a: slow_ape(*a, alpha=1.3)),
+    "gda": (fewshot.GaussianDiscriminant(alpha=0.4), lambda *a: slow_gda(*a, alpha=0.4)),
+    "dmn": (fewshot.DualMemory(alpha=0.9), lambda *a: slow_dmn(*a, alpha=0.9)),
+    "mix": (fewshot.ZeroShotMix(fewshot.SoftmaxVoting(k=7), weight=0.7), lambda *a: slow_mix(*a, weight=0.7)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_scores_equal_the_slow_reference(name, world):
+    support, labels, queries, texts = world
+    estimator, slow = CASES[name]
+    if "text_features" in estimator.get_params():
+        estimator.set_params(text_features=texts)
+    found = estimator.fit(support, labels).scores(queries)
+    expected = np.array([slow(query, support, labels, texts) for query in queries])
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=2e-9)
+
+
+def test_the_channel_score_visits_no_pair_but_counts_them_all(world):
+    texts = world[3]
+    for channel, score in enumerate(channel_scores(texts, 1.0)):
+        pairs = [texts[i][channel] * texts[j][channel] for i in range(4) for j in range(4) if i != j]
+        assert score == pytest.approx(-np.mean(pairs))
+
+
+def test_cross_validation_picks_the_best_pair_of_its_grid(world):
+    """Against a fine grid of alpha for every beta, with the same folds: nothing on the grid is better."""
+    from sklearn.model_selection import StratifiedKFold
+
+    from recollect.fewshot.tip import BETA_GRID
+
+    support, labels, _, texts = world
+    model = fewshot.CrossValidatedTipAdapter(text_features=texts).fit(support, labels)
+    folds = list(StratifiedKFold(3, shuffle=True, random_state=0).split(support, labels))
+
+    def held_out_accuracy(alpha, beta):
+        right = 0
+        for learn, choose in folds:
+            for index in choose:
+                scores = slow_tip(support[index], support[learn], labels[learn], texts, alpha, beta)
+                right += int(np.argmax(scores) == labels[index])
+        return right / len(labels)
+
+    chosen = held_out_accuracy(model.alpha_ * 3 / 2, model.beta_)
+    grid = max(held_out_accuracy(alpha, beta) for beta in BETA_GRID[::3] for alpha in np.geomspace(0.01, 50, 15))
+    assert chosen >= grid
+
+
+def test_ties_go_to_the_class_met_first():
+    support = np.array([unit(np.array(row)) for row in ([1, 0.2], [1, 0.1], [0.2, 1], [0.1, 1])])
+    labels = np.array([0, 1, 1, 0])
+    model = fewshot.PluralityVoting(k=2).fit(support, labels)
+    assert model.predict(np.array([[1.0, 0.0]])).tolist() == [1]  # 1 is nearest, one vote each
+    assert model.predict(np.array([[0.0, 1.0]])).tolist() == [0]
+
+
+def test_plurality_caps_the_neighbours_at_the_shots_and_the_others_at_the_support(world):
+    support, labels, _, _ = world
+    assert fewshot.PluralityVoting().fit(support, labels).k_ == SHOTS
+    assert fewshot.SoftmaxVoting().fit(support, labels).k_ == SHOTS * CLASSES
+    assert fewshot.RankVoting(k=3).fit(support, labels).k_ == 3
+
+
+@pytest.mark.parametrize("name", ["TipAdapterF", "ClipAdapter", "ApeTrained", "LinearProbe"])
+def test_training_fits_the_support_and_repeats_exactly(name, world):
+    support, labels, queries, texts = world
+    estimator = getattr(fewshot, name)()
+    if "text_features" in estimator.get_params():
+        estimator.set_params(text_features=texts)
+    if "epochs" in estimator.get_params():
+        untrained = estimator.set_params(epochs=0).fit(support, labels)
+        before = np.mean(untrained.predict(support) == labels)
+        first_scores = untrained.scores(queries)
+        estimator.set_params(epochs=200, learning_rate=1e-2)
+        trained = estimator.fit(support, labels)
+        assert np.mean(trained.predict(support) == labels) >= before
+        assert np.abs(trained.scores(queries) - first_scores).max() > 0.1
+    again = estimator.fit(support, labels).scores(queries)
+    np.testing.assert_array_equal(again, estimator.fit(support, labels).scores(queries))
+
+
+@pytest.mark.parametrize(
+    ("trained", "free"),
+    [
+        (fewshot.TipAdapterF(epochs=0), fewshot.TipAdapter(preset="official")),
+        (fewshot.ApeTrained(epochs=0, alpha=1.0), fewshot.ApeClassifier(alpha=1.0)),
+        (fewshot.ClipAdapter(epochs=0, ratio=0.0), fewshot.ZeroShot()),
+    ],
+)
+def test_without_training_a_trained_method_is_its_training_free_self(trained, free, world):
+    support, labels, queries, texts = world
+    ours, theirs = (
+        model.set_params(text_features=texts).fit(support, labels).scores(queries) for model in (trained, free)
+    )
+    factor = 1.0 if isinstance(free, fewshot.TipAdapter) else 100.0
+    np.testing.assert_allclose(ours, factor * theirs, rtol=2e-5, atol=1e-4)

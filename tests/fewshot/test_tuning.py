@@ -1,0 +1,103 @@
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recollect.fewshot.tuning import best_weight, cross_validated_scores, held_in_share, support_folds, tuned_weight
+
+
+def accuracy(base, extra, labels, weight):
+    return np.mean(np.argmax(base + weight * extra, axis=1) == labels)
+
+
+def scores(seed, rows=25, classes=4, coarse=False):
+    generator = np.random.default_rng(seed)
+    base, extra = generator.normal(size=(2, rows, classes))
+    if coarse:  # many equal scores
+        base, extra = np.round(base), np.round(extra)
+    return base, extra, generator.integers(classes, size=rows)
+
+
+def brute_force(base, extra, labels, low, high):
+    """Accuracy between every two neighbouring weights at which any two classes of any row tie."""
+    crossings = {low}
+    for row in range(len(labels)):
+        for one in range(base.shape[1]):
+            for other in range(one):
+                slope = extra[row, one] - extra[row, other]
+                if slope:
+                    crossings.add((base[row, other] - base[row, one]) / slope)
+    inside = sorted(place for place in crossings if low <= place < high)
+    ends = [*inside, high if np.isfinite(high) else inside[-1] + 2]
+    return max(accuracy(base, extra, labels, (a + b) / 2) for a, b in pairwise(ends) if b > a)
+
+
+@given(st.integers(0, 10**6), st.booleans(), st.sampled_from([(0.0, np.inf), (1e-4, 1e2), (0.5, 0.9)]))
+def test_no_weight_beats_the_sweep(seed, coarse, bounds):
+    base, extra, labels = scores(seed, coarse=coarse)
+    weight, share = best_weight(base, extra, labels, bounds)
+    assert bounds[0] <= weight <= bounds[1]
+    assert share == pytest.approx(brute_force(base, extra, labels, *bounds))
+    assert accuracy(base, extra, labels, weight) == pytest.approx(share)
+
+
+def test_the_answer_is_the_centre_of_the_best_plateau():
+    # The row is right where 1 + 0 a < 0 + a (a > 1) and 5 > 2 a + ... (a < 2.5): on (1, 2.5).
+    base, extra = np.array([[1.0, 0.0, -2.5]]), np.array([[0.0, 1.0, 2.0]])
+    assert best_weight(base, extra, np.array([1])) == (pytest.approx(1.75), 1.0)
+
+
+def test_the_lowest_of_equal_plateaus_wins():
+    # The first row is right on (0, 1), the second on (2, 3): nothing is right in between.
+    base = np.array([[1.0, 0.0, -9.0], [2.0, 0.0, -3.0]])
+    extra = np.array([[0.0, 1.0, 0.0], [0.0, 1.0, 2.0]])
+    assert best_weight(base, extra, np.array([0, 1])) == (pytest.approx(0.5), 0.5)
+
+
+def test_a_plateau_goes_on_where_one_row_takes_over_from_another():
+    # Right on (0, 1) and on (1, 2.5): the centre of both, clear of the tie at 1.
+    base, extra = np.array([[1.0, 0.0, -9.0], [1.0, 0.0, -2.5]]), np.array([[0.0, 1.0, 0.0], [0.0, 1.0, 2.0]])
+    assert best_weight(base, extra, np.array([0, 1])) == (pytest.approx(1.25), 0.5)
+
+
+def test_an_open_plateau_gives_twice_its_end():
+    base, extra = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])
+    assert best_weight(base, extra, np.array([1]))[0] == pytest.approx(2.0)
+    assert best_weight(extra, np.zeros((1, 2)), np.array([1]))[0] == 1.0
+
+
+def test_folds_hold_out_every_example_once_and_keep_classes_in_proportion():
+    labels = np.repeat([0, 1], 6)
+    seen = np.concatenate([choose for _, choose in support_folds(labels)])
+    assert sorted(seen) == list(range(12))
+    for learn, choose in support_folds(labels):
+        assert not set(learn) & set(choose)
+        assert np.bincount(labels[learn]).tolist() == [4, 4]
+
+
+@pytest.mark.parametrize(("shots", "folds", "share"), [(1, 0, 1.0), (2, 2, 1 / 2), (3, 3, 2 / 3), (16, 3, 2 / 3)])
+def test_folds_follow_the_number_of_shots(shots, folds, share):
+    labels = np.repeat(np.arange(4), shots)
+    assert len(list(support_folds(labels))) == folds
+    assert held_in_share(labels) == share
+
+
+def test_a_given_weight_is_kept_and_one_shot_takes_the_default():
+    def components(support, labels, queries):
+        raise AssertionError("nothing to hold out")
+
+    labels = np.arange(3)
+    assert tuned_weight(0.3, components, np.eye(3), labels) == 0.3
+    assert tuned_weight(None, components, np.eye(3), labels, default=7.0) == 7.0
+
+
+def test_a_held_out_example_never_helps_to_score_itself():
+    support, labels = np.eye(8), np.repeat([0, 1], 4)
+
+    def components(known, known_labels, queries):
+        assert not (queries @ known.T).any()
+        return np.zeros((len(queries), 2)), np.zeros((len(queries), 2))
+
+    assert cross_validated_scores(components, support, labels)[2].shape == (8,)
