@@ -38,10 +38,7 @@ class Subset:
         self.indices = np.asarray(self.indices, dtype=np.int64)
         self.name = self.name or self.source.name
         self.class_names = self.class_names or self.source.class_names
-
-    @property
-    def kind(self) -> Kind:
-        return self.source.kind
+        self.kind: Kind = self.source.kind
 
     @property
     def fingerprint(self) -> str:
@@ -110,11 +107,8 @@ class Joined:
 
     def __post_init__(self) -> None:
         self.name = self.name or "+".join(source.name for source in self.sources)
+        self.kind: Kind = self.sources[0].kind
         self._ends = np.cumsum([len(source) for source in self.sources])
-
-    @property
-    def kind(self) -> Kind:
-        return self.sources[0].kind
 
     @property
     def fingerprint(self) -> str:

@@ -49,13 +49,14 @@ class Opened:
     class_names: tuple[str, ...] = field(default=())
 
 
-def open_tables(place: str, config: str | None = None) -> Opened:
+def open_tables(place: str, config: str | None = None, revision: str | None = None) -> Opened:
     """Open a file, a folder, a glob or brace pattern, or a hub id.
 
     Args:
         place: a Parquet, CSV, TSV or JSON-lines file; a WebDataset tar, or a pattern such as ``shard-{000..099}.tar``;
             a folder of any of these, of images, or written by ``save_to_disk``; or ``owner/name`` on the hub.
         config: the hub set's configuration, where it has several.
+        revision: the hub set's branch or commit.
 
     Raises:
         UserError: nothing is there, or it cannot be read.
@@ -74,13 +75,13 @@ def open_tables(place: str, config: str | None = None) -> Opened:
         return _open_files(files, files[0].parent, where=path.name)
     if path.suffix.lower() in {*_TABLES, ".tar"} or not _HUB_ID.fullmatch(place):
         raise UserError(f"{place}: no such file or folder")
-    return _open_hub(place, config)
+    return _open_hub(place, config, revision)
 
 
-def _open_hub(name: str, config: str | None) -> Opened:
+def _open_hub(name: str, config: str | None, revision: str | None) -> Opened:
     try:
         with _quiet():
-            splits = datasets.load_dataset(name, config)
+            splits = datasets.load_dataset(name, config, revision=revision)
     except Exception as error:
         raise UserError(f"{name}: neither a path here nor a data set the hub gave us ({_reason(error)})") from error
     files = [Path(file["filename"]) for split in splits.values() for file in split.cache_files]

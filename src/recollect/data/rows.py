@@ -27,7 +27,7 @@ class Address:
         keep: column to the values of which a row must have one.
         drop: column to the values of which a row must have none.
         split: a split, a slice of one, or several joined by ``+``.
-        config: configuration of a hub set.
+        config, revision: configuration and revision of a hub set.
         shuffle: seed of the order in which slices count rows; None counts them as they lie.
     """
 
@@ -36,6 +36,7 @@ class Address:
     drop: Mapping[str, tuple[str, ...]]
     split: str | None = None
     config: str | None = None
+    revision: str | None = None
     shuffle: int | None = None
 
     @property
@@ -65,7 +66,7 @@ def parse_address(spec: str) -> Address:
     drop: dict[str, tuple[str, ...]] = {}
     reserved: dict[str, str] = {}
     for key, values in decoded:
-        if key in ("split", "config", "shuffle"):
+        if key in ("split", "config", "revision", "shuffle"):
             reserved[key] = ",".join(values)
         elif key.endswith("!"):
             drop[key[:-1]] = drop.get(key[:-1], ()) + tuple(values)

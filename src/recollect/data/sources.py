@@ -39,13 +39,27 @@ def open_source(
     """
     if spec.startswith(_WORLDS):
         return _open_world(spec, split, kind)
+    return _rows_of(spec, split, columns).source(kind)
+
+
+def split_names(spec: str, columns: Columns | None = None) -> tuple[str, ...]:
+    """The splits that a source has.
+
+    Raises:
+        UserError: there is no such source.
+    """
+    if spec.startswith(_WORLDS):
+        return ("train", "test")
+    return _rows_of(spec, None, columns).split_names()
+
+
+def _rows_of(spec: str, split: str | None, columns: Columns | None) -> "_RowsOf":
     address = parse_address(spec)
     if split is not None:
         address = replace(address, split=split)
-    opened = open_tables(address.place, address.config)
+    opened = open_tables(address.place, address.config, address.revision)
     present = next(iter(opened.splits.values())).column_names
-    resolved = (columns or Columns()).resolve(present, opened.where)
-    return _RowsOf(opened, address, resolved).source(kind)
+    return _RowsOf(opened, address, (columns or Columns()).resolve(present, opened.where))
 
 
 def _open_world(spec: str, split: str | None, kind: Kind | None) -> Source:
@@ -81,6 +95,9 @@ class _RowsOf:
         name = ":".join(part for part in parts if part)
         origin = Origin(where, self.opened.files, self.opened.base)
         return TableSource(name, kind, labels.names, table, rows, ids[rows], columns, origin)
+
+    def split_names(self) -> tuple[str, ...]:
+        return self._splits(self._table())[1]
 
     def _table(self) -> datasets.Dataset:
         splits = list(self.opened.splits.values())

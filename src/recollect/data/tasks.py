@@ -1,8 +1,19 @@
 """What a model is tested on: classes to tell apart, and images and texts to find."""
 
-from dataclasses import dataclass
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from recollect.core.types import Source
+import numpy as np
+
+from recollect.core.errors import UserError
+from recollect.core.seeding import numpy_generator
+from recollect.core.types import NO_LABEL, Source
+from recollect.data.columns import Columns
+from recollect.data.derived import Joined, Subset, sample_texts, source_labels, source_values
+from recollect.data.opening import SPLITS
+from recollect.data.prompts import GENERAL_TEMPLATES, readable
+from recollect.data.sources import open_source, split_names
 
 
 @dataclass(frozen=True)
@@ -24,3 +35,212 @@ class ClassificationTask:
     class_names: tuple[str, ...]
     templates: tuple[str, ...]
     class_texts: tuple[tuple[str, ...], ...] | None = None
+
+
+@dataclass(frozen=True)
+class Division:
+    """Which images are examples and which are tested.
+
+    Attributes:
+        support: split to draw examples from; None for a task without examples (zero-shot only).
+        query: split to test on; None takes the test split, else the validation split.
+        within: divide this one split into both instead, class by class: for sets with a single split, and for those
+            whose classes (not images) are split, such as Omniglot.
+        query_share: share of each class that ``within`` tests on.
+        seed: of that division.
+    """
+
+    support: str | None = "train"
+    query: str | None = None
+    within: str | None = None
+    query_share: float = 0.5
+    seed: int = 0
+
+
+def classification_task(
+    spec: str,
+    *,
+    name: str | None = None,
+    division: Division | None = None,
+    templates: tuple[str, ...] = GENERAL_TEMPLATES,
+    columns: Columns | None = None,
+) -> ClassificationTask:
+    """Open a labelled source as a task.
+
+    Classes are those that occur in either part, in the source's order, the same in both.
+
+    Args:
+        spec: a source with labels and class names (see `open_source`).
+        name: of the task; by default the source's.
+        division: which images are examples and which are tested.
+
+    Raises:
+        UserError: no such split, no class names, a test class without examples, fewer than two classes.
+    """
+    division = division or Division()
+    support, query = _parts(spec, division, columns)
+    names = support.class_names
+    if not names or names != query.class_names:
+        raise UserError(
+            f"{spec}: class names missing. Add a column 'class_name', or name it (--data.class-name-column)."
+        )
+    present, tested = (np.unique(source_labels(part)) for part in (support, query))
+    if division.support is None and division.within is None:
+        present = tested
+    if len(lonely := np.setdiff1d(tested, present)):
+        raise UserError(
+            f"{spec}: {len(lonely)} of {len(tested)} test classes have no examples, such as '{names[lonely[0]]}'. If "
+            "classes are split instead of images, divide one split: --within test."
+        )
+    if len(present) < 2:
+        raise UserError(f"{spec}: only one class, '{names[present[0]]}'; there is nothing to tell apart")
+    kept = tuple(names[label] for label in present)
+    renumber = np.full(len(names), NO_LABEL, dtype=np.int64)
+    renumber[present] = np.arange(len(present))
+    parts: list[Source] = [
+        Subset(part, np.arange(len(part)), class_names=kept, renumber=renumber) if kept != names else part
+        for part in (support, query)
+    ]
+    name = name or query.name.replace(":test", "").replace(":query", "")
+    return ClassificationTask(name, parts[0], parts[1], kept, templates)
+
+
+def class_name_shift(task: ClassificationTask) -> tuple[ClassificationTask, ClassificationTask]:
+    """The same images under their usual class names and under synonyms (prefix conditioning, appendix B).
+
+    Only classes with a synonym that is not nearly the name itself are kept: one that shares no word with it and
+    whose spelling is less than 0.7 alike (`difflib`). The source must have been opened with a column of synonyms.
+
+    Raises:
+        UserError: fewer than two classes have such a synonym.
+    """
+    synonyms = _synonyms(task)
+    kept = np.array(sorted(synonyms), dtype=np.int64)
+    if len(kept) < 2:
+        raise UserError(f"{task.name}: {len(kept)} classes have a synonym; at least two are needed. Name their column.")
+    renumber = np.full(len(task.class_names), NO_LABEL, dtype=np.int64)
+    renumber[kept] = np.arange(len(kept))
+    names = tuple(task.class_names[label] for label in kept)
+
+    def restricted(part: Source) -> Subset:
+        return Subset(part, np.flatnonzero(np.isin(source_labels(part), kept)), class_names=names, renumber=renumber)
+
+    usual = replace(task, support=restricted(task.support), query=restricted(task.query), class_names=names)
+    shifted = tuple(synonyms[label] for label in kept.tolist())
+    return usual, replace(usual, name=f"{task.name}:synonyms", class_names=shifted)
+
+
+def _synonyms(task: ClassificationTask) -> dict[int, str]:
+    """For each class that has one, the first synonym that is not nearly its name."""
+    labels = source_labels(task.query)
+    found = {}
+    for label in np.unique(labels[labels != NO_LABEL]).tolist():
+        texts = sample_texts(task.query, int(np.flatnonzero(labels == label)[0]))
+        name = task.class_names[label]
+        if other := next((text for text in texts if not _alike(readable(text), name)), None):
+            found[label] = readable(other)
+    return found
+
+
+def _alike(one: str, other: str) -> bool:
+    one, other = one.casefold(), other.casefold()
+    shared = set(one.replace("-", " ").split()) & set(other.replace("-", " ").split())
+    return bool(shared) or difflib.SequenceMatcher(None, one, other).ratio() >= 0.7
+
+
+@dataclass(frozen=True)
+class RetrievalTask:
+    """Images and texts that should find each other.
+
+    Attributes:
+        name: appears in reports and file names.
+        images: the pool of images.
+        texts: the pool of texts, each once, however many images it describes.
+        matches: for each text the images that it truly describes, ascending.
+        counts: how many captions in the data read exactly so; weights for scores by caption instead of by text.
+        domains: of each image.
+        ambiguous: of each image, whether its picture also stands for another text, so that a miss is no error.
+    """
+
+    name: str
+    images: Source
+    texts: tuple[str, ...]
+    matches: tuple[tuple[int, ...], ...]
+    counts: tuple[int, ...]
+    domains: tuple[str, ...]
+    ambiguous: tuple[bool, ...]
+
+
+def retrieval_task(
+    specs: str | Sequence[str], *, name: str | None = None, split: str | None = "test", columns: Columns | None = None
+) -> RetrievalTask:
+    """Open captioned sources as one pool to search in both ways; several make a multi-domain pool (EFSA, Table 3).
+
+    A caption that occurs with several images is a true match of all of them. An image whose source names no domain
+    has its source's name for one.
+
+    Args:
+        specs: one source with captions, or several to merge.
+        split: of each; a split inside a spec (``?split=``) goes before it.
+
+    Raises:
+        UserError: no such source or split, or no captions.
+    """
+    specs = [specs] if isinstance(specs, str) else list(specs)
+    sources = tuple(
+        open_source(spec, split=None if "split=" in spec else split, kind="caption", columns=columns) for spec in specs
+    )
+    images: Source = sources[0] if len(sources) == 1 else Joined(sources)
+    owners: dict[str, dict[int, int]] = {}
+    for index in range(len(images)):
+        for text in sample_texts(images, index):
+            images_of = owners.setdefault(" ".join(text.split()), {})
+            images_of[index] = images_of.get(index, 0) + 1
+    if not owners:
+        raise UserError(f"{images.name}: no captions to search by. Name their column with --data.caption-column.")
+    fallback = [source.name for source in sources for _ in range(len(source))]
+    domains = source_values(images, "domain")
+    return RetrievalTask(
+        name or images.name,
+        images,
+        tuple(owners),
+        tuple(tuple(sorted(images_of)) for images_of in owners.values()),
+        tuple(sum(images_of.values()) for images_of in owners.values()),
+        tuple(str(domain) if domain else other for domain, other in zip(domains, fallback, strict=True)),
+        tuple(bool(value) for value in source_values(images, "ambiguous")),
+    )
+
+
+def _parts(spec: str, division: Division, columns: Columns | None) -> tuple[Source, Source]:
+    if division.within is None:
+        split = division.query or _query_split(spec, columns)
+        query = open_source(spec, split=split, kind="label", columns=columns)
+        if division.support is None:
+            return Subset(query, np.arange(0), name=f"{query.name}:none"), query
+        return open_source(spec, split=division.support, kind="label", columns=columns), query
+    whole = open_source(spec, split=division.within, kind="label", columns=columns)
+    tested = _tested(source_labels(whole), whole.class_names, division)
+    return (
+        Subset(whole, np.flatnonzero(~tested), name=f"{whole.name}:support"),
+        Subset(whole, np.flatnonzero(tested), name=f"{whole.name}:query"),
+    )
+
+
+def _query_split(spec: str, columns: Columns | None) -> str:
+    choices = split_names(spec, columns)
+    usual = [SPLITS.get(choice, choice) for choice in choices]
+    if wanted := next((split for split in ("test", "validation") if split in usual), None):
+        return choices[usual.index(wanted)]
+    raise UserError(
+        f"{spec}: neither a test nor a validation split (it has {', '.join(choices)}). Name one with --query."
+    )
+
+
+def _tested(labels: np.ndarray, names: tuple[str, ...], division: Division) -> np.ndarray:
+    """Mark the tested share of every class; a class's draw does not depend on the others."""
+    tested = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels[labels != NO_LABEL]):
+        rows = np.flatnonzero(labels == label)
+        drawn = numpy_generator("division", division.seed, names[label] if names else int(label)).permutation(rows)
+        tested[drawn[: round(division.query_share * len(rows))]] = True
+    return tested

@@ -99,7 +99,7 @@ class ImageTransform:
             raise ValueError("a training transform needs a generator: its crop is random")
         picture = picture.resize((self.size, self.size), _FILTERS[self.resample], box=self._crop(picture, generator))
         pixels = np.array(picture)
-        return np.ascontiguousarray(pixels[:, ::-1]) if self.flip and generator.random() < 0.5 else pixels
+        return pixels[:, ::-1].copy() if self.flip and generator.random() < 0.5 else pixels
 
     def normalise(self, pixels: UInt8[Tensor, "n size size 3"]) -> Float[Tensor, "n 3 size size"]:
         """``(pixels / 255 - mean) / std``, on the device where ``pixels`` are."""
@@ -123,9 +123,11 @@ class ImageTransform:
         if (wide, high) != (width, height):
             picture = picture.resize((wide, high), _FILTERS[self.resample])
         left, top = (wide - self.size) // 2, (high - self.size) // 2
-        return picture.crop((left, top, left + self.size, top + self.size)) if left or top else picture
+        if picture.size == (self.size, self.size):
+            return picture
+        return picture.crop((left, top, left + self.size, top + self.size))
 
-    def _crop(self, picture: Image.Image, generator: np.random.Generator) -> tuple[float, float, float, float]:
+    def _crop(self, picture: Image.Image, generator: np.random.Generator) -> tuple[int, int, int, int]:
         """Box of a random crop: area uniform in ``scale``, ratio log-uniform; the widest that fits if none does."""
         width, height = picture.size
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])

@@ -1,0 +1,114 @@
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recollect.core.errors import UserError
+from recollect.data.images import MAX_PIXELS, BrokenImageError, decode
+
+
+def encoded(image, format="PNG", **options):
+    buffer = io.BytesIO()
+    image.save(buffer, format, **options)
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def photo():
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 20, 3), dtype=np.uint8)
+    return Image.fromarray(pixels).resize((200, 160))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16"])
+def test_every_mode_becomes_rgb(mode, photo):
+    image = photo.convert("L").convert("I").convert("I;16") if mode == "I;16" else photo.convert(mode)
+    picture = decode(encoded(image, "TIFF"), "x")
+    assert (picture.mode, picture.size) == ("RGB", (200, 160))
+
+
+def test_a_palette_with_transparency_is_what_convert_makes_of_it(photo):
+    data = encoded(photo.quantize(16), transparency=3)
+    expected = Image.open(io.BytesIO(data)).convert("RGB")
+    assert np.array_equal(np.asarray(decode(data, "x")), np.asarray(expected))
+
+
+def test_sixteen_bits_keep_their_shades():
+    grey = np.linspace(0, 65535, 256, dtype=np.uint16).reshape(16, 16)
+    picture = np.asarray(decode(encoded(Image.fromarray(grey)), "x"))
+    assert np.array_equal(picture[:, :, 0].ravel(), np.arange(256))
+
+
+def test_a_photo_taken_sideways_is_turned_upright(photo):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert decode(encoded(photo, "JPEG", exif=exif), "x").size == (160, 200)
+
+
+def test_a_large_jpeg_is_decoded_small_but_never_smaller_than_needed(photo):
+    data = encoded(photo.resize((1000, 800)), "JPEG", quality=95)
+    sizes = {needed: min(decode(data, "x", needed=needed).size) for needed in (0, 100, 150, 250, 500, 900)}
+    assert sizes == {0: 800, 100: 100, 150: 200, 250: 400, 500: 800, 900: 800}
+    whole = decode(data, "x").resize((125, 100), Image.Resampling.BOX)
+    difference = np.abs(np.asarray(decode(data, "x", needed=100), dtype=int) - np.asarray(whole, dtype=int))
+    assert difference.mean() < 4
+
+
+def cut(data):
+    return data[: len(data) // 2]
+
+
+def png_bomb(width, height):
+    """A PNG header that claims any size."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", 13) + b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
+    return b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "not a picture"),
+        (b"hello, this is a text", "not a picture"),
+        (png_bomb(100_000, 100_000), "decompression bomb"),
+        (png_bomb(9500, 9500), "decompression bomb"),
+    ],
+    ids=["nothing", "text", "huge bomb", "bomb"],
+)
+def test_what_is_no_picture_is_named_in_one_line(data, reason):
+    with pytest.raises(BrokenImageError) as error:
+        decode(data, "set.parquet, row 7")
+    assert isinstance(error.value, UserError)
+    assert str(error.value).startswith("set.parquet, row 7: ")
+    assert reason in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+def test_a_picture_cut_short_is_named(format, photo):
+    with pytest.raises(BrokenImageError, match=r"^x, row 3: (cannot be read|not a picture)"):
+        decode(cut(encoded(photo, format)), "x, row 3")
+
+
+def test_damage_in_the_middle_is_an_error_of_one_kind(photo):
+    data = encoded(photo)
+    generator = np.random.default_rng(0)
+    for _ in range(60):
+        place = int(generator.integers(8, len(data) - 8))
+        damaged = data[:place] + generator.bytes(4) + data[place + 4 :]
+        try:
+            assert decode(damaged, "x").mode == "RGB"
+        except BrokenImageError:
+            pass
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(BrokenImageError, match="cat.jpg: no such file"):
+        decode(tmp_path / "cat.jpg", "cat.jpg")
+
+
+def test_the_bound_lets_large_photos_through():
+    assert MAX_PIXELS > 8000 * 10_000

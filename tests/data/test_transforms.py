@@ -1,0 +1,156 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from recollect.data.transforms import CLIP_MEAN, CLIP_STD, ImageTransform
+
+
+def noise(height, width, seed=0):
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def normalised(pixels, mean, std):
+    """Slow reference in float64."""
+    result = np.empty((3, *pixels.shape[:2]))
+    for channel in range(3):
+        for row in range(pixels.shape[0]):
+            for column in range(pixels.shape[1]):
+                result[channel, row, column] = (pixels[row, column, channel] / 255 - mean[channel]) / std[channel]
+    return result
+
+
+def test_normalising_is_what_its_formula_says():
+    pixels = np.random.default_rng(1).integers(0, 256, (5, 5, 3), dtype=np.uint8)
+    transform = ImageTransform(size=5)
+    expected = normalised(pixels, CLIP_MEAN, CLIP_STD)
+    np.testing.assert_allclose(transform(pixels).numpy(), expected, atol=2e-6)
+    assert transform(pixels).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("height", "width"), [(300, 400), (224, 224), (64, 64), (101, 333), (500, 231)])
+def test_evaluation_gives_the_pixels_of_clips_own_preprocessing(height, width):
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    image = noise(height, width)
+    expected = CLIPImageProcessorPil()(image, return_tensors="np")["pixel_values"][0]
+    np.testing.assert_allclose(ImageTransform(size=224)(image).numpy(), expected, atol=1e-5)
+
+
+def test_squashing_gives_the_pixels_of_siglips_own_preprocessing():
+    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+    image = noise(200, 300)
+    half = (0.5, 0.5, 0.5)
+    expected = SiglipImageProcessorPil()(image, return_tensors="np")["pixel_values"][0]
+    np.testing.assert_allclose(ImageTransform(224, half, half, fit="squash")(image).numpy(), expected, atol=1e-5)
+
+
+@given(
+    height=st.integers(1, 80), width=st.integers(1, 80), size=st.integers(1, 40), training=st.booleans(),
+    fit=st.sampled_from(["crop", "squash"]), seed=st.integers(0, 9),
+)  # fmt: skip
+def test_any_picture_becomes_a_square_of_the_size(height, width, size, training, fit, seed):
+    transform = ImageTransform(size=size, training=training, scale=(0.1, 1.0), flip=True, fit=fit)
+    image = transform(noise(height, width), np.random.default_rng(seed))
+    assert image.shape == (3, size, size)
+    assert torch.isfinite(image).all()
+
+
+def test_a_strip_is_cropped_before_it_is_resized():
+    strip = Image.new("RGB", (60_000, 2), (10, 20, 30))
+    assert ImageTransform(size=224).pixels(strip).tolist()[0][0] == [10, 20, 30]  # whole, it would take 4.5 GB
+
+
+def test_a_flat_picture_stays_flat_whatever_is_cut_out():
+    flat = Image.new("RGB", (50, 30), (1, 120, 255))
+    pixels = ImageTransform(size=16, training=True, scale=(0.05, 1.0)).pixels(flat, np.random.default_rng(0))
+    assert (pixels == np.array([1, 120, 255], dtype=np.uint8)).all()
+
+
+def test_crops_cover_the_area_and_ratio_that_are_asked_for():
+    # A picture that counts columns in red and rows in green shows how far a crop reaches.
+    columns, rows = np.meshgrid(np.arange(200), np.arange(200))
+    image = Image.fromarray(np.stack([columns, rows, rows * 0], axis=-1).astype(np.uint8))
+    transform = ImageTransform(size=200, training=True, scale=(0.2, 0.6), ratio=(0.5, 2.0), resample="bilinear")
+    areas, ratios = [], []
+    for seed in range(200):
+        pixels = transform.pixels(image, np.random.default_rng(seed)).astype(float)
+        width, height = (np.ptp(pixels[:, :, channel]) + 1 for channel in (0, 1))
+        areas.append(width * height / 200**2)
+        ratios.append(width / height)
+    assert 0.19 < min(areas) < 0.25
+    assert 0.55 < max(areas) < 0.62
+    assert np.mean(areas) == pytest.approx(0.4, abs=0.03)
+    assert 0.48 < min(ratios) < 0.6
+    assert 1.7 < max(ratios) < 2.1
+    assert np.mean(np.log(ratios)) == pytest.approx(0.0, abs=0.1)
+
+
+def test_crops_are_antialiased():
+    checks = np.indices((256, 256)).sum(axis=0) % 2 * 255
+    image = Image.fromarray(np.repeat(checks[:, :, None], 3, axis=2).astype(np.uint8))
+    pixels = ImageTransform(size=32, training=True, scale=(1.0, 1.0), ratio=(1.0, 1.0)).pixels(
+        image, np.random.default_rng(0)
+    )
+    assert pixels.std() < 3  # point sampling would leave it black and white, a deviation of 127
+
+
+def test_half_of_the_pictures_are_flipped_and_none_by_default():
+    image = Image.fromarray(np.repeat(np.arange(64, dtype=np.uint8)[None, :, None], 3, axis=2).repeat(64, axis=0))
+
+    def rising(transform, seed):
+        pixels = transform.pixels(image, np.random.default_rng(seed)).astype(int)
+        return pixels[5, -1, 0] > pixels[5, 0, 0]
+
+    flipping = [rising(ImageTransform(size=16, training=True, flip=True), seed) for seed in range(200)]
+    assert 70 < sum(flipping) < 130
+    assert all(rising(ImageTransform(size=16, training=True), seed) for seed in range(50))
+
+
+def test_training_is_a_function_of_the_generator():
+    transform, image = ImageTransform(size=8, training=True), noise(30, 40)
+    first, again, other = (transform(image, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    with pytest.raises(ValueError, match="needs a generator"):
+        transform(image)
+
+
+def test_needed_is_the_side_from_which_the_smallest_square_crop_is_not_enlarged():
+    transform = ImageTransform(size=100, training=True, scale=(0.25, 1.0))
+    assert transform.needed == 200
+    assert math.sqrt(0.25) * transform.needed == transform.size
+    assert ImageTransform(size=100).needed == 100
+
+
+def test_the_key_changes_with_everything_that_changes_an_evaluation_image():
+    keys = [ImageTransform().key, ImageTransform(size=10).key, ImageTransform(fit="squash").key,
+            ImageTransform(resample="bilinear").key, ImageTransform(mean=(0.5, 0.5, 0.5)).key,
+            ImageTransform(std=(0.5, 0.5, 0.5)).key, ImageTransform(training=True).key,
+            ImageTransform(training=True, flip=True).key, ImageTransform(training=True, scale=(0.1, 1.0)).key]  # fmt: skip
+    assert len(set(keys)) == len(keys)
+    assert ImageTransform(flip=True).key == ImageTransform().key  # an evaluation image is never flipped
+
+
+def test_a_vector_passes_unchanged():
+    vector = np.arange(6, dtype=np.float32)
+    assert torch.equal(ImageTransform(size=4)(vector), torch.arange(6.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"size": 0}, "size"), ({"scale": (0.0, 1.0)}, "scale"), ({"scale": (0.9, 0.5)}, "scale"), ({"ratio": (2.0, 1.0)}, "ratio")],
+)  # fmt: skip
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        ImageTransform(**options)
+
+
+def test_an_array_that_is_no_picture_is_refused():
+    with pytest.raises(ValueError, match="uint8"):
+        ImageTransform(size=4)(np.zeros((4, 4, 3), dtype=np.float32))
