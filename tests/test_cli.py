@@ -18,7 +18,7 @@ def test_help_lists_every_command():
         assert name in result.stdout
 
 
-@pytest.mark.parametrize("words", [("pretrain",), ("memory", "shrink"), ("evaluate",)])
+@pytest.mark.parametrize("words", [("pretrain",), ("studies", "lixp"), ("",)])
 def test_an_unknown_command_is_one_line_and_status_2(words):
     result = run(*words)
     assert result.returncode == 2
@@ -32,11 +32,11 @@ def test_errors_of_the_user_are_one_line_without_traceback(monkeypatch, capsys, 
         raise error
 
     monkeypatch.setattr(cli, "_run", fail)
-    assert cli.main(["train"]) == status
+    assert cli.main(["study"]) == status
     printed = capsys.readouterr().err
     assert printed.startswith("error: ")
     assert printed.count("\n") == 1
-    assert cli.main(["train", "--debug"]) == status
+    assert cli.main(["study", "--debug"]) == status
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -45,4 +45,4 @@ def test_an_interrupt_leaves_with_130(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "_run", interrupt)
-    assert cli.main(["train"]) == 130
+    assert cli.main(["study"]) == 130

@@ -19,23 +19,6 @@ class Command:
 
 
 COMMANDS: dict[str, Command] = {
-    "demo": Command("demo", "Demo", "the main job on the built-in data: a report in one file"),
-    "train": Command("train", "Train", "train or post-train a model by a recipe"),
-    "train reco": Command("train_reco", "TrainReco", "train a fusion module on a memory (RECO)"),
-    "evaluate zero-shot": Command("evaluate", "ZeroShot", "classify with class names alone"),
-    "evaluate few-shot": Command("evaluate", "FewShot", "classify with a few labelled images, training-free"),
-    "evaluate retrieval": Command("evaluate", "Retrieval", "search both ways: recall at 1, 5, 10"),
-    "evaluate probe": Command("evaluate", "Probe", "logistic regression on frozen image embeddings"),
-    "analyse attention": Command("analyse", "Attention", "what the end token attends to, per layer and prefix"),
-    "analyse embeddings": Command("analyse", "Embeddings", "t-SNE of class prompts or image features"),
-    "classify": Command("classify", "Classify", "folders of examples in, predictions for a folder of images out"),
-    "memory build": Command("memory", "Build", "embed a source into a new memory"),
-    "memory add": Command("memory", "Add", "embed a source into a memory that exists"),
-    "memory remove": Command("memory", "Remove", "delete rows from a memory"),
-    "memory search": Command("memory", "Search", "the nearest rows to a text or an image"),
-    "memory info": Command("memory", "Info", "what a memory holds"),
-    "caption": Command("caption", "Caption", "write captions for a memory's images into it"),
-    "search": Command("search", "Search", "search a memory by text, re-ranked by an episode if asked"),
     "study": Command("study", "Study", "run a table or figure of a paper"),
 }
 

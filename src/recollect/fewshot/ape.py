@@ -6,7 +6,7 @@ import numpy as np
 
 from recollect.fewshot.base import EmbeddingClassifier, softmax
 from recollect.fewshot.tip import affinity, one_hot
-from recollect.fewshot.tuning import tuned_weight
+from recollect.fewshot.tuning import Pair, tuned_weight
 
 
 def channel_scores(texts: np.ndarray, similarity_weight: float = 0.7) -> np.ndarray:
@@ -88,7 +88,7 @@ class ApeClassifier(EmbeddingClassifier):
         values = one_hot(labels, len(self.classes_), support.dtype)
         return keys, values * np.exp(self.gamma * -np.log(at_label))[:, None]
 
-    def _components(self, support: np.ndarray, labels: np.ndarray, queries: np.ndarray) -> tuple[np.ndarray, ...]:
+    def _components(self, support: np.ndarray, labels: np.ndarray, queries: np.ndarray) -> Pair:
         keys, values = self._cache(support, labels)
         near = affinity(unit_or_zero(queries[:, self.channels_]) @ keys.T, self.beta)
         return queries @ self.texts_.T, near @ values

@@ -6,7 +6,7 @@ import numpy as np
 from sklearn.base import clone
 
 from recollect.fewshot.base import EmbeddingClassifier, class_means, softmax
-from recollect.fewshot.tuning import tuned_weight
+from recollect.fewshot.tuning import Pair, tuned_weight
 
 TEXT_SCALE = 100.0
 """Scale of the text scores in the published codes of these methods: CLIP's learned one."""
@@ -45,7 +45,7 @@ class GaussianDiscriminant(EmbeddingClassifier):
         bias = -np.log(len(self.classes_)) - 0.5 * np.einsum("cd,cd->c", means, weights)
         return weights.astype(support.dtype), bias.astype(support.dtype)
 
-    def _components(self, support: np.ndarray, labels: np.ndarray, queries: np.ndarray) -> tuple[np.ndarray, ...]:
+    def _components(self, support: np.ndarray, labels: np.ndarray, queries: np.ndarray) -> Pair:
         weights, bias = self._discriminant(support, labels)
         return self.scale * queries @ self.texts_.T, queries @ weights.T + bias
 
@@ -77,7 +77,7 @@ class DualMemory(EmbeddingClassifier):
         self.support_, self.labels_ = support, labels
         self.alpha_ = tuned_weight(self.alpha, self._components, support, labels)
 
-    def _components(self, support: np.ndarray, labels: np.ndarray, queries: np.ndarray) -> tuple[np.ndarray, ...]:
+    def _components(self, support: np.ndarray, labels: np.ndarray, queries: np.ndarray) -> Pair:
         similarity = queries @ support.T
         weights = np.exp(self.beta * (similarity - 1))
         read = np.empty((len(queries), len(self.classes_)), dtype=queries.dtype)
@@ -124,7 +124,7 @@ class ZeroShotMix(EmbeddingClassifier):
 
         return SoftmaxVoting() if self.estimator is None else clone(self.estimator)
 
-    def _components(self, support: np.ndarray, labels: np.ndarray, queries: np.ndarray) -> tuple[np.ndarray, ...]:
+    def _components(self, support: np.ndarray, labels: np.ndarray, queries: np.ndarray) -> Pair:
         fitted = self._new().fit(support, labels)
         return softmax(self.scale * queries @ self.texts_.T), fitted.predict_proba(queries)
 

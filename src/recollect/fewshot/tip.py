@@ -5,7 +5,7 @@ from typing import Any, Literal
 import numpy as np
 
 from recollect.fewshot.base import EmbeddingClassifier, softmax
-from recollect.fewshot.tuning import best_weight, held_in_share, support_folds, tuned_weight
+from recollect.fewshot.tuning import Pair, best_weight, held_in_share, support_folds, tuned_weight
 
 PRESETS = {"paper": 1.0, "official": 100.0}
 """Factor of the text scores: 1 as LIxP prints it, 100 as Tip-Adapter's code has it."""
@@ -161,7 +161,7 @@ class TipX(EmbeddingClassifier):
         self.support_, self.labels_ = support, labels
         self.gamma_ = tuned_weight(self.gamma, self._components, support, labels, sums=True)
 
-    def _components(self, support: np.ndarray, labels: np.ndarray, queries: np.ndarray) -> tuple[np.ndarray, ...]:
+    def _components(self, support: np.ndarray, labels: np.ndarray, queries: np.ndarray) -> Pair:
         """Tip-Adapter's scores, and the divergence cache's."""
         values = one_hot(labels, len(self.classes_), support.dtype)
         own = affinity(support @ support.T, self.beta)

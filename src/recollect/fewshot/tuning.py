@@ -88,7 +88,10 @@ def support_folds(labels: np.ndarray, folds: int = 3) -> Iterator[tuple[np.ndarr
     yield from splitter.split(np.zeros((len(labels), 1)), labels)
 
 
-Components = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+Pair = tuple[np.ndarray, np.ndarray]
+"""Two scores of the same queries, each (queries, classes)."""
+
+Components = Callable[[np.ndarray, np.ndarray, np.ndarray], Pair]
 """From support, labels and held-out queries to the two scores whose mixture is sought."""
 
 
