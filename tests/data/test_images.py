@@ -1,3 +1,4 @@
+import contextlib
 import io
 import struct
 import zlib
@@ -99,14 +100,12 @@ def test_damage_in_the_middle_is_an_error_of_one_kind(photo):
     for _ in range(60):
         place = int(generator.integers(8, len(data) - 8))
         damaged = data[:place] + generator.bytes(4) + data[place + 4 :]
-        try:
+        with contextlib.suppress(BrokenImageError):
             assert decode(damaged, "x").mode == "RGB"
-        except BrokenImageError:
-            pass
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(BrokenImageError, match="cat.jpg: no such file"):
+    with pytest.raises(BrokenImageError, match=r"cat\.jpg: no such file"):
         decode(tmp_path / "cat.jpg", "cat.jpg")
 
 

@@ -27,5 +27,5 @@ def test_braces_in_a_name_are_left_alone():
 
 
 def test_a_template_without_a_place_for_the_name_is_refused():
-    with pytest.raises(ValueError, match="has no {}"):
+    with pytest.raises(ValueError, match=r"has no \{\}"):
         fill("a photo.", "cat")

@@ -132,7 +132,8 @@ def test_the_key_changes_with_everything_that_changes_an_evaluation_image():
     keys = [ImageTransform().key, ImageTransform(size=10).key, ImageTransform(fit="squash").key,
             ImageTransform(resample="bilinear").key, ImageTransform(mean=(0.5, 0.5, 0.5)).key,
             ImageTransform(std=(0.5, 0.5, 0.5)).key, ImageTransform(training=True).key,
-            ImageTransform(training=True, flip=True).key, ImageTransform(training=True, scale=(0.1, 1.0)).key]  # fmt: skip
+            ImageTransform(training=True, flip=True).key,
+            ImageTransform(training=True, scale=(0.1, 1.0)).key]  # fmt: skip
     assert len(set(keys)) == len(keys)
     assert ImageTransform(flip=True).key == ImageTransform().key  # an evaluation image is never flipped
 
@@ -144,8 +145,13 @@ def test_a_vector_passes_unchanged():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"size": 0}, "size"), ({"scale": (0.0, 1.0)}, "scale"), ({"scale": (0.9, 0.5)}, "scale"), ({"ratio": (2.0, 1.0)}, "ratio")],
-)  # fmt: skip
+    [
+        ({"size": 0}, "size"),
+        ({"scale": (0.0, 1.0)}, "scale"),
+        ({"scale": (0.9, 0.5)}, "scale"),
+        ({"ratio": (2.0, 1.0)}, "ratio"),
+    ],
+)
 def test_impossible_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         ImageTransform(**options)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
+from datasets.table import Table
 
 from recollect.core.errors import UserError
 
@@ -74,7 +74,7 @@ def _absent(role: str, name: str, present: list[str], where: str) -> str:
     return f"{where}: no column '{name}'; it has {shown}. Name it with --data.{option}-column {guess}."
 
 
-def text_reader(table: pa.Table, columns: str) -> Callable[[int], tuple[str, ...]]:
+def text_reader(table: Table, columns: str) -> Callable[[int], tuple[str, ...]]:
     """A function from a row number to the row's texts, read from one column, several, or a field inside one."""
     readers = [_field_reader(table, name) for name in columns.split(",")]
 
@@ -84,7 +84,7 @@ def text_reader(table: pa.Table, columns: str) -> Callable[[int], tuple[str, ...
     return read
 
 
-def _field_reader(table: pa.Table, name: str) -> Callable[[int], Any]:
+def _field_reader(table: Table, name: str) -> Callable[[int], Any]:
     """Reads ``a`` or, if there is no such column, field ``b`` of column ``a`` for ``a.b`` (structure or JSON text)."""
     if name in table.column_names:
         column = table.column(name)

@@ -1,0 +1,349 @@
+"""Every form of data that can be opened, and what its samples carry."""
+
+import pickle
+
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+
+from recollect.core.types import NO_LABEL, Source
+from recollect.data.columns import Columns
+from recollect.data.derived import Joined, Subset, corpus, source_labels, source_values
+from recollect.data.sources import open_source, split_names
+
+
+def test_parquet_with_captions(make, shade):
+    path = make.parquet({"captions": [["a", "b"], ["c"]], "domain": ["photo", "sketch"], "year": [2001, 2002]})
+    source = open_source(str(path))
+    assert isinstance(source, Source)
+    assert (source.kind, len(source), source.class_names) == ("caption", 2, ())
+    sample = source[1]
+    assert (sample.texts, sample.label, shade(sample), sample.image.mode) == (("c",), NO_LABEL, 1, "RGB")
+    assert sample.extra == {"domain": "sketch", "year": 2002}
+    assert sample.source == source.name == "set"
+
+
+def test_parquet_with_numbered_labels_and_their_names(make):
+    path = make.parquet({"label": [5, 2, 5, -1], "class_name": ["bus_stop", "cat", "bus_stop", ""]})
+    source = open_source(str(path), kind="label")
+    assert source.class_names == ("cat", "bus stop")  # in the order of their numbers, without gaps
+    assert [sample.label for sample in source] == [1, 0, 1]  # the row without a class is left out
+    assert source[0].texts == ()
+
+
+def test_labels_that_are_words_get_the_same_number_in_every_split(make):
+    words = ["owl", "ant", "bee", "bee", "cow", "owl"]
+    path = make.parquet({"label": words, "split": ["train", "train", "train", "test", "test", "test"]})
+    train, test = (open_source(str(path), split=split) for split in ("train", "test"))
+    assert train.class_names == test.class_names == ("ant", "bee", "cow", "owl")
+    assert [sample.label for sample in train] == [3, 0, 1]
+    assert [sample.label for sample in test] == [1, 2, 3]
+
+
+def test_synonyms_become_the_texts_of_a_label_source(make):
+    path = make.parquet({"label": ["frog"], "names": [["frog", "toad"]]})
+    source = open_source(str(path), kind="label", columns=Columns(synonyms="names"))
+    assert source[0].texts == ("frog", "toad")
+
+
+def test_captions_from_several_columns_and_from_inside_a_structure(make):
+    columns = {"caption_0": ["a", "b"], "caption_1": ["c", None], "meta": [{"raw": "d"}, {"raw": ["e", "f"]}]}
+    columns["meta"] = [{"raw": ["d"]}, {"raw": ["e", "f"]}]
+    path = str(make.parquet(columns))
+    both = open_source(path, columns=Columns(caption="caption_0,caption_1"))
+    assert [sample.texts for sample in both] == [("a", "c"), ("b",)]
+    inner = open_source(path, columns=Columns(caption="meta.raw"))
+    assert [sample.texts for sample in inner] == [("d",), ("e", "f")]
+
+
+def test_rows_without_a_caption_are_left_out_and_counted(make, capfd):
+    source = open_source(str(make.parquet({"caption": ["a", None, "  ", "b"]})))
+    assert [sample.texts for sample in source] == [("a",), ("b",)]
+    assert "2 of 4 rows have no caption" in capfd.readouterr().err
+
+
+def test_webdataset_shards_with_varying_json_and_missing_fields(make, shade):
+    samples = []
+    for i in range(12):
+        facts = {"caption": f"json {i}", "width": i if i > 8 else None}
+        files = {"png": make.encoded(make.picture(i)), "json": make.json(facts)}
+        samples.append((f"{i:04}", files | ({} if i == 2 else {"txt": f"text {i}".encode()})))
+    make.tar(samples[:6], "shards/s-000.tar")
+    make.tar(samples[6:], "shards/s-001.tar")
+    for place in (make.folder / "shards", make.folder / "shards/s-{000..001}.tar", make.folder / "shards/s-*.tar"):
+        source = open_source(str(place))
+        assert len(source) == 11
+        assert (source[10].texts, shade(source[10])) == (("text 11",), 11)
+    from_json = open_source(str(place), columns=Columns(caption="json.caption"))
+    assert [from_json[i].texts for i in (2, 11)] == [("json 2",), ("json 11",)]
+
+
+def test_webdataset_with_classes_and_their_names_beside_it(make):
+    for split, count in (("train", 4), ("test", 2)):
+        rows = [
+            (f"{i}", {"jpg": make.encoded(make.picture(i), "JPEG"), "cls": str(i % 2).encode()}) for i in range(count)
+        ]
+        make.tar(rows, f"wds/{split}/0.tar")
+    make.text("wds/classnames.txt", "hot_dog\nnot hot dog\n")
+    source = open_source(str(make.folder / "wds"), split="test")
+    assert (source.kind, source.class_names) == ("label", ("hot dog", "not hot dog"))
+    assert [sample.label for sample in source] == [0, 1]
+    assert split_names(str(make.folder / "wds")) == ("test", "train")
+
+
+def test_a_folder_of_images_for_each_class(make, shade):
+    root = make.pictures(["train/cat/test_1.png", "train/old_bus/2.png", "val/cat/3.jpg", "val/old_bus/4.png"])
+    source = open_source(str(root), split="train")
+    assert source.class_names == ("cat", "old bus")
+    assert [(sample.label, shade(sample)) for sample in source] == [(0, 0), (1, 1)]
+    assert len(open_source(str(root), split="validation")) == 2
+
+
+def test_a_class_may_be_called_train_and_a_file_test(make):
+    root = make.pictures(["train/a.png", "train/test-1.png", "bus/b.png", "tram/val.png"])
+    source = open_source(str(root))
+    assert source.class_names == ("bus", "train", "tram")
+    assert len(source) == 4
+
+
+def test_a_folder_of_images_with_metadata(make, shade):
+    root = make.pictures(["one.png", "two.png"])
+    make.text("pictures/metadata.csv", "file_name,caption,place\ntwo.png,the second,Rome\none.png,the first,Oslo\n")
+    source = open_source(str(root))
+    assert [(sample.texts, shade(sample), sample.extra["place"]) for sample in source] == [
+        (("the second",), 1, "Rome"),
+        (("the first",), 0, "Oslo"),
+    ]
+
+
+def test_a_folder_of_images_alone_has_neither_captions_nor_labels(make):
+    source = open_source(str(make.pictures(["a.png", "b.png"])))
+    assert [(sample.texts, sample.label) for sample in source] == [((), NO_LABEL)] * 2
+
+
+@pytest.mark.parametrize(("name", "comma"), [("list.csv", ","), ("list.tsv", "\t")])
+def test_a_csv_of_paths_keeps_texts_that_look_missing(make, shade, name, comma):
+    make.pictures(["a.png", "b.png", "c.png"])
+    rows = [["path", "caption"], ["pictures/c.png", "None"], ["pictures/b.png", "NA"], ["pictures/a.png", ""]]
+    path = make.text(name, "\n".join(comma.join(row) for row in rows))
+    source = open_source(str(path))
+    assert [(shade(sample), sample.texts) for sample in source] == [(2, ("None",)), (1, ("NA",))]
+
+
+def test_json_lines(make, shade):
+    make.pictures(["a.png"])
+    path = make.text("list.jsonl", '{"image": "pictures/a.png", "captions": ["x", "y"]}\n')
+    sample = open_source(str(path))[0]
+    assert (shade(sample), sample.texts) == (0, ("x", "y"))
+
+
+def hub_set(make, count=6):
+    features = datasets.Features(
+        {"img": datasets.Image(), "fine_label": datasets.ClassLabel(names=["cat", "bus_stop", "owl"])}
+    )
+    rows = {"img": [make.picture(i) for i in range(count)], "fine_label": [i % 3 for i in range(count)]}
+    return datasets.Dataset.from_dict(rows, features=features)
+
+
+def test_a_set_in_the_layout_of_the_hub(make, shade):
+    rows = hub_set(make)
+    rows.to_parquet(make.folder / "hub" / "data" / "train-00000-of-00001.parquet")
+    rows.select([4, 5]).to_parquet(make.folder / "hub" / "data" / "test-00000-of-00001.parquet")
+    source = open_source(str(make.folder / "hub"), split="test")
+    assert (source.kind, source.class_names) == ("label", ("cat", "bus stop", "owl"))
+    assert [(sample.label, shade(sample)) for sample in source] == [(1, 4), (2, 5)]
+
+
+def test_a_set_written_by_save_to_disk(make, shade):
+    rows = hub_set(make)
+    datasets.DatasetDict({"train": rows, "test": rows.select([3])}).save_to_disk(make.folder / "saved")
+    assert [shade(sample) for sample in open_source(str(make.folder / "saved"), split="test")] == [3]
+    rows.select([5, 1]).save_to_disk(make.folder / "single")
+    assert [shade(sample) for sample in open_source(str(make.folder / "single"))] == [5, 1]
+
+
+def test_a_hub_id_is_loaded_by_datasets(make, monkeypatch, shade):
+    # No hub can be reached here: what stands in for it is the same library, reading the same layout from a folder.
+    hub_set(make).to_parquet(make.folder / "hub" / "data" / "train-00000-of-00001.parquet")
+    load, asked = datasets.load_dataset, []
+
+    def from_folder(name, config=None, revision=None):
+        asked.append((name, config, revision))
+        return load(str(make.folder / "hub"))
+
+    monkeypatch.setattr(datasets, "load_dataset", from_folder)
+    source = open_source("owner/some-set?config=small&revision=refs/convert/parquet&split=train[:2]")
+    assert asked == [("owner/some-set", "small", "refs/convert/parquet")]
+    assert [shade(sample) for sample in source] == [0, 1]
+
+
+def test_labels_in_a_list_are_carried_along(make):
+    path = make.parquet({"label": [[0, 2], [1]]})
+    source = open_source(str(path), kind="label")
+    assert [sample.extra["labels"] for sample in source] == [[0, 2], [1]]
+    assert [sample.label for sample in source] == [NO_LABEL] * 2
+
+
+# --- splits and filters ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def twenty(make):
+    split = ["train"] * 10 + ["val"] * 4 + ["test"] * 6
+    style = ["photo", "sketch, rough", "map"]
+    rows = {"caption": [f"n{i}" for i in range(20)], "split": split, "style": [style[i % 3] for i in range(20)]}
+    return str(make.parquet(rows | {"ambiguous": [i % 5 == 0 for i in range(20)]}))
+
+
+@pytest.mark.parametrize(
+    ("split", "expected"),
+    [
+        (None, range(10)),
+        ("train", range(10)),
+        ("validation", range(10, 14)),
+        ("val", range(10, 14)),
+        ("test[:2]", [14, 15]),
+        ("test[4:]", [18, 19]),
+        ("train[2:4]", [2, 3]),
+        ("train[80%:]", [8, 9]),
+        ("train[:1_0]", range(10)),
+        ("test[:3]+train[9:]", [14, 15, 16, 9]),
+        ("all", range(20)),
+        ("all[:50%]", range(10)),
+    ],
+)
+def test_splits_and_slices(twenty, split, expected, shade):
+    assert [shade(sample) for sample in open_source(twenty, split=split)] == list(expected)
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("style=photo", [0, 3, 6, 9]),
+        ("style=photo,map", [0, 2, 3, 5, 6, 8, 9]),
+        ("style!=photo,map", [1, 4, 7]),
+        ("style=sketch%2C%20rough", [1, 4, 7]),
+        ("ambiguous=false&style=photo", [3, 6, 9]),
+        ("style=photo&split=test", [15, 18]),
+        ("style=photo&split=train[:2]", [0, 3]),
+    ],
+)
+def test_filters(twenty, query, expected, shade):
+    assert [shade(sample) for sample in open_source(f"{twenty}?{query}")] == expected
+
+
+def test_a_shuffled_split_is_cut_into_parts_that_cover_it(make, shade):
+    path = str(make.parquet({"label": [f"class {i // 10}" for i in range(40)]}))
+    head, tail = (open_source(f"{path}?shuffle=0", split=split) for split in ("train[:25]", "train[25:]"))
+    shades = [[shade(sample) for sample in part] for part in (head, tail)]
+    assert sorted(shades[0] + shades[1]) == list(range(40))
+    assert {sample.label for sample in head} == {sample.label for sample in tail} == set(range(4))
+
+
+# --- identity ----------------------------------------------------------------------------------------------------
+
+
+def test_ids_are_unique_and_stay_when_rows_are_filtered(twenty):
+    everything = {sample.id: sample.texts for sample in open_source(twenty, split="all")}
+    assert len(everything) == 20
+    for sample in open_source(f"{twenty}?style=photo", split="test"):
+        assert everything[sample.id] == sample.texts
+
+
+def test_an_id_column_is_used(make):
+    path = str(make.parquet({"caption": ["a", "b"], "id": [10, 20]}))
+    assert [sample.id for sample in open_source(path)] == ["10", "20"]
+
+
+def test_the_fingerprint_follows_the_content_not_the_place(make):
+    rows = {"caption": ["a", "b"]}
+    first, copy, other = (
+        open_source(str(make.parquet(columns, name)))
+        for columns, name in (
+            (rows, "1/set.parquet"),
+            (rows, "2/set.parquet"),
+            ({"caption": ["a", "c"]}, "3/set.parquet"),
+        )
+    )
+    assert first.fingerprint == copy.fingerprint
+    assert first.fingerprint != other.fingerprint
+
+
+def test_the_fingerprint_changes_with_everything_that_changes_a_sample(twenty):
+    prints = [
+        open_source(twenty).fingerprint,
+        open_source(twenty, split="test").fingerprint,
+        open_source(f"{twenty}?style=photo").fingerprint,
+        open_source(twenty, columns=Columns(caption="style")).fingerprint,
+    ]
+    assert len(set(prints)) == len(prints)
+
+
+def test_the_fingerprint_of_a_csv_covers_the_images_it_names(make):
+    root = make.pictures(["a.png"])
+    path = str(make.text("list.csv", "image,caption\npictures/a.png,x\n"))
+    before = open_source(path).fingerprint
+    Image.new("RGB", (12, 10), (9, 9, 9)).save(root / "a.png")
+    assert open_source(path).fingerprint != before
+
+
+def test_a_large_file_counts_as_changed_when_a_probed_block_is(make, monkeypatch):
+    from recollect.data import opening
+
+    path = make.folder / "large.bin"
+    path.write_bytes(bytes(100_000))
+    whole = opening.content_hash([path])
+    monkeypatch.setattr(opening, "_WHOLE", 1000)
+    monkeypatch.setattr(opening, "_PROBE", 100)
+    before = opening.content_hash([path])
+    with path.open("r+b") as file:
+        file.seek(99_990)
+        file.write(b"x")
+    assert len({whole, before, opening.content_hash([path])}) == 3
+
+
+def test_a_changed_file_is_read_anew(make):
+    assert open_source(str(make.parquet({"caption": ["old"]})))[0].texts == ("old",)
+    assert open_source(str(make.parquet({"caption": ["new"]})))[0].texts == ("new",)
+
+
+# --- what is derived from sources --------------------------------------------------------------------------------
+
+
+def test_a_source_travels_to_another_process_by_path(captions, shade):
+    captions[0]  # what reading caches must not travel
+    data = pickle.dumps(captions)
+    assert len(data) < 20_000
+    assert [shade(sample) for sample in pickle.loads(data)] == list(range(40))
+
+
+def test_a_subset_reads_the_samples_of_its_source(labels, shade):
+    subset = Subset(
+        labels, np.array([4, 0, 2]), name="few", class_names=("bus", "polka"), renumber=np.array([-1, 1, 0])
+    )
+    assert [shade(sample) for sample in subset] == [4, 0, 2]
+    assert [sample.label for sample in subset] == source_labels(subset).tolist() == [1, NO_LABEL, 0]
+    assert subset[0].source == "few"
+    assert subset.fingerprint not in {labels.fingerprint, Subset(labels, np.array([0, 4, 2])).fingerprint}
+
+
+def test_a_joined_pool_holds_every_sample_once(captions, labels, shade):
+    pool = Joined((captions, Subset(labels, np.arange(3))))
+    assert len(pool) == 43
+    assert [shade(pool[i]) for i in (0, 39, 40, 42, -1)] == [0, 39, 0, 2, 2]
+    assert len({sample.id for sample in pool}) == 43
+    assert source_values(pool, "domain") == [None] * 43
+    with pytest.raises(IndexError):
+        pool[43]
+
+
+def test_the_corpus_holds_every_text_a_model_may_meet(captions, labels):
+    assert list(corpus(captions))[:3] == ["picture 0", "picture 1", "number 1"]
+    assert len(list(corpus(captions, limit=10))) < 20
+    assert list(corpus(labels)) == ["cat", "polka dot", "bus"]
+
+
+def test_an_index_outside_is_an_error(captions):
+    with pytest.raises(IndexError, match="40 of 40"):
+        captions[40]
