@@ -1,0 +1,373 @@
+"""A batch is a pure function of (seed, step): in any order, on any number of ranks and workers."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from recollect.core.errors import UserError
+from recollect.core.types import NO_LABEL, Source
+from recollect.data.batches import CONTEXT_VIEW, BatchStream
+from recollect.data.columns import Columns
+from recollect.data.derived import Subset
+from recollect.data.mixture import Mixture
+from recollect.data.prompts import GENERAL_TEMPLATES
+from recollect.data.sources import open_source
+from recollect.data.transforms import ImageTransform
+
+TRANSFORM = ImageTransform(size=6, training=True, scale=(0.2, 1.0))
+
+
+@pytest.fixture
+def both(captions, labels):
+    return Mixture((captions, labels), sampling="equal")
+
+
+def stream(mixture, batch_size=12, **options):
+    return BatchStream(mixture, batch_size, TRANSFORM, **({"seed": 1} | options))
+
+
+def same(one, other):
+    return (
+        torch.equal(one.images, other.images)
+        and torch.equal(one.labels, other.labels)
+        and (one.texts, one.kinds, one.sources, one.ids) == (other.texts, other.kinds, other.sources, other.ids)
+    )
+
+
+# --- what is in a batch ------------------------------------------------------------------------------------------
+
+
+def test_images_texts_and_labels_belong_together(both, captions, labels):
+    plain = BatchStream(both, 12, ImageTransform(size=10, fit="squash", mean=(0.0,) * 3, std=(1.0,) * 3), seed=1)
+    batch = plain.batch(3)
+    assert batch.images.dtype == torch.float32
+    for row in range(12):
+        picture = round(float(batch.images[row, 0].min()) * 255)
+        assert batch.ids[row] == str(picture)
+        if batch.kinds[row] == "caption":
+            assert batch.texts[row] in captions[picture].texts
+            assert (batch.sources[row], batch.labels[row]) == ("captions", NO_LABEL)
+        else:
+            name = labels.class_names[picture % 3]
+            assert batch.texts[row] in {template.format(name) for template in GENERAL_TEMPLATES}
+            assert (batch.sources[row], batch.labels[row]) == ("labels", picture % 3)
+
+
+def test_labels_of_different_sources_never_meet(make, labels):
+    other = open_source(str(make.parquet({"label": ["cat", "owl"] * 8}, "other.parquet")), kind="label")
+    seen = {}
+    mixture = Mixture((labels, other))
+    for step in range(6):
+        batch = stream(mixture).batch(step)
+        for label, source in zip(batch.labels.tolist(), batch.sources, strict=True):
+            assert seen.setdefault(label, source) == source
+    assert set(seen) == {0, 1, 2, 3, 4}
+
+
+def test_a_caption_has_no_label_even_where_its_source_knows_one(make):
+    path = make.parquet({"caption": [f"text {i}" for i in range(8)], "label": [i % 2 for i in range(8)]})
+    assert stream(Mixture((open_source(str(path)),)), 8).batch(0).labels.tolist() == [NO_LABEL] * 8
+
+
+def test_every_caption_and_every_template_is_drawn(both):
+    batches = [stream(both).batch(step) for step in range(300)]
+    texts = Counter(text for batch in batches for text in batch.texts)
+    assert texts["picture 7"] > 10
+    assert texts["number 7"] > 10
+    assert all(texts[template.format("cat")] for template in GENERAL_TEMPLATES)
+
+
+def test_synonyms_are_put_into_templates_in_place_of_the_name(make):
+    path = str(make.parquet({"label": ["frog"] * 4, "names": [["frog", "toad"]] * 4}))
+    source = open_source(path, kind="label", columns=Columns(synonyms="names"))
+    texts = {
+        text for step in range(20) for text in stream(Mixture((source,)), 4, templates=("a {}.",)).batch(step).texts
+    }
+    assert texts == {"a frog.", "a toad."}
+
+
+def test_a_source_is_seen_whole_before_any_of_it_is_seen_again(captions):
+    ids = [id for step in range(20) for id in stream(Mixture((captions,)), 10).batch(step).ids]
+    passes = [ids[start : start + 40] for start in range(0, 200, 40)]
+    assert all(sorted(map(int, one)) == list(range(40)) for one in passes)
+    assert len({tuple(one) for one in passes}) == 5  # each in another order
+
+
+def test_a_batch_larger_than_its_source_goes_round(captions):
+    batch = stream(Mixture((captions,)), 100).batch(0)
+    assert set(Counter(batch.ids).values()) == {2, 3}
+
+
+# --- mixing ------------------------------------------------------------------------------------------------------
+
+
+def test_equal_sampling_gives_half_of_every_batch_to_each_kind(both):
+    for step in range(5):
+        assert Counter(stream(both).batch(step).kinds) == {"caption": 6, "label": 6}
+
+
+def test_a_debiased_batch_never_mixes_sources_and_both_come_equally_often(captions, labels):
+    sampler = stream(Mixture((captions, labels), sampling="debiased"), world_size=1)
+    kinds = []
+    for step in range(100):
+        composition = sampler.composition(step)
+        assert sorted(composition.values()) == [0, 12]
+        kinds.append(max(composition, key=composition.get))
+    assert 35 < Counter(kinds)["captions"] < 65
+    for step in range(4):
+        assert set(sampler.batch(step).sources) == {kinds[step]}
+
+
+def test_debiased_sources_too_are_seen_whole_before_again(captions, labels):
+    sampler = stream(Mixture((captions, labels), sampling="debiased"), 10)
+    ids = [id for step in range(30) for id in sampler.batch(step).ids if sampler.composition(step)["labels"]]
+    assert sorted(map(int, ids[:30])) == list(range(30))
+
+
+def test_ranks_agree_on_the_source_of_a_debiased_batch(captions, labels):
+    ranks = [stream(Mixture((captions, labels), sampling="debiased"), rank=rank, world_size=4) for rank in range(4)]
+    for step in range(8):
+        assert len({source for one in ranks for source in one.batch(step).sources}) == 1
+
+
+def test_proportional_sampling_follows_sizes_or_weights(captions, labels):
+    by_size, by_weight = Mixture((captions, labels)), Mixture((captions, labels), weights=(1.0, 3.0))
+    assert by_size.shares == (40 / 70, 30 / 70)
+    assert by_weight.shares == (0.25, 0.75)
+    counts = Counter()
+    for step in range(200):
+        counts.update(stream(by_weight, 10).composition(step))
+    assert counts["labels"] / 2000 == pytest.approx(0.75, abs=0.01)
+
+
+def test_weights_act_within_a_kind_when_kinds_are_balanced(captions, labels):
+    more = Subset(captions, np.arange(10), name="more")
+    for sampling in ("equal", "debiased"):
+        mixture = Mixture((captions, more, labels), weights=(1.0, 4.0, 7.0), sampling=sampling)
+        np.testing.assert_allclose(mixture.shares, [0.1, 0.4, 0.5])
+
+
+def test_the_length_of_a_run_counts_label_samples(captions, labels):
+    for sampling in ("equal", "debiased"):
+        # Footnote 2 of prefix conditioning: N / batch * 2 steps for N label samples.
+        assert Mixture((captions, labels), sampling=sampling).steps_per_epoch(10) == 30 * 2 // 10
+    assert Mixture((captions,)).steps_per_epoch(10) == 4
+    assert Mixture((captions,)).steps_per_epoch(1000) == 1
+
+
+# --- purity ------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_does_not_depend_on_what_was_read_before(both):
+    fresh, used = stream(both), stream(both)
+    for step in (9, 2, 5):
+        used.batch(step)
+    assert same(fresh.batch(4), used.batch(4))
+    assert not same(fresh.batch(4), fresh.batch(5))
+    assert not same(fresh.batch(4), stream(both, seed=2).batch(4))
+
+
+@pytest.mark.parametrize("sampling", ["proportional", "equal", "debiased"])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_together_make_the_batch_of_one_process(captions, labels, sampling, world_size):
+    mixture = Mixture((captions, labels), sampling=sampling)
+    for step in (0, 7):
+        whole = stream(mixture).batch(step)
+        parts = [stream(mixture, rank=rank, world_size=world_size).batch(step) for rank in range(world_size)]
+        assert torch.equal(torch.cat([part.images for part in parts]), whole.images)
+        assert torch.equal(torch.cat([part.labels for part in parts]), whole.labels)
+        assert sum((part.texts for part in parts), ()) == whole.texts
+        assert sum((part.ids for part in parts), ()) == whole.ids
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_workers_change_nothing(both, workers):
+    batches = list(stream(both, 50).iterate(3, 7, workers))
+    assert len(batches) == 4
+    assert all(same(batch, stream(both, 50).batch(step)) for step, batch in enumerate(batches, 3))
+
+
+def test_a_resumed_sequence_goes_on_as_if_never_broken(both):
+    unbroken = list(stream(both).iterate(0, 6))
+    resumed = [*stream(both).iterate(0, 2), *stream(both).iterate(2, 6)]
+    assert all(map(same, unbroken, resumed))
+
+
+def test_another_process_makes_the_same_batch(captions):
+    batch = stream(Mixture((captions,))).batch(5)
+    program = f"""
+        from recollect.data.batches import BatchStream
+        from recollect.data.mixture import Mixture
+        from recollect.data.sources import open_source
+        from recollect.data.transforms import ImageTransform
+        source = open_source({str(captions.origin.files[0])!r})
+        stream = BatchStream(Mixture((source,)), 12, ImageTransform(size=6, training=True, scale=(0.2, 1.0)), seed=1)
+        batch = stream.batch(5)
+        print(batch.texts, float(batch.images.double().sum()))
+    """
+    environment = os.environ | {"PYTHONHASHSEED": "7"}
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, env=environment, check=True
+    )
+    assert run.stdout.strip() == f"{batch.texts} {float(batch.images.double().sum())}"
+
+
+def test_spawned_workers_read_the_same(both, monkeypatch):
+    context = torch.multiprocessing.get_context("spawn")
+    from recollect.data import loading
+
+    loader = loading.DataLoader
+    monkeypatch.setattr(loading, "DataLoader", lambda *a, **k: loader(*a, multiprocessing_context=context, **k))
+    assert same(next(iter(stream(both).iterate(0, 1, workers=1))), stream(both).batch(0))
+
+
+# --- views and contexts ------------------------------------------------------------------------------------------
+
+
+def test_a_second_view_shows_the_same_samples_cropped_otherwise(both):
+    first, second = stream(both).batch(2), stream(both).batch(2, view=1)
+    assert (first.ids, first.texts) == (second.ids, second.texts)
+    assert not torch.equal(first.images, second.images)
+    assert same(next(stream(both).iterate(2, 3, view=1)), second)
+
+
+def test_a_context_shares_no_sample_with_its_batch(captions):
+    sampler = stream(Mixture((captions,)), 10)
+    for step in (0, 1, 2):
+        batch, context = sampler.batch(step), sampler.context(step)
+        assert not set(batch.ids) & set(context.ids)
+    assert same(next(sampler.iterate(1, 2, view=CONTEXT_VIEW)), sampler.context(0))
+
+
+# --- vectors and sources that make whole batches -----------------------------------------------------------------
+
+
+class World:
+    """A source of vectors that makes whole batches; row i depends on its index and the seed alone."""
+
+    name, class_names, fingerprint = "world", ("a", "b", "c", "d"), "w"
+
+    def __init__(self, kind="caption"):
+        self.kind = kind
+
+    def __len__(self):
+        return 50
+
+    def __getitem__(self, index):
+        raise AssertionError("the vectorised way is there to be taken")
+
+    def batch(self, indices, seed):
+        images = torch.tensor([[float(index), float(seed % 1000)] for index in indices])
+        return images, [f"text {index}" for index in indices], torch.from_numpy(indices % 4)
+
+
+def test_a_source_that_makes_whole_batches_is_asked_for_them():
+    assert isinstance(World(), Source)
+    sampler = BatchStream(Mixture((World(),)), 8, None, seed=3)
+    batch = sampler.batch(0)
+    assert batch.images.shape == (8, 2)
+    assert batch.texts == tuple(f"text {int(value)}" for value in batch.images[:, 0])
+    assert batch.labels.tolist() == [NO_LABEL] * 8
+    halves = [BatchStream(Mixture((World(),)), 8, None, seed=3, rank=rank, world_size=2).batch(0) for rank in (0, 1)]
+    assert torch.equal(torch.cat([half.images for half in halves]), batch.images)
+
+
+def test_a_label_source_that_makes_whole_batches_keeps_its_labels():
+    subset = Subset(World("label"), np.arange(10, 20))
+    batch = BatchStream(Mixture((subset,)), 5, None).batch(0)
+    assert batch.labels.tolist() == [int(value) % 4 for value in batch.images[:, 0]]
+    assert all(10 <= value < 20 for value in batch.images[:, 0])
+
+
+def test_images_of_different_shapes_cannot_share_a_batch(captions):
+    with pytest.raises(UserError, match="different shapes"):
+        stream(Mixture((captions, World()))).batch(0)
+
+
+# --- broken images -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def partly_broken(make):
+    good = [make.encoded(make.picture(i)) for i in range(120)]
+    images = [data[:40] if i in (7, 50, 90) else data for i, data in enumerate(good)]
+    return open_source(str(make.parquet({"image": images, "caption": [f"text {i}" for i in range(120)]})))
+
+
+def test_a_broken_image_is_replaced_by_the_same_other_one_everywhere(partly_broken):
+    mixture = Mixture((partly_broken,))
+    whole = stream(mixture, 120, broken_share=0.1)
+    batch = whole.batch(0)
+    assert not {"7", "50", "90"} & set(batch.ids)
+    assert batch.texts == tuple(f"text {id}" for id in batch.ids)
+    assert whole.tally.summary() == {"set": 3}
+    ranks = [stream(mixture, 120, broken_share=0.1, rank=rank, world_size=3).batch(0) for rank in range(3)]
+    assert sum((part.ids for part in ranks), ()) == batch.ids
+    assert same(next(iter(stream(mixture, 120, broken_share=0.1).iterate(0, 1, workers=2))), batch)
+    assert whole.batch(0, view=1).ids == batch.ids
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_too_many_broken_images_stop_in_one_line(partly_broken, workers):
+    with pytest.raises(UserError, match=r"set\.parquet, row \d+: .* images of set cannot be read") as error:
+        list(stream(Mixture((partly_broken,)), 60).iterate(0, 4, workers))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_source_of_nothing_but_broken_images_stops(make, workers):
+    source = open_source(str(make.parquet({"image": [b"junk"] * 5, "caption": ["x"] * 5})))
+    with pytest.raises(UserError, match=r"row \d: not a picture") as error:
+        list(stream(Mixture((source,)), 4).iterate(0, 1, workers))
+    assert "\n" not in str(error.value)
+
+
+def test_a_sample_whose_caption_is_missing_inside_a_structure_is_replaced(make):
+    metas = [{"text": "a"} if i % 2 else {"text": None} for i in range(20)]
+    source = open_source(str(make.parquet({"meta": metas})), columns=Columns(caption="meta.text"))
+    batch = stream(Mixture((source,)), 10, broken_share=1.0).batch(0)
+    assert set(batch.texts) == {"a"}
+
+
+# --- bad input ---------------------------------------------------------------------------------------------------
+
+
+def test_mixtures_that_cannot_be(captions, labels, make):
+    with pytest.raises(UserError, match="no source"):
+        Mixture(())
+    with pytest.raises(UserError, match="captions: named twice"):
+        Mixture((captions, captions))
+    with pytest.raises(UserError, match="2 positive numbers"):
+        Mixture((captions, labels), weights=(1.0,))
+    with pytest.raises(UserError, match="2 positive numbers"):
+        Mixture((captions, labels), weights=(1.0, -1.0))
+    numbers = open_source(str(make.parquet({"label": [3, 4]}, "numbers.parquet")), kind="label")
+    with pytest.raises(UserError, match="numbers: labels are numbers without names"):
+        Mixture((numbers,))
+
+
+def test_a_batch_that_does_not_divide_over_the_processes(both):
+    with pytest.raises(UserError, match="batch size 12 does not divide over 5 processes"):
+        stream(both, world_size=5)
+
+
+# --- signals -----------------------------------------------------------------------------------------------------
+
+
+def test_workers_leave_ctrl_c_to_the_trainer(captions):
+    received = []
+    previous = signal.signal(signal.SIGTERM, lambda *_: received.append("term"))
+    try:
+        batches = stream(Mixture((captions,))).iterate(0, 50, workers=2)
+        next(batches)
+        batches.close()  # ends the workers; a handler they inherited must not run in them
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    assert received == []

@@ -1,0 +1,82 @@
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from recollect.data.order import Plan, choose, mix, shuffled
+
+
+@given(size=st.integers(1, 3000), key=st.integers(0, 2**62))
+def test_every_thing_is_drawn_exactly_once(size, key):
+    assert np.array_equal(np.sort(shuffled(np.arange(size), size, key)), np.arange(size))
+
+
+def test_every_order_of_six_things_is_equally_likely():
+    orders = Counter(tuple(shuffled(np.arange(6), 6, key)) for key in range(3600))
+    seen = [orders[order] for order in itertools.permutations(range(6))]
+    assert chisquare(seen).pvalue > 1e-3
+
+
+def test_neighbours_of_a_large_source_are_scattered():
+    size = 10**9 + 7
+    places = shuffled(np.arange(20_000) + 5 * 10**8, size, 1)
+    assert places.min() >= 0
+    assert places.max() < size
+    assert len(np.unique(places)) == 20_000
+    assert chisquare(np.bincount(places * 20 // size, minlength=20)).pvalue > 1e-3
+    assert abs(np.corrcoef(places[:-1], places[1:])[0, 1]) < 0.03
+
+
+def test_a_hash_is_the_same_everywhere_and_depends_on_every_part():
+    # splitmix64 in Python's own integers.
+    def reference(*parts):
+        state, bits = 0x9E3779B97F4A7C15, 2**64 - 1
+        for part in parts:
+            state = (state ^ part) * 0x9E3779B97F4A7C15 & bits
+            state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & bits
+            state = (state ^ (state >> 27)) * 0x94D049BB133111EB & bits
+            state ^= state >> 31
+        return state
+
+    assert [int(value) for value in mix(5, np.arange(4), 7)] == [reference(5, i, 7) for i in range(4)]
+    assert len({int(mix(1, 2)), int(mix(2, 1)), int(mix(1, 2, 0)), int(mix(1))}) == 4
+
+
+def test_choices_are_equally_likely():
+    assert chisquare(np.bincount(choose(mix(0, np.arange(70_000)), 7), minlength=7)).pvalue > 1e-3
+    assert choose(mix(np.arange(100)), 1).tolist() == [0] * 100
+
+
+@given(
+    shares=st.lists(st.floats(0.01, 1.0), min_size=1, max_size=5),
+    batch_size=st.integers(1, 300),
+    key=st.integers(0, 99),
+)  # fmt: skip
+def test_a_divided_batch_has_its_size_and_each_share_rounded_up_or_down(shares, batch_size, key):
+    counts = Plan(shares, batch_size, whole=False, key=key).counts(np.arange(50))
+    exact = np.array(shares) / sum(shares) * batch_size
+    assert (counts.sum(axis=1) == batch_size).all()
+    assert (np.abs(counts - exact) < 1 + 1e-6).all()
+
+
+def test_shares_are_exact_in_the_mean():
+    counts = Plan([0.301, 0.199, 0.5], 10, whole=False, key=3).counts(np.arange(40_000))
+    np.testing.assert_allclose(counts.mean(axis=0), [3.01, 1.99, 5.0], atol=0.01)
+
+
+def test_whole_batches_come_from_one_source_as_often_as_its_share_says():
+    counts = Plan([0.25, 0.5, 0.25], 32, whole=True, key=3).counts(np.arange(40_000))
+    assert ((counts == 32).sum(axis=1) == 1).all()
+    np.testing.assert_allclose((counts == 32).mean(axis=0), [0.25, 0.5, 0.25], atol=0.01)
+
+
+@pytest.mark.parametrize("step", [0, 1, 4095, 4096, 4097, 9000])
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_came_before_is_the_sum_of_all_steps_before(step, whole):
+    plan = Plan([0.3, 0.7], 7, whole=whole, key=5)
+    assert plan.before(step).tolist() == plan.counts(np.arange(step)).sum(axis=0).tolist()
+    assert Plan([0.3, 0.7], 7, whole=whole, key=5).before(step).tolist() == plan.before(step).tolist()
