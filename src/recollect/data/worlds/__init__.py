@@ -1,0 +1,105 @@
+"""Worlds that a fresh machine can make for itself: pictures of characters, and vectors of latent factors."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import Any
+from urllib.parse import parse_qsl
+
+from recollect.core.errors import UserError
+from recollect.core.types import Source
+from recollect.data.tasks import ClassificationTask
+from recollect.data.worlds import glyph_tasks, latents
+from recollect.data.worlds.glyph_sources import GlyphCaptions, GlyphLabels, unseen_part
+from recollect.data.worlds.glyphs import GlyphWorld
+from recollect.data.worlds.latents import LatentCaptions, LatentWorld
+from recollect.data.worlds.rendering import Nuisance
+from recollect.data.worlds.scenes import GlyphScenes, HardScenes
+
+World = LatentWorld | GlyphWorld
+
+_WORLDS: Mapping[str, Callable[[], World]] = {"latents": LatentWorld, "glyphs": GlyphWorld}
+_SOURCES: Mapping[str, Callable[[Any], Source]] = {
+    "latents:captions": LatentCaptions,
+    "glyphs:captions": GlyphCaptions,
+    "glyphs:labels": GlyphLabels,
+    "glyphs:scenes": GlyphScenes,
+    "glyphs:hard": HardScenes,
+}
+"""Every named source of the built-in worlds."""
+
+
+def open_world_source(spec: str, split: str | None = None) -> Source:
+    """Open ``WORLD:NAME?setting=value&...``, e.g. ``glyphs:captions?edge=64`` or ``latents:captions?seed=3``.
+
+    Args:
+        spec: a name of the built-in worlds and settings of the world (numbers).
+        split: ``train`` (or None); ``test`` for the label set, whose classes have further pictures.
+
+    Raises:
+        UserError: an unknown name, setting, value or split.
+    """
+    name, _, _ = spec.partition("?")
+    if name not in _SOURCES:
+        raise UserError(f"{spec}: no such built-in source. Choose one of: {', '.join(_SOURCES)}.")
+    source = _SOURCES[name](world_of(spec))
+    if split in (None, "train"):
+        return source
+    if split == "test" and isinstance(source, GlyphLabels):
+        return unseen_part(source)
+    raise UserError(f"{spec}: has no split {split!r}; captions are an endless stream, for tests see the world's tasks")
+
+
+def world_of(spec: str) -> World:
+    """The world that a source or task is taken from, with the settings of its address.
+
+    Raises:
+        UserError: an unknown world, setting or value.
+    """
+    name, _, query = spec.partition("?")
+    kind = name.split(":")[0]
+    if kind not in _WORLDS:
+        raise UserError(f"{spec}: no such built-in world. Choose one of: {', '.join(_WORLDS)}.")
+    world = _WORLDS[kind]()
+    for key, text in parse_qsl(query, keep_blank_values=True):
+        world = _with_setting(world, key, text, spec)
+    return world
+
+
+def _with_setting(world: World, key: str, text: str, spec: str) -> World:
+    settings = {field.name: getattr(world, field.name) for field in fields(world)}
+    inner = settings["nuisance"]
+    nuisance: dict[str, Any] = {}
+    if isinstance(inner, Nuisance):
+        nuisance = {field.name: getattr(inner, field.name) for field in fields(Nuisance)}
+    known = {name: value for name, value in {**settings, **nuisance}.items() if isinstance(value, int | float)}
+    if key not in known:
+        raise UserError(f"{spec}: no setting {key!r}. Choose one of: {', '.join(known)}.")
+    try:
+        value = type(known[key])(text)
+    except ValueError:
+        raise UserError(f"{spec}: {key}={text!r} is not a number of the kind of {known[key]!r}") from None
+    if key in nuisance:
+        return replace(world, nuisance=replace(inner, **{key: value}))
+    return replace(world, **{key: value})  # type: ignore[arg-type]
+
+
+def world_tasks(spec: str, split: str = "test") -> list[ClassificationTask]:
+    """Few-shot tasks over classes that training never saw; choices are made on ``validation`` alone."""
+    world = _checked(spec, split)
+    if isinstance(world, LatentWorld):
+        return latents.few_shot_tasks(world, split)
+    return glyph_tasks.few_shot_tasks(world, split)
+
+
+def world_zero_shot_tasks(spec: str, split: str = "test") -> list[ClassificationTask]:
+    """Tasks that captions have words for: coarse classes; scripts and attributes."""
+    world = _checked(spec, split)
+    if isinstance(world, LatentWorld):
+        return [latents.zero_shot_task(world, split)]
+    return glyph_tasks.zero_shot_tasks(world, split)
+
+
+def _checked(spec: str, split: str) -> World:
+    if split not in {"validation", "test"}:
+        raise UserError(f"{spec}: no split {split!r} of its tasks; choose validation or test")
+    return world_of(spec)

@@ -1,0 +1,50 @@
+"""A source whose images are already in memory, for the tasks of the built-in worlds."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recollect.core.seeding import derive_seed
+from recollect.core.types import Kind, Sample
+
+
+@dataclass(eq=False)
+class ArraySource:
+    """Labelled vectors or finished pictures.
+
+    Attributes:
+        name: of the source.
+        images: float32 vectors (n, width), or uint8 pictures (n, height, width, 3).
+        labels: int64 (n,), indices of ``class_names``.
+        class_names: readable names.
+        domain: of all images.
+    """
+
+    name: str
+    images: np.ndarray
+    labels: np.ndarray
+    class_names: tuple[str, ...]
+    domain: str = ""
+    kind: Kind = field(default="label", init=False)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of every image and label."""
+        content = (self.images.tobytes() + self.labels.tobytes()).hex()
+        return f"{derive_seed(self.name, str(self.images.dtype), str(self.images.shape), content):016x}"
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Sample:
+        if not 0 <= index < len(self):
+            raise IndexError(f"{self.name}: no sample {index} of {len(self)}")
+        extra = {"domain": self.domain} if self.domain else {}
+        return Sample(self.images[index], (), int(self.labels[index]), self.name, "label", str(index), extra)
+
+
+def as_batch(images: np.ndarray, texts: list[str], labels: np.ndarray) -> tuple[Tensor, list[str], Tensor]:
+    """What a source's ``batch`` returns, from arrays."""
+    return torch.from_numpy(images), texts, torch.from_numpy(labels)

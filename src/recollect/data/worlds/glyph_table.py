@@ -1,0 +1,237 @@
+"""The characters of the built-in pictures: fonts that matplotlib ships, names that Unicode gave.
+
+Fonts and names are real; nobody made them for this. The table is drawn once per machine, in some seconds, and kept in
+the user's cache folder (``RECOLLECT_CACHE`` or the system's).
+"""
+
+import os
+import re
+import unicodedata
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import PIL
+from matplotlib.ft2font import FT2Font
+from PIL import Image, ImageDraw, ImageFont
+from safetensors import safe_open
+from safetensors.numpy import save_file
+from scipy import ndimage
+
+from recollect.core.files import atomic_path
+from recollect.core.progress import track
+from recollect.core.seeding import derive_seed
+
+SIZE = 28
+"""Edge of a mask in pixels."""
+
+FACES = (
+    "DejaVuSans",
+    "DejaVuSans-Bold",
+    "DejaVuSans-Oblique",
+    "DejaVuSerif",
+    "DejaVuSerif-Bold",
+    "DejaVuSansMono",
+    "DejaVuSansMono-Bold",
+    "DejaVuSerif-Italic",
+    "STIXGeneral",
+    "DejaVuSans-BoldOblique",
+    "DejaVuSansMono-Oblique",
+    "DejaVuSerif-BoldItalic",
+    "STIXGeneralBol",
+)
+HELD_OUT_FACES = FACES[9:]
+"""Font faces that training never sees: a shifted domain."""
+
+# The first pattern that a character's name matches is its script, in the words of captions.
+SCRIPTS = (
+    ("latin letter", "LATIN (SMALL|CAPITAL) LETTER"),
+    ("greek letter", "GREEK (SMALL|CAPITAL) LETTER"),
+    ("cyrillic letter", "CYRILLIC (SMALL|CAPITAL) LETTER"),
+    ("arabic letter", "ARABIC LETTER"),
+    ("canadian syllabics", "CANADIAN SYLLABICS"),
+    ("armenian letter", "ARMENIAN (SMALL|CAPITAL)"),
+    ("georgian letter", "GEORGIAN"),
+    ("hebrew letter", "HEBREW LETTER"),
+    ("tifinagh letter", "TIFINAGH LETTER"),
+    ("nko letter", "NKO"),
+    ("lisu letter", "LISU"),
+    ("lao letter", "LAO"),
+    ("arrow", ".*ARROW"),
+    ("box drawings", "BOX DRAWINGS"),
+    ("block element", "(QUADRANT|.* BLOCK|UPPER |LOWER |LEFT |RIGHT )"),
+    ("domino tile", "DOMINO TILE"),
+    ("hexagram lines", "HEXAGRAM|DIGRAM|TRIGRAM|TETRAGRAM"),
+    ("playing card", "PLAYING CARD"),
+    ("braille pattern", "BRAILLE"),
+    ("mathematical letter", "MATHEMATICAL|DOUBLE-STRUCK"),
+    ("face emoji", ".*FACE"),
+    ("math operator",
+     ".*(EQUAL|TILDE|LESS-THAN|GREATER-THAN|INTEGRAL|SUBSET|SUPERSET|PRECEDES|SUCCEEDS|UNION|INTERSECTION)"),
+    ("geometric shape", ".*(CIRCLE|SQUARE|TRIANGLE|DIAMOND|STAR|ASTERISK)"),
+    ("symbol", ".*"),
+)  # fmt: skip
+
+ATTRIBUTES = (
+    ("narrow", "middling", "wide"),
+    ("sparse", "moderate", "dense"),
+    ("single", "twofold", "manifold"),
+    ("unholed", "holed", "multiholed"),
+    ("lopsided", "leaning", "mirrored"),
+    ("unflipped", "tilting", "flipped"),
+    ("topheavy", "level", "bottomheavy"),
+    ("leftheavy", "central", "rightheavy"),
+)
+"""Words for what is measured from a mask: width to height, ink, pieces, holes, symmetry left to right and top to
+bottom, centre of mass down and across; three values each."""
+
+
+@dataclass(frozen=True)
+class GlyphTable:
+    """Every character in every face that has it.
+
+    Attributes:
+        code_points: one for each character.
+        scripts: index into `SCRIPTS` of each character.
+        first: where each character's masks begin, one entry more than characters.
+        faces: index into `FACES` of each mask.
+        masks: uint8 (masks, SIZE, SIZE).
+        attributes: value of each of `ATTRIBUTES` for each mask.
+    """
+
+    code_points: np.ndarray
+    scripts: np.ndarray
+    first: np.ndarray
+    faces: np.ndarray
+    masks: np.ndarray
+    attributes: np.ndarray
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Official Unicode names, lower case."""
+        return tuple(unicodedata.name(chr(code)).lower() for code in self.code_points)
+
+    def masks_of(self, character: int, held_out: bool) -> np.ndarray:
+        """Rows of a character's masks in the held-out faces, or in the others."""
+        rows = np.arange(self.first[character], self.first[character + 1])
+        return rows[(self.faces[rows] >= len(FACES) - len(HELD_OUT_FACES)) == held_out]
+
+
+@cache
+def glyph_table() -> GlyphTable:
+    """The table, from the cache or drawn now."""
+    path = _cache_file()
+    fields = GlyphTable.__dataclass_fields__
+    if path.exists():
+        try:
+            with safe_open(path, framework="numpy") as file:
+                return GlyphTable(**{name: file.get_tensor(name) for name in fields})
+        except Exception:  # damaged, or of another version: drawing it again is cheap
+            pass
+    table = _draw_table()
+    try:
+        with atomic_path(path) as temporary:
+            save_file({name: np.ascontiguousarray(getattr(table, name)) for name in fields}, temporary)
+    except OSError:  # a read-only home is no reason not to go on
+        pass
+    return table
+
+
+def _cache_file() -> Path:
+    system = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "recollect"
+    folder = os.environ.get("RECOLLECT_CACHE") or system
+    key = derive_seed("glyphs", 1, matplotlib.__version__, PIL.__version__, unicodedata.unidata_version, repr(SCRIPTS))
+    return Path(folder) / f"glyphs-{key:016x}.safetensors"
+
+
+def _draw_table() -> GlyphTable:
+    folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    fonts = [ImageFont.truetype(folder / f"{face}.ttf", 22, layout_engine=ImageFont.Layout.BASIC) for face in FACES]
+    present = [set(FT2Font(str(folder / f"{face}.ttf")).get_charmap()) for face in FACES]
+    trained = len(FACES) - len(HELD_OUT_FACES)
+    candidates = sorted(present[0] | {code for codes in present[1:] for code in codes if code < 0x20000})
+    codes, scripts, first, faces, masks = [], [], [0], [], []
+    seen: set[bytes] = set()
+    for code in track(candidates, "draw characters", unit="characters"):
+        if not _wanted(code):
+            continue
+        drawn = [(face, mask) for face, font in enumerate(fonts) if code in present[face]
+                 and (mask := _mask(chr(code), font)) is not None]  # fmt: skip
+        # Many characters share one picture (A and Alpha): keep the first, or labels would contradict each other.
+        if not drawn or drawn[0][0] >= trained or drawn[0][1].tobytes() in seen:
+            continue
+        seen.add(drawn[0][1].tobytes())
+        codes.append(code)
+        name = unicodedata.name(chr(code))
+        scripts.append(next(number for number, (_, pattern) in enumerate(SCRIPTS) if re.match(pattern, name)))
+        faces += [face for face, _ in drawn]
+        masks += [mask for _, mask in drawn]
+        first.append(len(masks))
+    stack = np.stack(masks)
+    characters, blocks, starts, styles = (np.array(values) for values in (codes, scripts, first, faces))
+    return GlyphTable(characters, blocks, starts, styles, stack, measure(stack))
+
+
+def _wanted(code: int) -> bool:
+    name = unicodedata.name(chr(code), "")
+    if not name or unicodedata.category(chr(code))[0] in "MCZ" or (code > 0x2FFF and name.startswith("CJK")):
+        return False
+    return not name.startswith(("ARABIC LIGATURE", "MODIFIER", "COMBINING"))
+
+
+def _mask(character: str, font: ImageFont.FreeTypeFont) -> np.ndarray | None:
+    """The character centred in SIZE × SIZE pixels, shrunk if it is larger; None if nothing much is drawn."""
+    left, top, right, bottom = font.getbbox(character)
+    width, height = right - left, bottom - top
+    if width < 3 or height < 2:
+        return None
+    canvas = Image.new("L", (48, 48))
+    ImageDraw.Draw(canvas).text((24 - (left + right) / 2, 24 - (top + bottom) / 2), character, 255, font=font)
+    edge = SIZE if max(width, height) <= SIZE else min(48, int(max(width, height)) + 1)
+    border = (48 - edge) // 2
+    picture = canvas.crop((border, border, border + edge, border + edge))
+    mask = np.asarray(picture if edge == SIZE else picture.resize((SIZE, SIZE), Image.Resampling.BILINEAR))
+    return mask if mask.max() >= 60 and (mask > 100).sum() >= 8 else None
+
+
+def measure(masks: np.ndarray) -> np.ndarray:
+    """The value (0, 1, 2) of each of `ATTRIBUTES` for each mask: int64 (masks, 8). Tertiles, where it is a number."""
+    ink = masks > 110
+    rows, columns = ink.any(axis=2), ink.any(axis=1)
+    height, width = rows.sum(axis=1).clip(1), columns.sum(axis=1).clip(1)
+    area = ink.sum(axis=(1, 2)).clip(1)
+    line = np.arange(SIZE)
+    centre_y, centre_x = (ink.sum(axis=2) * line).sum(axis=1) / area, (ink.sum(axis=1) * line).sum(axis=1) / area
+    middle_y, middle_x = (rows * line).sum(axis=1) / height, (columns * line).sum(axis=1) / width
+    eight = np.ones((3, 3))
+    pieces = np.array([ndimage.label(mask, eight)[1] for mask in ink])
+    holes = np.array([ndimage.label(np.pad(~mask, 1))[1] - 1 for mask in ink])
+    return np.stack(
+        [
+            _tertile(width / height),
+            _tertile(area / (height * width)),
+            (pieces - 1).clip(0, 2),
+            holes.clip(0, 2),
+            _tertile(_symmetry(ink, 2)),
+            _tertile(_symmetry(ink, 1)),
+            _tertile(centre_y - middle_y),
+            _tertile(centre_x - middle_x),
+        ],
+        axis=1,
+    ).astype(np.int64)
+
+
+def _tertile(values: np.ndarray) -> np.ndarray:
+    return (values > np.quantile(values, 0.33)).astype(int) + (values > np.quantile(values, 0.67))
+
+
+def _symmetry(ink: np.ndarray, axis: int) -> np.ndarray:
+    """Overlap with the mirror image (intersection over union), the best of three shifts by a pixel."""
+    mirrored = np.flip(ink, axis)
+    best = np.zeros(len(ink))
+    for shift in (-1, 0, 1):
+        moved = np.roll(mirrored, shift, axis)
+        best = np.maximum(best, (ink & moved).sum(axis=(1, 2)) / (ink | moved).sum(axis=(1, 2)).clip(1))
+    return best

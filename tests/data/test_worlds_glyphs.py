@@ -1,0 +1,233 @@
+import subprocess
+import sys
+import unicodedata
+
+import numpy as np
+import pytest
+import torch
+
+from recollect.data.worlds import open_world_source, world_of, world_tasks, world_zero_shot_tasks
+from recollect.data.worlds.glyph_table import ATTRIBUTES, FACES, HELD_OUT_FACES, SCRIPTS, SIZE, glyph_table, measure
+from recollect.data.worlds.rendering import COLOURS
+from recollect.data.worlds.scenes import DETAILS, RELATIONS
+
+
+@pytest.fixture(scope="module")
+def world():
+    return world_of("glyphs")
+
+
+def test_there_are_thousands_of_characters_with_official_names():
+    table = glyph_table()
+    assert len(table.code_points) > 5000
+    assert table.names[100] == unicodedata.name(chr(table.code_points[100])).lower()
+    assert table.masks.shape[1:] == (SIZE, SIZE)
+    assert {SCRIPTS[number][0] for number in table.scripts} >= {"greek letter", "playing card", "hebrew letter"}
+
+
+def test_no_two_characters_share_their_first_picture():
+    table = glyph_table()
+    pictures = {table.masks[row].tobytes() for row in table.first[:-1]}
+    assert len(pictures) == len(table.code_points)
+
+
+def test_a_table_from_the_cache_equals_one_drawn_anew(tmp_path):
+    code = (
+        "from recollect.data.worlds.glyph_table import glyph_table;"
+        "t = glyph_table(); print(int(t.masks.astype('int64').sum()), t.attributes.sum(), t.code_points.sum())"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                       env={"RECOLLECT_CACHE": str(tmp_path), "PATH": ""}).stdout
+        for _ in range(2)
+    ]  # fmt: skip
+    assert runs[0] == runs[1]
+    (cached,) = tmp_path.iterdir()
+    cached.write_bytes(cached.read_bytes()[:1000])  # damaged: drawn again
+    table = glyph_table()
+    assert f"{int(table.masks.astype('int64').sum())} {table.attributes.sum()} {table.code_points.sum()}\n" == runs[0]
+
+
+def test_measured_attributes_are_what_the_words_say():
+    tall, wide, ring, bars = (np.zeros((SIZE, SIZE), np.uint8) for _ in range(4))
+    tall[2:26, 12:15] = 255
+    wide[12:15, 2:26] = 255
+    ring[6:22, 6:22] = 255
+    ring[9:19, 9:19] = 0
+    bars[4:8, 6:22] = bars[18:22, 6:22] = 255
+    values = measure(np.stack([tall, wide, ring, bars]))
+    words = [[ATTRIBUTES[a][value] for a, value in enumerate(row)] for row in values]
+    assert words[0][0] == "narrow"
+    assert words[1][0] == "wide"
+    assert (words[2][3], words[0][3]) == ("holed", "unholed")
+    assert (words[3][2], words[2][2]) == ("twofold", "single")
+
+
+def test_characters_and_scripts_are_split_once_and_for_all(world):
+    parts = [set(world.split[name].tolist()) for name in ("train", "validation", "test")]
+    assert not parts[0] & parts[1]
+    assert not parts[0] & parts[2]
+    assert not parts[1] & parts[2]
+    trained = {SCRIPTS[number][0] for number in world.table.scripts[world.split["train"]]}
+    assert not trained & {"tifinagh letter", "nko letter", "lao letter", "lisu letter"}
+    assert np.array_equal(world.split["test"], world_of("glyphs?seed=5").split["test"])
+
+
+def test_training_draws_only_training_characters_in_training_faces(world):
+    source = open_world_source("glyphs:captions")
+    characters, masks = source.subjects(np.arange(20_000))
+    assert set(characters.tolist()) <= set(world.split["train"].tolist())
+    faces = {FACES[face] for face in world.table.faces[masks]}
+    assert not faces & set(HELD_OUT_FACES)
+    assert len(faces) == len(FACES) - len(HELD_OUT_FACES)
+    owners = np.searchsorted(world.table.first, masks, side="right") - 1
+    assert np.array_equal(owners, characters)
+
+
+def test_captions_say_the_script_and_what_is_measured(world):
+    source = open_world_source("glyphs:captions")
+    indices = np.arange(5000)
+    characters, masks = source.subjects(indices)
+    _, texts, _ = source.batch(indices, 0)
+    said = right = scripts = 0
+    for text, character, mask in zip(texts, characters, masks, strict=True):
+        words = set(text.split())
+        for number, values in enumerate(ATTRIBUTES):
+            for value in words & set(values):
+                said += 1
+                right += value == values[world.table.attributes[mask, number]]
+        script = SCRIPTS[world.table.scripts[character]][0]
+        scripts += script in text
+    assert 0.68 < said / (8 * len(texts)) < 0.72
+    assert 0.95 < right / said < 0.98  # 5 % are drawn anew, a third of which are right by chance
+    assert scripts / len(texts) > 0.79
+    assert {word for text in texts for word in text.split()} <= set(world.vocabulary())
+
+
+def test_colour_and_place_are_never_said(world):
+    _, texts, _ = open_world_source("glyphs:captions").batch(np.arange(3000), 0)
+    plain = [text for text in texts if not any(color in text.split() for color in COLOURS)]
+    assert len(plain) > 0.98 * len(texts)  # "black" and "white" occur in names of characters
+
+
+def test_held_out_characters_have_no_name_words_of_their_own(world):
+    trained = {word for character in world.split["train"] for word in world.name_words[character]}
+    for character in world.split["test"]:
+        assert set(world.name_words[character]) <= trained
+
+
+@pytest.mark.parametrize("spec", ["glyphs:captions", "glyphs:labels", "glyphs:scenes?edge=48", "glyphs:hard?edge=48"])
+def test_a_picture_is_the_same_alone_in_a_batch_and_in_another_process(spec):
+    source = open_world_source(spec)
+    indices = np.array([5, 917, 33])
+    images, texts, labels = source.batch(indices, 0)
+    for row, index in enumerate(indices):
+        sample = source[int(index)]
+        np.testing.assert_array_equal(sample.image, images[row].permute(1, 2, 0))
+        assert sample.texts == ((texts[row],) if sample.kind == "caption" else ())
+        assert sample.label == labels[row]
+    code = (
+        "import numpy as np; from recollect.data.worlds import open_world_source;"
+        f"print(int(open_world_source({spec!r}).batch(np.array([5, 917, 33]), 0)[0].long().sum()))"
+    )
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(other.stdout) == int(images.long().sum())
+
+
+def test_two_seeds_are_two_views_under_one_caption():
+    source = open_world_source("glyphs:captions")
+    one, two = source.batch(np.arange(50), 1), source.batch(np.arange(50), 2)
+    assert one[1] == two[1]
+    assert (one[0] != two[0]).float().mean() > 0.5
+
+
+def test_labels_are_balanced_and_narrower_than_captions():
+    labels, captions = open_world_source("glyphs:labels"), open_world_source("glyphs:captions")
+    counts = np.bincount(labels.labels)
+    assert len(set(counts.tolist())) == 1
+    assert len(labels.class_names) == len(set(labels.class_names)) == 200
+    images, texts, classes = labels.batch(np.arange(400), 3)
+    assert all(labels.class_names[label] in text for text, label in zip(texts, classes.tolist(), strict=True))
+
+    def border(pictures):  # the background's variation within a picture
+        return pictures[:, :, 0].float().std(-1).mean()
+
+    assert border(images) < 0.6 * border(captions.batch(np.arange(400), 3)[0])
+    assert len(labels.vocabulary) < 0.5 * len(captions.vocabulary)
+
+
+def test_the_test_part_of_the_labels_has_the_same_classes_in_other_pictures():
+    train, test = open_world_source("glyphs:labels"), open_world_source("glyphs:labels", "test")
+    assert train.class_names == test.class_names
+    assert train.fingerprint != test.fingerprint
+    assert not torch.equal(train.batch(np.arange(20), 0)[0], test.batch(np.arange(20), 0)[0])
+
+
+def test_scenes_show_what_they_say():
+    source = open_world_source("glyphs:scenes?edge=64")
+    indices = np.arange(300)
+    scenes = source.scenes(indices)
+    images, texts, _ = source.batch(indices, 0)
+    pixels = images.float() / 255
+    for row in range(len(indices)):
+        ground = torch.tensor(list(COLOURS.values())[scenes.ground[row]])
+        assert (pixels[row, :, 0, 0] - ground).abs().max() < 0.3
+        assert texts[row].endswith(f"{list(COLOURS)[scenes.ground[row]]} ground")
+        if scenes.count[row] == 2:
+            relation = RELATIONS[scenes.relation[row]]
+            away = (pixels[row] - pixels[row, :, 0, 0][:, None, None]).abs().sum(0) > 0.6
+            first = list(COLOURS.values())[scenes.colours[row, 0]]
+            near = (pixels[row] - torch.tensor(first)[:, None, None]).abs().sum(0) < 0.5
+            if scenes.colours[row, 0] == scenes.colours[row, 1] or (away & near).sum() < 8:
+                continue
+            y, x = (part.float().mean() for part in (away & near).nonzero(as_tuple=True))
+            centre = x if relation in {"left of", "right of"} else y
+            assert (centre < 32) == (relation in {"left of", "above"}), texts[row]
+
+
+def test_hard_negatives_differ_from_their_scene_in_exactly_one_detail():
+    source = open_world_source("glyphs:hard?edge=64")
+    indices = np.arange(60 * 6)
+    scenes = source.scenes(indices)
+    _, texts, _ = source.batch(indices, 0)
+    assert len(set(texts)) == len(texts)
+    for row in indices:
+        base = row - row % 6
+        changed = set()
+        if (scenes.colours[row] != scenes.colours[base]).sum() == 1:
+            changed.add("colour")
+        if (scenes.sizes[row] != scenes.sizes[base]).sum() == 1:
+            changed.add("size")
+        if scenes.relation[row] != scenes.relation[base]:
+            changed.add("relation")
+        if (scenes.characters[row] != scenes.characters[base]).sum() == 1:
+            changed.add("character")
+        if scenes.ground[row] != scenes.ground[base]:
+            changed.add("ground")
+        detail = ("none", *DETAILS)[row % 6]
+        assert changed == (set() if detail == "none" else {detail})
+        assert scenes.ground[row] not in scenes.colours[row]
+        sample = source[int(row)] if row < 6 else None
+        assert sample is None or (sample.extra["group"], sample.extra["detail"]) == (0, detail)
+
+
+def test_few_shot_tasks_are_held_out_characters_of_one_script(world):
+    for split in ("validation", "test"):
+        members = {world.table.names[character] for character in world.split[split]}
+        tasks = world_tasks("glyphs", split)
+        assert len(tasks) >= 15
+        for task in tasks:
+            assert 14 <= len(task.class_names) <= 24
+            assert set(task.class_names) <= members
+            assert np.bincount(task.support.labels).tolist() == [32] * len(task.class_names)
+            assert task.support.domain == "training faces"
+    assert sum(task.query.domain == "held-out faces" for task in world_tasks("glyphs", "test")) >= 5
+
+
+def test_zero_shot_tasks_ask_for_words_that_captions_use(world):
+    tasks = world_zero_shot_tasks("glyphs", "test")
+    assert len(tasks) == 1 + len(ATTRIBUTES)
+    words = set(world.vocabulary())
+    for task in tasks:
+        assert all(set(text.split()) <= words for texts in task.class_texts for text in texts)
+        assert task.query.labels.max() < len(task.class_names)
