@@ -7,6 +7,7 @@ query's own rows, g the gradient at the layer's output: the backward pass comput
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,25 +22,18 @@ class FirstStep:
     """Collects, layer by layer, each query's gradient of B at B = 0.
 
     Attributes:
-        gradient: of all queries' B, one number behind the other, in the order of ``views``.
-        views: for each layer its part of ``gradient``, (queries, outputs, rank).
+        gradient: for each layer (queries, outputs, rank).
     """
-
-    gradient: Float[Tensor, " numbers"]
 
     def __init__(self, sites: Mapping[str, nn.Linear], start: Adapters, queries: int) -> None:
         if any(bool(up.any()) for up in start.up.values()):
             raise ValueError("the short cut holds from B = 0 only; these adapters start elsewhere")
         self._sites, self._start, self._queries = sites, start, queries
-        sizes = [queries * up.numel() for up in start.up.values()]
+        self.gradient = {name: up.new_zeros(queries, *up.shape) for name, up in start.up.items()}
         like = next(iter(start.up.values()))
-        self.gradient = like.new_zeros(sum(sizes))
-        parts = self.gradient.split(sizes)
-        self.views = {name: part.view(queries, *start.up[name].shape) for name, part in zip(sites, parts, strict=True)}
         # Autograd walks back only to what needs a gradient; the weights do not.
         self._anchor = like.new_zeros((), requires_grad=True)
-        self._owners: Tensor | None = None
-        self._even = False
+        self._turn = _Turn(None, [])
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -49,7 +43,7 @@ class FirstStep:
             down = self._start.down[name]
 
             def receive(gradient: Tensor, low: Tensor) -> None:
-                self._add(self.views[name], gradient, low)
+                self._add(self.gradient[name], gradient, low)
 
             return lambda rows: _Recorded.apply(rows, self._anchor, layer.weight, layer.bias, down, receive)
 
@@ -72,19 +66,41 @@ class FirstStep:
             owners: number of the query that each row counts for in this pass.
             keep: run the same forward backwards again later.
         """
-        each = len(owners) // self._queries
-        even = torch.arange(self._queries, device=owners.device).repeat_interleave(each)
-        self._owners, self._even = owners, torch.equal(even, owners)
+        order = None if bool((owners[1:] >= owners[:-1]).all()) else owners.argsort(stable=True)
+        counts = torch.bincount(owners, minlength=self._queries).tolist()
+        self._turn = _Turn(order, counts)
         torch.autograd.grad(outputs, self._anchor, gradients, retain_graph=keep, allow_unused=True)
 
     def _add(self, total: Tensor, gradient: Tensor, low: Tensor) -> None:
-        assert self._owners is not None
-        rows = self._queries if self._even else len(self._owners)
-        g, low = gradient.reshape(rows, -1, gradient.shape[-1]), low.reshape(rows, -1, low.shape[-1])
-        if self._even:
-            total.baddbmm_(g.transpose(1, 2), low, alpha=self._start.scale)
-        else:
-            total.index_add_(0, self._owners, g.transpose(1, 2) @ low, alpha=self._start.scale)
+        """Add ``Σ g (A x)ᵀ`` over the rows of each query to ``total``, (queries, outputs, rank)."""
+        order, counts = self._turn.order, self._turn.counts
+        rows, scale = sum(counts), self._start.scale
+        gradient, low = (each.reshape(rows, -1, each.shape[-1]) for each in (gradient, low))
+        if order is not None:
+            gradient, low = gradient[order], low[order]
+        if len(set(counts)) == 1:
+            gradient, low = (each.reshape(len(counts), -1, each.shape[-1]) for each in (gradient, low))
+            total.baddbmm_(gradient.transpose(1, 2), low, alpha=scale)
+            return
+        start = 0
+        for query, count in enumerate(counts):
+            if count:
+                mine = slice(start, start + count)
+                total[query].addmm_(gradient[mine].flatten(0, 1).T, low[mine].flatten(0, 1), alpha=scale)
+            start += count
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """Whose rows a backward pass is for.
+
+    Attributes:
+        order: brings the rows into the order of their queries; None if they are in it.
+        counts: rows of each query.
+    """
+
+    order: Int[Tensor, " rows"] | None
+    counts: list[int]
 
 
 class _Recorded(torch.autograd.Function):
@@ -107,6 +123,7 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         weight, low = ctx.saved_tensors
-        ctx.receive(gradients[0], low)
-        below = gradients[0] @ weight if ctx.needs_input_grad[0] else None
+        gradient = gradients[0].contiguous()  # attention gives it head by head; two products read it
+        ctx.receive(gradient, low)
+        below = gradient @ weight if ctx.needs_input_grad[0] else None
         return below, None, None, None, None, None

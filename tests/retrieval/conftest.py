@@ -1,0 +1,108 @@
+"""Small random dual encoders of three families, and flights of queries over random pictures."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    CLIPConfig,
+    CLIPModel,
+    CLIPProcessor,
+    VisionTextDualEncoderConfig,
+    VisionTextDualEncoderModel,
+    VisionTextDualEncoderProcessor,
+    ViTConfig,
+)
+
+from recollect.data.transforms import ImageTransform
+from recollect.models import TransformersEncoder, build_model
+from recollect.models.checkpoint import quiet
+from recollect.models.processors import processor_of
+from recollect.models.tokenizers import train_unigram
+from recollect.retrieval.flight import Flight, number_texts
+
+WORDS = "red green blue small large snowman umbrella queen left right of a above the river bridge tree car"
+
+
+def sentences(number, seed=0):
+    generator = np.random.default_rng(seed)
+    return [" ".join(generator.choice(WORDS.split(), size=generator.integers(2, 8))) for _ in range(number)]
+
+
+def _tower(layers=2):
+    return {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": layers, "num_attention_heads": 2}
+
+
+def _clip():
+    tokenizer = train_unigram(sentences(80), 330, 20)
+    special = {"bos_token_id": 1, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    text = _tower() | special | {"vocab_size": len(tokenizer), "max_position_embeddings": 20}
+    config = CLIPConfig(
+        text_config=text, vision_config=_tower() | {"image_size": 16, "patch_size": 4}, projection_dim=20
+    )
+    transform = ImageTransform(size=16)
+    return TransformersEncoder(CLIPModel(config), CLIPProcessor(processor_of(transform), tokenizer), transform)
+
+
+def _vit_bert():
+    tokenizer = train_unigram(sentences(80), 330, 20)
+    image = ViTConfig(**_tower(), image_size=16, patch_size=4)
+    text = BertConfig(**_tower(), vocab_size=len(tokenizer), max_position_embeddings=20)
+    config = VisionTextDualEncoderConfig.from_vision_text_configs(image, text, projection_dim=20)
+    transform = ImageTransform(size=16)
+    processor = VisionTextDualEncoderProcessor(processor_of(transform), tokenizer)
+    return TransformersEncoder(VisionTextDualEncoderModel(config), processor, transform)
+
+
+def _siglip():
+    return build_model("tiny", texts=sentences(80))
+
+
+MAKERS = {"clip": _clip, "vit_bert": _vit_bert, "siglip": _siglip}
+
+
+@pytest.fixture(scope="session")
+def make_encoder():
+    def make(family):
+        with quiet(), torch.random.fork_rng():
+            torch.manual_seed(7)
+            return MAKERS[family]().eval()
+
+    return make
+
+
+@pytest.fixture(params=list(MAKERS))
+def family(request):
+    return request.param
+
+
+@pytest.fixture
+def encoder(make_encoder, family):
+    return make_encoder(family).double()
+
+
+@pytest.fixture
+def make_flight():
+    """A flight whose queries share pictures; some candidates may lack a caption or a picture."""
+
+    def make(encoder, queries=3, k=5, pictures=7, seed=0, holes=False, repeats=False):
+        generator = np.random.default_rng(seed)
+        size = encoder.transform.size
+        pixels = torch.from_numpy(generator.normal(size=(pictures, 3, size, size)))
+        images = np.stack([generator.permutation(pictures)[:k] for _ in range(queries)])
+        captions = sentences(pictures, seed + 1)
+        if repeats:
+            captions[1] = captions[0]
+            captions[4] = captions[3]
+        owned: list[str | None] = list(captions)
+        if holes:
+            owned[2] = None
+        wordings, numbers = number_texts(owned)
+        texts = np.array(numbers)[images]
+        if holes:
+            images[0, 1] = -1
+            images[1, :2] = -1
+        asked = tuple(sentences(queries, seed + 2))
+        return Flight(asked, pixels, torch.from_numpy(images), wordings, torch.from_numpy(texts))
+
+    return make
