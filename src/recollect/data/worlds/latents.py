@@ -163,13 +163,9 @@ class LatentWorld:
         salient = np.argsort(-self._tables["salience"])[:2]
         habits = self._tables["habit"][fine]
         parent = fine % self.coarse
+        words = [(int(group), int(habits[group])) for group in salient]
         return tuple(
-            " ".join(
-                [
-                    coarse_word(parent, which),
-                    *(attribute_word(int(group), int(habits[group]), which) for group in salient),
-                ]
-            )
+            " ".join([coarse_word(parent, which), *(attribute_word(*word, which) for word in words)])
             for which in range(SYNONYMS)
         )
 
