@@ -274,6 +274,8 @@ def test_the_fingerprint_changes_with_everything_that_changes_a_sample(twenty):
     prints = [
         open_source(twenty).fingerprint,
         open_source(twenty, split="test").fingerprint,
+        open_source(twenty, split="train[:5]").fingerprint,
+        open_source(twenty, split="train[5:]").fingerprint,
         open_source(f"{twenty}?style=photo").fingerprint,
         open_source(twenty, columns=Columns(caption="style")).fingerprint,
     ]

@@ -52,7 +52,7 @@ def iterate(
         sampler=tasks,
         num_workers=workers,
         prefetch_factor=max(2, -(-_AHEAD * len(cuts) // workers)) if workers else None,
-        worker_init_fn=_leave_signals_alone if workers else None,
+        worker_init_fn=_ignore_interrupt if workers else None,
         in_order=True,
     )
     pieces: list[Piece] = []
@@ -80,7 +80,9 @@ class _Tasks:
         return ((step, first, last) for step in range(self.start, self.stop) for first, last in self.cuts)
 
 
-def _leave_signals_alone(worker: int) -> None:
-    """A stop is the trainer's to handle: it saves, then ends its workers."""
+def _ignore_interrupt(worker: int) -> None:
+    """Ctrl-C reaches every process of the terminal, but it is the trainer's to handle: it saves, then ends its workers.
+
+    SIGTERM needs no such care, since torch gives its workers a handler of their own.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,0 +1,197 @@
+"""Reading images: our way against a plain one with Pillow and NumPy, in images a second and ratios in one run.
+
+python benchmarks/data.py --out data.json
+python benchmarks/data.py --data emoji.parquet --size 64 --workers 0 1 2
+"""
+
+import io
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+import tyro
+from PIL import Image, ImageFilter
+from rich.console import Console
+from rich.table import Table
+
+from recollect.core.files import write_json
+from recollect.core.seeding import numpy_generator
+from recollect.core.types import best_device
+from recollect.data.batches import BatchStream
+from recollect.data.images import decode
+from recollect.data.mixture import Mixture
+from recollect.data.order import shuffled
+from recollect.data.sources import open_source
+from recollect.data.transforms import CLIP_MEAN, CLIP_STD, ImageTransform
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure.
+
+    Attributes:
+        data: a captioned source; by default synthetic photos are made.
+        photo: width and height of the synthetic photos.
+        count: number of synthetic photos.
+        size: of the model's images.
+        batch: batch size.
+        workers: numbers of worker processes to try.
+        seconds: how long to measure each.
+        out: JSON file for the figures.
+    """
+
+    data: str | None = None
+    photo: tuple[int, int] = (500, 375)
+    count: int = 400
+    size: int = 224
+    batch: int = 256
+    workers: tuple[int, ...] = (0, 1, 2)
+    seconds: float = 4.0
+    out: Path | None = None
+
+
+def photos(count: int, size: tuple[int, int]) -> list[bytes]:
+    """JPEGs with the spectrum and the file size of photographs: blurred noise in several scales."""
+    encoded = []
+    for number in range(count):
+        generator = numpy_generator("photo", number)
+        picture = Image.new("RGB", size)
+        for scale in (64, 16, 4):
+            small = generator.integers(0, 256, (size[1] // scale + 2, size[0] // scale + 2, 3), dtype=np.uint8)
+            layer = Image.fromarray(small).resize(size, Image.Resampling.BICUBIC)
+            picture = Image.blend(picture, layer, 0.5)
+        buffer = io.BytesIO()
+        picture.filter(ImageFilter.SHARPEN).save(buffer, "JPEG", quality=90)
+        encoded.append(buffer.getvalue())
+    return encoded
+
+
+def plain(data: bytes, size: int, least: float, generator: np.random.Generator) -> torch.Tensor:
+    """What one would write without thinking of speed: decode, crop, resize, then normalise in floating point."""
+    picture = Image.open(io.BytesIO(data)).convert("RGB")
+    side = int(np.sqrt(generator.uniform(least, 1)) * min(picture.size))
+    left, top = (int(generator.integers(0, length - side + 1)) for length in picture.size)
+    picture = picture.crop((left, top, left + side, top + side)).resize((size, size), Image.Resampling.BICUBIC)
+    pixels = np.asarray(picture).astype(np.float32) / 255
+    pixels = (pixels - np.array(CLIP_MEAN, dtype=np.float32)) / np.array(CLIP_STD, dtype=np.float32)
+    return torch.from_numpy(pixels.transpose(2, 0, 1).copy())
+
+
+def rate(function: Callable[[], int], seconds: float) -> float:
+    """Images a second: the median over rounds, each a call that returns how many it made."""
+    function()
+    rates, stop = [], time.perf_counter() + seconds
+    while time.perf_counter() < stop or len(rates) < 3:
+        start = time.perf_counter()
+        made = function()
+        rates.append(made / (time.perf_counter() - start))
+    return statistics.median(rates)
+
+
+def one_core(encoded: Sequence[bytes], options: Options) -> dict[str, float]:
+    """Decode and transform on one core, several ways, in batches as a model would get them."""
+    transform = ImageTransform(size=options.size, training=True, scale=(0.5, 1.0))
+    some = encoded[: min(64, len(encoded))]
+
+    def ours(needed: int) -> Callable[[], int]:
+        def make() -> int:
+            generator = np.random.default_rng(0)
+            pixels = [transform.pixels(decode(data, "x", needed=needed), generator) for data in some]
+            transform.normalise(torch.from_numpy(np.stack(pixels)))
+            return len(some)
+
+        return make
+
+    def simple() -> int:
+        generator = np.random.default_rng(0)
+        torch.stack([plain(data, options.size, 0.5, generator) for data in some])
+        return len(some)
+
+    def bytes_only() -> int:
+        generator = np.random.default_rng(0)
+        np.stack([transform.pixels(decode(data, "x", needed=transform.needed), generator) for data in some])
+        return len(some)
+
+    return {
+        "plain Pillow and NumPy": rate(simple, options.seconds),
+        "ours, decoded whole": rate(ours(0), options.seconds),
+        "ours": rate(ours(transform.needed), options.seconds),
+        "ours, bytes for the GPU": rate(bytes_only, options.seconds),
+    }
+
+
+def streams(spec: str, options: Options) -> dict[str, float]:
+    """Whole batches from a source: rows, decoding, crops, texts and hand-over."""
+    transform = ImageTransform(size=options.size, training=True, scale=(0.5, 1.0))
+    device = best_device()
+    results = {}
+    for workers in options.workers:
+        stream = BatchStream(Mixture((open_source(spec),)), options.batch, transform)
+        batches = stream.iterate(0, 10**6, workers, device=device)
+        next(batches)
+
+        def make(batches=batches) -> int:  # type: ignore[no-untyped-def]
+            count = len(next(batches))
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            return count
+
+        # The median hides a stall behind what was made ahead, so count over the whole time.
+        made, start = 0, time.perf_counter()
+        while time.perf_counter() - start < options.seconds:
+            made += make()
+        results[f"{workers} workers"] = made / (time.perf_counter() - start)
+        batches.close()  # type: ignore[attr-defined]
+    return results
+
+
+def order() -> dict[str, float]:
+    """Milliseconds to find the samples of a batch of 32,768 in a source of a billion, and to shuffle ten million."""
+    start = time.perf_counter()
+    shuffled(np.arange(32_768), 10**9, 1)
+    ours = time.perf_counter() - start
+    start = time.perf_counter()
+    np.random.default_rng(0).permutation(10**7)
+    return {"ours, batch of a billion": 1e3 * ours, "NumPy, ten million": 1e3 * (time.perf_counter() - start)}
+
+
+def write_set(encoded: Sequence[bytes], folder: str) -> str:
+    """A Parquet file of captioned photos."""
+    path = Path(folder) / "photos.parquet"
+    pq.write_table(pa.table({"image": list(encoded), "caption": [f"photo {i}" for i in range(len(encoded))]}), path)
+    return str(path)
+
+
+def main(options: Options) -> None:
+    """Measure, print and write."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        if options.data is None:
+            encoded = photos(options.count, options.photo)
+            spec = write_set(encoded, folder)
+        else:
+            spec = options.data
+            file = pq.read_table(spec.partition("?")[0], columns=["image"])
+            encoded = file.column("image").to_pylist()[:64]
+        figures = {"one core": one_core(encoded, options), "stream": streams(spec, options), "order (ms)": order()}
+    base = figures["one core"]["plain Pillow and NumPy"]
+    for title, rows in figures.items():
+        table = Table("", "ms" if "ms" in title else "images/s", "ratio to plain", title=title)
+        for name, value in rows.items():
+            table.add_row(name, f"{value:,.1f}", "" if "ms" in title else f"{value / base:.2f}")
+        Console().print(table)
+    if options.out:
+        settings = {"size": options.size, "photo": options.photo, "cores": os.cpu_count(), "device": str(best_device())}
+        write_json(options.out, {"settings": settings, "figures": figures})
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))
