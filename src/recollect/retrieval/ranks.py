@@ -1,0 +1,106 @@
+"""Ranks of the true matches in a search both ways, without ever holding the text × image matrix."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64
+from torch import Tensor
+
+from recollect.core.progress import progress
+
+NO_RANK = 0
+"""Of a text or image without a true match in the pool."""
+
+TIE = 1e-6
+"""Cosines closer than this are equal: float32 products of the same vectors differ by less in another block."""
+
+_TEXTS, _IMAGES = 512, 2_048  # 4 MiB of scores at a time, so that they are counted while in the cache
+_PAIRS = 65_536
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Rank of the best true match, from 1; `NO_RANK` where there is none.
+
+    Attributes:
+        texts: for each text, among all images.
+        images: for each image, among all texts.
+    """
+
+    texts: Int64[np.ndarray, " texts"]
+    images: Int64[np.ndarray, " images"]
+
+
+def streaming_ranks(
+    images: Float32[np.ndarray, "images width"],
+    texts: Float32[np.ndarray, "texts width"],
+    matches: Sequence[Sequence[int]],
+    *,
+    device: torch.device | str = "cpu",
+) -> Ranks:
+    """Rank every text's best true image and every image's best true text, block by block.
+
+    The rank is 1 + the number of wrong ones that score at least as high: of equal scores the wrong come first, so
+    that a model which gives everything the same embedding scores nothing.
+
+    Args:
+        images, texts: unit-norm embeddings; may be memory-mapped.
+        matches: for each text the rows of the images that it truly describes.
+        device: where the products are computed.
+
+    Raises:
+        ValueError: as many lists of matches as texts are needed.
+    """
+    if len(matches) != len(texts):
+        raise ValueError(f"{len(texts)} texts, but matches of {len(matches)}")
+    pair_texts = np.repeat(np.arange(len(texts)), [len(rows) for rows in matches])
+    pair_images = np.array([row for rows in matches for row in rows], dtype=np.int64)
+    best_texts, best_images = _best(images, texts, pair_texts, pair_images)
+    counts = torch.zeros(len(texts), dtype=torch.int64), torch.zeros(len(images), dtype=torch.int64)
+    wanted = [torch.from_numpy(best - np.float32(TIE)).to(device) for best in (best_texts, best_images)]
+    starts = np.searchsorted(pair_texts, np.arange(0, len(texts) + _TEXTS, _TEXTS))
+    with progress("rank", len(texts) * len(images), "scores") as counter:
+        for first in range(0, len(images), _IMAGES):
+            block = _on(images[first : first + _IMAGES], device).T
+            for number, start in enumerate(range(0, len(texts), _TEXTS)):
+                asked = slice(start, start + _TEXTS)
+                scores = _on(texts[asked], device) @ block
+                mine = slice(starts[number], starts[number + 1])
+                inside = (pair_images[mine] >= first) & (pair_images[mine] < first + _IMAGES)
+                rows, columns = pair_texts[mine][inside] - start, pair_images[mine][inside] - first
+                scores[torch.from_numpy(rows), torch.from_numpy(columns)] = -torch.inf
+                found = slice(first, first + block.shape[1])
+                # Comparing into floats is exact (a block is small) and ten times faster than summing bools.
+                flags = torch.empty_like(scores)
+                counts[0][asked] += torch.ge(scores, wanted[0][asked, None], out=flags).sum(dim=1).long().cpu()
+                counts[1][found] += torch.ge(scores, wanted[1][None, found], out=flags).sum(dim=0).long().cpu()
+                counter.advance(scores.numel())
+    ranks = [(1 + count.numpy()) for count in counts]
+    for rank, best in zip(ranks, (best_texts, best_images), strict=True):
+        rank[np.isinf(best)] = NO_RANK
+    return Ranks(ranks[0], ranks[1])
+
+
+def _best(
+    images: np.ndarray, texts: np.ndarray, pair_texts: np.ndarray, pair_images: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Score of each text's and each image's best true match; -∞ where there is none."""
+    best_texts = np.full(len(texts), -np.inf, dtype=np.float32)
+    best_images = np.full(len(images), -np.inf, dtype=np.float32)
+    for start in range(0, len(pair_texts), _PAIRS):
+        rows, columns = pair_texts[start : start + _PAIRS], pair_images[start : start + _PAIRS]
+        scores = np.einsum("nd,nd->n", texts[rows], images[columns])
+        np.maximum.at(best_texts, rows, scores)
+        np.maximum.at(best_images, columns, scores)
+    return best_texts, best_images
+
+
+def _on(rows: np.ndarray, device: torch.device | str) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32)).to(device)
+
+
+def hits(ranks: Int64[np.ndarray, " n"], k: int) -> np.ndarray:
+    """Whether each query has a true match among its first k; queries without any are left out."""
+    return ranks[ranks != NO_RANK] <= k
