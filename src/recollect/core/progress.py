@@ -51,7 +51,9 @@ def progress(description: str, total: int | float | None, unit: str = "it", done
         yield Counter(bar, bar.add_task(description, total=total, completed=int(done), note=""))
 
 
-def track(items: Iterable[Item], description: str, total: int | float | None = None, unit: str = "it") -> Iterator[Item]:
+def track(
+    items: Iterable[Item], description: str, total: int | float | None = None, unit: str = "it"
+) -> Iterator[Item]:
     """Yield ``items`` with a progress bar."""
     if total is None and hasattr(items, "__len__"):
         total = len(items)  # type: ignore[arg-type]

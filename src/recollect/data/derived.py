@@ -174,6 +174,10 @@ def source_values(source: Source, key: str) -> list[Any]:
     return values(key) if values else [source[index].extra.get(key) for index in range(len(source))]
 
 
+_MADE_TEXTS = 20_000
+"""Captions of a made world to read; every word of it is known beforehand."""
+
+
 def corpus(source: Source, limit: int | None = None) -> Iterator[str]:
     """Every text a model may meet in a source, for training a tokenizer: captions, class names and their synonyms.
 
@@ -184,6 +188,11 @@ def corpus(source: Source, limit: int | None = None) -> Iterator[str]:
         yield from source.class_names
         if not hasattr(source, "texts"):
             return
+    if hasattr(source, "vocabulary"):  # a made world knows its words, and has no end to read through
+        yield from source.vocabulary
+        limit = min(limit or _MADE_TEXTS, _MADE_TEXTS)
+        yield from source.batch(np.arange(limit), 0)[1]  # type: ignore[attr-defined]
+        return
     step = max(1, len(source) // limit) if limit else 1
     for index in range(0, len(source), step):
         yield from sample_texts(source, index)

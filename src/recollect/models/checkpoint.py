@@ -72,7 +72,7 @@ class TransformersEncoder(DualEncoder):
         )
         return {name: tokens[name] for name in self.text.inputs}
 
-    def encode_images(self, pixels: Float[Tensor, "n 3 height width"]) -> Float[Tensor, "n width"]:
+    def encode_images(self, pixels: Float[Tensor, "n 3 rows columns"]) -> Float[Tensor, "n width"]:
         """Raw image embeddings."""
         return features(self.model.get_image_features(**image_inputs(pixels, self.model.config)))
 

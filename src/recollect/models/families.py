@@ -113,7 +113,7 @@ def store_end_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
     model.text_model.eos_token_id = tokenizer.eos_token_id
 
 
-def image_inputs(pixels: Float[Tensor, "n 3 height width"], config: Any) -> dict[str, Tensor]:
+def image_inputs(pixels: Float[Tensor, "n 3 rows columns"], config: Any) -> dict[str, Tensor]:
     """What the image tower reads: the pixels, or for NaFlex their patches from left to right and top to bottom."""
     if not is_naflex(config):
         return {"pixel_values": pixels}

@@ -228,7 +228,7 @@ class _RandomFilters(nn.Module):
         self.norm = nn.LayerNorm(features, elementwise_affine=False)
         self.head = _head(features, settings)
 
-    def forward(self, pixels: Float[Tensor, "n 3 height width"]) -> Float[Tensor, "n out"]:
+    def forward(self, pixels: Float[Tensor, "n 3 rows columns"]) -> Float[Tensor, "n out"]:
         return self.head(self.norm(F.adaptive_avg_pool2d(F.relu(self.filters(pixels)), 4).flatten(1)))
 
 

@@ -1,0 +1,130 @@
+"""From a recipe to what a run trains and reads."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import repeat
+from pathlib import Path
+
+from torch import nn
+
+from recollect.core.types import Source
+from recollect.data.batches import CONTEXT_VIEW, BatchStream
+from recollect.data.derived import corpus
+from recollect.data.mixture import Mixture
+from recollect.data.sources import open_source
+from recollect.data.transforms import ImageTransform
+from recollect.models import PRESETS, DualEncoder, build_model, load_model
+from recollect.objectives import ContextObjective, ContrastiveObjective
+from recollect.training.options import Data, Model, Objective, Recipe
+from recollect.training.ranks import Ranks
+from recollect.training.step import Inputs, Towers
+
+Feed = Callable[[int, int], Iterator[tuple[Inputs, Mapping[str, int]]]]
+"""From a first step and the one to stop before, to each step's inputs and how many samples each source gave it."""
+
+_SECOND_VIEW = 1
+_MOST_TEXTS = 1_000_000  # for a tokenizer; more do not change it, and reading them takes time
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run trains and reads.
+
+    Attributes:
+        model: a dual encoder.
+        objective: from raw embeddings to a loss and a report.
+        sources: names of the sources, in the order in which they are counted.
+        feed: the inputs of any range of steps; those of a step are a function of the seed and the step.
+    """
+
+    model: Towers
+    objective: nn.Module
+    sources: tuple[str, ...]
+    feed: Feed
+
+
+def assemble(recipe: Recipe, place: Ranks, saved_model: Path | None) -> Parts:
+    """Open the sources, and build or open the model.
+
+    Args:
+        recipe: what to train and on what.
+        place: which rows of each batch this process reads.
+        saved_model: folder of the model to go on with; None to start as the recipe says.
+    """
+    data = recipe.data
+    sources = tuple(open_source(spec, split=data.split, kind=kind, columns=data.columns) for spec, kind in data.specs)
+    model = load_model(saved_model, "cpu") if saved_model else start_model(recipe.model, sources, recipe.seed)
+    if recipe.model.freeze != "none":
+        model.freeze(recipe.model.freeze)
+    objective = build_objective(recipe.objective, model)
+    stream = BatchStream(
+        Mixture(sources, data.weights or None, data.sampling),
+        recipe.batch_size,
+        training_transform(model, data),
+        seed=recipe.seed,
+        rank=place.rank,
+        world_size=place.size,
+        broken_share=data.broken_share,
+    )
+    feed = _feed(stream, model, objective.needs, recipe, place)
+    return Parts(model, objective, tuple(source.name for source in sources), feed)
+
+
+def start_model(options: Model, sources: tuple[Source, ...], seed: int) -> DualEncoder:
+    """A new model of a preset, its tokenizer trained on the sources' texts; or a checkpoint to go on from."""
+    if options.start not in PRESETS:
+        model = load_model(options.start, "cpu")
+        model.add_prefixes(options.prefixes, seed=seed)
+        return model
+    texts = None
+    if options.tokenizer is None:
+        texts = [text for source in sources for text in corpus(source, _MOST_TEXTS // len(sources))]
+    return build_model(options.start, texts=texts, tokenizer=options.tokenizer, prefixes=options.prefixes, seed=seed)
+
+
+def build_objective(options: Objective, model: DualEncoder) -> ContrastiveObjective | ContextObjective:
+    """The objective, with the checkpoint's temperature and bias where the recipe names none."""
+    scale = options.scale or model.scale or 10.0
+    bias = next(value for value in (options.bias, model.bias, -10.0) if value is not None)
+    if options.context is None:
+        return ContrastiveObjective(options.base, scale=scale, bias=bias)
+    context = options.context
+    return ContextObjective(
+        options.base,
+        context.alpha,
+        context.options,
+        width=model.width,
+        scale=scale,
+        bias=bias,
+        tau_context=context.tau,
+    )
+
+
+def training_transform(model: DualEncoder, data: Data) -> ImageTransform:
+    """The model's training transform, with the recipe's crop and flip."""
+    transform = model.training_transform()
+    if data.crop is not None:
+        transform = replace(transform, scale=(data.crop, 1.0))
+    return replace(transform, flip=data.flip)
+
+
+def _feed(stream: BatchStream, model: DualEncoder, needs: frozenset[str], recipe: Recipe, place: Ranks) -> Feed:
+    # Whole batches are normalised on the device; chunks are moved there one by one, so that memory is the chunk's.
+    device = place.device if recipe.chunk is None else None
+
+    def feed(start: int, stop: int) -> Iterator[tuple[Inputs, Mapping[str, int]]]:
+        def images(first: int, last: int, view: int, needed: bool) -> Iterator:
+            if not needed:
+                return repeat(None)
+            batches = stream.iterate(first, last, recipe.workers, view=view, device=device)
+            return (batch.images for batch in batches)
+
+        batches = stream.iterate(start, stop, recipe.workers, device=device)
+        views = images(start, stop, _SECOND_VIEW, "views" in needs)
+        contexts = images(start + 1, stop + 1, CONTEXT_VIEW, "context" in needs)
+        for step, batch, view, context in zip(range(start, stop), batches, views, contexts, strict=False):
+            tokens = model.tokenize(batch.texts, batch.kinds)
+            labels = batch.labels if "labels" in needs else None
+            yield Inputs(batch.images, tokens, labels, view, context), stream.composition(step)
+
+    return feed

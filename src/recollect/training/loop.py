@@ -1,0 +1,160 @@
+"""A run from its first step to its model: `train`."""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+from recollect.core.errors import UserError
+from recollect.core.progress import progress
+from recollect.core.seeding import derive_seed
+from recollect.training import checkpoints
+from recollect.training.assembly import Parts, assemble
+from recollect.training.checkpoints import State
+from recollect.training.optimiser import build_optimiser, learning_rate, parameters, set_learning_rate
+from recollect.training.options import Recipe
+from recollect.training.ranks import Ranks, ranks, total, wait_for_all
+from recollect.training.run_folder import Metrics, StopRequest, check_run_folder, prepare_run_folder, stop_requests
+from recollect.training.step import Inputs, StepOptions, train_step
+
+Assemble = Callable[[Recipe, Ranks, Path | None], Parts]
+"""Recipe, process and, when resuming, the folder of the saved model, to what a run trains and reads."""
+
+
+def train(
+    recipe: Recipe, out: Path, *, resume: bool = False, device: str | None = None, assemble: Assemble = assemble
+) -> Path:
+    """Train by ``recipe`` in the folder ``out``.
+
+    ``out`` receives ``recipe.json``, ``metrics.jsonl`` (a line for each logged step), ``checkpoints/`` and, at the
+    end, ``model/``. A run that was killed at any moment and resumed has the weights and metrics of an unbroken one,
+    bit for bit on the same machine.
+
+    Args:
+        recipe: what to train, on what and how.
+        out: folder of the run; must not exist unless ``resume`` is set.
+        resume: go on from the last checkpoint, or from the start if there is none.
+        device: where to compute; the best device of the machine by default.
+        assemble: makes model, objective and batches.
+
+    Returns:
+        Folder of the trained model.
+
+    Raises:
+        UserError: bad input, a loss that is not a number, no space left.
+        KeyboardInterrupt, SystemExit: after Ctrl-C or SIGTERM, once a checkpoint is written.
+    """
+    out = Path(out)
+    with ranks(device) as place:
+        recipe.check()
+        check_run_folder(out, recipe, resume)
+        if (out / "model").exists():
+            return out / "model"
+        last = checkpoints.latest(out / "checkpoints")
+        parts = assemble(recipe, place, last / "model" if last else None)
+        wait_for_all()  # every process has read the folder before the first one writes to it
+        if place.first:
+            prepare_run_folder(out, recipe, recipe.checkpoints_kept)
+        run = _Run(recipe, out, parts, place, last)
+        with stop_requests() as request:
+            run.finish(request)
+        wait_for_all()
+    return out / "model"
+
+
+class _Run:
+    """What changes from step to step, and what changes it."""
+
+    def __init__(self, recipe: Recipe, out: Path, parts: Parts, place: Ranks, last: Path | None) -> None:
+        self.recipe, self.out, self.place, self.feed = recipe, out, place, parts.feed
+        self.model = parts.model.to(place.device).train()
+        self.objective = parts.objective.to(place.device).train()
+        self.optimiser = build_optimiser(self.model, self.objective, recipe.optimiser)
+        self.state = State(seen=dict.fromkeys(parts.sources, 0))
+        if last:
+            self.state = checkpoints.restore(last, self.objective, self.optimiser)
+        self.metrics = Metrics(out / "metrics.jsonl", self.state.step) if place.first else None
+        self.last_line = (self.state.step, time.perf_counter())
+
+    def finish(self, request: StopRequest) -> None:
+        """Make the steps that are left, then write the model."""
+        size, steps = self.recipe.batch_size, self.recipe.steps
+        with progress("training", steps * size, "example", self.state.step * size) as counter:
+            for inputs, composition in self.feed(self.state.step, steps):
+                report = self.step(inputs, composition)
+                stop = self.stop_requested(request)
+                if self.state.step in (1, steps) or self.state.step % self.recipe.log_every == 0:
+                    self.log(report)
+                counter.advance(size, f"loss {report['loss']:.4g}")
+                if stop or self.state.step == steps or self.state.step % self.recipe.checkpoint_every == 0:
+                    self.save()
+                if stop and self.state.step < steps:
+                    self.leave(request)
+        if self.place.first:
+            checkpoints.save_model(self.out / "model", self.model)
+
+    def step(self, inputs: Inputs, composition: Mapping[str, int]) -> dict[str, float]:
+        """One update; leaves the weights alone if loss or gradient is not a number.
+
+        Args:
+            inputs: this process's rows.
+            composition: how many samples each source gave to the whole batch.
+
+        Returns:
+            The objective's report, the norm of the gradient before clipping, and the learning rate.
+        """
+        recipe, number = self.recipe, self.state.step + 1
+        rate = learning_rate(recipe.optimiser, number, recipe.steps)
+        set_learning_rate(self.optimiser, rate)
+        self.optimiser.zero_grad()
+        options = StepOptions(recipe.chunk, recipe.precision, derive_seed(recipe.seed, "step", number))
+        report = train_step(self.model, self.objective, inputs, options)
+        report["gradient_norm"] = clip_grad_norm_(parameters(self.optimiser).values(), recipe.optimiser.clip_norm)
+        numbers = {name: float(value) for name, value in report.items()}
+        if not math.isfinite(numbers["loss"] + numbers["gradient_norm"]):
+            raise UserError(self.divergence(numbers, number))
+        self.optimiser.step()
+        self.model.set_scale(numbers["scale"], numbers.get("bias"))  # a checkpoint carries them, as CLIP's does
+        self.state = State(number, {name: seen + composition[name] for name, seen in self.state.seen.items()})
+        return numbers | {"learning_rate": rate}
+
+    def stop_requested(self, request: StopRequest) -> bool:
+        """Whether any process was asked to stop: all must agree on the step after which they do."""
+        return bool(total(torch.tensor(int(request.signal > 0), device=self.place.device)))
+
+    def log(self, report: dict[str, float]) -> None:
+        """Add a line to the metrics."""
+        if not self.metrics:
+            return
+        step, now = self.state.step, time.perf_counter()
+        size = self.recipe.batch_size
+        rate = (step - self.last_line[0]) * size / (now - self.last_line[1])
+        self.last_line = (step, now)
+        line = {"step": step, "examples": step * size, **report, "examples_per_second": round(rate, 1)}
+        self.metrics.write(line | {"seen": self.state.seen})
+
+    def save(self) -> None:
+        """Write a checkpoint; only the first process does."""
+        if self.metrics:
+            self.metrics.sync()
+            folder, keep = self.out / "checkpoints", self.recipe.checkpoints_kept
+            checkpoints.save(folder, self.state, self.model, self.objective, self.optimiser, keep)
+
+    def leave(self, request: StopRequest) -> None:
+        """Say where the run stands, and end the process as the signal would have."""
+        if self.place.first:
+            done = f"stopped after step {self.state.step} of {self.recipe.steps}"
+            print(f"{done}; the same command with --resume goes on from there", file=sys.stderr)
+        request.leave()
+
+    def divergence(self, numbers: dict[str, float], step: int) -> str:
+        last = checkpoints.latest(self.out / "checkpoints")
+        loss, norm = numbers["loss"], numbers["gradient_norm"]
+        return (
+            f"{self.out}: step {step} has loss {loss} and gradient norm {norm}. "
+            f"Last good checkpoint: {last or 'none yet'}. Try a lower --optimiser.learning-rate or a longer warm-up."
+        )

@@ -1,0 +1,173 @@
+"""What a recipe is made of; the command line, its help and ``recipe.json`` are derived from these fields."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from recollect.core.errors import UserError
+from recollect.core.types import Kind
+from recollect.data.columns import Columns
+from recollect.data.mixture import Sampling
+from recollect.objectives import Base, ContextOptions
+from recollect.training.optimiser import Optimiser
+from recollect.training.step import Precision
+
+
+@dataclass(frozen=True)
+class Model:
+    """What to train.
+
+    Attributes:
+        start: a preset (tiny, small, vit-s-16, ...) to start from nothing, or a checkpoint to go on from: the folder of
+            any CLIP-type model of transformers, RUN/model of another run, or a hub id.
+        tokenizer: folder or hub id of a tokenizer for a preset; by default one is trained on the captions.
+        prefixes: kinds of source whose texts begin with a learned prefix (prefix conditioning).
+        freeze: a tower that keeps its weights.
+    """
+
+    start: str = "tiny"
+    tokenizer: str | None = None
+    prefixes: tuple[Kind, ...] = ()
+    freeze: Literal["none", "image", "text"] = "none"
+
+
+@dataclass(frozen=True)
+class Data:
+    """What to train on. A source is glyphs:NAME, latents:NAME, a hub id, or a path: Parquet, WebDataset, images, CSV.
+
+    Attributes:
+        sources: sources whose kind, captions or labels, is found by looking.
+        captions: sources to read as captions.
+        labels: sources to read as class labels; their texts are made with prompt templates.
+        split: of every source; the training split by default.
+        weights: of each source in the order sources, captions, labels; their sizes by default.
+        sampling: divide every batch by the weights; half captions, half labels; or each batch whole from one source.
+        crop: least share of a picture that a random crop shows; 1 shows all of it. The model's own by default.
+        flip: mirror half of the pictures; not where they hold letters or captions say left and right.
+        broken_share: share of pictures that may be unreadable before the run stops.
+        image_column: where its name is unusual, as for the columns below.
+        caption_column: a text or a list of texts.
+        label_column: class numbers or names.
+        class_name_column: readable names of class numbers.
+        synonyms_column: other names of a class.
+        split_column: says which split a row belongs to.
+    """
+
+    sources: tuple[str, ...] = ()
+    captions: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    split: str | None = None
+    weights: tuple[float, ...] = ()
+    sampling: Sampling = "proportional"
+    crop: float | None = None
+    flip: bool = False
+    broken_share: float = 0.01
+    image_column: str | None = None
+    caption_column: str | None = None
+    label_column: str | None = None
+    class_name_column: str | None = None
+    synonyms_column: str | None = None
+    split_column: str | None = None
+
+    @property
+    def specs(self) -> list[tuple[str, Kind | None]]:
+        """Every source with its kind, None where that is to be found by looking."""
+        named: list[tuple[tuple[str, ...], Kind | None]] = [
+            (self.sources, None),
+            (self.captions, "caption"),
+            (self.labels, "label"),
+        ]
+        return [(spec, kind) for specs, kind in named for spec in specs]
+
+    @property
+    def columns(self) -> Columns:
+        """Which column is which."""
+        return Columns(
+            image=self.image_column,
+            caption=self.caption_column,
+            label=self.label_column,
+            class_name=self.class_name_column,
+            synonyms=self.synonyms_column,
+            split=self.split_column,
+        )
+
+
+@dataclass(frozen=True)
+class Context:
+    """The context objective (LIxP, Eq. 6).
+
+    Attributes:
+        alpha: weight of the loss without context.
+        tau: tau_context at the start; the paper has 1, from which a short run does not come down.
+        options: the paper's ablations.
+    """
+
+    alpha: float = 0.9
+    tau: float = 1.0
+    options: ContextOptions = field(default_factory=ContextOptions)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What training minimises.
+
+    Attributes:
+        base: SigLIP's pairwise sigmoid, CLIP's softmax, or UniCL's softmax over classes.
+        scale: inverse temperature at the start; by default the checkpoint's, or 10.
+        bias: of the sigmoid loss at the start; by default the checkpoint's, or -10. About -log(batch) suits small ones.
+        context: look up the batch as well, for SigLIxP and CLIxP.
+    """
+
+    base: Base = "sigmoid"
+    scale: float | None = None
+    bias: float | None = None
+    context: Context | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that decides the outcome of a run.
+
+    Attributes:
+        model: what to train.
+        data: what to train on.
+        objective: what to minimise.
+        optimiser: AdamW and its schedule.
+        steps: updates of the weights.
+        batch_size: of all processes together.
+        chunk: samples embedded at a time; memory grows with it, not with the batch. None embeds all at once.
+        precision: of the towers' arithmetic; weights, loss and optimiser stay float32.
+        seed: of everything random.
+        workers: processes that read images ahead; 0 reads between steps. The outcome does not depend on it.
+        log_every: steps between lines of metrics.jsonl.
+        checkpoint_every: steps between checkpoints.
+        checkpoints_kept: the last few that stay.
+    """
+
+    model: Model = field(default_factory=Model)
+    data: Data = field(default_factory=Data)
+    objective: Objective = field(default_factory=Objective)
+    optimiser: Optimiser = field(default_factory=Optimiser)
+    steps: int = 1000
+    batch_size: int = 256
+    chunk: int | None = None
+    precision: Precision = "float32"
+    seed: int = 0
+    workers: int = 0
+    log_every: int = 10
+    checkpoint_every: int = 500
+    checkpoints_kept: int = 2
+
+    def check(self) -> None:
+        """Refuse what no run can be made of.
+
+        Raises:
+            UserError: naming the option.
+        """
+        whole = ("steps", "batch_size", "log_every", "checkpoint_every", "checkpoints_kept")
+        numbers = {name: getattr(self, name) for name in whole} | {"chunk": 1 if self.chunk is None else self.chunk}
+        if wrong := next((name for name, value in numbers.items() if value < 1), None):
+            raise UserError(f"--{wrong.replace('_', '-')} {numbers[wrong]}: must be at least 1.")
+        if self.objective.context and self.batch_size < 2:
+            raise UserError("--batch-size 1: a batch of one has no context. Take at least 2.")
+        if not self.data.specs:
+            raise UserError("no source of data was named. Name one with --data SOURCE.")

@@ -1,0 +1,297 @@
+"""Recipes: functions that return a full configuration, listed in `RECIPES`.
+
+Those named after a paper's models have the paper's values; those for the built-in worlds have the values of short runs
+(a log-temperature moves by about one learning rate a step, so there temperatures learn 10 to 20 times faster and
+tau_context starts low).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from recollect.training.optimiser import Optimiser
+from recollect.training.options import Context, Data, Model, Objective, Recipe
+
+__all__ = ["RECIPES", "Recipe", "with_context"]
+
+_CLIP_SCALE = 1 / 0.07  # where CLIP, and with it UniCL and prefix conditioning, start
+
+
+def with_context(recipe: Recipe, tau: float, alpha: float = 0.9) -> Recipe:
+    """The same run with the context objective: SigLIxP for SigLIP, CLIxP for CLIP."""
+    return replace(recipe, objective=replace(recipe.objective, context=Context(alpha=alpha, tau=tau)))
+
+
+def _as_clip(recipe: Recipe) -> Recipe:
+    """The same run with CLIP's loss; LIxP transfers every other value unchanged (section 4.1)."""
+    return replace(recipe, objective=replace(recipe.objective, base="softmax"))
+
+
+# --- Any images, on a CPU ---------------------------------------------------------------------------------------------
+
+
+def siglip_tiny() -> Recipe:
+    """SigLIP with tiny towers at 32 px: minutes on a CPU."""
+    return Recipe(
+        model=Model("tiny"),
+        data=Data(captions=("glyphs:captions",)),
+        objective=Objective(scale=10.0, bias=-10.0),
+        optimiser=Optimiser(learning_rate=1e-3, weight_decay=1e-2, temperature_factor=10.0),
+        steps=1500,
+        batch_size=512,
+        checkpoint_every=250,
+    )
+
+
+def siglixp_tiny() -> Recipe:
+    """SigLIxP: siglip-tiny with the context objective."""
+    return with_context(siglip_tiny(), tau=0.01)
+
+
+def clip_tiny() -> Recipe:
+    """CLIP with tiny towers at 32 px: minutes on a CPU."""
+    return _as_clip(siglip_tiny())
+
+
+def clixp_tiny() -> Recipe:
+    """CLIxP: clip-tiny with the context objective."""
+    return with_context(clip_tiny(), tau=0.01)
+
+
+def siglip_small() -> Recipe:
+    """SigLIP with small towers at 64 px: an hour or two on a CPU."""
+    return replace(siglip_tiny(), model=Model("small"), steps=3000, workers=1)
+
+
+def siglixp_small() -> Recipe:
+    """SigLIxP: siglip-small with the context objective."""
+    return with_context(siglip_small(), tau=0.01)
+
+
+# --- The built-in worlds, for studies ---------------------------------------------------------------------------------
+
+
+def latents_siglip() -> Recipe:
+    """SigLIP on the vector world: 13 seconds on one core."""
+    return Recipe(
+        model=Model("vector-mlp"),
+        data=Data(captions=("latents:captions",)),
+        objective=Objective(scale=10.0, bias=-10.0),
+        optimiser=Optimiser(learning_rate=1e-3, temperature_factor=10.0),
+        steps=600,
+        batch_size=512,
+        checkpoint_every=200,
+    )
+
+
+def latents_siglixp() -> Recipe:
+    """SigLIxP on the vector world."""
+    return with_context(latents_siglip(), tau=0.02)
+
+
+def latents_strong_siglip() -> Recipe:
+    """SigLIP on the vector world, in the variant with the larger effect: linear text tower, scale 30, 800 steps."""
+    recipe = replace(latents_siglip(), model=Model("vector-linear"), steps=800)
+    return replace(recipe, objective=replace(recipe.objective, scale=30.0))
+
+
+def latents_strong_siglixp() -> Recipe:
+    """SigLIxP on the vector world, in the variant with the larger effect."""
+    return with_context(latents_strong_siglip(), tau=0.003)
+
+
+def latents_strong_clip() -> Recipe:
+    """CLIP on the vector world, in the variant with the larger effect."""
+    return _as_clip(latents_strong_siglip())
+
+
+def latents_strong_clixp() -> Recipe:
+    """CLIxP on the vector world, in the variant with the larger effect."""
+    return with_context(latents_strong_clip(), tau=0.003)
+
+
+def _glyphs(model: str, steps: int, rate: float) -> Recipe:
+    return Recipe(
+        model=Model(model),
+        data=Data(captions=("glyphs:captions",)),
+        objective=Objective(scale=30.0, bias=-10.0),
+        optimiser=Optimiser(learning_rate=rate, weight_decay=1e-2, temperature_factor=20.0),
+        steps=steps,
+        batch_size=512,
+        checkpoint_every=500,
+    )
+
+
+def glyphs_a_siglip() -> Recipe:
+    """SigLIP on glyphs, setting A: a convnet held back by its head and a text tower of rank 24."""
+    return _glyphs("glyph-held-back", 1500, 5e-4)
+
+
+def glyphs_a_siglixp() -> Recipe:
+    """SigLIxP on glyphs, setting A."""
+    return with_context(glyphs_a_siglip(), tau=0.005)
+
+
+def glyphs_b_siglip() -> Recipe:
+    """SigLIP on glyphs, setting B: frozen random filters and a linear head."""
+    return _glyphs("glyph-random", 500, 1e-3)
+
+
+def glyphs_b_siglixp() -> Recipe:
+    """SigLIxP on glyphs, setting B."""
+    return with_context(glyphs_b_siglip(), tau=0.005)
+
+
+def glyphs_strong_siglip() -> Recipe:
+    """SigLIP on glyphs, not held back: to stand beside setting A, always."""
+    return _glyphs("glyph-strong", 1500, 1e-3)
+
+
+def glyphs_strong_siglixp() -> Recipe:
+    """SigLIxP on glyphs, not held back."""
+    return with_context(glyphs_strong_siglip(), tau=0.005)
+
+
+# --- LIxP's own runs (section 4.1, Appendix A) ------------------------------------------------------------------------
+
+
+def _paper(preset: str, examples: float, chunk: int) -> Recipe:
+    """Batch 32,768, AdamW 1e-3, decay 1e-4, beta2 0.95, clip 1, scale 10, bias -10; the paper names no warm-up."""
+    return Recipe(
+        model=Model(preset),
+        objective=Objective(scale=10.0, bias=-10.0),
+        optimiser=Optimiser(),
+        steps=round(examples / 32_768),
+        batch_size=32_768,
+        chunk=chunk,
+        precision="bfloat16",
+        workers=8,
+        checkpoint_every=1000,
+    )
+
+
+def siglip_vit_s_16() -> Recipe:
+    """SigLIP's baseline of LIxP: ViT-S/16 at 256 px, 1.5 billion examples."""
+    return _paper("vit-s-16", 1.5e9, 1024)
+
+
+def lixp_vit_s_16() -> Recipe:
+    """LIxP's SigLIxP: ViT-S/16 at 256 px, 1.5 billion examples."""
+    return with_context(siglip_vit_s_16(), tau=1.0)
+
+
+def siglip_vit_b_16() -> Recipe:
+    """SigLIP's baseline of LIxP: ViT-B/16 at 256 px, 6 billion examples."""
+    return _paper("vit-b-16", 6e9, 512)
+
+
+def lixp_vit_b_16() -> Recipe:
+    """LIxP's SigLIxP: ViT-B/16 at 256 px, 6 billion examples."""
+    return with_context(siglip_vit_b_16(), tau=1.0)
+
+
+def siglip_vit_l_16() -> Recipe:
+    """SigLIP's baseline of LIxP: ViT-L/16 at 256 px, 8 billion examples."""
+    return _paper("vit-l-16", 8e9, 256)
+
+
+def lixp_vit_l_16() -> Recipe:
+    """LIxP's SigLIxP: ViT-L/16 at 256 px, 8 billion examples."""
+    return with_context(siglip_vit_l_16(), tau=1.0)
+
+
+# --- Post-training of a given checkpoint (LIxP, Figure 4) -------------------------------------------------------------
+
+
+def post_train_siglip() -> Recipe:
+    """Continue a SigLIP checkpoint as it was: the baseline of post-train-siglixp."""
+    return Recipe(
+        model=Model("google/siglip2-base-patch16-256"),
+        optimiser=Optimiser(learning_rate=1e-5, temperature_factor=10.0),
+        steps=2000,
+        batch_size=2048,
+        chunk=64,
+        precision="bfloat16",
+        workers=4,
+        checkpoint_every=250,
+    )
+
+
+def post_train_siglixp() -> Recipe:
+    """Post-train a SigLIP checkpoint (--model.start) with the context objective."""
+    return with_context(post_train_siglip(), tau=0.01)
+
+
+def post_train_clip() -> Recipe:
+    """Continue a CLIP checkpoint as it was: the baseline of post-train-clixp."""
+    return _as_clip(replace(post_train_siglip(), model=Model("openai/clip-vit-base-patch16")))
+
+
+def post_train_clixp() -> Recipe:
+    """Post-train a CLIP checkpoint (--model.start) with the context objective."""
+    return with_context(post_train_clip(), tau=0.01)
+
+
+# --- Prefix conditioning ----------------------------------------------------------------------------------------------
+
+
+def prefix_swin_t() -> Recipe:
+    """Prefix conditioning's own run: Swin-T, captions and ImageNet-21K-sized labels, 15 epochs of the labels.
+
+    AdamW 1e-3, weight decay 0.1, batch 1,024, cosine after 10,000 steps of warm-up, debiased sampling (section 4);
+    the length counts label samples, of which every other batch is made: 12 M / 1,024 x 2 x 15 steps.
+    """
+    steps = round(12e6 / 1024 * 2 * 15)
+    return Recipe(
+        model=Model("swin-t", prefixes=("caption", "label")),
+        data=Data(sampling="debiased"),
+        objective=Objective(base="softmax", scale=_CLIP_SCALE),
+        optimiser=Optimiser(weight_decay=0.1, beta2=0.999, warmup=10_000 / steps),
+        steps=steps,
+        batch_size=1024,
+        precision="bfloat16",
+        workers=8,
+        checkpoint_every=1000,
+    )
+
+
+def prefix_tiny() -> Recipe:
+    """Prefix conditioning with tiny towers on glyph captions and glyph labels: minutes on a CPU."""
+    return replace(
+        clip_tiny(),
+        model=Model("tiny", prefixes=("caption", "label")),
+        data=Data(captions=("glyphs:captions",), labels=("glyphs:labels",), sampling="debiased"),
+    )
+
+
+RECIPES: Mapping[str, Callable[[], Recipe]] = {
+    "siglip-tiny": siglip_tiny,
+    "siglixp-tiny": siglixp_tiny,
+    "clip-tiny": clip_tiny,
+    "clixp-tiny": clixp_tiny,
+    "siglip-small": siglip_small,
+    "siglixp-small": siglixp_small,
+    "latents-siglip": latents_siglip,
+    "latents-siglixp": latents_siglixp,
+    "latents-strong-siglip": latents_strong_siglip,
+    "latents-strong-siglixp": latents_strong_siglixp,
+    "latents-strong-clip": latents_strong_clip,
+    "latents-strong-clixp": latents_strong_clixp,
+    "glyphs-a-siglip": glyphs_a_siglip,
+    "glyphs-a-siglixp": glyphs_a_siglixp,
+    "glyphs-b-siglip": glyphs_b_siglip,
+    "glyphs-b-siglixp": glyphs_b_siglixp,
+    "glyphs-strong-siglip": glyphs_strong_siglip,
+    "glyphs-strong-siglixp": glyphs_strong_siglixp,
+    "siglip-vit-s-16": siglip_vit_s_16,
+    "lixp-vit-s-16": lixp_vit_s_16,
+    "siglip-vit-b-16": siglip_vit_b_16,
+    "lixp-vit-b-16": lixp_vit_b_16,
+    "siglip-vit-l-16": siglip_vit_l_16,
+    "lixp-vit-l-16": lixp_vit_l_16,
+    "post-train-siglip": post_train_siglip,
+    "post-train-siglixp": post_train_siglixp,
+    "post-train-clip": post_train_clip,
+    "post-train-clixp": post_train_clixp,
+    "prefix-swin-t": prefix_swin_t,
+    "prefix-tiny": prefix_tiny,
+}

@@ -1,0 +1,188 @@
+"""Small random checkpoints, one of each family, made and written by transformers alone."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import (
+    BertConfig,
+    BertTokenizer,
+    CLIPConfig,
+    CLIPImageProcessorPil,
+    CLIPModel,
+    CLIPProcessor,
+    CLIPTextConfig,
+    CLIPTokenizer,
+    PreTrainedModel,
+    ProcessorMixin,
+    Siglip2Config,
+    Siglip2ImageProcessorPil,
+    Siglip2Model,
+    Siglip2Processor,
+    SiglipConfig,
+    SiglipImageProcessorPil,
+    SiglipModel,
+    SiglipProcessor,
+    SwinConfig,
+    VisionTextDualEncoderConfig,
+    VisionTextDualEncoderModel,
+    VisionTextDualEncoderProcessor,
+    ViTConfig,
+)
+
+from recollect.models.checkpoint import quiet
+from recollect.models.tokenizers import train_unigram
+
+CAPTIONS = (
+    "a photo of a cat",
+    "two dogs left of a small red house",
+    "a large blue umbrella above a tree",
+    "an aerial view of a river, a bridge and many green trees",
+    "a photo of a car",
+    "A PHOTO OF A CHESS QUEEN",
+)
+SIZE = 32
+
+
+def _tower(layers: int = 2) -> dict[str, int]:
+    return {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": layers, "num_attention_heads": 2}
+
+
+def clip_tokenizer() -> CLIPTokenizer:
+    """CLIP's kind of tokenizer: bytes and a few merges, the end token last, as in the published one."""
+    letters = sorted(ByteLevel.alphabet())
+    words = [*letters, *(f"{letter}</w>" for letter in letters), "at</w>", "ca", "cat</w>"]
+    vocabulary = {word: number for number, word in enumerate([*words, "<|startoftext|>", "<|endoftext|>"])}
+    merges = [("a", "t</w>"), ("c", "a"), ("c", "at</w>")]
+    return CLIPTokenizer(vocab=vocabulary, merges=merges, model_max_length=77)
+
+
+def bert_tokenizer() -> BertTokenizer:
+    letters = [*"abcdefghijklmnopqrstuvwxyz0123456789.,"]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters), "photo"]
+    return BertTokenizer(vocab={word: number for number, word in enumerate(words)}, model_max_length=40)
+
+
+def unigram(length: int) -> object:
+    return train_unigram(CAPTIONS * 4, 400, length)
+
+
+def _square(size: int = SIZE) -> dict[str, int]:
+    return {"height": size, "width": size}
+
+
+def clip(end: int | None = 2) -> tuple[PreTrainedModel, ProcessorMixin]:
+    """CLIP; ``end`` is the id of the end token that the checkpoint stores, which is 2 in the published ones."""
+    tokenizer = clip_tokenizer()
+    text = _tower() | {
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": 77,
+        "bos_token_id": 0,
+        "eos_token_id": tokenizer.eos_token_id if end is None else end,
+        "pad_token_id": 1,
+    }
+    image = _tower() | {"image_size": SIZE, "patch_size": 8}
+    processor = CLIPProcessor(CLIPImageProcessorPil(size={"shortest_edge": SIZE}, crop_size=_square()), tokenizer)
+    return CLIPModel(CLIPConfig(text_config=text, vision_config=image, projection_dim=24)), processor
+
+
+def _siglip_text(tokenizer: object, length: int) -> dict[str, object]:
+    special = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
+    return _tower() | special | {"vocab_size": len(tokenizer), "max_position_embeddings": length}
+
+
+def siglip() -> tuple[PreTrainedModel, ProcessorMixin]:
+    tokenizer = unigram(20)
+    image = _tower() | {"image_size": SIZE, "patch_size": 8}
+    config = SiglipConfig(text_config=_siglip_text(tokenizer, 20), vision_config=image)
+    return SiglipModel(config), SiglipProcessor(SiglipImageProcessorPil(size=_square()), tokenizer)
+
+
+def naflex() -> tuple[PreTrainedModel, ProcessorMixin]:
+    """SigLIP 2 for any arrangement of patches."""
+    tokenizer = unigram(64)
+    image = _tower() | {"num_patches": 16, "patch_size": 8}
+    config = Siglip2Config(text_config=_siglip_text(tokenizer, 64), vision_config=image)
+    return Siglip2Model(config), Siglip2Processor(Siglip2ImageProcessorPil(patch_size=8, max_num_patches=16), tokenizer)
+
+
+def vit_bert() -> tuple[PreTrainedModel, ProcessorMixin]:
+    tokenizer = bert_tokenizer()
+    image = ViTConfig(**_tower(), image_size=SIZE, patch_size=8)
+    text = BertConfig(**_tower(), vocab_size=len(tokenizer), max_position_embeddings=40)
+    config = VisionTextDualEncoderConfig.from_vision_text_configs(image, text, projection_dim=24)
+    processor = VisionTextDualEncoderProcessor(SiglipImageProcessorPil(size=_square(), resample=2), tokenizer)
+    return VisionTextDualEncoderModel(config), processor
+
+
+def swin_clip() -> tuple[PreTrainedModel, ProcessorMixin]:
+    tokenizer = unigram(16)
+    image = SwinConfig(image_size=SIZE, patch_size=4, embed_dim=16, depths=[1, 1], num_heads=[1, 2], window_size=4)
+    special = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
+    text = CLIPTextConfig(**_tower(), **special, vocab_size=len(tokenizer), max_position_embeddings=16)
+    config = VisionTextDualEncoderConfig.from_vision_text_configs(image, text, projection_dim=24)
+    processor = VisionTextDualEncoderProcessor(
+        CLIPImageProcessorPil(size={"shortest_edge": SIZE}, crop_size=_square()), tokenizer
+    )
+    return VisionTextDualEncoderModel(config), processor
+
+
+MAKERS: dict[str, Callable[[], tuple[PreTrainedModel, ProcessorMixin]]] = {
+    "clip": clip,
+    "siglip": siglip,
+    "naflex": naflex,
+    "vit_bert": vit_bert,
+    "swin_clip": swin_clip,
+}
+FAMILIES = tuple(MAKERS)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory) -> Callable[[str], Path]:
+    """Folder of the family's checkpoint, as transformers wrote it."""
+    made: dict[str, Path] = {}
+
+    def folder(family: str) -> Path:
+        if family not in made:
+            made[family] = tmp_path_factory.mktemp("checkpoints") / family
+            with quiet(), torch.random.fork_rng():
+                torch.manual_seed(len(family))
+                model, processor = MAKERS[family]()
+                model.save_pretrained(made[family])
+                processor.save_pretrained(made[family])
+        return made[family]
+
+    return folder
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def clip_with_end() -> Callable[[int | None], tuple[PreTrainedModel, ProcessorMixin]]:
+    """A CLIP whose configuration stores the given id for the end token (None: the tokenizer's)."""
+    return clip
+
+
+@pytest.fixture
+def captions() -> list[str]:
+    return list(CAPTIONS)
+
+
+@pytest.fixture
+def pictures() -> list[Image.Image]:
+    """Pictures of several shapes."""
+    generator = np.random.default_rng(0)
+    shapes = [(40, 40), (64, 48), (33, 90), (20, 20)]
+    return [Image.fromarray(generator.integers(0, 256, (*shape, 3), dtype=np.uint8)) for shape in shapes]
+
+
+@pytest.fixture
+def pixels() -> torch.Tensor:
+    return torch.randn(5, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))

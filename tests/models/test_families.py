@@ -1,0 +1,172 @@
+"""Every family of dual encoders, seen through the same methods, gives what transformers gives."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, AutoProcessor
+
+from recollect.core.types import Encoder
+from recollect.models import load_model
+
+PADDING = {"siglip": "max_length", "naflex": "max_length"}
+
+
+def plain_texts(folder, family, texts):
+    """Text embeddings by transformers alone, padded as the family's documentation says."""
+    model, processor = AutoModel.from_pretrained(folder).eval(), AutoProcessor.from_pretrained(folder)
+    padding = PADDING.get(family, "longest")
+    length = {"siglip": 20, "naflex": 64}.get(family)
+    tokens = processor.tokenizer(texts, padding=padding, truncation=True, max_length=length, return_tensors="pt")
+    with torch.no_grad():
+        return model.get_text_features(**tokens).pooler_output
+
+
+def plain_images(folder, pictures):
+    model, processor = AutoModel.from_pretrained(folder).eval(), AutoProcessor.from_pretrained(folder)
+    with torch.no_grad():
+        return model.get_image_features(**processor.image_processor(pictures, return_tensors="pt")).pooler_output
+
+
+def test_raw_text_embeddings_are_those_of_transformers(checkpoint, family, captions):
+    encoder = load_model(checkpoint(family), "cpu")
+    with torch.no_grad():
+        raw = encoder.encode_texts(encoder.tokenize(captions))
+    torch.testing.assert_close(raw, plain_texts(checkpoint(family), family, captions), atol=1e-5, rtol=0)
+    assert (raw.norm(dim=1) - 1).abs().min() > 1e-3
+
+
+def test_image_embeddings_are_those_of_transformers(checkpoint, family, pictures):
+    # NaFlex reads a picture in its own shape; here all are read square.
+    shown = [picture.resize((64, 64)) for picture in pictures] if family == "naflex" else pictures
+    embedded = load_model(checkpoint(family), "cpu").embed_images(shown)
+    expected = torch.nn.functional.normalize(plain_images(checkpoint(family), shown), dim=1)
+    torch.testing.assert_close(embedded, expected, atol=2e-5, rtol=0)
+
+
+def test_embeddings_are_unit_vectors_without_graph(checkpoint, family, pictures, captions):
+    encoder = load_model(checkpoint(family), "cpu")
+    assert isinstance(encoder, Encoder)
+    for embedded in (encoder.embed_images(pictures), encoder.embed_texts(captions)):
+        assert embedded.dtype == torch.float32
+        assert embedded.shape[1] == encoder.width
+        assert not embedded.requires_grad
+        torch.testing.assert_close(embedded.norm(dim=1), torch.ones(len(embedded)))
+
+
+def test_a_picture_an_array_and_its_pixels_embed_alike(checkpoint, family, pictures):
+    encoder = load_model(checkpoint(family), "cpu")
+    pixels = torch.stack([encoder.transform(picture) for picture in pictures])
+    expected = encoder.embed_images(pixels)
+    torch.testing.assert_close(encoder.embed_images(pictures), expected)
+    torch.testing.assert_close(encoder.embed_images([np.array(picture) for picture in pictures]), expected)
+
+
+def test_an_embedding_does_not_depend_on_its_neighbours(checkpoint, family, pixels, captions, monkeypatch):
+    encoder = load_model(checkpoint(family), "cpu")
+    images, texts = encoder.embed_images(pixels), encoder.embed_texts(captions)
+    for row, text in enumerate(captions):  # alone, a text is padded less
+        torch.testing.assert_close(encoder.embed_texts([text])[0], texts[row], atol=2e-6, rtol=0)
+    monkeypatch.setattr("recollect.models.dual._MOST_ROWS", 2)
+    torch.testing.assert_close(encoder.embed_images(pixels), images, atol=2e-6, rtol=0)
+    torch.testing.assert_close(encoder.embed_texts(captions), texts, atol=2e-6, rtol=0)
+
+
+def test_nothing_embeds_to_no_rows(checkpoint):
+    encoder = load_model(checkpoint("clip"), "cpu")
+    assert encoder.embed_images([]).shape == encoder.embed_texts([]).shape == (0, encoder.width)
+
+
+def test_a_text_longer_than_the_tower_is_cut_off(checkpoint, family):
+    encoder = load_model(checkpoint(family), "cpu")
+    longest = encoder.text.length
+    assert encoder.tokenize(["cat " * 200])["input_ids"].shape == (1, longest)
+    torch.testing.assert_close(encoder.embed_texts(["cat " * 200]), encoder.embed_texts(["cat " * 300]))
+
+
+def test_embedding_switches_dropout_off_and_training_on_again(checkpoint, captions):
+    encoder = load_model(checkpoint("vit_bert"), "cpu").train()
+    assert torch.equal(encoder.embed_texts(captions), encoder.embed_texts(captions))
+    assert encoder.training
+    assert encoder.model.text_model.training
+    first, second = (encoder.encode_texts(encoder.tokenize(captions)) for _ in range(2))
+    assert not torch.equal(first, second), "dropout is on again"
+
+
+def test_gradients_reach_both_towers(checkpoint, family, pixels, captions):
+    encoder = load_model(checkpoint(family), "cpu")
+    loss = encoder.encode_images(pixels).square().sum() + encoder.encode_texts(encoder.tokenize(captions)).square().sum()
+    loss.backward()
+    for tower in ("image", "text"):
+        assert all(value.grad is not None for value in encoder.tower_parameters(tower)), tower
+
+
+def test_the_towers_hold_every_parameter_but_the_temperatures(checkpoint, family):
+    encoder = load_model(checkpoint(family), "cpu")
+    towers = {id(value) for tower in ("image", "text") for value in encoder.tower_parameters(tower)}
+    rest = {name for name, value in encoder.model.named_parameters() if id(value) not in towers}
+    assert rest <= {"logit_scale", "logit_bias"}
+    assert not any(value.requires_grad for name, value in encoder.model.named_parameters() if name in rest)
+
+
+def test_recomputed_activations_give_the_same_gradients(checkpoint, family, pixels, captions):
+    def gradients(encoder):
+        encoder.train()
+        torch.manual_seed(0)
+        raw = encoder.encode_images(pixels).sum() + encoder.encode_texts(encoder.tokenize(captions)).sum()
+        raw.backward()
+        return [value.grad for value in encoder.parameters() if value.requires_grad]
+
+    plain, recomputing = (load_model(checkpoint(family), "cpu") for _ in range(2))
+    recomputing.checkpoint_activations()
+    for first, second in zip(gradients(plain), gradients(recomputing), strict=True):
+        torch.testing.assert_close(first, second)
+
+
+def test_a_frozen_tower_does_not_learn(checkpoint, pixels, captions):
+    encoder = load_model(checkpoint("siglip"), "cpu")
+    encoder.freeze("image")
+    images, texts = encoder.encode_images(pixels), encoder.encode_texts(encoder.tokenize(captions))
+    assert not images.requires_grad
+    assert texts.requires_grad
+
+
+def test_the_temperature_can_be_stored_and_moves_no_embedding(checkpoint, captions):
+    encoder = load_model(checkpoint("siglip"), "cpu")
+    before = encoder.embed_texts(captions)
+    encoder.set_scale(30.0, -4.0)
+    assert encoder.scale == pytest.approx(30.0)
+    assert encoder.bias == pytest.approx(-4.0)
+    assert torch.equal(encoder.embed_texts(captions), before)
+    assert load_model(checkpoint("clip"), "cpu").bias is None
+
+
+def test_training_pictures_are_random_crops_of_the_same_size(checkpoint, pictures):
+    transform = load_model(checkpoint("clip"), "cpu").training_transform()
+    first, second = (transform(pictures[1], np.random.default_rng(seed)) for seed in (0, 1))
+    assert first.shape == second.shape == (3, 32, 32)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("kind", ["altclip", "chinese_clip", "align", "metaclip_2"])
+def test_other_dual_encoders_work_too(kind, tmp_path, captions, pixels):
+    from transformers import AutoConfig, BertTokenizer, CLIPImageProcessorPil, VisionTextDualEncoderProcessor
+
+    letters = [*"abcdefghijklmnopqrstuvwxyz"]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    tokenizer = BertTokenizer(vocab={word: number for number, word in enumerate(words)}, model_max_length=30)
+    tower = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = tower | {"vocab_size": len(words), "max_position_embeddings": 40, "eos_token_id": 3, "pad_token_id": 0}
+    image = tower | {"image_size": 32, "patch_size": 8}
+    if kind == "align":
+        image = {"image_size": 32, "width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 32}
+    if kind == "altclip":
+        text |= {"project_dim": 24}
+    config = AutoConfig.for_model(kind, text_config=text, vision_config=image, projection_dim=32)
+    size = {"height": 32, "width": 32}
+    AutoModel.from_config(config).save_pretrained(tmp_path / kind)
+    images = CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size=size)
+    VisionTextDualEncoderProcessor(images, tokenizer).save_pretrained(tmp_path / kind)
+    encoder = load_model(tmp_path / kind, "cpu")
+    texts = encoder.embed_texts(captions)
+    assert texts.shape[1] == encoder.embed_images(pixels).shape[1] == encoder.width
+    torch.testing.assert_close(encoder.embed_texts(captions[:1])[0], texts[0], atol=2e-6, rtol=0)

@@ -1,0 +1,153 @@
+"""Stand-ins for the rooms above: a model and an objective of a few lines, of which everything is known."""
+
+import json
+import multiprocessing
+import os
+import socket
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recollect.core.seeding import torch_generator
+from recollect.training.assembly import Parts
+from recollect.training.step import Inputs
+
+WIDTH, LENGTH, WORDS = 6, 5, 11
+
+
+class SmallModel(nn.Module):
+    """Two towers with dropout; the text tower reads a mask, as real ones do."""
+
+    def __init__(self, dropout: float = 0.3) -> None:
+        super().__init__()
+        self.image = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Dropout(dropout), nn.Linear(8, WIDTH))
+        self.words = nn.Embedding(WORDS, 8)
+        self.register_buffer("scale", torch.tensor(0.0))
+        self.text = nn.Sequential(nn.Dropout(dropout), nn.GELU(), nn.Linear(8, WIDTH))
+
+    @property
+    def device(self) -> torch.device:
+        return self.words.weight.device
+
+    def encode_images(self, pixels: Tensor) -> Tensor:
+        return self.image(pixels.to(self.words.weight.dtype))
+
+    def encode_texts(self, tokens: dict[str, Tensor]) -> Tensor:
+        mask = tokens["mask"].to(self.words.weight.dtype)
+        return self.text((self.words(tokens["ids"]) * mask[..., None]).sum(1))
+
+    def set_scale(self, scale: float, bias: float | None = None) -> None:
+        self.scale.fill_(scale)
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        save_file(self.state_dict(), folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps({"dropout": self.image[2].p}))
+
+    @classmethod
+    def load(cls, folder: Path) -> "SmallModel":
+        model = cls(**json.loads((folder / "config.json").read_text()))
+        model.load_state_dict(load_file(folder / "model.safetensors"))
+        return model
+
+
+class SmallObjective(nn.Module):
+    """A sigmoid loss with temperatures, a head that decays, and a buffer that remembers the last batch."""
+
+    needs: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.tensor(1.0))
+        self.bias = nn.Parameter(torch.tensor(-1.0))
+        self.head = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.register_buffer("remembered", torch.zeros(WIDTH))
+
+    def temperatures(self) -> list[nn.Parameter]:
+        return [self.log_scale, self.bias]
+
+    def forward(
+        self,
+        images: Tensor,
+        texts: Tensor,
+        *,
+        labels: Tensor | None = None,
+        views: Tensor | None = None,
+        context: Tensor | None = None,
+        seed: int = 0,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        x, t = functional.normalize(self.head(images)), functional.normalize(texts)
+        logits = self.log_scale.exp() * x @ t.T + self.bias
+        same = torch.eye(len(x), dtype=logits.dtype) if labels is None else (labels[:, None] == labels).to(logits.dtype)
+        loss = -functional.logsigmoid((2 * same - 1) * logits).sum() / len(x)
+        loss = loss + 0.1 * (self.remembered.clone() * images.mean(0)).sum()
+        for others in (views, context):
+            if others is not None:
+                loss = loss + (x @ functional.normalize(others).T).square().mean()
+        with torch.no_grad():
+            self.remembered.copy_(images.detach().mean(0))
+        return loss, {"loss": loss.detach(), "scale": self.log_scale.detach().exp()}
+
+
+def inputs_of_step(step: int, rows: int = 12, first: int = 0, last: int | None = None) -> Inputs:
+    """Rows ``first:last`` of a batch that is a function of the step."""
+    generator = torch_generator("batch", step)
+    images = torch.randn(rows, 4, generator=generator)
+    ids = torch.randint(0, WORDS, (rows, LENGTH), generator=generator)
+    mask = (torch.rand(rows, LENGTH, generator=generator) < 0.7).long()
+    part = slice(first, last)
+    return Inputs(images[part], {"ids": ids[part], "mask": mask[part]})
+
+
+def small_parts(recipe, place, saved_model) -> Parts:
+    """What `assemble` makes, of stand-ins."""
+    torch.manual_seed(recipe.seed)
+    model, objective = SmallModel(), SmallObjective()
+    if saved_model:
+        model = SmallModel.load(saved_model)
+
+    def feed(start: int, stop: int):
+        rows = recipe.batch_size // place.size
+        for step in range(start, stop):
+            first = place.rank * rows
+            inputs = inputs_of_step(step, recipe.batch_size, first, first + rows)
+            yield inputs, Counter({"even" if step % 2 == 0 else "odd": recipe.batch_size})
+
+    return Parts(model, objective, ("even", "odd"), feed)
+
+
+@pytest.fixture(scope="session")
+def small():
+    """The stand-ins, by name."""
+    return SimpleNamespace(Model=SmallModel, Objective=SmallObjective, inputs=inputs_of_step, parts=small_parts)
+
+
+@pytest.fixture
+def in_processes():
+    """Run ``work(rank)`` in forked processes that have joined each other, as `torchrun` would start them."""
+
+    def run(work, size: int) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+
+        def start(rank: int) -> None:
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_PORT": port}
+            os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1")
+            work(rank)
+
+        fork = multiprocessing.get_context("fork")
+        processes = [fork.Process(target=start, args=(rank,)) for rank in range(size)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(60)
+        assert [process.exitcode for process in processes] == [0] * size
+
+    return run

@@ -1,0 +1,274 @@
+"""A run that is killed, at any moment, and resumed is the unbroken run."""
+
+import errno
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from recollect.core.errors import UserError
+from recollect.training import checkpoints
+from recollect.training.loop import train
+from recollect.training.options import Data, Recipe
+
+RECIPE = Recipe(
+    data=Data(sources=("stand-in",)),
+    steps=7,
+    batch_size=8,
+    chunk=3,
+    log_every=2,
+    checkpoint_every=2,
+    checkpoints_kept=2,
+)
+
+
+def lines(out: Path) -> list[dict]:
+    """The metrics, without what a clock says."""
+    found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    for line in found:
+        assert line.pop("examples_per_second") > 0
+    return found
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def in_child(work) -> int:
+    """Run ``work`` in a child process; its exit status, negative for a signal."""
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    child.join(60)
+    return child.exitcode
+
+
+@pytest.fixture(scope="module")
+def unbroken(small, tmp_path_factory):
+    """An unbroken run, its model's files and its metrics."""
+    out = tmp_path_factory.mktemp("unbroken") / "run"
+    train(RECIPE, out, device="cpu", assemble=small.parts)
+    return files(out / "model"), lines(out), files(out / "checkpoints")
+
+
+def assert_same_run(out: Path, unbroken) -> None:
+    model, metrics, saved = unbroken
+    assert files(out / "model") == model
+    assert lines(out) == metrics
+    assert files(out / "checkpoints") == saved
+    assert not [path.name for path in out.rglob(".*")], "nothing half-written stays behind"
+
+
+def kill_at_event(number: int, out: Path):
+    """Kill this process, as `kill -9` would, at its ``number``-th dealing with a file of the run."""
+    count = 0
+
+    def watch(event: str, arguments: tuple) -> None:
+        nonlocal count
+        if event.startswith(("open", "os.", "shutil.")) and any(str(out) in str(part) for part in arguments):
+            count += 1
+            if count == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+
+
+def test_a_run_killed_at_any_dealing_with_a_file_resumes_to_the_same_bits(small, tmp_path):
+    recipe = replace(RECIPE, steps=2, checkpoint_every=1, checkpoints_kept=1)
+    whole = tmp_path / "whole"
+    train(recipe, whole, device="cpu", assemble=small.parts)
+    unbroken = files(whole / "model"), lines(whole), files(whole / "checkpoints")
+    killed = 0
+    for number in range(1, 1000):
+        out = tmp_path / f"{number}"
+
+        def work(out=out, number=number):
+            kill_at_event(number, out)
+            train(recipe, out, device="cpu", assemble=small.parts)
+
+        status = in_child(work)
+        assert status in (0, -signal.SIGKILL)
+        if status == 0:
+            break
+        killed += 1
+        train(recipe, out, resume=True, device="cpu", assemble=small.parts)
+        assert_same_run(out, unbroken)
+        shutil.rmtree(out)
+    print(killed)
+    assert killed > 50
+
+
+def test_a_run_killed_again_and_again_at_random_times_resumes_to_the_same_bits(small, tmp_path):
+    recipe = replace(RECIPE, steps=60, checkpoint_every=5)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    begin = time.perf_counter()
+    train(recipe, whole, device="cpu", assemble=small.parts)
+    duration = time.perf_counter() - begin
+    fork, chance, kills = multiprocessing.get_context("fork"), random.Random(0), 0
+    for _ in range(30):
+        arguments = {"resume": broken.exists(), "device": "cpu", "assemble": small.parts}
+        child = fork.Process(target=train, args=(recipe, broken), kwargs=arguments)
+        child.start()
+        child.join(chance.uniform(0.1, 0.6) * duration)
+        child.kill()
+        child.join()
+        kills += child.exitcode == -signal.SIGKILL
+        if child.exitcode == 0:
+            break
+    train(recipe, broken, resume=True, device="cpu", assemble=small.parts)
+    assert kills >= 2
+    assert_same_run(broken, (files(whole / "model"), lines(whole), files(whole / "checkpoints")))
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stopped_run_saves_and_leaves_as_the_signal_would(small, unbroken, tmp_path, number, status, capfd):
+    def parts(recipe, place, saved):
+        made = small.parts(recipe, place, saved)
+
+        def feed(start, stop):
+            for step, item in enumerate(made.feed(start, stop), start):
+                if step == 4:
+                    os.kill(os.getpid(), number)
+                yield item
+
+        return replace(made, feed=feed)
+
+    def work():
+        try:
+            train(RECIPE, tmp_path / "run", device="cpu", assemble=parts)
+        except KeyboardInterrupt:
+            sys.exit(130)
+
+    assert in_child(work) == status
+    assert "stopped after step 5 of 7; the same command with --resume" in capfd.readouterr().err
+    assert checkpoints.latest(tmp_path / "run" / "checkpoints").name == "step-00000005"
+    train(RECIPE, tmp_path / "run", resume=True, device="cpu", assemble=small.parts)
+    model, metrics, _ = unbroken
+    assert files(tmp_path / "run" / "model") == model
+    assert lines(tmp_path / "run") == metrics
+
+
+def test_the_last_checkpoints_are_kept_and_older_ones_go(unbroken):
+    _, metrics, saved = unbroken
+    assert {name.split("/")[0] for name in saved} == {"step-00000006", "step-00000007"}
+    assert [line["step"] for line in metrics] == [1, 2, 4, 6, 7]
+
+
+def test_no_space_left_keeps_the_checkpoint_before(small, unbroken, tmp_path, monkeypatch):
+    out, whole = tmp_path / "run", checkpoints.save_file
+
+    def full(tensors, path):
+        if "step-00000004" in str(path):
+            Path(path).write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        whole(tensors, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "save_file", full)
+        with pytest.raises(UserError, match=r"step-00000004: could not be written .*No space left.*step-00000002 with"):
+            train(RECIPE, out, device="cpu", assemble=small.parts)
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000002"]
+    train(RECIPE, out, resume=True, device="cpu", assemble=small.parts)
+    assert_same_run(out, unbroken)
+
+
+def test_a_file_too_large_for_the_disk_is_one_line(small, tmp_path):
+    """A real refusal of the operating system, met inside safetensors."""
+    import resource
+
+    def work():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+        try:
+            train(RECIPE, tmp_path / "run", device="cpu", assemble=small.parts)
+        except UserError as error:
+            sys.exit(2 if "could not be written" in str(error) and "\n" not in str(error) else 1)
+
+    assert in_child(work) == 2
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_a_loss_that_is_no_number_stops_before_it_reaches_the_weights(small, tmp_path):
+    def parts(recipe, place, saved):
+        made = small.parts(recipe, place, saved)
+
+        def feed(start, stop):
+            for step, (inputs, sources) in enumerate(made.feed(start, stop), start):
+                images = inputs.images * (float("nan") if step == 4 else 1)
+                yield replace(inputs, images=images), sources
+
+        return replace(made, feed=feed)
+
+    out = tmp_path / "run"
+    with pytest.raises(UserError, match=r"step 5 has loss nan.*Last good checkpoint: .*step-00000004"):
+        train(RECIPE, out, device="cpu", assemble=parts)
+    assert [line["step"] for line in lines(out)] == [1, 2, 4]
+    weights = load_file(out / "checkpoints" / "step-00000004" / "model" / "model.safetensors")
+    assert all(weight.isfinite().all() for weight in weights.values())
+
+
+def test_a_run_that_exists_is_not_started_again(small, tmp_path):
+    out = tmp_path / "run"
+    train(RECIPE, out, device="cpu", assemble=small.parts)
+    before = files(out)
+    with pytest.raises(UserError, match="a run is there already"):
+        train(RECIPE, out, device="cpu", assemble=small.parts)
+    assert train(RECIPE, out, resume=True, device="cpu", assemble=small.parts) == out / "model"
+    assert files(out) == before
+
+
+def test_a_folder_with_other_things_is_left_alone(small, tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    for resume in (False, True):
+        with pytest.raises(UserError, match="not empty"):
+            train(RECIPE, tmp_path, resume=resume, device="cpu", assemble=small.parts)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_resuming_with_another_recipe_says_what_differs(small, tmp_path):
+    train(RECIPE, tmp_path / "run", device="cpu", assemble=small.parts)
+    other = replace(RECIPE, steps=9, optimiser=replace(RECIPE.optimiser, learning_rate=0.5))
+    with pytest.raises(UserError, match=r"optimiser.learning_rate was 0.001, is 0.5; steps was 7, is 9"):
+        train(other, tmp_path / "run", resume=True, device="cpu", assemble=small.parts)
+
+
+def test_a_damaged_checkpoint_is_named(small, tmp_path):
+    out = tmp_path / "run"
+    train(replace(RECIPE, steps=4), out, device="cpu", assemble=small.parts)
+    for path in (out / "model").iterdir():
+        path.unlink()
+    (out / "model").rmdir()
+    file = checkpoints.latest(out / "checkpoints") / "training.safetensors"
+    file.write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(UserError, match=r"training.safetensors: cannot be restored"):
+        train(replace(RECIPE, steps=4), out, resume=True, device="cpu", assemble=small.parts)
+
+
+def test_two_processes_train_as_one_and_one_of_them_writes(small, in_processes, tmp_path):
+    """Without dropout, whose numbers two processes draw apart."""
+
+    def parts(recipe, place, saved):
+        made = small.parts(recipe, place, saved)
+        for module in made.model.modules():
+            if hasattr(module, "p"):
+                module.p = 0.0
+        return made
+
+    train(RECIPE, tmp_path / "one", device="cpu", assemble=parts)
+    in_processes(lambda rank: train(RECIPE, tmp_path / "two", device="cpu", assemble=parts), 2)
+    one, two = lines(tmp_path / "one"), lines(tmp_path / "two")
+    for a, b in zip(one, two, strict=True):
+        assert a["seen"] == b["seen"]
+        assert {k: v for k, v in a.items() if k != "seen"} == pytest.approx(
+            {k: v for k, v in b.items() if k != "seen"}, rel=1e-4
+        )
+    first = load_file(tmp_path / "one" / "model" / "model.safetensors")
+    for name, weight in load_file(tmp_path / "two" / "model" / "model.safetensors").items():
+        assert (weight - first[name]).abs().max() < 1e-5

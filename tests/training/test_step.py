@@ -1,0 +1,175 @@
+"""The gradient of a batch is the same however the batch is embedded: at once, in chunks, by several processes."""
+
+import json
+from itertools import accumulate
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from recollect.core.seeding import derive_seed
+from recollect.training.ranks import ranks
+from recollect.training.step import Inputs, StepOptions, train_step
+
+
+def doubled(inputs: Inputs) -> Inputs:
+    return Inputs(inputs.images.double(), inputs.tokens, inputs.labels, inputs.views, inputs.context)
+
+
+def gradients(*modules) -> dict[str, torch.Tensor]:
+    return {f"{i}.{name}": p.grad.clone() for i, m in enumerate(modules) for name, p in m.named_parameters()}
+
+
+def plain_gradients(model, objective, inputs: Inputs, chunk: int, seed: int) -> dict[str, torch.Tensor]:
+    """The slow reference: every chunk embedded with its graph kept, one loss, one backward pass."""
+
+    def rows(encode, what, columns, length):
+        out = []
+        for place, start in enumerate(range(0, length, chunk)):
+            torch.manual_seed(derive_seed(seed, what, 0, place))
+            out.append(encode({name: column[start : start + chunk] for name, column in columns.items()}))
+        return torch.cat(out)
+
+    def pixels(images, what):
+        if images is None:
+            return None
+        return rows(lambda c: model.encode_images(c["pixels"]), what, {"pixels": images}, len(images))
+
+    loss, _ = objective(
+        pixels(inputs.images, "images"),
+        rows(model.encode_texts, "texts", inputs.tokens, len(inputs.images)),
+        labels=inputs.labels,
+        views=pixels(inputs.views, "views"),
+        context=pixels(inputs.context, "context"),
+        seed=seed,
+    )
+    loss.backward()
+    return gradients(model, objective)
+
+
+def pair(small, dropout: float = 0.3):
+    torch.manual_seed(0)
+    return small.Model(dropout).double(), small.Objective().double()
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 12])
+@pytest.mark.parametrize("more", ["", "labels", "views", "context"])
+def test_chunks_give_the_gradients_of_plain_training_with_dropout_on(small, chunk, more):
+    inputs = doubled(small.inputs(0))
+    extra = {
+        "labels": torch.arange(12) // 2,
+        "views": torch.randn(12, 4, dtype=torch.float64),
+        "context": torch.randn(7, 4, dtype=torch.float64),
+    }
+    if more:
+        inputs = Inputs(inputs.images, inputs.tokens, **{more: extra[more]})
+    expected = plain_gradients(*pair(small), inputs, chunk, seed=3)
+    model, objective = pair(small)
+    train_step(model, objective, inputs, StepOptions(chunk=chunk, seed=3))
+    actual = gradients(model, objective)
+    assert "1.log_scale" in actual
+    for name, gradient in expected.items():
+        torch.testing.assert_close(actual[name], gradient, rtol=0, atol=1e-10, msg=name)
+
+
+@given(chunk=st.integers(1, 13), rows=st.integers(2, 13))
+def test_without_dropout_the_chunk_size_changes_nothing(small, chunk, rows):
+    results = []
+    for size in (None, chunk):
+        model, objective = pair(small, dropout=0.0)
+        train_step(model, objective, doubled(small.inputs(1, rows)), StepOptions(chunk=size))
+        results.append(gradients(model, objective))
+    for name in results[0]:
+        torch.testing.assert_close(results[0][name], results[1][name], rtol=0, atol=1e-12)
+
+
+def test_every_chunk_and_every_seed_draws_its_own_dropout(small):
+    model, objective = pair(small)
+    same = small.inputs(0)
+    repeated = Inputs(same.images[:1].double().repeat(4, 1), {k: v[:1].repeat(4, 1) for k, v in same.tokens.items()})
+    rows = []
+    model.image[2].register_forward_hook(lambda module, args, out: rows.append(out.flatten().tolist()))
+    for seed in (0, 1, 0):
+        train_step(model, objective, repeated, StepOptions(chunk=1, seed=seed))
+    first, again = rows[:4], rows[4:8]
+    assert len({tuple(row) for row in first}) == 4, "each chunk draws its own"
+    assert again == first[::-1], "the second pass draws what the first drew, last chunk first"
+    assert rows[8:12] != first
+    assert rows[16:20] == first
+
+
+def test_a_step_leaves_the_random_numbers_of_its_caller_alone(small):
+    modules = pair(small)
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    train_step(*modules, doubled(small.inputs(0)), StepOptions(chunk=4))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_memory_is_set_by_the_chunk_not_by_the_batch(small):
+    def peak(rows: int, chunk: int | None) -> int:
+        """Most bytes alive at any time of a step."""
+        model, objective = pair(small)
+        model.image = nn.Sequential(nn.Linear(4, 64), *[nn.Linear(64, 64), nn.GELU()] * 20, nn.Linear(64, 6)).double()
+        inputs = doubled(small.inputs(0, rows))
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            train_step(model, objective, inputs, StepOptions(chunk=chunk))
+        events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+        sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+        return max(accumulate(sizes))
+
+    kept_by_tower = 2 * 20 * 64 * 8  # bytes a row
+    assert peak(128, None) > 128 * kept_by_tower
+    assert peak(128, 8) < 0.35 * peak(128, None)
+    # Twice the batch costs the embeddings and the loss matrices of twice the batch, not another tower's activations.
+    assert peak(128, 8) - peak(64, 8) < 0.5 * 64 * kept_by_tower
+
+
+def test_bfloat16_computes_in_bfloat16_and_adds_up_in_float32(small):
+    torch.manual_seed(0)
+    kept = {}
+    for precision in ("float32", "bfloat16"):
+        model, objective = small.Model(0.0), small.Objective()
+        torch.manual_seed(0)
+        for parameter in (*model.parameters(), *objective.parameters()):
+            torch.nn.init.normal_(parameter, std=0.5)
+        dtypes = []
+        model.image[0].register_forward_hook(lambda module, args, out, dtypes=dtypes: dtypes.append(out.dtype))
+        train_step(model, objective, small.inputs(0), StepOptions(chunk=5, precision=precision))
+        kept[precision] = gradients(model, objective)
+        assert set(dtypes) == {getattr(torch, precision)}
+    for name, exact in kept["float32"].items():
+        rough = kept["bfloat16"][name]
+        assert rough.dtype == torch.float32
+        assert not torch.equal(rough, exact) or exact.abs().max() == 0
+        torch.testing.assert_close(rough, exact, rtol=0.1, atol=0.03)
+
+
+def test_two_processes_give_the_gradients_of_one(small, in_processes, tmp_path):
+    """Dropout is off: the processes draw different numbers, as two halves of a batch should."""
+    rows = 12
+    whole = doubled(small.inputs(0))
+    whole = Inputs(whole.images, whole.tokens, torch.arange(rows) // 3, whole.images.flip(0), whole.images[:4] * 2)
+
+    def half(rank: int) -> Inputs:
+        part, share = slice(rank * rows // 2, (rank + 1) * rows // 2), slice(rank * 2, rank * 2 + 2)
+        tokens = {name: column[part] for name, column in whole.tokens.items()}
+        return Inputs(whole.images[part], tokens, whole.labels[part], whole.views[part], whole.context[share])
+
+    def work(rank: int) -> None:
+        with ranks("cpu"):
+            model, objective = pair(small, dropout=0.0)
+            report = train_step(model, objective, half(rank), StepOptions(chunk=4))
+            torch.save(gradients(model, objective), tmp_path / f"{rank}.pt")
+            (tmp_path / f"{rank}.json").write_text(json.dumps(report["loss"].item()))
+
+    in_processes(work, 2)
+    model, objective = pair(small, dropout=0.0)
+    report = train_step(model, objective, whole)
+    for rank in (0, 1):
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == pytest.approx(report["loss"].item(), abs=1e-12)
+        for name, gradient in torch.load(tmp_path / f"{rank}.pt").items():
+            torch.testing.assert_close(gradient, gradients(model, objective)[name], rtol=0, atol=1e-10, msg=name)
