@@ -1,6 +1,6 @@
 """Dense against block-wise objectives: time and numbers kept for the backward pass, as ratios in one run.
 
-    python benchmarks/objectives.py --out objectives.json
+python benchmarks/objectives.py --out objectives.json
 """
 
 import statistics
@@ -73,7 +73,9 @@ def main(options: Options) -> None:
     """Measure, print and write."""
     device = best_device()
     name_of_device = torch.cuda.get_device_name() if device.type == "cuda" else device.type
-    print(f"device {name_of_device}, {torch.get_num_threads()} threads; dense / block-wise; numbers kept in units of B·d")
+    print(
+        f"device {name_of_device}, {torch.get_num_threads()} threads; dense / block-wise; numbers kept in units of B·d"
+    )
     lines = []
     for objective in ("siglip", "siglixp", "clip", "clixp"):
         for width in options.width:

@@ -287,6 +287,55 @@ def test_a_label_source_that_makes_whole_batches_keeps_its_labels():
     assert all(10 <= value < 20 for value in batch.images[:, 0])
 
 
+class Pictures(World):
+    """A world of pictures, as bytes (n, 3, height, width); the shade is the index, the view another column."""
+
+    class_names = ("red_fox", "owl")
+
+    def batch(self, indices, seed):
+        images = torch.zeros(len(indices), 3, 6, 6, dtype=torch.uint8) + torch.from_numpy(indices).view(-1, 1, 1, 1)
+        images[:, :, :, 5] = seed % 200
+        return images.to(torch.uint8), ["the world's own"] * len(indices), torch.from_numpy(indices % 2)
+
+
+def test_a_worlds_pictures_are_normalised_and_its_names_put_into_the_streams_templates():
+    sampler = stream(Mixture((Pictures("label"),)), 8, templates=("one {}.", "two {}."))
+    batch, other = sampler.batch(0), sampler.batch(0, view=1)
+    mean, std = (torch.tensor(value).view(3, 1, 1) for value in (TRANSFORM.mean, TRANSFORM.std))
+    shades = ((batch.images * std + mean) * 255).round()[:, 0, 0, 0]
+    assert batch.ids == tuple(str(int(shade)) for shade in shades)
+    names = ["red fox", "owl"]
+    for label, text in zip(batch.labels.tolist(), batch.texts, strict=True):
+        assert text in {f"one {names[label]}.", f"two {names[label]}."}
+    assert batch.texts == other.texts
+    assert not torch.equal(batch.images, other.images)
+
+
+def test_a_worlds_pictures_are_resized_to_what_the_model_reads():
+    larger = BatchStream(Mixture((Pictures(),)), 4, ImageTransform(size=12, training=True)).batch(0)
+    assert larger.images.shape == (4, 3, 12, 12)
+    with pytest.raises(ValueError, match="needs a transform"):
+        BatchStream(Mixture((Pictures(),)), 4, None).batch(0)
+
+
+def test_the_built_in_worlds_train_together():
+    glyphs = [open_source(f"glyphs:{name}") for name in ("captions", "labels")]
+    sampler = BatchStream(Mixture(tuple(glyphs), sampling="equal"), 16, ImageTransform(size=32, training=True))
+    batch = sampler.batch(3)
+    assert batch.images.shape == (16, 3, 32, 32)
+    assert sum(label >= 0 for label in batch.labels.tolist()) == 8
+    halves = [
+        BatchStream(Mixture(tuple(glyphs), sampling="equal"), 16, sampler.transform, rank=rank, world_size=2).batch(3)
+        for rank in (0, 1)
+    ]
+    assert torch.equal(torch.cat([half.images for half in halves]), batch.images)
+    assert halves[0].texts + halves[1].texts == batch.texts
+    view = sampler.batch(3, view=1)
+    assert (view.ids, view.texts) == (batch.ids, batch.texts)
+    latents = BatchStream(Mixture((open_source("latents:captions"),)), 8, None)
+    assert latents.batch(0).texts == latents.batch(0, view=1).texts
+
+
 def test_images_of_different_shapes_cannot_share_a_batch(captions):
     with pytest.raises(UserError, match="different shapes"):
         stream(Mixture((captions, World()))).batch(0)

@@ -87,6 +87,14 @@ def test_a_task_needs_names_and_two_classes(make):
         classification_task(one)
 
 
+def test_the_built_in_label_set_is_a_task():
+    task = classification_task("glyphs:labels")
+    assert len(task.class_names) > 100
+    assert task.support.fingerprint != task.query.fingerprint
+    with pytest.raises(UserError, match="captions"):
+        classification_task("glyphs:captions")
+
+
 def test_class_name_shift_keeps_classes_with_a_synonym_that_is_another_word(make):
     names = [["frog", "toad"], ["polar bear", "ice bear", "Ursus maritimus"], ["cat", "cats"], ["bus", "coach"]]
     rows = {"label": [0, 1, 2, 3] * 4, "split": (["train"] * 4 + ["test"] * 4) * 2}

@@ -94,7 +94,9 @@ def test_embedding_switches_dropout_off_and_training_on_again(checkpoint, captio
 
 def test_gradients_reach_both_towers(checkpoint, family, pixels, captions):
     encoder = load_model(checkpoint(family), "cpu")
-    loss = encoder.encode_images(pixels).square().sum() + encoder.encode_texts(encoder.tokenize(captions)).square().sum()
+    loss = (
+        encoder.encode_images(pixels).square().sum() + encoder.encode_texts(encoder.tokenize(captions)).square().sum()
+    )
     loss.backward()
     for tower in ("image", "text"):
         assert all(value.grad is not None for value in encoder.tower_parameters(tower)), tower

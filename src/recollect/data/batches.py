@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from recollect.core.errors import UserError
 from recollect.core.seeding import derive_seed
@@ -245,7 +246,25 @@ class _Draw:
         if read is None:
             return None
         images, texts, labels = read(indices, derive_seed(self.stream.seed, "world", self.step, self.view))
-        return _Block(images, texts, labels.numpy(), [str(index) for index in indices], [])
+        if source.kind == "label" and source.class_names:
+            draws = choose(mix(self.stream._key("text"), self.step, slots), len(self.stream.templates))
+            names = (source.class_names[label] for label in labels.tolist())
+            texts = [fill(self.stream.templates[draw], name) for draw, name in zip(draws, names, strict=True)]
+        ids = [str(index) for index in indices.tolist()]
+        return _Block(self._bytes(images) if images.dtype == torch.uint8 else images, texts, labels.numpy(), ids, [])
+
+    def _bytes(self, pictures: Tensor) -> Tensor:
+        """A world's pictures (n, 3, height, width) as (n, size, size, 3): resized only, since it places things itself."""
+        transform = self.stream.transform
+        if transform is None:
+            raise ValueError(
+                f"{self.stream.mixture.sources[self.number].name} makes pictures, so the stream needs a transform"
+            )
+        if pictures.shape[2:] != (transform.size, transform.size):
+            size, mode = (transform.size, transform.size), transform.resample
+            resized = interpolate(pictures.float(), size, mode=mode, antialias=True, align_corners=False)
+            pictures = resized.round_().clamp_(0, 255).to(torch.uint8)
+        return pictures.permute(0, 2, 3, 1)
 
     def one_by_one(self, indices: np.ndarray, slots: np.ndarray) -> _Block:
         """Sample after sample; random numbers depend on the row's place in the global batch, not on who reads it."""

@@ -1,0 +1,219 @@
+"""What is searched: images with their embeddings, and captions where there are some."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64
+from torch import Tensor
+
+from recollect.core.errors import UserError
+from recollect.core.types import Encoder, ImageLike, Source
+from recollect.data.derived import read_sample, source_values
+from recollect.data.transforms import ImageTransform
+
+_QUERIES, _ROWS = 256, 4_096
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Item:
+    """One image of a pool.
+
+    Attributes:
+        id: unique within the pool.
+        caption: what it shows, or None.
+        image: opens it; raises `UserError` or `OSError` where that is no longer possible.
+        extra: whatever else the pool knows (``source``, ``domain``, ...).
+    """
+
+    id: str
+    caption: str | None
+    image: Callable[[], ImageLike]
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The nearest images to one query: ids, best first, and their cosines."""
+
+    ids: tuple[str, ...]
+    scores: tuple[float, ...]
+
+
+class Pool(Protocol):
+    """Images that can be searched by vector and opened by id."""
+
+    def __len__(self) -> int: ...
+
+    def nearest(self, vectors: Tensor, k: int) -> list[Found]:
+        """For each unit vector (n, width) its k nearest images, or all if there are fewer."""
+        ...
+
+    def items(self, ids: Sequence[str]) -> list[Item]:
+        """The items of these ids, in their order."""
+        ...
+
+    def ids(self) -> Sequence[str]:
+        """Every id, in a fixed order."""
+        ...
+
+
+class SourcePool:
+    """The images of a source, embedded in memory.
+
+    Args:
+        encoder: embeds them, unless ``vectors`` are given.
+        source: where they come from.
+        captions: one for each, or None where there is none; left out, there are none at all.
+        vectors: unit-norm float32 (n, width), if they are known already.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        source: Source,
+        captions: Sequence[str | None] | None = None,
+        vectors: Float32[np.ndarray, "n width"] | None = None,
+    ) -> None:
+        if captions is not None and len(captions) != len(source):
+            raise ValueError(f"{len(source)} images, but {len(captions)} captions")
+        self.source = source
+        self.captions: Sequence[str | None] = [None] * len(source) if captions is None else captions
+        self._index = VectorIndex(embedded(encoder, source) if vectors is None else vectors)
+        self._domains = source_values(source, "domain")
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def nearest(self, vectors: Tensor, k: int) -> list[Found]:
+        """For each unit vector (n, width) its k nearest images, or all if there are fewer."""
+        rows, scores = self._index.nearest(vectors, k)
+        return [
+            Found(tuple(map(str, mine.tolist())), tuple(each.tolist())) for mine, each in zip(rows, scores, strict=True)
+        ]
+
+    def items(self, ids: Sequence[str]) -> list[Item]:
+        """The items of these ids, which are rows of the source written as text."""
+
+        def opener(row: int) -> Callable[[], ImageLike]:
+            return lambda: read_sample(self.source, row, extra=False).image
+
+        rows = [int(id) for id in ids]
+        return [Item(str(row), self.captions[row], opener(row), {"domain": self._domains[row]}) for row in rows]
+
+    def ids(self) -> Sequence[str]:
+        """Every row, as text."""
+        return [str(row) for row in range(len(self.source))]
+
+
+def embedded(encoder: Encoder, source: Source, block: int = 256) -> Float32[np.ndarray, "n width"]:
+    """The embedding of every image of a source."""
+    if not len(source):
+        raise UserError(f"{source.name}: no images to search. Check the split and the filters.")
+    blocks = []
+    for start in range(0, len(source), block):
+        rows = range(start, min(start + block, len(source)))
+        blocks.append(encoder.embed_images([read_sample(source, row, extra=False).image for row in rows]).numpy())
+    return np.concatenate(blocks)
+
+
+class VectorIndex:
+    """Exact search by blocked products: no queries × rows matrix is held.
+
+    Attributes:
+        rows: unit-norm float32 (n, width).
+    """
+
+    def __init__(self, rows: Float32[np.ndarray, "n width"]) -> None:
+        self.rows = rows
+
+    def nearest(
+        self, vectors: Tensor, k: int
+    ) -> tuple[Int64[np.ndarray, "queries k"], Float32[np.ndarray, "queries k"]]:
+        """The k nearest rows to each vector, or all if there are fewer, best first; of equal ones the first row."""
+        if vectors.shape[1] != self.rows.shape[1]:
+            raise ValueError(f"vectors of width {vectors.shape[1]} in an index of width {self.rows.shape[1]}")
+        k = min(k, len(self.rows))
+        found = [self._block(vectors[start : start + _QUERIES], k) for start in range(0, len(vectors), _QUERIES)]
+        rows, scores = (torch.cat(each).numpy() for each in zip(*found, strict=True)) if found else (None, None)
+        if rows is None or scores is None:
+            return np.empty((0, k), dtype=np.int64), np.empty((0, k), dtype=np.float32)
+        return rows, scores
+
+    def _block(self, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        scores, rows = torch.empty(len(vectors), 0), torch.empty(len(vectors), 0, dtype=torch.int64)
+        for start in range(0, len(self.rows), _ROWS):
+            block = torch.from_numpy(np.ascontiguousarray(self.rows[start : start + _ROWS]))
+            near = (vectors.float() @ block.T).topk(min(k, len(block)), dim=1)
+            scores, rows = torch.cat([scores, near.values], dim=1), torch.cat([rows, near.indices + start], dim=1)
+            by_row = rows.argsort(dim=1)
+            scores, rows = scores.gather(1, by_row), rows.gather(1, by_row)
+            order = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
+            scores, rows = scores.gather(1, order), rows.gather(1, order)
+        return rows, scores
+
+
+class PixelCache:
+    """Decoded, transformed pictures, the least recently used thrown out first.
+
+    Kept as bytes of colour, a quarter of what the towers read.
+
+    Args:
+        transform: what the image tower needs.
+        most_bytes: how much may be kept.
+
+    Attributes:
+        gone: ids of pictures that could not be opened.
+    """
+
+    def __init__(self, transform: ImageTransform, most_bytes: int = _GIB) -> None:
+        self.transform, self.most_bytes = transform, most_bytes
+        self.gone: set[str] = set()
+        self._kept: OrderedDict[str, np.ndarray] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def read(self, items: Sequence[Item]) -> list[np.ndarray | None]:
+        """Each item's picture, (size, size, 3) bytes or a 1-d vector; None where it cannot be opened any more."""
+        missing = [item for item in items if item.id not in self._kept and item.id not in self.gone]
+        fresh: dict[str, np.ndarray | None] = {}
+        if missing:
+            with ThreadPoolExecutor(4) as pool:  # decoding releases the GIL
+                opened = pool.map(self._open, missing)
+            fresh = dict(zip((item.id for item in missing), opened, strict=True))
+        found = [fresh[item.id] if item.id in fresh else self._kept.get(item.id) for item in items]
+        for item in items:
+            if item.id in self._kept:
+                self._kept.move_to_end(item.id)
+        for id, picture in fresh.items():
+            self._keep(id, picture)
+        return found
+
+    def tensor(self, pictures: Sequence[np.ndarray]) -> Tensor:
+        """What the image tower reads."""
+        rows = torch.from_numpy(np.stack(pictures))
+        return rows.float() if rows.ndim == 2 else self.transform.normalise(rows)
+
+    def _open(self, item: Item) -> np.ndarray | None:
+        try:
+            image = item.image()
+            vector = isinstance(image, np.ndarray) and image.ndim == 1
+            return np.asarray(image, dtype=np.float32) if vector else self.transform.pixels(image)
+        except (UserError, OSError):
+            return None
+
+    def _keep(self, id: str, picture: np.ndarray | None) -> None:
+        if picture is None:
+            self.gone.add(id)
+            return
+        self._kept[id] = picture
+        self._bytes += picture.nbytes
+        while self._bytes > self.most_bytes:
+            self._bytes -= self._kept.popitem(last=False)[1].nbytes
