@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -73,9 +74,8 @@ def main(options: Options) -> None:
     """Measure, print and write."""
     device = best_device()
     name_of_device = torch.cuda.get_device_name() if device.type == "cuda" else device.type
-    print(
-        f"device {name_of_device}, {torch.get_num_threads()} threads; dense / block-wise; numbers kept in units of B·d"
-    )
+    threads = torch.get_num_threads()
+    print(f"device {name_of_device}, {threads} threads; dense / block-wise; numbers kept in units of B·d")
     lines = []
     for objective in ("siglip", "siglixp", "clip", "clixp"):
         for width in options.width:
@@ -84,7 +84,7 @@ def main(options: Options) -> None:
                 texts = torch.randn(batch, width, device=device, requires_grad=True)
                 forms = {form: build(objective, form).to(device) for form in ("dense", "blockwise")}
                 times = {
-                    form: seconds(lambda module=module: step(module, images, texts), options.repeats)
+                    form: seconds(partial(step, module, images, texts), options.repeats)
                     for form, module in forms.items()
                 }
                 units = {form: kept(module, images, texts) / (batch * width) for form, module in forms.items()}

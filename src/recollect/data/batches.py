@@ -254,7 +254,7 @@ class _Draw:
         return _Block(self._bytes(images) if images.dtype == torch.uint8 else images, texts, labels.numpy(), ids, [])
 
     def _bytes(self, pictures: Tensor) -> Tensor:
-        """A world's pictures (n, 3, height, width) as (n, size, size, 3): resized only, since it places things itself."""
+        """A world's pictures (n, 3, height, width) as (n, size, size, 3): resized only; it places things itself."""
         transform = self.stream.transform
         if transform is None:
             raise ValueError(

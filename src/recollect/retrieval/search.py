@@ -129,7 +129,7 @@ class EpisodicSearcher(Searcher):
         pixels: decoded pictures.
     """
 
-    options: EpisodeOptions = EpisodeOptions()
+    options: EpisodeOptions = field(default_factory=EpisodeOptions)
     pixels: PixelCache | None = None
 
     def __post_init__(self) -> None:
