@@ -35,9 +35,10 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 def class_means(features: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
     """Plain mean of each class's rows (LIxP, Eq. 3), not normalised again: (classes, width)."""
-    sums = np.zeros((classes, features.shape[1]), dtype=features.dtype)
-    np.add.at(sums, labels, features)
-    return sums / np.bincount(labels, minlength=classes)[:, None]
+    order = np.argsort(labels, kind="stable")
+    counts = np.bincount(labels, minlength=classes)
+    starts = np.cumsum(counts) - counts
+    return np.add.reduceat(features[order], starts, axis=0) / counts[:, None]
 
 
 class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
@@ -67,15 +68,24 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
             ValueError: NaN, a zero row, fewer than two classes, or class texts that do not fit.
         """
         X, y = validate_data(self, _as_numpy(X), _as_numpy(y), dtype=[np.float32, np.float64], ensure_min_samples=2)
-        check_classification_targets(y)
+        with warnings.catch_warnings():  # a class for nearly every example looks like regression: here it is one shot
+            warnings.filterwarnings("ignore", message="The number of unique classes is greater than 50%")
+            check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"a classifier needs examples of two classes, got one class: {self.classes_[0]!r}")
-        support = unit_rows(X, "support embeddings")
+        return self._learn(unit_rows(X, "support embeddings"), labels)
+
+    def _learn(self, support: np.ndarray, labels: np.ndarray) -> "EmbeddingClassifier":
         if hasattr(self, "text_features"):
             self.texts_ = self._texts(support, labels)
         self._fit(support, labels)
         return self
+
+    def fit_checked(self, support: np.ndarray, labels: np.ndarray) -> "EmbeddingClassifier":
+        """As `fit`, for a caller who has checked: unit-norm float rows, labels 0…C - 1 that all occur."""
+        self.classes_, self.n_features_in_ = np.arange(int(labels.max()) + 1), support.shape[1]
+        return self._learn(support, labels)
 
     def _texts(self, support: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """The class texts, checked; or what stands in for them."""

@@ -129,8 +129,11 @@ class ZeroShotMix(EmbeddingClassifier):
         return softmax(self.scale * queries @ self.texts_.T), fitted.predict_proba(queries)
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
-        zero_shot = softmax(self.scale * queries @ self.texts_.T)
-        return zero_shot + self.weight_ * self.estimator_.predict_proba(queries)
+        return self.combine(queries @ self.texts_.T, self.estimator_.predict_proba(queries))
+
+    def combine(self, text_similarity: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
+        """Scores from the queries' similarities to the texts and the classifier's probabilities."""
+        return softmax(self.scale * text_similarity) + self.weight_ * probabilities
 
     def _probabilities(self, scores: np.ndarray) -> np.ndarray:
         return scores / scores.sum(axis=1, keepdims=True)

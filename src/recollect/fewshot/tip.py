@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from recollect.fewshot.base import EmbeddingClassifier, softmax
 from recollect.fewshot.tuning import Pair, best_weight, held_in_share, support_folds, tuned_weight
@@ -21,7 +22,9 @@ def one_hot(labels: np.ndarray, classes: int, dtype: Any) -> np.ndarray:
 
 def affinity(similarity: np.ndarray, beta: float) -> np.ndarray:
     """``exp(-beta (1 - similarity))``, Tip-Adapter's kernel."""
-    return np.exp(beta * (similarity - 1))
+    distance = similarity - 1
+    distance *= beta
+    return np.exp(distance, out=distance)
 
 
 class ZeroShot(EmbeddingClassifier):
@@ -79,11 +82,11 @@ class TipAdapter(EmbeddingClassifier):
         return self.alpha, self.beta
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
-        return self.mix(queries @ self.texts_.T, queries @ self.support_.T)
+        cache = affinity(queries @ self.support_.T, self.beta_) @ self.values_
+        return self.combine(queries @ self.texts_.T, cache)
 
-    def mix(self, text_similarity: np.ndarray, similarity: np.ndarray) -> np.ndarray:
-        """Scores from the queries' similarities to the texts and to the examples."""
-        cache = affinity(similarity, self.beta_) @ self.values_
+    def combine(self, text_similarity: np.ndarray, cache: np.ndarray) -> np.ndarray:
+        """Scores from the queries' similarities to the texts and what the cache holds for each class."""
         return PRESETS[self.preset] * text_similarity + self.alpha_ * cache
 
     @property
@@ -104,27 +107,45 @@ class CrossValidatedTipAdapter(TipAdapter):
     """
 
     def _choose(self, support: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-        scale, classes = PRESETS[self.preset], len(self.classes_)
-
-        def similarities(learn: np.ndarray, learn_labels: np.ndarray, choose: np.ndarray) -> tuple[np.ndarray, ...]:
-            order = np.argsort(learn_labels, kind="stable")
-            return scale * choose @ self.texts_.T, choose @ learn[order].T
-
-        best = (-1.0, self.alpha, self.beta)
-        folds = [
-            (*similarities(support[learn], labels[learn], support[choose]), np.sort(labels[learn]), labels[choose])
-            for learn, choose in support_folds(labels)
-        ]
+        folds = list(support_folds(labels))
         if not folds:
             return self.alpha, self.beta
-        held_out = np.concatenate([fold[3] for fold in folds])
-        texts = np.concatenate([fold[0] for fold in folds])
-        for beta in BETA_GRID:
-            cache = [affinity(near, beta) @ one_hot(known, classes, near.dtype) for _, near, known, _ in folds]
-            weight, accuracy = best_weight(texts, np.concatenate(cache), held_out)
+        held_out = np.concatenate([choose for _, choose in folds])
+        texts = PRESETS[self.preset] * support[held_out] @ self.texts_.T
+        caches = [cache_sums(support[choose], support[learn], labels[learn], BETA_GRID) for learn, choose in folds]
+        best = (-1.0, self.alpha, self.beta)
+        for beta, cache in zip(BETA_GRID, np.concatenate(caches, axis=1), strict=True):
+            weight, accuracy = best_weight(texts, cache, labels[held_out])
             if accuracy > best[0]:
                 best = (accuracy, weight * held_in_share(labels), float(beta))
         return best[1], best[2]
+
+
+def cache_sums(
+    queries: np.ndarray, support: np.ndarray, labels: np.ndarray, betas: np.ndarray, block: int = 64
+) -> np.ndarray:
+    """What Tip-Adapter's cache holds for each class, ``sum exp(-beta (1 - f·F))``, at every beta.
+
+    Adding rows class by class is far cheaper than a product with one-hot labels, and a block of queries stays in the
+    processor's cache while all betas read it.
+
+    Args:
+        queries: (queries, width).
+        support, labels: (examples, width), (examples,); every class has examples.
+
+    Returns:
+        (betas, queries, classes).
+    """
+    classes, members = int(labels.max()) + 1, torch.from_numpy(labels)
+    sums = torch.zeros(len(betas), len(queries), classes, dtype=torch.from_numpy(support[:0]).dtype)
+    for start in range(0, len(queries), block):
+        distance = torch.from_numpy(support @ queries[start : start + block].T) - 1
+        kernel, held = torch.empty_like(distance), torch.empty(classes, distance.shape[1], dtype=distance.dtype)
+        for place, beta in enumerate(betas.tolist()):
+            torch.mul(distance, beta, out=kernel).exp_()
+            held.zero_().index_add_(0, members, kernel)
+            sums[place, start : start + block] = held.T
+    return sums.numpy()
 
 
 class TipX(EmbeddingClassifier):

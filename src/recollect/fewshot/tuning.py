@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from sklearn.model_selection import StratifiedKFold
 
+BLOCK = 512
+"""Rows handled at a time: their intermediates stay in the processor's cache."""
+
 
 def correct_interval(base: np.ndarray, extra: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For each row the weights ``a`` at which ``base + a extra`` is largest at its label.
@@ -18,19 +21,30 @@ def correct_interval(base: np.ndarray, extra: np.ndarray, labels: np.ndarray) ->
     Returns:
         Lower and upper ends (n,); a row that is never right has ``lower >= upper``.
     """
+    lower, upper = np.empty(len(labels)), np.empty(len(labels))
+    for start in range(0, len(labels), BLOCK):
+        rows = slice(start, start + BLOCK)
+        lower[rows], upper[rows] = _intervals(base[rows], extra[rows], labels[rows])
+    return lower, upper
+
+
+def _intervals(base: np.ndarray, extra: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     rows = np.arange(len(labels))
     # (extra_y - extra_c) a > base_c - base_y
-    slope = (extra[rows, labels][:, None] - extra).astype(np.float64)
-    need = (base - base[rows, labels][:, None]).astype(np.float64)
+    slope = extra[rows, labels][:, None] - extra
+    need = base - base[rows, labels][:, None]
     slope[rows, labels], need[rows, labels] = 1.0, -np.inf  # the label itself is no rival
-    with np.errstate(divide="ignore", invalid="ignore"):
-        bound = need / slope
-    lower = np.where(slope > 0, bound, -np.inf).max(axis=1)
-    upper = np.where(slope < 0, bound, np.inf).min(axis=1)
-    # Equal slopes leave the comparison to the base: a tie there goes to the class met first.
-    first = np.arange(base.shape[1])[None, :] < labels[:, None]
-    lost = (slope == 0) & ((need > 0) | ((need == 0) & first))
-    lower[lost.any(axis=1)] = np.inf
+    lost = None
+    if not slope.all():  # equal slopes leave the comparison to the base: a tie there goes to the class met first
+        flat = slope == 0
+        lost = (flat & ((need > 0) | ((need == 0) & (np.arange(base.shape[1])[None, :] < labels[:, None])))).any(axis=1)
+        slope[flat], need[flat] = 1.0, -np.inf
+    bound = np.divide(need, slope, out=need)
+    side = np.multiply(slope, np.inf, out=slope)  # a rising rival bounds from below, a falling one from above
+    lower = np.minimum(bound, side).max(axis=1)
+    upper = np.maximum(bound, side, out=side).min(axis=1)
+    if lost is not None:
+        lower[lost] = np.inf
     return lower, upper
 
 
@@ -57,19 +71,23 @@ def best_weight(
     lower, upper = correct_interval(base, extra, labels)
     lower, upper = np.maximum(lower, bounds[0]), np.minimum(upper, bounds[1])
     live = lower < upper
-    ends = np.concatenate([lower[live], upper[live]])
-    steps = np.concatenate([np.ones(live.sum()), -np.ones(live.sum())])
-    places, index = np.unique(np.concatenate([[bounds[0], bounds[1]], ends]), return_inverse=True)
-    change = np.zeros(len(places))
-    np.add.at(change, index[2:], steps)
+    ends = np.concatenate([bounds, lower[live], upper[live]])
+    order = np.argsort(ends)
+    ends = ends[order]
+    first = np.flatnonzero(np.concatenate([[True], ends[1:] > ends[:-1]]))
+    places = ends[first]
+    steps = np.zeros(len(ends))
+    steps[2 : 2 + live.sum()], steps[2 + live.sum() :] = 1.0, -1.0
+    change = np.add.reduceat(steps[order], first)
     right = np.cumsum(change)[:-1]  # on the open interval from places[i] to places[i + 1]
     best = last = int(np.argmax(right))
     while last + 1 < len(right) and right[last + 1] == right[best]:
         last += 1
     if np.isfinite(places[last + 1]):
         weight = (places[best] + places[last + 1]) / 2
-        if weight in places:  # where one row turns wrong as another turns right, both are tied: stay clear of it
-            weight = (weight + places[np.searchsorted(places, weight) + 1]) / 2
+        after = np.searchsorted(places, weight)
+        if places[after] == weight:  # where one row turns wrong as another turns right, both are tied: stay clear of it
+            weight = (weight + places[after + 1]) / 2
     else:
         weight = 2 * places[last] if places[last] > 0 else 1.0
     return float(weight), float(right[best]) / len(labels)

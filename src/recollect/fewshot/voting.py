@@ -7,15 +7,17 @@ from recollect.fewshot.base import EmbeddingClassifier
 
 def nearest(similarity: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Indices and similarities of the ``k`` largest entries of each row, largest first, the first of equals first."""
-    if k < similarity.shape[1]:
-        part = np.argpartition(-similarity, k - 1, axis=1)[:, :k]
-        # Among equals at the border, argpartition takes any: those with lower index go first.
-        border = np.take_along_axis(similarity, part, axis=1).min(axis=1)
-        if np.any((similarity >= border[:, None]).sum(axis=1) > k):
-            part = np.argsort(-similarity, axis=1, kind="stable")[:, :k]
-        part = np.sort(part, axis=1)
+    width = similarity.shape[1]
+    if k >= width:
+        part = np.broadcast_to(np.arange(width), similarity.shape)
     else:
-        part = np.broadcast_to(np.arange(similarity.shape[1]), similarity.shape)
+        # Values are partitioned faster than indices: whatever reaches the k-th largest value is near.
+        border = np.partition(similarity, width - k, axis=1)[:, width - k, None]
+        near = similarity >= border
+        if np.count_nonzero(near) > k * len(near):  # equals at the border: those with lower index go first
+            part = np.sort(np.argsort(-similarity, axis=1, kind="stable")[:, :k], axis=1)
+        else:
+            part = np.flatnonzero(near).reshape(len(near), k) - width * np.arange(len(near))[:, None]
     values = np.take_along_axis(similarity, part, axis=1)
     order = np.argsort(-values, axis=1, kind="stable")
     return np.take_along_axis(part, order, axis=1), np.take_along_axis(values, order, axis=1)
@@ -34,14 +36,6 @@ def tally(weights: np.ndarray, voters: np.ndarray, classes: int) -> np.ndarray:
     return votes.reshape(len(voters), classes)
 
 
-def first_met(voters: np.ndarray, classes: int) -> np.ndarray:
-    """1 for the class of the nearest neighbour, less for each class met later, 0 for those not met."""
-    k = voters.shape[1]
-    met = np.full((len(voters), classes), k)
-    np.minimum.at(met, (np.arange(len(voters))[:, None], voters), np.arange(k))
-    return 1.0 - met / k
-
-
 class _Voting(EmbeddingClassifier):
     """Scores are the share of votes of each class; ties go to the class met first."""
 
@@ -50,7 +44,8 @@ class _Voting(EmbeddingClassifier):
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         if self.k < 1:
             raise ValueError(f"k must be at least 1, got {self.k}")
-        self.support_, self.labels_ = support, labels
+        self.support_ = support
+        self.labels_ = labels
         self.k_ = self._neighbours(labels)
 
     def _neighbours(self, labels: np.ndarray) -> int:
@@ -65,10 +60,16 @@ class _Voting(EmbeddingClassifier):
     def vote(self, neighbours: np.ndarray, similarity: np.ndarray) -> np.ndarray:
         """Shares of the votes, given the ``k_`` nearest examples of each query, nearest first."""
         voters = self.labels_[neighbours]
-        votes = tally(self._weights(similarity), voters, len(self.classes_))
+        weights = self._weights(similarity)
+        votes = tally(weights, voters, len(self.classes_))
+        votes *= 1e9 / weights.sum(axis=-1, keepdims=True)
         # Rounding leaves equal shares unequal; what is equal to nine digits is a tie, and the nearest decides.
-        shares = np.round(votes / votes.sum(axis=1, keepdims=True), 9)
-        return shares + 1e-10 * first_met(voters, len(self.classes_))
+        np.rint(votes, out=votes)
+        # Of several values for one place the last is kept: backwards, that is the first met.
+        k, rows = voters.shape[1], np.arange(len(voters))[:, None]
+        votes[rows, voters[:, ::-1]] += (1 - np.arange(k) / k)[::-1] / 10
+        votes *= 1e-9
+        return votes
 
     def _probabilities(self, scores: np.ndarray) -> np.ndarray:
         return scores / scores.sum(axis=1, keepdims=True)

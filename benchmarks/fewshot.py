@@ -1,0 +1,138 @@
+"""Few-shot evaluation: one product for all methods against a loop over the estimators, in one run.
+
+python benchmarks/fewshot.py --out fewshot.json
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from recollect.core.files import write_json
+from recollect.fewshot.ape import channel_scores
+from recollect.fewshot.protocol import METHODS, PAPER_METHODS, Protocol, Task, evaluate, nested_supports
+from recollect.fewshot.tuning import best_weight
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure.
+
+    Attributes:
+        queries, pool, width, classes: of the few-shot task.
+        shots, seeds: as in the paper.
+        rows: examples that a weight is chosen on.
+        grid: points of the grid that the exact sweep is held against.
+        out: a JSON file for the figures.
+    """
+
+    queries: int = 20_000
+    pool: int = 8_000
+    width: int = 512
+    classes: int = 100
+    shots: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    seeds: int = 5
+    rows: int = 1_000
+    grid: int = 200
+    out: Path | None = None
+
+
+def seconds(call: Callable[[], Any], repeats: int = 1) -> tuple[float, Any]:
+    """Best of ``repeats``, and what the call returned."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        value = call()
+        times.append(time.perf_counter() - start)
+    return min(times), value
+
+
+def unit(matrix: np.ndarray) -> np.ndarray:
+    return (matrix / np.linalg.norm(matrix, axis=1, keepdims=True)).astype(np.float32)
+
+
+def task_of(options: Options) -> Task:
+    """Embeddings scattered around class centres, hard enough that no method is perfect."""
+    random = np.random.default_rng(0)
+    centres = random.standard_normal((options.classes, options.width))
+    labels = np.arange(options.pool) % options.classes
+    asked = random.integers(options.classes, size=options.queries)
+
+    def around(which: np.ndarray, noise: float) -> np.ndarray:
+        return unit(centres[which] + noise * random.standard_normal((len(which), options.width)))
+
+    texts = around(np.arange(options.classes), 2.0)
+    return Task(around(labels, 4.0), labels, around(asked, 4.0), asked, texts)
+
+
+def loop_over_estimators(task: Task, protocol: Protocol) -> dict[tuple[str, int, int], float]:
+    """Each estimator by itself, as its user would."""
+    found = {}
+    for seed in protocol.seeds:
+        order = nested_supports(task.support_labels, len(task.texts), protocol.shots[-1], seed)
+        for shots in protocol.shots:
+            rows = order[:shots].ravel()
+            labels = task.support_labels[rows]
+            for name in protocol.methods:
+                estimator = METHODS[name](task.texts).fit(task.support[rows], labels)
+                found[name, shots, seed] = 100 * float(np.mean(estimator.predict(task.queries) == task.query_labels))
+    return found
+
+
+def engine(options: Options) -> dict[str, Any]:
+    task = task_of(options)
+    protocol = Protocol(PAPER_METHODS, options.shots, range(options.seeds))
+    fast, rows = seconds(lambda: evaluate(task, protocol))
+    slow, expected = seconds(lambda: loop_over_estimators(task, protocol))
+    apart = max(abs(row["value"] - expected[row["method"], row["shots"], row["seed"]]) for row in rows)
+    return {"engine": fast, "loop": slow, "speedup": slow / fast, "largest_difference_in_points": apart}
+
+
+def sweep(options: Options) -> dict[str, Any]:
+    random = np.random.default_rng(1)
+    labels = random.integers(options.classes, size=options.rows)
+    base = random.standard_normal((options.rows, options.classes)).astype(np.float32)
+    extra = random.standard_normal((options.rows, options.classes)).astype(np.float32)
+    for scores in (base, extra):
+        scores[np.arange(options.rows), labels] += 1.5
+
+    def grid() -> tuple[float, float]:
+        weights = np.linspace(0, 20, options.grid)
+        right = [float(np.mean((base + weight * extra).argmax(axis=1) == labels)) for weight in weights]
+        best = int(np.argmax(right))
+        return float(weights[best]), right[best]
+
+    fast, exact = seconds(lambda: best_weight(base, extra, labels), 50)
+    slow, coarse = seconds(grid, 5)
+    return {
+        "sweep": fast, "grid": slow, "speedup": slow / fast,
+        "accuracy_of_sweep": exact[1], "accuracy_of_grid": coarse[1],
+    }  # fmt: skip
+
+
+def channels(options: Options) -> dict[str, Any]:
+    texts = unit(np.random.default_rng(2).standard_normal((1_000, options.width)))
+    fast, _ = seconds(lambda: channel_scores(texts), 20)
+    return {"seconds_for_1000_classes": fast}
+
+
+def main(options: Options) -> None:
+    """Measure, print and write."""
+    found = {"channel score of APE": channels(options), "exact sweep": sweep(options), "engine": engine(options)}
+    table = Table("what", "figure", "value")
+    for what, figures in found.items():
+        for name, value in figures.items():
+            table.add_row(what, name, f"{value:.4g}")
+    Console().print(table)
+    if options.out:
+        write_json(options.out, found)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

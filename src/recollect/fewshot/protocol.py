@@ -1,0 +1,327 @@
+"""The few-shot protocol: every method, number of shots and draw of the support, from one product of similarities.
+
+Supports are nested: for one seed, K shots are the first K of each class in one random order. So all that a method
+reads from similarities to 2K shots (class sums, cache sums, nearest examples) is what it read from K shots and the
+increment.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+
+from recollect.fewshot.ape import ApeClassifier
+from recollect.fewshot.base import EmbeddingClassifier, unit_rows
+from recollect.fewshot.mixture import DualMemory, GaussianDiscriminant, ZeroShotMix
+from recollect.fewshot.prototype import PrototypeClassifier
+from recollect.fewshot.tip import CrossValidatedTipAdapter, TipAdapter, TipX, ZeroShot
+from recollect.fewshot.trained import ApeTrained, ClipAdapter, LinearProbe, TipAdapterF
+from recollect.fewshot.voting import PluralityVoting, RankVoting, SoftmaxVoting, nearest
+
+METHODS: Mapping[str, Callable[[np.ndarray], EmbeddingClassifier]] = {
+    "zero-shot": ZeroShot,
+    "prototype": lambda texts: PrototypeClassifier(),
+    "tip-adapter": TipAdapter,
+    "tip-adapter-cv": CrossValidatedTipAdapter,
+    "plurality": lambda texts: PluralityVoting(),
+    "rank": lambda texts: RankVoting(),
+    "softmax": lambda texts: SoftmaxVoting(),
+    "softmax+zero-shot": lambda texts: ZeroShotMix(SoftmaxVoting(), texts),
+    "tip-x": TipX,
+    "ape": ApeClassifier,
+    "gda": GaussianDiscriminant,
+    "dmn-tf": DualMemory,
+    "linear-probe": lambda texts: LinearProbe(),
+    "clip-adapter": ClipAdapter,
+    "tip-adapter-f": TipAdapterF,
+    "ape-t": ApeTrained,
+}
+"""Every method by its name in tables: from class texts to the estimator. ``zero-shot`` reads no support."""
+
+PAPER_METHODS = ("prototype", "tip-adapter", "tip-adapter-cv", "plurality", "rank", "softmax")
+"""The six training-free classifiers of LIxP's Table 1."""
+
+Metric = Literal["top-1", "mean per class"]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What to evaluate.
+
+    Attributes:
+        methods: names in `METHODS`.
+        shots: examples of each class, ascending.
+        seeds: draws of the support.
+        metric: share of right predictions, or its mean over classes (the convention of some sets).
+        memory: bytes that a block of queries may take; decides the block's size, not the result.
+    """
+
+    methods: Sequence[str] = ("zero-shot", *PAPER_METHODS)
+    shots: Sequence[int] = (1, 2, 4, 8, 16, 32)
+    seeds: Sequence[int] = (0, 1, 2, 3, 4)
+    metric: Metric = "top-1"
+    memory: int = 32 * 2**20
+
+    def __post_init__(self) -> None:
+        if unknown := [name for name in self.methods if name not in METHODS]:
+            raise ValueError(f"unknown method {unknown[0]!r}; choose from {', '.join(METHODS)}")
+        if not self.shots or list(self.shots) != sorted(set(self.shots)) or self.shots[0] < 1:
+            raise ValueError(f"shots must be ascending and at least 1, got {list(self.shots)}")
+
+
+@dataclass(frozen=True)
+class Task:
+    """Embeddings of one task; labels index the rows of ``texts``.
+
+    Attributes:
+        support: unit-norm pool to draw examples from (pool, width).
+        support_labels: (pool,).
+        queries: unit-norm (queries, width).
+        query_labels: (queries,).
+        texts: unit-norm class texts (classes, width).
+    """
+
+    support: np.ndarray
+    support_labels: np.ndarray
+    queries: np.ndarray
+    query_labels: np.ndarray
+    texts: np.ndarray
+
+    def __post_init__(self) -> None:
+        for name in ("support", "queries", "texts"):
+            matrix = getattr(self, name)
+            if not np.isfinite(matrix).all():
+                raise ValueError(f"{name}: embeddings hold NaN or infinity")
+            if matrix.shape[1] != self.texts.shape[1]:
+                raise ValueError(f"{name} are {matrix.shape[1]} wide, the class texts {self.texts.shape[1]}")
+            object.__setattr__(self, name, unit_rows(matrix, name).astype(np.float32, copy=False))
+
+
+def nested_supports(labels: np.ndarray, classes: int, shots: int, seed: int) -> np.ndarray:
+    """Rows of the pool in the order in which they are drawn: (shots, classes), column c from class c.
+
+    The first K rows are the support of K shots, so supports of one seed are nested.
+
+    Raises:
+        ValueError: a class has fewer than ``shots`` examples.
+    """
+    counts = np.bincount(labels, minlength=classes)
+    if counts.min() < shots:
+        raise ValueError(f"class {int(counts.argmin())} has {counts.min()} examples, fewer than {shots} shots")
+    generator = np.random.default_rng([seed, 0x5EED])
+    return np.stack([generator.permutation(np.flatnonzero(labels == c))[:shots] for c in range(classes)], axis=1)
+
+
+def evaluate(
+    task: Task, protocol: Protocol, tick: Callable[[int], None] = lambda queries: None
+) -> list[dict[str, Any]]:
+    """Accuracy in percent of every method at every number of shots for every draw.
+
+    Figures equal those of fitting each estimator by itself on ``support[rows]``.
+
+    Args:
+        tick: called with the number of queries that a method has classified, for progress.
+
+    Returns:
+        Rows ``{"method", "shots", "seed", "metric", "value"}``; ``zero-shot`` has one row, of 0 shots and seed 0.
+
+    Raises:
+        ValueError: more shots than a class has examples.
+    """
+    tick = tick if tick is not None else _silent
+    classes = len(task.texts)
+    orders = {seed: nested_supports(task.support_labels, classes, protocol.shots[-1], seed) for seed in protocol.seeds}
+    score = _Score(task.query_labels, classes, protocol.metric)
+    shared = [name for name in protocol.methods if name in _SHARED]
+    if shared:
+        _evaluate_shared(task, protocol, shared, orders, score, tick)
+    for name in protocol.methods:
+        if name in _SHARED:
+            continue
+        if name == "zero-shot":
+            score.add((name, 0, 0), slice(None), task.queries @ task.texts.T)
+            continue
+        for seed, order in orders.items():
+            for shots in protocol.shots:
+                estimator = _fitted(name, task, order, shots)
+                for start in range(0, len(task.queries), _block(task, protocol)):
+                    rows = slice(start, start + _block(task, protocol))
+                    score.add((name, shots, seed), rows, estimator.scores(task.queries[rows]))
+                    tick(len(task.queries[rows]))
+    return score.rows(protocol)
+
+
+def _silent(queries: int) -> None:
+    pass
+
+
+def _block(task: Task, protocol: Protocol) -> int:
+    """Queries at a time: a block holds about five numbers for each query and each of the most examples in use."""
+    widest = len(task.support) + 4 * protocol.shots[-1] * len(task.texts)
+    return max(1, protocol.memory // (4 * widest))
+
+
+def _fitted(name: str, task: Task, order: np.ndarray, shots: int) -> EmbeddingClassifier:
+    rows = order[:shots].ravel()
+    return METHODS[name](task.texts).fit_checked(task.support[rows], np.tile(np.arange(len(task.texts)), shots))
+
+
+@dataclass
+class _Score:
+    """Right predictions of each class, summed over blocks."""
+
+    labels: np.ndarray
+    classes: int
+    metric: Metric
+    right: dict[tuple[str, int, int], np.ndarray] = field(default_factory=dict)
+    lock: Any = field(default_factory=Lock)
+
+    def add(self, key: tuple[str, int, int], rows: slice, scores: np.ndarray) -> None:
+        labels = self.labels[rows]
+        hits = np.bincount(labels[scores.argmax(axis=1) == labels], minlength=self.classes)
+        with self.lock:
+            self.right[key] = self.right.get(key, 0) + hits
+
+    def rows(self, protocol: Protocol) -> list[dict[str, Any]]:
+        order = {name: place for place, name in enumerate(protocol.methods)}
+        counts = np.bincount(self.labels, minlength=self.classes)
+        there = counts > 0
+        rows = []
+        for (method, shots, seed), right in sorted(self.right.items(), key=lambda item: (order[item[0][0]], item[0])):
+            share = right.sum() / counts.sum() if self.metric == "top-1" else (right[there] / counts[there]).mean()
+            rows.append({"method": method, "shots": shots, "seed": seed, "metric": self.metric})
+            rows[-1]["value"] = 100.0 * float(share)
+        return rows
+
+
+class _Running:
+    """What similarities to a growing support have given so far, for one block of queries.
+
+    Args:
+        similarity: (queries, shots · classes), shot by shot, the classes of a shot in order.
+    """
+
+    def __init__(self, similarity: Tensor, classes: int) -> None:
+        self.similarity, self.classes, self.shots = similarity, classes, 0
+        self._sums: dict[float | None, tuple[int, Tensor | float]] = {}
+        self._near: tuple[np.ndarray, np.ndarray] | None = None
+        self._near_shots = 0
+
+    def grow(self, shots: int) -> None:
+        """Go on to the support of ``shots``."""
+        self.shots = shots
+
+    def _new(self, since: int) -> Tensor:
+        return self.similarity[:, since * self.classes : self.shots * self.classes]
+
+    def class_sums(self, beta: float | None = None) -> np.ndarray:
+        """Sum over each class of the similarities, or of Tip-Adapter's kernel of them: (queries, classes)."""
+        since, known = self._sums.get(beta, (0, 0.0))
+        new = self._new(since)
+        if beta is not None:
+            new = new.sub(1).mul_(beta).exp_()
+        sums = new.reshape(len(new), self.shots - since, self.classes).sum(dim=1) + known
+        self._sums[beta] = self.shots, sums
+        return sums.numpy()
+
+    def nearest(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Places and similarities of the nearest examples, nearest first; always the same ``k``."""
+        if self._near is None or self._near_shots < self.shots:
+            start = self._near_shots * self.classes
+            places, values = nearest(self._new(self._near_shots).numpy(), k)
+            places += start
+            if self._near is not None:  # the nearest of a union are among the nearest of its parts
+                places = np.concatenate([self._near[0], places], axis=1)
+                chosen, values = nearest(np.concatenate([self._near[1], values], axis=1), k)
+                places = np.take_along_axis(places, chosen, axis=1)
+            self._near, self._near_shots = (places, values), self.shots
+        return self._near
+
+
+_Reader = Callable[[EmbeddingClassifier, _Running, np.ndarray], np.ndarray]
+"""Scores from a fitted estimator, what was read so far, and the similarities to the class texts."""
+
+
+def _read_prototype(estimator: EmbeddingClassifier, running: _Running, texts: np.ndarray) -> np.ndarray:
+    return running.class_sums() / running.shots
+
+
+def _read_tip(estimator: Any, running: _Running, texts: np.ndarray) -> np.ndarray:
+    return estimator.combine(texts, running.class_sums(estimator.beta_))
+
+
+def _read_votes(estimator: Any, running: _Running, texts: np.ndarray) -> np.ndarray:
+    places, similarity = running.nearest(estimator.k)
+    return estimator.vote(places[:, : estimator.k_], similarity[:, : estimator.k_])
+
+
+def _read_mix(estimator: Any, running: _Running, texts: np.ndarray) -> np.ndarray:
+    votes = _read_votes(estimator.estimator_, running, texts)
+    return estimator.combine(texts, votes / votes.sum(axis=1, keepdims=True))
+
+
+_SHARED: Mapping[str, _Reader] = {
+    "prototype": _read_prototype,
+    "tip-adapter": _read_tip,
+    "tip-adapter-cv": _read_tip,
+    "plurality": _read_votes,
+    "rank": _read_votes,
+    "softmax": _read_votes,
+    "softmax+zero-shot": _read_mix,
+}
+"""Methods that read nothing but similarities; they share the product of the queries with the pool."""
+
+
+def _evaluate_shared(
+    task: Task,
+    protocol: Protocol,
+    methods: Sequence[str],
+    orders: Mapping[int, np.ndarray],
+    score: _Score,
+    tick: Callable[[int], None],
+) -> None:
+    classes = len(task.texts)
+    used, places = np.unique(np.stack(list(orders.values())), return_inverse=True)
+    columns = dict(zip(orders, torch.from_numpy(places.reshape(len(orders), -1)), strict=True))
+    pool, block = task.support[used], _block(task, protocol)
+
+    def learn(key: tuple[str, int, int]) -> EmbeddingClassifier:
+        name, shots, seed = key
+        return _without_support(_fitted(name, task, orders[seed], shots))
+
+    def scores(start: int) -> Iterator[tuple[tuple[str, int, int], slice, np.ndarray]]:
+        rows = slice(start, start + block)
+        queries = task.queries[rows]
+        texts, similarity = queries @ task.texts.T, torch.from_numpy(queries @ pool.T)
+        for seed in orders:
+            running = _Running(similarity.index_select(1, columns[seed]), classes)
+            for shots in protocol.shots:
+                running.grow(shots)
+                for name in methods:
+                    key = (name, shots, seed)
+                    yield key, rows, _SHARED[name](fitted[key], running, texts)
+
+    def count(start: int) -> None:
+        for key, rows, found in scores(start):
+            score.add(key, rows, found)
+            tick(len(found))
+
+    keys = [(name, shots, seed) for seed in orders for shots in reversed(protocol.shots) for name in methods]
+    with threadpool_limits(1), ThreadPoolExecutor(os.cpu_count()) as threads:  # NumPy and torch let go of the lock
+        fitted = dict(zip(keys, threads.map(learn, keys), strict=True))
+        list(threads.map(count, range(0, len(task.queries), block)))
+
+
+def _without_support(estimator: Any) -> EmbeddingClassifier:
+    """The estimator without its copy of the examples: there is one for each method, shots and seed."""
+    for owner in (estimator, getattr(estimator, "estimator_", estimator)):
+        for name in ("support_", "values_"):
+            vars(owner).pop(name, None)
+    return estimator

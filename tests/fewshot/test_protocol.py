@@ -1,0 +1,116 @@
+"""The engine gives what fitting every estimator by itself gives; supports are nested, classes and draws as asked."""
+
+import numpy as np
+import pytest
+
+from recollect.fewshot.protocol import METHODS, Protocol, Task, evaluate, nested_supports
+
+SHOTS = (1, 2, 5)
+SEEDS = (0, 3)
+
+
+def unit(matrix):
+    return (matrix / np.linalg.norm(matrix, axis=1, keepdims=True)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def task():
+    random = np.random.default_rng(0)
+    classes, width = 6, 16
+    centres = random.standard_normal((classes, width))
+    labels = random.permutation(np.repeat(np.arange(classes), [5, 6, 7, 8, 9, 10]))
+    asked = random.integers(classes, size=150)
+    asked[asked == 5] = np.where(random.random((asked == 5).sum()) < 0.5, 5, 0)  # unbalanced
+
+    def around(which, noise):
+        return unit(centres[which] + noise * random.standard_normal((len(which), width)))
+
+    return Task(around(labels, 1.5), labels, around(asked, 1.5), asked, around(np.arange(classes), 1.0))
+
+
+def by_itself(task, name, shots, seed):
+    """Predictions of the estimator fitted as its user would fit it."""
+    rows = nested_supports(task.support_labels, len(task.texts), SHOTS[-1], seed)[:shots].ravel()
+    estimator = METHODS[name](task.texts).fit(task.support[rows], task.support_labels[rows])
+    return estimator.predict(task.queries)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("metric", ["top-1", "mean per class"])
+def test_every_method_gives_what_its_estimator_gives_alone(task, name, metric):
+    found = evaluate(task, Protocol((name,), SHOTS, SEEDS, metric))
+    expected = {}
+    for shots, seed in [(0, 0)] if name == "zero-shot" else [(shots, seed) for seed in SEEDS for shots in SHOTS]:
+        right = by_itself(task, name, max(shots, 1), seed) == task.query_labels
+        classes = [right[task.query_labels == label].mean() for label in np.unique(task.query_labels)]
+        expected[shots, seed] = 100 * float(right.mean() if metric == "top-1" else np.mean(classes))
+    assert {(row["shots"], row["seed"]): row["value"] for row in found} == pytest.approx(expected, abs=1e-9)
+    assert {row["metric"] for row in found} == {metric}
+
+
+def test_the_tasks_are_neither_solved_nor_hopeless(task):
+    values = [row["value"] for row in evaluate(task, Protocol(tuple(METHODS), SHOTS, SEEDS)) if row["shots"] != 1]
+    assert 40 < min(values) < max(values) < 90
+
+
+def test_the_block_decides_memory_not_figures(task):
+    names = ("prototype", "tip-adapter-cv", "softmax", "softmax+zero-shot", "gda")
+    whole, small = (evaluate(task, Protocol(names, SHOTS, SEEDS, memory=memory)) for memory in (2**28, 4_000))
+    assert whole == small
+
+
+def test_supports_are_nested_and_from_their_classes():
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(4), 9))
+    order = nested_supports(labels, 4, 7, seed=1)
+    assert order.shape == (7, 4)
+    assert len(np.unique(order)) == 28
+    assert (labels[order] == np.arange(4)).all()
+    np.testing.assert_array_equal(order[:3], nested_supports(labels, 4, 3, seed=1))
+    assert (order != nested_supports(labels, 4, 7, seed=2)).any()
+
+
+def test_seeds_draw_every_example_equally_often():
+    labels = np.repeat(np.arange(2), 5)
+    drawn = np.concatenate([nested_supports(labels, 2, 2, seed).ravel() for seed in range(2000)])
+    counts = np.bincount(drawn, minlength=10)
+    assert np.abs(counts - 800).max() < 5 * np.sqrt(2000 * 0.4 * 0.6)
+
+
+def test_rows_come_in_the_order_of_the_methods(task):
+    rows = evaluate(task, Protocol(("softmax", "zero-shot", "prototype"), (1, 2), (0, 1)))
+    assert [(row["method"], row["shots"], row["seed"]) for row in rows] == [
+        ("softmax", 1, 0), ("softmax", 1, 1), ("softmax", 2, 0), ("softmax", 2, 1),
+        ("zero-shot", 0, 0),
+        ("prototype", 1, 0), ("prototype", 1, 1), ("prototype", 2, 0), ("prototype", 2, 1),
+    ]  # fmt: skip
+
+
+def test_progress_counts_every_query_of_every_method(task):
+    seen = []
+    evaluate(task, Protocol(("prototype", "gda"), SHOTS, SEEDS), seen.append)
+    assert sum(seen) == len(task.queries) * len(SHOTS) * len(SEEDS) * 2
+
+
+def test_more_shots_than_a_class_has(task):
+    with pytest.raises(ValueError, match="class 0 has 5 examples, fewer than 6 shots"):
+        evaluate(task, Protocol(("prototype",), (1, 6), (0,)))
+
+
+@pytest.mark.parametrize("shots", [(), (0, 1), (2, 1), (1, 1)])
+def test_shots_ascend_from_one(shots):
+    with pytest.raises(ValueError, match="shots must be ascending"):
+        Protocol(("prototype",), shots, (0,))
+
+
+def test_an_unknown_method_is_named_with_those_there_are():
+    with pytest.raises(ValueError, match=r"unknown method 'knn'; choose from zero-shot, prototype.*ape-t"):
+        Protocol(("knn",))
+
+
+def test_embeddings_that_are_not_finite_or_do_not_fit(task):
+    broken = task.queries.copy()
+    broken[3, 2] = np.nan
+    with pytest.raises(ValueError, match="queries: embeddings hold NaN"):
+        Task(task.support, task.support_labels, broken, task.query_labels, task.texts)
+    with pytest.raises(ValueError, match="support are 10 wide, the class texts 16"):
+        Task(task.support[:, :10], task.support_labels, task.queries, task.query_labels, task.texts)
