@@ -19,6 +19,7 @@ class Command:
 
 
 COMMANDS: dict[str, Command] = {
+    "train": Command("train", "Train", "train or post-train a dual encoder by a recipe"),
     "study": Command("study", "Study", "run a table or figure of a paper"),
 }
 
@@ -52,7 +53,9 @@ def _run(words: list[str]) -> None:
     name, rest = _choose(words)
     command = COMMANDS[name]
     options = getattr(import_module(f"recollect.commands.{command.module}"), command.name)
-    tyro.cli(options, args=rest, prog=f"recollect {name}").run()
+    prog = f"recollect {name}"
+    parsed = options.parse(rest, prog) if hasattr(options, "parse") else tyro.cli(options, args=rest, prog=prog)
+    parsed.run()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

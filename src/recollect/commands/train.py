@@ -1,0 +1,71 @@
+"""``recollect train``: train or post-train a dual encoder by a recipe."""
+
+import difflib
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from recollect.core.errors import UserError
+from recollect.training.loop import train
+from recollect.training.options import Recipe
+from recollect.training.recipes import RECIPES
+
+SOURCE_OPTIONS = frozenset({"--data.sources", "--data.captions", "--data.labels"})
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train or post-train a dual encoder by a recipe.
+
+    OUT/model is a checkpoint that transformers opens, OUT/metrics.jsonl has a line for each logged step, OUT/recipe.json
+    says what was run. A run that was stopped or killed goes on with the same command and --resume.
+
+    `recollect train` lists the recipes; the options below show the values of the recipe that was named. Sources that
+    are named (--data SOURCE ..., or --data.captions and --data.labels) take the place of the recipe's own.
+    """
+
+    recipe: Annotated[Recipe, tyro.conf.arg(name="")] = field(default_factory=Recipe)
+    out: Path | None = None
+    """Folder of the run; runs/RECIPE by default."""
+    resume: bool = False
+    """Go on from the last checkpoint of --out."""
+    device: str | None = None
+    """Where to compute, e.g. cpu or cuda; the best there is by default."""
+    name: tyro.conf.Suppress[str] = ""
+
+    @classmethod
+    def parse(cls, words: list[str], prog: str) -> "Train":
+        """Read the command line; its first word names the recipe, which sets the defaults of all other options.
+
+        Raises:
+            UserError: no such recipe.
+        """
+        name, rest = (words[0], words[1:]) if words and not words[0].startswith("-") else ("", words)
+        if name and name not in RECIPES:
+            near = difflib.get_close_matches(name, RECIPES, 3, 0.5)
+            guess = f"Did you mean {' or '.join(near)}? " if near else ""
+            raise UserError(f"{name}: no such recipe. {guess}`recollect train` lists them.")
+        recipe = RECIPES[name]() if name else Recipe()
+        rest = ["--data.sources" if word == "--data" else word for word in rest]
+        if SOURCE_OPTIONS & {word.split("=")[0] for word in rest}:
+            recipe = replace(recipe, data=replace(recipe.data, sources=(), captions=(), labels=()))
+        default = cls(recipe, name=name)
+        config = (tyro.conf.AvoidSubcommands,)
+        return tyro.cli(cls, args=rest, default=default, prog=f"{prog} {name or 'RECIPE'}", config=config)
+
+    def run(self) -> None:
+        """Train, or list the recipes."""
+        console = Console()
+        if not self.name:
+            listing = Table("recipe", "what it trains")
+            for name, make in RECIPES.items():
+                listing.add_row(name, (make.__doc__ or "").strip().splitlines()[0])
+            console.print(listing)
+            return
+        out = self.out or Path("runs") / self.name
+        model = train(self.recipe, out, resume=self.resume, device=self.device)
+        console.print(f"model: {model}\nmetrics: {out / 'metrics.jsonl'}", highlight=False)
