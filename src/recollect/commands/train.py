@@ -21,8 +21,8 @@ SOURCE_OPTIONS = frozenset({"--data.sources", "--data.captions", "--data.labels"
 class Train:
     """Train or post-train a dual encoder by a recipe.
 
-    OUT/model is a checkpoint that transformers opens, OUT/metrics.jsonl has a line for each logged step, OUT/recipe.json
-    says what was run. A run that was stopped or killed goes on with the same command and --resume.
+    OUT/model is a checkpoint that transformers opens, OUT/metrics.jsonl has a line for each logged step, and
+    OUT/recipe.json says what was run. A run that was stopped or killed goes on with the same command and --resume.
 
     `recollect train` lists the recipes; the options below show the values of the recipe that was named. Sources that
     are named (--data SOURCE ..., or --data.captions and --data.labels) take the place of the recipe's own.

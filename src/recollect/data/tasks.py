@@ -105,6 +105,25 @@ def classification_task(
     return ClassificationTask(name, parts[0], parts[1], kept, templates)
 
 
+def keep_classes(task: ClassificationTask, kept: np.ndarray) -> ClassificationTask:
+    """The task with some of its classes.
+
+    Args:
+        kept: their labels, ascending; at least two.
+    """
+    if len(kept) < 2:
+        raise UserError(f"{task.name}: {len(kept)} classes are left; there is nothing to tell apart")
+    renumber = np.full(len(task.class_names), NO_LABEL, dtype=np.int64)
+    renumber[kept] = np.arange(len(kept))
+    names = tuple(task.class_names[label] for label in kept)
+    parts = [
+        Subset(part, np.flatnonzero(np.isin(source_labels(part), kept)), class_names=names, renumber=renumber)
+        for part in (task.support, task.query)
+    ]
+    texts = None if task.class_texts is None else tuple(task.class_texts[label] for label in kept)
+    return ClassificationTask(task.name, parts[0], parts[1], names, task.templates, texts)
+
+
 def class_name_shift(task: ClassificationTask) -> tuple[ClassificationTask, ClassificationTask]:
     """The same images under their usual class names and under synonyms (prefix conditioning, appendix B).
 
@@ -118,14 +137,7 @@ def class_name_shift(task: ClassificationTask) -> tuple[ClassificationTask, Clas
     kept = np.array(sorted(synonyms), dtype=np.int64)
     if len(kept) < 2:
         raise UserError(f"{task.name}: {len(kept)} classes have a synonym; at least two are needed. Name their column.")
-    renumber = np.full(len(task.class_names), NO_LABEL, dtype=np.int64)
-    renumber[kept] = np.arange(len(kept))
-    names = tuple(task.class_names[label] for label in kept)
-
-    def restricted(part: Source) -> Subset:
-        return Subset(part, np.flatnonzero(np.isin(source_labels(part), kept)), class_names=names, renumber=renumber)
-
-    usual = replace(task, support=restricted(task.support), query=restricted(task.query), class_names=names)
+    usual = keep_classes(task, kept)
     shifted = tuple(synonyms[label] for label in kept.tolist())
     return usual, replace(usual, name=f"{task.name}:synonyms", class_names=shifted)
 

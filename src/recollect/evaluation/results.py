@@ -66,8 +66,12 @@ class Result:
     def save(self, folder: str | Path) -> Path:
         """Write the result into ``folder`` under its own name."""
         path = Path(folder) / self.file_name
-        write_json(path, {"format": FORMAT, **asdict(self)})
+        write_json(path, self.as_json())
         return path
+
+    def as_json(self) -> dict[str, Any]:
+        """The result as its file holds it."""
+        return {"format": FORMAT, **asdict(self)}
 
 
 def load_result(path: str | Path) -> Result:

@@ -119,8 +119,16 @@ def nested_supports(labels: np.ndarray, classes: int, shots: int, seed: int) -> 
     return np.stack([generator.permutation(np.flatnonzero(labels == c))[:shots] for c in range(classes)], axis=1)
 
 
+def draw(labels: np.ndarray, classes: int, protocol: Protocol) -> dict[int, np.ndarray]:
+    """For each seed of the protocol its `nested_supports`."""
+    return {seed: nested_supports(labels, classes, protocol.shots[-1], seed) for seed in protocol.seeds}
+
+
 def evaluate(
-    task: Task, protocol: Protocol, tick: Callable[[int], None] = lambda queries: None
+    task: Task,
+    protocol: Protocol,
+    tick: Callable[[int], None] | None = None,
+    orders: Mapping[int, np.ndarray] | None = None,
 ) -> list[dict[str, Any]]:
     """Accuracy in percent of every method at every number of shots for every draw.
 
@@ -128,6 +136,7 @@ def evaluate(
 
     Args:
         tick: called with the number of queries that a method has classified, for progress.
+        orders: the draws, if they were made before (`draw`), e.g. to embed only the examples that they use.
 
     Returns:
         Rows ``{"method", "shots", "seed", "metric", "value"}``; ``zero-shot`` has one row, of 0 shots and seed 0.
@@ -137,7 +146,7 @@ def evaluate(
     """
     tick = tick if tick is not None else _silent
     classes = len(task.texts)
-    orders = {seed: nested_supports(task.support_labels, classes, protocol.shots[-1], seed) for seed in protocol.seeds}
+    orders = orders or draw(task.support_labels, classes, protocol)
     score = _Score(task.query_labels, classes, protocol.metric)
     shared = [name for name in protocol.methods if name in _SHARED]
     if shared:

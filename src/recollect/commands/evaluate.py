@@ -1,0 +1,267 @@
+"""``recollect evaluate zero-shot|few-shot|probe``: figures on labelled sets."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import pandas as pd
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from recollect.core.errors import UserError
+from recollect.core.files import write_json
+from recollect.core.types import Encoder, Kind
+from recollect.data.columns import Columns
+from recollect.data.prompts import GENERAL_TEMPLATES
+from recollect.data.tasks import ClassificationTask, Division
+from recollect.evaluation.features import FeatureCache
+from recollect.evaluation.few_shot import few_shot, with_enough_examples
+from recollect.evaluation.opening import Opened, Selection, open_tasks
+from recollect.evaluation.plots import few_shot_curves, gain_against_examples, gain_per_data_set, save_figure
+from recollect.evaluation.probe import linear_probe
+from recollect.evaluation.results import Result, summarise
+from recollect.evaluation.tables import sample_efficiency, tidy
+from recollect.evaluation.zero_shot import zero_shot
+from recollect.fewshot.protocol import METHODS, PAPER_METHODS, Protocol
+from recollect.models import load_model
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Labelled images to evaluate on."""
+
+    data: tuple[str, ...] = ()
+    """Sources with labels and class names: a path, a hub id, or glyphs:captions and latents:captions for the tasks of a
+    built-in world."""
+    suite: str | None = None
+    """A suite of benchmark sets instead: lixp-21, lixp-11-ablation or prefix-11, read from the hub."""
+    copies: tuple[str, ...] = ()
+    """NAME=SOURCE: read a set of the suite from your own copy."""
+    support: str = "train"
+    """Split that examples are drawn from."""
+    query: str | None = None
+    """Split that is tested; test by default, else validation."""
+    within: str | None = None
+    """Divide this one split into examples and tested images, class by class."""
+    templates: Path | None = None
+    """A text file of prompt templates, one a line with {} for the class name; CLIP's 80 by default."""
+    label_column: str | None = None
+    """Where its name is unusual, as for the columns below."""
+    class_name_column: str | None = None
+    """Readable names of class numbers."""
+    image_column: str | None = None
+    """Image bytes or paths."""
+
+    def open(self, purpose: str) -> Opened:
+        """The tasks."""
+        division = Division(self.support, self.query, self.within)
+        if purpose == "zero-shot" and self.within is None:
+            division = replace(division, support=None)
+        columns = Columns(image=self.image_column, label=self.label_column, class_name=self.class_name_column)
+        selection = Selection(self.data, self.suite, self.copies, division, self._templates(), columns)
+        return open_tasks(selection, "few-shot" if purpose == "probe" else purpose)  # type: ignore[arg-type]
+
+    def _templates(self) -> tuple[str, ...]:
+        if self.templates is None:
+            return GENERAL_TEMPLATES
+        lines = tuple(line.strip() for line in self.templates.read_text(encoding="utf-8").splitlines() if line.strip())
+        if wrong := [line for line in lines if "{}" not in line] or ([] if lines else ["(empty)"]):
+            raise UserError(f"{self.templates}: a template needs {{}} for the class name, but one reads: {wrong[0]}")
+        return lines
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The model, and where figures go."""
+
+    models: tyro.conf.Positional[tuple[str, ...]]
+    """One or more: RUN/model, any folder of a CLIP-type checkpoint, or a hub id. Gains are over the first."""
+    out: Path | None = None
+    """Folder for one JSON for each model and set, and for figures; or one .json file for all figures together."""
+    cache: Path | None = None
+    """Folder for embeddings, so that they are computed once for each model and set."""
+    device: str | None = None
+    """Where to compute; the best there is by default."""
+    prefix: Kind | None = None
+    """Prefix of the class texts, for models trained with prefix tokens."""
+    seed: int = 0
+    """Seed the model was trained with, kept in the JSON so that summaries over models can be made."""
+
+    def each(self) -> Iterator[tuple[str, Encoder, FeatureCache | None]]:
+        """Every model with its name and the cache."""
+        if not self.models:
+            raise UserError("no model was named. Give a folder or a hub id before --data.")
+        cache = FeatureCache(self.cache) if self.cache else None
+        for name in self.models:
+            yield name, load_model(name, self.device), cache
+
+    def save(self, results: Sequence[Result], console: Console) -> None:
+        """Write the JSON files."""
+        if self.out is None:
+            return
+        if self.out.suffix == ".json":
+            write_json(self.out, [result.as_json() for result in results])
+            console.print(f"figures: {self.out}", highlight=False)
+            return
+        for result in results:
+            result.save(self.out)
+        console.print(f"{len(results)} JSON files in {self.out}", highlight=False)
+
+
+def _say_left_out(opened: Opened, console: Console) -> None:
+    for reason in opened.left_out:
+        console.print(f"left out: {reason}", style="yellow", highlight=False)
+
+
+@dataclass(frozen=True)
+class ZeroShot:
+    """Classify by class names alone: 80 prompts a class, averaged; top-1 and mean per class, in percent."""
+
+    model: tyro.conf.OmitArgPrefixes[ModelOptions]
+    data: tyro.conf.OmitArgPrefixes[DataOptions] = field(default_factory=DataOptions)
+
+    def run(self) -> None:
+        """Evaluate, print and write."""
+        console = Console()
+        opened = self.data.open("zero-shot")
+        results = [
+            zero_shot(encoder, task, model=name, seed=self.model.seed, prefix=self.model.prefix, cache=cache)
+            for name, encoder, cache in self.model.each()
+            for task, _ in opened.tasks
+        ]
+        table = Table("model", "data", "classes", "images", "top-1", "mean per class")
+        for result in results:
+            values = {row["metric"]: f"{row['value']:.1f}" for row in result.rows}
+            counts = (str(result.settings["classes"]), str(result.settings["queries"]))
+            table.add_row(result.model, result.data, *counts, values["top-1"], values["mean per class"])
+        console.print(table)
+        _say_left_out(opened, console)
+        self.model.save(results, console)
+
+
+@dataclass(frozen=True)
+class FewShot:
+    """Classify with a few labelled images, mostly without training.
+
+    Supports are drawn from the support split, nested over shots, anew for each seed; nothing is ever chosen on tested
+    images. Prints mean and standard deviation over seeds for every set; with several models also gains over the first.
+    """
+
+    model: tyro.conf.OmitArgPrefixes[ModelOptions]
+    data: tyro.conf.OmitArgPrefixes[DataOptions] = field(default_factory=DataOptions)
+    methods: tuple[str, ...] = ("zero-shot", *PAPER_METHODS)
+    """Names, `paper` for the paper's six, or `all`."""
+    shots: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    """Examples of each class."""
+    seeds: int = 5
+    """Number of draws."""
+    small_classes: Literal["refuse", "drop"] = "refuse"
+    """What to do with classes that have fewer examples than the most shots: stop, or leave them out of the set."""
+
+    def run(self) -> None:
+        """Evaluate, print, plot and write."""
+        console = Console()
+        protocol = self._protocol()
+        opened = self.data.open("few-shot")
+        tasks = [(self._fitting(task, protocol), metric) for task, metric in opened.tasks]
+        results = [
+            few_shot(
+                encoder, task, replace(protocol, metric=metric),
+                model=name, seed=self.model.seed, prefix=self.model.prefix, cache=cache,
+            )
+            for name, encoder, cache in self.model.each()
+            for task, metric in tasks
+        ]  # fmt: skip
+        frame = tidy(results)
+        for name in self.model.models:
+            for data in dict.fromkeys(frame["data"]):
+                _few_shot_table(f"{name} on {data}", frame[(frame["model"] == name) & (frame["data"] == data)], console)
+            if frame["data"].nunique() > 1:
+                _few_shot_table(
+                    f"{name}, mean of {frame['data'].nunique()} sets", frame[frame["model"] == name], console
+                )
+        _say_left_out(opened, console)
+        self.model.save(results, console)
+        self._compare(frame, console)
+
+    def _protocol(self) -> Protocol:
+        names = {"all": tuple(METHODS), "paper": PAPER_METHODS}
+        methods = tuple(dict.fromkeys(name for asked in self.methods for name in names.get(asked, (asked,))))
+        try:
+            return Protocol(methods, tuple(sorted(set(self.shots))), tuple(range(self.seeds)))
+        except ValueError as error:
+            raise UserError(f"--methods, --shots: {error}") from None
+
+    def _fitting(self, task: ClassificationTask, protocol: Protocol) -> ClassificationTask:
+        return with_enough_examples(task, protocol.shots[-1]) if self.small_classes == "drop" else task
+
+    def _compare(self, frame: pd.DataFrame, console: Console) -> None:
+        """Figures, and with two or more models what the later ones gain over the first."""
+        methods = [name for name in dict.fromkeys(frame["method"]) if name != "zero-shot"]
+        models, shots = list(self.model.models), max(self.shots)
+        for model in models[1:]:
+            table = Table(
+                "method", *(f"{k} shots" for k in sorted(self.shots)), "shots saved", title=f"{model} - {models[0]}"
+            )
+            for method in methods:
+                chosen = frame[frame["method"] == method]
+                means = chosen.groupby(["model", "shots", "data"])["value"].mean().groupby(["model", "shots"]).mean()
+                saved = sample_efficiency(frame, model, models[0], method)
+                cells = [f"{means[model, k] - means[models[0], k]:+.1f}" for k in sorted(self.shots)]
+                table.add_row(method, *cells, "none" if saved is None else f"{saved:g}x")
+            console.print(table)
+        if self.model.out is None or self.model.out.suffix == ".json":
+            return
+        # Error bars are over draws of the support here: one model is one training.
+        curves = frame.assign(training_seed=frame["seed"]) if frame["training_seed"].nunique() == 1 else frame
+        zero = frame[frame["method"] == "zero-shot"].groupby("model")["value"].mean().to_dict()
+        figures = {"few-shot.png": few_shot_curves(curves[curves["shots"] > 0], models, methods, zero)}
+        for number, model in enumerate(models[1:], 1):
+            figures[f"gain-per-data-set-{number}.png"] = gain_per_data_set(frame, model, models[0], methods[0], shots)
+            figures[f"gain-against-examples-{number}.png"] = gain_against_examples(
+                frame, model, models[0], methods[0], shots
+            )
+        for name, figure in figures.items():
+            save_figure(figure, self.model.out / name)
+        console.print(f"figures: {', '.join(str(self.model.out / name) for name in figures)}", highlight=False)
+
+
+def _few_shot_table(title: str, frame: pd.DataFrame, console: Console) -> None:
+    """Methods by shots: the mean over sets, with the standard deviation over draws."""
+    shots = sorted(k for k in frame["shots"].unique() if k)
+    table = Table("method", *(f"{k} shots" for k in shots), title=title, title_justify="left")
+    for method in dict.fromkeys(frame["method"]):
+        chosen = frame[frame["method"] == method]
+        if method == "zero-shot":
+            table.add_row(method, *[f"{chosen['value'].mean():.1f}"] * len(shots))
+            continue
+        draws = chosen.groupby(["shots", "seed"])["value"].mean()
+        table.add_row(method, *(str(summarise(draws[k])) for k in shots))
+    console.print(table)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Logistic regression on frozen image embeddings; regularisation is chosen on held-out training images."""
+
+    model: tyro.conf.OmitArgPrefixes[ModelOptions]
+    data: tyro.conf.OmitArgPrefixes[DataOptions] = field(default_factory=DataOptions)
+
+    def run(self) -> None:
+        """Evaluate, print and write."""
+        console = Console()
+        opened = self.data.open("probe")
+        results = [
+            linear_probe(encoder, task, metric, model=name, seed=self.model.seed, cache=cache)
+            for name, encoder, cache in self.model.each()
+            for task, metric in opened.tasks
+        ]
+        table = Table("model", "data", "metric", "accuracy", "C")
+        for result in results:
+            row = result.rows[0]
+            table.add_row(result.model, result.data, row["metric"], f"{row['value']:.1f}", f"{result.settings['C']:g}")
+        console.print(table)
+        _say_left_out(opened, console)
+        self.model.save(results, console)

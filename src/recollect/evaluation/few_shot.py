@@ -1,0 +1,70 @@
+"""Classification with a few labelled images: the protocol of LIxP on a task and a model."""
+
+from dataclasses import asdict
+
+import numpy as np
+
+from recollect.core.errors import UserError
+from recollect.core.progress import progress
+from recollect.core.types import Encoder, Kind
+from recollect.data.derived import Subset, source_labels
+from recollect.data.tasks import ClassificationTask, keep_classes
+from recollect.evaluation.features import FeatureCache, class_text_features, image_features
+from recollect.evaluation.results import Result
+from recollect.fewshot.protocol import Protocol, Task, draw, evaluate
+
+
+def few_shot(
+    encoder: Encoder,
+    task: ClassificationTask,
+    protocol: Protocol,
+    *,
+    model: str,
+    seed: int = 0,
+    prefix: Kind | None = None,
+    cache: FeatureCache | None = None,
+) -> Result:
+    """Classify the query images of ``task`` from nested draws of its support, with every method of ``protocol``.
+
+    Images are embedded once, and of the support only those that some draw uses.
+
+    Args:
+        model: what to call the model in the result.
+        seed: of the model's training, for summaries over models; the draws have their own.
+        prefix: which prefix token the class texts get, for models that have them.
+
+    Raises:
+        UserError: a class has fewer examples than shots.
+    """
+    classes = len(task.class_names)
+    labels = source_labels(task.support)
+    counts = np.bincount(labels, minlength=classes)
+    if counts.min() < protocol.shots[-1]:
+        short = int(counts.argmin())
+        raise UserError(
+            f"{task.name}: class '{task.class_names[short]}' has {counts[short]} examples, fewer than "
+            f"{protocol.shots[-1]} shots. Ask for fewer shots, or leave out such classes (--small-classes drop)."
+        )
+    orders = draw(labels, classes, protocol)
+    used, places = np.unique(np.stack(list(orders.values())), return_inverse=True)
+    support = image_features(encoder, Subset(task.support, used), cache)
+    query = image_features(encoder, task.query, cache)
+    texts = class_text_features(encoder, task, prefix)
+    columns = places.reshape(len(orders), -1, classes)
+    arrays = Task(support.images, support.labels, query.images, query.labels, texts)
+    fits = sum(name != "zero-shot" for name in protocol.methods) * len(protocol.shots) * len(protocol.seeds)
+    with progress(f"classify {task.name}", fits * len(query.labels), "predictions") as counter:
+        rows = evaluate(arrays, protocol, counter.advance, dict(zip(orders, columns, strict=True)))
+    settings = {"classes": classes, "queries": len(query.labels), "pool": len(labels), "prefix": prefix}
+    settings |= {key: value for key, value in asdict(protocol).items() if key != "memory"}
+    return Result("few-shot", model, task.name, seed, rows, settings)
+
+
+def with_enough_examples(task: ClassificationTask, shots: int) -> ClassificationTask:
+    """The task without classes that have fewer than ``shots`` examples to draw from.
+
+    Raises:
+        UserError: fewer than two classes are left.
+    """
+    counts = np.bincount(source_labels(task.support), minlength=len(task.class_names))
+    return task if counts.min() >= shots else keep_classes(task, np.flatnonzero(counts >= shots))

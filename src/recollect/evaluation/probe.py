@@ -1,0 +1,42 @@
+"""Linear probe: logistic regression on frozen image embeddings of a whole training split."""
+
+from recollect.core.errors import UserError
+from recollect.core.types import Encoder
+from recollect.data.tasks import ClassificationTask
+from recollect.evaluation.features import FeatureCache, image_features
+from recollect.evaluation.results import Result
+from recollect.evaluation.zero_shot import mean_per_class, top_1
+from recollect.fewshot import LinearProbe
+from recollect.fewshot.protocol import Metric
+
+
+def linear_probe(
+    encoder: Encoder,
+    task: ClassificationTask,
+    metric: Metric = "top-1",
+    *,
+    model: str,
+    seed: int = 0,
+    cache: FeatureCache | None = None,
+) -> Result:
+    """Train on all support images of ``task``, test on its query images (prefix conditioning, section 4.3).
+
+    The regularisation is chosen by cross-validation on the support images.
+
+    Args:
+        model: what to call the model in the result.
+        seed: of the model's training.
+
+    Raises:
+        UserError: the task has no images to train on.
+    """
+    if len(task.support) == 0:
+        raise UserError(f"{task.name}: no images to train a probe on; name their split with --support")
+    support = image_features(encoder, task.support, cache)
+    query = image_features(encoder, task.query, cache)
+    probe = LinearProbe().fit(support.images, support.labels)
+    predictions = probe.predict(query.images)
+    score = top_1 if metric == "top-1" else mean_per_class
+    rows = [{"metric": metric, "value": score(predictions, query.labels)}]
+    settings = {"classes": len(task.class_names), "queries": len(query.labels), "pool": len(support.labels)}
+    return Result("probe", model, task.name, seed, rows, settings | {"C": probe.C_})
