@@ -98,6 +98,7 @@ def _siglip_text(tokenizer: object, length: int) -> dict[str, object]:
 def siglip() -> tuple[PreTrainedModel, ProcessorMixin]:
     tokenizer = unigram(20)
     image = _tower() | {"image_size": SIZE, "patch_size": 8}
+    tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = ["input_ids"]  # as SigLIP's own
     config = SiglipConfig(text_config=_siglip_text(tokenizer, 20), vision_config=image)
     return SiglipModel(config), SiglipProcessor(SiglipImageProcessorPil(size=_square()), tokenizer)
 
@@ -106,6 +107,7 @@ def naflex() -> tuple[PreTrainedModel, ProcessorMixin]:
     """SigLIP 2 for any arrangement of patches."""
     tokenizer = unigram(64)
     image = _tower() | {"num_patches": 16, "patch_size": 8}
+    tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = ["input_ids"]
     config = Siglip2Config(text_config=_siglip_text(tokenizer, 64), vision_config=image)
     return Siglip2Model(config), Siglip2Processor(Siglip2ImageProcessorPil(patch_size=8, max_num_patches=16), tokenizer)
 

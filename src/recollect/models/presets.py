@@ -92,6 +92,8 @@ class SiglipPreset:
         }
         image = tower(self.image) | {"image_size": self.size, "patch_size": self.patch}
         transform = ImageTransform(size=self.size, mean=_HALF, std=_HALF, fit="squash")
+        # SigLIP attends to its padding, so a processor that also gave a mask would give other embeddings.
+        tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = ["input_ids"]
         processor = SiglipProcessor(processor_of(transform), tokenizer)
         return SiglipModel(SiglipConfig(text_config=text, vision_config=image)), processor, transform
 
