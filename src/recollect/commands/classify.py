@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from recollect.core.errors import UserError
+from recollect.core.progress import output
 from recollect.data.prompts import GENERAL_TEMPLATES, fill, readable
 from recollect.evaluation.classify import Classification, classify, find_examples, find_images
 from recollect.evaluation.contact_sheet import save_csv, save_sheet
@@ -52,7 +52,7 @@ class Classify:
 
 
 def _show(found: Classification, summary: str, out: Path) -> None:
-    console = Console()
+    console = output()
     table = Table("class", "images", "mean confidence", title=summary, title_justify="left")
     for name in found.class_names:
         sure = [item.confidence for item in found.predictions if item.label == name]

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from recollect.core.errors import UserError
 from recollect.core.files import write_json
+from recollect.core.progress import output
 from recollect.core.types import Encoder, Kind
 from recollect.data.columns import Columns
 from recollect.data.prompts import GENERAL_TEMPLATES
@@ -124,7 +125,7 @@ class ZeroShot:
 
     def run(self) -> None:
         """Evaluate, print and write."""
-        console = Console()
+        console = output()
         opened = self.data.open("zero-shot")
         results = [
             zero_shot(encoder, task, model=name, seed=self.model.seed, prefix=self.model.prefix, cache=cache)
@@ -162,7 +163,7 @@ class FewShot:
 
     def run(self) -> None:
         """Evaluate, print, plot and write."""
-        console = Console()
+        console = output()
         protocol = self._protocol()
         opened = self.data.open("few-shot")
         tasks = [(self._fitting(task, protocol), metric) for task, metric in opened.tasks]
@@ -251,7 +252,7 @@ class Probe:
 
     def run(self) -> None:
         """Evaluate, print and write."""
-        console = Console()
+        console = output()
         opened = self.data.open("probe")
         results = [
             linear_probe(encoder, task, metric, model=name, seed=self.model.seed, cache=cache)

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
+from recollect.core.progress import output
 from recollect.studies import STUDIES, find_study
 from recollect.studies.study import Scale, StudyOptions
 
@@ -36,7 +36,7 @@ class Study:
 
     def run(self) -> None:
         """Run the study and print its report."""
-        console = Console()
+        console = output()
         if self.name is None:
             listing = Table("study", "what it shows")
             for name, study in STUDIES.items():

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from recollect.core.errors import UserError
+from recollect.core.progress import output
 from recollect.training.loop import train
 from recollect.training.options import Recipe
 from recollect.training.recipes import RECIPES
@@ -59,7 +59,7 @@ class Train:
 
     def run(self) -> None:
         """Train, or list the recipes."""
-        console = Console()
+        console = output()
         if not self.name:
             listing = Table("recipe", "what it trains")
             for name, make in RECIPES.items():

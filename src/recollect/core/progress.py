@@ -14,6 +14,11 @@ Item = TypeVar("Item")
 console = Console(stderr=True)
 
 
+def output() -> Console:
+    """Standard output; where it is no terminal, wide enough for the widest table."""
+    return Console(width=None if sys.stdout.isatty() else 160)
+
+
 class _Rate(ProgressColumn):
     def __init__(self, unit: str) -> None:
         super().__init__()

@@ -103,7 +103,8 @@ class Encoder(Protocol):
         width: number of entries of an embedding.
     """
 
-    width: int
+    @property
+    def width(self) -> int: ...
 
     @property
     def fingerprint(self) -> str:

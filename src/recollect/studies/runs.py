@@ -1,0 +1,167 @@
+"""Many trainings and evaluations side by side, each made once and kept: what studies and the demo are made of."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from recollect.core import progress as reporting
+from recollect.core.progress import progress
+from recollect.core.types import Encoder
+from recollect.data.derived import corpus
+from recollect.data.sources import open_source
+from recollect.evaluation.analysis import SpanEncoder, text_span
+from recollect.evaluation.few_shot import few_shot
+from recollect.evaluation.opening import Selection, open_tasks
+from recollect.evaluation.results import Result, load_results
+from recollect.evaluation.tables import tidy
+from recollect.evaluation.zero_shot import zero_shot
+from recollect.fewshot.protocol import Protocol
+from recollect.models import load_model
+from recollect.training.loop import train
+from recollect.training.options import Recipe
+
+SPAN_TEXTS = 2000
+"""Training captions that stand for the span of the texts, of each source."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What every model of a study is evaluated on.
+
+    Attributes:
+        few_shot: sources, or a built-in world for its tasks.
+        zero_shot: the same for classification by names.
+        suite: a suite of the catalogue, for both.
+        methods, shots, draws: of the few-shot protocol.
+        span: also evaluate, as ``NAME+span``, the model's image embeddings projected onto the span of its texts.
+    """
+
+    few_shot: tuple[str, ...] = ()
+    zero_shot: tuple[str, ...] = ()
+    suite: str | None = None
+    methods: tuple[str, ...] = ("prototype",)
+    shots: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    draws: int = 5
+    span: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training and its evaluation.
+
+    Attributes:
+        name: of the model in tables, the same for all seeds.
+        recipe: what to train; its seed is the training seed.
+        evaluation: what to measure then.
+    """
+
+    name: str
+    recipe: Recipe
+    evaluation: Evaluation
+
+    def folder(self, out: Path) -> Path:
+        """Where the run is kept: the name is for people, the hash covers everything that decides the model."""
+        return out / "runs" / f"{self.name.replace('/', '-')}-{_hash(asdict(self.recipe))}"
+
+    def results(self, out: Path) -> Path:
+        """Folder of its result files."""
+        return self.folder(out) / f"results-{_hash([self.name, asdict(self.evaluation)])}"
+
+
+def _hash(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=5).hexdigest()
+
+
+def with_seeds(arms: Mapping[str, Recipe], seeds: int, evaluation: Evaluation) -> list[Job]:
+    """Every arm with training seeds 0…seeds - 1. Arms of one seed see the same data and start from the same weights."""
+    return [Job(name, replace(recipe, seed=seed), evaluation) for seed in range(seeds) for name, recipe in arms.items()]
+
+
+def run(jobs: Sequence[Job], out: Path, workers: int | None = None) -> list[Result]:
+    """Train and evaluate every job that is not there yet, and read all results.
+
+    A study that was stopped goes on where it was, in the middle of a training too.
+
+    Args:
+        out: folder of the studies; jobs are kept in ``out/runs``.
+        workers: processes side by side; by default one a core on a CPU, one on a GPU.
+    """
+    todo = [job for job in jobs if not (job.results(out) / "done").exists()]
+    if todo:
+        workers = min(len(todo), workers or (1 if torch.cuda.is_available() else os.cpu_count() or 1))
+        threads = max(1, (os.cpu_count() or 1) // workers)
+        context = multiprocessing.get_context("spawn")
+        with (
+            progress("trainings", len(todo), "runs") as counter,
+            ProcessPoolExecutor(workers, context, _begin, (threads,)) as pool,
+        ):
+            futures = {pool.submit(_make, job, out): job for job in todo}
+            try:
+                for future in as_completed(futures):
+                    future.result()
+                    counter.advance(1, futures[future].name)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+    return [result for job in jobs for result in load_results(job.results(out))]
+
+
+def _begin(threads: int) -> None:
+    torch.set_num_threads(threads)
+    reporting.console.quiet = True  # the parent shows one bar for all
+
+
+def _make(job: Job, out: Path) -> None:
+    folder = job.folder(out)
+    model = load_model(train(job.recipe, folder, resume=folder.exists()))
+    captions = _training_captions(job.recipe) if job.evaluation.span else ()
+    results = evaluate(model, job.name, job.recipe.seed, job.evaluation, captions)
+    for result in results:
+        result.save(job.results(out))
+    (job.results(out) / "done").touch()
+
+
+def _training_captions(recipe: Recipe) -> tuple[str, ...]:
+    sources = [open_source(spec, split=recipe.data.split, kind=kind) for spec, kind in recipe.data.specs]
+    return tuple(dict.fromkeys(text for source in sources for text in list(corpus(source, SPAN_TEXTS))[:SPAN_TEXTS]))
+
+
+def evaluate(
+    model: Encoder, name: str, seed: int, evaluation: Evaluation, captions: Sequence[str] = ()
+) -> list[Result]:
+    """All results of one model; with ``captions`` also those of its projection onto their span, ``NAME+span``."""
+    protocol = Protocol(evaluation.methods, evaluation.shots, tuple(range(evaluation.draws)))
+    learn = open_tasks(Selection(evaluation.few_shot, evaluation.suite), "few-shot").tasks
+    results = []
+    if evaluation.zero_shot or evaluation.suite:
+        asked = open_tasks(Selection(evaluation.zero_shot, evaluation.suite), "zero-shot").tasks
+        results = [zero_shot(model, task, model=name, seed=seed) for task, _ in asked]
+    encoders: dict[str, Encoder] = {name: model}
+    if captions:
+        encoders[f"{name}+span"] = SpanEncoder(model, text_span(model.embed_texts(captions).numpy()))
+    for called, encoder in encoders.items():
+        for task, metric in learn:
+            results.append(few_shot(encoder, task, replace(protocol, metric=metric), model=called, seed=seed))
+    return results
+
+
+def frames(results: Iterable[Result]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Few-shot and zero-shot results as tidy frames; of zero-shot only the top-1."""
+    frame = tidy(results)
+    few, zero = (frame[frame["protocol"] == protocol] for protocol in ("few-shot", "zero-shot"))
+    return few, zero[zero["metric"] == "top-1"] if len(zero) else zero
+
+
+def metrics(job: Job, out: Path) -> pd.DataFrame:
+    """The logged steps of a job's training."""
+    lines = (job.folder(out) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return pd.DataFrame([json.loads(line) for line in lines])
