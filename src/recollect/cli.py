@@ -19,6 +19,7 @@ class Command:
 
 
 COMMANDS: dict[str, Command] = {
+    "demo": Command("demo", "Demo", "the main job on the built-in data: a report in one file"),
     "train": Command("train", "Train", "train or post-train a dual encoder by a recipe"),
     "evaluate zero-shot": Command("evaluate", "ZeroShot", "classify by class names alone"),
     "evaluate few-shot": Command("evaluate", "FewShot", "classify with a few labelled images, every method and draw"),

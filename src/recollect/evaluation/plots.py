@@ -2,6 +2,7 @@
 
 import base64
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -83,7 +84,7 @@ def few_shot_curves(
         axis.set_xlabel("shots per class")
         axis.set_title(METHOD_NAMES.get(method, method))
     axes[0, 0].set_ylabel("accuracy (%), mean over tasks")
-    axes[0, 0].legend(frameon=False)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=len(models), frameon=False)
     return figure
 
 
@@ -119,7 +120,7 @@ def gain_per_classifier(
     axis.set_xticks(places, [METHOD_NAMES.get(method, method) for method in methods])
     axis.set_ylabel(f"gain at {shots} shots (points)")
     axis.margins(y=0.15)
-    axis.legend(frameon=False)
+    figure.legend(loc="outside upper right", ncols=len(pairs), frameon=False)
     return figure
 
 
@@ -179,7 +180,8 @@ def training_dynamics(metrics: Mapping[str, pd.DataFrame]) -> Figure:
         axis.set_xlabel("step")
         if column in {"tau_context", "effective_neighbours"}:
             axis.set_yscale("log")
-    axes[0, 0].legend(frameon=False)
+    handles = {label: line for axis in axes[0] for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles, loc="outside upper right", ncols=min(4, len(handles)), frameon=False)
     return figure
 
 
@@ -195,5 +197,5 @@ def image_sheet(images: Sequence[np.ndarray], captions: Sequence[str], columns: 
         axis.axis("off")
     for axis, image, caption in zip(axes.flat, images, captions, strict=False):
         axis.imshow(image, interpolation="nearest")
-        axis.set_title(caption, fontsize=6, wrap=True)
+        axis.set_title(textwrap.fill(caption, 30), fontsize=6)
     return figure

@@ -116,7 +116,7 @@ def run(jobs: Sequence[Job], out: Path, workers: int | None = None) -> list[Resu
 
 
 def _begin(threads: int) -> None:
-    torch.set_num_threads(threads)
+    torch.set_num_threads(min(threads, torch.get_num_threads()))  # OMP_NUM_THREADS goes before
     reporting.console.quiet = True  # the parent shows one bar for all
 
 
