@@ -113,7 +113,7 @@ class ModelOptions:
 
 def _say_left_out(opened: Opened, console: Console) -> None:
     for reason in opened.left_out:
-        console.print(f"left out: {reason}", style="yellow", highlight=False)
+        console.print(f"left out: {reason}", style="yellow", highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -212,6 +212,7 @@ class FewShot:
                 saved = sample_efficiency(frame, model, models[0], method)
                 cells = [f"{means[model, k] - means[models[0], k]:+.1f}" for k in sorted(self.shots)]
                 table.add_row(method, *cells, "none" if saved is None else f"{saved:g}x")
+            console.print(f"\n{model} minus {models[0]}", highlight=False, soft_wrap=True)
             console.print(table)
         if self.model.out is None or self.model.out.suffix == ".json":
             return
@@ -226,13 +227,15 @@ class FewShot:
             )
         for name, figure in figures.items():
             save_figure(figure, self.model.out / name)
-        console.print(f"figures: {', '.join(str(self.model.out / name) for name in figures)}", highlight=False)
+        console.print(
+            f"figures: {', '.join(str(self.model.out / name) for name in figures)}", highlight=False, soft_wrap=True
+        )
 
 
 def _few_shot_table(title: str, frame: pd.DataFrame, console: Console) -> None:
     """Methods by shots: the mean over sets, with the standard deviation over draws."""
     shots = sorted(k for k in frame["shots"].unique() if k)
-    table = Table("method", *(f"{k} shots" for k in shots), title=title, title_justify="left")
+    table = Table("method", *(f"{k} shots" for k in shots))
     for method in dict.fromkeys(frame["method"]):
         chosen = frame[frame["method"] == method]
         if method == "zero-shot":
@@ -240,6 +243,7 @@ def _few_shot_table(title: str, frame: pd.DataFrame, console: Console) -> None:
             continue
         draws = chosen.groupby(["shots", "seed"])["value"].mean()
         table.add_row(method, *(str(summarise(draws[k])) for k in shots))
+    console.print(f"\n{title}", highlight=False, soft_wrap=True)
     console.print(table)
 
 

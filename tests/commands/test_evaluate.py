@@ -1,0 +1,140 @@
+"""``recollect evaluate`` and ``recollect classify`` from the command line."""
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recollect.evaluation.results import load_results
+from recollect.fewshot.protocol import METHODS
+
+
+def test_few_shot_with_every_method_and_two_models(recollect, trained, shapes, tmp_path):
+    done = recollect(
+        "evaluate", "few-shot", *trained, "--data", shapes, "--methods", "all", "--shots", 1, 2, 8, "--seeds", 2,
+        "--out", tmp_path, "--cache", tmp_path / "cache", alone=True,
+    )  # fmt: skip
+    results = load_results(tmp_path)
+    assert [result.model for result in results] == [str(model) for model in trained]
+    for result in results:
+        assert {row["method"] for row in result.rows} == set(METHODS)
+        assert len(result.rows) == 1 + (len(METHODS) - 1) * 3 * 2
+        assert result.settings["pool"] == 36
+        assert all(0 <= row["value"] <= 100 for row in result.rows)
+    best = max(row["value"] for result in results for row in result.rows if row["shots"] == 8)
+    assert best > 60  # three shapes, so chance is 33
+    assert "tip-adapter-cv" in done.stdout
+    assert f"{trained[1]} minus {trained[0]}" in done.stdout
+    for name in ("few-shot.png", "gain-per-data-set-1.png", "gain-against-examples-1.png"):
+        assert np.asarray(Image.open(tmp_path / name)).std() > 5
+    assert len(list((tmp_path / "cache").iterdir())) == 4
+
+
+def test_cached_features_give_the_same_figures(recollect, trained, shapes, tmp_path):
+    words = ("evaluate", "few-shot", trained[0], "--data", shapes, "--shots", 2, "--cache", tmp_path / "cache")
+    first, second = recollect(*words, "--out", tmp_path / "a.json"), recollect(*words, "--out", tmp_path / "b.json")
+    assert json.loads((tmp_path / "a.json").read_text()) == json.loads((tmp_path / "b.json").read_text())
+    assert first.stdout.replace("a.json", "") == second.stdout.replace("b.json", "")
+
+
+def test_zero_shot_and_probe_write_their_figures(recollect, trained, shapes, tmp_path):
+    recollect("evaluate", "zero-shot", trained[0], "--data", shapes, "--out", tmp_path / "zero.json")
+    (zero,) = json.loads((tmp_path / "zero.json").read_text())
+    assert {row["metric"] for row in zero["rows"]} == {"top-1", "mean per class"}
+    assert zero["settings"]["queries"] == 24
+    recollect("evaluate", "probe", trained[0], "--data", shapes, "--out", tmp_path / "probe.json")
+    (probe,) = json.loads((tmp_path / "probe.json").read_text())
+    assert probe["rows"][0]["value"] > 60
+    assert probe["settings"]["pool"] == 36
+
+
+def test_own_templates_change_zero_shot_texts(recollect, trained, shapes, tmp_path):
+    (tmp_path / "templates.txt").write_text("a white {} on a dark ground\n")
+    words = ("evaluate", "zero-shot", trained[0], "--data", shapes)
+    recollect(*words, "--templates", tmp_path / "templates.txt", "--out", tmp_path / "own.json")
+    (tmp_path / "templates.txt").write_text("no place for the name\n")
+    done = recollect(*words, "--templates", tmp_path / "templates.txt", check=False)
+    assert done.returncode == 2
+    assert "a template needs {}" in done.stderr
+
+
+def test_a_suite_reads_ones_own_copies_and_names_what_is_left_out(recollect, trained, tmp_path):
+    for split, count in (("train", 3), ("test", 2)):
+        for label in range(5):
+            place = tmp_path / "cassava" / split / f"class{label}"
+            place.mkdir(parents=True)
+            for number in range(count):
+                colour = tuple(np.random.default_rng([label, number]).integers(0, 256, 3).tolist())
+                Image.new("RGB", (32, 32), colour).save(place / f"{number}.png")
+    done = recollect(
+        "evaluate", "few-shot", trained[0], "--suite", "lixp-21", "--copies", f"cassava={tmp_path / 'cassava'}",
+        "--shots", 1, 2, "--seeds", 2, "--out", tmp_path / "out",
+    )  # fmt: skip
+    (result,) = load_results(tmp_path / "out")
+    assert (result.data, result.settings["classes"], result.settings["queries"]) == ("cassava", 5, 10)
+    assert done.stdout.count("left out: ") == 20
+    assert "left out: cub-200-2011: " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["MODEL", "--data", "SHAPES", "--shots", "1", "50"], "class 'circle' has 12 examples, fewer than 50 shots"),
+        (["MODEL", "--data", "SHAPES", "--methods", "knn"], "unknown method 'knn'; choose from zero-shot"),
+        (["MODEL", "--data", "PAIRS"], "pairs"),
+        (["MODEL"], "no data was named"),
+        (["--data", "SHAPES"], "no model was named"),
+        (["NOWHERE", "--data", "SHAPES"], "NOWHERE"),
+        (["SHAPES", "--data", "SHAPES"], "shapes"),
+        (["MODEL", "--suite", "imagenet"], "imagenet: no such suite"),
+        (["MODEL", "--suite", "lixp-21", "--copies", "eurosat"], "write NAME=SOURCE"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(recollect, trained, shapes, pairs, words, message):
+    places = {"MODEL": trained[0], "SHAPES": shapes, "PAIRS": pairs}
+    done = recollect("evaluate", "few-shot", *(places.get(word, word) for word in words), check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_classify_folders_of_examples(recollect, trained, shapes, tmp_path):
+    new = tmp_path / "new"
+    new.mkdir()
+    for shape in ("circle", "square"):
+        for number in range(4):
+            shutil.copy(shapes / "test" / shape / f"{number}.png", new / f"{shape}-{number}.png")
+    (new / "broken.png").write_bytes(b"not a picture")
+    done = recollect(
+        "classify", "--support", shapes / "train", "--images", new, "--model", trained[1], "--out", tmp_path / "out"
+    )
+    rows = list(csv.DictReader((tmp_path / "out" / "predictions.csv").open()))
+    assert len(rows) == 8
+    right = sum(row["prediction"] in row["file"].split("/")[-1] for row in rows)
+    assert right >= 5
+    assert all(row["nearest_example"].startswith(str(shapes / "train")) for row in rows)
+    assert "broken.png" in done.stdout
+    page = (tmp_path / "out" / "predictions.html").read_text()
+    assert page.count("data:image/jpeg;base64") >= 8
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--method", "knn"], "--method knn: no such method. Choose one of: zero-shot"),
+        (["--images", "NOWHERE"], "NOWHERE: no such folder"),
+        (["--support", "ONE"], "1 sub-folders; a classifier needs"),
+    ],
+)
+def test_bad_input_of_classify(recollect, trained, shapes, words, message, tmp_path):
+    (tmp_path / "circle").mkdir()
+    words = [{"ONE": str(tmp_path)}.get(word, word) for word in words]
+    usual = {"--support": shapes / "train", "--images": shapes / "test", "--model": trained[0]}
+    usual |= dict(zip(words[::2], words[1::2], strict=True))
+    done = recollect("classify", *(word for pair in usual.items() for word in pair), check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
