@@ -23,6 +23,7 @@ COMMANDS: dict[str, Command] = {
     "train": Command("train", "Train", "train or post-train a dual encoder by a recipe"),
     "evaluate zero-shot": Command("evaluate", "ZeroShot", "classify by class names alone"),
     "evaluate few-shot": Command("evaluate", "FewShot", "classify with a few labelled images, every method and draw"),
+    "evaluate retrieval": Command("evaluate_retrieval", "Retrieval", "search captioned images both ways"),
     "evaluate probe": Command("evaluate", "Probe", "logistic regression on frozen image embeddings"),
     "classify": Command("classify", "Classify", "folders of examples in, predictions for a folder of images out"),
     "study": Command("study", "Study", "run a table or figure of a paper"),

@@ -203,9 +203,7 @@ class FewShot:
         methods = [name for name in dict.fromkeys(frame["method"]) if name != "zero-shot"]
         models, shots = list(self.model.models), max(self.shots)
         for model in models[1:]:
-            table = Table(
-                "method", *(f"{k} shots" for k in sorted(self.shots)), "shots saved", title=f"{model} - {models[0]}"
-            )
+            table = Table("method", *(f"{k} shots" for k in sorted(self.shots)), "fewer shots by")
             for method in methods:
                 chosen = frame[frame["method"] == method]
                 means = chosen.groupby(["model", "shots", "data"])["value"].mean().groupby(["model", "shots"]).mean()

@@ -64,6 +64,22 @@ class Subset:
         sample = read_sample(self.source, int(self.indices[index]), needed=needed, extra=extra)
         return replace(sample, source=self.name, label=int(self._renumbered(np.array([sample.label]))[0]))
 
+    @property
+    def read_block(self) -> Callable[[np.ndarray], list[Sample]] | None:
+        """Reads many samples at once, where the source can."""
+        inner = getattr(self.source, "read_block", None)
+        if inner is None:
+            return None
+
+        def read(indices: np.ndarray) -> list[Sample]:
+            samples = inner(self.indices[indices])
+            labels = self._renumbered(np.array([sample.label for sample in samples])).tolist()
+            return [
+                replace(sample, source=self.name, label=label) for sample, label in zip(samples, labels, strict=True)
+            ]
+
+        return read
+
     def texts(self, index: int) -> tuple[str, ...]:
         """The texts of one sample, without opening its image."""
         return sample_texts(self.source, int(self.indices[index]))
@@ -174,7 +190,7 @@ def source_values(source: Source, key: str) -> list[Any]:
     return values(key) if values else [source[index].extra.get(key) for index in range(len(source))]
 
 
-_MADE_TEXTS = 20_000
+_MADE_TEXTS = 5_000
 """Captions of a made world to read; every word of it is known beforehand."""
 
 

@@ -15,7 +15,7 @@ from recollect.core.errors import UserError
 from recollect.core.files import atomic_path
 from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed
-from recollect.core.types import Encoder, Kind, Source
+from recollect.core.types import Encoder, Kind, Sample, Source
 from recollect.data.prompts import fill
 from recollect.data.tasks import ClassificationTask
 
@@ -81,21 +81,25 @@ class _Rows:
 
 
 def _embed_blocks(encoder: Encoder, source: Source, block: int) -> Iterator[_Rows]:
-    """Read a block of samples in threads (decoding releases the GIL) while the encoder works on the one before."""
+    for samples in _read_blocks(source, block):
+        images = encoder.embed_images([sample.image for sample in samples]).numpy()
+        domains = [str(sample.extra.get("domain", "")) for sample in samples]
+        yield _Rows(images, [sample.label for sample in samples], [sample.id for sample in samples], domains)
 
-    def read(index: int) -> tuple[object, int, str, str]:
-        sample = source[index]
-        return sample.image, sample.label, sample.id, str(sample.extra.get("domain", ""))
 
-    with ThreadPoolExecutor(4) as pool:
-        starts = range(0, len(source), block)
-        waiting = [pool.submit(read, index) for index in range(min(block, len(source)))]
-        for start in starts:
+def _read_blocks(source: Source, block: int) -> Iterator[list[Sample]]:
+    """All samples in order; those that must be decoded are read in threads while the encoder has the block before."""
+    if read := getattr(source, "read_block", None):
+        for start in range(0, len(source), block):
+            yield read(np.arange(start, min(start + block, len(source))))
+        return
+    with ThreadPoolExecutor(4) as pool:  # decoding lets go of the lock
+        waiting = [pool.submit(source.__getitem__, index) for index in range(min(block, len(source)))]
+        for start in range(0, len(source), block):
             stop = min(start + 2 * block, len(source))
-            coming = [pool.submit(read, index) for index in range(start + block, stop)]
-            images, labels, ids, domains = zip(*(item.result() for item in waiting), strict=True)
+            coming = [pool.submit(source.__getitem__, index) for index in range(start + block, stop)]
+            yield [item.result() for item in waiting]
             waiting = coming
-            yield _Rows(encoder.embed_images(list(images)).numpy(), list(labels), list(ids), list(domains))
 
 
 def image_features(

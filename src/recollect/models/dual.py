@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -116,7 +117,7 @@ class DualEncoder(nn.Module, ABC):
         with self._evaluating():
             for start in range(0, len(images), rows):
                 block = images[start : start + rows]
-                pixels = block if isinstance(block, Tensor) else torch.stack([self.transform(image) for image in block])
+                pixels = block if isinstance(block, Tensor) else self._pixels(block)
                 blocks.append(_unit(self.encode_images(pixels.to(self.device, self.dtype))))
         return torch.cat(blocks)
 
@@ -191,6 +192,11 @@ class DualEncoder(nn.Module, ABC):
             record = {"format": FORMAT, "preset": self.preset, **self._record()}
             write_json(unfinished / RECORD, record | {"prefixes": self.prefixes, "transform": asdict(self.transform)})
         return folder
+
+    def _pixels(self, images: Sequence[ImageLike]) -> Tensor:
+        if isinstance(images[0], np.ndarray) and images[0].ndim == 1:  # vectors have nothing to transform
+            return torch.from_numpy(np.stack(images))  # type: ignore[arg-type]
+        return torch.stack([self.transform(image) for image in images])
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:

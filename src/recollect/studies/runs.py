@@ -4,7 +4,9 @@ import hashlib
 import json
 import multiprocessing
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -96,28 +98,42 @@ def run(jobs: Sequence[Job], out: Path, workers: int | None = None) -> list[Resu
         workers: processes side by side; by default one a core on a CPU, one on a GPU.
     """
     todo = [job for job in jobs if not (job.results(out) / "done").exists()]
-    if todo:
-        workers = min(len(todo), workers or (1 if torch.cuda.is_available() else os.cpu_count() or 1))
-        threads = max(1, (os.cpu_count() or 1) // workers)
-        context = multiprocessing.get_context("spawn")
-        with (
-            progress("trainings", len(todo), "runs") as counter,
-            ProcessPoolExecutor(workers, context, _begin, (threads,)) as pool,
-        ):
-            futures = {pool.submit(_make, job, out): job for job in todo}
-            try:
-                for future in as_completed(futures):
-                    future.result()
-                    counter.advance(1, futures[future].name)
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+    workers = min(len(todo), workers or (1 if torch.cuda.is_available() else os.cpu_count() or 1))
+    if workers == 1:
+        for job in todo:
+            _make(job, out)
+    elif todo:
+        with progress("trainings", len(todo), "runs") as counter:
+            for name in _side_by_side(todo, out, workers):
+                counter.advance(1, name)
     return [result for job in jobs for result in load_results(job.results(out))]
+
+
+def _side_by_side(jobs: Sequence[Job], out: Path, workers: int) -> Iterator[str]:
+    """Make the jobs in processes of their own; yields the name of each as it is done."""
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin, (threads,)) as pool:
+        futures = {pool.submit(_make, job, out): job for job in jobs}
+        try:
+            for future in as_completed(futures):
+                future.result()
+                yield futures[future].name
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _begin(threads: int) -> None:
     torch.set_num_threads(min(threads, torch.get_num_threads()))  # OMP_NUM_THREADS goes before
     reporting.console.quiet = True  # the parent shows one bar for all
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """Leave when the parent was killed; what is half done goes on from its last checkpoint the next time."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
 
 
 def _make(job: Job, out: Path) -> None:

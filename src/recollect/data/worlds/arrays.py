@@ -41,8 +41,15 @@ class ArraySource:
     def __getitem__(self, index: int) -> Sample:
         if not 0 <= index < len(self):
             raise IndexError(f"{self.name}: no sample {index} of {len(self)}")
+        return self.read_block(np.array([index]))[0]
+
+    def read_block(self, indices: np.ndarray) -> list[Sample]:
+        """Many samples at once: nothing has to be decoded, so there is nothing to read side by side."""
         extra = {"domain": self.domain} if self.domain else {}
-        return Sample(self.images[index], (), int(self.labels[index]), self.name, "label", str(index), extra)
+        return [
+            Sample(self.images[index], (), label, self.name, "label", str(index), extra)
+            for index, label in zip(indices.tolist(), self.labels[indices].tolist(), strict=True)
+        ]
 
 
 def as_batch(images: np.ndarray, texts: list[str], labels: np.ndarray) -> tuple[Tensor, list[str], Tensor]:
