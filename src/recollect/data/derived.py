@@ -40,7 +40,7 @@ class Subset:
         self.class_names = self.class_names or self.source.class_names
         self.kind: Kind = self.source.kind
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         digest = hashlib.blake2b(self.source.fingerprint.encode(), digest_size=16)
         digest.update(repr(self.class_names).encode())

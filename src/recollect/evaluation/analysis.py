@@ -56,8 +56,12 @@ class SpanEncoder:
 
     def embed_images(self, images: Tensor | Sequence[ImageLike]) -> Tensor:
         """Unit-norm projections (n, width)."""
+        return self.project(self.encoder.embed_images(images))
+
+    def project(self, images: Tensor) -> Tensor:
+        """The encoder's image embeddings (n, width), projected and unit-norm again."""
         basis = torch.from_numpy(self.span.astype(np.float32))
-        return torch.nn.functional.normalize(self.encoder.embed_images(images) @ basis.T @ basis, dim=1)
+        return torch.nn.functional.normalize(images @ basis.T @ basis, dim=1)
 
     def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Tensor:
         """The encoder's own text embeddings."""

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from recollect.core.seeding import derive_seed
 from recollect.core.types import Encoder, Kind, Sample, Source
 from recollect.data.prompts import fill
 from recollect.data.tasks import ClassificationTask
+from recollect.evaluation.analysis import SpanEncoder
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,9 @@ def image_features(
     Raises:
         UserError: the source is empty, or an embedding is not finite.
     """
+    if isinstance(encoder, SpanEncoder):
+        features = image_features(encoder.encoder, source, cache, block=block)
+        return replace(features, images=encoder.project(torch.from_numpy(features.images)).numpy())
     if cached := cache.load(encoder, source) if cache else None:
         return cached
     if len(source) == 0:

@@ -194,9 +194,15 @@ class DualEncoder(nn.Module, ABC):
         return folder
 
     def _pixels(self, images: Sequence[ImageLike]) -> Tensor:
-        if isinstance(images[0], np.ndarray) and images[0].ndim == 1:  # vectors have nothing to transform
+        first = images[0]
+        if isinstance(first, np.ndarray) and first.ndim == 1:  # vectors have nothing to transform
             return torch.from_numpy(np.stack(images))  # type: ignore[arg-type]
-        return torch.stack([self.transform(image) for image in images])
+        size = (self.transform.size, self.transform.size, 3)
+        if all(isinstance(image, np.ndarray) and image.shape == size and image.dtype == np.uint8 for image in images):
+            ready = images  # made pictures that no resizing would change
+        else:
+            ready = [self.transform.pixels(image) for image in images]
+        return self.transform.normalise(torch.from_numpy(np.stack(ready)))  # type: ignore[arg-type]
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:

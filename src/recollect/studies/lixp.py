@@ -369,7 +369,7 @@ def _post_training(done: Job, setting: Setting, options: StudyOptions, evaluatio
                 steps=max(1, round(share * setting.base.steps)),
                 seed=1000 + done.recipe.seed,
             )
-            jobs.append(Job(f"SigLIP + {share:g} x {name}", recipe, evaluation))
+            jobs.append(Job(f"SigLIP + {share:g} x {name}", recipe, evaluation, seed=done.paired_seed))
     return jobs
 
 

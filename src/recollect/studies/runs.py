@@ -21,6 +21,7 @@ from recollect.core.types import Encoder
 from recollect.data.derived import corpus
 from recollect.data.sources import open_source
 from recollect.evaluation.analysis import SpanEncoder, text_span
+from recollect.evaluation.features import FeatureCache
 from recollect.evaluation.few_shot import few_shot
 from recollect.evaluation.opening import Selection, open_tasks
 from recollect.evaluation.results import Result, load_results
@@ -62,13 +63,15 @@ class Job:
 
     Attributes:
         name: of the model in tables, the same for all seeds.
-        recipe: what to train; its seed is the training seed.
+        recipe: what to train.
         evaluation: what to measure then.
+        seed: under which its figures are paired with those of others; the recipe's own by default.
     """
 
     name: str
     recipe: Recipe
     evaluation: Evaluation
+    seed: int | None = None
 
     def folder(self, out: Path) -> Path:
         """Where the run is kept: the name is for people, the hash covers everything that decides the model."""
@@ -76,7 +79,12 @@ class Job:
 
     def results(self, out: Path) -> Path:
         """Folder of its result files."""
-        return self.folder(out) / f"results-{_hash([self.name, asdict(self.evaluation)])}"
+        return self.folder(out) / f"results-{_hash([self.name, self.paired_seed, asdict(self.evaluation)])}"
+
+    @property
+    def paired_seed(self) -> int:
+        """The seed that its results name."""
+        return self.recipe.seed if self.seed is None else self.seed
 
 
 def _hash(value: Any) -> str:
@@ -140,7 +148,8 @@ def _make(job: Job, out: Path) -> None:
     folder = job.folder(out)
     model = load_model(train(job.recipe, folder, resume=folder.exists()))
     captions = _training_captions(job.recipe) if job.evaluation.span else ()
-    results = evaluate(model, job.name, job.recipe.seed, job.evaluation, captions)
+    cache = FeatureCache(folder / "features") if captions else None
+    results = evaluate(model, job.name, job.paired_seed, job.evaluation, captions, cache)
     for result in results:
         result.save(job.results(out))
     (job.results(out) / "done").touch()
@@ -152,7 +161,12 @@ def _training_captions(recipe: Recipe) -> tuple[str, ...]:
 
 
 def evaluate(
-    model: Encoder, name: str, seed: int, evaluation: Evaluation, captions: Sequence[str] = ()
+    model: Encoder,
+    name: str,
+    seed: int,
+    evaluation: Evaluation,
+    captions: Sequence[str] = (),
+    cache: FeatureCache | None = None,
 ) -> list[Result]:
     """All results of one model; with ``captions`` also those of its projection onto their span, ``NAME+span``."""
     protocol = Protocol(evaluation.methods, evaluation.shots, tuple(range(evaluation.draws)))
@@ -166,7 +180,8 @@ def evaluate(
         encoders[f"{name}+span"] = SpanEncoder(model, text_span(model.embed_texts(captions).numpy()))
     for called, encoder in encoders.items():
         for task, metric in learn:
-            results.append(few_shot(encoder, task, replace(protocol, metric=metric), model=called, seed=seed))
+            settings = replace(protocol, metric=metric)
+            results.append(few_shot(encoder, task, settings, model=called, seed=seed, cache=cache))
     return results
 
 

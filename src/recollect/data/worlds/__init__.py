@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -85,18 +86,27 @@ def _with_setting(world: World, key: str, text: str, spec: str) -> World:
 
 def world_tasks(spec: str, split: str = "test") -> list[ClassificationTask]:
     """Few-shot tasks over classes that training never saw; choices are made on ``validation`` alone."""
-    world = _checked(spec, split)
+    return list(_few_shot_tasks(_checked(spec, split), split))
+
+
+@lru_cache(maxsize=4)
+def _few_shot_tasks(world: World, split: str) -> tuple[ClassificationTask, ...]:
+    """Drawn once in a process: many models are evaluated on the same tasks."""
     if isinstance(world, LatentWorld):
-        return latents.few_shot_tasks(world, split)
-    return glyph_tasks.few_shot_tasks(world, split)
+        return tuple(latents.few_shot_tasks(world, split))
+    return tuple(glyph_tasks.few_shot_tasks(world, split))
 
 
 def world_zero_shot_tasks(spec: str, split: str = "test") -> list[ClassificationTask]:
     """Tasks that captions have words for: coarse classes; scripts and attributes."""
-    world = _checked(spec, split)
+    return list(_zero_shot_tasks(_checked(spec, split), split))
+
+
+@lru_cache(maxsize=4)
+def _zero_shot_tasks(world: World, split: str) -> tuple[ClassificationTask, ...]:
     if isinstance(world, LatentWorld):
-        return [latents.zero_shot_task(world, split)]
-    return glyph_tasks.zero_shot_tasks(world, split)
+        return (latents.zero_shot_task(world, split),)
+    return tuple(glyph_tasks.zero_shot_tasks(world, split))
 
 
 def _checked(spec: str, split: str) -> World:

@@ -8,7 +8,7 @@ import os
 import re
 import unicodedata
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import matplotlib
@@ -108,7 +108,7 @@ class GlyphTable:
     masks: np.ndarray
     attributes: np.ndarray
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Official Unicode names, lower case."""
         return tuple(unicodedata.name(chr(code)).lower() for code in self.code_points)
