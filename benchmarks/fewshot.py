@@ -80,7 +80,7 @@ def loop_over_estimators(task: Task, protocol: Protocol) -> dict[tuple[str, int,
             rows = order[:shots].ravel()
             labels = task.support_labels[rows]
             for name in protocol.methods:
-                estimator = METHODS[name](task.texts).fit(task.support[rows], labels)
+                estimator = METHODS[name](task.texts, task.scale).fit(task.support[rows], labels)
                 found[name, shots, seed] = 100 * float(np.mean(estimator.predict(task.queries) == task.query_labels))
     return found
 

@@ -1,5 +1,7 @@
 """The engine gives what fitting every estimator by itself gives; supports are nested, classes and draws as asked."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -25,13 +27,13 @@ def task():
     def around(which, noise):
         return unit(centres[which] + noise * random.standard_normal((len(which), width)))
 
-    return Task(around(labels, 1.5), labels, around(asked, 1.5), asked, around(np.arange(classes), 1.0))
+    return Task(around(labels, 1.5), labels, around(asked, 1.5), asked, around(np.arange(classes), 1.0), scale=20.0)
 
 
 def by_itself(task, name, shots, seed):
     """Predictions of the estimator fitted as its user would fit it."""
     rows = nested_supports(task.support_labels, len(task.texts), SHOTS[-1], seed)[:shots].ravel()
-    estimator = METHODS[name](task.texts).fit(task.support[rows], task.support_labels[rows])
+    estimator = METHODS[name](task.texts, task.scale).fit(task.support[rows], task.support_labels[rows])
     return estimator.predict(task.queries)
 
 
@@ -57,6 +59,16 @@ def test_the_block_decides_memory_not_figures(task):
     names = ("prototype", "tip-adapter-cv", "softmax", "softmax+zero-shot", "gda")
     whole, small = (evaluate(task, Protocol(names, SHOTS, SEEDS, memory=memory)) for memory in (2**28, 4_000))
     assert whole == small
+
+
+def test_the_models_scale_reaches_the_methods_that_need_it(task):
+    other = replace(task, scale=100.0)
+    protocol = Protocol(tuple(METHODS), (5,), SEEDS)
+    same, changed = ({row["method"]: row["value"] for row in evaluate(each, protocol)} for each in (task, other))
+    differ = {name for name in METHODS if same[name] != changed[name]}
+    assert (
+        {"softmax+zero-shot", "ape", "gda", "clip-adapter", "tip-adapter-f", "ape-t"} >= differ >= {"softmax+zero-shot"}
+    )
 
 
 def test_supports_are_nested_and_from_their_classes():

@@ -69,6 +69,10 @@ class SmallObjective(nn.Module):
         self.head = nn.Linear(WIDTH, WIDTH, bias=False)
         self.register_buffer("remembered", torch.zeros(WIDTH))
 
+    @property
+    def term(self) -> "SmallObjective":
+        return self
+
     def temperatures(self) -> list[nn.Parameter]:
         return [self.log_scale, self.bias]
 
@@ -149,5 +153,18 @@ def in_processes():
         for process in processes:
             process.join(60)
         assert [process.exitcode for process in processes] == [0] * size
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def in_child():
+    """Run ``work`` in a forked process; its exit status, negative for a signal."""
+
+    def run(work) -> int:
+        child = multiprocessing.get_context("fork").Process(target=work)
+        child.start()
+        child.join(60)
+        return child.exitcode
 
     return run

@@ -43,14 +43,6 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def in_child(work) -> int:
-    """Run ``work`` in a child process; its exit status, negative for a signal."""
-    child = multiprocessing.get_context("fork").Process(target=work)
-    child.start()
-    child.join(60)
-    return child.exitcode
-
-
 @pytest.fixture(scope="module")
 def unbroken(small, tmp_path_factory):
     """An unbroken run, its model's files and its metrics."""
@@ -81,7 +73,7 @@ def kill_at_event(number: int, out: Path):
     sys.addaudithook(watch)
 
 
-def test_a_run_killed_at_any_dealing_with_a_file_resumes_to_the_same_bits(small, tmp_path):
+def test_a_run_killed_at_any_dealing_with_a_file_resumes_to_the_same_bits(small, in_child, tmp_path):
     recipe = replace(RECIPE, steps=2, checkpoint_every=1, checkpoints_kept=1)
     whole = tmp_path / "whole"
     train(recipe, whole, device="cpu", assemble=small.parts)
@@ -129,7 +121,7 @@ def test_a_run_killed_again_and_again_at_random_times_resumes_to_the_same_bits(s
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_stopped_run_saves_and_leaves_as_the_signal_would(small, unbroken, tmp_path, number, status, capfd):
+def test_a_stopped_run_saves_and_leaves_as_the_signal_would(small, in_child, unbroken, tmp_path, number, status, capfd):
     def parts(recipe, place, saved):
         made = small.parts(recipe, place, saved)
 
@@ -180,7 +172,7 @@ def test_no_space_left_keeps_the_checkpoint_before(small, unbroken, tmp_path, mo
     assert_same_run(out, unbroken)
 
 
-def test_a_file_too_large_for_the_disk_is_one_line(small, tmp_path):
+def test_a_file_too_large_for_the_disk_is_one_line(small, in_child, tmp_path):
     """A real refusal of the operating system, met inside safetensors."""
     import resource
 

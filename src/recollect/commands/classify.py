@@ -11,6 +11,7 @@ from recollect.data.prompts import GENERAL_TEMPLATES, fill, readable
 from recollect.evaluation.classify import Classification, classify, find_examples, find_images
 from recollect.evaluation.contact_sheet import save_csv, save_sheet
 from recollect.evaluation.features import prompt_ensemble
+from recollect.evaluation.few_shot import learned_scale
 from recollect.fewshot.protocol import METHODS
 from recollect.models import load_model
 
@@ -43,7 +44,7 @@ class Classify:
         encoder = load_model(self.model, self.device)
         names = sorted({name for _, name in support})
         prompts = [[fill(template, readable(name)) for template in GENERAL_TEMPLATES] for name in names]
-        classifier = METHODS[self.method](prompt_ensemble(encoder, prompts))
+        classifier = METHODS[self.method](prompt_ensemble(encoder, prompts), learned_scale(encoder))
         found = classify(classifier, encoder, support, images)
         summary = f"{len(found.predictions)} images, {len(names)} classes, {len(support)} examples; {self.method}"
         save_csv(found, self.out / "predictions.csv")

@@ -50,6 +50,11 @@ class SpanEncoder:
         return self.encoder.width
 
     @property
+    def scale(self) -> float | None:
+        """The encoder's own."""
+        return getattr(self.encoder, "scale", None)
+
+    @property
     def fingerprint(self) -> str:
         """That of the encoder and the span."""
         return f"{derive_seed(self.encoder.fingerprint, self.span.astype(np.float32).tobytes().hex()):016x}"

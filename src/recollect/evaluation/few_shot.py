@@ -11,6 +11,7 @@ from recollect.data.derived import Subset, source_labels
 from recollect.data.tasks import ClassificationTask, keep_classes
 from recollect.evaluation.features import FeatureCache, class_text_features, image_features
 from recollect.evaluation.results import Result
+from recollect.fewshot.mixture import TEXT_SCALE
 from recollect.fewshot.protocol import Protocol, Task, draw, evaluate
 
 
@@ -51,13 +52,19 @@ def few_shot(
     query = image_features(encoder, task.query, cache)
     texts = class_text_features(encoder, task, prefix)
     columns = places.reshape(len(orders), -1, classes)
-    arrays = Task(support.images, support.labels, query.images, query.labels, texts)
+    scale = learned_scale(encoder)
+    arrays = Task(support.images, support.labels, query.images, query.labels, texts, scale)
     fits = sum(name != "zero-shot" for name in protocol.methods) * len(protocol.shots) * len(protocol.seeds)
     with progress(f"classify {task.name}", fits * len(query.labels), "predictions") as counter:
         rows = evaluate(arrays, protocol, counter.advance, dict(zip(orders, columns, strict=True)))
-    settings = {"classes": classes, "queries": len(query.labels), "pool": len(labels), "prefix": prefix}
+    settings = {"classes": classes, "queries": len(query.labels), "pool": len(labels), "prefix": prefix, "scale": scale}
     settings |= {key: value for key, value in asdict(protocol).items() if key != "memory"}
     return Result("few-shot", model, task.name, seed, rows, settings)
+
+
+def learned_scale(encoder: Encoder) -> float:
+    """The inverse temperature that a model was trained with; CLIP's 100 where it stores none."""
+    return float(getattr(encoder, "scale", None) or TEXT_SCALE)
 
 
 def with_enough_examples(task: ClassificationTask, shots: int) -> ClassificationTask:

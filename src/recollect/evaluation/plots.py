@@ -18,6 +18,8 @@ from recollect.evaluation.tables import gain_by_examples, log_linear_fit, mean_o
 # Colours that stay apart for colour-blind readers (Okabe and Ito, 2008), in the order they are used.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
+PANELS_IN_A_ROW = 5
+
 METHOD_NAMES = {
     "zero-shot": "Zero-shot",
     "prototype": "Prototypical",
@@ -26,8 +28,17 @@ METHOD_NAMES = {
     "plurality": "Plurality NN",
     "rank": "Rank NN",
     "softmax": "Softmax NN",
+    "softmax+zero-shot": "Softmax NN + zero-shot",
+    "tip-x": "TIP-X",
+    "ape": "APE",
+    "gda": "GDA",
+    "dmn-tf": "DMN-TF",
+    "linear-probe": "Linear probe",
+    "clip-adapter": "CLIP-Adapter",
+    "tip-adapter-f": "Tip-Adapter-F",
+    "ape-t": "APE-T",
 }
-"""The paper's names of its classifiers, in the order of its Table 1."""
+"""Names in figures: LIxP's own for its classifiers, in the order of its Table 1, then its peers."""
 
 
 def new_figure(columns: int = 1, rows: int = 1, width: float = 4.2, height: float = 3.2) -> tuple[Figure, np.ndarray]:
@@ -71,8 +82,11 @@ def few_shot_curves(
         frame: tidy few-shot results.
         zero_shot: mean zero-shot accuracy of each model, drawn as a dotted line in its colour.
     """
-    figure, axes = new_figure(columns=len(methods), width=3.1, height=2.8)
-    for axis, method in zip(axes[0], methods, strict=True):
+    columns = min(PANELS_IN_A_ROW, len(methods))
+    figure, axes = new_figure(columns, -(-len(methods) // columns), width=3.1, height=2.8)
+    for axis in axes.flat[len(methods) :]:
+        axis.set_visible(False)
+    for axis, method in zip(axes.flat, methods, strict=False):
         for model, colour in zip(models, COLOURS, strict=False):
             _curve(axis, frame[(frame["model"] == model) & (frame["method"] == method)], model, colour)
             if zero_shot and model in zero_shot:
@@ -83,7 +97,8 @@ def few_shot_curves(
         axis.minorticks_off()
         axis.set_xlabel("shots per class")
         axis.set_title(METHOD_NAMES.get(method, method))
-    axes[0, 0].set_ylabel("accuracy (%), mean over tasks")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("accuracy (%), mean over tasks")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=len(models), frameon=False)
     return figure
 

@@ -9,7 +9,7 @@ from recollect.fewshot.base import EmbeddingClassifier, class_means, softmax
 from recollect.fewshot.tuning import Pair, tuned_weight
 
 TEXT_SCALE = 100.0
-"""Scale of the text scores in the published codes of these methods: CLIP's learned one."""
+"""Scale of the text scores in the published codes: CLIP's learned one. Give another model's own as ``scale``."""
 
 
 class GaussianDiscriminant(EmbeddingClassifier):

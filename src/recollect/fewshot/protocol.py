@@ -19,31 +19,34 @@ from torch import Tensor
 
 from recollect.fewshot.ape import ApeClassifier
 from recollect.fewshot.base import EmbeddingClassifier, unit_rows
-from recollect.fewshot.mixture import DualMemory, GaussianDiscriminant, ZeroShotMix
+from recollect.fewshot.mixture import TEXT_SCALE, DualMemory, GaussianDiscriminant, ZeroShotMix
 from recollect.fewshot.prototype import PrototypeClassifier
 from recollect.fewshot.tip import CrossValidatedTipAdapter, TipAdapter, TipX, ZeroShot
 from recollect.fewshot.trained import ApeTrained, ClipAdapter, LinearProbe, TipAdapterF
 from recollect.fewshot.voting import PluralityVoting, RankVoting, SoftmaxVoting, nearest
 
-METHODS: Mapping[str, Callable[[np.ndarray], EmbeddingClassifier]] = {
-    "zero-shot": ZeroShot,
-    "prototype": lambda texts: PrototypeClassifier(),
-    "tip-adapter": TipAdapter,
-    "tip-adapter-cv": CrossValidatedTipAdapter,
-    "plurality": lambda texts: PluralityVoting(),
-    "rank": lambda texts: RankVoting(),
-    "softmax": lambda texts: SoftmaxVoting(),
-    "softmax+zero-shot": lambda texts: ZeroShotMix(SoftmaxVoting(), texts),
-    "tip-x": TipX,
-    "ape": ApeClassifier,
-    "gda": GaussianDiscriminant,
-    "dmn-tf": DualMemory,
-    "linear-probe": lambda texts: LinearProbe(),
-    "clip-adapter": ClipAdapter,
-    "tip-adapter-f": TipAdapterF,
-    "ape-t": ApeTrained,
+Build = Callable[[np.ndarray, float], EmbeddingClassifier]
+"""From class texts and the model's scale, the inverse temperature it was trained with, to an estimator."""
+
+METHODS: Mapping[str, Build] = {
+    "zero-shot": lambda texts, scale: ZeroShot(texts),
+    "prototype": lambda texts, scale: PrototypeClassifier(),
+    "tip-adapter": lambda texts, scale: TipAdapter(texts),
+    "tip-adapter-cv": lambda texts, scale: CrossValidatedTipAdapter(texts),
+    "plurality": lambda texts, scale: PluralityVoting(),
+    "rank": lambda texts, scale: RankVoting(),
+    "softmax": lambda texts, scale: SoftmaxVoting(),
+    "softmax+zero-shot": lambda texts, scale: ZeroShotMix(SoftmaxVoting(), texts, scale=scale),
+    "tip-x": lambda texts, scale: TipX(texts, scale=scale),
+    "ape": lambda texts, scale: ApeClassifier(texts, scale=scale),
+    "gda": lambda texts, scale: GaussianDiscriminant(texts, scale=scale),
+    "dmn-tf": lambda texts, scale: DualMemory(texts),
+    "linear-probe": lambda texts, scale: LinearProbe(),
+    "clip-adapter": lambda texts, scale: ClipAdapter(texts, scale=scale),
+    "tip-adapter-f": lambda texts, scale: TipAdapterF(texts, scale=scale),
+    "ape-t": lambda texts, scale: ApeTrained(texts, scale=scale),
 }
-"""Every method by its name in tables: from class texts to the estimator. ``zero-shot`` reads no support."""
+"""Every method by its name in tables. ``zero-shot`` reads no support."""
 
 PAPER_METHODS = ("prototype", "tip-adapter", "tip-adapter-cv", "plurality", "rank", "softmax")
 """The six training-free classifiers of LIxP's Table 1."""
@@ -86,6 +89,7 @@ class Task:
         queries: unit-norm (queries, width).
         query_labels: (queries,).
         texts: unit-norm class texts (classes, width).
+        scale: inverse temperature that the model learned; methods that turn text scores into probabilities need it.
     """
 
     support: np.ndarray
@@ -93,6 +97,7 @@ class Task:
     queries: np.ndarray
     query_labels: np.ndarray
     texts: np.ndarray
+    scale: float = TEXT_SCALE
 
     def __post_init__(self) -> None:
         for name in ("support", "queries", "texts"):
@@ -179,7 +184,9 @@ def _block(task: Task, protocol: Protocol) -> int:
 
 def _fitted(name: str, task: Task, order: np.ndarray, shots: int) -> EmbeddingClassifier:
     rows = order[:shots].ravel()
-    return METHODS[name](task.texts).fit_checked(task.support[rows], np.tile(np.arange(len(task.texts)), shots))
+    return METHODS[name](task.texts, task.scale).fit_checked(
+        task.support[rows], np.tile(np.arange(len(task.texts)), shots)
+    )
 
 
 @dataclass

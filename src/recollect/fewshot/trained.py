@@ -12,11 +12,9 @@ from torch import Tensor, nn
 
 from recollect.fewshot.ape import ApeClassifier, unit_or_zero
 from recollect.fewshot.base import EmbeddingClassifier
+from recollect.fewshot.mixture import TEXT_SCALE
 from recollect.fewshot.tip import one_hot
 from recollect.fewshot.tuning import support_folds
-
-TEXT_SCALE = 100.0
-"""Scale of the logits in the published codes: CLIP's learned one."""
 
 
 class LinearProbe(EmbeddingClassifier):
@@ -98,6 +96,7 @@ class ClipAdapter(EmbeddingClassifier):
         ratio: weight r of the bottleneck.
         reduction: the bottleneck is this many times narrower.
         epochs, learning_rate: of AdamW.
+        scale: inverse temperature of the text scores.
         random_state: seed of initial weights and shuffling.
     """
 
@@ -108,9 +107,11 @@ class ClipAdapter(EmbeddingClassifier):
         reduction: int = 4,
         epochs: int = 20,
         learning_rate: float = 1e-3,
+        scale: float = TEXT_SCALE,
         random_state: Any = 0,
     ) -> None:
         self.text_features = text_features
+        self.scale = scale
         self.ratio = ratio
         self.reduction = reduction
         self.epochs = epochs
@@ -128,7 +129,7 @@ class ClipAdapter(EmbeddingClassifier):
 
         def logits(rows: Tensor) -> Tensor:
             adapted = _adapt(images[rows], down, up, self.ratio)
-            return TEXT_SCALE * adapted @ texts.T
+            return self.scale * adapted @ texts.T
 
         train([down, up], logits, len(images), torch.from_numpy(labels), generator,
               epochs=self.epochs, learning_rate=self.learning_rate)  # fmt: skip
@@ -137,7 +138,7 @@ class ClipAdapter(EmbeddingClassifier):
     def _scores(self, queries: np.ndarray) -> np.ndarray:
         down, up = torch.from_numpy(self.down_), torch.from_numpy(self.up_)
         adapted = _adapt(torch.from_numpy(queries).float(), down, up, self.ratio)
-        return TEXT_SCALE * adapted.numpy() @ self.texts_.T
+        return self.scale * adapted.numpy() @ self.texts_.T
 
 
 def _adapt(images: Tensor, down: Tensor, up: Tensor, ratio: float) -> Tensor:
@@ -152,6 +153,7 @@ class TipAdapterF(EmbeddingClassifier):
         text_features: class texts W, in the order of ``classes_``.
         alpha, beta: weight and sharpness of the cache.
         epochs, learning_rate: of AdamW.
+        scale: inverse temperature of the text scores.
         random_state: seed of the shuffling.
     """
 
@@ -162,9 +164,11 @@ class TipAdapterF(EmbeddingClassifier):
         beta: float = 5.5,
         epochs: int = 20,
         learning_rate: float = 1e-3,
+        scale: float = TEXT_SCALE,
         random_state: Any = 0,
     ) -> None:
         self.text_features = text_features
+        self.scale = scale
         self.alpha = alpha
         self.beta = beta
         self.epochs = epochs
@@ -179,7 +183,7 @@ class TipAdapterF(EmbeddingClassifier):
 
         def logits(rows: Tensor) -> Tensor:
             cache = torch.exp(self.beta * (images[rows] @ keys.T - 1)) @ values
-            return TEXT_SCALE * images[rows] @ texts.T + self.alpha * cache
+            return self.scale * images[rows] @ texts.T + self.alpha * cache
 
         train([keys], logits, len(images), torch.from_numpy(labels), generator,
               epochs=self.epochs, learning_rate=self.learning_rate)  # fmt: skip
@@ -187,7 +191,7 @@ class TipAdapterF(EmbeddingClassifier):
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
         cache = np.exp(self.beta * (queries @ self.keys_.T - 1)) @ self.values_
-        return TEXT_SCALE * queries @ self.texts_.T + self.alpha * cache
+        return self.scale * queries @ self.texts_.T + self.alpha * cache
 
 
 class ApeTrained(ApeClassifier):
@@ -209,7 +213,7 @@ class ApeTrained(ApeClassifier):
         beta: float = 5.5,
         gamma: float = 0.2,
         channels: float = 0.75,
-        scale: float = 100.0,
+        scale: float = TEXT_SCALE,
         epochs: int = 20,
         learning_rate: float = 1e-3,
         random_state: Any = 0,
@@ -233,7 +237,7 @@ class ApeTrained(ApeClassifier):
             refined = texts.index_add(1, places, residual)
             near = torch.exp(self.beta * (keys_[rows] @ nn.functional.normalize(keys_ + residual[own], dim=1).T - 1))
             zero_shot = images[rows] @ nn.functional.normalize(refined, dim=1).T
-            return TEXT_SCALE * (zero_shot + self.alpha_ * near @ (weights * values_))
+            return self.scale * (zero_shot + self.alpha_ * near @ (weights * values_))
 
         train([residual, weights], logits, len(images), own, _generator(self.random_state),
               epochs=self.epochs, learning_rate=self.learning_rate)  # fmt: skip
@@ -244,4 +248,4 @@ class ApeTrained(ApeClassifier):
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
         near = np.exp(self.beta * (unit_or_zero(queries[:, self.channels_]) @ self.keys_.T - 1))
-        return TEXT_SCALE * (queries @ self.refined_.T + self.alpha_ * near @ self.values_)
+        return self.scale * (queries @ self.refined_.T + self.alpha_ * near @ self.values_)

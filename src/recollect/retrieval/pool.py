@@ -1,8 +1,6 @@
 """What is searched: images with their embeddings, and captions where there are some."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,10 +12,8 @@ from torch import Tensor
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, ImageLike, Source
 from recollect.data.derived import read_sample, source_values
-from recollect.data.transforms import ImageTransform
 
 _QUERIES, _ROWS = 256, 4_096
-_GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -56,6 +52,10 @@ class Pool(Protocol):
 
     def items(self, ids: Sequence[str]) -> list[Item]:
         """The items of these ids, in their order."""
+        ...
+
+    def vectors(self, ids: Sequence[str]) -> Float32[np.ndarray, "n width"]:
+        """The embeddings of these ids, in their order."""
         ...
 
     def ids(self) -> Sequence[str]:
@@ -106,9 +106,52 @@ class SourcePool:
         rows = [int(id) for id in ids]
         return [Item(str(row), self.captions[row], opener(row), {"domain": self._domains[row]}) for row in rows]
 
+    def vectors(self, ids: Sequence[str]) -> Float32[np.ndarray, "n width"]:
+        """The embeddings of these ids, in their order."""
+        return self._index.rows[[int(id) for id in ids]]
+
     def ids(self) -> Sequence[str]:
         """Every row, as text."""
         return [str(row) for row in range(len(self.source))]
+
+
+class VectorPool:
+    """The images of another pool under other vectors: embedded by another model, or by their captions.
+
+    Args:
+        inner: knows the images.
+        ids: of those that can be found, in the order of ``vectors``.
+        vectors: unit-norm float32.
+    """
+
+    def __init__(self, inner: Pool, ids: Sequence[str], vectors: Float32[np.ndarray, "n width"]) -> None:
+        if len(ids) != len(vectors):
+            raise ValueError(f"{len(ids)} ids, but {len(vectors)} vectors")
+        self.inner, self._ids, self._index = inner, list(ids), VectorIndex(vectors)
+        self._row = {id: row for row, id in enumerate(self._ids)}
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def nearest(self, vectors: Tensor, k: int) -> list[Found]:
+        """For each unit vector (n, width) its k nearest images, or all if there are fewer."""
+        rows, scores = self._index.nearest(vectors, k)
+        return [
+            Found(tuple(self._ids[row] for row in mine.tolist()), tuple(each.tolist()))
+            for mine, each in zip(rows, scores, strict=True)
+        ]
+
+    def items(self, ids: Sequence[str]) -> list[Item]:
+        """The items of these ids, in their order."""
+        return self.inner.items(ids)
+
+    def vectors(self, ids: Sequence[str]) -> Float32[np.ndarray, "n width"]:
+        """The embeddings of these ids, in their order."""
+        return self._index.rows[[self._row[id] for id in ids]]
+
+    def ids(self) -> Sequence[str]:
+        """Every id, in a fixed order."""
+        return self._ids
 
 
 def embedded(encoder: Encoder, source: Source, block: int = 256) -> Float32[np.ndarray, "n width"]:
@@ -156,64 +199,3 @@ class VectorIndex:
             order = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
             scores, rows = scores.gather(1, order), rows.gather(1, order)
         return rows, scores
-
-
-class PixelCache:
-    """Decoded, transformed pictures, the least recently used thrown out first.
-
-    Kept as bytes of colour, a quarter of what the towers read.
-
-    Args:
-        transform: what the image tower needs.
-        most_bytes: how much may be kept.
-
-    Attributes:
-        gone: ids of pictures that could not be opened.
-    """
-
-    def __init__(self, transform: ImageTransform, most_bytes: int = _GIB) -> None:
-        self.transform, self.most_bytes = transform, most_bytes
-        self.gone: set[str] = set()
-        self._kept: OrderedDict[str, np.ndarray] = OrderedDict()
-        self._bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def read(self, items: Sequence[Item]) -> list[np.ndarray | None]:
-        """Each item's picture, (size, size, 3) bytes or a 1-d vector; None where it cannot be opened any more."""
-        missing = [item for item in items if item.id not in self._kept and item.id not in self.gone]
-        fresh: dict[str, np.ndarray | None] = {}
-        if missing:
-            with ThreadPoolExecutor(4) as pool:  # decoding releases the GIL
-                opened = pool.map(self._open, missing)
-            fresh = dict(zip((item.id for item in missing), opened, strict=True))
-        found = [fresh[item.id] if item.id in fresh else self._kept.get(item.id) for item in items]
-        for item in items:
-            if item.id in self._kept:
-                self._kept.move_to_end(item.id)
-        for id, picture in fresh.items():
-            self._keep(id, picture)
-        return found
-
-    def tensor(self, pictures: Sequence[np.ndarray]) -> Tensor:
-        """What the image tower reads."""
-        rows = torch.from_numpy(np.stack(pictures))
-        return rows.float() if rows.ndim == 2 else self.transform.normalise(rows)
-
-    def _open(self, item: Item) -> np.ndarray | None:
-        try:
-            image = item.image()
-            vector = isinstance(image, np.ndarray) and image.ndim == 1
-            return np.asarray(image, dtype=np.float32) if vector else self.transform.pixels(image)
-        except (UserError, OSError):
-            return None
-
-    def _keep(self, id: str, picture: np.ndarray | None) -> None:
-        if picture is None:
-            self.gone.add(id)
-            return
-        self._kept[id] = picture
-        self._bytes += picture.nbytes
-        while self._bytes > self.most_bytes:
-            self._bytes -= self._kept.popitem(last=False)[1].nbytes

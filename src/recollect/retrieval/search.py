@@ -12,7 +12,8 @@ from recollect.models import DualEncoder
 from recollect.retrieval.episodes import LEAST_PAIRS, Episodes, caption_kind
 from recollect.retrieval.flight import Flight, Reranked, number_texts
 from recollect.retrieval.options import EpisodeOptions
-from recollect.retrieval.pool import Found, Item, PixelCache, Pool
+from recollect.retrieval.pixels import PixelCache
+from recollect.retrieval.pool import Found, Item, Pool
 from recollect.retrieval.sequential import FullEpisodes
 from recollect.retrieval.tally import Tally
 

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn.utils import clip_grad_norm_
@@ -118,7 +119,6 @@ class _Run:
         if not math.isfinite(numbers["loss"] + numbers["gradient_norm"]):
             raise UserError(self.divergence(numbers, number))
         self.optimiser.step()
-        self.model.set_scale(numbers["scale"], numbers.get("bias"))  # a checkpoint carries them, as CLIP's does
         self.state = State(number, {name: seen + composition[name] for name, seen in self.state.seen.items()})
         return numbers | {"learning_rate": rate}
 
@@ -138,8 +138,10 @@ class _Run:
         self.metrics.write(line | {"seen": self.state.seen})
 
     def save(self) -> None:
-        """Write a checkpoint; only the first process does."""
+        """Write a checkpoint, whose model carries the objective's temperature, as CLIP's does; one process writes."""
         if self.metrics:
+            term: Any = self.objective.term
+            self.model.set_scale(float(term.log_scale.exp()), None if term.bias is None else float(term.bias))
             self.metrics.sync()
             folder, keep = self.out / "checkpoints", self.recipe.checkpoints_kept
             checkpoints.save(folder, self.state, self.model, self.objective, self.optimiser, keep)

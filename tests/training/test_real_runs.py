@@ -1,0 +1,141 @@
+"""Runs of real recipes: real sources, real towers, the command as its users type it."""
+
+import json
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from recollect import cli
+from recollect.models import build_model, load_model
+from recollect.objectives import ContextObjective
+from recollect.training import checkpoints
+from recollect.training.assembly import build_objective, start_model
+from recollect.training.loop import train
+from recollect.training.options import Context, Model, Objective
+from recollect.training.recipes import RECIPES
+
+PICTURES = ("--data", "glyphs:captions", "--model.start", "tiny", "--batch-size", "8")
+RUNS = {
+    # Three samples to a chunk, pictures read ahead by another process, rows of past steps in the objective's buffer.
+    "pictures": (*("siglixp-tiny", *PICTURES, "--steps", "8", "--chunk", "3", "--workers", "1", "--log-every", "1"),
+                 *("--checkpoint-every", "3", "--objective.context.options.stale-rows", "16")),
+    "vectors": ("latents-siglixp", *("--steps", "40", "--batch-size", "64", "--checkpoint-every", "7", "--log-every", "1")),
+}  # fmt: skip
+
+
+def recollect(*words) -> int:
+    return cli.main([str(word) for word in words])
+
+
+def lines(out: Path) -> list[dict]:
+    found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "examples_per_second"} for line in found]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_command_killed_and_resumed_gives_the_same_bits(run, in_child, tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert in_child(lambda: recollect("train", *RUNS[run], "--out", whole)) == 0
+    for written in (2, 5):
+
+        def work(written=written):
+            if os.fork():  # the parent trains, and its child ends it as soon as so many lines are written
+                again = ("--resume",) if broken.exists() else ()
+                recollect("train", *RUNS[run], "--out", broken, *again)
+                os._exit(0)
+            parent, file = os.getppid(), broken / "metrics.jsonl"
+            while not (file.exists() and len(file.read_text().splitlines()) >= written):
+                time.sleep(0.001)
+            os.kill(parent, signal.SIGKILL)
+            os._exit(0)
+
+        assert in_child(work) == -signal.SIGKILL
+    assert not (broken / "model").exists()
+    assert in_child(lambda: recollect("train", *RUNS[run], "--out", broken, "--resume")) == 0
+    assert files(broken / "model") == files(whole / "model")
+    assert lines(broken) == lines(whole)
+
+
+def test_a_model_carries_the_temperature_it_was_trained_to(tmp_path):
+    recipe = replace(RECIPES["latents-siglixp"](), steps=5, batch_size=32, checkpoint_every=2)
+    model = load_model(train(recipe, tmp_path / "run", device="cpu"), "cpu")
+    saved = checkpoints.latest(tmp_path / "run" / "checkpoints")
+    tensors = load_file(saved / "training.safetensors")
+    assert model.scale == pytest.approx(float(tensors["objective/term.log_scale"].exp()), rel=1e-6)
+    assert model.bias == pytest.approx(float(tensors["objective/term.bias"]), rel=1e-6)
+    assert model.scale != pytest.approx(10.0, rel=1e-4), "it has moved"
+    assert load_model(saved / "model", "cpu").fingerprint == model.fingerprint
+
+
+def test_post_training_goes_on_from_the_checkpoints_weights_and_temperature(tmp_path):
+    first = build_model("tiny", texts=["a cat", "a red dog"])
+    first.set_scale(42.0, -3.0)
+    first.save(tmp_path / "first")
+    start = start_model(Model(str(tmp_path / "first"), prefixes=("caption", "label")), (), seed=0)
+    assert torch.equal(start.embed_texts(["a cat"]), first.embed_texts(["a cat"]))
+    assert set(start.prefixes) == {"caption", "label"}
+    objective = build_objective(Objective(context=Context()), start)
+    assert isinstance(objective, ContextObjective)
+    assert float(objective.term.log_scale.exp()) == pytest.approx(42.0)
+    assert float(objective.term.bias) == pytest.approx(-3.0)
+    named = build_objective(Objective(scale=7.0, bias=0.0), start)
+    assert float(named.term.log_scale.exp()) == pytest.approx(7.0)
+    assert float(named.term.bias) == 0.0
+
+
+@pytest.mark.parametrize("preset", ["tiny", "small"])
+def test_a_preset_learns_from_pictures(preset, tmp_path):
+    """Every weight of both towers moves, and the loss of a batch seen again and again falls."""
+    recipe = replace(RECIPES["siglip-tiny"](), model=Model(preset), steps=3, batch_size=8, log_every=1)
+    recipe = replace(recipe, optimiser=replace(recipe.optimiser, warmup=0.0))
+    untrained = train(replace(recipe, steps=1, optimiser=replace(recipe.optimiser, learning_rate=0.0)), tmp_path / "0")
+    trained = train(recipe, tmp_path / "1")
+    before, after = (load_file(model / "model.safetensors") for model in (untrained, trained))
+    still = {name for name in before if torch.equal(before[name], after[name])}
+    # A key's bias adds the same number to every logit of a query: the softmax does not see it.
+    assert {name for name in still if not name.endswith("k_proj.bias")} == set()
+    assert lines(tmp_path / "1")[-1]["loss"] < lines(tmp_path / "1")[0]["loss"]
+
+
+def test_a_full_disk_ends_the_command_in_one_line(in_child, tmp_path, capfd):
+    import resource
+
+    def work():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        os._exit(recollect("train", *RUNS["vectors"], "--out", tmp_path / "run"))
+
+    assert in_child(work) == 2
+    errors = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1
+    assert "could not be written" in errors[0]
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+    assert in_child(lambda: recollect("train", *RUNS["vectors"], "--out", tmp_path / "run", "--resume")) == 0
+    assert (tmp_path / "run" / "model").exists()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_the_command_leaves_with_the_status_of_its_signal(number, status, in_child, tmp_path):
+    def work():
+        parent = os.getpid()
+        if not os.fork():
+            while not (tmp_path / "run" / "metrics.jsonl").exists():
+                time.sleep(0.001)
+            os.kill(parent, number)
+            os._exit(0)
+        try:
+            os._exit(recollect("train", *RUNS["vectors"], "--steps", "100000", "--out", tmp_path / "run"))
+        except SystemExit as stop:
+            os._exit(stop.code)
+
+    assert in_child(work) == status
+    assert checkpoints.latest(tmp_path / "run" / "checkpoints")
