@@ -36,8 +36,8 @@ def unchecked():
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
-@pytest.fixture
-def real_data():
+@pytest.fixture(scope="session")
+def real_files():
     """Path of a real data file by name, or a skip that says which one is absent."""
 
     def path(name: str) -> Path:
@@ -47,3 +47,9 @@ def real_data():
         return file
 
     return path
+
+
+@pytest.fixture
+def real_data(real_files):
+    """As `real_files`, for one test."""
+    return real_files
