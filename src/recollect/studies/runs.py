@@ -74,8 +74,10 @@ class Job:
     seed: int | None = None
 
     def folder(self, out: Path) -> Path:
-        """Where the run is kept: the name is for people, the hash covers everything that decides the model."""
-        return out / "runs" / f"{self.name.replace('/', '-')}-{_hash(asdict(self.recipe))}"
+        """Where the run is kept, by what decides the model: jobs of any name with the same recipe share it."""
+        start, objective = Path(self.recipe.model.start).name, self.recipe.objective
+        kind = f"{objective.base}-context" if objective.context else objective.base
+        return out / "runs" / f"{start}-{kind}-seed{self.recipe.seed}-{_hash(asdict(self.recipe))}"
 
     def results(self, out: Path) -> Path:
         """Folder of its result files."""
