@@ -14,12 +14,14 @@ from transformers import (
     ViTConfig,
 )
 
+from recollect.core.types import Sample
 from recollect.data.transforms import ImageTransform
 from recollect.models import TransformersEncoder, build_model
 from recollect.models.checkpoint import quiet
 from recollect.models.processors import processor_of
 from recollect.models.tokenizers import train_unigram
 from recollect.retrieval.flight import Flight, number_texts
+from recollect.retrieval.pool import SourcePool
 
 WORDS = "red green blue small large snowman umbrella queen left right of a above the river bridge tree car"
 
@@ -104,5 +106,53 @@ def make_flight():
             images[1, :2] = -1
         asked = tuple(sentences(queries, seed + 2))
         return Flight(asked, pixels, torch.from_numpy(images), wordings, torch.from_numpy(texts))
+
+    return make
+
+
+class Pictures:
+    """A source of random pictures, some of which can be lost from disk."""
+
+    kind = "caption"
+    class_names = ()
+
+    def __init__(self, texts, size=16, seed=3):
+        generator = np.random.default_rng(seed)
+        self.name, self._texts, self.lost, self.read_count = "pictures", texts, set(), 0
+        self._pixels = generator.integers(0, 256, size=(len(texts), size, size, 3), dtype=np.uint8)
+
+    @property
+    def fingerprint(self):
+        return f"pictures-{len(self._texts)}"
+
+    def __len__(self):
+        return len(self._texts)
+
+    def __getitem__(self, index):
+        self.read_count += 1
+        if index in self.lost:
+            raise FileNotFoundError(f"{index}.png")
+        extra = {"domain": "odd" if index % 2 else "even"}
+        return Sample(self._pixels[index], self._texts[index], -1, self.name, "caption", f"picture-{index}", extra)
+
+    def texts(self, index):
+        return self._texts[index]
+
+    def values(self, key):
+        return [("odd" if index % 2 else "even") if key == "domain" else None for index in range(len(self))]
+
+
+@pytest.fixture
+def pictures():
+    return Pictures([(text, f"a picture of {text}") for text in sentences(24, seed=9)])
+
+
+@pytest.fixture
+def make_pool(pictures):
+    """A pool of 24 pictures; each has its own caption unless others are given."""
+
+    def make(encoder, captions=None):
+        own = [pictures.texts(row)[0] for row in range(24)]
+        return SourcePool(encoder, pictures, own if captions is None else captions)
 
     return make

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ class Found:
     scores: tuple[float, ...]
 
 
+@runtime_checkable
 class Pool(Protocol):
     """Images that can be searched by vector and opened by id."""
 

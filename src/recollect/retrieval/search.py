@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -69,6 +69,7 @@ class SearchReport:
     images_gone: int = 0
 
 
+@runtime_checkable
 class TextSearch(Protocol):
     """Every way of searching: zero-shot, episodes and their baselines.
 
