@@ -146,6 +146,9 @@ class TransformersEncoder(DualEncoder):
             return self.encode_texts(self.tokenize(["a"])).shape[1]
 
     def _write(self, folder: Path) -> None:
+        if (backend := getattr(self.tokenizer, "backend_tokenizer", None)) is not None:
+            backend.no_padding()  # these two are left behind by the last call, which is no part of a model
+            backend.no_truncation()
         with quiet():
             self.model.save_pretrained(folder)
             self.processor.save_pretrained(folder)

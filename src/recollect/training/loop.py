@@ -141,7 +141,8 @@ class _Run:
         """Write a checkpoint, whose model carries the objective's temperature, as CLIP's does; one process writes."""
         if self.metrics:
             term: Any = self.objective.term
-            self.model.set_scale(float(term.log_scale.exp()), None if term.bias is None else float(term.bias))
+            bias = None if term.bias is None else term.bias.item()
+            self.model.set_scale(term.log_scale.exp().item(), bias)
             self.metrics.sync()
             folder, keep = self.out / "checkpoints", self.recipe.checkpoints_kept
             checkpoints.save(folder, self.state, self.model, self.objective, self.optimiser, keep)
