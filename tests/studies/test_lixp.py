@@ -78,6 +78,23 @@ def test_table_1_gives_accuracy_and_gain_of_every_classifier(options):
     assert float(table.rows[-1][2]) == pytest.approx(np.mean(gains), abs=0.11)
 
 
+def test_table_5_has_every_buffer_beside_the_papers_figure(options):
+    report = find_study("lixp/table-5").load()(options)
+    assert [(table.title, len(table.rows) - 2) for table in report.tables] == [
+        ("Table 5a. Separate batch", 1), ("Table 5b. Value heads", 3), ("Table 5c. Normalised queries and keys", 1),
+        ("Table 5d. Layer norm", 3), ("Table 5e. Stale entries", 3), ("Table 5f. Active buffer", 3),
+    ]  # fmt: skip
+    stale = {row[0]: row[-2:] for row in report.tables[4].rows}
+    assert stale["+ 4 x batch of past steps"] == lixp_paper.ABLATIONS["stale-4x"]
+
+
+def test_table_3_is_about_clip(options):
+    (table,) = find_study("lixp/table-3").load()(options).tables
+    assert table.columns[1:3] == ("CLIP, MLP 0.3M", "CLIxP gain")
+    assert table.rows[2][-5:] == lixp_paper.TABLE_3["tip-adapter"]
+    assert table.rows[4][-5:] == ("",) * 5  # plurality: not printed for CLIP
+
+
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6])
 def test_every_figure_is_drawn(options, number):
     report = find_study(f"lixp/figure-{number}").load()(options)
