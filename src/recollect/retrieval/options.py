@@ -63,3 +63,44 @@ class EpisodeOptions:
     def short_cut(self) -> bool:
         """Whether the first forward is the frozen model's and no step follows, so that no state is needed."""
         return self.steps == 1 and not self.both_xavier
+
+
+@dataclass(frozen=True)
+class TuningOptions:
+    """How the whole captioned pool is learned at once, beside the settings of an episode (EFSA, §4.1, F.T).
+
+    Attributes:
+        epochs: passes over the captioned images.
+        batch_size: pairs of a step; as many as an episode has.
+        seed: of their order.
+    """
+
+    epochs: int = 4
+    batch_size: int = 16
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch_size < 2:
+            raise UserError(f"{self.epochs} epochs of batches of {self.batch_size}: at least 1 epoch of 2 pairs.")
+
+
+@dataclass(frozen=True)
+class RewardOptions:
+    """How a teacher's rewards adapt the text tower (RLCF: Zhao et al., ICLR 2024).
+
+    Attributes:
+        sampled: images of the policy that are judged in each step (their K).
+        candidates: images that the policy's softmax goes over; the whole pool where that is smaller.
+        steps: RLCF takes 8, EFSA runs it for 1.
+        learning_rate, weight_decay: of AdamW.
+    """
+
+    sampled: int = 12
+    candidates: int = 1024
+    steps: int = 1
+    learning_rate: float = 1e-6
+    weight_decay: float = 5e-4
+
+    def __post_init__(self) -> None:
+        if self.sampled < 2 or self.candidates < self.sampled or self.steps < 1:
+            raise UserError("RLCF needs at least 2 sampled images, as many candidates, and 1 step.")

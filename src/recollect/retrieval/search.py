@@ -17,6 +17,8 @@ from recollect.retrieval.pool import Found, Item, Pool
 from recollect.retrieval.sequential import FullEpisodes
 from recollect.retrieval.tally import Tally
 
+NOT_FINITE = "the episode's loss or scores were not finite: zero-shot ranking"
+
 
 @dataclass(frozen=True)
 class Hit:
@@ -25,12 +27,12 @@ class Hit:
     Attributes:
         item: the image.
         score: cosine that ranked it.
-        zero_shot_rank: its rank by the model as it is, from 1.
+        zero_shot_rank: its rank by the model as it is, from 1; None if it was not among the candidates then.
     """
 
     item: Item
     score: float
-    zero_shot_rank: int
+    zero_shot_rank: int | None
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ class EpisodicSearcher(Searcher):
             notes.append(f"{uncaptioned} of {len(first)} images have no caption: the episode learnt from {pairs}")
         if failed:
             self.report.not_finite += 1
-            notes.append("the episode's loss or scores were not finite: zero-shot ranking")
+            notes.append(NOT_FINITE)
         return notes
 
 

@@ -1,0 +1,117 @@
+"""Every way of searching by text in one table, so that one evaluation serves them all."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from recollect.core.errors import UserError
+from recollect.core.types import Encoder
+from recollect.models import DualEncoder
+from recollect.retrieval.baselines import by_captions, by_model, fine_tune
+from recollect.retrieval.options import EpisodeOptions, RewardOptions, TuningOptions
+from recollect.retrieval.pixels import PixelCache
+from recollect.retrieval.pool import Pool
+from recollect.retrieval.rewards import RewardSearcher
+from recollect.retrieval.search import EpisodicSearcher, Searcher, TextSearch
+from recollect.retrieval.tally import Tally
+
+
+@dataclass(frozen=True)
+class MethodOptions:
+    """The settings of all methods.
+
+    Attributes:
+        episode: of episodes, and of the loss, adapters and optimiser of fine-tuning.
+        tuning: of fine-tuning.
+        reward: of RLCF.
+    """
+
+    episode: EpisodeOptions = field(default_factory=EpisodeOptions)
+    tuning: TuningOptions = field(default_factory=TuningOptions)
+    reward: RewardOptions = field(default_factory=RewardOptions)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a method is made for.
+
+    Attributes:
+        encoder: embedded the pool.
+        pool: what is searched.
+        options: of the methods.
+        teacher: a larger model, for RLCF.
+        pixels: decoded pictures; methods that are compared may share them.
+    """
+
+    encoder: DualEncoder
+    pool: Pool
+    options: MethodOptions
+    pixels: PixelCache
+    teacher: Encoder | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A method that is ready to be asked.
+
+    Attributes:
+        search: the method.
+        preparation: rows that went through the towers before the first query.
+        encoder: the model that embeds for it, where one model does so for all queries; None where each query has its
+            own, or images are not searched at all.
+    """
+
+    search: TextSearch
+    preparation: Tally = field(default_factory=Tally)
+    encoder: DualEncoder | None = None
+
+
+def _zero_shot(setting: Setting) -> Prepared:
+    return Prepared(Searcher(setting.encoder, setting.pool), encoder=setting.encoder)
+
+
+def _fine_tuning(setting: Setting) -> Prepared:
+    done, options = Tally(), setting.options
+    tuned = fine_tune(setting.encoder, setting.pool, options.episode, options.tuning, setting.pixels, done)
+    return Prepared(Searcher(tuned, by_model(tuned, setting.pool, setting.pixels, done)), done, tuned)
+
+
+def _text_to_text(setting: Setting) -> Prepared:
+    done = Tally()
+    return Prepared(Searcher(setting.encoder, by_captions(setting.encoder, setting.pool, done)), done)
+
+
+def _rlcf(setting: Setting) -> Prepared:
+    reward = setting.options.reward
+    return Prepared(RewardSearcher(setting.encoder, setting.pool, teacher=setting.teacher, options=reward))
+
+
+def _episode(setting: Setting) -> Prepared:
+    options = replace(setting.options.episode, parameters="adapters")
+    return Prepared(EpisodicSearcher(setting.encoder, setting.pool, options=options, pixels=setting.pixels))
+
+
+def _full_episode(setting: Setting) -> Prepared:
+    options = replace(setting.options.episode, parameters="all")
+    return Prepared(EpisodicSearcher(setting.encoder, setting.pool, options=options, pixels=setting.pixels))
+
+
+METHODS: Mapping[str, Callable[[Setting], Prepared]] = {
+    "zero-shot": _zero_shot,
+    "fine-tuning": _fine_tuning,
+    "text-to-text": _text_to_text,
+    "rlcf": _rlcf,
+    "episode-full": _full_episode,
+    "episode": _episode,
+}
+"""EFSA's rows of Tables 2 and 3, and full-parameter episodes (Fig. 4), in the order of a table."""
+
+
+def prepare(name: str, setting: Setting) -> Prepared:
+    """Make a method ready.
+
+    Raises:
+        UserError: no such method, or it lacks something: captions, a teacher.
+    """
+    if name not in METHODS:
+        raise UserError(f"no method '{name}'. Choose from: {', '.join(METHODS)}.")
+    return METHODS[name](setting)
