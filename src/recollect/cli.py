@@ -25,6 +25,7 @@ COMMANDS: dict[str, Command] = {
     "evaluate few-shot": Command("evaluate", "FewShot", "classify with a few labelled images, every method and draw"),
     "evaluate retrieval": Command("evaluate_retrieval", "Retrieval", "search captioned images both ways"),
     "evaluate probe": Command("evaluate", "Probe", "logistic regression on frozen image embeddings"),
+    "analyse span": Command("analyse", "Span", "how much of the image embeddings no caption speaks of"),
     "classify": Command("classify", "Classify", "folders of examples in, predictions for a folder of images out"),
     "study": Command("study", "Study", "run a table or figure of a paper"),
 }

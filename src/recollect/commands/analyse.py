@@ -1,0 +1,64 @@
+"""``recollect analyse``: how a model's embeddings use their space."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+from rich.table import Table
+
+from recollect.core.errors import UserError
+from recollect.core.files import write_json
+from recollect.core.progress import output
+from recollect.data.derived import corpus
+from recollect.data.sources import open_source
+from recollect.evaluation.analysis import energy_outside, text_span
+from recollect.evaluation.features import image_features
+from recollect.models import load_model
+
+MOST_CAPTIONS = 2000
+
+
+@dataclass(frozen=True)
+class Span:
+    """The share of image embeddings' energy that lies outside the span of the captions.
+
+    Training with captions alone hardly touches these directions, and the context objective trains them, so the share
+    says how much there is for context to clean up: in worlds where it gains, it is 55 to 85 %.
+    """
+
+    models: tyro.conf.Positional[tuple[str, ...]]
+    """RUN/model, folders or hub ids."""
+    captions: tuple[str, ...] = ()
+    """Sources of the captions, as in training."""
+    data: tuple[str, ...] = ()
+    """Sources of the images."""
+    split: str = "test"
+    """Split of the images."""
+    share: float = 0.99
+    """Share of the captions' energy that their span holds."""
+    out: Path | None = None
+    """A JSON file for the figures."""
+
+    def run(self) -> None:
+        """Measure, print and write."""
+        if not self.models or not self.captions or not self.data:
+            raise UserError("name a model, --captions SOURCE ... and --data SOURCE ...")
+        texts = [
+            text
+            for spec in self.captions
+            for text in list(corpus(open_source(spec, kind="caption"), MOST_CAPTIONS))[:MOST_CAPTIONS]
+        ]
+        table = Table("model", "width", "rank of the span", *(f"outside, {spec}" for spec in self.data))
+        rows = []
+        for name in self.models:
+            model = load_model(name)
+            span = text_span(model.embed_texts(list(dict.fromkeys(texts))).numpy(), self.share)
+            outside = {
+                spec: energy_outside(image_features(model, open_source(spec, split=self.split)).images, span)
+                for spec in self.data
+            }
+            rows.append({"model": name, "width": model.width, "rank": len(span), "outside": outside})
+            table.add_row(name, str(model.width), str(len(span)), *(f"{100 * each:.1f} %" for each in outside.values()))
+        output().print(table)
+        if self.out:
+            write_json(self.out, rows)
