@@ -1,5 +1,8 @@
 """Small random checkpoints, one of each family, made and written by transformers alone."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -108,6 +111,7 @@ def naflex() -> tuple[PreTrainedModel, ProcessorMixin]:
     tokenizer = unigram(64)
     image = _tower() | {"num_patches": 16, "patch_size": 8}
     tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = ["input_ids"]
+    tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "right"  # as published; the class has left
     config = Siglip2Config(text_config=_siglip_text(tokenizer, 64), vision_config=image)
     return Siglip2Model(config), Siglip2Processor(Siglip2ImageProcessorPil(patch_size=8, max_num_patches=16), tokenizer)
 
@@ -188,3 +192,52 @@ def pictures() -> list[Image.Image]:
 @pytest.fixture
 def pixels() -> torch.Tensor:
     return torch.randn(5, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
+
+
+PLAIN = """
+import json, sys
+import numpy as np
+import torch
+from PIL import Image
+from transformers import AutoModel, AutoProcessor
+
+for line in sys.stdin:
+    work = json.loads(line)
+    model, processor = AutoModel.from_pretrained(work["folder"]).eval(), AutoProcessor.from_pretrained(work["folder"])
+    images = [Image.fromarray(picture) for picture in np.load(work["pictures"])]
+    full = work["padding"] == "max_length"
+    length = model.config.text_config.max_position_embeddings if full else None
+    tokens = processor.tokenizer(
+        work["texts"], padding=work["padding"], truncation=True, max_length=length, return_tensors="pt"
+    )
+    with torch.no_grad():
+        found = [
+            model.get_image_features(**processor.image_processor(images, return_tensors="pt")).pooler_output,
+            model.get_text_features(**tokens).pooler_output,
+        ]
+    assert not any(name.split(".")[0] == "recollect" for name in sys.modules)
+    np.savez(work["out"], *(torch.nn.functional.normalize(each, dim=1).numpy() for each in found))
+    print("done", flush=True)
+"""
+"""A program of somebody who does not have this package."""
+
+
+@pytest.fixture(scope="session")
+def plain_transformers(tmp_path_factory):
+    """Image and text embeddings of a checkpoint, made by transformers in a process without this package."""
+    place = tmp_path_factory.mktemp("plain")
+    with subprocess.Popen([sys.executable, "-c", PLAIN], stdin=-1, stdout=-1, text=True, cwd=place) as program:
+
+        def embed(folder, pictures, texts, padding):
+            np.save(place / "pictures.npy", pictures)
+            names = {"folder": folder, "pictures": place / "pictures.npy", "out": place / "found.npz"}
+            work = {name: str(path) for name, path in names.items()} | {"texts": texts, "padding": padding}
+            program.stdin.write(json.dumps(work) + "\n")
+            program.stdin.flush()
+            answers = iter(program.stdout.readline, "")  # transformers prints, too
+            assert any(answer == "done\n" for answer in answers), "the program has ended with an error"
+            found = np.load(place / "found.npz")
+            return torch.from_numpy(found["arr_0"]), torch.from_numpy(found["arr_1"])
+
+        yield embed
+        program.stdin.close()

@@ -25,7 +25,8 @@ RUNS = {
     # Three samples to a chunk, rows of past steps in the objective's buffer.
     "pictures": (*("siglixp-tiny", *PICTURES, "--steps", "8", "--chunk", "3", "--log-every", "1"),
                  *("--checkpoint-every", "3", "--objective.context.options.stale-rows", "16")),
-    "vectors": ("latents-siglixp", *("--steps", "40", "--batch-size", "64", "--checkpoint-every", "7", "--log-every", "1")),
+    "vectors": (*("latents-siglixp", "--steps", "40", "--batch-size", "64"),
+                *("--checkpoint-every", "7", "--log-every", "1")),
 }  # fmt: skip
 
 NOTES = {"config.json", "tokenizer_config.json"}

@@ -49,7 +49,8 @@ def add_to_embedding(
     """Give each word's token its own row of the token embedding, drawn from N(0, 0.02); the others keep theirs."""
     ids = tokenizer.convert_tokens_to_ids(list(words))
     if max(ids) >= text_model.get_input_embeddings().num_embeddings:
-        text_model.resize_token_embeddings(max(ids) + 1, mean_resizing=False)
+        with torch.random.fork_rng(devices=[]):  # it draws rows, which are overwritten below
+            text_model.resize_token_embeddings(max(ids) + 1, mean_resizing=False)
     weight = text_model.get_input_embeddings().weight
     with torch.no_grad():
         for word, row in zip(words, ids, strict=True):
