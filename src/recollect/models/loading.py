@@ -108,7 +108,7 @@ def _open_small(name: str, record: dict[str, Any]) -> SmallEncoder:
         raise UserError(f"{name}: {WEIGHTS} is missing or damaged ({_line(error)}). Copy or train it again.") from error
     try:
         return restore_small(record, weights)
-    except (KeyError, TypeError, RuntimeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise UserError(f"{name}: {RECORD} and {WEIGHTS} do not fit together ({_line(error)}).") from error
 
 

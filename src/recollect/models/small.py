@@ -255,12 +255,15 @@ def restore_small(record: dict[str, Any], weights: dict[str, Tensor]) -> SmallEn
     """The encoder that a record and its weights describe.
 
     Raises:
-        KeyError, TypeError, RuntimeError: they do not fit together.
+        KeyError, TypeError, ValueError, RuntimeError: they do not fit together.
     """
     kind = next(kind for kind, encoder in ENCODERS.items() if encoder.architecture == record["architecture"])
     settings = kind(**record["settings"] | {"text": BagOfWords(**record["settings"]["text"])})
     encoder = build_small(settings, WordTokenizer(record["vocabulary"]), record["preset"], seed=0)
     encoder.prefixes = {name: tuple(words) for name, words in record["prefixes"].items()}
-    encoder._set_table(weights["word_vectors.weight"])
+    table, known = weights["word_vectors.weight"], len(encoder.words) + sum(map(len, encoder.prefixes.values()))
+    if len(table) != known:
+        raise ValueError(f"{len(table)} word vectors, but {known} words")
+    encoder._set_table(table)
     encoder.load_state_dict(weights)
     return encoder

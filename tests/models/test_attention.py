@@ -1,0 +1,71 @@
+"""Where the pooled token looks, against transformers' own attention matrices."""
+
+import pytest
+import torch
+from transformers import AutoModel
+
+from recollect.models import load_model
+
+
+def every_matrix(folder, tokens):
+    """(n, heads, tokens, tokens) for each layer, by transformers alone."""
+    model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.no_grad():
+        return model.get_text_features(**tokens, output_attentions=True).attentions
+
+
+def pooled_place(family, encoder, row):
+    """CLIP pools at its first end token, SigLIP at the last place, BERT at the first."""
+    if family in ("siglip", "naflex"):
+        return len(row) - 1
+    return row.index(encoder.tokenizer.eos_token_id) if family in ("clip", "swin_clip") else 0
+
+
+def test_the_maps_are_rows_of_transformers_attention(checkpoint, family, captions):
+    encoder = load_model(checkpoint(family), "cpu")
+    found = encoder.text_attention(captions)
+    tokens = encoder.tokenize(captions)
+    expected = every_matrix(checkpoint(family), tokens)
+    assert len(found.layers) == len(expected) == 2
+    for text, row in enumerate(tokens["input_ids"].tolist()):
+        place = pooled_place(family, encoder, row)
+        assert found.places[text] == place
+        assert found.tokens[text] == tuple(encoder.tokenizer.convert_ids_to_tokens(row))
+        for layer, matrix in zip(found.layers, expected, strict=True):
+            torch.testing.assert_close(layer[text], matrix[text, :, place], atol=1e-6, rtol=0)
+
+
+def test_every_map_is_a_distribution_over_the_tokens(checkpoint, family, captions):
+    encoder = load_model(checkpoint(family), "cpu")
+    found = encoder.text_attention(captions)
+    for layer in found.layers:
+        assert layer.min() >= 0
+        torch.testing.assert_close(layer.sum(-1), torch.ones(layer.shape[:-1]))
+
+
+@pytest.mark.parametrize("which", ["clip", "vit_bert", "swin_clip"])
+def test_nothing_looks_at_masked_padding(checkpoint, which, captions):
+    encoder = load_model(checkpoint(which), "cpu")
+    found, mask = encoder.text_attention(captions), encoder.tokenize(captions)["attention_mask"].bool()
+    assert not mask.all(), "some texts are padded"
+    for layer in found.layers:
+        assert layer.permute(1, 0, 2)[:, ~mask].abs().max() == 0
+
+
+def test_a_causal_tower_sees_its_prefix_and_the_map_shows_it(checkpoint, captions):
+    encoder = load_model(checkpoint("clip"), "cpu")
+    encoder.add_prefixes(("caption", "label"))
+    found = encoder.text_attention(captions, "label")
+    for text, words in enumerate(found.tokens):
+        place = words.index("<|label|>")
+        assert place == 1
+        assert all((layer[text, :, place] > 0).all() for layer in found.layers)
+
+
+def test_looking_leaves_the_model_as_it_was(checkpoint, captions):
+    encoder = load_model(checkpoint("siglip"), "cpu").train()
+    implementation, before = encoder.model.text_model.config._attn_implementation, encoder.embed_texts(captions)
+    encoder.text_attention(captions)
+    assert encoder.training
+    assert encoder.model.text_model.config._attn_implementation == implementation != "eager"
+    assert torch.equal(encoder.embed_texts(captions), before)

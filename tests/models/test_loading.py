@@ -1,0 +1,199 @@
+"""Whatever cannot be opened as a model says so in one line: what, where, what to do."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel, BertConfig, BertModel, ViTConfig, ViTModel
+
+from recollect.core.errors import UserError
+from recollect.models import build_model, load_model
+
+TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+
+
+@pytest.fixture
+def copied(checkpoint, tmp_path):
+    """A copy of a family's checkpoint, to be damaged."""
+
+    def copy(family):
+        return shutil.copytree(checkpoint(family), tmp_path / family)
+
+    return copy
+
+
+def refusal(name) -> str:
+    with pytest.raises(UserError) as caught:
+        load_model(name, "cpu")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(name) in message
+    return message
+
+
+def test_no_such_folder(tmp_path):
+    assert "no such folder. Name a model's folder or a hub id such as" in refusal(tmp_path / "nothing")
+
+
+def test_a_hub_id_that_cannot_be_reached():
+    message = refusal("some-lab/some-model")
+    assert "no such folder, and not to be had from the hub" in message
+    assert "hf download some-lab/some-model --local-dir FOLDER" in message
+
+
+def test_a_preset_is_no_model_yet():
+    assert "a preset, which has no weights yet. Train it first" in refusal("tiny")
+
+
+def test_a_folder_without_a_config(tmp_path):
+    assert "no config.json there (it holds nothing)" in refusal(tmp_path)
+    (tmp_path / "photo.jpg").touch()
+    assert "no config.json there (it holds photo.jpg)" in refusal(tmp_path)
+
+
+def test_a_file(copied):
+    assert "a file, not a model's folder" in refusal(copied("clip") / "config.json")
+
+
+def test_the_folder_of_a_run_names_its_model(tmp_path):
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    assert f"its model is {tmp_path / 'run' / 'model'}. Name that." in refusal(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("kind", "model"),
+    [("bert", lambda: BertModel(BertConfig(**TOWER))), ("vit", lambda: ViTModel(ViTConfig(**TOWER)))],
+)
+def test_a_checkpoint_of_one_tower(kind, model, tmp_path):
+    model().save_pretrained(tmp_path / kind)
+    assert f"a {kind} model, which has no image and text tower. Name a dual encoder" in refusal(tmp_path / kind)
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"model_type": "no-such-type"}', "[1]"])
+def test_a_config_that_is_none(text, copied):
+    folder = copied("clip")
+    (folder / "config.json").write_text(text)
+    assert "config.json cannot be read" in refusal(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 7, 100, -100])
+def test_weights_that_were_cut_off(keep, copied):
+    file = copied("siglip") / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    assert "its weights cannot be read" in refusal(file.parent)
+
+
+def test_weights_that_are_missing_are_counted(copied):
+    folder = copied("vit_bert")
+    weights = load_file(folder / "model.safetensors")
+    gone = sorted(name for name in weights if name.startswith("text_projection"))
+    save_file(
+        {name: weights[name] for name in weights if name not in gone}, folder / "model.safetensors", {"format": "pt"}
+    )
+    assert f"1 weights are missing, {gone[0]} first" in refusal(folder)
+
+
+def test_no_weights_at_all(copied):
+    folder = copied("clip")
+    (folder / "model.safetensors").unlink()
+    assert "no model.safetensors there" in refusal(folder)
+
+
+def test_a_pickle_is_never_opened(copied):
+    class Trap:
+        def __reduce__(self):
+            return (open, (str(folder / "opened"), "w"))
+
+    folder = copied("clip")
+    (folder / "model.safetensors").unlink()
+    torch.save(Trap(), folder / "pytorch_model.bin")
+    message = refusal(folder)
+    assert "opening a pickle can run code" in message
+    assert ".save_pretrained('FOLDER')" in message
+    assert not (folder / "opened").exists()
+
+
+def test_the_advice_for_a_pickle_works(checkpoint, copied, captions):
+    folder = copied("clip")
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    refusal(folder)
+    AutoModel.from_pretrained(folder).save_pretrained(folder)
+    expected = load_model(checkpoint("clip"), "cpu").embed_texts(captions)
+    assert torch.equal(load_model(folder, "cpu").embed_texts(captions), expected)
+
+
+def test_a_tokenizer_that_is_missing(copied):
+    folder = copied("vit_bert")
+    for file in folder.iterdir():
+        if "tokenizer" in file.name or "vocab" in file.name:
+            file.unlink()
+    assert "tokenizer cannot be opened" in refusal(folder)
+
+
+def test_a_tokenizer_of_another_model(copied):
+    folder = copied("clip")
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["vocab_size"] = 40
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = load_file(folder / "model.safetensors")
+    weights["text_model.embeddings.token_embedding.weight"] = torch.randn(40, 32)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    assert "a trial picture and text cannot be embedded" in refusal(folder)
+
+
+def test_an_image_processor_that_nothing_here_can_do(copied):
+    folder = copied("clip")
+    name = "processor_config.json" if (folder / "processor_config.json").exists() else "preprocessor_config.json"
+    config = json.loads((folder / name).read_text())
+    config.get("image_processor", config)["do_rescale"] = False
+    (folder / name).write_text(json.dumps(config))
+    assert "its image processor does not scale pixels to 0…1" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ("{", "recollect.json"),
+        ("[]", "not written by recollect"),
+        ('{"name": 1}', "not written by recollect"),
+        ('{"format": 99}', "written by a newer recollect (format 99)"),
+        ('{"format": 1, "text": {"padding": "longest"}}', "not a dual encoder that can be used here"),
+    ],
+)
+def test_a_record_that_is_damaged(record, message, copied):
+    folder = copied("clip")
+    (folder / "recollect.json").write_text(record)
+    assert message in refusal(folder)
+
+
+def test_a_damaged_small_model(captions, tmp_path):
+    folder = build_model("vector-linear", texts=captions).save(tmp_path / "model")
+    record = json.loads((folder / "recollect.json").read_text())
+    (folder / "recollect.json").write_text(json.dumps(record | {"vocabulary": record["vocabulary"][:-1]}))
+    assert "do not fit together" in refusal(folder)
+    (folder / "recollect.json").write_text(json.dumps({"format": 1, "architecture": "vectors"}))
+    assert "do not fit together" in refusal(folder)
+    (folder / "model.safetensors").write_bytes(b"half")
+    assert "model.safetensors is missing or damaged" in refusal(folder)
+
+
+def test_a_checkpoint_with_its_two_processors_apart_opens(copied, captions):
+    """As older ones on the hub are: nothing joins the image processor and the tokenizer."""
+    folder = copied("vit_bert")
+    expected = load_model(folder, "cpu").embed_texts(captions)
+    config = json.loads((folder / "processor_config.json").read_text())
+    (folder / "preprocessor_config.json").write_text(json.dumps(config["image_processor"]))
+    (folder / "processor_config.json").unlink()
+    assert torch.equal(load_model(folder, "cpu").embed_texts(captions), expected)
+
+
+def test_a_half_precision_checkpoint_opens_in_float32(copied):
+    folder = copied("siglip")
+    weights = {name: tensor.half() for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    encoder = load_model(folder, "cpu")
+    assert encoder.dtype == torch.float32
+    assert not encoder.training

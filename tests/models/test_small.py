@@ -1,0 +1,104 @@
+"""The small towers of the studies."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from recollect.core.types import Encoder
+from recollect.models import build_model, load_model
+
+NAMES = ("vector-mlp", "vector-linear", "glyph-held-back", "glyph-random", "glyph-strong")
+PROGRAM = """
+import sys
+import numpy as np
+from recollect.models import load_model
+from safetensors.torch import load_file, save_file
+
+given = load_file(sys.argv[1])
+for folder in sys.argv[2:]:
+    model = load_model(folder, "cpu")
+    images = model.embed_images(given["vectors" if "vector" in folder else "pixels"])
+    texts = model.embed_texts(["a cat", "two red dogs", "nothing known"], "label")
+    save_file({"images": images, "texts": texts}, folder + "/found.safetensors")
+"""
+
+
+@pytest.fixture
+def given():
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "vectors": torch.randn(3, 192, generator=generator),
+        "pixels": torch.randn(3, 3, 32, 32, generator=generator),
+    }
+
+
+def inputs(name, given):
+    return given["vectors" if name.startswith("vector") else "pixels"]
+
+
+def test_opened_in_another_process_every_small_model_gives_the_same_bits(given, captions, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    save_file(given, tmp_path / "given.safetensors")
+    models = {name: build_model(name, texts=captions, prefixes=("label",), seed=1) for name in NAMES}
+    folders = [str(models[name].save(tmp_path / name)) for name in NAMES]
+    words = [sys.executable, "-c", PROGRAM, str(tmp_path / "given.safetensors"), *folders]
+    subprocess.run(words, check=True, env={"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1"})
+    for name, model in models.items():
+        found = load_file(tmp_path / name / "found.safetensors")
+        assert torch.equal(found["images"], model.embed_images(inputs(name, given)))
+        assert torch.equal(found["texts"], model.embed_texts(["a cat", "two red dogs", "nothing known"], "label"))
+        assert load_model(tmp_path / name, "cpu").fingerprint == model.fingerprint
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_small_model_is_an_encoder(name, given, captions):
+    encoder = build_model(name, texts=captions)
+    assert isinstance(encoder, Encoder)
+    images, texts = encoder.embed_images(inputs(name, given)), encoder.embed_texts(captions)
+    for rows in (images, texts):
+        assert rows.dtype == torch.float32
+        assert not rows.requires_grad
+        torch.testing.assert_close(rows.norm(dim=1), torch.ones(len(rows)))
+    torch.testing.assert_close(encoder.embed_texts(captions[:1])[0], texts[0])
+    assert encoder.embed_texts([]).shape == (0, encoder.width)
+
+
+def test_a_bag_of_words_sums_its_word_vectors(captions):
+    """Against a loop in float64; unknown words and repeated padding add nothing."""
+    encoder = build_model("vector-linear", texts=captions).double()
+    table, head = encoder.word_vectors.weight, encoder.text_head
+    numbers = {word: number for number, word in enumerate(encoder.words.words, start=1)}
+    for text in (*captions, "A cat, a CAT and a zebra!", "zebra"):
+        total = torch.zeros(table.shape[1], dtype=torch.float64)
+        for word in text.lower().replace(",", "").replace("!", "").split():
+            if word in numbers:
+                total = total + table[numbers[word]]
+        raw = encoder.encode_texts(encoder.tokenize([text, "a large blue umbrella above a tree"]))[0]
+        torch.testing.assert_close(raw, head(total), rtol=0, atol=1e-12)
+
+
+def test_the_order_of_words_does_not_matter_and_the_words_do(captions):
+    encoder = build_model("vector-mlp", texts=captions)
+    rows = encoder.embed_texts(["a cat of a photo", "a photo of a cat", "a photo of a car"])
+    torch.testing.assert_close(rows[0], rows[1])
+    assert not torch.allclose(rows[1], rows[2])
+
+
+def test_frozen_filters_do_not_learn_and_the_head_does(given, captions):
+    encoder = build_model("glyph-random", texts=captions)
+    encoder.encode_images(given["pixels"]).square().sum().backward()
+    learned = {name for name, parameter in encoder.image_tower.named_parameters() if parameter.grad is not None}
+    assert learned == {"head.weight", "head.bias"}
+
+
+def test_a_picture_and_its_pixels_embed_alike(captions):
+    encoder = build_model("glyph-strong", texts=captions)
+    pictures = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
+    pixels = torch.stack([encoder.transform(picture) for picture in pictures])
+    torch.testing.assert_close(encoder.embed_images(list(pictures)), encoder.embed_images(pixels))
+    by_hand = (pictures.astype(np.float64) / 255 - 0.45) / 0.3
+    torch.testing.assert_close(pixels.double(), torch.from_numpy(by_hand.transpose(0, 3, 1, 2)), atol=1e-6, rtol=0)
