@@ -4,8 +4,25 @@ import numpy as np
 import pytest
 import torch
 
+from recollect.core.errors import UserError
+from recollect.core.types import Sample
 from recollect.data.tasks import RetrievalTask
-from recollect.evaluation.retrieval import bootstrap_interval, retrieval
+from recollect.evaluation.retrieval import (
+    MISSED,
+    Comparison,
+    bootstrap_interval,
+    compare_methods,
+    first_match,
+    merged,
+    recall_rows,
+    retrieval,
+)
+from recollect.models import build_model
+from recollect.retrieval.methods import METHODS, MethodOptions
+from recollect.retrieval.options import EpisodeOptions, TuningOptions
+from recollect.retrieval.pool import Item
+from recollect.retrieval.rewording import held_out, reworded, true_captions
+from recollect.retrieval.search import Hit, SearchResult
 
 
 class Fixed:
@@ -38,8 +55,6 @@ def problem(make_source):
 
 
 def _numbered(self, index):
-    from recollect.core.types import Sample
-
     return Sample(np.array([index], dtype=np.float32), (), 0, "pool", "caption", str(index))
 
 
@@ -84,3 +99,165 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
         covered += low <= 0.3 <= high
     assert 0.91 < covered / 400 < 0.98
     assert bootstrap_interval(np.ones(50, dtype=bool)) == (1.0, 1.0)
+
+
+# --- several methods ----------------------------------------------------------------------------------------------
+
+COLOURS, THINGS = ("red", "green", "blue", "white"), ("tree", "car", "river", "queen", "bridge")
+
+
+class Scenes:
+    """Pictures of one colour, each with two texts; the last four look and read the same."""
+
+    kind, class_names = "caption", ()
+
+    def __init__(self, name="scenes", size=24):
+        self.name, self.size = name, size
+
+    @property
+    def fingerprint(self):
+        return f"{self.name}-{self.size}"
+
+    def __len__(self):
+        return self.size
+
+    def texts(self, index):
+        index = min(index, self.size - 4)
+        text = f"a {COLOURS[index % 4]} {THINGS[index // 4 % 5]} {'left' if index > 19 else 'right'} of a car"
+        return text, f"{THINGS[index // 4 % 5]} in {COLOURS[index % 4]}, number {COLOURS[index // 8]}"
+
+    def __getitem__(self, index):
+        pixels = np.random.default_rng(min(index, self.size - 4)).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+        return Sample(pixels, self.texts(index), -1, self.name, "caption", f"scene-{index}", {"domain": self.name})
+
+
+def scenes_task(name="scenes", size=24):
+    source = Scenes(name, size)
+    owners = {}
+    for index in range(size):
+        for text in source.texts(index):
+            owners.setdefault(text, []).append(index)
+    matches = tuple(tuple(found) for found in owners.values())
+    domains = tuple(name if index % 3 else f"{name} again" for index in range(size))
+    return RetrievalTask(name, source, tuple(owners), matches, (1,) * len(owners), domains, (False,) * size)
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    source = Scenes()
+    return build_model("tiny", texts=[text for index in range(24) for text in source.texts(index)]).eval()
+
+
+OPTIONS = MethodOptions(EpisodeOptions(k=8, rank=4, scale=15.0), TuningOptions(epochs=1))
+
+
+def recalls(result, method, direction="text to image"):
+    return {
+        (row["domain"], row["k"]): row["value"]
+        for row in result.rows
+        if row["method"] == method and row["metric"] == "recall" and row["direction"] == direction
+    }
+
+
+def test_zero_shot_by_search_is_zero_shot_by_ranks(encoder):
+    """Ties included: four images are the same, and so are their texts."""
+    task = scenes_task()
+    streamed = retrieval(encoder, task, model="tiny")
+    searched = compare_methods(encoder, task, None, Comparison(("zero-shot",)), model="tiny")
+    for direction in ("text to image", "image to text"):
+        assert recalls(searched, "zero-shot", direction) == recalls(streamed, "zero-shot", direction)
+
+
+def test_every_method_is_in_one_table_with_its_cost(encoder):
+    task = scenes_task()
+    comparison = Comparison(tuple(METHODS), OPTIONS, teacher=encoder, queries=6)
+    result = compare_methods(encoder, task, reworded(task.images), comparison, model="tiny", seed=3)
+    assert result.settings["queries"] == 12  # of two domains
+    cost = {(row["method"], row["metric"]): row["value"] for row in result.rows if row["metric"] != "recall"}
+    for name in METHODS:
+        assert set(recalls(result, name)) == set(recalls(result, "zero-shot"))
+        assert cost[name, "seconds per query"] > 0
+        assert all(
+            row["queries"] in (6, 12) for row in result.rows if row.get("direction") == "text to image" and "low" in row
+        )
+    both_ways = {row["method"] for row in result.rows if row.get("direction") == "image to text"}
+    assert both_ways == {"zero-shot", "fine-tuning"}
+    assert cost["zero-shot", "texts_forward per query"] == 1
+    assert cost["zero-shot", "backward_products per query"] == 0
+    assert cost["episode-full", "images_backward per query"] == 8
+    assert cost["episode-full", "backward_products per query"] > cost["episode", "backward_products per query"] > 0
+    assert result.settings["methods"]["fine-tuning"]["preparation"]["images_backward"] == 24
+    gains = [row for row in result.rows if "gain" in row]
+    assert {row["method"] for row in gains} == set(METHODS) - {"zero-shot"}
+    for row in gains:
+        before = recalls(result, "zero-shot", row["direction"])[row["domain"], row["k"]]
+        assert row["gain"] == pytest.approx(row["value"] - before)
+        assert row["gain_low"] <= row["gain"] <= row["gain_high"]
+
+
+def test_an_episode_cannot_find_what_is_beyond_its_candidates(encoder):
+    task = scenes_task()
+    options = MethodOptions(EpisodeOptions(k=5, rank=4, scale=15.0))
+    result = compare_methods(encoder, task, true_captions(task.images), Comparison(options=options), model="tiny")
+    plain, again = (recalls(result, name) for name in ("zero-shot", "episode"))
+    assert again["all", 5] == plain["all", 5]
+    assert again["all", 10] == plain["all", 10]
+    assert again != plain
+
+
+def test_a_caption_that_is_held_out_is_no_query(encoder):
+    task = scenes_task()
+    captions = held_out(task.images)
+    result = compare_methods(encoder, task, captions, Comparison(("zero-shot",)), model="tiny")
+    assert captions.captions[0] == task.images.texts(0)[1]
+    assert result.settings["queries"] == len({task.images.texts(index)[0] for index in range(24)})
+
+
+def test_a_merged_pool_keeps_every_match():
+    first, second = scenes_task("first", 24), scenes_task("second", 20)
+    pool = merged([first, second])
+    assert len(pool.images) == 44
+    assert pool.images[30].id == "second:scene-6"
+    for text, found in zip(pool.texts, pool.matches, strict=True):
+        wanted = {row for row in range(24) if text in first.images.texts(row)}
+        wanted |= {24 + row for row in range(20) if text in second.images.texts(row)}
+        assert set(found) == wanted
+    assert pool.domains == first.domains + second.domains
+
+
+@pytest.mark.parametrize(
+    ("scores", "true", "rank"),
+    [
+        ([0.9, 0.8, 0.7], {"a"}, 1),
+        ([0.9, 0.9, 0.7], {"a"}, 2),
+        ([0.9, 0.9, 0.9], {"a", "b"}, 2),
+        ([0.9, 0.8, 0.8], {"b"}, 3),
+        ([0.9, 0.8, 0.7], {"z"}, MISSED),
+        ([0.5, 0.5, 0.5], {"c"}, 3),
+    ],
+)
+def test_of_equal_scores_the_wrong_come_first(scores, true, rank):
+    items = [Item(id, None, lambda: None) for id in "abc"]
+    found = SearchResult("q", tuple(Hit(item, score, 1) for item, score in zip(items, scores, strict=True)))
+    assert first_match(found, true) == rank
+
+
+def test_the_interval_of_a_gain_is_that_of_paired_queries():
+    generator = np.random.default_rng(0)
+    before = generator.integers(1, 4, 400)
+    after = np.where(generator.random(400) < 0.1, 1, before)
+    domains = np.array(["a"] * 400)
+    row = next(row for row in recall_rows("m", "text to image", after, domains, (1,), before) if row["domain"] == "all")
+    draws = generator.integers(0, 400, size=(4000, 400))
+    gains = 100 * ((after[draws] == 1).mean(axis=1) - (before[draws] == 1).mean(axis=1))
+    assert row["gain_low"] == pytest.approx(np.quantile(gains, 0.025), abs=0.6)
+    assert row["gain_high"] == pytest.approx(np.quantile(gains, 0.975), abs=0.6)
+    assert row["gain_high"] - row["gain_low"] < row["high"] - row["low"]  # the same queries: less noise
+
+
+def test_a_comparison_says_what_it_lacks(encoder):
+    task = scenes_task()
+    with pytest.raises(UserError, match="no method 'magic'"):
+        compare_methods(encoder, task, None, Comparison(("magic",)), model="tiny")
+    with pytest.raises(UserError, match="recollect caption"):
+        compare_methods(encoder, task, None, Comparison(("text-to-text",)), model="tiny")

@@ -1,17 +1,32 @@
-"""Search both ways: recall at k with all true matches counted, for each domain and on average."""
+"""Search both ways: recall at k with all true matches counted, for each domain and on average, and what it costs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
+from jaxtyping import Int64
 
+from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, Kind
+from recollect.data.derived import Joined
 from recollect.data.tasks import RetrievalTask
 from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.results import Result, Row
-from recollect.retrieval.ranks import NO_RANK, hits, streaming_ranks
+from recollect.models import DualEncoder
+from recollect.retrieval.cost import Cost, measured
+from recollect.retrieval.episodes import caption_kind
+from recollect.retrieval.methods import METHODS, MethodOptions, Prepared, Setting, prepare
+from recollect.retrieval.pixels import PixelCache
+from recollect.retrieval.pool import SourcePool
+from recollect.retrieval.ranks import NO_RANK, TIE, hits, streaming_ranks
+from recollect.retrieval.rewording import PoolCaptions
+from recollect.retrieval.search import SearchResult
 
 DIRECTIONS = ("text to image", "image to text")
+
+MISSED = np.iinfo(np.int64).max
+"""Rank of a true match that a search did not reach."""
 
 
 def retrieval(
@@ -36,42 +51,115 @@ def retrieval(
         prefix: which prefix token the texts get, for models that have them.
 
     Returns:
-        Rows with ``direction``, ``domain`` (of the text's first image or of the image; ``all`` and ``mean of domains``
-        for the whole), ``k``, the number of ``queries``, and ``value`` in percent with its 95 % bootstrap interval,
-        ``low`` and ``high``.
+        Rows with ``method`` (zero-shot), ``metric`` (recall), ``direction``, ``domain`` (of the text's first image or of
+        the image; ``all`` and ``mean of domains`` for the whole), ``k``, the number of ``queries``, and ``value`` in
+        percent with its 95 % bootstrap interval, ``low`` and ``high``.
     """
     images = image_features(encoder, task.images, cache).images
     texts = encoder.embed_texts(task.texts, prefix).numpy()
     ranks = streaming_ranks(images, texts, task.matches)
-    ambiguous = np.array(task.ambiguous, dtype=bool)
-    domains = np.array(task.domains)
-    first = np.array([found[0] for found in task.matches])
-    certain = np.array([not ambiguous[list(found)].all() for found in task.matches])
-    asked = {
-        DIRECTIONS[0]: (np.where(certain, ranks.texts, NO_RANK), domains[first]),
-        DIRECTIONS[1]: (np.where(ambiguous, NO_RANK, ranks.images), domains),
-    }
+    asked = _Asked.of(task)
     rows: list[Row] = []
-    for direction, (found, of) in asked.items():
-        names = sorted(set(of[found != NO_RANK].tolist()))
-        for k in depths:
-            values = []
-            for name in names:
-                rows.append(_row(direction, name, k, hits(found[of == name], k)))
-                values.append(rows[-1]["value"])
-            rows.append(_row(direction, "all", k, hits(found, k)))
-            if len(names) > 1:
-                rows.append(
-                    {"direction": direction, "domain": "mean of domains", "k": k, "value": float(np.mean(values))}
-                )
+    for direction, found in zip(DIRECTIONS, (ranks.texts, ranks.images), strict=True):
+        rows += recall_rows("zero-shot", direction, *asked.only(direction, found), depths)
     settings = {"images": len(task.images), "texts": len(task.texts), "prefix": prefix}
     return Result("retrieval", model, task.name, seed, rows, settings)
 
 
-def _row(direction: str, domain: str, k: int, hit: np.ndarray) -> Row:
+@dataclass(frozen=True)
+class _Asked:
+    """Which texts and images are queries, and of which domain each is.
+
+    Attributes:
+        texts, images: whether it is asked.
+        text_domains, image_domains: of each.
+    """
+
+    texts: np.ndarray
+    images: np.ndarray
+    text_domains: np.ndarray
+    image_domains: np.ndarray
+
+    @classmethod
+    def of(cls, task: RetrievalTask, reserved: frozenset[str] = frozenset()) -> "_Asked":
+        ambiguous, domains = np.array(task.ambiguous, dtype=bool), np.array(task.domains)
+        certain = np.array([not ambiguous[list(found)].all() for found in task.matches])
+        free = np.array([text not in reserved for text in task.texts])
+        first = np.array([found[0] for found in task.matches])
+        return cls(certain & free, ~ambiguous, domains[first], domains)
+
+    def sampled(self, number: int | None, seed: int) -> "_Asked":
+        """At most ``number`` texts of each domain, drawn at random."""
+        if number is None:
+            return self
+        chosen = np.zeros(len(self.texts), dtype=bool)
+        for domain in sorted(set(self.text_domains.tolist())):
+            rows = np.flatnonzero(self.texts & (self.text_domains == domain))
+            chosen[numpy_generator("queries", seed, domain).permutation(rows)[:number]] = True
+        return replace(self, texts=chosen)
+
+    def only(self, direction: str, ranks: Int64[np.ndarray, " n"]) -> tuple[np.ndarray, np.ndarray]:
+        """The ranks with what is not asked taken out, and the domains."""
+        asked, domains = (
+            (self.texts, self.text_domains) if direction == DIRECTIONS[0] else (self.images, self.image_domains)
+        )
+        return np.where(asked, ranks, NO_RANK), domains
+
+
+def recall_rows(
+    method: str,
+    direction: str,
+    ranks: np.ndarray,
+    domains: np.ndarray,
+    depths: Sequence[int],
+    baseline: np.ndarray | None = None,
+) -> list[Row]:
+    """Recall at each depth, for each domain, for all queries, and as the mean of domains.
+
+    Args:
+        ranks: of the first true match; `NO_RANK` for what is not asked.
+        domains: of each query.
+        baseline: ranks of the same queries by another method; then each row says by how much this one is better, with
+            the interval of that difference over the same resampled queries.
+    """
+    names = sorted(set(domains[ranks != NO_RANK].tolist()))
+    rows: list[Row] = []
+    for k in depths:
+        values = []
+        for name in [*names, "all"]:
+            mine = np.ones(len(ranks), dtype=bool) if name == "all" else domains == name
+            row = {"method": method, "metric": "recall", "direction": direction, "domain": name, "k": k}
+            hit = hits(ranks[mine], k)
+            row |= _figures(hit)
+            if baseline is not None:
+                row |= _gain(hit, hits(np.where(ranks == NO_RANK, NO_RANK, baseline)[mine], k))
+            rows.append(row)
+            values.append(row["value"])
+        if len(names) > 1:
+            mean = float(np.mean(values[:-1]))
+            rows.append({**{key: rows[-1][key] for key in _KEYS}, "domain": "mean of domains", "value": mean})
+    return rows
+
+
+_KEYS = ("method", "metric", "direction", "k")
+
+
+def _figures(hit: np.ndarray) -> dict[str, float]:
     low, high = bootstrap_interval(hit)
-    values = {"value": 100 * float(hit.mean()), "low": 100 * low, "high": 100 * high, "queries": len(hit)}
-    return {"direction": direction, "domain": domain, "k": k, **values}
+    return {"value": 100 * float(hit.mean()), "low": 100 * low, "high": 100 * high, "queries": len(hit)}
+
+
+def _gain(hit: np.ndarray, before: np.ndarray, draws: int = 2000, level: float = 0.95) -> dict[str, float]:
+    """Percentile interval of the difference of two recalls when the same queries are resampled for both.
+
+    A query wins, loses or stays, so that resampled counts are multinomial and no sample is drawn row by row.
+    """
+    wins, losses = int((hit & ~before).sum()), int((before & ~hit).sum())
+    shares = np.array([wins, losses, len(hit) - wins - losses]) / len(hit)
+    counts = numpy_generator("bootstrap gain", len(hit)).multinomial(len(hit), shares, draws)
+    low, high = np.quantile((counts[:, 0] - counts[:, 1]) / len(hit), [(1 - level) / 2, (1 + level) / 2])
+    gain = (wins - losses) / len(hit)
+    return {"gain": 100 * gain, "gain_low": 100 * float(low), "gain_high": 100 * float(high)}
 
 
 def bootstrap_interval(hit: np.ndarray, draws: int = 2000, level: float = 0.95) -> tuple[float, float]:
@@ -85,3 +173,146 @@ def bootstrap_interval(hit: np.ndarray, draws: int = 2000, level: float = 0.95) 
     counts = numpy_generator("bootstrap", len(hit)).binomial(len(hit), hit.mean(), draws)
     low, high = np.quantile(counts / len(hit), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Which methods search, and how.
+
+    Attributes:
+        methods: names of `METHODS`; gains are over the first.
+        options: their settings.
+        teacher: a larger model, for RLCF.
+        queries: ask at most this many texts of each domain; the pool stays whole.
+        seed: of that draw.
+        depths: the k of R@k.
+    """
+
+    methods: Sequence[str] = ("zero-shot", "episode")
+    options: MethodOptions = field(default_factory=MethodOptions)
+    teacher: Encoder | None = None
+    queries: int | None = None
+    seed: int = 0
+    depths: Sequence[int] = (1, 5, 10)
+
+
+def compare_methods(
+    encoder: DualEncoder,
+    task: RetrievalTask,
+    captions: PoolCaptions | None,
+    comparison: Comparison,
+    *,
+    model: str,
+    seed: int = 0,
+    cache: FeatureCache | None = None,
+) -> Result:
+    """Recall and cost of several ways of searching the same pool by the same queries (EFSA, Tables 2 and 3).
+
+    From text to image every method is asked through its own search; of equal scores the wrong images come first. From
+    image to text only those are judged that have one model for all queries.
+
+    Args:
+        captions: of the pool's images, for methods that learn from them; without, there are none.
+        model: what to call the model in the result.
+        seed: of the model's training.
+
+    Returns:
+        Rows as `retrieval` gives them, with ``gain``, ``gain_low``, ``gain_high`` over the first method, and rows of
+        other ``metric``: seconds, rows through each tower, products and bytes per query (see `Cost`).
+
+    Raises:
+        UserError: no such method, or one lacks captions or a teacher.
+    """
+    if unknown := [name for name in comparison.methods if name not in METHODS]:
+        raise UserError(f"no method '{unknown[0]}'. Choose from: {', '.join(METHODS)}.")
+    captions = captions or PoolCaptions((None,) * len(task.images))
+    vectors = image_features(encoder, task.images, cache).images
+    pool = SourcePool(encoder, task.images, captions.captions, vectors)
+    setting = Setting(encoder, pool, comparison.options, PixelCache(encoder.transform), comparison.teacher)
+    asked = _Asked.of(task, captions.reserved).sampled(comparison.queries, comparison.seed)
+    if not asked.texts.any():
+        raise UserError(f"{task.name}: no text is left to ask by. Are all of them captions of the pool?")
+    rows: list[Row] = []
+    notes: dict[str, object] = {}
+    baseline: Mapping[str, np.ndarray] = {}
+    for name in comparison.methods:
+        prepared = prepare(name, setting)
+        ranks, cost = _search_ranks(prepared, task, np.flatnonzero(asked.texts), max(comparison.depths))
+        found = {DIRECTIONS[0]: ranks}
+        if prepared.encoder is not None:
+            found[DIRECTIONS[1]] = _image_ranks(prepared, task, vectors if prepared.encoder is encoder else None)
+        for direction, mine in found.items():
+            only, domains = asked.only(direction, mine)
+            before = baseline.get(direction)
+            rows += recall_rows(name, direction, only, domains, comparison.depths, before)
+        rows += [
+            {"method": name, "metric": f"{metric} per query", "value": value}
+            for metric, value in asdict(cost).items()
+            if value is not None
+        ]
+        notes[name] = {"report": asdict(prepared.search.report), "preparation": prepared.preparation.as_dict()}
+        baseline = baseline or found
+    settings = {
+        "images": len(task.images),
+        "texts": len(task.texts),
+        "queries": int(asked.texts.sum()),
+        "captions": sum(caption is not None for caption in captions.captions),
+        "options": asdict(comparison.options),
+        "methods": notes,
+    }
+    return Result("retrieval", model, task.name, seed, rows, settings)
+
+
+def _search_ranks(
+    prepared: Prepared, task: RetrievalTask, texts: np.ndarray, depth: int
+) -> tuple[Int64[np.ndarray, " texts"], Cost]:
+    """Rank of each asked text's first true match by its search, and what a query cost."""
+    results, cost = measured(prepared.search, [task.texts[text] for text in texts], depth + 1)
+    ranks = np.full(len(task.texts), NO_RANK, dtype=np.int64)
+    for text, result in zip(texts.tolist(), results, strict=True):
+        ranks[text] = first_match(result, {str(image) for image in task.matches[text]})
+    return ranks, cost
+
+
+def first_match(result: SearchResult, true: set[str]) -> int:
+    """Rank of the first of ``true`` in a search result, or `MISSED`; of equal scores the wrong come first."""
+    place = next((place for place, hit in enumerate(result.hits) if hit.item.id in true), None)
+    if place is None:
+        return MISSED
+    rank = place + 1
+    for hit in result.hits[place + 1 :]:
+        if abs(hit.score - result.hits[place].score) >= TIE:
+            break
+        rank += hit.item.id not in true
+    return rank
+
+
+def _image_ranks(prepared: Prepared, task: RetrievalTask, vectors: np.ndarray | None) -> Int64[np.ndarray, " images"]:
+    encoder = prepared.encoder
+    assert encoder is not None
+    images = image_features(encoder, task.images).images if vectors is None else vectors
+    texts = encoder.embed_texts(task.texts, caption_kind(encoder)).numpy()
+    return streaming_ranks(images, texts, task.matches).images
+
+
+def merged(tasks: Sequence[RetrievalTask], name: str = "") -> RetrievalTask:
+    """Several pools as one; a text that occurs in several is asked once and matches in all (EFSA, Table 3)."""
+    if len(tasks) == 1:
+        return tasks[0]
+    images = Joined(tuple(task.images for task in tasks), name)
+    offsets = np.cumsum([0, *(len(task.images) for task in tasks)]).tolist()
+    matches: dict[str, tuple[int, ...]] = {}
+    counts: dict[str, int] = {}
+    for task, offset in zip(tasks, offsets, strict=False):
+        for text, found, count in zip(task.texts, task.matches, task.counts, strict=True):
+            matches[text] = matches.get(text, ()) + tuple(offset + row for row in found)
+            counts[text] = counts.get(text, 0) + count
+    return RetrievalTask(
+        name or images.name,
+        images,
+        tuple(matches),
+        tuple(matches.values()),
+        tuple(counts.values()),
+        tuple(domain for task in tasks for domain in task.domains),
+        tuple(flag for task in tasks for flag in task.ambiguous),
+    )

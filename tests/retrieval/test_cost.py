@@ -1,0 +1,64 @@
+"""Products are counted as a hand counts them, in the pass in which they are made."""
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from recollect.retrieval.cost import Products, measured, peak_memory
+from recollect.retrieval.search import SearchReport, SearchResult
+from recollect.retrieval.tally import Tally
+
+
+def test_products_of_both_passes_are_those_of_a_hand_count():
+    weight = torch.randn(5, 7, requires_grad=True)
+    with Products() as products:
+        out = F.linear(torch.randn(3, 7), weight, torch.zeros(5))
+        assert (products.forward, products.backward) == (3 * 5 * 7, 0)
+        out.sum().backward()
+    assert (products.forward, products.backward) == (3 * 5 * 7, 3 * 5 * 7)  # rows need no gradient
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_products_in_place_and_of_attention_count_too(grad):
+    query, key, value = (torch.randn(2, 4, 6, 8, requires_grad=grad) for _ in range(3))
+    with Products() as products:
+        torch.zeros(2, 3, 4).baddbmm_(torch.randn(2, 3, 5), torch.randn(2, 5, 4))
+        assert products.forward == 2 * 3 * 5 * 4
+        torch.zeros(3, 4).addmm_(torch.randn(3, 5), torch.randn(5, 4))
+        assert products.forward == 3 * (3 * 5 * 4)
+        F.scaled_dot_product_attention(query, key, value)
+    assert products.forward == 3 * (3 * 5 * 4) + 2 * (2 * 4 * 6 * 6 * 8)
+
+
+@dataclass
+class Sleeper:
+    """A search that does what the test says."""
+
+    tally: Tally = field(default_factory=Tally)
+    report: SearchReport = field(default_factory=SearchReport)
+
+    def search(self, queries, k=10):
+        self.tally.forward(images=2 * len(queries), texts=len(queries))
+        for _ in queries:
+            torch.randn(4, 5) @ torch.randn(5, 6)
+        return [SearchResult(query, ()) for query in queries]
+
+
+def test_costs_are_of_one_query():
+    results, cost = measured(Sleeper(), [f"query {number}" for number in range(20)], 10)
+    assert len(results) == 20
+    assert (cost.images_forward, cost.texts_forward, cost.images_backward) == (2, 1, 0)
+    assert cost.forward_products == 4 * 5 * 6
+    assert cost.seconds > 0
+
+
+def test_peak_memory_is_what_was_held_beyond_before():
+    held = torch.ones(2**23)  # 32 MiB that were there
+    size = 2**25
+    peak = peak_memory(lambda: torch.ones(size).sum())
+    if peak is None:
+        pytest.skip("this system does not tell how much memory a process held at most")
+    assert 0.8 * 4 * size < peak < 1.6 * 4 * size
+    assert len(held)
