@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from recollect.core.seeding import derive_seed
+from recollect.objectives import ContextObjective, ContextOptions
 from recollect.training.ranks import ranks
 from recollect.training.step import Inputs, StepOptions, train_step
 
@@ -19,7 +20,10 @@ def doubled(inputs: Inputs) -> Inputs:
 
 
 def gradients(*modules) -> dict[str, torch.Tensor]:
-    return {f"{i}.{name}": p.grad.clone() for i, m in enumerate(modules) for name, p in m.named_parameters()}
+    learning = [
+        (f"{i}.{name}", p) for i, m in enumerate(modules) for name, p in m.named_parameters() if p.requires_grad
+    ]
+    return {name: parameter.grad.clone() for name, parameter in learning}
 
 
 def plain_gradients(model, objective, inputs: Inputs, chunk: int, seed: int) -> dict[str, torch.Tensor]:
@@ -71,6 +75,30 @@ def test_chunks_give_the_gradients_of_plain_training_with_dropout_on(small, chun
     actual = gradients(model, objective)
     assert "1.log_scale" in actual
     for name, gradient in expected.items():
+        torch.testing.assert_close(actual[name], gradient, rtol=0, atol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize("form", ["dense", "blockwise"])
+@pytest.mark.parametrize("base", ["sigmoid", "softmax"])
+@pytest.mark.parametrize("options", [{}, {"augmented": "all"}, {"separate": True}, {"active_rows": 5}, {"tied": "all"}])
+def test_every_temperature_of_the_context_objective_has_its_whole_gradient(small, base, options, form):
+    inputs = doubled(small.inputs(0))
+    objectives = [
+        ContextObjective(
+            base, 0.8, ContextOptions(**options), width=6, scale=7.0, bias=-2.0, tau_context=0.1, form=form
+        )
+        for _ in range(2)
+    ]
+    needs = objectives[0].needs
+    extra = {name: torch.randn(12, 4, dtype=torch.float64) for name in ("views", "context") if name in needs}
+    inputs = Inputs(inputs.images, inputs.tokens, **extra)
+    expected = plain_gradients(pair(small)[0], objectives[0].double(), inputs, 5, seed=3)
+    model = pair(small)[0]
+    train_step(model, objectives[1].double(), inputs, StepOptions(chunk=5, seed=3))
+    actual = gradients(model, objectives[1])
+    assert any("tau" in name or "scale" in name for name in actual)
+    for name, gradient in expected.items():
+        assert gradient.abs().max() > 0, name
         torch.testing.assert_close(actual[name], gradient, rtol=0, atol=1e-10, msg=name)
 
 

@@ -1,7 +1,9 @@
 """What a recipe is made of; the command line, its help and ``recipe.json`` are derived from these fields."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from math import inf, isfinite
+from typing import Any, Literal
 
 from recollect.core.errors import UserError
 from recollect.core.types import Kind
@@ -123,6 +125,24 @@ class Objective:
     context: Context | None = None
 
 
+_COUNT = (lambda value: value >= 1, "at least 1")
+_POSITIVE = (lambda value: 0 < value < inf, "positive")
+_NOT_NEGATIVE = (lambda value: 0 <= value < inf, "0 or positive")
+_SHARE = (lambda value: 0 <= value <= 1, "between 0 and 1")
+_DECAY = (lambda value: 0 <= value < 1, "at least 0 and less than 1")
+_LIMITS: Mapping[str, tuple[Callable[[float], bool], str]] = {
+    **dict.fromkeys(("steps", "batch_size", "chunk", "log_every", "checkpoint_every", "checkpoints_kept"), _COUNT),
+    **dict.fromkeys(("objective.scale", "objective.context.tau", "optimiser.clip_norm"), _POSITIVE),
+    **dict.fromkeys(("optimiser.learning_rate", "optimiser.weight_decay"), _NOT_NEGATIVE),
+    **dict.fromkeys(("optimiser.temperature_factor", "workers"), _NOT_NEGATIVE),
+    **dict.fromkeys(("objective.context.alpha", "optimiser.warmup", "data.broken_share"), _SHARE),
+    **dict.fromkeys(("optimiser.beta1", "optimiser.beta2"), _DECAY),
+    "objective.bias": (isfinite, "a finite number"),
+    "data.crop": (lambda value: 0 < value <= 1, "more than 0 and at most 1"),
+}
+"""What each number may be, and how to say so."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """All that decides the outcome of a run.
@@ -163,10 +183,12 @@ class Recipe:
         Raises:
             UserError: naming the option.
         """
-        whole = ("steps", "batch_size", "log_every", "checkpoint_every", "checkpoints_kept")
-        numbers = {name: getattr(self, name) for name in whole} | {"chunk": 1 if self.chunk is None else self.chunk}
-        if wrong := next((name for name, value in numbers.items() if value < 1), None):
-            raise UserError(f"--{wrong.replace('_', '-')} {numbers[wrong]}: must be at least 1.")
+        for name, (right, words) in _LIMITS.items():
+            value: Any = self
+            for part in name.split("."):
+                value = getattr(value, part, None)
+            if value is not None and not right(value):
+                raise UserError(f"--{name.replace('_', '-')} {value}: must be {words}.")
         if self.objective.context and self.batch_size < 2:
             raise UserError("--batch-size 1: a batch of one has no context. Take at least 2.")
         if not self.data.specs:

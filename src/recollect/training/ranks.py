@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from recollect.core.errors import UserError
 from recollect.core.types import best_device
 
 
@@ -36,9 +37,12 @@ def ranks(device: str | None = None) -> Iterator[Ranks]:
 
     Args:
         device: where to compute; the best device of the machine by default, one GPU to a process.
+
+    Raises:
+        UserError: this machine, or this build of torch, has no such device.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    chosen = torch.device(device) if device else best_device()
+    chosen = _usable(device) if device else best_device()
     if size == 1:
         yield Ranks(0, 1, chosen)
         return
@@ -52,6 +56,14 @@ def ranks(device: str | None = None) -> Iterator[Ranks]:
         yield Ranks(dist.get_rank(), size, chosen)
     finally:
         dist.destroy_process_group()
+
+
+def _usable(device: str) -> torch.device:
+    try:
+        torch.empty(1, device=device).cpu()
+        return torch.device(device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UserError(f"--device {device}: cannot be used here. This machine has {best_device().type}.") from error
 
 
 def in_parallel() -> bool:
