@@ -1,0 +1,352 @@
+"""`Memory`: image–text pairs embedded by one frozen model, which can grow, shrink and be searched from both sides."""
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+from torch import Tensor
+
+from recollect.core.errors import UserError
+from recollect.memory.backend import Backend, Found
+from recollect.memory.filters import Filter, parse_filter
+from recollect.memory.lance import LanceBackend
+from recollect.memory.rows import Item, Pairs, Record, Side, check_vectors
+
+NEAR = 0.94
+"""Cosine from which two images count as one (RECO, section 4.1)."""
+
+Vectors = Tensor | np.ndarray
+
+_MORE = 32  # rows asked for beyond k where some of them may not count
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a memory holds."""
+
+    address: str
+    rows: int
+    width: int
+    model: str
+    model_name: str
+    version: int
+    sources: dict[str, int]
+
+
+class Memory:
+    """Pairs of an image and a text with both embeddings, on disk or on a cluster.
+
+    >>> memory = Memory.open("memories/emoji")                                       # doctest: +SKIP
+    >>> found = memory.search(model.embed_images([picture]), k=10, side="image")     # doctest: +SKIP
+    >>> [item.caption for item in memory.fetch(found.ids[0])]                        # doctest: +SKIP
+
+    An address is a folder (Lance), or ``milvus://host:port/collection``.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+
+    @classmethod
+    def create(cls, address: str | Path, *, width: int, model: str, model_name: str = "") -> "Memory":
+        """Make an empty memory.
+
+        Args:
+            address: a folder that does not exist yet, or ``milvus://host:port/collection``.
+            width: entries of a vector.
+            model: fingerprint of the model whose vectors it will hold.
+            model_name: what to call that model in messages.
+
+        Raises:
+            UserError: something is there already.
+        """
+        record = Record(width, model, model_name, uuid.uuid4().hex)
+        return cls(_backend(str(address)).create(str(address), record))
+
+    @classmethod
+    def open(cls, address: str | Path, version: int | None = None) -> "Memory":
+        """Open a memory.
+
+        Args:
+            address: its folder, or ``milvus://host:port/collection``.
+            version: to read an earlier version of a memory on disk.
+
+        Raises:
+            UserError: there is none, or a part of it is missing.
+        """
+        return cls(_backend(str(address))(str(address), version))
+
+    @staticmethod
+    def exists(address: str | Path) -> bool:
+        """Whether something is at this address, be it a memory or not."""
+        kind = _backend(str(address))
+        return kind.exists(str(address))
+
+    @property
+    def address(self) -> str:
+        """What the user calls it."""
+        return self.backend.address
+
+    @property
+    def width(self) -> int:
+        """Entries of a vector."""
+        return self.backend.record.width
+
+    @property
+    def model(self) -> str:
+        """Fingerprint of the model that embedded it."""
+        return self.backend.record.model
+
+    @property
+    def version(self) -> int:
+        """Grows with every change."""
+        return self.backend.version
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes whenever the rows do."""
+        return f"{self.backend.record.key}-{self.version}"
+
+    def __len__(self) -> int:
+        return len(self.backend)
+
+    def __repr__(self) -> str:
+        return f"Memory({self.address!r}, {len(self):,} rows of width {self.width})"
+
+    def add(self, pairs: Pairs) -> None:
+        """Add rows, on disk all of them or none.
+
+        Raises:
+            UserError: vectors of another model or width, or an id that is there already.
+        """
+        pairs.check(self.backend.record, self.address)
+        if not len(pairs):
+            return
+        if known := self.backend.known(pairs.ids):
+            first = next(id for id in pairs.ids if id in known)
+            raise UserError(f"{self.address}: {len(known):,} of {len(pairs):,} ids are there already, first {first!r}")
+        self.backend.append(pairs)
+
+    def delete(self, ids: Sequence[str] | None = None, *, where: str | None = None) -> int:
+        """Remove rows by id, or all that satisfy a filter.
+
+        Returns:
+            How many were removed.
+
+        Raises:
+            UserError: an id is not there, the filter is malformed or nothing satisfies it; then nothing is removed.
+        """
+        if (ids is None) == (where is None):
+            raise ValueError("give ids or a filter, one of both")
+        if where is not None:
+            ids = self.backend.ids_where(parse_filter(where))
+            if not ids:
+                raise self._nothing(where)
+        wanted = list(dict.fromkeys(ids or ()))
+        self._check_known(wanted)
+        if wanted:
+            self.backend.delete(wanted)
+        return len(wanted)
+
+    def search(
+        self,
+        vectors: Vectors,
+        k: int = 10,
+        side: Side = "image",
+        where: str | None = None,
+        *,
+        below: float | None = None,
+        exclude: Sequence[str] | None = None,
+    ) -> Found:
+        """The k rows nearest to each query, many queries at a time.
+
+        Args:
+            vectors: unit-norm (queries, width).
+            k: how many rows each query gets.
+            side: compare with the vectors of images or of texts.
+            where: search only rows that satisfy this filter, e.g. ``source = 'emoji' and year >= 2020``.
+            below: pass over rows at least this near to the query (near-duplicates).
+            exclude: one id for each query that it must not find (itself).
+
+        Returns:
+            Ids and cosines, best first, all of shape (queries, k). A filter may leave fewer than k columns; ``below``
+            and ``exclude`` may leave empty places at the end of a row: an empty id and a score of −∞.
+
+        Raises:
+            UserError: wrong width, an empty memory, k larger than the memory, a filter that is malformed or that
+                nothing satisfies.
+        """
+        queries = self._queries(vectors)
+        self._check_k(k)
+        parsed = None if where is None else parse_filter(where)
+        if below is None and exclude is None:
+            return self._found(queries, k, side, parsed, where)
+        return self._sifted(queries, k, side, (parsed, where), below, exclude)
+
+    def vectors(self, ids: Sequence[str], side: Side) -> Float32[np.ndarray, "rows width"]:
+        """The vectors of rows, in the order of their ids.
+
+        Raises:
+            UserError: an id is not there.
+        """
+        distinct, places = np.unique(np.asarray(ids, dtype=object), return_inverse=True)
+        self._check_known(distinct.tolist())
+        if not len(distinct):
+            return np.empty((0, self.width), dtype=np.float32)
+        return self.backend.vectors(distinct.tolist(), side)[places]
+
+    def fetch(self, ids: Sequence[str], *, pictures: bool = True) -> list[Item]:
+        """Rows in the order of their ids.
+
+        Args:
+            pictures: also read the pictures' bytes (`Item.open` decodes them).
+
+        Raises:
+            UserError: an id is not there.
+        """
+        wanted = [str(id) for id in ids]
+        distinct = list(dict.fromkeys(wanted))
+        self._check_known(distinct)
+        items = dict(zip(distinct, self.backend.fetch(distinct, pictures), strict=True)) if distinct else {}
+        return [items[id] for id in wanted]
+
+    def near_duplicates(self, vectors: Vectors, threshold: float = NEAR, side: Side = "image") -> list[str]:
+        """The ids of all rows with a cosine of at least ``threshold`` to any of the vectors.
+
+        To remove what is too near to test images: ``memory.delete(memory.near_duplicates(features))``.
+        """
+        queries = self._queries(vectors)
+        near: dict[str, None] = {}
+        if not len(self):
+            return []
+        k = min(_MORE, len(self))
+        while len(queries):
+            found = self.backend.search(queries, k, side, None)
+            near |= dict.fromkeys(found.ids[found.scores >= threshold].tolist())
+            queries = queries[found.scores[:, -1] >= threshold] if k < len(self) else queries[:0]
+            k = min(8 * k, len(self))
+        return list(near)
+
+    def snapshot(self) -> "Memory":
+        """The memory as it is now, to read from while others write.
+
+        Raises:
+            UserError: the store keeps no versions.
+        """
+        return Memory(self.backend.snapshot())
+
+    def refresh(self) -> None:
+        """See what other processes have changed since this memory was opened."""
+        self.backend.refresh()
+
+    def index(self) -> None:
+        """Make searches of millions of rows fast; they stay exact up to a million."""
+        for side in ("image", "text"):
+            self.backend.index(side)
+
+    def info(self) -> Info:
+        """What it holds."""
+        sources: dict[str, int] = {}
+        for batch in self.backend.columns(["source"], {}):
+            for source in batch["source"]:
+                sources[source] = sources.get(source, 0) + 1
+        record = self.backend.record
+        return Info(self.address, len(self), record.width, record.model, record.model_name, self.version, sources)
+
+    def columns(self, names: Sequence[str], **where: str) -> Iterator[dict[str, Any]]:
+        """Columns of all rows, or of those whose ``source``, ``origin``, … is the one given, in batches."""
+        return self.backend.columns(names, where)
+
+    def check_model(self, fingerprint: str, what: str) -> None:
+        """Refuse another model than the one that embedded the memory.
+
+        Raises:
+            UserError: it is another.
+        """
+        if fingerprint != self.model:
+            named = self.backend.record.model_name or "a model"
+            raise UserError(
+                f"{self.address}: embedded by {named} ({self.model[:12]}), but {what} is another model "
+                f"({fingerprint[:12]}). Use that model, or build a memory with this one."
+            )
+
+    def _found(self, queries: np.ndarray, k: int, side: Side, parsed: Filter | None, where: str | None) -> Found:
+        if not len(queries):
+            return Found(np.empty((0, k), dtype=object), np.empty((0, k), dtype=np.float32))
+        found = self.backend.search(queries, k, side, parsed)
+        if found.scores.shape[1] == 0:
+            raise self._nothing(str(where))
+        return found
+
+    def _sifted(
+        self,
+        queries: np.ndarray,
+        k: int,
+        side: Side,
+        where: tuple[Filter | None, str | None],
+        below: float | None,
+        exclude: Sequence[str] | None,
+    ) -> Found:
+        """Ask for more than k, pass over what does not count, and ask again for queries that are left with too few."""
+        ids = np.full((len(queries), k), "", dtype=object)
+        scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
+        own = None if exclude is None else np.asarray(exclude, dtype=object)
+        waiting, asked = np.arange(len(queries)), min(k + _MORE, len(self))
+        while len(waiting):
+            found = self._found(queries[waiting], asked, side, *where)
+            counts = np.ones(found.scores.shape, dtype=bool)
+            if below is not None:
+                counts &= found.scores < below
+            if own is not None:
+                counts &= found.ids != own[waiting, None]
+            order = np.argsort(~counts, axis=1, kind="stable")[:, :k]
+            kept = np.take_along_axis(counts, order, 1)
+            width = order.shape[1]
+            ids[waiting, :width] = np.where(kept, np.take_along_axis(found.ids, order, 1), "")
+            scores[waiting, :width] = np.where(kept, np.take_along_axis(found.scores, order, 1), -np.inf)
+            if found.scores.shape[1] < asked or asked == len(self):
+                break
+            waiting, asked = waiting[counts.sum(1) < k], min(4 * asked, len(self))
+        return Found(ids, scores)
+
+    def _queries(self, vectors: Vectors) -> Float32[np.ndarray, "queries width"]:
+        queries = vectors.detach().cpu().numpy() if isinstance(vectors, torch.Tensor) else vectors
+        check_vectors(queries, self.width, f"{self.address}: queries")
+        return np.ascontiguousarray(queries, dtype=np.float32)
+
+    def _check_k(self, k: int) -> None:
+        if k < 1:
+            raise UserError(f"k = {k}: ask for at least 1 row")
+        rows = len(self)
+        if rows == 0:
+            raise UserError(
+                f"{self.address}: the memory is empty. Fill it with `recollect memory add {self.address} MODEL SOURCE`."
+            )
+        if k > rows:
+            raise UserError(f"{self.address}: k = {k}, but the memory holds {rows:,} rows. Ask for at most {rows:,}.")
+
+    def _check_known(self, ids: Sequence[str]) -> None:
+        if missing := set(ids) - self.backend.known(ids):
+            first = next(id for id in ids if id in missing)
+            raise UserError(
+                f"{self.address}: no row with id {first!r} ({len(missing):,} of {len(ids):,} are not there)"
+            )
+
+    def _nothing(self, where: str) -> UserError:
+        return UserError(
+            f"{self.address}: no row satisfies {where}. `recollect memory info` shows sources and metadata."
+        )
+
+
+def _backend(address: str) -> Any:
+    if address.startswith("milvus://"):
+        from recollect.memory.milvus import MilvusBackend
+
+        return MilvusBackend
+    if "://" in address:
+        raise UserError(f"{address}: not an address of a memory. Give a folder, or milvus://host:port/collection.")
+    return LanceBackend
