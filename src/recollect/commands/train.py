@@ -1,6 +1,7 @@
 """``recollect train``: train or post-train a dual encoder by a recipe."""
 
 import difflib
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -68,4 +69,5 @@ class Train:
             return
         out = self.out or Path("runs") / self.name
         model = train(self.recipe, out, resume=self.resume, device=self.device)
-        console.print(f"model: {model}\nmetrics: {out / 'metrics.jsonl'}", highlight=False)
+        if int(os.environ.get("RANK", "0")) == 0:  # of all processes of this launch, the one that wrote them
+            console.print(f"model: {model}\nmetrics: {out / 'metrics.jsonl'}", highlight=False)
