@@ -51,9 +51,9 @@ def retrieval(
         prefix: which prefix token the texts get, for models that have them.
 
     Returns:
-        Rows with ``method`` (zero-shot), ``metric`` (recall), ``direction``, ``domain`` (of the text's first image or of
-        the image; ``all`` and ``mean of domains`` for the whole), ``k``, the number of ``queries``, and ``value`` in
-        percent with its 95 % bootstrap interval, ``low`` and ``high``.
+        Rows with ``method`` (zero-shot), ``metric`` (recall), ``direction``, ``domain`` (of the text's first image or
+        of the image; ``all`` and ``mean of domains`` for the whole), ``k``, the number of ``queries``, and ``value``
+        in percent with its 95 % bootstrap interval, ``low`` and ``high``.
     """
     images = image_features(encoder, task.images, cache).images
     texts = encoder.embed_texts(task.texts, prefix).numpy()
