@@ -51,7 +51,7 @@ def recollect():
         else:
             out, err = io.StringIO(), io.StringIO()
             with redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
-                patch.setattr(progress.console, "file", err)
+                patch.setattr(progress.console, "_file", err)  # its default follows sys.stderr
                 try:
                     status = cli.main(words)
                 except SystemExit as stop:
