@@ -6,14 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from recollect.retrieval.cost import Products, measured, peak_memory
+from recollect.retrieval.cost import Meter, measured
 from recollect.retrieval.search import SearchReport, SearchResult
 from recollect.retrieval.tally import Tally
 
 
 def test_products_of_both_passes_are_those_of_a_hand_count():
     weight = torch.randn(5, 7, requires_grad=True)
-    with Products() as products:
+    with Meter() as products:
         out = F.linear(torch.randn(3, 7), weight, torch.zeros(5))
         assert (products.forward, products.backward) == (3 * 5 * 7, 0)
         out.sum().backward()
@@ -23,7 +23,7 @@ def test_products_of_both_passes_are_those_of_a_hand_count():
 @pytest.mark.parametrize("grad", [False, True])
 def test_products_in_place_and_of_attention_count_too(grad):
     query, key, value = (torch.randn(2, 4, 6, 8, requires_grad=grad) for _ in range(3))
-    with Products() as products:
+    with Meter() as products:
         torch.zeros(2, 3, 4).baddbmm_(torch.randn(2, 3, 5), torch.randn(2, 5, 4))
         assert products.forward == 2 * 3 * 5 * 4
         torch.zeros(3, 4).addmm_(torch.randn(3, 5), torch.randn(5, 4))
@@ -54,11 +54,27 @@ def test_costs_are_of_one_query():
     assert cost.seconds > 0
 
 
-def test_peak_memory_is_what_was_held_beyond_before():
-    held = torch.ones(2**23)  # 32 MiB that were there
-    size = 2**25
-    peak = peak_memory(lambda: torch.ones(size).sum())
-    if peak is None:
-        pytest.skip("this system does not tell how much memory a process held at most")
-    assert 0.8 * 4 * size < peak < 1.6 * 4 * size
-    assert len(held)
+def test_the_peak_is_what_tensors_held_at_once():
+    before = torch.ones(1000)
+    with Meter() as meter:
+        one = torch.ones(1000)
+        for _ in range(5):
+            torch.zeros(2000).add_(1)  # gone before the next is made
+        assert (meter.held, meter.peak) == (4000, 12_000)
+        view = one.view(10, 100).t()
+        before.add_(1)
+        assert (meter.held, meter.peak) == (4000, 12_000)  # neither makes a tensor
+        del one
+        assert meter.held == 4000  # the view holds it
+        del view
+        assert meter.held == 0
+
+
+def test_what_a_backward_pass_keeps_is_held():
+    weight = torch.ones(100, 100, requires_grad=True)
+    with Meter() as meter:
+        out = (torch.ones(50, 100) @ weight).exp().sum()
+        assert meter.held >= 2 * 4 * 50 * 100  # what went into the product, and what exp gave
+        out.backward()
+        del out
+        assert meter.held == 4 * 100 * 100  # the gradient

@@ -144,7 +144,6 @@ def _costs(methods: list[str], costs: dict[tuple[str, str], float], result: Resu
     for method in methods:
         forward, back = (costs[method, f"images_{way} per query"] for way in ("forward", "backward"))
         products = [costs[method, f"{way}_products per query"] / 1e6 for way in ("forward", "backward")]
-        memory = costs.get((method, "memory per query"))
         report = result.settings["methods"][method]["report"]
         table.add_row(
             method,
@@ -152,7 +151,7 @@ def _costs(methods: list[str], costs: dict[tuple[str, str], float], result: Resu
             f"{forward:.1f}",
             f"{back:.1f}",
             *(f"{value:,.1f} M" for value in products),
-            "" if memory is None else f"{memory / 2**20:.1f}",
+            f"{costs[method, 'memory per query'] / 2**20:.1f}",
             str(report["not_finite"] + report["without_captions"]),
         )
     return table

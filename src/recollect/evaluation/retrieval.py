@@ -246,9 +246,7 @@ def compare_methods(
             before = baseline.get(direction)
             rows += recall_rows(name, direction, only, domains, comparison.depths, before)
         rows += [
-            {"method": name, "metric": f"{metric} per query", "value": value}
-            for metric, value in asdict(cost).items()
-            if value is not None
+            {"method": name, "metric": f"{metric} per query", "value": value} for metric, value in asdict(cost).items()
         ]
         notes[name] = {"report": asdict(prepared.search.report), "preparation": prepared.preparation.as_dict()}
         baseline = baseline or found

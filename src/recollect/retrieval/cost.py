@@ -1,14 +1,17 @@
 """What a query costs: products of both passes, seconds, memory."""
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
+from torch.utils.weak import WeakIdKeyDictionary
 
 from recollect.retrieval.search import SearchResult, TextSearch
 
@@ -33,8 +36,7 @@ class Cost:
         seconds: from the query's text to its ranking.
         images_forward, texts_forward, images_backward, texts_backward: rows that passed through a tower.
         forward_products, backward_products: multiplications of matrix products, attention and convolutions.
-        memory: bytes that were held at most beyond what was held before, over the queries in flight; None where the
-            system does not tell.
+        memory: bytes of the tensors that a search made and held at once, over the queries that were asked together.
     """
 
     seconds: float
@@ -44,29 +46,53 @@ class Cost:
     texts_backward: float
     forward_products: float
     backward_products: float
-    memory: float | None
+    memory: float
 
 
-class Products(TorchDispatchMode):
-    """Counts the multiplications of matrix products, attention and convolutions while it is open.
+class Meter(TorchDispatchMode):
+    """Counts what torch computes while it is open, and what it holds.
 
     Attributes:
-        forward, backward: how many so far.
+        forward, backward: multiplications of matrix products, attention and convolutions in each pass.
+        held: bytes of the tensors that were made since and are still there.
+        peak: most that was held at once.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.forward = self.backward = 0
+        self.forward = self.backward = self.held = self.peak = 0
+        self._known = WeakIdKeyDictionary()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
         if count := _COUNTS.get(func._overloadpacket):
-            products = int(count(*args, **(kwargs or {}), out_val=out)) // 2
+            products = int(count(*args, **kwargs, out_val=out)) // 2
             if torch._C._current_graph_task_id() == -1:  # no backward pass is running
                 self.forward += products
             else:
                 self.backward += products
+        given = {_storage(each)._cdata for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+        for each in tree_leaves(out):
+            if isinstance(each, Tensor) and _storage(each)._cdata not in given:  # no view, and not in place
+                self._hold(_storage(each))
         return out
+
+    def _hold(self, storage: torch.UntypedStorage) -> None:
+        if storage in self._known:
+            return
+        size = storage.nbytes()
+        self._known[storage] = size
+        weakref.finalize(storage, self._let_go, size)
+        self.held += size
+        self.peak = max(self.peak, self.held)
+
+    def _let_go(self, size: int) -> None:
+        self.held -= size
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage:
+    return tensor.untyped_storage()
 
 
 def measured(search: TextSearch, queries: Sequence[str], k: int, probe: int = 8) -> tuple[list[SearchResult], Cost]:
@@ -82,41 +108,13 @@ def measured(search: TextSearch, queries: Sequence[str], k: int, probe: int = 8)
     number = max(1, len(queries))
     rows = {name: (count - before[name]) / number for name, count in search.tally.as_dict().items()}
     some = queries[:probe]
-    products = Products()
-    memory = peak_memory(lambda: search.search(some, k))
-    with products:
+    with Meter() as meter:
         search.search(some, k)
     each = max(1, len(some))
     return results, Cost(
         seconds=seconds / number,
-        forward_products=products.forward / each,
-        backward_products=products.backward / each,
-        memory=None if memory is None else memory / each,
+        forward_products=meter.forward / each,
+        backward_products=meter.backward / each,
+        memory=meter.peak / each,
         **rows,
     )
-
-
-def peak_memory(call: Callable[[], Any]) -> int | None:
-    """Bytes that ``call`` holds at most beyond what was held before it; None where the system does not tell."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        held = torch.cuda.memory_allocated()
-        call()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - held
-    try:
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew (Linux)
-        held = _status("VmRSS")
-        call()
-        return max(0, _status("VmHWM") - held)
-    except OSError:
-        call()
-        return None
-
-
-def _status(name: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return 1024 * int(line.split()[1])
-    raise OSError(f"/proc/self/status has no {name}")

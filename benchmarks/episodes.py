@@ -1,0 +1,167 @@
+"""Many episodes at once against one after the other by PEFT: same model, same queries, same ranking, in one run.
+
+python benchmarks/episodes.py --out episodes.json
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import tyro
+from rich.console import Console
+from rich.table import Table
+from torch.profiler import ProfilerActivity, profile
+
+from recollect.core.files import write_json
+from recollect.core.types import best_device
+from recollect.models import DualEncoder, build_model
+from recollect.retrieval.cost import Meter
+from recollect.retrieval.episodes import Episodes
+from recollect.retrieval.flight import Flight
+from recollect.retrieval.options import EpisodeOptions
+from recollect.retrieval.sequential import SequentialEpisodes
+
+WORDS = (
+    *("red", "green", "blue", "small", "large", "snowman", "umbrella", "queen", "left", "right"),
+    *("of", "a", "above", "the", "river", "bridge", "tree", "car"),
+)
+_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution", "aten::mkldnn_convolution")
+_PRODUCTS += ("aten::addmm_", "aten::baddbmm_", "aten::_scaled_dot_product", "aten::thnn_conv2d", "aten::cudnn_conv")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure.
+
+    Attributes:
+        presets: towers.
+        queries: of each measurement.
+        k: candidates of a query.
+        in_flight: queries that adapt at once.
+        pool: pictures that the candidates are drawn from; the smaller it is, the more queries share.
+        words: of a caption.
+        repeats: the best of so many counts.
+        threads: of torch on the CPU.
+        device: where to compute; the best there is by default.
+        out: a JSON file for the figures.
+    """
+
+    presets: tuple[str, ...] = ("tiny", "small")
+    queries: int = 8
+    k: int = 16
+    in_flight: int = 8
+    pool: int = 1_000
+    words: int = 12
+    repeats: int = 3
+    threads: int = 1
+    device: str | None = None
+    out: Path | None = None
+
+
+def flights(encoder: DualEncoder, options: Options) -> list[Flight]:
+    """Random pictures and captions; each query finds ``k`` of the pool."""
+    generator = np.random.default_rng(0)
+    size = encoder.transform.size
+    made = []
+    for start in range(0, options.queries, options.in_flight):
+        number = min(options.in_flight, options.queries - start)
+        found = np.stack([generator.choice(options.pool, options.k, replace=False) for _ in range(number)])
+        rows, places = np.unique(found, return_inverse=True)
+        pixels = torch.from_numpy(generator.normal(size=(len(rows), 3, size, size)).astype(np.float32))
+        captions = tuple(" ".join(generator.choice(WORDS, options.words)) + f" {row}" for row in rows)
+        asked = tuple(" ".join(generator.choice(WORDS, 8)) for _ in range(number))
+        places = torch.from_numpy(places.reshape(found.shape))
+        made.append(Flight(asked, pixels, places, captions, places.clone()))
+    return made
+
+
+def seconds(call: Callable[[], Any], repeats: int) -> float:
+    """Best of ``repeats`` after one call to warm up: of the processor's time where there is no GPU, since other
+    processes take nothing from that."""
+    clock = time.perf_counter if torch.cuda.is_available() else time.process_time
+    call()
+    times = []
+    for _ in range(repeats):
+        start = clock()
+        call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        times.append(clock() - start)
+    return min(times)
+
+
+def product_share(call: Callable[[], Any]) -> float:
+    """Share of the operators' own time that is matrix products, convolutions and attention."""
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
+    with profile(activities=activities) as watched:
+        call()
+    own = "self_device_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+    events = [(event.key, getattr(event, own)) for event in watched.key_averages() if event.key.startswith("aten::")]
+    return sum(spent for key, spent in events if key.startswith(_PRODUCTS)) / sum(spent for _, spent in events)
+
+
+def measure(preset: str, options: Options) -> dict[str, Any]:
+    """All figures of one preset."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        encoder = build_model(preset, texts=[" ".join(WORDS)] * 4).to(options.device or best_device()).eval()
+    episode = EpisodeOptions(k=options.k, in_flight=options.in_flight)
+    some = flights(encoder, options)
+    fast, slow = Episodes(encoder, episode), SequentialEpisodes(encoder, episode)
+
+    def all_of(episodes: Episodes | SequentialEpisodes) -> Callable[[], list[torch.Tensor]]:
+        return lambda: [episodes.rerank(flight).scores for flight in some]
+
+    difference = max(
+        float((one - other).abs().max()) for one, other in zip(all_of(fast)(), all_of(slow)(), strict=True)
+    )
+    figures: dict[str, Any] = {"preset": preset, "largest difference of a cosine": difference}
+    for name, episodes, repeats in (("batched", fast, options.repeats), ("sequential", slow, options.repeats)):
+        spent = seconds(all_of(episodes), repeats)
+        alone = some[0].one(0)
+        first, together = (some[0], len(some[0].queries)) if name == "batched" else (alone, 1)
+        with Meter() as meter:
+            episodes.rerank(first)
+        figures[name] = {
+            "seconds per query": spent / options.queries,
+            "products per query": (meter.forward + meter.backward) / together,
+            "share of time in products": product_share(partial(episodes.rerank, first)),
+            "MiB per query in flight": meter.peak / together / 2**20,
+        }
+    figures["ratio"] = figures["sequential"]["seconds per query"] / figures["batched"]["seconds per query"]
+    return figures
+
+
+def main(options: Options) -> None:
+    """Measure, print and write."""
+    torch.set_num_threads(options.threads)
+    table = Table("towers", "episodes", "ms a query", "M products", "in products", "MiB in flight", "ratio")
+    measured = []
+    for preset in options.presets:
+        figures = measure(preset, options)
+        measured.append(figures)
+        for name in ("sequential", "batched"):
+            each = figures[name]
+            table.add_row(
+                preset,
+                name,
+                f"{1000 * each['seconds per query']:.1f}",
+                f"{each['products per query'] / 1e6:,.0f}",
+                f"{100 * each['share of time in products']:.0f} %",
+                f"{each['MiB per query in flight']:.1f}",
+                f"{figures['ratio']:.1f}" if name == "batched" else "",
+            )
+        Console(width=120).print(f"{preset}: cosines differ by at most {figures['largest difference of a cosine']:.1e}")
+    Console(width=120).print(table)
+    if options.out is not None:
+        settings = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
+        write_json(options.out, {"options": settings, "figures": measured})
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))
