@@ -21,6 +21,7 @@ class Command:
 COMMANDS: dict[str, Command] = {
     "demo": Command("demo", "Demo", "the main job on the built-in data: a report in one file"),
     "train": Command("train", "Train", "train or post-train a dual encoder by a recipe"),
+    "train reco": Command("train_reco", "TrainReco", "teach a frozen model to read a memory"),
     "evaluate zero-shot": Command("evaluate", "ZeroShot", "classify by class names alone"),
     "evaluate few-shot": Command("evaluate", "FewShot", "classify with a few labelled images, every method and draw"),
     "evaluate retrieval": Command("evaluate_retrieval", "Retrieval", "search captioned images both ways"),
@@ -29,6 +30,11 @@ COMMANDS: dict[str, Command] = {
     "search": Command("search", "Search", "images of a memory by words, adapting to each query if asked"),
     "caption": Command("caption", "Caption", "describe the images of a memory, once, by a model"),
     "classify": Command("classify", "Classify", "folders of examples in, predictions for a folder of images out"),
+    "memory build": Command("memory", "Build", "embed the pairs of a source and keep them"),
+    "memory add": Command("memory", "Add", "add the pairs of another source to a memory"),
+    "memory remove": Command("memory", "Remove", "remove rows, or near-duplicates of test images, from a memory"),
+    "memory search": Command("memory", "Search", "find the rows nearest to texts or images"),
+    "memory info": Command("memory", "Info", "what a memory holds"),
     "study": Command("study", "Study", "run a table or figure of a paper"),
 }
 

@@ -1,5 +1,6 @@
 """`Memory`: image–text pairs embedded by one frozen model, which can grow, shrink and be searched from both sides."""
 
+import json
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -181,7 +182,7 @@ class Memory:
                 nothing satisfies.
         """
         queries = self._queries(vectors)
-        self._check_k(k)
+        self.check_k(k)
         parsed = None if where is None else parse_filter(where)
         if below is None and exclude is None:
             return self._found(queries, k, side, parsed, where)
@@ -257,6 +258,11 @@ class Memory:
         record = self.backend.record
         return Info(self.address, len(self), record.width, record.model, record.model_name, self.version, sources)
 
+    def metadata_keys(self) -> tuple[str, ...]:
+        """Names that a filter may use, beside ``id``, ``caption`` and ``source``."""
+        keys = {key for batch in self.columns(["metadata"]) for text in batch["metadata"] for key in json.loads(text)}
+        return tuple(sorted(keys))
+
     def columns(self, names: Sequence[str], **where: str) -> Iterator[dict[str, Any]]:
         """Columns of all rows, or of those whose ``source``, ``origin``, … is the one given, in batches."""
         return self.backend.columns(names, where)
@@ -318,7 +324,12 @@ class Memory:
         check_vectors(queries, self.width, f"{self.address}: queries")
         return np.ascontiguousarray(queries, dtype=np.float32)
 
-    def _check_k(self, k: int) -> None:
+    def check_k(self, k: int) -> None:
+        """Refuse to look up k rows where there are fewer.
+
+        Raises:
+            UserError: k is below 1, or the memory is empty or smaller.
+        """
         if k < 1:
             raise UserError(f"k = {k}: ask for at least 1 row")
         rows = len(self)

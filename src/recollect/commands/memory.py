@@ -1,0 +1,273 @@
+"""``recollect memory build|add|remove|search|info``: a store of image–text pairs that can be searched and can grow."""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from recollect.core.errors import UserError
+from recollect.core.files import write_json
+from recollect.core.progress import output
+from recollect.core.types import Kind, Source
+from recollect.data.columns import Columns
+from recollect.data.images import decode
+from recollect.data.sources import open_source
+from recollect.evaluation.features import image_features
+from recollect.memory.building import BuildOptions, BuildReport, check_resumable, fill, open_for_build
+from recollect.memory.reading import Pictures, Reader, ReadOptions
+from recollect.memory.store import NEAR, Memory
+from recollect.models import DualEncoder, load_model
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """Which pairs to read, and what to leave out."""
+
+    split: str | None = None
+    """Split of the source; its training split by default."""
+    limit: int | None = None
+    """Read only so many samples; the built-in streams need it, since they never end."""
+    captions: Literal["first", "each"] = "first"
+    """The first caption of an image, or a row for each."""
+    template: str = "a photo of a {}."
+    """The text of an image that has a class and no caption."""
+    pictures: Pictures = "source"
+    """What to keep of a picture: bytes or path as the source has it, or always one of both, or nothing."""
+    keep_same: bool = False
+    """Also add rows whose picture and caption are there already."""
+    near: float | None = None
+    """Leave out rows whose image has at least this cosine with one that is there; 0.94 in RECO."""
+    broken_share: float = 0.01
+    """Share of pictures that may be unreadable before the build stops."""
+    engine: Literal["local", "ray"] = "local"
+    """Embed in this process, or on the Ray cluster that RAY_ADDRESS names (by default: this machine's cores)."""
+    device: str | None = None
+    """Where to compute; the best there is by default."""
+    image_column: str | None = None
+    """Where its name is unusual, as for the next two."""
+    caption_column: str | None = None
+    label_column: str | None = None
+
+    def source(self, spec: str) -> Source:
+        """Open the source."""
+        if spec.startswith(("glyphs:captions", "latents:captions")) and self.limit is None:
+            raise UserError(f"{spec}: has no end. Say how many pairs to take with --limit N.")
+        columns = Columns(image=self.image_column, caption=self.caption_column, label=self.label_column)
+        return open_source(spec, split=self.split, columns=columns)
+
+    def reader(self, spec: str, encoder: DualEncoder) -> Reader:
+        """Makes rows of the source."""
+        if "{}" not in self.template:
+            raise UserError(f"--template {self.template}: needs {{}} for the class name")
+        read = ReadOptions(self.captions, self.template, self.pictures)
+        return Reader(encoder, self.source(spec), encoder.fingerprint, read)
+
+    def build(self) -> BuildOptions:
+        """What to leave out."""
+        if self.near is not None and not 0 < self.near <= 1:
+            raise UserError(f"--near {self.near}: a cosine lies above 0 and at most at 1")
+        return BuildOptions(limit=self.limit, same=not self.keep_same, near=self.near, broken_share=self.broken_share)
+
+
+@dataclass(frozen=True)
+class Build:
+    """Embed the pairs of a source and keep them in a new memory.
+
+    A build that was stopped or killed goes on with the same command: the memory opens at its last whole commit, and no
+    pair is lost or added twice.
+    """
+
+    model: tyro.conf.Positional[str]
+    """RUN/model, any folder of a CLIP-type checkpoint, or a hub id."""
+    data: tyro.conf.Positional[str]
+    """A source of pairs: a path, a hub id, glyphs:captions or latents:captions."""
+    out: str
+    """The memory: a folder, or milvus://host:port/collection."""
+    pairs: tyro.conf.OmitArgPrefixes[PairOptions] = field(default_factory=PairOptions)
+
+    def run(self) -> None:
+        """Build, and say what was added."""
+        encoder = load_model(self.model, self.pairs.device)
+        reader, options = self.pairs.reader(self.data, encoder), self.pairs.build()
+        memory = open_for_build(self.out, encoder, self.model)
+        check_resumable(memory, reader)
+        _say(memory, fill(memory, reader, options, self.pairs.engine))
+
+
+@dataclass(frozen=True)
+class Add:
+    """Embed the pairs of a source and add them to a memory, which may be in use meanwhile."""
+
+    memory: tyro.conf.Positional[str]
+    """Its folder, or milvus://host:port/collection."""
+    model: tyro.conf.Positional[str]
+    """The model that the memory was built with."""
+    data: tyro.conf.Positional[str]
+    """A source of pairs."""
+    pairs: tyro.conf.OmitArgPrefixes[PairOptions] = field(default_factory=PairOptions)
+
+    def run(self) -> None:
+        """Add, and say what was added."""
+        memory = Memory.open(self.memory)
+        encoder = load_model(self.model, self.pairs.device)
+        memory.check_model(encoder.fingerprint, self.model)
+        reader, options = self.pairs.reader(self.data, encoder), self.pairs.build()
+        _say(memory, fill(memory, reader, options, self.pairs.engine))
+
+
+@dataclass(frozen=True)
+class Remove:
+    """Remove rows by id, by filter, or because they are near-duplicates of images that will be tested."""
+
+    memory: tyro.conf.Positional[str]
+    """Its folder, or milvus://host:port/collection."""
+    ids: tuple[str, ...] = ()
+    """Ids of rows."""
+    where: str | None = None
+    """A filter, e.g. "source = 'emoji' and year < 2015"."""
+    near: str | None = None
+    """A source: remove every row whose image is a near-duplicate of one of its images."""
+    model: str | None = None
+    """For --near, the model that the memory was built with."""
+    split: str | None = "test"
+    """For --near, the source's split."""
+    threshold: float = NEAR
+    """For --near, the cosine from which two images count as one."""
+    device: str | None = None
+    """For --near, where to compute."""
+
+    def run(self) -> None:
+        """Remove, and say how many are left."""
+        if sum((bool(self.ids), self.where is not None, self.near is not None)) != 1:
+            raise UserError("say what to remove: one of --ids, --where and --near")
+        memory = Memory.open(self.memory)
+        ids = self._near_ids(memory) if self.near else list(self.ids) or None
+        removed = memory.delete(ids, where=self.where)
+        output().print(f"{removed:,} rows removed, {len(memory):,} left", highlight=False)
+
+    def _near_ids(self, memory: Memory) -> list[str]:
+        assert self.near is not None
+        if self.model is None:
+            raise UserError("--near: name the model that the memory was built with: --model MODEL")
+        encoder = load_model(self.model, self.device)
+        memory.check_model(encoder.fingerprint, self.model)
+        features = image_features(encoder, open_source(self.near, split=self.split))
+        return memory.near_duplicates(features.images, self.threshold)
+
+
+@dataclass(frozen=True)
+class Search:
+    """Find the rows nearest to texts or images: among texts, or among images."""
+
+    memory: tyro.conf.Positional[str]
+    """Its folder, or milvus://host:port/collection."""
+    model: tyro.conf.Positional[str]
+    """The model that the memory was built with."""
+    texts: tuple[str, ...] = ()
+    """Texts to search by."""
+    images: tuple[Path, ...] = ()
+    """Image files to search by."""
+    side: Literal["image", "text"] | None = None
+    """What to compare with; by default texts with texts and images with images, as RECO does."""
+    k: int = 10
+    """Rows for each query."""
+    where: str | None = None
+    """Search only rows that satisfy a filter, e.g. "source = 'emoji' and domain in ('noto', 'twemoji')"."""
+    prefix: Kind | None = None
+    """How to read the texts, for models trained with prefix tokens."""
+    out: Path | None = None
+    """JSON file for what was found."""
+    device: str | None = None
+    """Where to compute."""
+
+    def run(self) -> None:
+        """Search and print."""
+        if not self.texts and not self.images:
+            raise UserError("nothing to search by. Name texts with --texts, or image files with --images.")
+        memory = Memory.open(self.memory)
+        encoder = load_model(self.model, self.device)
+        memory.check_model(encoder.fingerprint, self.model)
+        results = []
+        if self.texts:
+            vectors = encoder.embed_texts(self.texts, self.prefix)
+            results += self._found(memory, vectors.numpy(), list(self.texts), self.side or "text")
+        if self.images:
+            pictures = [decode(path, str(path)) for path in self.images]
+            names = [str(path) for path in self.images]
+            results += self._found(memory, encoder.embed_images(pictures).numpy(), names, self.side or "image")
+        console = output()
+        for result in results:
+            _print_result(result, console)
+        if self.out:
+            write_json(self.out, results)
+            console.print(f"found: {self.out}", highlight=False, soft_wrap=True)
+
+    def _found(self, memory: Memory, vectors, queries: list[str], side: Literal["image", "text"]) -> list[dict]:  # type: ignore[no-untyped-def]
+        found = memory.search(vectors, self.k, side, self.where)
+        items = {item.id: item for item in memory.fetch(found.ids.ravel().tolist(), pictures=False)}
+        return [
+            {
+                "query": query,
+                "side": side,
+                "found": [
+                    {"id": id, "score": float(score), "caption": items[id].caption, "source": items[id].source}
+                    | {"metadata": dict(items[id].metadata)}
+                    for id, score in zip(ids, scores, strict=True)
+                ],
+            }
+            for query, ids, scores in zip(queries, found.ids.tolist(), found.scores.tolist(), strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Info:
+    """Say what a memory holds: rows, sources, metadata, model, version."""
+
+    memory: tyro.conf.Positional[str]
+    """Its folder, or milvus://host:port/collection."""
+    out: Path | None = None
+    """JSON file for the same."""
+
+    def run(self) -> None:
+        """Print."""
+        memory = Memory.open(self.memory)
+        info, keys = memory.info(), memory.metadata_keys()
+        table = Table(show_header=False)
+        table.add_row("memory", info.address)
+        table.add_row("rows", f"{info.rows:,}")
+        for source, rows in sorted(info.sources.items()):
+            table.add_row(f"  of {source or 'no source'}", f"{rows:,}")
+        table.add_row("metadata", ", ".join(keys) or "none")
+        table.add_row("width", str(info.width))
+        table.add_row("model", f"{info.model_name} ({info.model})")
+        table.add_row("version", str(info.version))
+        console = output()
+        console.print(table)
+        if self.out:
+            write_json(self.out, asdict(info) | {"metadata": list(keys)})
+
+
+def _say(memory: Memory, report: BuildReport) -> None:
+    console = output()
+    parts = [f"{report.added:,} rows added"]
+    left_out = {
+        "the same as others": report.same,
+        "near-duplicates": report.near,
+        "broken": report.broken,
+        "without a text": report.wordless,
+    }
+    parts += [f"{count:,} left out as {why}" for why, count in left_out.items() if count]
+    if report.earlier:
+        parts.append(f"{report.earlier:,} samples were read before")
+    console.print(f"{memory.address}: {'; '.join(parts)}; {len(memory):,} rows now", highlight=False, soft_wrap=True)
+
+
+def _print_result(result: dict, console: Console) -> None:
+    table = Table("", "score", "id", "caption")
+    for rank, row in enumerate(result["found"], 1):
+        table.add_row(str(rank), f"{row['score']:.3f}", row["id"], row["caption"])
+    console.print(f"\n{result['query']} (among {result['side']}s)", highlight=False, markup=False, soft_wrap=True)
+    console.print(table)

@@ -1,0 +1,107 @@
+"""``recollect train reco``: teach a frozen model to read a memory."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from recollect.core.errors import UserError
+from recollect.core.progress import output
+from recollect.data.sources import open_source
+from recollect.memory.fusion import FusionSettings, Kind
+from recollect.memory.learning import TERMS, FusionRecipe, Term, embed_pairs, train_fusion
+from recollect.memory.store import NEAR
+from recollect.models import load_model
+from recollect.training.optimiser import Optimiser
+from recollect.training.options import Data, Model, Objective
+
+
+@dataclass(frozen=True)
+class TrainReco:
+    """Train the fusion that reads a memory, on top of a frozen model (RECO).
+
+    The training pairs are embedded once and their neighbours are found once; training then reads embeddings, so that
+    ten epochs take minutes. The defaults are the paper's. OUT/model is the fusion, OUT/metrics.jsonl has a line for
+    each logged step. A run that was stopped goes on with the same command and --resume.
+    """
+
+    model: tyro.conf.Positional[str]
+    """The frozen model: RUN/model, any folder of a CLIP-type checkpoint, or a hub id."""
+    memory: str
+    """Its memory: a folder, or milvus://host:port/collection."""
+    data: tuple[str, ...]
+    """Training pairs: one or more sources. They may also be in the memory: no pair reads itself."""
+    out: Path = Path("runs/reco")
+    """Folder of the run."""
+    split: str | None = None
+    """Split of the sources; the training split by default."""
+    limit: int | None = None
+    """Take at most so many pairs of each source."""
+    k: int = 10
+    """Rows that each embedding reads."""
+    below: float = NEAR
+    """Pass over rows with at least this cosine to the training embedding."""
+    kind: Kind = "transformer"
+    """The paper's block, or an MLP of the same size that reads no memory."""
+    search: Literal["uni", "cross"] = "uni"
+    """Find by the vectors of the query's own modality, or of the other (Table 3)."""
+    read: Literal["cross", "uni"] = "cross"
+    """Read the other modality of what was found, or the query's own (Table 3)."""
+    sides: Literal["both", "image", "text"] = "both"
+    """Which embeddings are refined (Table 4)."""
+    terms: tuple[Term, ...] = TERMS
+    """Terms of the loss: both refined, only the image, only the text (Eq. 2)."""
+    epochs: int = 10
+    """Over the training pairs."""
+    batch_size: int = 4096
+    """Of all processes together."""
+    chunk: int | None = None
+    """Pairs fused at a time; all by default."""
+    optimiser: Optimiser = field(default_factory=lambda: FusionRecipe().optimiser)
+    """AdamW and its schedule."""
+    scale: float | None = None
+    """Inverse temperature at the start; the model's own by default."""
+    seed: int = 0
+    """Of everything random."""
+    log_every: int = 10
+    """Steps between lines of metrics.jsonl."""
+    checkpoint_every: int = 500
+    """Steps between checkpoints."""
+    resume: bool = False
+    """Go on from the last checkpoint of --out."""
+    device: str | None = None
+    """Where to compute; the best there is by default."""
+
+    def run(self) -> None:
+        """Embed, look up, train."""
+        recipe = self.recipe()
+        replace(recipe, fusion=replace(recipe.fusion, width=1), steps=1).check()
+        encoder = load_model(self.model, self.device)
+        sources = tuple(open_source(spec, split=self.split) for spec in self.data)
+        if self.limit is None and any(len(source) > 10**8 for source in sources):
+            raise UserError("a built-in stream has no end. Say how many pairs to take with --limit N.")
+        pairs = embed_pairs(encoder, sources, self.limit, recipe.data.broken_share)
+        model = train_fusion(recipe, encoder, pairs, self.out, resume=self.resume, device=self.device)
+        output().print(f"fusion: {model}\nmetrics: {self.out / 'metrics.jsonl'}", highlight=False, soft_wrap=True)
+
+    def recipe(self) -> FusionRecipe:
+        """What these options ask for."""
+        return FusionRecipe(
+            model=Model(start=self.model),
+            data=Data(sources=self.data, split=self.split),
+            objective=Objective(base="softmax", scale=self.scale),
+            optimiser=self.optimiser,
+            batch_size=self.batch_size,
+            chunk=self.chunk,
+            seed=self.seed,
+            log_every=self.log_every,
+            checkpoint_every=self.checkpoint_every,
+            fusion=FusionSettings(1, self.kind, self.search, self.read, self.sides),
+            memory=self.memory,
+            terms=self.terms,
+            k=self.k,
+            below=self.below,
+            limit=self.limit,
+            epochs=self.epochs,
+        )

@@ -1,0 +1,141 @@
+"""A drop-in encoder that looks things up: embeddings refined by what they find in a memory."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from recollect.core.errors import UserError
+from recollect.core.types import Encoder, ImageLike, Kind, best_device
+from recollect.memory.fusion import FusionModule
+from recollect.memory.rows import Side
+from recollect.memory.store import Memory
+
+Mode = Literal["image", "text", "both"]
+"""Which embeddings read the memory (RECO, Table 4)."""
+
+_ROWS = 512
+
+
+class RetrievalEnhancedEncoder:
+    """A model, a memory that it embedded, and a fusion; it embeds as any other encoder does (RECO, section 3).
+
+    An image finds the k nearest images and reads their texts, a text finds the k nearest texts and reads their images;
+    the fusion's settings say otherwise where it was trained so. The memory may have grown or changed since the fusion
+    was trained.
+
+    >>> encoder = RetrievalEnhancedEncoder(model, Memory.open("mem"), FusionModule.open("fusion"))  # doctest: +SKIP
+
+    Args:
+        model: the frozen model.
+        memory: embedded by that model.
+        fusion: trained on that model's embeddings.
+        mode: which embeddings read the memory; the others are the model's own.
+        k: how many pairs to read.
+        where: read only pairs that satisfy this filter.
+
+    Raises:
+        UserError: the memory or the fusion is of another model, the memory is empty or smaller than k.
+    """
+
+    def __init__(
+        self,
+        model: Encoder,
+        memory: Memory,
+        fusion: FusionModule,
+        mode: Mode = "both",
+        k: int = 10,
+        where: str | None = None,
+    ) -> None:
+        if mode not in {"image", "text", "both"}:
+            raise UserError(f"mode {mode!r}: choose image, text or both")
+        fingerprint = model.fingerprint
+        memory.check_model(fingerprint, "the encoder")
+        if fusion.model and fusion.model != fingerprint:
+            raise UserError(
+                f"the fusion was trained on embeddings of another model ({fusion.model[:12]}) than this one "
+                f"({fingerprint[:12]}). Train it again, or use that model."
+            )
+        if fusion.settings.width != model.width:
+            raise UserError(f"the fusion is {fusion.settings.width} wide, the model {model.width}")
+        if missing := [side for side in sides_of(mode) if not fusion.settings.refines(side)]:
+            raise UserError(f"mode {mode}: the fusion refines no {missing[0]}s. Choose mode {fusion.settings.sides}.")
+        memory.check_k(k)
+        self.model, self.memory, self.mode, self.k, self.where = model, memory, mode, k, where
+        self.device = best_device()
+        self.fusion = fusion.to(self.device).eval()
+        self._model_fingerprint, self._fusion_fingerprint = fingerprint, fusion.fingerprint
+
+    @property
+    def width(self) -> int:
+        """Entries of an embedding."""
+        return self.model.width
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with the model, the fusion, the mode, k, and the rows of the memory."""
+        parts = (
+            self._model_fingerprint,
+            self._fusion_fingerprint,
+            self.memory.fingerprint,
+            self.mode,
+            self.k,
+            self.where,
+        )
+        return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+    def embed_images(self, images: Tensor | Sequence[ImageLike]) -> Float[Tensor, "n width"]:
+        """Embed images; in modes ``image`` and ``both`` with what they find."""
+        return self.refine("image", self.model.embed_images(images))
+
+    def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Float[Tensor, "n width"]:
+        """Embed texts; in modes ``text`` and ``both`` with what they find."""
+        return self.refine("text", self.model.embed_texts(texts, prefix))
+
+    def refine(self, side: Side, embeddings: Float[Tensor, "n width"]) -> Float[Tensor, "n width"]:
+        """Refine the model's own embeddings of one modality, if the mode says so.
+
+        Returns:
+            Unit-norm float32, on the CPU, without graph.
+        """
+        if side not in sides_of(self.mode) or not len(embeddings):
+            return embeddings
+        if self.fusion.settings.kind == "mlp":  # reads no memory
+            found = np.empty((len(embeddings), 0, self.width), dtype=np.float32)
+        else:
+            found = self.read(side, embeddings)
+        blocks = []
+        with torch.no_grad():
+            for start in range(0, len(embeddings), _ROWS):
+                some = slice(start, start + _ROWS)
+                tokens = torch.cat([embeddings[some, None], torch.from_numpy(found[some])], dim=1)
+                blocks.append(self.fusion(side, tokens.to(self.device)).cpu())
+        return torch.cat(blocks)
+
+    def read(self, side: Side, embeddings: Float[Tensor, "n width"]) -> Float[np.ndarray, "n k width"]:
+        """The vectors that embeddings of one modality find and read, nearest first."""
+        settings = self.fusion.settings
+        found = self.memory.search(embeddings, self.k, settings.searched(side), self.where)
+        values = self.memory.vectors(found.ids.ravel().tolist(), settings.taken(side))
+        return values.reshape(*found.ids.shape, self.width)
+
+
+def sides_of(mode: Mode) -> tuple[Side, ...]:
+    """The modalities that read the memory in a mode."""
+    return ("image", "text") if mode == "both" else (mode,)
+
+
+def open_encoder(
+    model: Encoder, memory: str | Path, fusion: str | Path, mode: Mode = "both", k: int = 10, where: str | None = None
+) -> RetrievalEnhancedEncoder:
+    """A retrieval-enhanced encoder from addresses, for ``--memory MEM --fusion F --mode both``.
+
+    Raises:
+        UserError: a part cannot be opened, or the parts do not belong together.
+    """
+    return RetrievalEnhancedEncoder(model, Memory.open(memory), FusionModule.open(fusion), mode, k, where)
