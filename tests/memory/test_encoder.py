@@ -1,0 +1,139 @@
+"""The drop-in encoder: the same two methods, and embeddings that read the memory as it is now."""
+
+import numpy as np
+import pytest
+import torch
+
+from recollect.core.errors import UserError
+from recollect.core.types import Encoder
+from recollect.evaluation.features import FeatureCache, image_features
+from recollect.memory import Memory
+from recollect.memory.building import BuildOptions, fill, open_for_build
+from recollect.memory.encoder import RetrievalEnhancedEncoder, open_encoder
+from recollect.memory.fusion import FusionModule, FusionSettings
+from recollect.memory.reading import Reader
+
+
+@pytest.fixture
+def built(address, pictures, encoder):
+    memory = open_for_build(address, encoder, "m")
+    fill(memory, Reader(encoder, pictures(40), encoder.fingerprint), BuildOptions())
+    return memory
+
+
+def fusion_of(**settings):
+    torch.manual_seed(0)
+    fusion = FusionModule(FusionSettings(16, **settings), "model-a")
+    with torch.no_grad():
+        for parameter in fusion.parameters():
+            parameter.copy_(torch.randn(parameter.shape) * 0.3)
+    return fusion
+
+
+@pytest.mark.parametrize(("search", "read"), [("uni", "cross"), ("cross", "cross"), ("uni", "uni"), ("cross", "uni")])
+def test_embeddings_are_the_fusion_of_what_sorting_the_memory_finds(built, pictures, encoder, search, read):
+    fusion = fusion_of(search=search, read=read)
+    enhanced = RetrievalEnhancedEncoder(encoder, built, fusion, k=4)
+    assert isinstance(enhanced, Encoder)
+    queries = [pictures(60)[number].image for number in range(50, 55)]
+    everything = pictures(40)
+    memory = {
+        "image": encoder.embed_images([everything[row].image for row in range(40)]),
+        "text": encoder.embed_texts([everything[row].texts[0] for row in range(40)]),
+    }
+    for side, own, embedded in (
+        ("image", encoder.embed_images(queries), enhanced.embed_images(queries)),
+        ("text", encoder.embed_texts(["one", "two"]), enhanced.embed_texts(["one", "two"])),
+    ):
+        order = (own.double() @ memory[fusion.settings.searched(side)].double().T).argsort(dim=1, descending=True)[
+            :, :4
+        ]
+        tokens = torch.cat([own[:, None], memory[fusion.settings.taken(side)][order]], dim=1)
+        with torch.no_grad():
+            torch.testing.assert_close(embedded, fusion(side, tokens), atol=1e-5, rtol=1e-5)
+        assert embedded.dtype == torch.float32
+        torch.testing.assert_close(embedded.norm(dim=1), torch.ones(len(embedded)))
+
+
+def test_a_mode_leaves_the_other_modality_alone(built, pictures, encoder):
+    images, texts = [pictures(60)[50].image], ["a text"]
+    for mode, refined in (("image", {"image"}), ("text", {"text"}), ("both", {"image", "text"})):
+        enhanced = RetrievalEnhancedEncoder(encoder, built, fusion_of(), mode, k=3)
+        same = {
+            "image": torch.equal(enhanced.embed_images(images), encoder.embed_images(images)),
+            "text": torch.equal(enhanced.embed_texts(texts), encoder.embed_texts(texts)),
+        }
+        assert same == {side: side not in refined for side in ("image", "text")}
+
+
+def test_nothing_is_embedded_as_nothing(built, encoder):
+    enhanced = RetrievalEnhancedEncoder(encoder, built, fusion_of(), k=3)
+    assert enhanced.embed_texts([]).shape == (0, 16)
+
+
+def test_what_the_memory_learns_is_read_at_once_and_features_are_made_anew(built, pictures, encoder, tmp_path):
+    enhanced = RetrievalEnhancedEncoder(encoder, built, fusion_of(), k=3)
+    queries, cache = pictures(5, name="queries"), FeatureCache(tmp_path / "cache")
+    before = image_features(enhanced, queries, cache)
+    np.testing.assert_array_equal(image_features(enhanced, queries, cache).images, before.images)
+    fill(
+        built,
+        Reader(encoder, pictures(20, name="new", broken=tuple(range(9))), "model-a"),
+        BuildOptions(same=False, broken_share=1.0),
+    )
+    after = image_features(enhanced, queries, cache)
+    assert not np.allclose(after.images, before.images)
+    np.testing.assert_allclose(after.images, enhanced.embed_images([queries[row].image for row in range(5)]))
+
+
+def test_the_fingerprint_names_everything_that_decides_an_embedding(built, encoder):
+    def made(mode="both", k=3, where=None, **settings):
+        return RetrievalEnhancedEncoder(encoder, built, fusion_of(**settings), mode, k, where).fingerprint
+
+    prints = [made(), made(mode="image"), made(k=4), made(where="number < 9"), made(read="uni")]
+    assert len(set(prints)) == 5
+    assert made() == prints[0]
+    built.delete(["pictures:3"])
+    assert made() != prints[0]
+
+
+def test_a_filter_limits_what_is_read(built, encoder):
+    enhanced = RetrievalEnhancedEncoder(encoder, built, fusion_of(), k=4, where="number in (3, 5)")
+    read = enhanced.read("text", encoder.embed_texts(["a", "b"]))
+    vectors = {row.tobytes() for row in built.vectors(["pictures:3", "pictures:5"], "image")}
+    assert read.shape == (2, 2, 16)
+    assert {row.tobytes() for rows in read for row in rows} == vectors
+
+
+def test_fusions_without_memory_or_weights(built, pictures, encoder):
+    image = [pictures(60)[50].image]
+    own = encoder.embed_images(image)
+    mean = RetrievalEnhancedEncoder(encoder, built, FusionModule(FusionSettings(16, "mean")), k=3)
+    tokens = torch.cat([own[:, None], torch.from_numpy(mean.read("image", own))], dim=1)
+    torch.testing.assert_close(mean.embed_images(image), torch.nn.functional.normalize(tokens.mean(1), dim=1))
+    plain = RetrievalEnhancedEncoder(encoder, built, FusionModule(FusionSettings(16, "mlp")), k=3)
+    torch.testing.assert_close(plain.embed_images(image), own)
+
+
+def test_parts_that_do_not_belong_together_are_refused(built, encoder, other_encoder, tmp_path, pairs):
+    fusion = fusion_of()
+    with pytest.raises(UserError, match=r"embedded by m \(model-a\), but the encoder is another model \(model-b\)"):
+        RetrievalEnhancedEncoder(other_encoder, built, fusion)
+    other = FusionModule(FusionSettings(16), "model-b")
+    with pytest.raises(UserError, match=r"trained on embeddings of another model \(model-b\)"):
+        RetrievalEnhancedEncoder(encoder, built, other)
+    with pytest.raises(UserError, match="the fusion is 8 wide, the model 16"):
+        RetrievalEnhancedEncoder(encoder, built, FusionModule(FusionSettings(8), "model-a"))
+    with pytest.raises(UserError, match="k = 50, but the memory holds 40 rows"):
+        RetrievalEnhancedEncoder(encoder, built, fusion, k=50)
+    with pytest.raises(UserError, match=r"mode both: the fusion refines no texts. Choose mode image"):
+        RetrievalEnhancedEncoder(encoder, built, fusion_of(sides="image"))
+    empty = Memory.create(tmp_path / "empty", width=16, model="model-a")
+    with pytest.raises(UserError, match="the memory is empty"):
+        RetrievalEnhancedEncoder(encoder, empty, fusion)
+
+
+def test_an_encoder_is_opened_from_addresses(built, encoder, address, tmp_path):
+    saved = fusion_of().save(tmp_path / "fusion")
+    enhanced = open_encoder(encoder, address, saved, "text", 5)
+    assert enhanced.fingerprint == RetrievalEnhancedEncoder(encoder, built, fusion_of(), "text", 5).fingerprint

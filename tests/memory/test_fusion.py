@@ -1,0 +1,195 @@
+"""The fusion against a full transformer block written out in loops and against torch's own."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+from recollect.core.errors import UserError
+from recollect.memory.fusion import FusionBlock, FusionModule, FusionSettings
+
+
+def randomised(block, seed=0):
+    """Every weight random, so that no branch is switched off."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) * 0.3)
+    return block
+
+
+def full_block(block, tokens):
+    """Every token through a whole pre-norm block, one sample, head and query at a time; empty places cut out."""
+    results = []
+    size = tokens.shape[2] // block.heads
+    for sample in tokens:
+        rows = torch.stack([sample[0], *(row for row in sample[1:] if row.abs().max() > 0)])
+        normed = block.norm_attention(rows)
+        queries, keys, values = block.query(normed), block.key(normed), block.value(normed)
+        outputs = []
+        for query in range(len(rows)):
+            heads = []
+            for head in range(block.heads):
+                part = slice(head * size, (head + 1) * size)
+                scores = torch.stack([queries[query, part] @ keys[row, part] for row in range(len(rows))])
+                weights = (scores / math.sqrt(size)).softmax(0)
+                heads.append(sum(weights[row] * values[row, part] for row in range(len(rows))))
+            outputs.append(torch.cat(heads))
+        attended = rows + block.output(torch.stack(outputs))
+        results.append((attended + block.down(functional.gelu(block.up(block.norm_mlp(attended)))))[0])
+    return torch.stack(results)
+
+
+def unit(*shape, seed=0, dtype=torch.float64):
+    return functional.normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype), dim=-1)
+
+
+def test_two_modules_have_the_papers_number_of_parameters():
+    assert sum(parameter.numel() for parameter in FusionModule(FusionSettings(512)).parameters()) == 3_155_968
+
+
+@pytest.mark.parametrize("width", [64, 192, 512, 768])
+def test_a_block_has_six_squares_and_ten_widths(width):
+    block = FusionBlock(width)
+    assert sum(parameter.numel() for parameter in block.parameters()) == 6 * width**2 + 10 * width
+    assert block.heads == width // 64
+
+
+def test_the_mlp_without_memory_is_as_large_up_to_biases():
+    numbers = {
+        kind: sum(p.numel() for p in FusionModule(FusionSettings(512, kind)).parameters())
+        for kind in ("mlp", "transformer")
+    }
+    assert numbers["mlp"] == pytest.approx(numbers["transformer"], rel=2e-3)
+
+
+@given(width=st.sampled_from([8, 64, 128, 192]), places=st.integers(1, 6), seed=st.integers(0, 1000))
+def test_only_token_0_is_computed_and_equals_the_full_block(width, places, seed):
+    block = randomised(FusionBlock(width).double(), seed)
+    tokens = unit(3, places, width, seed=seed)
+    torch.testing.assert_close(block(tokens), full_block(block, tokens), rtol=1e-10, atol=1e-10)
+
+
+def test_gradients_equal_those_of_the_full_block():
+    block = randomised(FusionBlock(128).double())
+    tokens = unit(4, 5, 128)
+    ours, theirs = (
+        torch.autograd.grad(forward.square().sum(), [*block.parameters(), given], allow_unused=True)
+        for given in [tokens.clone().requires_grad_()]
+        for forward in (block(given), full_block(block, given))
+    )
+    for (name, _), mine, other in zip([*block.named_parameters(), ("tokens", None)], ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-8, atol=1e-8, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_it_is_the_block_that_torch_calls_pre_norm():
+    width = 128
+    block = randomised(FusionBlock(width).double())
+    theirs = nn.TransformerEncoderLayer(
+        width, 2, width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True, dtype=torch.float64
+    )
+    with torch.no_grad():
+        parts = (block.query, block.key, block.value)
+        theirs.self_attn.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
+        theirs.self_attn.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
+        for mine, other in (
+            (block.output, theirs.self_attn.out_proj), (block.up, theirs.linear1), (block.down, theirs.linear2),
+            (block.norm_attention, theirs.norm1), (block.norm_mlp, theirs.norm2),
+        ):  # fmt: skip
+            other.load_state_dict(mine.state_dict())
+    tokens = unit(5, 11, width)
+    torch.testing.assert_close(block(tokens), theirs(tokens)[:, 0], rtol=1e-10, atol=1e-10)
+
+
+def test_empty_places_are_as_if_they_were_not_there():
+    block = randomised(FusionBlock(64).double())
+    tokens = unit(3, 4, 64)
+    padded = torch.cat([tokens, torch.zeros(3, 5, 64, dtype=torch.float64)], dim=1)
+    torch.testing.assert_close(block(padded), block(tokens))
+    padded.requires_grad_()
+    block(padded).sum().backward()
+    assert torch.isfinite(padded.grad).all()
+
+
+def test_the_order_of_what_was_found_does_not_matter():
+    block = randomised(FusionBlock(64).double())
+    tokens = unit(3, 6, 64)
+    torch.testing.assert_close(block(tokens[:, [0, 4, 2, 5, 1, 3]]), block(tokens))
+
+
+@pytest.mark.parametrize("kind", ["transformer", "mlp"])
+@pytest.mark.parametrize("side", ["image", "text"])
+def test_an_untrained_fusion_returns_the_embedding_as_it_is(kind, side):
+    tokens = unit(5, 11, 64, dtype=torch.float32)
+    torch.testing.assert_close(FusionModule(FusionSettings(64, kind))(side, tokens), tokens[:, 0])
+
+
+def test_the_mean_is_the_mean_of_what_is_there():
+    tokens = unit(2, 4, 8)
+    tokens[1, 3] = 0
+    refined = FusionModule(FusionSettings(8, "mean"))("image", tokens)
+    expected = torch.stack([tokens[0].mean(0), tokens[1, :3].mean(0)])
+    torch.testing.assert_close(refined, functional.normalize(expected, dim=1))
+
+
+def test_the_two_modalities_share_nothing():
+    fusion = FusionModule(FusionSettings(64))
+    tokens = unit(2, 3, 64, dtype=torch.float32)
+    randomised(fusion.blocks["image"], 1)
+    before = fusion("text", tokens)
+    randomised(fusion.blocks["image"], 2)
+    assert torch.equal(fusion("text", tokens), before)
+    assert not torch.allclose(fusion("image", tokens), before)
+
+
+@pytest.mark.parametrize(("search", "read"), [("uni", "cross"), ("cross", "cross"), ("uni", "uni"), ("cross", "uni")])
+def test_what_is_searched_and_read(search, read):
+    settings = FusionSettings(8, search=search, read=read)
+    assert settings.searched("image") == ("image" if search == "uni" else "text")
+    assert settings.taken("image") == ("text" if read == "cross" else "image")
+    assert settings.searched("text") == ("text" if search == "uni" else "image")
+    assert settings.taken("text") == ("image" if read == "cross" else "text")
+
+
+@pytest.mark.parametrize("kind", ["transformer", "mean", "mlp"])
+@pytest.mark.parametrize("sides", ["both", "image"])
+def test_a_saved_fusion_opens_as_it_was(tmp_path, kind, sides):
+    fusion = randomised(FusionModule(FusionSettings(64, kind, "cross", "uni", sides), "model-a", {"k": 7}))
+    again = FusionModule.open(fusion.save(tmp_path / "fusion"))
+    assert again.settings == fusion.settings
+    assert (again.model, again.trained, again.fingerprint) == ("model-a", {"k": 7}, fusion.fingerprint)
+    tokens = unit(3, 5, 64, dtype=torch.float32)
+    for side in ("image", "text"):
+        assert torch.equal(again(side, tokens), fusion(side, tokens))
+    assert sorted(file.name for file in (tmp_path / "fusion").iterdir()) == ["fusion.json", "fusion.safetensors"]
+
+
+def test_the_fingerprint_changes_with_any_weight():
+    fusion = FusionModule(FusionSettings(8))
+    prints = {fusion.fingerprint}
+    for parameter in fusion.parameters():
+        with torch.no_grad():
+            parameter.view(-1)[0] += 1
+        prints.add(fusion.fingerprint)
+    assert len(prints) == 1 + len(list(fusion.parameters()))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_bad_fusions_are_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"no fusion \(fusion.json is not there\)"):
+        FusionModule.open(tmp_path)
+    saved = FusionModule(FusionSettings(8)).save(tmp_path / "run" / "model")
+    with pytest.raises(UserError, match=r"Its model is .*model; name that"):
+        FusionModule.open(tmp_path / "run")
+    with pytest.raises(UserError, match="already exists"):
+        FusionModule(FusionSettings(8)).save(saved)
+    weights = saved / "fusion.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(UserError, match="the fusion cannot be opened"):
+        FusionModule.open(saved)
+    with pytest.raises(ValueError, match=r"tokens \(2, 3, 4\), but the fusion is 8 wide"):
+        FusionModule(FusionSettings(8))("image", torch.zeros(2, 3, 4))
