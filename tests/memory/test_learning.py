@@ -89,7 +89,7 @@ def test_the_loss_is_the_sum_of_its_terms(terms):
         "image": info_nce(refined_images, own_texts, 3.0),
         "text": info_nce(own_images, refined_texts, 3.0),
     }
-    assert float(loss) == pytest.approx(sum(expected[term] for term in terms), rel=1e-6)
+    assert loss.item() == pytest.approx(sum(expected[term] for term in terms), rel=1e-6)
     for term in terms:
         assert float(report[f"{term}_loss"]) == pytest.approx(expected[term], rel=1e-6)
     assert set(report) == {"loss", "scale", *(f"{term}_loss" for term in terms)}

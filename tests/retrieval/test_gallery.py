@@ -47,7 +47,7 @@ def test_a_page_shows_every_hit_and_escapes_what_strangers_wrote(tmp_path):
     assert "▲ 3" in page
     assert "▼ 1" in page
     assert "nothing found" in page
-    assert "images gone: 1" in page
+    assert "candidates that cannot be opened any more: 1" in page
     assert not re.search(r'(src|href)="(?!data:|#)', page)  # nothing is loaded from anywhere else
 
 

@@ -7,8 +7,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from recollect import cli
@@ -17,13 +19,12 @@ from recollect.objectives import ContextObjective
 from recollect.training import checkpoints
 from recollect.training.assembly import build_objective, start_model
 from recollect.training.loop import train
-from recollect.training.options import Context, Model, Objective
+from recollect.training.options import Context, Data, Model, Objective
 from recollect.training.recipes import RECIPES
 
-PICTURES = ("--data", "glyphs:captions", "--model.start", "tiny", "--batch-size", "8")
 RUNS = {
-    # Three samples to a chunk, rows of past steps in the objective's buffer.
-    "pictures": (*("siglixp-tiny", *PICTURES, "--steps", "8", "--chunk", "3", "--log-every", "1"),
+    # Three samples to a chunk, rows of past steps in the objective's buffer; --data is added below.
+    "pictures": (*("siglixp-tiny", "--batch-size", "8", "--steps", "8", "--chunk", "3", "--log-every", "1"),
                  *("--checkpoint-every", "3", "--objective.context.options.stale-rows", "16")),
     "vectors": (*("latents-siglixp", "--steps", "40", "--batch-size", "64"),
                 *("--checkpoint-every", "7", "--log-every", "1")),
@@ -35,6 +36,18 @@ NOTES = {"config.json", "tokenizer_config.json"}
 
 def recollect(*words) -> int:
     return cli.main([str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory) -> Path:
+    """A CSV of noise, with captions."""
+    folder, random = tmp_path_factory.mktemp("pairs"), np.random.default_rng(0)
+    rows = ["path,caption"]
+    for number in range(20):
+        Image.fromarray(random.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+        rows.append(f"{number}.png,noise number {number} in many colours")
+    (folder / "pairs.csv").write_text("\n".join(rows))
+    return folder / "pairs.csv"
 
 
 def lines(out: Path) -> list[dict]:
@@ -52,15 +65,16 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_the_command_killed_and_resumed_gives_the_same_bits(run, in_child, tmp_path):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert in_child(lambda: recollect("train", *RUNS[run], "--out", whole)) == 0
+def test_the_command_killed_and_resumed_gives_the_same_bits(run, pairs, in_child, in_memory):
+    whole, broken = in_memory / "whole", in_memory / "broken"
+    words = ("train", *RUNS[run], *(("--data", pairs) if run == "pictures" else ()))
+    assert in_child(lambda: recollect(*words, "--out", whole)) == 0
     for written in (2, 5):
 
         def work(written=written):
             if os.fork():  # the parent trains, and its child ends it as soon as so many lines are written
                 again = ("--resume",) if broken.exists() else ()
-                recollect("train", *RUNS[run], "--out", broken, *again)
+                recollect(*words, "--out", broken, *again)
                 os._exit(0)
             wait_for_lines(broken, written)
             os.kill(os.getppid(), signal.SIGKILL)
@@ -69,7 +83,7 @@ def test_the_command_killed_and_resumed_gives_the_same_bits(run, in_child, tmp_p
         assert in_child(work) == -signal.SIGKILL
         assert len(lines(broken)) >= written
     assert not (broken / "model").exists()
-    assert in_child(lambda: recollect("train", *RUNS[run], "--out", broken, "--resume")) == 0
+    assert in_child(lambda: recollect(*words, "--out", broken, "--resume")) == 0
     for name, content in files(whole / "model").items():
         if name not in NOTES:
             assert (broken / "model" / name).read_bytes() == content, name
@@ -104,10 +118,10 @@ def test_post_training_goes_on_from_the_checkpoints_weights_and_temperature(tmp_
 
 
 @pytest.mark.parametrize("preset", ["tiny", "small"])
-def test_a_preset_learns_from_pictures(preset, tmp_path):
+def test_a_preset_learns_from_pictures(preset, pairs, tmp_path):
     """Every weight of both towers moves, and the loss of a batch seen again and again falls."""
     recipe = replace(RECIPES["siglip-tiny"](), model=Model(preset), steps=3, batch_size=8, log_every=1)
-    recipe = replace(recipe, optimiser=replace(recipe.optimiser, warmup=0.0))
+    recipe = replace(recipe, data=Data(sources=(str(pairs),)), optimiser=replace(recipe.optimiser, warmup=0.0))
     untrained = train(replace(recipe, steps=1, optimiser=replace(recipe.optimiser, learning_rate=0.0)), tmp_path / "0")
     trained = train(recipe, tmp_path / "1")
     before, after = (load_file(model / "model.safetensors") for model in (untrained, trained))

@@ -6,6 +6,7 @@ from typing import Literal
 
 import tyro
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from recollect.core.errors import UserError
@@ -93,11 +94,14 @@ class Search:
 
 def _show(results: list[SearchResult], report: SearchReport, console: Console) -> None:
     for result in results:
-        table = Table("rank", "before", "score", "id", "caption", title=result.query or "(empty)", title_justify="left")
+        if not result.hits:
+            console.print(result.query.strip() or "(empty)", style="italic", highlight=False, markup=False)
+        table = Table("rank", "before", "score", "id", "caption", title=escape(result.query), title_justify="left")
         for rank, hit in enumerate(result.hits, start=1):
             before = "" if hit.zero_shot_rank in (rank, None) else str(hit.zero_shot_rank)
-            table.add_row(str(rank), before, f"{hit.score:.3f}", hit.item.id, hit.item.caption or "")
-        console.print(table)
+            table.add_row(str(rank), before, f"{hit.score:.3f}", escape(hit.item.id), escape(hit.item.caption or ""))
+        if result.hits:
+            console.print(table)
         for note in result.notes:
             console.print(f"  {note}", style="yellow", highlight=False, markup=False)
     if report.not_finite:

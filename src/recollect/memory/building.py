@@ -120,6 +120,7 @@ def fill(
             count = min(BLOCK, stop - start - report.read)
             report.read += count
             report.broken += len(block.failures)
+            assert block.pairs.ordinals is not None
             report.wordless += count - len(block.failures) - len(np.unique(block.pairs.ordinals))
             waiting.append(sieve.sift(block.pairs, report))
             if sum(map(len, waiting)) + BLOCK > COMMIT:

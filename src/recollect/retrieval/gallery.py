@@ -19,6 +19,13 @@ from recollect.retrieval.search import Hit, SearchReport, SearchResult
 FORMAT = 1
 _TEMPLATES = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True)
 _SIDE = 224
+_REPORT = {
+    "empty": "empty queries",
+    "not_finite": "episodes that broke down, whose ranking is zero-shot",
+    "without_captions": "queries without an episode, for want of captioned images",
+    "captions_missing": "candidates without a caption",
+    "images_gone": "candidates that cannot be opened any more",
+}
 
 
 def as_json(results: Sequence[SearchResult], report: SearchReport, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,7 +93,7 @@ def _page(results: Sequence[SearchResult], report: SearchReport, about: Mapping[
         for result in results
     ]
     summary = ", ".join(f"{name}: {value}" for name, value in about.items() if value is not None)
-    words = {name.replace("_", " "): count for name, count in asdict(report).items() if count and name != "queries"}
+    words = {_REPORT[name]: count for name, count in asdict(report).items() if count and name in _REPORT}
     return _TEMPLATES.get_template("gallery.html").render(groups=groups, summary=summary, report=words)
 
 
