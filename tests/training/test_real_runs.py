@@ -27,7 +27,7 @@ RUNS = {
     "pictures": (*("siglixp-tiny", "--batch-size", "8", "--steps", "8", "--chunk", "3", "--log-every", "1"),
                  *("--checkpoint-every", "3", "--objective.context.options.stale-rows", "16")),
     "vectors": (*("latents-siglixp", "--steps", "40", "--batch-size", "64"),
-                *("--checkpoint-every", "7", "--log-every", "1")),
+                *("--checkpoint-every", "2", "--log-every", "1")),
 }  # fmt: skip
 
 NOTES = {"config.json", "tokenizer_config.json"}
@@ -69,7 +69,7 @@ def test_the_command_killed_and_resumed_gives_the_same_bits(run, pairs, in_child
     whole, broken = in_memory / "whole", in_memory / "broken"
     words = ("train", *RUNS[run], *(("--data", pairs) if run == "pictures" else ()))
     assert in_child(lambda: recollect(*words, "--out", whole)) == 0
-    for written in (2, 5):
+    for written in (2, 5):  # before the first checkpoint is sure to be there, and after one or more
 
         def work(written=written):
             if os.fork():  # the parent trains, and its child ends it as soon as so many lines are written
@@ -82,6 +82,7 @@ def test_the_command_killed_and_resumed_gives_the_same_bits(run, pairs, in_child
 
         assert in_child(work) == -signal.SIGKILL
         assert len(lines(broken)) >= written
+    assert checkpoints.latest(broken / "checkpoints"), "the last resume goes on from a checkpoint"
     assert not (broken / "model").exists()
     assert in_child(lambda: recollect(*words, "--out", broken, "--resume")) == 0
     for name, content in files(whole / "model").items():
