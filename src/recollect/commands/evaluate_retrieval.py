@@ -124,6 +124,8 @@ def _show(result: Result, console: Console) -> None:
     table = Table("domain", *(["method"] if len(methods) > 1 else []), *heads)
     cells = {(row["domain"], row["method"], row["direction"], row["k"]): _cell(row) for row in recalls}
     names = dict.fromkeys(row["domain"] for row in recalls)
+    if len(names) == 2:  # one domain and "all", which is the same
+        names.pop("all", None)
     for name in sorted(names, key=lambda name: (name in {"all", "mean of domains"}, name)):
         for method in methods:
             figures = (cells.get((name, method, direction, k), "") for direction in DIRECTIONS for k in _DEPTHS)
@@ -139,7 +141,7 @@ def _cell(row: Row) -> str:
 
 
 def _costs(methods: list[str], costs: dict[tuple[str, str], float], result: Result) -> Table:
-    columns = ("ms", "images forward", "images back", "products forward", "products back", "MiB", "fell back")
+    columns = ("ms", "images forward", "images back", "products forward", "products back", "MiB at once", "fell back")
     table = Table("cost of a query", *columns)
     for method in methods:
         forward, back = (costs[method, f"images_{way} per query"] for way in ("forward", "backward"))
@@ -151,7 +153,7 @@ def _costs(methods: list[str], costs: dict[tuple[str, str], float], result: Resu
             f"{forward:.1f}",
             f"{back:.1f}",
             *(f"{value:,.1f} M" for value in products),
-            f"{costs[method, 'memory per query'] / 2**20:.1f}",
+            f"{costs[method, 'memory'] / 2**20:.1f}",
             str(report["not_finite"] + report["without_captions"]),
         )
     return table

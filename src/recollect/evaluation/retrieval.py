@@ -218,7 +218,7 @@ def compare_methods(
 
     Returns:
         Rows as `retrieval` gives them, with ``gain``, ``gain_low``, ``gain_high`` over the first method, and rows of
-        other ``metric``: seconds, rows through each tower, products and bytes per query (see `Cost`).
+        other ``metric``: seconds, rows through each tower and products per query, and memory in bytes (see `Cost`).
 
     Raises:
         UserError: no such method, or one lacks captions or a teacher.
@@ -240,14 +240,12 @@ def compare_methods(
         ranks, cost = _search_ranks(prepared, task, np.flatnonzero(asked.texts), max(comparison.depths))
         found = {DIRECTIONS[0]: ranks}
         if prepared.encoder is not None:
-            found[DIRECTIONS[1]] = _image_ranks(prepared, task, vectors if prepared.encoder is encoder else None)
+            known = vectors if prepared.encoder is encoder else None
+            found[DIRECTIONS[1]] = _image_ranks(prepared.encoder, task, captions.reserved, known)
         for direction, mine in found.items():
             only, domains = asked.only(direction, mine)
-            before = baseline.get(direction)
-            rows += recall_rows(name, direction, only, domains, comparison.depths, before)
-        rows += [
-            {"method": name, "metric": f"{metric} per query", "value": value} for metric, value in asdict(cost).items()
-        ]
+            rows += recall_rows(name, direction, only, domains, comparison.depths, baseline.get(direction))
+        rows += _cost_rows(name, cost)
         notes[name] = {"report": asdict(prepared.search.report), "preparation": prepared.preparation.as_dict()}
         baseline = baseline or found
     settings = {
@@ -259,6 +257,13 @@ def compare_methods(
         "methods": notes,
     }
     return Result("retrieval", model, task.name, seed, rows, settings)
+
+
+def _cost_rows(method: str, cost: Cost) -> list[Row]:
+    figures = asdict(cost)
+    memory = figures.pop("memory")
+    each: list[Row] = [{"metric": f"{name} per query", "value": value} for name, value in figures.items()]
+    return [{"method": method, **row} for row in (*each, {"metric": "memory", "value": memory})]
 
 
 def _search_ranks(
@@ -285,12 +290,14 @@ def first_match(result: SearchResult, true: set[str]) -> int:
     return rank
 
 
-def _image_ranks(prepared: Prepared, task: RetrievalTask, vectors: np.ndarray | None) -> Int64[np.ndarray, " images"]:
-    encoder = prepared.encoder
-    assert encoder is not None
+def _image_ranks(
+    encoder: DualEncoder, task: RetrievalTask, reserved: frozenset[str], vectors: np.ndarray | None
+) -> Int64[np.ndarray, " images"]:
+    """Rank of each image's best true text among those that are no captions of the pool, which may have been learnt."""
     images = image_features(encoder, task.images).images if vectors is None else vectors
-    texts = encoder.embed_texts(task.texts, caption_kind(encoder)).numpy()
-    return streaming_ranks(images, texts, task.matches).images
+    kept = [number for number, text in enumerate(task.texts) if text not in reserved]
+    texts = encoder.embed_texts([task.texts[number] for number in kept], caption_kind(encoder)).numpy()
+    return streaming_ranks(images, texts, [task.matches[number] for number in kept]).images
 
 
 def merged(tasks: Sequence[RetrievalTask], name: str = "") -> RetrievalTask:

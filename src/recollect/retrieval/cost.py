@@ -36,7 +36,7 @@ class Cost:
         seconds: from the query's text to its ranking.
         images_forward, texts_forward, images_backward, texts_backward: rows that passed through a tower.
         forward_products, backward_products: multiplications of matrix products, attention and convolutions.
-        memory: bytes of the tensors that a search made and held at once, over the queries that were asked together.
+        memory: bytes of the tensors that a search of several queries made and held at once; not of one query.
     """
 
     seconds: float
@@ -115,6 +115,6 @@ def measured(search: TextSearch, queries: Sequence[str], k: int, probe: int = 8)
         seconds=seconds / number,
         forward_products=meter.forward / each,
         backward_products=meter.backward / each,
-        memory=meter.peak / each,
+        memory=float(meter.peak),
         **rows,
     )

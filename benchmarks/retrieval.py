@@ -1,0 +1,95 @@
+"""Streaming ranks and streaming search of many queries over a large pool: time and memory, in one run.
+
+python benchmarks/retrieval.py --out retrieval.json
+"""
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from recollect.core.files import write_json
+from recollect.retrieval.cost import Meter
+from recollect.retrieval.pool import VectorIndex
+from recollect.retrieval.ranks import streaming_ranks
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure.
+
+    Attributes:
+        queries, pool, width: of the task.
+        whole: queries of which the whole matrix is also made, for comparison and to check the ranks.
+        threads: of torch.
+        out: a JSON file for the figures.
+    """
+
+    queries: int = 10_000
+    pool: int = 100_000
+    width: int = 512
+    whole: int = 500
+    threads: int = 1
+    out: Path | None = None
+
+
+def unit(generator: np.random.Generator, rows: int, width: int) -> np.ndarray:
+    vectors = generator.standard_normal((rows, width), dtype=np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def timed(call: Any) -> tuple[Any, dict[str, float]]:
+    """What a call gave, and its processor's time."""
+    start = time.process_time()
+    value = call()
+    spent = time.process_time() - start
+    return value, {"seconds": spent}
+
+
+def main(options: Options) -> None:
+    """Measure, print and write."""
+    torch.set_num_threads(options.threads)
+    generator = np.random.default_rng(0)
+    images = unit(generator, options.pool, options.width)
+    true = generator.integers(options.pool, size=options.queries)
+    texts = images[true] + 0.9 * unit(generator, options.queries, options.width)
+    texts /= np.linalg.norm(texts, axis=1, keepdims=True)
+    matches = [(int(row),) for row in true]
+    figures: dict[str, dict[str, float]] = {}
+    with Meter() as meter:
+        ranks, figures["ranks both ways"] = timed(lambda: streaming_ranks(images, texts, matches))
+    figures["ranks both ways"]["MiB held"] = meter.peak / 2**20
+    with Meter() as meter:
+        found, figures["search, k = 16"] = timed(lambda: VectorIndex(images).nearest(torch.from_numpy(texts), 16))
+    figures["search, k = 16"]["MiB held"] = meter.peak / 2**20
+    some = texts[: options.whole] @ images.T
+    own = some[np.arange(options.whole), true[: options.whole]]
+    wanted = (some >= own[:, None] - 1e-6).sum(axis=1)
+    wrong = int((ranks.texts[: options.whole] != wanted).sum())
+    first = int((found[0][: options.whole, 0] != some.argmax(axis=1)).sum())
+    matrix = 4 * options.queries * options.pool / 2**20
+    console = Console(width=120)
+    table = Table("", "processor seconds", "queries a second", "MiB held by tensors")
+    for name, each in figures.items():
+        rate = options.queries / each["seconds"]
+        table.add_row(name, f"{each['seconds']:.1f}", f"{rate:,.0f}", f"{each['MiB held']:.1f}")
+    console.print(table)
+    console.print(
+        f"{options.queries:,} queries, {options.pool:,} images, width {options.width}: the matrix would hold "
+        f"{matrix:,.0f} MiB. Of {options.whole} queries whose row of it was made, "
+        f"{wrong} have another rank and {first} another first image."
+    )
+    if options.out is not None:
+        settings = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
+        more = {"MiB of the matrix": matrix, "ranks that differ": wrong, "firsts that differ": first}
+        write_json(options.out, {"options": settings, "figures": figures, **more})
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

@@ -1,0 +1,188 @@
+"""``recollect memory …`` and ``recollect train reco`` as their users run them."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recollect import cli
+from recollect.memory import Memory
+from recollect.memory.encoder import open_encoder
+from recollect.models import build_model, load_model
+
+COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (30, 40, 220)}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A small random model."""
+    folder = tmp_path_factory.mktemp("models") / "model"
+    texts = [f"a {colour} square number {number}" for colour in COLOURS for number in range(40)]
+    return str(build_model("tiny", texts=texts).save(folder))
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """A CSV of sixty pictures with captions, one of them broken."""
+    folder = tmp_path_factory.mktemp("pairs")
+    lines = ["path,caption,colour,split"]
+    for number in range(60):
+        colour = list(COLOURS)[number % 3]
+        pixels = np.random.default_rng(number).integers(0, 80, (20, 20, 3), dtype=np.uint8)
+        pixels[5:15, 5:15] = COLOURS[colour]
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+        lines.append(f"{number}.png,a {colour} square number {number},{colour},{'test' if number >= 50 else 'train'}")
+    (folder / "7.png").write_bytes(b"not a picture")
+    (folder / "pairs.csv").write_text("\n".join(lines))
+    return str(folder / "pairs.csv")
+
+
+@pytest.fixture(scope="module")
+def built(model, table, tmp_path_factory):
+    """A memory of the training split."""
+    out = str(tmp_path_factory.mktemp("memories") / "memory")
+    assert cli.main(["memory", "build", model, table, "--out", out, "--broken-share", "0.1"]) == 0
+    return out
+
+
+@pytest.fixture
+def memory(built, tmp_path):
+    """A copy, to be changed."""
+    shutil.copytree(built, tmp_path / "memory")
+    return str(tmp_path / "memory")
+
+
+def run(capsys, *words):
+    """Run a command that works, and return what it printed."""
+    status = cli.main([str(word) for word in words])
+    printed = capsys.readouterr()
+    assert status == 0, printed.err
+    return printed.out
+
+
+def refused(capsys, *words):
+    """Run a command that is refused, and return its one line."""
+    status = cli.main([str(word) for word in words])
+    printed = capsys.readouterr()
+    assert status == 2, printed
+    errors = [line for line in printed.err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert "Traceback" not in printed.err
+    return errors[0]
+
+
+def test_a_build_leaves_out_the_broken_picture_and_says_so(model, table, tmp_path, capsys):
+    words = ("memory", "build", model, table, "--out", tmp_path / "m", "--broken-share", 0.1)
+    text = run(capsys, *words)
+    assert "49 rows added; 1 left out as broken; 49 rows now" in text
+    assert "0 rows added; 50 samples were read before; 49 rows now" in run(capsys, *words)
+
+
+def test_info_says_what_is_there(built, model, tmp_path, capsys):
+    text = run(capsys, "memory", "info", built, "--out", tmp_path / "info.json")
+    assert "49" in text
+    assert "colour" in text
+    info = json.loads((tmp_path / "info.json").read_text())
+    assert (info["rows"], info["model_name"], info["metadata"]) == (49, model, ["colour"])
+    assert list(info["sources"].values()) == [49]
+
+
+def test_search_by_text_and_by_image_finds_the_row_itself(built, model, table, tmp_path, capsys):
+    picture = table.replace("pairs.csv", "12.png")
+    out = tmp_path / "found.json"
+    words = ("--texts", "a blue square number 5", "--images", picture, "--k", 3, "--out", out)
+    text = run(capsys, "memory", "search", built, model, *words)
+    assert "a blue square number 5 (among texts)" in text
+    by_text, by_image = json.loads(out.read_text())
+    assert by_text["found"][0]["caption"] == "a blue square number 5"
+    assert by_image["found"][0]["caption"] == "a red square number 12"
+    assert by_image["found"][0]["score"] == pytest.approx(1, abs=1e-5)
+    run(capsys, "memory", "search", built, model, *words, "--where", "colour = 'green'")
+    assert all(row["metadata"]["colour"] == "green" for each in json.loads(out.read_text()) for row in each["found"])
+
+
+def test_a_memory_grows_and_shrinks(memory, model, table, capsys):
+    assert "10 rows added; 59 rows now" in run(capsys, "memory", "add", memory, model, f"{table}?split=test")
+    assert len(Memory.open(memory)) == 59
+    assert "20 rows removed, 39 left" in run(capsys, "memory", "remove", memory, "--where", "colour = 'red'")
+    one = next(Memory.open(memory).columns(["id"]))["id"][0]
+    assert "1 rows removed, 38 left" in run(capsys, "memory", "remove", memory, "--ids", one)
+
+
+def test_near_duplicates_of_test_images_are_removed(memory, model, table, capsys):
+    run(capsys, "memory", "add", memory, model, table, "--split", "test")
+    words = ("--near", table, "--split", "test", "--model", model, "--threshold", "0.99999")
+    run(capsys, "memory", "remove", memory, *words)
+    left = [caption for batch in Memory.open(memory).columns(["caption"]) for caption in batch["caption"]]
+    assert not [caption for caption in left if int(caption.split()[-1]) >= 50]
+
+
+def test_a_trained_fusion_is_read_with_the_memory(built, model, table, tmp_path, capsys):
+    out = tmp_path / "reco"
+    words = ("--memory", built, "--data", f"{table}?split=test", "--out", out, "--k", 4, "--epochs", 3)
+    text = run(capsys, "train", "reco", model, *words, "--batch-size", 5)
+    assert str(out / "model") in text.replace("\n", "")
+    encoder = load_model(model, "cpu")
+    enhanced = open_encoder(encoder, built, out / "model", "both", 4)
+    assert enhanced.embed_texts(["a red square"]).shape == (1, encoder.width)
+    assert len((out / "metrics.jsonl").read_text().splitlines()) >= 1
+    assert "a run is there already" in refused(capsys, "train", "reco", model, *words, "--batch-size", 5)
+
+
+def test_bad_input_is_one_line_and_nothing_is_lost(memory, model, table, tmp_path, capsys):
+    other = build_model("vector-mlp", texts=["a"]).save(tmp_path / "other")
+    refusals = {
+        ("info", tmp_path / "nowhere"): "no such memory",
+        ("info", model): "no memory (it holds",
+        ("search", memory, model): "nothing to search by",
+        ("search", memory, other, "--texts", "a"): "is another model",
+        ("search", memory, model, "--texts", "a", "--k", 50): "k = 50, but the memory holds 49 rows",
+        ("search", memory, model, "--texts", "a", "--where", "colour ="): "should stand at its end",
+        ("search", memory, model, "--texts", "a", "--where", "colour = 'pink'"): "no row satisfies colour = 'pink'",
+        ("search", memory, model, "--images", table): "not a picture",
+        ("remove", memory): "one of --ids, --where and --near",
+        ("remove", memory, "--ids", "a"): "no row with id 'a'",
+        ("remove", memory, "--where", "colour = 'pink'"): "no row satisfies",
+        ("remove", memory, "--near", table): "name the model",
+        ("add", memory, other, table): "is another model",
+        ("add", memory, model, "nowhere.csv"): "no such file",
+        ("add", memory, model, table, "--near", 3): "a cosine lies above 0",
+        ("add", memory, model, table, "--template", "x"): "needs {}",
+        ("build", model, f"{table}?split=test", "--out", memory): "holds rows of other sources already",
+        ("build", model, table, "--out", tmp_path / "new"): "images of pairs cannot be read",
+        ("build", model, table, "--out", "ftp://x"): "not an address of a memory",
+        ("build", model, "glyphs:captions", "--out", tmp_path / "endless"): "--limit N",
+        ("build", model, table, "--out", "milvus://nowhere"): "write milvus://host:port/collection",
+    }
+    for words, message in refusals.items():
+        assert message in refused(capsys, "memory", *words)
+    assert len(Memory.open(memory)) == 49
+    assert not (tmp_path / "endless").exists()
+
+
+def test_a_half_copied_memory_is_refused_whichever_file_is_missing_or_cut(built, tmp_path, capsys):
+    for number, name in enumerate(("data/*.lance", "_versions/*.manifest")):
+        for damage in ("missing", "cut"):
+            copy = tmp_path / f"{number}-{damage}"
+            shutil.copytree(built, copy)
+            files = sorted((copy / "pairs.lance").glob(name))
+            assert files
+            for file in files:
+                content = file.read_bytes()
+                file.unlink()
+                if damage == "cut":
+                    file.write_bytes(content[: len(content) // 2])
+            assert str(copy) in refused(capsys, "memory", "info", copy)
+
+
+def test_the_command_line_itself(built):
+    result = subprocess.run(
+        [sys.executable, "-m", "recollect", "memory", "info", built], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert "49" in result.stdout
+    assert result.stderr == ""
