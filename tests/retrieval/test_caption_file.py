@@ -31,6 +31,16 @@ def test_a_line_that_was_cut_short_is_written_again(tmp_path):
         assert len(path.read_text().splitlines()) == min(complete, 2) + 1
 
 
+def test_nothing_is_left_of_a_long_line_that_was_cut_short(tmp_path):
+    path = tmp_path / "captions.jsonl"
+    CaptionFile(path).write({"1": "a tree", "2": "a very long caption of a car " * 20})
+    path.write_bytes(path.read_bytes()[:-5])
+    CaptionFile(path).write({"2": "a car"})
+    assert CaptionFile(path).captions == {"1": "a tree", "2": "a car"}
+    assert path.read_text().count("\n") == 2
+    assert path.read_text().endswith('"a car"}\n')
+
+
 @pytest.mark.parametrize("text", ["hello\n", "[1, 2]\n", '{"id": 3}\n'])
 def test_another_file_is_no_caption_file(tmp_path, text):
     path = tmp_path / "captions.jsonl"

@@ -173,7 +173,9 @@ class LanceBackend:
             result = (query.where(where.sql()) if where else query).to_arrow()
         if result.num_rows == 0 or result.num_rows % len(vectors):
             return None
-        owners = result["query_index"].to_numpy().reshape(len(vectors), -1)
+        single = "query_index" not in result.column_names  # Lance leaves it out where there is one query
+        owners = np.zeros(result.num_rows, dtype=np.int64) if single else result["query_index"].to_numpy()
+        owners = owners.reshape(len(vectors), -1)
         if owners.shape[1] < k or (owners != np.arange(len(vectors))[:, None]).any():
             return None
         ids = np.array(result["id"].to_pylist(), dtype=object).reshape(owners.shape)

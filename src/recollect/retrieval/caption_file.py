@@ -21,11 +21,11 @@ class CaptionFile:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.captions: dict[str, str] = {}
+        self._whole = 0  # bytes of whole lines
         if self.path.exists():
             self._read()
 
     def _read(self) -> None:
-        whole = 0
         data = self.path.read_bytes()
         for number, line in enumerate(data.splitlines(keepends=True), start=1):
             if not line.endswith(b"\n"):  # killed while it was written
@@ -37,14 +37,13 @@ class CaptionFile:
                 raise UserError(
                     f'{self.path}: line {number} is not {{"id": ..., "caption": ...}}. Is it another file?'
                 ) from None
-            whole += len(line)
-        self._whole = whole
+            self._whole += len(line)
 
     def write(self, captions: Mapping[str, str]) -> None:
         """Add captions; they are on disk when this returns."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("r+b" if self.path.exists() else "w+b") as file:
-            file.seek(getattr(self, "_whole", 0))
+            file.seek(self._whole)
             file.truncate()
             for id, caption in captions.items():
                 file.write(json.dumps({"id": id, "caption": caption}, ensure_ascii=False).encode() + b"\n")
