@@ -86,6 +86,19 @@ def test_recall_is_that_of_a_loop(problem, k, domain):
     assert values == {"text to image": pytest.approx(forward), "image to text": pytest.approx(backward)}
 
 
+def test_a_text_of_several_domains_counts_for_its_source(problem):
+    """A name that is drawn in several styles; of one style, it counts for that."""
+    encoder, task = problem
+    matches = ((0, 1), (2, 4), *task.matches[2:])
+    other = replace(task, matches=matches, ambiguous=(False,) * 30)
+    rows = retrieval(encoder, other, model="fixed").rows
+    queries = {row["domain"]: row["queries"] for row in rows if row["k"] == 1 and row.get("queries")
+               and row["direction"] == "text to image"}  # fmt: skip
+    assert queries["pool"] == 1
+    assert queries["all"] == 20
+    assert queries["a"] + queries["b"] == 19
+
+
 def test_the_mean_of_domains_weighs_each_the_same(problem):
     rows = retrieval(*problem, model="fixed").rows
     for direction in ("text to image", "image to text"):

@@ -185,3 +185,30 @@ def test_evaluate_retrieval_says_in_one_line_what_is_wrong(run, model, tmp_path,
     )
     assert status == 2
     assert said in err
+
+
+def test_each_source_has_captions_of_its_own_kind_and_a_pool_joins_them(run, model, tmp_path):
+    """Human sentences of one source, another column of the second, a file for the third."""
+    for name in ("one", "two", "three"):
+        lines = ["path,caption,machine"]
+        for row in range(6):
+            Image.new("RGB", (16, 16), (25 * row, 90, len(name))).save(tmp_path / f"{name}-{row}.png")
+            lines.append(f"{name}-{row}.png,the {name} river {'tree ' * row},a car {'left ' * row}")
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines))
+    written = [json.dumps({"id": str(row), "caption": f"a queen {'red ' * row}"}) for row in range(6)]
+    (tmp_path / "three.jsonl").write_text("\n".join(written) + "\n")
+    kinds = f"reworded,column:machine,{tmp_path / 'three.jsonl'}"
+    words = [*("--data", *(tmp_path / f"{name}.csv" for name in ("one", "two", "three"))), "--split", "all"]
+    words += ["--caption-column", "caption", "--pool", "merged", "--methods", "zero-shot", "text-to-text"]
+    out = tmp_path / "found.json"
+    status, printed, err = run(
+        "evaluate", "retrieval", model[1], *words, "--captions", kinds, "--depths", 1, 3, "--out", out
+    )
+    assert status == 0, err
+    assert "R@3" in printed
+    (result,) = json.loads(out.read_text())
+    assert result["settings"]["captions"] == 18
+    assert {row["k"] for row in result["rows"] if row["metric"] == "recall"} == {1, 3}
+    status, _, err = run("evaluate", "retrieval", model[1], *words, "--captions", "reworded,true")
+    assert status == 2
+    assert "2 kinds for 3 sources" in err

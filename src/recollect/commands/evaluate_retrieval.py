@@ -1,31 +1,26 @@
 """``recollect evaluate retrieval``: recall at 1, 5, 10 both ways, of one way of searching or of several."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal
 
 import tyro
 from rich.console import Console
 from rich.table import Table
 
 from recollect.commands.evaluate import ModelOptions
+from recollect.commands.memory_options import with_memory
 from recollect.core.errors import UserError
 from recollect.core.progress import output
 from recollect.core.types import Encoder
 from recollect.data.columns import Columns
-from recollect.data.tasks import RetrievalTask, retrieval_task
-from recollect.evaluation.opening import WORLDS
+from recollect.evaluation.pools import CaptionedPool, PoolKind, PoolSelection, open_pools
 from recollect.evaluation.results import Result, Row
-from recollect.evaluation.retrieval import DIRECTIONS, Comparison, compare_methods, merged, retrieval
+from recollect.evaluation.retrieval import DIRECTIONS, Comparison, compare_methods, retrieval
 from recollect.models import load_model
 from recollect.models.dual import DualEncoder
-from recollect.retrieval.caption_file import captions_of
 from recollect.retrieval.methods import METHODS, MethodOptions
 from recollect.retrieval.options import EpisodeOptions, RewardOptions, TuningOptions
-from recollect.retrieval.rewording import PoolCaptions, Rewording, held_out, reworded, true_captions
-
-_DEPTHS = (1, 5, 10)
+from recollect.retrieval.rewording import Rewording
 
 
 @dataclass(frozen=True)
@@ -39,24 +34,29 @@ class Retrieval:
     model: tyro.conf.OmitArgPrefixes[ModelOptions]
     data: tuple[str, ...] = ()
     """Sources with captions."""
-    pool: Literal["single", "merged"] = "single"
+    pool: PoolKind = "single"
     """Search every source by itself, or all as one pool of several domains."""
     methods: tuple[str, ...] = ("zero-shot",)
     """Of: zero-shot, fine-tuning, text-to-text, rlcf, episode-full, episode; or all."""
     captions: str | None = None
     """What methods that learn from captions are given: reworded (one true text of each image in other words, the
     stand-in of a captioner), held-out (an image's last text, which then is no query), true (its first text, though it
-    is asked for: the ceiling), or a .jsonl file that `recollect caption` wrote."""
+    is asked for: the ceiling), column:NAME (another column of the data), or a .jsonl file that `recollect caption`
+    wrote. With commas between, one for each source."""
     rewording: Rewording = field(default_factory=Rewording)
     """How the stand-in words the truth."""
     teacher: str | None = None
     """A larger model that judges images for rlcf."""
     queries: int | None = None
     """Ask at most this many texts of each domain; the pool stays whole."""
+    depths: tuple[int, ...] = (1, 5, 10)
+    """The k of R@k. An episode changes no R@k from its own k on: zero-shot R@16 is what it can reach."""
     episode: EpisodeOptions = field(default_factory=EpisodeOptions)
     """Of episodes; fine-tuning has the same loss, adapters and optimiser."""
     tuning: TuningOptions = field(default_factory=TuningOptions)
     """Of fine-tuning."""
+    full_learning_rate: float | None = None
+    """Of episode-full; the episodes' own by default."""
     reward: RewardOptions = field(default_factory=RewardOptions)
     """Of rlcf."""
     split: str = "test"
@@ -74,53 +74,39 @@ class Retrieval:
             raise UserError(f"--methods {unknown[0]}: no such method. Choose from: {', '.join(METHODS)}, all.")
         if "rlcf" in methods and self.teacher is None:
             raise UserError("--methods rlcf needs a larger model to judge the images. Name it with --teacher MODEL.")
-        results = list(self._results(methods, self._tasks()))
+        if not self.depths or min(self.depths) < 1:
+            raise UserError("--depths: at least one, and each at least 1")
+        columns = Columns(image=self.image_column, caption=self.caption_column)
+        selection = PoolSelection(self.data, self.pool, self.captions, self.rewording, self.split, columns)
+        results = list(self._results(methods, open_pools(selection)))
         for result in results:
             console.print(f"\n{result.model} on {result.data}", highlight=False, soft_wrap=True)
-            _show(result, console)
+            _show(result, console, self.depths)
         self.model.save(results, console)
 
-    def _results(self, methods: tuple[str, ...], tasks: list[RetrievalTask]) -> Iterator[Result]:
+    def _results(self, methods: tuple[str, ...], pools: Sequence[CaptionedPool]) -> Iterator[Result]:
         plain = methods == ("zero-shot",) and self.captions is None and self.queries is None
         teacher: Encoder | None = load_model(self.teacher, self.model.device) if self.teacher else None
-        options = MethodOptions(self.episode, self.tuning, self.reward)
-        for name, encoder, cache in self.model.each():
-            seed = self.model.seed
-            for task in tasks:
-                if plain:
-                    yield retrieval(encoder, task, model=name, seed=seed, prefix=self.model.prefix, cache=cache)
-                    continue
-                assert isinstance(encoder, DualEncoder)
-                comparison = Comparison(methods, options, teacher, self.queries)
-                captions = self._captions(task)
-                yield compare_methods(encoder, task, captions, comparison, model=name, seed=seed, cache=cache)
-
-    def _captions(self, task: RetrievalTask) -> PoolCaptions | None:
-        if self.captions is None:
-            return None
-        if self.captions == "reworded":
-            return reworded(task.images, self.rewording)
-        if self.captions in ("held-out", "true"):
-            return {"held-out": held_out, "true": true_captions}[self.captions](task.images)
-        if not self.captions.endswith(".jsonl"):
-            raise UserError(f"--captions {self.captions}: write reworded, held-out, true, or name a .jsonl file")
-        return PoolCaptions(captions_of(Path(self.captions), task.images))
-
-    def _tasks(self) -> list[RetrievalTask]:
-        if not self.data:
-            raise UserError("no data was named. Name it with --data SOURCE ...")
-        columns = Columns(image=self.image_column, caption=self.caption_column)
-        each = [
-            retrieval_task(spec, split=None if spec.startswith(WORLDS) else self.split, columns=columns)
-            for spec in self.data
-        ]
-        return [merged(each)] if self.pool == "merged" else each
+        options = MethodOptions(self.episode, self.tuning, self.reward, self.full_learning_rate)
+        if self.model.reading.asked and not plain:
+            raise UserError("--memory: only the plain search reads it. Leave out --methods, --captions and --queries.")
+        seed, prefix = self.model.seed, self.model.prefix
+        for name, encoder, cache, pool in self.model.each_on((pool, pool.task.images) for pool in pools):
+            if plain:
+                found = retrieval(
+                    encoder, pool.task, model=name, seed=seed, prefix=prefix, cache=cache, depths=self.depths
+                )
+                yield with_memory(found, encoder)
+                continue
+            assert isinstance(encoder, DualEncoder)
+            comparison = Comparison(methods, options, teacher, self.queries, depths=self.depths)
+            yield compare_methods(encoder, pool.task, pool.captions, comparison, model=name, seed=seed, cache=cache)
 
 
-def _show(result: Result, console: Console) -> None:
+def _show(result: Result, console: Console, depths: Sequence[int]) -> None:
     recalls = [row for row in result.rows if row["metric"] == "recall"]
     methods = list(dict.fromkeys(row["method"] for row in recalls))
-    heads = [f"{direction} R@{k}" for direction in DIRECTIONS for k in _DEPTHS]
+    heads = [f"{direction} R@{k}" for direction in DIRECTIONS for k in depths]
     table = Table("domain", *(["method"] if len(methods) > 1 else []), *heads)
     cells = {(row["domain"], row["method"], row["direction"], row["k"]): _cell(row) for row in recalls}
     names = dict.fromkeys(row["domain"] for row in recalls)
@@ -128,7 +114,7 @@ def _show(result: Result, console: Console) -> None:
         names.pop("all", None)
     for name in sorted(names, key=lambda name: (name in {"all", "mean of domains"}, name)):
         for method in methods:
-            figures = (cells.get((name, method, direction, k), "") for direction in DIRECTIONS for k in _DEPTHS)
+            figures = (cells.get((name, method, direction, k), "") for direction in DIRECTIONS for k in depths)
             table.add_row(name, *([method] if len(methods) > 1 else []), *figures)
     console.print(table)
     costs = {(row["method"], row["metric"]): row["value"] for row in result.rows if row["metric"] != "recall"}

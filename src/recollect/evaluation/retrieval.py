@@ -8,7 +8,7 @@ from jaxtyping import Int64
 
 from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator
-from recollect.core.types import Encoder, Kind
+from recollect.core.types import Encoder, Kind, Source
 from recollect.data.derived import Joined
 from recollect.data.tasks import RetrievalTask
 from recollect.evaluation.features import FeatureCache, image_features
@@ -51,9 +51,10 @@ def retrieval(
         prefix: which prefix token the texts get, for models that have them.
 
     Returns:
-        Rows with ``method`` (zero-shot), ``metric`` (recall), ``direction``, ``domain`` (of the text's first image or
-        of the image; ``all`` and ``mean of domains`` for the whole), ``k``, the number of ``queries``, and ``value``
-        in percent with its 95 % bootstrap interval, ``low`` and ``high``.
+        Rows with ``method`` (zero-shot), ``metric`` (recall), ``direction``, ``domain``, ``k``, the number of
+        ``queries``, and ``value`` in percent with its 95 % bootstrap interval, ``low`` and ``high``. The domain is that
+        of the image, or of the text's images where they agree, else the name of their source; ``all`` and ``mean of
+        domains`` are of the whole.
     """
     images = image_features(encoder, task.images, cache).images
     texts = encoder.embed_texts(task.texts, prefix).numpy()
@@ -85,8 +86,8 @@ class _Asked:
         ambiguous, domains = np.array(task.ambiguous, dtype=bool), np.array(task.domains)
         certain = np.array([not ambiguous[list(found)].all() for found in task.matches])
         free = np.array([text not in reserved for text in task.texts])
-        first = np.array([found[0] for found in task.matches])
-        return cls(certain & free, ~ambiguous, domains[first], domains)
+        of_texts = np.array(_text_domains(task))
+        return cls(certain & free, ~ambiguous, of_texts, domains)
 
     def sampled(self, number: int | None, seed: int) -> "_Asked":
         """At most ``number`` texts of each domain, drawn at random."""
@@ -104,6 +105,23 @@ class _Asked:
             (self.texts, self.text_domains) if direction == DIRECTIONS[0] else (self.images, self.image_domains)
         )
         return np.where(asked, ranks, NO_RANK), domains
+
+
+def _text_domains(task: RetrievalTask) -> list[str]:
+    """The domain of each text's images where they agree, else the name of the source that the first comes from."""
+    origins = _origins(task.images)
+    found = [{task.domains[image] for image in images} for images in task.matches]
+    return [
+        next(iter(domains)) if len(domains) == 1 else origins[images[0]]
+        for domains, images in zip(found, task.matches, strict=True)
+    ]
+
+
+def _origins(images: Source) -> list[str]:
+    """The name of the source that each image comes from."""
+    if isinstance(images, Joined):
+        return [name for source in images.sources for name in _origins(source)]
+    return [images.name] * len(images)
 
 
 def recall_rows(

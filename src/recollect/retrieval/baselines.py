@@ -97,7 +97,8 @@ def fine_tune(
     halves = [{name: each.clone().requires_grad_() for name, each in half.items()} for half in (start.down, start.up)]
     adapters = Adapters(halves[0], halves[1], start.scale)
     learned = [each for half in halves for each in half.values()]
-    optimiser = torch.optim.AdamW(learned, lr=episode.learning_rate, weight_decay=episode.weight_decay)
+    rate = episode.learning_rate if options.learning_rate is None else options.learning_rate
+    optimiser = torch.optim.AdamW(learned, lr=rate, weight_decay=episode.weight_decay)
     with frozen(encoder), progress("fine-tune", options.epochs * len(ids), "images") as counter:
         for epoch in range(options.epochs):
             for batch in _batches(pool, ids, options, epoch, pixels):

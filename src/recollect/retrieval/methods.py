@@ -23,11 +23,13 @@ class MethodOptions:
         episode: of episodes, and of the loss, adapters and optimiser of fine-tuning.
         tuning: of fine-tuning.
         reward: of RLCF.
+        full_learning_rate: of episodes that change all parameters; None takes the episodes' own.
     """
 
     episode: EpisodeOptions = field(default_factory=EpisodeOptions)
     tuning: TuningOptions = field(default_factory=TuningOptions)
     reward: RewardOptions = field(default_factory=RewardOptions)
+    full_learning_rate: float | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,8 @@ def _episode(setting: Setting) -> Prepared:
 
 def _full_episode(setting: Setting) -> Prepared:
     options = replace(setting.options.episode, parameters="all")
+    if setting.options.full_learning_rate is not None:
+        options = replace(options, learning_rate=setting.options.full_learning_rate)
     return Prepared(EpisodicSearcher(setting.encoder, setting.pool, options=options, pixels=setting.pixels))
 
 

@@ -72,11 +72,13 @@ class TuningOptions:
     Attributes:
         epochs: passes over the captioned images.
         batch_size: pairs of a step; as many as an episode has.
+        learning_rate: of AdamW; None takes the episodes' own.
         seed: of their order.
     """
 
     epochs: int = 4
     batch_size: int = 16
+    learning_rate: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:

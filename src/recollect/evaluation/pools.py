@@ -1,0 +1,106 @@
+"""From what a user names to pools of images that can be searched, and what is said of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from recollect.core.errors import UserError
+from recollect.data.columns import Columns
+from recollect.data.derived import sample_texts
+from recollect.data.sources import open_source
+from recollect.data.tasks import RetrievalTask, retrieval_task
+from recollect.evaluation.opening import WORLDS
+from recollect.evaluation.retrieval import merged
+from recollect.retrieval.caption_file import captions_of
+from recollect.retrieval.rewording import PoolCaptions, Rewording, held_out, reworded, true_captions
+
+PoolKind = Literal["single", "merged"]
+
+_COLUMN = "column:"
+_WORDS = "write reworded, held-out, true, column:NAME, or name a .jsonl file"
+
+
+@dataclass(frozen=True)
+class PoolSelection:
+    """Which images are searched, and where their captions come from.
+
+    Attributes:
+        data: sources with captions, which are asked for.
+        pool: every source by itself, or all as one pool of several domains.
+        captions: what is learnt from, for all sources or for each, with commas between: ``reworded``, ``held-out``,
+            ``true``, ``column:NAME``, or a .jsonl file of `recollect caption`; None for no captions.
+        rewording: how ``reworded`` words the truth.
+        split: of every source that has splits.
+        columns: where the names of columns are unusual.
+    """
+
+    data: Sequence[str]
+    pool: PoolKind = "single"
+    captions: str | None = None
+    rewording: Rewording = field(default_factory=Rewording)
+    split: str = "test"
+    columns: Columns = field(default_factory=Columns)
+
+
+@dataclass(frozen=True)
+class CaptionedPool:
+    """Texts that ask, images that are searched, and one caption for each image or none at all."""
+
+    task: RetrievalTask
+    captions: PoolCaptions | None
+
+
+def open_pools(selection: PoolSelection) -> list[CaptionedPool]:
+    """Open everything that is selected.
+
+    Raises:
+        UserError: no data, no such source, or captions that are none of its own.
+    """
+    if not selection.data:
+        raise UserError("no data was named. Name it with --data SOURCE ...")
+    words = [None] * len(selection.data) if selection.captions is None else selection.captions.split(",")
+    if len(words) == 1:
+        words *= len(selection.data)
+    if len(words) != len(selection.data):
+        raise UserError(
+            f"--captions {selection.captions}: {len(words)} kinds for {len(selection.data)} sources. Name one for all, "
+            "or one for each with commas between."
+        )
+    each = [_open(spec, word, selection) for spec, word in zip(selection.data, words, strict=True)]
+    return [_merged(each)] if selection.pool == "merged" else each
+
+
+def _open(spec: str, word: str | None, selection: PoolSelection) -> CaptionedPool:
+    split = _split(spec, selection.split)
+    task = retrieval_task(spec, split=split, columns=selection.columns)
+    if word is None:
+        return CaptionedPool(task, None)
+    return CaptionedPool(task, _captions(task, word, selection, spec))
+
+
+def _split(spec: str, split: str) -> str | None:
+    return None if spec.startswith(WORLDS) or "split=" in spec else split
+
+
+def _captions(task: RetrievalTask, word: str, selection: PoolSelection, spec: str) -> PoolCaptions:
+    if word == "reworded":
+        return reworded(task.images, selection.rewording)
+    if word in ("held-out", "true"):
+        return {"held-out": held_out, "true": true_captions}[word](task.images)
+    if word.startswith(_COLUMN):
+        columns = Columns(image=selection.columns.image, caption=word.removeprefix(_COLUMN))
+        source = open_source(spec, split=_split(spec, selection.split), kind="caption", columns=columns)
+        return PoolCaptions(tuple(next(iter(sample_texts(source, row)), None) for row in range(len(source))))
+    if not word.endswith(".jsonl"):
+        raise UserError(f"--captions {word}: {_WORDS}")
+    return PoolCaptions(captions_of(Path(word), task.images))
+
+
+def _merged(pools: Sequence[CaptionedPool]) -> CaptionedPool:
+    task = merged([pool.task for pool in pools])
+    captions = [pool.captions for pool in pools if pool.captions is not None]
+    if not captions:
+        return CaptionedPool(task, None)
+    every = tuple(caption for each in captions for caption in each.captions)
+    return CaptionedPool(task, PoolCaptions(every, frozenset().union(*(each.reserved for each in captions))))
