@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from recollect.core.errors import UserError
+from recollect.data.tasks import retrieval_task
 from recollect.data.worlds import glyph_table as glyph_table_module
 from recollect.data.worlds import open_world_source, world_of, world_tasks, world_zero_shot_tasks
 from recollect.data.worlds.glyph_table import ATTRIBUTES, FACES, HELD_OUT_FACES, SCRIPTS, SIZE, glyph_table, measure
@@ -230,3 +232,30 @@ def test_zero_shot_tasks_ask_for_words_that_captions_use(world):
     for task in tasks:
         assert all(set(text.split()) <= words for texts in task.class_texts for text in texts)
         assert task.query.labels.max() < len(task.class_names)
+
+
+def test_as_many_scenes_as_the_address_says():
+    assert len(open_world_source("glyphs:scenes?seed=3&size=7")) == 7
+    hard = open_world_source("glyphs:hard?groups=4")
+    assert len(hard) == 4 * 6
+    assert hard.values("detail") == [hard[row].extra["detail"] for row in range(24)]
+    for source in (hard, open_world_source("glyphs:scenes?seed=3&size=7")):
+        assert [source.texts(row) for row in range(7)] == [source[row].texts for row in range(7)]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("glyphs:scenes?size=0", "size='0' is not a number of at least 1"),
+        ("glyphs:labels?groups=3", "glyphs:labels has no 'groups'"),
+        ("glyphs:scenes?size=many", "size='many' is not a number"),
+    ],
+)
+def test_amounts_that_cannot_be(spec, message):
+    with pytest.raises(UserError, match=message):
+        open_world_source(spec)
+
+
+def test_an_endless_stream_is_no_pool():
+    with pytest.raises(UserError, match=r"endless stream. Say how many to search, e.g. glyphs:scenes\?size=1000"):
+        retrieval_task("glyphs:scenes", split=None)

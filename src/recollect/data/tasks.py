@@ -183,6 +183,10 @@ class RetrievalTask:
     ambiguous: tuple[bool, ...]
 
 
+_MOST_IMAGES = 2**30
+"""More than any set has; made worlds are longer."""
+
+
 def retrieval_task(
     specs: str | Sequence[str], *, name: str | None = None, split: str | None = "test", columns: Columns | None = None
 ) -> RetrievalTask:
@@ -203,6 +207,8 @@ def retrieval_task(
         open_source(spec, split=None if "split=" in spec else split, kind="caption", columns=columns) for spec in specs
     )
     images: Source = sources[0] if len(sources) == 1 else Joined(sources)
+    if len(images) > _MOST_IMAGES:
+        raise UserError(f"{images.name}: an endless stream. Say how many to search, e.g. {specs[0]}?size=1000.")
     owners: dict[str, dict[int, int]] = {}
     for index in range(len(images)):
         for text in sample_texts(images, index):

@@ -30,10 +30,11 @@ _SOURCES: Mapping[str, Callable[[Any], Source]] = {
 
 
 def open_world_source(spec: str, split: str | None = None) -> Source:
-    """Open ``WORLD:NAME?setting=value&...``, e.g. ``glyphs:captions?edge=64`` or ``latents:captions?seed=3``.
+    """Open ``WORLD:NAME?setting=value&...``, e.g. ``glyphs:captions?edge=64`` or ``glyphs:scenes?seed=3&size=1000``.
 
     Args:
-        spec: a name of the built-in worlds and settings of the world (numbers).
+        spec: a name of the built-in worlds and settings (numbers): of the world, or how many samples: ``size`` of an
+            endless stream, ``groups`` of the look-alikes.
         split: ``train`` (or None); ``test`` for the label set, whose classes have further pictures.
 
     Raises:
@@ -42,12 +43,32 @@ def open_world_source(spec: str, split: str | None = None) -> Source:
     name, _, _ = spec.partition("?")
     if name not in _SOURCES:
         raise UserError(f"{spec}: no such built-in source. Choose one of: {', '.join(_SOURCES)}.")
-    source = _SOURCES[name](world_of(spec))
+    source = _sized(_SOURCES[name], spec)
     if split in (None, "train"):
         return source
     if split == "test" and isinstance(source, GlyphLabels):
         return unseen_part(source)
     raise UserError(f"{spec}: has no split {split!r}; captions are an endless stream, for tests see the world's tasks")
+
+
+_AMOUNTS = ("size", "groups")
+
+
+def _sized(make: Callable[..., Source], spec: str) -> Source:
+    """The source, with as many samples as its address says."""
+    name, _, query = spec.partition("?")
+    settings = parse_qsl(query, keep_blank_values=True)
+    rest = "&".join(f"{key}={text}" for key, text in settings if key not in _AMOUNTS)
+    source: Any = make(world_of(f"{name}?{rest}"))
+    for key, text in settings:
+        if key not in _AMOUNTS:
+            continue
+        if not hasattr(source, key):
+            raise UserError(f"{spec}: {name} has no {key!r}")
+        if not text.isdecimal() or int(text) < 1:
+            raise UserError(f"{spec}: {key}={text!r} is not a number of at least 1")
+        source = replace(source, **{key: int(text)})
+    return source
 
 
 def world_of(spec: str) -> World:

@@ -1,6 +1,7 @@
 """Scenes of one to three characters with colours, sizes and places, and captions that say all of it."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -173,6 +174,14 @@ class GlyphScenes:
         images, texts, _ = self.batch(np.array([index]), 0)
         return Sample(as_picture(images[0]), (texts[0],), NO_LABEL, self.name, "caption", str(index))
 
+    def texts(self, index: int) -> tuple[str, ...]:
+        """The caption of one picture, without drawing it."""
+        return tuple(describe(self.world, self.scenes(np.array([index]))))
+
+    def values(self, key: str) -> list[Any]:
+        """``extra[key]`` of every picture: nothing."""
+        return [None] * len(self)
+
     def scenes(self, indices: np.ndarray) -> Scenes:
         """What is in each picture."""
         return draw_scenes(self.pool, derive_seed(self.world.seed, self.name), indices)
@@ -242,9 +251,21 @@ class HardScenes:
         if not 0 <= index < len(self):
             raise IndexError(f"{self.name}: no sample {index} of {len(self)}")
         images, texts, _ = self.batch(np.array([index]), 0)
-        group, variant = divmod(index, 1 + len(DETAILS))
-        extra = {"domain": "hard scenes", "group": group, "detail": ("none", *DETAILS)[variant]}
+        extra = self._extra(index)
         return Sample(as_picture(images[0]), (texts[0],), NO_LABEL, self.name, "caption", str(index), extra)
+
+    def texts(self, index: int) -> tuple[str, ...]:
+        """The caption of one picture, without drawing it."""
+        return tuple(describe(self.world, self.scenes(np.array([index]))))
+
+    def values(self, key: str) -> list[Any]:
+        """``extra[key]`` of every picture."""
+        return [self._extra(index).get(key) for index in range(len(self))]
+
+    @staticmethod
+    def _extra(index: int) -> dict[str, Any]:
+        group, variant = divmod(index, 1 + len(DETAILS))
+        return {"domain": "hard scenes", "group": group, "detail": ("none", *DETAILS)[variant]}
 
     def batch(self, indices: np.ndarray, seed: int) -> tuple[Tensor, list[str], Tensor]:
         """Pictures uint8 (n, 3, edge, edge), one caption each, and no labels; the same for every ``seed``."""
