@@ -1,10 +1,12 @@
 """``recollect classify``: folders of examples in, predictions for a folder of images out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import tyro
 from rich.table import Table
 
+from recollect.commands.memory_options import MemoryOptions
 from recollect.core.errors import UserError
 from recollect.core.progress import output
 from recollect.data.prompts import GENERAL_TEMPLATES, fill, readable
@@ -35,20 +37,24 @@ class Classify:
     """Folder for the results."""
     device: str | None = None
     """Where to compute; the best there is by default."""
+    reading: tyro.conf.OmitArgPrefixes[MemoryOptions] = field(default_factory=MemoryOptions)
 
     def run(self) -> None:
         """Classify, print a summary and write."""
         if self.method not in METHODS:
             raise UserError(f"--method {self.method}: no such method. Choose one of: {', '.join(METHODS)}.")
         support, images = find_examples(self.support), find_images(self.images)
-        encoder = load_model(self.model, self.device)
+        self.reading.check()
+        if self.reading.near is not None:
+            raise UserError("--near: is for evaluation; here nothing is tested.")
+        encoder = self.reading.apply(load_model(self.model, self.device))
         names = sorted({name for _, name in support})
         prompts = [[fill(template, readable(name)) for template in GENERAL_TEMPLATES] for name in names]
         classifier = METHODS[self.method](prompt_ensemble(encoder, prompts), learned_scale(encoder))
         found = classify(classifier, encoder, support, images)
         summary = f"{len(found.predictions)} images, {len(names)} classes, {len(support)} examples; {self.method}"
         save_csv(found, self.out / "predictions.csv")
-        save_sheet(found, self.out / "predictions.html", f"{summary}, model {self.model}")
+        save_sheet(found, self.out / "predictions.html", f"{summary}, model {self.reading.name(self.model, encoder)}")
         _show(found, summary, self.out)
 
 

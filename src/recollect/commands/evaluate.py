@@ -1,19 +1,20 @@
 """``recollect evaluate zero-shot|few-shot|probe``: figures on labelled sets."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import pandas as pd
 import tyro
 from rich.console import Console
 from rich.table import Table
 
+from recollect.commands.memory_options import MemoryOptions, with_memory
 from recollect.core.errors import UserError
 from recollect.core.files import write_json
 from recollect.core.progress import output
-from recollect.core.types import Encoder, Kind
+from recollect.core.types import Encoder, Kind, Source
 from recollect.data.columns import Columns
 from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.data.tasks import ClassificationTask, Division
@@ -27,6 +28,8 @@ from recollect.evaluation.tables import sample_efficiency, tidy
 from recollect.evaluation.zero_shot import zero_shot
 from recollect.fewshot.protocol import METHODS, PAPER_METHODS, Protocol
 from recollect.models import load_model
+
+Data = TypeVar("Data")
 
 
 @dataclass(frozen=True)
@@ -89,14 +92,30 @@ class ModelOptions:
     """Prefix of the class texts, for models trained with prefix tokens."""
     seed: int = 0
     """Seed the model was trained with, kept in the JSON so that summaries over models can be made."""
+    reading: tyro.conf.OmitArgPrefixes[MemoryOptions] = field(default_factory=MemoryOptions)
 
     def each(self) -> Iterator[tuple[str, Encoder, FeatureCache | None]]:
         """Every model with its name and the cache."""
         if not self.models:
             raise UserError("no model was named. Give a folder or a hub id before --data.")
+        self.reading.check()
         cache = FeatureCache(self.cache) if self.cache else None
         for name in self.models:
             yield name, load_model(name, self.device), cache
+
+    def each_on(
+        self, tested: Iterable[tuple[Data, Source]]
+    ) -> Iterator[tuple[str, Encoder, FeatureCache | None, Data]]:
+        """Every model on every set, and its name there; with --memory it reads the memory.
+
+        Args:
+            tested: sets, each with the images that are tested, whose near-duplicates are left out of the memory.
+        """
+        sets = list(tested)
+        for name, encoder, cache in self.each():
+            for data, images in sets:
+                reading = self.reading.apply(encoder, images, cache)
+                yield self.reading.name(name, reading), reading, cache, data
 
     def save(self, results: Sequence[Result], console: Console) -> None:
         """Write the JSON files."""
@@ -127,11 +146,10 @@ class ZeroShot:
         """Evaluate, print and write."""
         console = output()
         opened = self.data.open("zero-shot")
-        results = [
-            zero_shot(encoder, task, model=name, seed=self.model.seed, prefix=self.model.prefix, cache=cache)
-            for name, encoder, cache in self.model.each()
-            for task, _ in opened.tasks
-        ]
+        results = []
+        for name, encoder, cache, task in self.model.each_on((task, task.query) for task, _ in opened.tasks):
+            found = zero_shot(encoder, task, model=name, seed=self.model.seed, prefix=self.model.prefix, cache=cache)
+            results.append(with_memory(found, encoder))
         table = Table("model", "data", "classes", "images", "top-1", "mean per class")
         for result in results:
             values = {row["metric"]: f"{row['value']:.1f}" for row in result.rows}
@@ -167,16 +185,13 @@ class FewShot:
         protocol = self._protocol()
         opened = self.data.open("few-shot")
         tasks = [(self._fitting(task, protocol), metric) for task, metric in opened.tasks]
-        results = [
-            few_shot(
-                encoder, task, replace(protocol, metric=metric),
-                model=name, seed=self.model.seed, prefix=self.model.prefix, cache=cache,
-            )
-            for name, encoder, cache in self.model.each()
-            for task, metric in tasks
-        ]  # fmt: skip
+        results = []
+        for name, encoder, cache, (task, metric) in self.model.each_on((both, both[0].query) for both in tasks):
+            options = {"model": name, "seed": self.model.seed, "prefix": self.model.prefix, "cache": cache}
+            found = few_shot(encoder, task, replace(protocol, metric=metric), **options)  # type: ignore[arg-type]
+            results.append(with_memory(found, encoder))
         frame = tidy(results)
-        for name in self.model.models:
+        for name in dict.fromkeys(result.model for result in results):
             for data in dict.fromkeys(frame["data"]):
                 _few_shot_table(f"{name} on {data}", frame[(frame["model"] == name) & (frame["data"] == data)], console)
             if frame["data"].nunique() > 1:
@@ -201,7 +216,7 @@ class FewShot:
     def _compare(self, frame: pd.DataFrame, console: Console) -> None:
         """Figures, and with two or more models what the later ones gain over the first."""
         methods = [name for name in dict.fromkeys(frame["method"]) if name != "zero-shot"]
-        models, shots = list(self.model.models), max(self.shots)
+        models, shots = list(dict.fromkeys(frame["model"])), max(self.shots)
         for model in models[1:]:
             table = Table("method", *(f"{k} shots" for k in sorted(self.shots)), "fewer shots by")
             for method in methods:
@@ -256,11 +271,10 @@ class Probe:
         """Evaluate, print and write."""
         console = output()
         opened = self.data.open("probe")
-        results = [
-            linear_probe(encoder, task, metric, model=name, seed=self.model.seed, cache=cache)
-            for name, encoder, cache in self.model.each()
-            for task, metric in opened.tasks
-        ]
+        results = []
+        for name, encoder, cache, (task, metric) in self.model.each_on((both, both[0].query) for both in opened.tasks):
+            found = linear_probe(encoder, task, metric, model=name, seed=self.model.seed, cache=cache)
+            results.append(with_memory(found, encoder))
         table = Table("model", "data", "metric", "accuracy", "C")
         for result in results:
             row = result.rows[0]

@@ -1,6 +1,6 @@
 """``recollect search``: images of a memory by words."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -9,11 +9,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from recollect.commands.memory_options import MemoryOptions
 from recollect.core.errors import UserError
 from recollect.core.progress import console as errors
 from recollect.core.progress import output
 from recollect.memory.store import Memory
-from recollect.models import load_model
+from recollect.models import DualEncoder, load_model
 from recollect.retrieval.baselines import NO_CAPTIONS
 from recollect.retrieval.caption_file import CaptionFile
 from recollect.retrieval.gallery import save_results
@@ -21,7 +22,7 @@ from recollect.retrieval.memory_pool import MemoryPool
 from recollect.retrieval.methods import MethodOptions, Setting, prepare
 from recollect.retrieval.options import EpisodeOptions
 from recollect.retrieval.pixels import PixelCache
-from recollect.retrieval.search import SearchReport, SearchResult
+from recollect.retrieval.search import Searcher, SearchReport, SearchResult
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Search:
     """A .json file, or an .html gallery."""
     device: str | None = None
     """Where to compute; the best there is by default."""
+    reading: tyro.conf.OmitArgPrefixes[MemoryOptions] = field(default_factory=MemoryOptions)
+    """Queries that read a memory, this one or another of the same model."""
 
     def run(self) -> None:
         """Search, print and write."""
@@ -57,6 +60,7 @@ class Search:
             raise UserError(f"--top {self.top}: at least 1")
         if self.out is not None and self.out.suffix not in (".json", ".html"):
             raise UserError(f"--out {self.out}: results are written as .json or .html. Name a file that ends so.")
+        self._check_reading()
         address, *queries = self.words
         queries += self._from_file()
         if not queries:
@@ -76,12 +80,30 @@ class Search:
         setting = Setting(encoder, pool, MethodOptions(episode=self.episode), PixelCache(encoder.transform))
         method = "zero-shot" if self.rerank == "none" else self.rerank
         search = prepare(method, setting).search
+        if self.reading.asked:
+            search, name = self._reading_searcher(encoder, pool, name)
         results = search.search(queries, self.top)
         about = {"memory": address, "model": name, "method": method, "where": self.where, "top": self.top}
         _show(results, search.report, output())
         if self.out is not None:
             save_results(results, search.report, about, self.out)
             output().print(f"results: {self.out}", highlight=False)
+
+    def _check_reading(self) -> None:
+        self.reading.check()
+        if not self.reading.asked:
+            return
+        if self.reading.mode not in (None, "text"):
+            raise UserError(f"--mode {self.reading.mode}: here only words read the memory. Leave it out, or say text.")
+        if self.reading.near is not None:
+            raise UserError("--near: is for evaluation; here nothing is tested.")
+        if self.rerank != "none":
+            raise UserError(f"--memory: cannot be joined with --rerank {self.rerank}; leave out one of both.")
+
+    def _reading_searcher(self, encoder: DualEncoder, pool: MemoryPool, name: str) -> tuple[Searcher, str]:
+        reading = replace(self.reading, mode="text")
+        asker = reading.apply(encoder)
+        return Searcher(encoder, pool, asker=asker), reading.name(name, asker)
 
     def _from_file(self) -> list[str]:
         if self.queries is None:

@@ -19,6 +19,7 @@ from recollect.core.types import Encoder, Kind, Sample, Source
 from recollect.data.prompts import fill
 from recollect.data.tasks import ClassificationTask
 from recollect.evaluation.analysis import SpanEncoder
+from recollect.memory.encoder import RetrievalEnhancedEncoder
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,11 @@ def image_features(
         return replace(features, images=encoder.project(torch.from_numpy(features.images)).numpy())
     if cached := cache.load(encoder, source) if cache else None:
         return cached
+    if isinstance(encoder, RetrievalEnhancedEncoder):
+        features = _refined(encoder, image_features(encoder.model, source, cache, block=block))
+        if cache:
+            cache.save(encoder, source, features)
+        return features
     if len(source) == 0:
         raise UserError(f"{source.name}: no images to embed. Check the split and the filters.")
     blocks = []
@@ -135,6 +141,11 @@ def image_features(
     if cache:
         cache.save(encoder, source, features)
     return features
+
+
+def _refined(encoder: RetrievalEnhancedEncoder, own: Features) -> Features:
+    """What an encoder makes of the model's own embeddings, so that no image is embedded twice."""
+    return replace(own, images=encoder.refine("image", torch.from_numpy(own.images)).numpy())
 
 
 def class_prompts(task: ClassificationTask) -> tuple[tuple[str, ...], ...]:

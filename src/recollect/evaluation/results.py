@@ -1,5 +1,6 @@
 """Numbers come from files: one JSON for each (model, data, protocol, seed), and tables that are functions of them."""
 
+import hashlib
 import platform
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +19,8 @@ FORMAT = 1
 """Version of the files; raised when a reader of older files would misread newer ones."""
 
 Row = Mapping[str, Any]
+
+_LONGEST = 200
 
 
 @cache
@@ -61,7 +64,11 @@ class Result:
     def file_name(self) -> str:
         """A name that two different evaluations do not share."""
         parts = (self.protocol, self.model, self.data, f"seed{self.seed}")
-        return "--".join(re.sub(r"[^A-Za-z0-9._=-]+", "-", part).strip("-") for part in parts) + ".json"
+        name = "--".join(re.sub(r"[^A-Za-z0-9._=-]+", "-", part).strip("-") for part in parts)
+        if len(name) > _LONGEST:  # file systems take 255
+            digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+            name = f"{name[: _LONGEST - len(digest) - 2]}--{digest}"
+        return f"{name}.json"
 
     def save(self, folder: str | Path) -> Path:
         """Write the result into ``folder`` under its own name."""

@@ -1,9 +1,9 @@
 """A drop-in encoder that looks things up: embeddings refined by what they find in a memory."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ class RetrievalEnhancedEncoder:
         mode: which embeddings read the memory; the others are the model's own.
         k: how many pairs to read.
         where: read only pairs that satisfy this filter.
+        without: ids of rows that are never read, such as near-duplicates of tested images.
 
     Raises:
         UserError: the memory or the fusion is of another model, the memory is empty or smaller than k.
@@ -51,6 +52,7 @@ class RetrievalEnhancedEncoder:
         mode: Mode = "both",
         k: int = 10,
         where: str | None = None,
+        without: Collection[str] = (),
     ) -> None:
         if mode not in {"image", "text", "both"}:
             raise UserError(f"mode {mode!r}: choose image, text or both")
@@ -67,6 +69,7 @@ class RetrievalEnhancedEncoder:
             raise UserError(f"mode {mode}: the fusion refines no {missing[0]}s. Choose mode {fusion.settings.sides}.")
         memory.check_k(k)
         self.model, self.memory, self.mode, self.k, self.where = model, memory, mode, k, where
+        self.without = frozenset(without)
         self.device = best_device()
         self.fusion = fusion.to(self.device).eval()
         self._model_fingerprint, self._fusion_fingerprint = fingerprint, fusion.fingerprint
@@ -78,7 +81,7 @@ class RetrievalEnhancedEncoder:
 
     @property
     def fingerprint(self) -> str:
-        """Changes with the model, the fusion, the mode, k, and the rows of the memory."""
+        """Changes with the model, the fusion, the mode, k, and the rows of the memory that are read."""
         parts = (
             self._model_fingerprint,
             self._fusion_fingerprint,
@@ -86,8 +89,35 @@ class RetrievalEnhancedEncoder:
             self.mode,
             self.k,
             self.where,
+            sorted(self.without),
         )
         return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+    @property
+    def scale(self) -> float | None:
+        """The inverse temperature that the fusion has learnt, else the model's own."""
+        return self.fusion.trained.get("scale") or getattr(self.model, "scale", None)
+
+    @property
+    def prefixes(self) -> Mapping[Kind, tuple[str, ...]]:
+        """The model's prefix tokens."""
+        return getattr(self.model, "prefixes", {})
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What is read, and how: enough to tell two results apart."""
+        return {
+            "memory": self.memory.address,
+            "version": self.memory.version,
+            "rows": len(self.memory),
+            "fusion": self._fusion_fingerprint,
+            "kind": self.fusion.settings.kind,
+            "mode": self.mode,
+            "k": self.k,
+            "where": self.where,
+            "without": len(self.without),
+            "fingerprint": self.fingerprint,
+        }
 
     def embed_images(self, images: Tensor | Sequence[ImageLike]) -> Float[Tensor, "n width"]:
         """Embed images; in modes ``image`` and ``both`` with what they find."""
@@ -120,8 +150,11 @@ class RetrievalEnhancedEncoder:
     def read(self, side: Side, embeddings: Float[Tensor, "n width"]) -> Float[np.ndarray, "n k width"]:
         """The vectors that embeddings of one modality find and read, nearest first."""
         settings = self.fusion.settings
-        found = self.memory.search(embeddings, self.k, settings.searched(side), self.where)
-        values = self.memory.vectors(found.ids.ravel().tolist(), settings.taken(side))
+        found = self.memory.search(embeddings, self.k, settings.searched(side), self.where, without=self.without)
+        ids = found.ids.ravel()
+        there = ids != ""  # an empty place stays zeros, which no fusion reads
+        values = np.zeros((len(ids), self.width), dtype=np.float32)
+        values[there] = self.memory.vectors(ids[there].tolist(), settings.taken(side))
         return values.reshape(*found.ids.shape, self.width)
 
 

@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,27 @@ class Info:
     model_name: str
     version: int
     sources: dict[str, int]
+
+
+@dataclass(frozen=True)
+class _Sieve:
+    """What a query may not find: near-duplicates, one row for each query, and some rows for all."""
+
+    below: float | None
+    own: np.ndarray | None
+    without: frozenset[str]
+
+    def counts(self, found: Found, queries: np.ndarray) -> np.ndarray:
+        """Which places of what some queries found may stay."""
+        counts = np.ones(found.scores.shape, dtype=bool)
+        if self.below is not None:
+            counts &= found.scores < self.below
+        if self.own is not None:
+            counts &= found.ids != self.own[queries, None]
+        if self.without:
+            here = [id not in self.without for id in found.ids.ravel().tolist()]
+            counts &= np.array(here, dtype=bool).reshape(counts.shape)
+        return counts
 
 
 class Memory:
@@ -162,6 +183,7 @@ class Memory:
         *,
         below: float | None = None,
         exclude: Sequence[str] | None = None,
+        without: Collection[str] = (),
     ) -> Found:
         """The k rows nearest to each query, many queries at a time.
 
@@ -172,10 +194,11 @@ class Memory:
             where: search only rows that satisfy this filter, e.g. ``source = 'emoji' and year >= 2020``.
             below: pass over rows at least this near to the query (near-duplicates).
             exclude: one id for each query that it must not find (itself).
+            without: ids that no query must find.
 
         Returns:
-            Ids and cosines, best first, all of shape (queries, k). A filter may leave fewer than k columns; ``below``
-            and ``exclude`` may leave empty places at the end of a row: an empty id and a score of −∞.
+            Ids and cosines, best first, all of shape (queries, k). A filter may leave fewer than k columns; ``below``,
+            ``exclude`` and ``without`` may leave empty places at the end of a row: an empty id and a score of −∞.
 
         Raises:
             UserError: wrong width, an empty memory, k larger than the memory, a filter that is malformed or that
@@ -184,9 +207,10 @@ class Memory:
         queries = self._queries(vectors)
         self.check_k(k)
         parsed = None if where is None else parse_filter(where)
-        if below is None and exclude is None:
+        if below is None and exclude is None and not without:
             return self._found(queries, k, side, parsed, where)
-        return self._sifted(queries, k, side, (parsed, where), below, exclude)
+        own = None if exclude is None else np.asarray(exclude, dtype=object)
+        return self._sifted(queries, k, side, (parsed, where), _Sieve(below, own, frozenset(without)))
 
     def vectors(self, ids: Sequence[str], side: Side) -> Float32[np.ndarray, "rows width"]:
         """The vectors of rows, in the order of their ids.
@@ -294,21 +318,15 @@ class Memory:
         k: int,
         side: Side,
         where: tuple[Filter | None, str | None],
-        below: float | None,
-        exclude: Sequence[str] | None,
+        sieve: "_Sieve",
     ) -> Found:
         """Ask for more than k, pass over what does not count, and ask again for queries that are left with too few."""
         ids = np.full((len(queries), k), "", dtype=object)
         scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
-        own = None if exclude is None else np.asarray(exclude, dtype=object)
         waiting, asked = np.arange(len(queries)), min(k + _MORE, len(self))
         while len(waiting):
             found = self._found(queries[waiting], asked, side, *where)
-            counts = np.ones(found.scores.shape, dtype=bool)
-            if below is not None:
-                counts &= found.scores < below
-            if own is not None:
-                counts &= found.ids != own[waiting, None]
+            counts = sieve.counts(found, waiting)
             order = np.argsort(~counts, axis=1, kind="stable")[:, :k]
             kept = np.take_along_axis(counts, order, 1)
             width = order.shape[1]

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from recollect.core.progress import progress
+from recollect.core.types import Encoder
 from recollect.models import DualEncoder
 from recollect.retrieval.episodes import LEAST_PAIRS, Episodes, caption_kind
 from recollect.retrieval.flight import Flight, Reranked, number_texts
@@ -97,12 +98,14 @@ class Searcher:
     Attributes:
         encoder: the model that embedded the pool.
         pool: what is searched.
+        asker: embeds the queries, where the model itself does not: one that reads a memory (RECO).
     """
 
     encoder: DualEncoder
     pool: Pool
     tally: Tally = field(default_factory=Tally)
     report: SearchReport = field(default_factory=SearchReport)
+    asker: Encoder | None = None
 
     def search(self, queries: Sequence[str], k: int = 10) -> list[SearchResult]:
         """The k best images for each query, in the order of the queries; fewer where the pool is smaller."""
@@ -121,7 +124,7 @@ class Searcher:
         if not queries:
             return []
         self.tally.forward(texts=len(queries))
-        return self.pool.nearest(self.encoder.embed_texts(queries, caption_kind(self.encoder)), k)
+        return self.pool.nearest((self.asker or self.encoder).embed_texts(queries, caption_kind(self.encoder)), k)
 
 
 @dataclass

@@ -1,0 +1,110 @@
+"""``--memory MEM --fusion F --mode both``: any command that embeds can embed with what is found in a memory (RECO)."""
+
+from dataclasses import dataclass, replace
+
+from recollect.core.errors import UserError
+from recollect.core.progress import output
+from recollect.core.types import Encoder, Source
+from recollect.evaluation.features import FeatureCache, image_features
+from recollect.evaluation.results import Result
+from recollect.memory.encoder import Mode, RetrievalEnhancedEncoder
+from recollect.memory.fusion import FusionModule, FusionSettings
+from recollect.memory.store import Memory
+
+MEAN = "mean"
+"""Name of the fusion that is not learned."""
+
+
+@dataclass(frozen=True)
+class MemoryOptions:
+    """A memory that embeddings read (RECO)."""
+
+    memory: str | None = None
+    """Embed with what is found in this memory: a folder, or milvus://host:port/collection."""
+    fusion: str | None = None
+    """With --memory: the OUT/model of `recollect train reco`, or `mean`, the plain mean with what was found."""
+    mode: Mode | None = None
+    """Which embeddings read the memory: image, text, or both (the default)."""
+    k: int = 10
+    """Rows that each embedding reads."""
+    read_where: str | None = None
+    """Read only rows that satisfy a filter, e.g. "source = 'emoji' and domain != 'noto'"."""
+    near: float | None = None
+    """Leave out rows whose image has at least this cosine with a tested image; 0.94 in RECO."""
+
+    @property
+    def asked(self) -> bool:
+        """Whether a memory is to be read."""
+        return self.memory is not None or self.fusion is not None
+
+    def check(self) -> None:
+        """Refuse half of what is needed.
+
+        Raises:
+            UserError: naming the option.
+        """
+        if self.asked and (self.memory is None or self.fusion is None):
+            there, other = ("--memory", "--fusion") if self.memory else ("--fusion", "--memory")
+            raise UserError(f"{there} needs {other}: name both, the memory and what `recollect train reco` made of it.")
+        if not self.asked and (self.mode, self.k, self.read_where, self.near) != (None, 10, None, None):
+            raise UserError("--mode, --k, --read-where and --near say how a memory is read. Name one with --memory.")
+        if self.near is not None and not 0 < self.near <= 1:
+            raise UserError(f"--near {self.near}: a cosine lies above 0 and at most at 1")
+
+    def apply(
+        self, encoder: Encoder, tested: Source | None = None, cache: FeatureCache | None = None
+    ) -> "Encoder | RetrievalEnhancedEncoder":
+        """The encoder itself, or one that reads the memory.
+
+        Args:
+            encoder: the frozen model.
+            tested: images whose near-duplicates in the memory are left out, where that is asked; how many, is printed.
+            cache: of the model's own embeddings.
+
+        Raises:
+            UserError: a part cannot be opened, or the parts do not belong together.
+        """
+        self.check()
+        if self.memory is None or self.fusion is None:
+            return encoder
+        memory = Memory.open(self.memory)
+        if self.fusion == MEAN:
+            fusion = FusionModule(FusionSettings(encoder.width, "mean"))
+        else:
+            fusion = FusionModule.open(self.fusion)
+        enhanced = RetrievalEnhancedEncoder(encoder, memory, fusion, self.mode or "both", self.k, self.read_where)
+        if self.near is None or tested is None:
+            return enhanced
+        near = memory.near_duplicates(image_features(encoder, tested, cache).images, self.near)
+        output().print(
+            f"{tested.name}: {len(near):,} of {len(memory):,} rows of {memory.address} are near-duplicates of tested "
+            f"images (cosine {self.near:g} or more) and are left out",
+            highlight=False,
+            soft_wrap=True,
+        )
+        if len(near) > len(memory) - self.k:
+            raise UserError(
+                f"{memory.address}: {len(memory) - len(near):,} rows are left without near-duplicates, fewer than k = "
+                f"{self.k}. Ask for a smaller --k or a higher --near."
+            )
+        return RetrievalEnhancedEncoder(
+            encoder, memory, fusion, self.mode or "both", self.k, self.read_where, without=near
+        )
+
+    def name(self, model: str, encoder: Encoder) -> str:
+        """What to call a model in results: with the memory's version and the fusion's fingerprint, if it reads one."""
+        if not isinstance(encoder, RetrievalEnhancedEncoder):
+            return model
+        read = encoder.description
+        extra = (f", where {self.read_where}" if self.read_where else "") + (
+            f", near {self.near:g}" if self.near else ""
+        )
+        fusion = f"{self.fusion} {read['fusion'][:8]}"
+        return f"{model} + {read['memory']} version {read['version']}, {fusion}, {read['mode']}, k={read['k']}{extra}"
+
+
+def with_memory(result: Result, encoder: Encoder) -> Result:
+    """The result, saying in its settings which memory was read and how."""
+    if not isinstance(encoder, RetrievalEnhancedEncoder):
+        return result
+    return replace(result, settings={**result.settings, "reads": encoder.description})

@@ -1,0 +1,238 @@
+"""``--memory MEM --fusion F --mode both`` on every command that embeds."""
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from recollect.data.sources import open_source
+from recollect.evaluation.features import FeatureCache, image_features
+from recollect.evaluation.results import load_results
+from recollect.memory import Memory
+from recollect.memory.encoder import RetrievalEnhancedEncoder, open_encoder
+from recollect.memory.fusion import FusionModule
+from recollect.models import load_model
+
+
+@pytest.fixture(scope="session")
+def model(trained):
+    return trained[0]
+
+
+@pytest.fixture(scope="session")
+def memory(recollect, model, pairs, tmp_path_factory):
+    """The captioned pairs, 60 rows."""
+    folder = tmp_path_factory.mktemp("memory") / "pairs"
+    recollect("memory", "build", model, pairs, "--out", folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def fusion(recollect, model, memory, pairs, tmp_path_factory):
+    """A fusion after a few steps."""
+    out = tmp_path_factory.mktemp("fusion") / "run"
+    words = ("--memory", memory, "--data", pairs, "--epochs", 20, "--batch-size", 20, "--k", 5, "--below", 1.01)
+    recollect("train", "reco", model, *words, "--out", out)
+    return out / "model"
+
+
+@pytest.fixture(scope="session")
+def queries(tmp_path_factory, shapes):
+    """The test shapes with captions, and one picture that is in the memory."""
+    folder = tmp_path_factory.mktemp("queries")
+    lines = ["path,caption"]
+    for number, file in enumerate(sorted((shapes / "test").glob("*/*.png"))):
+        shutil.copy(file, folder / f"{number}.png")
+        lines.append(f"{number}.png,a {file.parent.name} of number {number}")
+    (folder / "queries.csv").write_text("\n".join(lines))
+    return folder / "queries.csv"
+
+
+def figures(path):
+    (result,) = json.loads(path.read_text())
+    return result
+
+
+def test_zero_shot_reads_the_memory_as_the_encoder_does(recollect, model, memory, fusion, shapes, tmp_path):
+    """The command's figure is worked out again from the encoder's own two methods."""
+    (tmp_path / "templates.txt").write_text("a white {} on a dark ground\n")
+    words = ("evaluate", "zero-shot", model, "--data", shapes, "--templates", tmp_path / "templates.txt")
+    reading = ("--memory", memory, "--fusion", fusion, "--k", 5)
+    values = {}
+    for mode in ("image", "text", "both"):
+        recollect(*words, *reading, "--mode", mode, "--out", tmp_path / f"{mode}.json")
+        result = figures(tmp_path / f"{mode}.json")
+        encoder = open_encoder(load_model(model), memory, fusion, mode, 5)
+        source = open_source(str(shapes), split="test", kind="label")
+        images = torch.cat([encoder.embed_images([source[row].image]) for row in range(len(source))])
+        texts = encoder.embed_texts([f"a white {name} on a dark ground" for name in source.class_names])
+        right = (images @ texts.T).argmax(1).numpy() == np.array([source[row].label for row in range(len(source))])
+        values[mode] = next(row["value"] for row in result["rows"] if row["metric"] == "top-1")
+        assert values[mode] == pytest.approx(100 * right.mean())
+        read = result["settings"]["reads"]
+        assert (read["version"], read["rows"], read["mode"], read["k"]) == (Memory.open(memory).version, 60, mode, 5)
+        assert read["fusion"] == FusionModule.open(fusion).fingerprint
+        assert f"version {read['version']}" in result["model"]
+        assert read["fusion"][:8] in result["model"]
+
+
+@pytest.mark.parametrize("protocol", ["few-shot", "probe", "retrieval"])
+def test_every_evaluation_runs_with_a_memory_and_says_which(
+    recollect, model, memory, fusion, shapes, queries, protocol, tmp_path
+):
+    data = queries if protocol == "retrieval" else shapes
+    more = {"few-shot": ("--shots", 2, "--seeds", 1), "retrieval": ("--split", "train")}.get(protocol, ())
+    words = ("evaluate", protocol, model, "--data", data, *more, "--out", tmp_path / "out")
+    recollect(*words)
+    recollect(*words, "--memory", memory, "--fusion", fusion, "--mode", "both", "--k", 5)
+    recollect(*words, "--memory", memory, "--fusion", "mean", "--mode", "both", "--k", 5)
+    results = load_results(tmp_path / "out")
+    assert len(results) == 3
+    assert len({result.model for result in results}) == 3
+    kinds = [result.settings.get("reads", {}).get("kind") for result in results]
+    assert set(kinds) == {None, "mean", "transformer"}
+    values = {str([row["value"] for row in result.rows]) for result in results}
+    assert len(values) > 1
+
+
+def test_a_cache_keeps_apart_what_was_read_otherwise(recollect, model, memory, fusion, shapes, tmp_path):
+    grown = tmp_path / "grown"
+    shutil.copytree(memory, grown)
+    words = ("evaluate", "zero-shot", model, "--data", shapes, "--cache", tmp_path / "cache")
+
+    def entries(*reading):
+        recollect(*words, *reading)
+        return len(list((tmp_path / "cache").iterdir()))
+
+    reading = ("--memory", grown, "--fusion", fusion)
+    assert entries() == 1  # the model's own
+    assert entries(*reading, "--mode", "both", "--k", 5) == 2
+    assert entries(*reading, "--mode", "both", "--k", 5) == 2
+    assert entries(*reading, "--mode", "image", "--k", 5) == 3
+    assert entries(*reading, "--mode", "both", "--k", 6) == 4
+    assert entries(*reading, "--mode", "both", "--k", 5, "--read-where", "caption like '%circle%'") == 5
+    assert entries("--memory", grown, "--fusion", "mean", "--mode", "both", "--k", 5) == 6
+    recollect("memory", "add", grown, model, shapes / "train")
+    assert entries(*reading, "--mode", "both", "--k", 5) == 7
+
+
+def test_refined_features_from_the_models_own_are_those_of_the_pictures(model, memory, fusion, shapes, tmp_path):
+    encoder = open_encoder(load_model(model), memory, fusion, "image", 5)
+    source, cache = open_source(str(shapes), split="test", kind="label"), FeatureCache(tmp_path / "cache")
+    image_features(encoder.model, source, cache)
+    found = image_features(encoder, source, cache)
+    pictures = encoder.embed_images([source[row].image for row in range(len(source))]).numpy()
+    np.testing.assert_allclose(found.images, pictures, atol=1e-5)
+    np.testing.assert_array_equal(image_features(encoder, source, cache).images, found.images)
+
+
+def test_near_duplicates_of_tested_images_are_left_out_and_counted(
+    recollect, model, memory, fusion, shapes, pairs, tmp_path
+):
+    test = shapes / "test"
+    (tmp_path / "twice").mkdir()
+    for shape in ("circle", "square"):
+        (tmp_path / "twice" / "test" / shape).mkdir(parents=True)
+        shutil.copy(test / shape / "0.png", tmp_path / "twice" / "test" / shape / "0.png")
+    leaky = tmp_path / "leaky"
+    shutil.copytree(memory, leaky)
+    recollect("memory", "add", leaky, model, tmp_path / "twice", "--split", "test")
+    words = ("evaluate", "zero-shot", model, "--data", tmp_path / "twice", "--memory", leaky, "--fusion", fusion)
+    done = recollect(*words, "--k", 5, "--near", 0.999999, "--out", tmp_path / "near.json")
+    assert "2 of 62 rows" in done.stdout
+    result = figures(tmp_path / "near.json")
+    assert result["settings"]["reads"]["without"] == 2
+    assert "near 0.999999" in result["model"]
+    # What is left out is not read: the same as from a memory that never held it.
+    source = open_source(str(tmp_path / "twice"), split="test", kind="label")
+    base, left_out = load_model(model), Memory.open(leaky)
+    near = left_out.near_duplicates(image_features(base, source).images, 0.999999)
+    opened = FusionModule.open(fusion)
+    without = RetrievalEnhancedEncoder(base, left_out, opened, k=5, without=near)
+    never = RetrievalEnhancedEncoder(base, Memory.open(memory), opened, k=5)
+    pictures = [source[row].image for row in range(2)]
+    torch.testing.assert_close(without.embed_images(pictures), never.embed_images(pictures))
+    with_them = RetrievalEnhancedEncoder(base, left_out, opened, k=2)
+    asked = base.embed_texts(["a photo of a circle."])
+    vectors = {row.tobytes() for row in left_out.vectors(near, "image")}
+    assert vectors & {row.tobytes() for row in with_them.read("text", asked)[0]}
+    assert not vectors & {row.tobytes() for row in without.read("text", asked)[0]}
+    assert len({each.fingerprint for each in (without, never, with_them)}) == 3
+    refused = recollect(*words, "--k", 5, "--near", 0.0001, check=False)
+    assert refused.returncode == 2
+    assert "rows are left without near-duplicates, fewer than k = 5" in refused.stderr
+
+
+def test_search_by_words_that_read_the_memory(recollect, model, memory, fusion, tmp_path):
+    words = ("search", memory, "a white circle", "a white cross", "--top", 4, "--out", tmp_path / "found.json")
+    reading = ("--memory", memory, "--fusion", fusion, "--k", 5)
+    recollect(*words, *reading)
+    found = json.loads((tmp_path / "found.json").read_text())
+    encoder = open_encoder(load_model(model), memory, fusion, "text", 5)
+    expected = Memory.open(memory).search(encoder.embed_texts(["a white circle", "a white cross"]), 4, "image")
+    got = [[hit["id"] for hit in result["hits"]] for result in found["results"]]
+    assert got == expected.ids.tolist()
+    assert "version" in found["model"]
+
+
+def test_classify_with_a_memory(recollect, model, memory, fusion, shapes, tmp_path):
+    words = ("classify", "--support", shapes / "train", "--images", shapes / "test", "--model", model)
+    recollect(*words, "--memory", memory, "--fusion", fusion, "--k", 5, "--out", tmp_path / "out")
+    assert len(list(csv.DictReader((tmp_path / "out" / "predictions.csv").open()))) == 24
+    assert "version" in (tmp_path / "out" / "predictions.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--memory", "MEMORY"], "--memory needs --fusion"),
+        (["--fusion", "FUSION"], "--fusion needs --memory"),
+        (["--mode", "image"], "Name one with --memory"),
+        (["--memory", "NOWHERE", "--fusion", "FUSION"], "no such memory"),
+        (["--memory", "MODEL", "--fusion", "FUSION"], "no memory (it holds"),
+        (["--memory", "MEMORY", "--fusion", "MODEL"], "no fusion (fusion.json is not there)"),
+        (["--memory", "MEMORY", "--fusion", "RUN"], "name that"),
+        (["--memory", "MEMORY", "--fusion", "FUSION", "--k", "61"], "k = 61, but the memory holds 60 rows"),
+        (["--memory", "MEMORY", "--fusion", "FUSION", "--k", "0"], "ask for at least 1 row"),
+        (["--memory", "MEMORY", "--fusion", "FUSION", "--near", "3"], "a cosine lies above 0"),
+        (["--memory", "MEMORY", "--fusion", "FUSION", "--read-where", "shape = 'x'"], "no row satisfies shape = 'x'"),
+        (["--memory", "MEMORY", "--fusion", "FUSION", "--read-where", "shape ="], "filter"),
+        (["--memory", "OTHER", "--fusion", "FUSION"], "is another model"),
+        (["--memory", "EMPTY", "--fusion", "FUSION"], "the memory is empty"),
+    ],
+)
+def test_bad_input_is_one_line(recollect, trained, memory, fusion, shapes, tmp_path, words, message):
+    model = load_model(trained[0])
+    Memory.create(tmp_path / "empty", width=model.width, model=model.fingerprint)
+    Memory.create(tmp_path / "other", width=model.width, model="another", model_name="another")
+    places = {
+        "MEMORY": memory, "FUSION": fusion, "MODEL": trained[0], "RUN": fusion.parent, "EMPTY": tmp_path / "empty",
+        "OTHER": tmp_path / "other", "NOWHERE": tmp_path / "nowhere",
+    }  # fmt: skip
+    words = [places.get(word, word) for word in words]
+    done = recollect("evaluate", "zero-shot", trained[0], "--data", shapes, *words, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_what_a_memory_cannot_be_joined_with_is_refused(recollect, model, trained, memory, fusion, pairs, shapes):
+    reading = ("--memory", memory, "--fusion", fusion, "--k", 5)
+    pool = ("--data", pairs, "--split", "train")
+    refusals = {
+        ("evaluate", "retrieval", model, *pool, "--methods", "zero-shot", "episode", *reading):
+            "only the plain search reads it",
+        ("evaluate", "zero-shot", *trained, "--data", shapes, *reading): "is another model",
+        ("search", memory, "a cross", "--rerank", "episode", *reading): "cannot be joined with --rerank episode",
+        ("search", memory, "a cross", "--mode", "image", *reading): "only words read the memory",
+        ("classify", "--support", shapes / "train", "--images", shapes / "test", "--model", model, *reading,
+         "--near", 0.9): "here nothing is tested",
+    }  # fmt: skip
+    for words, message in refusals.items():
+        done = recollect(*words, check=False)
+        assert done.returncode == 2, words
+        assert message in done.stderr
+        assert done.stderr.count("\n") == 1
