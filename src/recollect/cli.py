@@ -27,6 +27,8 @@ COMMANDS: dict[str, Command] = {
     "evaluate retrieval": Command("evaluate_retrieval", "Retrieval", "search captioned images both ways"),
     "evaluate probe": Command("evaluate", "Probe", "logistic regression on frozen image embeddings"),
     "analyse span": Command("analyse", "Span", "how much of the image embeddings no caption speaks of"),
+    "analyse attention": Command("analyse_texts", "Attention", "where a text's embedding looks, with each prefix"),
+    "analyse embeddings": Command("analyse_texts", "Embeddings", "t-SNE maps of class prompts, captions and images"),
     "search": Command("search", "Search", "images of a memory by words, adapting to each query if asked"),
     "caption": Command("caption", "Caption", "describe the images of a memory, once, by a model"),
     "classify": Command("classify", "Classify", "folders of examples in, predictions for a folder of images out"),

@@ -1,0 +1,253 @@
+"""``recollect analyse attention|embeddings``: what a prefix does to a text, as figures a paper could print."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import tyro
+from rich.table import Table
+
+from recollect.core.errors import UserError
+from recollect.core.files import write_json
+from recollect.core.progress import output
+from recollect.core.seeding import numpy_generator
+from recollect.core.types import Encoder, Kind, Source
+from recollect.data.derived import Subset, sample_texts
+from recollect.data.prompts import GENERAL_TEMPLATES
+from recollect.data.sources import open_source
+from recollect.data.tasks import ClassificationTask, Division, keep_classes
+from recollect.evaluation.features import class_prompts, image_features
+from recollect.evaluation.language import (
+    PREFIX_NAMES,
+    UNCONDITIONAL,
+    AttentionMap,
+    attention_map,
+    in_plane,
+    own_prefixes,
+    reading_name,
+    scatter,
+    told_apart,
+)
+from recollect.evaluation.maps import Cloud, attention_figure, clouds
+from recollect.evaluation.opening import Selection, open_tasks
+from recollect.evaluation.plots import save_figure
+from recollect.models import load_model
+
+Reading = Literal["label", "caption", "none"]
+ENDINGS = (".png", ".pdf", ".svg")
+
+
+def _checked(out: Path) -> Path:
+    if out.suffix.lower() not in ENDINGS:
+        raise UserError(f"--out {out}: the ending says the format of the figure. Choose one of: {', '.join(ENDINGS)}.")
+    return out
+
+
+def _readings(model: Encoder, asked: Sequence[Reading]) -> list[Kind | None]:
+    """The prefixes to read with: those asked for, or all that the model has; a model without any has one reading."""
+    own = own_prefixes(model)
+    if not own:
+        return [None]
+    return [None if name == "none" else name for name in asked or own]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Where the token that becomes a text's embedding looks, layer by layer, with each prefix side by side.
+
+    Weights are means over heads; pieces of a word are put together. The table says how many of the text's own words a
+    layer looks at (exp of the entropy over them).
+    """
+
+    models: tyro.conf.Positional[tuple[str, ...]]
+    """RUN/model, folders or hub ids; a second one without prefix tokens stands beside the first."""
+    texts: tuple[str, ...] = ("a sculpture of an airplane",)
+    """What to read; a row of the figure each."""
+    prefixes: tuple[Reading, ...] = ()
+    """In this order; by default all that the model has."""
+    out: Path = Path("attention.png")
+    """The figure; its ending (.png, .pdf, .svg) says the format."""
+    json: Path | None = None
+    """A JSON file for the weights."""
+
+    def run(self) -> None:
+        """Look, draw, print and write."""
+        console = output()
+        _checked(self.out)
+        if not self.models or not self.texts:
+            raise UserError("name a model, and --texts TEXT ...")
+        encoders = [(name, load_model(name)) for name in self.models]
+        rows = [[shown for name, model in encoders for shown in self._maps(name, model, text)] for text in self.texts]
+        save_figure(attention_figure([[(title, shown) for title, _, shown in row] for row in rows]), self.out)
+        layers = max(len(shown.weights) for row in rows for _, _, shown in row)
+        table = Table("text", "read with", *(f"words, layer {number}" for number in range(1, layers + 1)))
+        for row in rows:
+            for title, _, shown in row:
+                table.add_row(shown.text, title, *(f"{value:.1f}" for value in shown.spread))
+        console.print(table)
+        console.print(f"figure: {self.out}", highlight=False, soft_wrap=True)
+        if self.json:
+            write_json(self.json, [_as_json(name, shown) for row in rows for _, name, shown in row])
+
+    def _maps(self, name: str, model: Encoder, text: str) -> list[tuple[str, str, AttentionMap]]:
+        return [
+            (reading_name(model, prefix), name, attention_map(model, text, prefix))
+            for prefix in _readings(model, self.prefixes)
+        ]
+
+
+def _as_json(name: str, shown: AttentionMap) -> dict[str, object]:
+    weights = [[round(float(weight), 6) for weight in layer] for layer in shown.weights]
+    return {"model": name, "text": shown.text, "prefix": shown.prefix, "words": shown.words, "layers": weights}
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """A t-SNE map of embeddings, and how far apart they are in the space itself.
+
+    --show classes: prompts of classes, a colour a class, one map for each prefix (prefix conditioning, Fig. 4b-d, 7);
+    prefixes: the same prompts, a colour a prefix (Fig. 4a); captions: prompts with the label prefix and captions with
+    the caption prefix (Fig. 9); images: images of a label source and of a caption source (Fig. 8). Several models are
+    drawn side by side.
+    """
+
+    models: tyro.conf.Positional[tuple[str, ...]]
+    """RUN/model, folders or hub ids."""
+    show: Literal["classes", "prefixes", "captions", "images"] = "classes"
+    """What to draw."""
+    data: str | None = None
+    """The source with the classes: a path, a hub id, or glyphs:labels."""
+    captions: tuple[str, ...] = ()
+    """Sources of captions, for --show captions and images."""
+    prefixes: tuple[Reading, ...] = ()
+    """For --show classes and prefixes; by default all that the model has."""
+    classes: int = 20
+    """At most this many classes, drawn at random."""
+    templates: int = 80
+    """At most this many of CLIP's 80 prompt templates."""
+    samples: int = 500
+    """At most this many captions, or images of each source."""
+    split: str = "test"
+    """Split of captions and images."""
+    perplexity: float = 30.0
+    """Neighbours that count in t-SNE."""
+    seed: int = 0
+    """Of what is drawn and of t-SNE."""
+    out: Path = Path("embeddings.png")
+    """The figure; its ending (.png, .pdf, .svg) says the format."""
+    json: Path | None = None
+    """A JSON file for the figures of the table."""
+    _rows: list[dict[str, object]] = field(default_factory=list, init=False)
+
+    def run(self) -> None:
+        """Embed, draw, print and write."""
+        console = output()
+        _checked(self.out)
+        if not self.models or self.data is None:
+            raise UserError("name a model, and --data SOURCE with classes")
+        if self.show in ("captions", "images") and not self.captions:
+            raise UserError(f"--show {self.show} compares with captions. Name their source with --captions SOURCE.")
+        draw = {"classes": self._classes, "prefixes": self._prefixes, "captions": self._captions,
+                "images": self._images}[self.show]  # fmt: skip
+        task = self._task(self.data)
+        panels = [panel for name in self.models for panel in draw(name, load_model(name), task)]
+        save_figure(clouds(panels), self.out)
+        table = Table("model", *(key for key in self._rows[0] if key != "model"))
+        for row in self._rows:
+            table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
+        console.print(table)
+        console.print(f"figure: {self.out}", highlight=False, soft_wrap=True)
+        if self.json:
+            write_json(self.json, self._rows)
+
+    def _task(self, spec: str) -> ClassificationTask:
+        selection = Selection((spec,), division=Division(support=None), templates=GENERAL_TEMPLATES[: self.templates])
+        task = open_tasks(selection, "zero-shot").tasks[0][0]
+        if len(task.class_names) > self.classes:
+            drawn = numpy_generator("classes", self.seed).permutation(len(task.class_names))[: self.classes]
+            task = keep_classes(task, np.sort(drawn))
+        return task
+
+    def _prompts(self, task: ClassificationTask) -> tuple[list[str], np.ndarray]:
+        prompts = class_prompts(task)
+        owner = np.repeat(np.arange(len(prompts)), [len(texts) for texts in prompts])
+        return [prompt for texts in prompts for prompt in texts], owner
+
+    def _plane(self, embeddings: np.ndarray) -> np.ndarray:
+        return in_plane(embeddings, perplexity=self.perplexity, seed=self.seed)
+
+    def _classes(self, name: str, model: Encoder, task: ClassificationTask) -> list[Cloud]:
+        texts, owner = self._prompts(task)
+        panels = []
+        for prefix in _readings(model, self.prefixes):
+            embedded = model.embed_texts(texts, prefix).numpy()
+            found = scatter(embedded, owner)
+            title = reading_name(model, prefix)
+            self._rows.append(
+                {"model": name, "read with": title, "within": found.within, "between": found.between,
+                 "between / within": found.ratio}
+            )  # fmt: skip
+            names = task.class_names if len(task.class_names) <= 8 else ()
+            panels.append(Cloud(title, self._plane(embedded), owner, names))
+        return panels
+
+    def _prefixes(self, name: str, model: Encoder, task: ClassificationTask) -> list[Cloud]:
+        texts, _ = self._prompts(task)
+        readings = _readings(model, self.prefixes)
+        if len(readings) < 2:
+            raise UserError(f"{name}: --show prefixes compares two or more, and this model has {len(readings)}")
+        embedded = [model.embed_texts(texts, prefix).numpy() for prefix in readings]
+        names = tuple(PREFIX_NAMES[prefix] for prefix in readings)
+        for (one, first), (two, second) in product(enumerate(embedded), enumerate(embedded)):
+            if one < two:
+                self._rows.append({"model": name, "sets": f"{names[one]}, {names[two]}",
+                                   "same set as nearest (%)": told_apart(first, second)})  # fmt: skip
+        groups = np.repeat(np.arange(len(readings)), len(texts))
+        return [Cloud("class prompts", self._plane(np.concatenate(embedded)), groups, names)]
+
+    def _captions(self, name: str, model: Encoder, task: ClassificationTask) -> list[Cloud]:
+        prompts = self._some(self._prompts(task)[0])
+        captions = [text for source in self._sources() for text in _texts(source)][: self.samples]
+        own = bool(own_prefixes(model))
+        first = model.embed_texts(prompts, "label" if own else None).numpy()
+        second = model.embed_texts(captions, "caption" if own else None).numpy()
+        title = "each with its prefix" if own else UNCONDITIONAL
+        return [self._pair(name, title, first, second, ("class prompts", "captions"))]
+
+    def _images(self, name: str, model: Encoder, task: ClassificationTask) -> list[Cloud]:
+        first = image_features(model, self._subset(task.query, self.samples)).images
+        second = np.concatenate([image_features(model, source).images for source in self._sources()])
+        own = bool(own_prefixes(model))
+        title = "trained with prefixes" if own else "trained without prefixes"
+        return [self._pair(name, title, first, second, ("images of classes", "images with captions"))]
+
+    def _pair(self, name: str, title: str, first: np.ndarray, second: np.ndarray, names: tuple[str, str]) -> Cloud:
+        apart = told_apart(first, second)
+        self._rows.append({"model": name, "sets": ", ".join(names), "same set as nearest (%)": apart})
+        groups = np.repeat([0, 1], [len(first), len(second)])
+        return Cloud(title, self._plane(np.concatenate([first, second])), groups, names)
+
+    def _some(self, texts: list[str]) -> list[str]:
+        drawn = numpy_generator("texts", self.seed).permutation(len(texts))[: self.samples]
+        return [texts[index] for index in np.sort(drawn)]
+
+    def _sources(self) -> list[Source]:
+        each = max(1, self.samples // len(self.captions))
+        worlds = ("glyphs:", "latents:")
+        opened = [
+            open_source(spec, split=None if spec.startswith(worlds) else self.split, kind="caption")
+            for spec in self.captions
+        ]
+        return [self._subset(source, each) for source in opened]
+
+    def _subset(self, source: Source, count: int) -> Source:
+        generator = numpy_generator("samples", self.seed)
+        count = min(count, len(source))
+        return Subset(source, np.sort(generator.choice(len(source), count, replace=False, shuffle=False)))
+
+
+def _texts(source: Source) -> list[str]:
+    return [text for index in range(len(source)) for text in sample_texts(source, index)[:1]]
