@@ -25,6 +25,7 @@ COMMANDS: dict[str, Command] = {
     "evaluate zero-shot": Command("evaluate", "ZeroShot", "classify by class names alone"),
     "evaluate few-shot": Command("evaluate", "FewShot", "classify with a few labelled images, every method and draw"),
     "evaluate retrieval": Command("evaluate_retrieval", "Retrieval", "search captioned images both ways"),
+    "evaluate entities": Command("evaluate_entities", "Entities", "name pictures among all entities, seen and unseen"),
     "evaluate probe": Command("evaluate", "Probe", "logistic regression on frozen image embeddings"),
     "analyse span": Command("analyse", "Span", "how much of the image embeddings no caption speaks of"),
     "analyse attention": Command("analyse_texts", "Attention", "where a text's embedding looks, with each prefix"),

@@ -98,6 +98,23 @@ def test_every_evaluation_runs_with_a_memory_and_says_which(
     assert len(values) > 1
 
 
+def test_entities_are_recognised_with_a_memory(recollect, model, memory, fusion, shapes, tmp_path):
+    """Crosses are held out of the training split, so they are the unseen entity."""
+    shutil.copytree(shapes, tmp_path / "data")
+    shutil.rmtree(tmp_path / "data" / "train" / "cross")
+    words = ("evaluate", "entities", model, "--data", tmp_path / "data", "--out", tmp_path / "out.json")
+    done = recollect(*words, "--memory", memory, "--fusion", fusion, "--k", 5)
+    result = figures(tmp_path / "out.json")
+    assert [row["metric"] for row in result["rows"]] == ["seen", "unseen", "harmonic mean"]
+    assert (result["settings"]["classes"], result["settings"]["unseen classes"]) == (3, 1)
+    assert result["settings"]["reads"]["rows"] == 60
+    assert "harmonic" in done.stdout
+    for more, message in (((), "no data was named"), (("--data", shapes, "--unseen", "x"), "no split 'x'")):
+        done = recollect("evaluate", "entities", model, *more, check=False)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert message in done.stderr
+
+
 def test_a_cache_keeps_apart_what_was_read_otherwise(recollect, model, memory, fusion, shapes, tmp_path):
     grown = tmp_path / "grown"
     shutil.copytree(memory, grown)

@@ -349,3 +349,12 @@ def test_the_corpus_holds_every_text_a_model_may_meet(captions, labels):
 def test_an_index_outside_is_an_error(captions):
     with pytest.raises(IndexError, match="40 of 40"):
         captions[40]
+
+
+def test_classes_known_by_a_code_take_their_names_from_captions(make):
+    path = make.parquet(
+        {"code": ["1F2", "0A", "1F2"], "captions": [["a fox", "a fox, suggesting fur"], ["owl"], ["a fox"]]}
+    )
+    source = open_source(str(path), kind="label", columns=Columns(label="code", class_name="captions"))
+    assert source.class_names == ("owl", "a fox")  # in the order of their codes
+    assert [source[row].label for row in range(3)] == [1, 0, 1]

@@ -63,11 +63,20 @@ class DataOptions:
         division = Division(self.support, self.query, self.within)
         if purpose == "zero-shot" and self.within is None:
             division = replace(division, support=None)
-        columns = Columns(image=self.image_column, label=self.label_column, class_name=self.class_name_column)
-        selection = Selection(self.data, self.suite, self.copies, division, self._templates(), columns)
+        selection = Selection(self.data, self.suite, self.copies, division, self.read_templates(), self.columns)
         return open_tasks(selection, "few-shot" if purpose == "probe" else purpose)  # type: ignore[arg-type]
 
-    def _templates(self) -> tuple[str, ...]:
+    @property
+    def columns(self) -> Columns:
+        """Which column is which."""
+        return Columns(image=self.image_column, label=self.label_column, class_name=self.class_name_column)
+
+    def read_templates(self) -> tuple[str, ...]:
+        """The prompt templates.
+
+        Raises:
+            UserError: one has no place for the name.
+        """
         if self.templates is None:
             return GENERAL_TEMPLATES
         lines = tuple(line.strip() for line in self.templates.read_text(encoding="utf-8").splitlines() if line.strip())

@@ -32,7 +32,8 @@ def find_labels(opened: Opened, columns: Columns) -> Labels:
     """Read the label of every row of every split, so that a class has the same id in each.
 
     Names come, in this order, from the class-name column, the label's own ``ClassLabel``, the labels themselves
-    where they are words, or the ``classnames.txt`` beside the shards. A row whose class name is empty has no label.
+    where they are words, or the ``classnames.txt`` beside the shards. Of a class-name column of lists (captions) the
+    first entry counts. A row whose class name is empty has no label.
     Several labels in one row (a list) count as none here; the sample's ``extra["labels"]`` holds them.
     """
     if columns.label is None and columns.class_name is None:
@@ -43,7 +44,9 @@ def find_labels(opened: Opened, columns: Columns) -> Labels:
         names = _own_names(opened, columns.label)
         return Labels(names, {split: _unlabelled(len(column)) for split, column in raw.items()})
     if all(_is_text(type) for type in types):
-        return _from_words(raw)
+        words = _from_words(raw)
+        named = columns.class_name and columns.class_name != columns.label
+        return _with_names(opened, columns, words.ids) if named else words
     if not all(pa.types.is_integer(type) or pa.types.is_floating(type) for type in types):
         shown = ", ".join(sorted(str(type) for type in types))
         raise UserError(
@@ -61,6 +64,13 @@ def find_labels(opened: Opened, columns: Columns) -> Labels:
 
 def _column(rows: datasets.Dataset, name: str | None) -> pa.ChunkedArray:
     return rows.data.column(name)
+
+
+def _first_texts(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
+    """The column itself; of a column of lists the first entries."""
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        return column
+    return pa.array([texts[0] if texts else None for texts in column.to_pylist()], pa.string())
 
 
 def _own_names(opened: Opened, label: str | None) -> tuple[str, ...]:
@@ -103,10 +113,10 @@ def _from_words(raw: Mapping[str, pa.ChunkedArray]) -> Labels:
 
 
 def _with_names(opened: Opened, columns: Columns, ids: Mapping[str, np.ndarray]) -> Labels:
-    """Numbers with a column of names; numbers that do not run from 0 without gaps are numbered anew in their order."""
+    """Labels with a column of names; numbers that do not run from 0 without gaps are numbered anew in their order."""
     named: dict[int, str] = {}
     for split, rows in opened.splits.items():
-        table = pa.table({"id": ids[split], "name": _column(rows, columns.class_name)})
+        table = pa.table({"id": ids[split], "name": _first_texts(_column(rows, columns.class_name))})
         for row in table.group_by(["id", "name"]).aggregate([]).to_pylist():
             if row["id"] == NO_LABEL or not row["name"]:
                 continue

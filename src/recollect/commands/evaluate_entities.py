@@ -1,0 +1,43 @@
+"""``recollect evaluate entities``: name pictures among all entities, those never trained on included."""
+
+from dataclasses import dataclass, field
+
+import tyro
+from rich.table import Table
+
+from recollect.commands.evaluate import DataOptions, ModelOptions
+from recollect.commands.memory_options import with_memory
+from recollect.core.errors import UserError
+from recollect.core.progress import output
+from recollect.evaluation.entities import entity_recognition, open_entities
+
+
+@dataclass(frozen=True)
+class Entities:
+    """Name pictures among all entities: top-1 on those trained on, on the others, and the harmonic mean."""
+
+    model: tyro.conf.OmitArgPrefixes[ModelOptions]
+    data: tyro.conf.OmitArgPrefixes[DataOptions] = field(default_factory=DataOptions)
+    seen: str = "train"
+    """Split whose classes the model was trained on."""
+    unseen: str = "test"
+    """Split of the others; images of both are tested, and the classes of both are candidates for each."""
+
+    def run(self) -> None:
+        """Evaluate, print and write."""
+        console = output()
+        if not self.data.data:
+            raise UserError("no data was named. Name it with --data SOURCE ...")
+        templates, columns = self.data.read_templates(), self.data.columns
+        tasks = [open_entities(spec, self.seen, self.unseen, templates, columns) for spec in self.data.data]
+        results = []
+        for name, encoder, cache, (task, seen) in self.model.each_on((both, both[0].query) for both in tasks):
+            options = {"model": name, "seed": self.model.seed, "prefix": self.model.prefix, "cache": cache}
+            found = entity_recognition(encoder, task, seen, **options)  # type: ignore[arg-type]
+            results.append(with_memory(found, encoder))
+        table = Table("model", "data", "entities", "images", "seen", "unseen", "harmonic mean")
+        for result in results:
+            counts = (f"{result.settings['classes']:,}", f"{result.settings['queries']:,}")
+            table.add_row(result.model, result.data, *counts, *(f"{row['value']:.1f}" for row in result.rows))
+        console.print(table)
+        self.model.save(results, console)

@@ -1,0 +1,89 @@
+"""Open-domain entity recognition: name what a picture shows among all entities, those never trained on included."""
+
+import numpy as np
+from jaxtyping import Bool
+
+from recollect.core.errors import UserError
+from recollect.core.types import Encoder, Kind
+from recollect.data.columns import Columns
+from recollect.data.derived import source_labels
+from recollect.data.sources import open_source
+from recollect.data.tasks import ClassificationTask, Division, classification_task
+from recollect.evaluation.features import FeatureCache, class_text_features, image_features
+from recollect.evaluation.results import Result, Row
+from recollect.evaluation.zero_shot import top_1
+
+
+def open_entities(
+    spec: str, seen: str, unseen: str, templates: tuple[str, ...], columns: Columns | None = None
+) -> tuple[ClassificationTask, Bool[np.ndarray, " classes"]]:
+    """A task over the classes of two splits, and which of them belong to the first.
+
+    Args:
+        spec: a source with labels and class names.
+        seen: split whose classes the model was trained on.
+        unseen: split of the others.
+
+    Raises:
+        UserError: no such split, or one of the two has no class of its own.
+    """
+    task = classification_task(
+        spec, division=Division(support=None, query=f"{seen}+{unseen}"), templates=templates, columns=columns
+    )
+    known = open_source(spec, split=seen, kind="label", columns=columns)
+    names = {known.class_names[label] for label in np.unique(source_labels(known)).tolist()}
+    is_seen = np.array([name in names for name in task.class_names])
+    if is_seen.all() or not is_seen.any():
+        raise UserError(f"{spec}: all classes of split '{unseen}' are also in '{seen}'; there is nothing unseen")
+    return task, is_seen
+
+
+def harmonic_mean(seen: float, unseen: float) -> float:
+    """``2 s u / (s + u)``; 0 where both are."""
+    return 0.0 if seen + unseen == 0 else 2 * seen * unseen / (seen + unseen)
+
+
+def entity_recognition(
+    encoder: Encoder,
+    task: ClassificationTask,
+    seen: Bool[np.ndarray, " classes"],
+    *,
+    model: str,
+    seed: int = 0,
+    prefix: Kind | None = None,
+    cache: FeatureCache | None = None,
+) -> Result:
+    """Top-1 among all entities, on images of seen and of unseen ones, and their harmonic mean (RECO, Table 2).
+
+    Args:
+        task: its classes are all candidates.
+        seen: of each class, whether the model was trained on it.
+        model: what to call the model in the result.
+        seed: of the model's training.
+
+    Returns:
+        Rows with ``metric`` seen, unseen and harmonic mean, in percent.
+
+    Raises:
+        UserError: no image of seen or of unseen entities.
+    """
+    texts = class_text_features(encoder, task, prefix)
+    query = image_features(encoder, task.query, cache)
+    predictions = np.argmax(query.images @ texts.T, axis=1)
+    is_seen = seen[query.labels]
+    if is_seen.all() or not is_seen.any():
+        raise UserError(f"{task.name}: no image of {'unseen' if is_seen.all() else 'seen'} entities")
+    values = {
+        "seen": top_1(predictions[is_seen], query.labels[is_seen]),
+        "unseen": top_1(predictions[~is_seen], query.labels[~is_seen]),
+    }
+    values["harmonic mean"] = harmonic_mean(values["seen"], values["unseen"])
+    rows: list[Row] = [{"metric": metric, "value": value} for metric, value in values.items()]
+    settings = {
+        "classes": len(task.class_names),
+        "unseen classes": int((~seen).sum()),
+        "queries": len(query.labels),
+        "unseen queries": int((~is_seen).sum()),
+        "prefix": prefix,
+    }
+    return Result("entities", model, task.name, seed, rows, settings)

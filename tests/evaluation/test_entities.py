@@ -1,0 +1,81 @@
+"""Entity recognition: seen and unseen classes are candidates for one another."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from recollect.core.errors import UserError
+from recollect.core.types import Sample
+from recollect.data.tasks import ClassificationTask
+from recollect.evaluation.entities import entity_recognition, harmonic_mean, open_entities
+
+NAMES = ("a cat", "an owl", "a fox", "a newt")
+
+
+class Pictures:
+    """Each picture is a vector; those of class ``c`` point to axis ``c`` unless they are told to err."""
+
+    name, kind, class_names = "pictures", "label", NAMES
+
+    def __init__(self, shown):
+        self.shown = shown  # pairs of the true class and the one that the picture looks like
+        self.fingerprint = repr(shown)
+
+    def __len__(self):
+        return len(self.shown)
+
+    def __getitem__(self, index):
+        label, looks = self.shown[index]
+        return Sample(np.eye(4, dtype=np.float32)[looks], (), label, self.name, "label", str(index))
+
+
+class Axes:
+    width, fingerprint = 4, "axes"
+
+    def embed_images(self, images):
+        return torch.from_numpy(np.stack(images))
+
+    def embed_texts(self, texts, prefix=None):
+        return torch.eye(4)[[NAMES.index(text) for text in texts]]
+
+
+def task(shown):
+    return ClassificationTask("entities", Pictures([]), Pictures(shown), NAMES, ("{}",))
+
+
+def test_seen_and_unseen_are_judged_apart_among_all_candidates():
+    seen = np.array([True, True, False, False])
+    # Seen: three of four right. Unseen: one right, one taken for another unseen and two for a seen class.
+    shown = [(0, 0), (0, 0), (1, 1), (1, 3), (2, 2), (2, 3), (3, 0), (3, 1)]
+    result = entity_recognition(Axes(), task(shown), seen, model="m", seed=3)
+    assert [row["metric"] for row in result.rows] == ["seen", "unseen", "harmonic mean"]
+    assert [row["value"] for row in result.rows] == pytest.approx([75, 25, 2 / (1 / 75 + 1 / 25)])
+    assert (result.settings["classes"], result.settings["unseen classes"]) == (4, 2)
+    assert (result.settings["queries"], result.settings["unseen queries"]) == (8, 4)
+
+
+def test_a_mean_of_nothing_is_nothing():
+    assert harmonic_mean(0.0, 0.0) == harmonic_mean(0.0, 50.0) == 0
+    assert harmonic_mean(40.0, 40.0) == 40
+
+
+def test_one_kind_alone_is_refused():
+    with pytest.raises(UserError, match="no image of unseen entities"):
+        entity_recognition(Axes(), task([(0, 0), (1, 1)]), np.array([True, True, False, False]), model="m")
+
+
+def test_splits_say_which_entities_are_seen(tmp_path):
+    from PIL import Image
+
+    for split, names in (("train", ("cat", "owl")), ("test", ("newt", "owl"))):
+        for name in names:
+            (tmp_path / split / name).mkdir(parents=True)
+            Image.new("RGB", (8, 8), (40, 80, 120)).save(tmp_path / split / name / "0.png")
+    opened, seen = open_entities(str(tmp_path), "train", "test", ("{}",))
+    assert dict(zip(opened.class_names, seen.tolist(), strict=True)) == {"cat": True, "newt": False, "owl": True}
+    assert len(opened.query) == 4
+    shutil.rmtree(tmp_path / "test" / "newt")
+    with pytest.raises(UserError, match="there is nothing unseen"):
+        open_entities(str(tmp_path), "train", "test", ("{}",))
