@@ -1,6 +1,6 @@
 """``recollect study``: run a table or figure of a paper."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import tyro
@@ -8,7 +8,7 @@ from rich.table import Table
 
 from recollect.core.progress import output
 from recollect.studies import STUDIES, find_study
-from recollect.studies.study import Scale, StudyOptions
+from recollect.studies.study import Scale, SearchSettings, StudyOptions
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Study:
     """Number of training seeds; the scale's own by default."""
     workers: int | None = None
     """Training runs side by side; one for each core on a CPU by default."""
+    search: SearchSettings = field(default_factory=SearchSettings)
 
     def run(self) -> None:
         """Run the study and print its report."""
@@ -43,7 +44,7 @@ class Study:
                 listing.add_row(name, study.title)
             console.print(listing)
             return
-        options = StudyOptions(self.scale, self.out, self.data, self.suite, self.seeds, self.workers)
+        options = StudyOptions(self.scale, self.out, self.data, self.suite, self.seeds, self.workers, self.search)
         report = find_study(self.name).load()(options)
         path = report.save(self.out)
         console.print(f"World: {report.world}", highlight=False)

@@ -24,14 +24,18 @@ class Rewording:
     Attributes:
         dropped: share of the content words that it does not mention.
         wrong: share of the content words in whose place it says another word of the same source.
-        seed: of both.
+        most_words: where it stops; None lets it finish.
+        seed: of both shares.
     """
 
     dropped: float = 0.1
     wrong: float = 0.02
+    most_words: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.most_words is not None and self.most_words < 1:
+            raise UserError(f"{self.most_words} words at most: a caption has at least 1")
         if not (0 <= self.dropped < 1 and 0 <= self.wrong <= 1):
             raise UserError(f"{self.dropped} words dropped and {self.wrong} wrong: both are shares, from 0 to 1")
 
@@ -68,7 +72,7 @@ def reword(text: str, words: Sequence[str], options: Rewording, generator: np.ra
     """Say ``text`` in other words.
 
     ``A left of B, on a C ground`` becomes ``on a C ground, B right of A``; then each content word is left out or
-    exchanged with the given probabilities, but never all of them.
+    exchanged with the given probabilities, but never all of them, and what goes past the most words is cut off.
     """
     clauses = [clause.strip() for clause in " ".join(text.split()).split(",")]
     turned = ", ".join(_turned(clause) for clause in reversed(clauses) if clause)
@@ -87,7 +91,8 @@ def reword(text: str, words: Sequence[str], options: Rewording, generator: np.ra
             said.append(words[other[place]] + ("," if part.endswith(",") else ""))
         else:
             said.append(part)
-    return " ".join(said).replace(" ,", ",").strip(", ")
+    whole = " ".join(said).replace(" ,", ",").strip(", ")
+    return " ".join(whole.split()[: options.most_words]).strip(", ")
 
 
 def held_out(source: Source) -> PoolCaptions:

@@ -9,9 +9,38 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from recollect.core.files import write_json, write_text
+from recollect.retrieval.options import EpisodeOptions, RewardOptions, TuningOptions
 
 Scale = Literal["smoke", "small", "full"]
 """``smoke`` shows that it runs, ``small`` that there is (or is not) an effect, ``full`` is the paper's own set-up."""
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """What studies of search need at scale ``full``, beside data.
+
+    Attributes:
+        models: base models, one for each seed; the paper's own by default.
+        teacher: a larger model, for RLCF.
+        captions: of the pools, as `recollect evaluate retrieval` takes them; the first is used wherever captions are
+            not compared.
+        split: of every source.
+        queries: ask at most this many texts of each domain; the pools stay whole.
+        episode: of episodes, and of the loss, adapters and optimiser of fine-tuning.
+        tuning: of fine-tuning.
+        full_learning_rate: of episodes that change all parameters; the episodes' own by default.
+        reward: of RLCF.
+    """
+
+    models: tuple[str, ...] = ()
+    teacher: str | None = None
+    captions: tuple[str, ...] = ()
+    split: str = "test"
+    queries: int | None = None
+    episode: EpisodeOptions = field(default_factory=EpisodeOptions)
+    tuning: TuningOptions = field(default_factory=TuningOptions)
+    full_learning_rate: float | None = None
+    reward: RewardOptions = field(default_factory=RewardOptions)
 
 
 @dataclass(frozen=True)
@@ -25,6 +54,7 @@ class StudyOptions:
         suite: the evaluation suite, for scale ``full``.
         seeds: number of training seeds; None takes the scale's own.
         workers: training runs side by side; None takes one for each core on a CPU and one on a GPU.
+        search: for studies of search, at scale ``full``.
     """
 
     scale: Scale
@@ -33,6 +63,7 @@ class StudyOptions:
     suite: str | None = None
     seeds: int | None = None
     workers: int | None = None
+    search: SearchSettings = field(default_factory=SearchSettings)
 
 
 @dataclass(frozen=True)
