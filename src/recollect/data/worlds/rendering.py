@@ -108,10 +108,8 @@ def background(key: int, indices: np.ndarray, edge: int, texture: float) -> Tens
     pool = _textures(edge)
     which = torch.from_numpy(choices(draws[:, 0], _TEXTURES))
     left, top = (choices(draws[:, place], _MARGIN + 1) for place in (1, 2))
-    rows = torch.from_numpy(top)[:, None] + torch.arange(edge)
-    columns = torch.from_numpy(left)[:, None] + torch.arange(edge)
-    cut = pool[which[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
-    ground = cut.float().div_(255)
+    windows = pool.unfold(2, edge, 1).unfold(3, edge, 1).permute(0, 2, 3, 1, 4, 5)  # a view: nothing is copied yet
+    ground = windows[which, torch.from_numpy(top), torch.from_numpy(left)].float().div_(255)
     mean = ground.mean((2, 3), keepdim=True)
     return mean + texture * (ground - mean)
 
