@@ -141,4 +141,5 @@ _EDGES = re.compile(r"^\W+|\W+$")
 
 def split_words(text: str) -> list[str]:
     """Lower-case words between white space, without the punctuation around them."""
-    return [word for word in (_EDGES.sub("", part) for part in text.lower().split()) if word]
+    parts = text.lower().split()
+    return [word for part in parts if (word := part if part.isalnum() else _EDGES.sub("", part))]
