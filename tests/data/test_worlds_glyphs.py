@@ -259,3 +259,30 @@ def test_amounts_that_cannot_be(spec, message):
 def test_an_endless_stream_is_no_pool():
     with pytest.raises(UserError, match=r"endless stream. Say how many to search, e.g. glyphs:scenes\?size=1000"):
         retrieval_task("glyphs:scenes", split=None)
+
+
+def test_captions_said_the_other_way_round_say_the_same():
+    """As a captioner's stand-in turns them, and about as many as the address says."""
+    plain = open_world_source("glyphs:scenes?size=200")
+    turned = open_world_source("glyphs:scenes?size=200&turned=50")
+    pairs = [(plain.texts(row)[0], turned.texts(row)[0]) for row in range(200)]
+    other = [(before, after) for before, after in pairs if before != after]
+    assert 60 < len(other) < 140
+    assert all(sorted(_said(before)) == sorted(_said(after)) for before, after in other)
+    assert any(after.startswith("on a ") and " right of " in after for _, after in other)
+    pictures, texts, _ = turned.batch(np.arange(5), 0)
+    assert texts == [after for _, after in pairs[:5]]
+    assert torch.equal(pictures, plain.batch(np.arange(5), 0)[0])
+    assert turned.fingerprint != plain.fingerprint
+
+
+def _said(text):
+    """What is said, in no order; what stands in a relation in the order that it means."""
+    said = []
+    for clause in text.split(", "):
+        for one, other in (("right of", "left of"), ("below", "above")):
+            first, found, second = clause.partition(f" {one} ")
+            if found:
+                clause = f"{second} {other} {first}"
+        said.append(clause)
+    return said

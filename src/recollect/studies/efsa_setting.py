@@ -30,7 +30,7 @@ from recollect.training.loop import train
 from recollect.training.options import Data, Model, Recipe
 from recollect.training.recipes import RECIPES
 
-SCENES = "glyphs:scenes"
+SCENES = "glyphs:scenes?turned=50"
 _WORLDS: Mapping[Scale, str] = {
     "smoke": "glyphs (drawn characters, not photographs), a few steps and queries: shows that it runs, not what it finds",
     "small": (
@@ -158,10 +158,10 @@ def base_recipe(scale: Scale, loss: Base, seed: int, steps: int | None = None) -
     recipe = RECIPES["siglip-tiny"]()
     recipe = replace(
         recipe,
-        data=Data(captions=(SCENES, "glyphs:captions"), weights=(0.75, 0.25)),
+        data=Data(captions=(SCENES,)),
         objective=replace(recipe.objective, base=loss),
         seed=seed,
-        steps=steps or 1500,
+        steps=steps or 1000,
         batch_size=256,
         log_every=50,
     )

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import parse_qsl
 
 from recollect.core.errors import UserError
 from recollect.core.types import Source
 from recollect.data.tasks import ClassificationTask
-from recollect.data.worlds import glyph_tasks, latents
+from recollect.data.worlds import glyph_tasks, label_tasks, latents
 from recollect.data.worlds.glyph_sources import GlyphCaptions, GlyphLabels, unseen_part
 from recollect.data.worlds.glyphs import GlyphWorld
 from recollect.data.worlds.latents import LatentCaptions, LatentWorld
@@ -23,10 +23,16 @@ _SOURCES: Mapping[str, Callable[[Any], Source]] = {
     "latents:captions": LatentCaptions,
     "glyphs:captions": GlyphCaptions,
     "glyphs:labels": GlyphLabels,
+    "glyphs:labels-half": partial(GlyphLabels, part="half", name="glyphs:labels-half"),
+    "glyphs:labels-rest": partial(GlyphLabels, part="rest", name="glyphs:labels-rest"),
+    "glyphs:labels-renamed": partial(GlyphLabels, renamed=True, name="glyphs:labels-renamed"),
     "glyphs:scenes": GlyphScenes,
     "glyphs:hard": HardScenes,
 }
 """Every named source of the built-in worlds."""
+
+LABEL_SETS = tuple(name for name in _SOURCES if name.startswith("glyphs:labels"))
+PROMPTS = "glyphs:prompts"
 
 
 def open_world_source(spec: str, split: str | None = None) -> Source:
@@ -34,7 +40,8 @@ def open_world_source(spec: str, split: str | None = None) -> Source:
 
     Args:
         spec: a name of the built-in worlds and settings (numbers): of the world, or how many samples: ``size`` of an
-            endless stream, ``groups`` of the look-alikes.
+            endless stream, ``groups`` of the look-alikes, ``turned`` percent of the scenes' captions said the other way
+            round.
         split: ``train`` (or None); ``test`` for the label set, whose classes have further pictures.
 
     Raises:
@@ -51,7 +58,7 @@ def open_world_source(spec: str, split: str | None = None) -> Source:
     raise UserError(f"{spec}: has no split {split!r}; captions are an endless stream, for tests see the world's tasks")
 
 
-_AMOUNTS = ("size", "groups")
+_AMOUNTS = ("size", "groups", "turned")
 
 
 def _sized(make: Callable[..., Source], spec: str) -> Source:
@@ -106,8 +113,16 @@ def _with_setting(world: World, key: str, text: str, spec: str) -> World:
 
 
 def world_tasks(spec: str, split: str = "test") -> list[ClassificationTask]:
-    """Few-shot tasks over classes that training never saw; choices are made on ``validation`` alone."""
-    return list(_few_shot_tasks(_checked(spec, split), split))
+    """Few-shot tasks over classes that training never saw; choices are made on ``validation`` alone.
+
+    ``glyphs:labels`` and its parts stand for that label set's own classes, under shifts too.
+    """
+    world, name = _checked(spec, split), spec.partition("?")[0]
+    if name in LABEL_SETS:
+        return [
+            task for task in _label_set_tasks(name, world, split) if not task.name.endswith(("-names", "-synonyms"))
+        ]
+    return list(_few_shot_tasks(world, split))
 
 
 @lru_cache(maxsize=4)
@@ -119,8 +134,30 @@ def _few_shot_tasks(world: World, split: str) -> tuple[ClassificationTask, ...]:
 
 
 def world_zero_shot_tasks(spec: str, split: str = "test") -> list[ClassificationTask]:
-    """Tasks that captions have words for: coarse classes; scripts and attributes."""
-    return list(_zero_shot_tasks(_checked(spec, split), split))
+    """Tasks for classification by names.
+
+    ``glyphs:labels`` and its parts stand for that label set's own classes, under shifts too; ``glyphs:prompts`` for
+    what captions speak of, asked with prompt templates; any other name for what captions have words for, in those
+    words alone: coarse classes; scripts and attributes.
+    """
+    world, name = _checked(spec, split), spec.partition("?")[0]
+    if name == PROMPTS and isinstance(world, GlyphWorld):
+        return list(_prompt_tasks(world, split))
+    if name in LABEL_SETS:
+        return list(_label_set_tasks(name, world, split))
+    return list(_zero_shot_tasks(world, split))
+
+
+@lru_cache(maxsize=2)
+def _prompt_tasks(world: GlyphWorld, split: str) -> tuple[ClassificationTask, ...]:
+    return tuple(label_tasks.prompt_tasks(world, split))
+
+
+@lru_cache(maxsize=4)
+def _label_set_tasks(name: str, world: World, split: str) -> tuple[ClassificationTask, ...]:
+    source = _SOURCES[name](world)
+    assert isinstance(source, GlyphLabels)
+    return tuple(label_tasks.label_set_tasks(source, split))
 
 
 @lru_cache(maxsize=4)

@@ -120,8 +120,12 @@ def render_scenes(world: GlyphWorld, scenes: Scenes, key: int, indices: np.ndarr
     return finish(canvas, derive_seed(key, "noise"), indices, nuisance.noise)
 
 
-def describe(world: GlyphWorld, scenes: Scenes) -> list[str]:
-    """A caption for each scene, all of it true of the picture."""
+def describe(world: GlyphWorld, scenes: Scenes, turned: np.ndarray | None = None) -> list[str]:
+    """A caption for each scene, all of it true of the picture.
+
+    Args:
+        turned: which captions say it the other way round: the ground first, ``B right of A`` for ``A left of B``.
+    """
     names = world.table.names
     texts = []
     for row in range(len(scenes)):
@@ -130,22 +134,30 @@ def describe(world: GlyphWorld, scenes: Scenes) -> list[str]:
             f"{names[scenes.characters[row, place]]}"
             for place in range(scenes.count[row])
         ]
-        text = things[0]
+        other_way = turned is not None and bool(turned[row])
+        clauses = [things[0]]
         if len(things) > 1:
-            text += f" {RELATIONS[scenes.relation[row]]} {things[1]}"
+            relation = int(scenes.relation[row]) ^ int(other_way)
+            clauses = [f" {RELATIONS[relation]} ".join(things[1::-1] if other_way else things[:2])]
         if len(things) > 2:
             # The third lies below a pair that stands side by side, right of one that stands upright.
-            text += f", {'above' if scenes.relation[row] < 2 else 'left of'} {things[2]}"
-        texts.append(f"{text}, on a {COLOUR_NAMES[scenes.ground[row]]} ground")
+            clauses.append(f"{'above' if scenes.relation[row] < 2 else 'left of'} {things[2]}")
+        clauses.append(f"on a {COLOUR_NAMES[scenes.ground[row]]} ground")
+        texts.append(", ".join(clauses[::-1] if other_way else clauses))
     return texts
 
 
 @dataclass(eq=False)
 class GlyphScenes:
-    """An endless-looking stream of scenes with their captions."""
+    """An endless-looking stream of scenes with their captions.
+
+    Attributes:
+        turned: percentage of the captions that are said the other way round (see `describe`).
+    """
 
     world: GlyphWorld
     size: int = ENDLESS
+    turned: int = 0
     name: str = "glyphs:scenes"
     kind: Kind = field(default="caption", init=False)
     class_names: tuple[str, ...] = ()
@@ -156,7 +168,7 @@ class GlyphScenes:
     @property
     def fingerprint(self) -> str:
         """Of the world's settings."""
-        return f"{derive_seed(self.name, repr(self.world), self.size):016x}"
+        return f"{derive_seed(self.name, repr(self.world), self.size, *([self.turned] if self.turned else [])):016x}"
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -176,7 +188,13 @@ class GlyphScenes:
 
     def texts(self, index: int) -> tuple[str, ...]:
         """The caption of one picture, without drawing it."""
-        return tuple(describe(self.world, self.scenes(np.array([index]))))
+        return tuple(self._describe(self.scenes(np.array([index])), np.array([index])))
+
+    def _describe(self, scenes: Scenes, indices: np.ndarray) -> list[str]:
+        if not self.turned:
+            return describe(self.world, scenes)
+        draws = uniforms(derive_seed(self.world.seed, self.name, "turned"), indices, 1)[:, 0]
+        return describe(self.world, scenes, draws < self.turned / 100)
 
     def values(self, key: str) -> list[Any]:
         """``extra[key]`` of every picture: nothing."""
@@ -191,7 +209,7 @@ class GlyphScenes:
         scenes = self.scenes(indices)
         view = derive_seed(self.world.seed, self.name, "view", seed)
         images = render_scenes(self.world, scenes, view, indices)
-        return images, describe(self.world, scenes), torch.full((len(indices),), NO_LABEL)
+        return images, self._describe(scenes, indices), torch.full((len(indices),), NO_LABEL)
 
 
 @dataclass(eq=False)
