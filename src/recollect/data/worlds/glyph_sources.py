@@ -1,6 +1,7 @@
 """Sources of the glyph world: a caption stream, a label set, scenes and hard negatives."""
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -10,11 +11,15 @@ from recollect.core.seeding import derive_seed
 from recollect.core.types import NO_LABEL, Kind, Sample
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect.data.worlds.counters import choices, uniforms
+from recollect.data.worlds.glyph_synonyms import in_other_words
 from recollect.data.worlds.glyph_table import SCRIPTS
 from recollect.data.worlds.glyphs import GlyphWorld
 from recollect.data.worlds.rendering import COLOUR_NAMES, PLAIN
 
 ENDLESS = 2**31 - 1
+
+Part = Literal["all", "half", "rest"]
+_PARTS: dict[Part, slice] = {"all": slice(None), "half": slice(0, None, 2), "rest": slice(1, None, 2)}
 
 
 def as_picture(pixels: Tensor) -> np.ndarray:
@@ -80,6 +85,8 @@ class GlyphLabels:
     Attributes:
         per_class: pictures of each class.
         offset: of the pictures' indices, so that training and test pictures differ.
+        part: all classes, every other one, or the rest: a large label set, a small one, and the large without it.
+        renamed: classes that have other words for their name are called by those.
     """
 
     world: GlyphWorld
@@ -87,6 +94,8 @@ class GlyphLabels:
     classes: int = 200
     per_class: int = 50
     offset: int = 0
+    part: Part = "all"
+    renamed: bool = False
     name: str = "glyphs:labels"
     kind: Kind = field(default="label", init=False)
 
@@ -95,8 +104,11 @@ class GlyphLabels:
         each = self.classes // len(self.scripts)
         numbers = {script: number for number, (script, _) in enumerate(SCRIPTS)}
         chosen = [training[table.scripts[training] == numbers[script]][:each] for script in self.scripts]
-        self.characters = np.concatenate(chosen)
-        self.class_names = tuple(table.names[character] for character in self.characters)
+        self.characters = np.concatenate(chosen)[_PARTS[self.part]]
+        names = [table.names[character] for character in self.characters]
+        self.synonyms = tuple(in_other_words(name) for name in names)
+        others = self.synonyms if self.renamed else [None] * len(names)
+        self.class_names = tuple(other or name for name, other in zip(names, others, strict=True))
 
     @property
     def fingerprint(self) -> str:

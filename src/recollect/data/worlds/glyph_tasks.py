@@ -23,14 +23,14 @@ def few_shot_tasks(world: GlyphWorld, split: str, *, shots: int = 32, queries: i
     tasks = []
     for number, (script, _) in enumerate(SCRIPTS):
         members = world.split[split][world.table.scripts[world.split[split]] == number]
-        classes = _unlike(world, numpy_generator("glyph tasks", script).permutation(members))
+        classes = unlike(world, numpy_generator("glyph tasks", script).permutation(members))
         if len(classes) >= _FEWEST:
             tasks.append(_character_task(world, f"glyphs-{split}-{script.replace(' ', '-')}", classes, shots, queries))
     return tasks
 
 
-def _unlike(world: GlyphWorld, members: np.ndarray) -> np.ndarray:
-    """The first characters none of which is nearly another's picture."""
+def unlike(world: GlyphWorld, members: np.ndarray) -> np.ndarray:
+    """The first characters, 24 at most, none of which is nearly another's picture."""
     kept: list[int] = []
     pictures: list[np.ndarray] = []
     for character in members:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from recollect.core.seeding import derive_seed, numpy_generator
 from recollect.data.worlds.counters import choices, uniforms
+from recollect.data.worlds.glyph_synonyms import SYNONYMS
 from recollect.data.worlds.glyph_table import ATTRIBUTES, SCRIPTS, GlyphTable, glyph_table
 from recollect.data.worlds.rendering import (
     COLOUR_NAMES,
@@ -43,6 +44,7 @@ class GlyphWorld:
         says_script: probability that a caption says the script ("greek letter").
         says_attribute: probability for each of the eight measured attributes; ``wrong_attribute`` of them are wrong.
         says_name: probability that it says the words of the character's name, each dropped with ``drops_word``.
+        says_synonym: probability that a name is said in other words, as far as they have synonyms.
         fillers: words without meaning at the end.
     """
 
@@ -54,6 +56,7 @@ class GlyphWorld:
     wrong_attribute: float = 0.05
     says_name: float = 0.05
     drops_word: float = 0.2
+    says_synonym: float = 0.0
     fillers: int = 2
 
     @property
@@ -156,12 +159,14 @@ class GlyphWorld:
         filler = choices(draws[:, 2 + 3 * eight : 2 + 3 * eight + self.fillers], len(FILLERS))
         dropped = draws[:, -8:] < self.drops_word
         scripts = self.table.scripts[characters]
+        renamed = uniforms(derive_seed(key, "synonym"), indices, 1)[:, 0] < self.says_synonym
         texts = []
         for row, character in enumerate(characters):
             words = []
             if draws[row, 0] < self.says_name:
                 name = self.name_words[character][:8]
-                words += [word for place, word in enumerate(name) if not dropped[row, place]]
+                said = [word for place, word in enumerate(name) if not dropped[row, place]]
+                words += [SYNONYMS.get(word, word) for word in said] if renamed[row] else said
             if draws[row, 1] < self.says_script:
                 words.append(SCRIPTS[scripts[row]][0])
             words += [ATTRIBUTES[a][values[row, a]] for a in range(eight) if says[row, a] < self.says_attribute]
@@ -173,4 +178,6 @@ class GlyphWorld:
         words = {word for character in self.split["train"] for word in self.name_words[character]}
         words |= {word for script, _ in SCRIPTS for word in script.split()}
         words |= {word for values in ATTRIBUTES for word in values} | set(FILLERS)
+        if self.says_synonym:
+            words |= {SYNONYMS[word] for word in words & SYNONYMS.keys()}
         return tuple(sorted(words))
