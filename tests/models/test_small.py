@@ -10,7 +10,7 @@ import torch
 from recollect.core.types import Encoder
 from recollect.models import build_model, load_model
 
-NAMES = ("vector-mlp", "vector-linear", "glyph-held-back", "glyph-random", "glyph-strong")
+NAMES = ("vector-mlp", "vector-linear", "glyph-held-back", "glyph-random", "glyph-strong", "tiny-conv")
 PROGRAM = """
 import sys
 import numpy as np

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from recollect.core.types import NO_LABEL, Kind, Sample, Source
+from recollect.data.prompts import GENERAL_TEMPLATES, fill
 
 BatchRead = Callable[[np.ndarray, int], tuple[Tensor, list[str], Tensor]]
 """How a source that makes whole batches does it: from indices and a seed to final images, texts and labels."""
@@ -195,13 +196,14 @@ _MADE_TEXTS = 5_000
 
 
 def corpus(source: Source, limit: int | None = None) -> Iterator[str]:
-    """Every text a model may meet in a source, for training a tokenizer: captions, class names and their synonyms.
+    """Every text a model may meet in a source, for training a tokenizer: captions, class names, synonyms, templates.
 
     Args:
         limit: read the texts of at most this many samples, spread evenly over the source.
     """
     if source.kind == "label":
         yield from source.class_names
+        yield from (fill(template, "") for template in GENERAL_TEMPLATES)
         if not hasattr(source, "texts"):
             return
     if hasattr(source, "vocabulary"):  # a made world knows its words, and has no end to read through

@@ -10,8 +10,8 @@ from sklearn.neighbors import NearestNeighbors
 
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind
-from recollect.models.attention import TextAttention
 from recollect.models.checkpoint import TransformersEncoder
+from recollect.models.small import SmallEncoder
 
 PREFIX_NAMES: dict[Kind | None, str] = {"label": "label prefix", "caption": "caption prefix", None: "no prefix"}
 """What the paper calls prompt prefix, caption prefix and unconditional model."""
@@ -63,19 +63,15 @@ def attention_map(model: Encoder, text: str, prefix: Kind | None = None) -> Atte
     Raises:
         UserError: its text tower has no attention, or the text has no words.
     """
-    if not isinstance(model, TransformersEncoder):
-        raise UserError("this model's text tower reads a bag of words, so it has no attention to show")
+    if not isinstance(model, TransformersEncoder | SmallEncoder):
+        raise UserError("this model's text tower shows no attention")
     if not text.strip():
         raise UserError("a text without words has no attention to show")
-    special = {word for words in model.prefixes.values() for word in words} | set(model.tokenizer.all_special_tokens)
     found = model.text_attention([text], prefix)
-    return _map(found, text, prefix, special, model.tokenizer.pad_token)
-
-
-def _map(found: TextAttention, text: str, prefix: Kind | None, special: set[str], padding: str | None) -> AttentionMap:
+    special = set(model.special_tokens)
     tokens = found.tokens[0]
     weights = np.stack([layer[0].mean(0).numpy() for layer in found.layers])
-    owner = _word_of(tokens, special, padding)
+    owner = _word_of(tokens, special)
     words = [""] * (max(owner) + 1)
     content = [False] * len(words)
     for token, word in zip(tokens, owner, strict=True):
@@ -90,9 +86,9 @@ def _map(found: TextAttention, text: str, prefix: Kind | None, special: set[str]
     return AttentionMap(text, prefix, tuple(words), merged, tuple(content))
 
 
-def _word_of(tokens: Sequence[str], special: set[str], padding: str | None) -> list[int]:
+def _word_of(tokens: Sequence[str], special: set[str]) -> list[int]:
     """The word of each token. Pieces are marked where words begin (SentencePiece, byte-level), go on (WordPiece) or
-    end (CLIP); a special token is a word of its own, and the padding behind the text is one."""
+    end (CLIP); a special token is a word of its own, however often it is repeated, as padding is."""
     plain = [token for token in tokens if token not in special]
     begins = any(token.startswith(("▁", "Ġ")) for token in plain)
     ends = any(token.endswith("</w>") for token in plain)
@@ -101,7 +97,7 @@ def _word_of(tokens: Sequence[str], special: set[str], padding: str | None) -> l
     for token in tokens:
         if not owner:
             new = True
-        elif token == padding and before == padding:
+        elif token == before and token in special:
             new = False
         elif token in special or before in special:
             new = True

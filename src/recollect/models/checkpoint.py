@@ -97,6 +97,11 @@ class TransformersEncoder(DualEncoder):
         self.prefixes |= new
         self.__dict__.pop("_tokenizer_key", None)
 
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Tokens that are no words of a text."""
+        return (*self.tokenizer.all_special_tokens, *(word for words in self.prefixes.values() for word in words))
+
     def text_attention(self, texts: Sequence[str], prefix: Kind | None = None) -> TextAttention:
         """What the pooled token of each text attends to, in every layer of the text tower.
 

@@ -30,6 +30,7 @@ from recollect.models.checkpoint import TransformersEncoder, quiet
 from recollect.models.dual import DualEncoder
 from recollect.models.processors import processor_of
 from recollect.models.small import BagOfWords, GlyphTowers, VectorTowers, build_small
+from recollect.models.small_text import WordTransformer
 from recollect.models.tokenizers import WordTokenizer, train_unigram
 
 _HALF = (0.5, 0.5, 0.5)
@@ -156,7 +157,7 @@ class SwinPreset:
 
 @dataclass(frozen=True)
 class SmallPreset:
-    """Towers of the studies; their text tower reads a bag of words."""
+    """Towers of the studies; their text tower reads words, not pieces of words."""
 
     summary: str
     towers: VectorTowers | GlyphTowers
@@ -206,6 +207,10 @@ PRESETS: Mapping[str, Preset] = {
     "glyph-strong": SmallPreset(
         "glyph world, to stand beside A: the same convnet, plain head, linear text tower of full rank",
         GlyphTowers(BagOfWords(256)),
+    ),
+    "tiny-conv": SmallPreset(
+        "for a CPU: 32 px, convnet of two layers, transformer over words; learns much faster than tiny in short runs",
+        GlyphTowers(WordTransformer(64)),
     ),
 }
 

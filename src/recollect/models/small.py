@@ -1,4 +1,4 @@
-"""The small towers of the studies: a linear map or a convnet beside a bag of words.
+"""The small towers of the studies: a linear map or a convnet beside a bag of words or a transformer over words.
 
 They train in seconds on one core, so that an ablation can be run with several seeds. Their pictures are the built-in
 worlds', which vary by themselves: no crop is added in training.
@@ -19,26 +19,15 @@ from recollect.core.errors import UserError
 from recollect.core.seeding import derive_seed, torch_generator
 from recollect.core.types import Kind
 from recollect.data.transforms import ImageTransform
+from recollect.models.attention import TextAttention
 from recollect.models.dual import DualEncoder, Tower
 from recollect.models.prefixes import SPREAD, prefix_words
+from recollect.models.small_text import END, PADDING, BagOfWords, SentenceTower, WordTransformer
 from recollect.models.tokenizers import WordTokenizer
 
 WEIGHTS = "model.safetensors"
 
 _WORD_SPREAD = 0.5
-
-
-@dataclass(frozen=True)
-class BagOfWords:
-    """Settings of the text tower: the sum of word vectors, then a linear map or a small MLP.
-
-    Attributes:
-        words: width of a word vector; with a linear map, the rank of the tower.
-        hidden: width of the MLP's hidden layer, or None for a linear map.
-    """
-
-    words: int
-    hidden: int | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +59,7 @@ class GlyphTowers:
         mean, std: of the pictures, in units of full brightness.
     """
 
-    text: BagOfWords
+    text: BagOfWords | WordTransformer
     image: Literal["convnet", "random"] = "convnet"
     channels: int = 48
     width: int = 256
@@ -80,7 +69,7 @@ class GlyphTowers:
 
 
 class SmallEncoder(DualEncoder):
-    """An image tower beside a bag of words; see `VectorEncoder` and `GlyphEncoder`.
+    """An image tower beside one that reads words; see `VectorEncoder` and `GlyphEncoder`.
 
     Attributes:
         words: the vocabulary of the text tower.
@@ -97,14 +86,14 @@ class SmallEncoder(DualEncoder):
         self.prefixes = {}
         text = settings.text
         self.image_tower = image
-        self.word_vectors = nn.EmbeddingBag(len(words), text.words, mode="sum", padding_idx=0)
+        self.word_vectors: nn.Embedding | nn.EmbeddingBag = (
+            nn.EmbeddingBag(len(words), text.words, mode="sum", padding_idx=0)
+            if isinstance(text, BagOfWords)
+            else nn.Embedding(len(words), text.words, padding_idx=0)
+        )
         with torch.no_grad():
             self.word_vectors.weight.normal_(std=_WORD_SPREAD)[0].zero_()
-        self.text_head: nn.Module = nn.Linear(text.words, settings.width)
-        if text.hidden:
-            self.text_head = nn.Sequential(
-                nn.Linear(text.words, text.hidden), nn.GELU(), nn.Linear(text.hidden, settings.width)
-            )
+        self.text_head = text.head(settings.width)
         self.register_buffer("logit_scale", torch.tensor(10.0).log())
         self.register_buffer("logit_bias", torch.tensor(-10.0))
 
@@ -116,7 +105,7 @@ class SmallEncoder(DualEncoder):
         """Numbers of the known words, padded with 0; the prefix tokens of its kind stand in front of a text."""
         words = self.words(texts)
         if kinds is None or not self.prefixes:
-            return {"input_ids": words}
+            return {"input_ids": self._cut(words)}
         each = [kinds] * len(texts) if isinstance(kinds, str) else kinds
         if len(each) != len(texts):
             raise ValueError(f"{len(texts)} texts, but {len(each)} kinds")
@@ -127,7 +116,11 @@ class SmallEncoder(DualEncoder):
             if kind not in table:
                 raise UserError(f"this model has no {kind} prefix; it has {', '.join(table)}")
             front[row, : len(table[kind])] = torch.tensor(table[kind])
-        return {"input_ids": torch.cat([front, words], dim=1)}
+        return {"input_ids": self._cut(torch.cat([front, words], dim=1))}
+
+    def _cut(self, ids: Int[Tensor, "n longest"]) -> Int[Tensor, "n shorter"]:
+        text = self.settings.text
+        return ids[:, : text.longest] if isinstance(text, WordTransformer) else ids
 
     def _prefix_numbers(self) -> dict[Kind, list[int]]:
         numbers = iter(range(len(self.words), self.word_vectors.num_embeddings))
@@ -140,7 +133,31 @@ class SmallEncoder(DualEncoder):
     def encode_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "n width"]:
         """Raw text embeddings."""
         ids: Int[Tensor, "n longest"] = tokens["input_ids"].to(self.device)
-        return self.text_head(self.word_vectors(ids))
+        vectors = self.word_vectors(ids)
+        return (
+            self.text_head(vectors, ids != 0) if isinstance(self.text_head, SentenceTower) else self.text_head(vectors)
+        )
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Tokens that are no words of a text."""
+        return (PADDING, END, *(word for words in self.prefixes.values() for word in words))
+
+    def text_attention(self, texts: Sequence[str], prefix: Kind | None = None) -> TextAttention:
+        """What the end token of each text attends to, in every layer of the text tower.
+
+        Raises:
+            UserError: a bag of words has no attention.
+        """
+        if not isinstance(self.text_head, SentenceTower):
+            raise UserError("this model's text tower reads a bag of words, so it has no attention to show")
+        ids = self.tokenize(texts, prefix)["input_ids"]
+        front = [word for words in self.prefixes.values() for word in words]
+        names = [PADDING, *self.words.words, *front, END]
+        with self._evaluating():
+            _, layers = self.text_head.look(self.word_vectors(ids.to(self.device)), (ids != 0).to(self.device))
+        tokens = tuple((*(names[number] for number in row), END) for row in ids.tolist())
+        return TextAttention(tokens, torch.full((len(ids),), ids.shape[1]), tuple(layer.cpu() for layer in layers))
 
     def add_prefixes(self, kinds: Sequence[Kind], *, length: int = 1, seed: int = 0) -> None:
         """Give each of ``kinds`` its own ``length`` prefix vectors, drawn from N(0, 0.02), unless it has some."""
@@ -157,7 +174,10 @@ class SmallEncoder(DualEncoder):
         self.prefixes |= new
 
     def _set_table(self, weight: Float[Tensor, "rows words"]) -> None:
-        self.word_vectors = nn.EmbeddingBag.from_pretrained(weight, freeze=False, mode="sum", padding_idx=0)
+        if isinstance(self.word_vectors, nn.EmbeddingBag):
+            self.word_vectors = nn.EmbeddingBag.from_pretrained(weight, freeze=False, mode="sum", padding_idx=0)
+        else:
+            self.word_vectors = nn.Embedding.from_pretrained(weight, freeze=False, padding_idx=0)
 
     def tower_parameters(self, tower: Tower) -> Iterator[nn.Parameter]:
         """The parameters of one tower."""
@@ -189,7 +209,7 @@ class VectorEncoder(SmallEncoder):
 
 
 class GlyphEncoder(SmallEncoder):
-    """A small convnet for pictures of 32 × 32, a bag of words for captions."""
+    """A small convnet for pictures of 32 × 32, a bag of words or a transformer over words for captions."""
 
     architecture = "glyphs"
 
@@ -258,7 +278,9 @@ def restore_small(record: dict[str, Any], weights: dict[str, Tensor]) -> SmallEn
         KeyError, TypeError, ValueError, RuntimeError: they do not fit together.
     """
     kind = next(kind for kind, encoder in ENCODERS.items() if encoder.architecture == record["architecture"])
-    settings = kind(**record["settings"] | {"text": BagOfWords(**record["settings"]["text"])})
+    text = record["settings"]["text"]
+    reader = WordTransformer(**text) if "layers" in text else BagOfWords(**text)
+    settings = kind(**record["settings"] | {"text": reader})
     encoder = build_small(settings, WordTokenizer(record["vocabulary"]), record["preset"], seed=0)
     encoder.prefixes = {name: tuple(words) for name, words in record["prefixes"].items()}
     table, known = weights["word_vectors.weight"], len(encoder.words) + sum(map(len, encoder.prefixes.values()))
