@@ -63,7 +63,9 @@ class Result:
     @property
     def file_name(self) -> str:
         """A name that two different evaluations do not share."""
-        parts = (self.protocol, self.model, self.data, f"seed{self.seed}")
+        prefix = self.settings.get("prefix")
+        read = [f"{prefix}-prefix"] if prefix else []
+        parts = (self.protocol, self.model, self.data, *read, f"seed{self.seed}")
         name = "--".join(re.sub(r"[^A-Za-z0-9._=-]+", "-", part).strip("-") for part in parts)
         if len(name) > _LONGEST:  # file systems take 255
             digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()

@@ -7,10 +7,19 @@ from recollect.data.tasks import ClassificationTask
 from recollect.evaluation.features import FeatureCache, class_text_features, image_features
 from recollect.evaluation.results import Result, Row
 
+FEW = 5
+"""Top-5 says something only where there are more classes."""
+
 
 def top_1(predictions: np.ndarray, labels: np.ndarray) -> float:
     """Share of right predictions, in percent."""
     return 100.0 * float(np.mean(predictions == labels))
+
+
+def top_5(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Share of images whose class is among the five with the highest scores (n, classes), in percent."""
+    best = np.argpartition(scores, -FEW, axis=1)[:, -FEW:]
+    return 100.0 * float(np.mean((best == labels[:, None]).any(axis=1)))
 
 
 def mean_per_class(predictions: np.ndarray, labels: np.ndarray) -> float:
@@ -36,14 +45,17 @@ def zero_shot(
         prefix: which prefix token the class texts get, for models that have them.
 
     Returns:
-        Top-1 and mean per-class accuracy in percent.
+        Top-1 and mean per-class accuracy in percent, and top-5 where there are more than five classes.
     """
     texts = class_text_features(encoder, task, prefix)
     query = image_features(encoder, task.query, cache)
-    predictions = np.argmax(query.images @ texts.T, axis=1)
+    scores = query.images @ texts.T
+    predictions = np.argmax(scores, axis=1)
     rows: list[Row] = [
         {"metric": "top-1", "value": top_1(predictions, query.labels)},
         {"metric": "mean per class", "value": mean_per_class(predictions, query.labels)},
     ]
+    if len(task.class_names) > FEW:
+        rows.append({"metric": "top-5", "value": top_5(scores, query.labels)})
     settings = {"classes": len(task.class_names), "queries": len(query.labels), "prefix": prefix}
     return Result("zero-shot", model, task.name, seed, rows, settings)

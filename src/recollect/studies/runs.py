@@ -17,17 +17,20 @@ import torch
 
 from recollect.core import progress as reporting
 from recollect.core.progress import progress
-from recollect.core.types import Encoder
+from recollect.core.types import Encoder, Kind
 from recollect.data.derived import corpus
 from recollect.data.sources import open_source
+from recollect.data.tasks import ClassificationTask, retrieval_task
 from recollect.evaluation.analysis import SpanEncoder, text_span
 from recollect.evaluation.features import FeatureCache
 from recollect.evaluation.few_shot import few_shot
-from recollect.evaluation.opening import Selection, open_tasks
+from recollect.evaluation.opening import WORLDS, Selection, open_tasks
+from recollect.evaluation.probe import linear_probe
 from recollect.evaluation.results import Result, load_results
+from recollect.evaluation.retrieval import retrieval
 from recollect.evaluation.tables import tidy
 from recollect.evaluation.zero_shot import zero_shot
-from recollect.fewshot.protocol import Protocol
+from recollect.fewshot.protocol import Metric, Protocol
 from recollect.models import load_model
 from recollect.training.loop import train
 from recollect.training.options import Recipe
@@ -46,6 +49,11 @@ class Evaluation:
         suite: a suite of the catalogue, for both.
         methods, shots, draws: of the few-shot protocol.
         span: also evaluate, as ``NAME+span``, the model's image embeddings projected onto the span of its texts.
+        prefixes: which prefix texts get at the test, each in turn, in zero-shot classification and retrieval; a model
+            without prefix tokens is asked once.
+        probe: sources for a linear probe, or a built-in world for its tasks.
+        retrieval: captioned sources to search both ways.
+        templates: take every so many of CLIP's 80 prompt templates.
     """
 
     few_shot: tuple[str, ...] = ()
@@ -55,6 +63,10 @@ class Evaluation:
     shots: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     draws: int = 5
     span: bool = False
+    prefixes: tuple[Kind | None, ...] = (None,)
+    probe: tuple[str, ...] = ()
+    retrieval: tuple[str, ...] = ()
+    templates: int = 1
 
 
 @dataclass(frozen=True)
@@ -172,11 +184,10 @@ def evaluate(
 ) -> list[Result]:
     """All results of one model; with ``captions`` also those of its projection onto their span, ``NAME+span``."""
     protocol = Protocol(evaluation.methods, evaluation.shots, tuple(range(evaluation.draws)))
-    learn = open_tasks(Selection(evaluation.few_shot, evaluation.suite), "few-shot").tasks
-    results = []
-    if evaluation.zero_shot or evaluation.suite:
-        asked = open_tasks(Selection(evaluation.zero_shot, evaluation.suite), "zero-shot").tasks
-        results = [zero_shot(model, task, model=name, seed=seed) for task, _ in asked]
+    learn: Sequence[tuple[ClassificationTask, Metric]] = ()
+    if evaluation.few_shot or evaluation.suite:
+        learn = open_tasks(Selection(evaluation.few_shot, evaluation.suite), "few-shot").tasks
+    results = _by_names(model, name, seed, evaluation, cache)
     encoders: dict[str, Encoder] = {name: model}
     if captions:
         encoders[f"{name}+span"] = SpanEncoder(model, text_span(model.embed_texts(captions).numpy()))
@@ -184,6 +195,23 @@ def evaluate(
         for task, metric in learn:
             settings = replace(protocol, metric=metric)
             results.append(few_shot(encoder, task, settings, model=called, seed=seed, cache=cache))
+    return results
+
+
+def _by_names(model: Encoder, name: str, seed: int, evaluation: Evaluation, cache: FeatureCache | None) -> list[Result]:
+    """Zero-shot classification and retrieval with each prefix, and linear probes."""
+    results = []
+    readings = evaluation.prefixes if getattr(model, "prefixes", None) else (None,)
+    if evaluation.zero_shot or evaluation.suite:
+        for task, _ in open_tasks(Selection(evaluation.zero_shot, evaluation.suite), "zero-shot").tasks:
+            asked = replace(task, templates=task.templates[:: evaluation.templates])
+            results += [zero_shot(model, asked, model=name, seed=seed, prefix=each, cache=cache) for each in readings]
+    for spec in evaluation.retrieval:
+        pool = retrieval_task(spec, split=None if spec.startswith(WORLDS) else "test")
+        results += [retrieval(model, pool, model=name, seed=seed, prefix=each, cache=cache) for each in readings]
+    if evaluation.probe:
+        for task, metric in open_tasks(Selection(evaluation.probe), "few-shot").tasks:
+            results.append(linear_probe(model, task, metric, model=name, seed=seed, cache=cache))
     return results
 
 
