@@ -75,7 +75,7 @@ def test_a_run_leaves_model_metrics_and_recipe(trained):
         (["siglp-tiny"], "siglp-tiny: no such recipe. Did you mean siglip-tiny"),
         (["siglip-tiny", "--data", "nowhere.parquet"], "nowhere.parquet"),
         (["siglip-tiny", "--data", "glyphs:letters"], "glyphs:letters: no such built-in source"),
-        (["siglip-tiny", "--data", "PAIRS", "--data.caption-column", "words"], "words"),
+        (["siglip-tiny", "--data", "PAIRS", "--caption-column", "words"], "words"),
         (["siglip-tiny", "--data", "PAIRS", "--model.start", "huge"], "huge"),
         (["siglip-tiny", "--data", "PAIRS", "--batch-size", "0"], "--batch-size 0: must be at least 1"),
         (["siglip-tiny", "--data", "PAIRS", "--out", "TRAINED"], "a run is there already"),

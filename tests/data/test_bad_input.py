@@ -37,16 +37,16 @@ def test_a_pattern_that_fits_nothing(make):
 def test_a_wrong_column_is_named_with_what_is_there(make):
     path = make.parquet({"photo": [b"x"], "words": ["a"], "image": None}, rows=1)
     assert complaint(path) == (
-        "set.parquet: no column 'image'; it has 'photo', 'words'. Name it with --data.image-column photo."
+        "set.parquet: no column 'image'; it has 'photo', 'words'. Name it with --image-column photo."
     )
     path = make.parquet({"text": ["a"]})
-    assert "no column 'captoin'; it has 'image', 'text'. Name it with --data.caption-column text." in complaint(
+    assert "no column 'captoin'; it has 'image', 'text'. Name it with --caption-column text." in complaint(
         path, columns=Columns(caption="captoin")
     )
 
 
 def test_a_label_source_without_labels(make):
-    assert "Name it with --data.label-column NAME" in complaint(make.parquet({"caption": ["a"]}), kind="label")
+    assert "Name it with --label-column NAME" in complaint(make.parquet({"caption": ["a"]}), kind="label")
 
 
 def test_a_column_that_holds_no_pictures(make):

@@ -17,6 +17,10 @@ from recollect.training.recipes import RECIPES
 
 SOURCE_OPTIONS = frozenset({"--data.sources", "--data.captions", "--data.labels"})
 
+_COLUMNS = ("image", "caption", "label", "class-name", "synonyms", "split")
+_SHORT = {"--data": "--data.sources"} | {f"--{role}-column": f"--data.{role}-column" for role in _COLUMNS}
+"""Options as other commands call them."""
+
 
 @dataclass(frozen=True)
 class Train:
@@ -51,7 +55,7 @@ class Train:
             guess = f"Did you mean {' or '.join(near)}? " if near else ""
             raise UserError(f"{name}: no such recipe. {guess}`recollect train` lists them.")
         recipe = RECIPES[name]() if name else Recipe()
-        rest = ["--data.sources" if word == "--data" else word for word in rest]
+        rest = [_full(word) for word in rest]
         if SOURCE_OPTIONS & {word.split("=")[0] for word in rest}:
             recipe = replace(recipe, data=replace(recipe.data, sources=(), captions=(), labels=()))
         default = cls(recipe, name=name)
@@ -71,3 +75,8 @@ class Train:
         model = train(self.recipe, out, resume=self.resume, device=self.device)
         if int(os.environ.get("RANK", "0")) == 0:  # of all processes of this launch, the one that wrote them
             console.print(f"model: {model}\nmetrics: {out / 'metrics.jsonl'}", highlight=False)
+
+
+def _full(word: str) -> str:
+    option, equals, value = word.partition("=")
+    return _SHORT.get(option, option) + equals + value

@@ -71,7 +71,7 @@ def _absent(role: str, name: str, present: list[str], where: str) -> str:
     guess = next((other for other in present if other in _USUAL.get(role, ())), present[0] if present else "NAME")
     shown = ", ".join(repr(column) for column in present)
     option = role.replace("_", "-")
-    return f"{where}: no column '{name}'; it has {shown}. Name it with --data.{option}-column {guess}."
+    return f"{where}: no column '{name}'; it has {shown}. Name it with --{option}-column {guess}."
 
 
 def text_reader(table: Table, columns: str) -> Callable[[int], tuple[str, ...]]:

@@ -46,7 +46,7 @@ class Mixture:
             if source.kind == "label" and not source.class_names and not hasattr(source, "batch"):
                 raise UserError(
                     f"{source.name}: labels are numbers without names. Add a column 'class_name', or name it with "
-                    "--data.class-name-column."
+                    "--class-name-column."
                 )
 
     @cached_property

@@ -122,7 +122,7 @@ class _RowsOf:
         if kind == "label":
             if self.columns.label is None and self.columns.class_name is None:
                 shown = ", ".join(repr(column) for column in table.column_names)
-                raise UserError(f"{where}: no column 'label'; it has {shown}. Name it with --data.label-column NAME.")
+                raise UserError(f"{where}: no column 'label'; it has {shown}. Name it with --label-column NAME.")
             usable = (ids != NO_LABEL) | _is_list(table, self.columns.label)
         elif caption is not None and caption in table.column_names:
             usable = _has_text(table.data.column(caption))

@@ -82,7 +82,7 @@ def classification_task(
     names = support.class_names
     if not names or names != query.class_names:
         raise UserError(
-            f"{spec}: class names missing. Add a column 'class_name', or name it (--data.class-name-column)."
+            f"{spec}: class names missing. Add a column 'class_name', or name it (--class-name-column)."
         )
     present, tested = (np.unique(source_labels(part)) for part in (support, query))
     if division.support is None and division.within is None:
@@ -215,7 +215,7 @@ def retrieval_task(
             images_of = owners.setdefault(" ".join(text.split()), {})
             images_of[index] = images_of.get(index, 0) + 1
     if not owners:
-        raise UserError(f"{images.name}: no captions to search by. Name their column with --data.caption-column.")
+        raise UserError(f"{images.name}: no captions to search by. Name their column with --caption-column.")
     fallback = [source.name for source in sources for _ in range(len(source))]
     domains = source_values(images, "domain")
     return RetrievalTask(
