@@ -20,6 +20,7 @@ from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.data.tasks import ClassificationTask, Division
 from recollect.evaluation.features import FeatureCache
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
+from recollect.evaluation.language import own_prefixes
 from recollect.evaluation.opening import Opened, Selection, open_tasks
 from recollect.evaluation.plots import few_shot_curves, gain_against_examples, gain_per_data_set, save_figure
 from recollect.evaluation.probe import linear_probe
@@ -37,8 +38,8 @@ class DataOptions:
     """Labelled images to evaluate on."""
 
     data: tuple[str, ...] = ()
-    """Sources with labels and class names: a path, a hub id, or glyphs:captions and latents:captions for the tasks of a
-    built-in world."""
+    """Sources with labels and class names: a path, a hub id, or for the tasks of a built-in world glyphs:captions,
+    latents:captions, glyphs:labels (a label set's own classes, in shifted styles and under synonyms too)."""
     suite: str | None = None
     """A suite of benchmark sets instead: lixp-21, lixp-11-ablation or prefix-11, read from the hub."""
     copies: tuple[str, ...] = ()
@@ -58,12 +59,14 @@ class DataOptions:
     image_column: str | None = None
     """Image bytes or paths."""
 
-    def open(self, purpose: str) -> Opened:
-        """The tasks."""
+    def open(self, purpose: str, synonyms: str | None = None) -> Opened:
+        """The tasks; with a column of synonyms, their classes under both names."""
         division = Division(self.support, self.query, self.within)
         if purpose == "zero-shot" and self.within is None:
             division = replace(division, support=None)
-        selection = Selection(self.data, self.suite, self.copies, division, self.read_templates(), self.columns)
+        columns = replace(self.columns, synonyms=synonyms)
+        renamed = synonyms is not None
+        selection = Selection(self.data, self.suite, self.copies, division, self.read_templates(), columns, renamed)
         return open_tasks(selection, "few-shot" if purpose == "probe" else purpose)  # type: ignore[arg-type]
 
     @property
@@ -97,8 +100,9 @@ class ModelOptions:
     """Folder for embeddings, so that they are computed once for each model and set."""
     device: str | None = None
     """Where to compute; the best there is by default."""
-    prefix: Kind | None = None
-    """Prefix of the class texts, for models trained with prefix tokens."""
+    prefix: Literal["auto", "caption", "label", "none"] = "auto"
+    """How texts are read by a model trained with prefix tokens: as captions, which is best for what its label set lacks
+    and what auto means; as labels, for that set's own classes and pictures; or without prefix."""
     seed: int = 0
     """Seed the model was trained with, kept in the JSON so that summaries over models can be made."""
     reading: tyro.conf.OmitArgPrefixes[MemoryOptions] = field(default_factory=MemoryOptions)
@@ -126,6 +130,12 @@ class ModelOptions:
                 reading = self.reading.apply(encoder, images, cache)
                 yield self.reading.name(name, reading), reading, cache, data
 
+    def prefix_for(self, encoder: Encoder) -> Kind | None:
+        """The prefix that texts get; none for a model that has none."""
+        if self.prefix == "auto":
+            return "caption" if "caption" in own_prefixes(encoder) else None
+        return None if self.prefix == "none" else self.prefix
+
     def save(self, results: Sequence[Result], console: Console) -> None:
         """Write the JSON files."""
         if self.out is None:
@@ -150,14 +160,18 @@ class ZeroShot:
 
     model: tyro.conf.OmitArgPrefixes[ModelOptions]
     data: tyro.conf.OmitArgPrefixes[DataOptions] = field(default_factory=DataOptions)
+    synonyms_column: str | None = None
+    """A column with other names of a class: test the classes that have one under their names and under these."""
 
     def run(self) -> None:
         """Evaluate, print and write."""
         console = output()
-        opened = self.data.open("zero-shot")
+        opened = self.data.open("zero-shot", self.synonyms_column)
         results = []
         for name, encoder, cache, task in self.model.each_on((task, task.query) for task, _ in opened.tasks):
-            found = zero_shot(encoder, task, model=name, seed=self.model.seed, prefix=self.model.prefix, cache=cache)
+            found = zero_shot(
+                encoder, task, model=name, seed=self.model.seed, prefix=self.model.prefix_for(encoder), cache=cache
+            )
             results.append(with_memory(found, encoder))
         table = Table("model", "data", "classes", "images", "top-1", "mean per class")
         for result in results:
@@ -196,7 +210,7 @@ class FewShot:
         tasks = [(self._fitting(task, protocol), metric) for task, metric in opened.tasks]
         results = []
         for name, encoder, cache, (task, metric) in self.model.each_on((both, both[0].query) for both in tasks):
-            options = {"model": name, "seed": self.model.seed, "prefix": self.model.prefix, "cache": cache}
+            options = {"model": name, "seed": self.model.seed, "prefix": self.model.prefix_for(encoder), "cache": cache}
             found = few_shot(encoder, task, replace(protocol, metric=metric), **options)  # type: ignore[arg-type]
             results.append(with_memory(found, encoder))
         frame = tidy(results)

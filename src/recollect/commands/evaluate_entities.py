@@ -32,7 +32,7 @@ class Entities:
         tasks = [open_entities(spec, self.seen, self.unseen, templates, columns) for spec in self.data.data]
         results = []
         for name, encoder, cache, (task, seen) in self.model.each_on((both, both[0].query) for both in tasks):
-            options = {"model": name, "seed": self.model.seed, "prefix": self.model.prefix, "cache": cache}
+            options = {"model": name, "seed": self.model.seed, "prefix": self.model.prefix_for(encoder), "cache": cache}
             found = entity_recognition(encoder, task, seen, **options)  # type: ignore[arg-type]
             results.append(with_memory(found, encoder))
         table = Table("model", "data", "entities", "images", "seen", "unseen", "harmonic mean")

@@ -90,9 +90,10 @@ class Retrieval:
         options = MethodOptions(self.episode, self.tuning, self.reward, self.full_learning_rate)
         if self.model.reading.asked and not plain:
             raise UserError("--memory: only the plain search reads it. Leave out --methods, --captions and --queries.")
-        seed, prefix = self.model.seed, self.model.prefix
+        seed = self.model.seed
         for name, encoder, cache, pool in self.model.each_on((pool, pool.task.images) for pool in pools):
             if plain:
+                prefix = self.model.prefix_for(encoder)
                 found = retrieval(
                     encoder, pool.task, model=name, seed=seed, prefix=prefix, cache=cache, depths=self.depths
                 )

@@ -1,14 +1,14 @@
 """From what a user names to the tasks that it stands for."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from recollect.core.errors import UserError
 from recollect.data.catalogue import suite
 from recollect.data.columns import Columns
 from recollect.data.prompts import GENERAL_TEMPLATES
-from recollect.data.tasks import ClassificationTask, Division, classification_task
+from recollect.data.tasks import ClassificationTask, Division, class_name_shift, classification_task
 from recollect.data.worlds import world_tasks, world_zero_shot_tasks
 from recollect.fewshot.protocol import Metric
 
@@ -26,6 +26,7 @@ class Selection:
         division: which images are examples and which are tested.
         templates: prompt templates with ``{}`` for the class name; CLIP's 80 by default.
         columns: where the names of columns are unusual.
+        synonyms: instead of each set, its classes that have a synonym, under their names and under the synonyms.
     """
 
     data: Sequence[str] = ()
@@ -34,6 +35,7 @@ class Selection:
     division: Division = field(default_factory=Division)
     templates: tuple[str, ...] = GENERAL_TEMPLATES
     columns: Columns | None = None
+    synonyms: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,17 +61,28 @@ def open_tasks(selection: Selection, purpose: Literal["few-shot", "zero-shot"]) 
     for spec in selection.data:
         if spec.startswith(WORLDS):
             world = world_tasks if purpose == "few-shot" else world_zero_shot_tasks
-            tasks += [(task, "top-1") for task in world(spec)]
+            tasks += [(task, "top-1") for task in world(spec) if not selection.synonyms or _renamed(task)]
             continue
         task = classification_task(
             spec, division=selection.division, templates=selection.templates, columns=selection.columns
         )
-        tasks.append((task, "top-1"))
+        tasks += [(each, "top-1") for each in (_both_names(task) if selection.synonyms else (task,))]
+    if not tasks and selection.synonyms:
+        raise UserError(f"{selection.data[0]}: no classes with synonyms; take glyphs:labels or name a column of them")
     from_suite, left_out = _open_suite(selection) if selection.suite else ([], [])
     tasks += from_suite
     if not tasks:
         raise UserError(f"{selection.suite}: no set can be opened. The first: {left_out[0]}")
     return Opened(tuple(tasks), tuple(left_out))
+
+
+def _both_names(task: ClassificationTask) -> tuple[ClassificationTask, ClassificationTask]:
+    usual, shifted = class_name_shift(task)
+    return replace(usual, name=f"{task.name}:names"), shifted
+
+
+def _renamed(task: ClassificationTask) -> bool:
+    return task.name.endswith(("-names", "-synonyms"))
 
 
 def _open_suite(selection: Selection) -> tuple[list[tuple[ClassificationTask, Metric]], list[str]]:
