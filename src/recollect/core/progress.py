@@ -11,12 +11,12 @@ from rich.text import Text
 
 Item = TypeVar("Item")
 
-console = Console(stderr=True)
+console = Console(stderr=True, emoji=False)  # ":train:" in a name is no picture of a train
 
 
 def output() -> Console:
     """Standard output; where it is no terminal, wide enough for the widest table."""
-    return Console(width=None if sys.stdout.isatty() else 160)
+    return Console(width=None if sys.stdout.isatty() else 160, emoji=False)
 
 
 class _Rate(ProgressColumn):

@@ -124,6 +124,12 @@ def _origins(images: Source) -> list[str]:
     return [images.name] * len(images)
 
 
+def asked_texts(task: RetrievalTask, captions: PoolCaptions | None, queries: int | None, seed: int = 0) -> list[int]:
+    """Which texts `compare_methods` asks, by their numbers."""
+    reserved = captions.reserved if captions is not None else frozenset[str]()
+    return np.flatnonzero(_Asked.of(task, reserved).sampled(queries, seed).texts).tolist()
+
+
 def recall_rows(
     method: str,
     direction: str,

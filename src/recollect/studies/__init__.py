@@ -33,6 +33,19 @@ STUDIES: dict[str, Study] = {
     "lixp/figure-4": Study("lixp", "figure_4", "post-training with context"),
     "lixp/figure-5": Study("lixp", "figure_5", "gain against the number of examples"),
     "lixp/figure-6": Study("lixp", "figure_6", "training dynamics"),
+    "efsa/table-2": Study("efsa", "table_2", "every way of searching, each domain a pool by itself"),
+    "efsa/table-3": Study("efsa", "table_3", "every way of searching, all domains in one pool"),
+    "efsa/table-4": Study("efsa", "table_4", "loss of an episode"),
+    "efsa/table-5": Study("efsa", "table_5", "candidates of an episode"),
+    "efsa/table-6": Study("efsa", "table_6", "captioners"),
+    "efsa/table-7": Study("efsa", "table_7", "every way of searching, with SigLIP"),
+    "efsa/figure-1": Study("efsa", "figure_1", "zero-shot recall, and what stands in its way"),
+    "efsa/figure-3": Study("efsa", "figure_3", "what is found first before and after an episode"),
+    "efsa/figure-4": Study("efsa", "figure_4", "low-rank adapters against all parameters"),
+    "efsa/figure-5": Study("efsa", "figure_5", "steps of an episode"),
+    "efsa/figure-6": Study("efsa", "figure_6", "length of the captions"),
+    "efsa/choices": Study("efsa", "choices", "settings of episodes and baselines on validation pools"),
+    "efsa/base-model": Study("efsa", "base_model", "episodes as the base model gets better"),
 }
 
 

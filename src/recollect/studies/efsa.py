@@ -1,20 +1,25 @@
 """EFSA (Huzaifa and Kementchedjhieva, "Episodic Few-Shot Adaptation"): Tables 2 to 7 and Figures 1 and 3 to 6.
 
-``smoke`` and ``small`` search look-alike scenes of the glyph world; ``full`` takes the paper's models (or ``--search.models``)
-and settings, the user's pools (``--data``) and their captions (``--search.captions``).
+``smoke`` and ``small`` search look-alike scenes of the glyph world; ``full`` takes the paper's models and settings, or
+those that ``--search`` names, the user's pools (``--data``) and their captions.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from matplotlib.figure import Figure
 
+from recollect.evaluation import plots
 from recollect.evaluation.pools import PoolKind
 from recollect.evaluation.results import Result, Summary, summarise
 from recollect.evaluation.retrieval import DIRECTIONS
+from recollect.retrieval.methods import MethodOptions
 from recollect.retrieval.options import EpisodeOptions
 from recollect.studies import efsa_paper as paper
-from recollect.studies.efsa_setting import TRUE, Captions, Search, Setting, searched, setting
+from recollect.studies.efsa_answers import answered
+from recollect.studies.efsa_figures import Shown, bars, curves, examples, zero_shot_examples
+from recollect.studies.efsa_setting import TRUE, Captions, Search, Setting, base_recipe, searched, setting, trained
 from recollect.studies.study import StudyOptions, StudyReport, StudyTable
 
 DEPTHS = (1, 5, 10)
@@ -254,3 +259,189 @@ def table_6(options: StudyOptions) -> StudyReport:
         printed = {TRUE.label: paper.TABLE_6[TRUE.label]}
     arms = [_Arm(kind.label, _ask(options, where, captions=kind), printed.get(kind.label, ())) for kind in kinds]
     return _ablation(options, where, "Table 6. Captioners", "captions from", arms, paper.TABLE_6_DOMAINS)
+
+
+# --- Figures ----------------------------------------------------------------------------------------------------------
+
+
+def _drawn(
+    number: int, options: StudyOptions, where: Setting, figure: Figure, *notes: str, table: StudyTable | None = None
+) -> StudyReport:
+    name = f"efsa-figure-{number}-{options.scale}.png"
+    plots.save_figure(figure, options.out / name)
+    tables = () if table is None else (table,)
+    return StudyReport(f"efsa/figure-{number}", options.scale, where.world, tables, (name,), notes)
+
+
+def _recall_table(
+    title: str, head: str, rows: Mapping[str, tuple[Recalls, str]], where: Setting, *notes: str
+) -> StudyTable:
+    """Recall in each domain for rows of (recalls, method), with the gain over zero-shot."""
+    domains = next(iter(rows.values()))[0].domains
+    lines = []
+    for name, (recalls, method) in rows.items():
+        gain = "" if method == "zero-shot" else recalls.gain(method).signed()
+        lines.append((name, *_cells(recalls, method), gain))
+    return StudyTable(title, (head, *_columns(domains), "gain"), tuple(lines), (*_notes(where)[:2], *notes))
+
+
+def figure_1(options: StudyOptions) -> StudyReport:
+    """Zero-shot recall at 1, 5, 10 of every domain by itself, and what stands in the way of R@1."""
+    where = setting(options)
+    search = Search(("zero-shot",), where.methods, where.captions[0], "single", where.data)
+    recalls = Recalls.of(searched(search, where, options))
+    wrong = [
+        [each for each in answers if 1 < each.zero_shot_rank <= 5] for answers in answered(where, options, search)[:3]
+    ]
+    shown = [Shown(each.query, {"zero-shot": [each.zero_shot[0], each.truth]}) for few in wrong for each in few[:1]]
+    bars_of = {
+        domain: {k: recalls.at("zero-shot", domain, k) for k in DEPTHS}
+        for domain in recalls.domains if domain != AVERAGE
+    }  # fmt: skip
+    table = _recall_table(
+        "Figure 1. Zero-shot, every domain by itself", "method", {"zero-shot": (recalls, "zero-shot")}, where
+    )
+    note = "examples: found first (red) and a true match (green), of queries with a true match at ranks 2 to 5"
+    return _drawn(1, options, where, zero_shot_examples(shown, bars_of), note, table=table)
+
+
+def figure_3(options: StudyOptions) -> StudyReport:
+    """What is found first before and after an episode."""
+    where = setting(options)
+    search = Search(_ABLATED, where.methods, where.captions[0], "merged", where.data)
+    (answers,) = answered(where, options, search)
+    better = [each for each in answers if each.episode_rank == 1 < each.zero_shot_rank]
+    worse = [each for each in answers if each.zero_shot_rank == 1 < each.episode_rank]
+    chosen = [*better[:2], *worse[:1]] or answers[:2]
+    shown = [Shown(each.query, {"zero-shot": each.zero_shot, "EFSA": each.episode}) for each in chosen]
+    note = (
+        f"an episode brings a true match to the first rank for {len(better)} of {len(answers)} queries and drives one "
+        f"from it for {len(worse)}; shown: the first two of the one kind, the first of the other"
+    )
+    return _drawn(3, options, where, examples(shown), note)
+
+
+def figure_4(options: StudyOptions) -> StudyReport:
+    """Low-rank adapters against all parameters."""
+    where = setting(options)
+    recalls = _ask(options, where, methods=("zero-shot", "episode-full", "episode"))
+    kinds = {"zero-shot": "zero-shot", "all parameters": "episode-full", "low-rank adapters": "episode"}
+    panels = {
+        domain: {name: {k: recalls.at(method, domain, k) for k in DEPTHS} for name, method in kinds.items()}
+        for domain in recalls.domains
+    }
+    table = _recall_table(
+        "Figure 4. What an episode changes", "parameters", {name: (recalls, kind) for name, kind in kinds.items()},
+        where, f"paper: {paper.FIGURE_4}",
+    )  # fmt: skip
+    return _drawn(4, options, where, bars(panels), table=table)
+
+
+def figure_5(options: StudyOptions) -> StudyReport:
+    """More steps in an episode."""
+    where = setting(options)
+    most = 2 if options.scale == "smoke" else 4
+    each = {
+        steps: _ask(options, where, changed=replace(where.methods.episode, steps=steps)) for steps in range(1, most + 1)
+    }
+    return _over(5, options, where, {str(steps): found for steps, found in each.items()}, "steps", paper.FIGURE_5)
+
+
+def figure_6(options: StudyOptions) -> StudyReport:
+    """Captions of several lengths; with one's own captions, each kind that was named."""
+    where = setting(options)
+    kinds = list(where.captions)
+    if options.scale != "full":
+        first = where.captions[0]
+        limits = (4, 8, None) if options.scale == "smoke" else (3, 5, 10, 15, None)
+        kinds = [
+            replace(first, label="no limit" if words is None else str(words),
+                    rewording=replace(first.rewording, most_words=words)) for words in limits
+        ]  # fmt: skip
+    each = {kind.label: _ask(options, where, captions=kind) for kind in kinds}
+    label = "captions" if options.scale == "full" else "most words of a caption"
+    return _over(6, options, where, each, label, paper.FIGURE_6)
+
+
+def _over(
+    number: int, options: StudyOptions, where: Setting, each: Mapping[str, Recalls], label: str, said: str
+) -> StudyReport:
+    """Curves of EFSA's recall over something, with zero-shot as the first place."""
+    first = next(iter(each.values()))
+    panels = {
+        k: {
+            domain: [first.at("zero-shot", domain, k), *(found.at("episode", domain, k) for found in each.values())]
+            for domain in first.domains
+        }
+        for k in DEPTHS
+    }
+    rows = {"zero-shot": (first, "zero-shot")} | {name: (found, "episode") for name, found in each.items()}
+    table = _recall_table(f"Figure {number}. EFSA over {label}", label, rows, where, f"paper: {said}")
+    return _drawn(number, options, where, curves(panels, ["zero-shot", *each], label), table=table)
+
+
+# --- What the paper does not show: how settings were chosen, and what a better base model changes ---------------------
+
+
+def choices(options: StudyOptions) -> StudyReport:
+    """One setting after the other on validation pools, merged, with the first base model: what tables then use.
+
+    With one step from B = 0, AdamW moves every entry of B by the learning rate, so scale and learning rate matter only
+    as their product, the size of the step.
+    """
+    where = setting(options)
+    where = replace(where, models=where.models[:1], data=where.validation)
+    start = where.methods.episode
+    rates = (1e-4, 1e-2) if options.scale == "smoke" else (1.5e-4, 5e-4, 1.5e-3, 5e-3, 1.5e-2, 5e-2)
+    arms: dict[str, tuple[str, MethodOptions]] = {}
+    for rate in rates:
+        changed = replace(start, learning_rate=rate)
+        arms[f"step {rate * start.scale:.2g} (learning rate {rate:g})"] = ("episode", _with(where, changed))
+        arms[f"the same at temperature 1, {rate:g}"] = ("episode", _with(where, replace(changed, temperature=1.0)))
+        arms[f"the same both ways, {rate:g}"] = ("episode", _with(where, replace(changed, direction="symmetric")))
+    for rate in rates[:: 2 if options.scale != "smoke" else 1]:
+        low = rate / 50
+        arms[f"all parameters, learning rate {low:g}"] = (
+            "episode-full",
+            replace(where.methods, full_learning_rate=low),
+        )
+    for rate in rates[: 3 if options.scale != "smoke" else 1]:
+        tuning = replace(where.methods.tuning, learning_rate=rate)
+        arms[f"fine-tuning, learning rate {rate:g}"] = ("fine-tuning", replace(where.methods, tuning=tuning))
+    if where.teacher is not None:
+        for rate in (1e-6, 1e-5, 1e-4):
+            reward = replace(where.methods.reward, learning_rate=rate)
+            arms[f"RLCF, learning rate {rate:g}"] = ("rlcf", replace(where.methods, reward=reward))
+    rows: dict[str, tuple[Recalls, str]] = {}
+    for name, (method, changed) in arms.items():
+        search = Search(("zero-shot", method), changed, where.captions[0], "merged", where.data)
+        rows[name] = (Recalls.of(searched(search, where, options)), method)
+    first = next(iter(rows.values()))[0]
+    table = _recall_table("Choices, on validation pools", "setting", {"zero-shot": (first, "zero-shot")} | rows, where)
+    return StudyReport("efsa/choices", options.scale, where.world, (table,))
+
+
+def _with(where: Setting, episode: EpisodeOptions) -> MethodOptions:
+    return replace(where.methods, episode=episode)
+
+
+def base_model(options: StudyOptions) -> StudyReport:
+    """What episodes gain as the base model gets better: one that is trained for longer, or each that is named."""
+    where = setting(options)
+    models = dict(zip(where.models, where.models, strict=True))
+    if options.scale != "full":
+        lengths = (2, 6) if options.scale == "smoke" else (100, 300, 1000)
+        recipes = [base_recipe(options.scale, "softmax", 0, steps) for steps in lengths]
+        models = {f"{steps} steps": model for steps, model in zip(lengths, trained(recipes, options), strict=True)}
+    k = where.methods.episode.k
+    rows = []
+    for name, model in models.items():
+        alone = replace(where, models=(model,))
+        found = _ask(options, alone, methods=("zero-shot", "text-to-text", "episode"), depths=(*DEPTHS, k))
+        first = [str(found.at(method, AVERAGE, 1)) for method in ("text-to-text", "episode")]
+        gains = [found.gain("episode", depth).signed() for depth in (1, 5)]
+        reach = [str(found.at("zero-shot", AVERAGE, depth)) for depth in (1, k)]
+        rows.append((name, *reach, *first, *gains))
+    columns = ("base model", "zero-shot R@1", f"zero-shot R@{k}", "T2T R@1", "EFSA R@1", "gain in R@1", "gain in R@5")
+    table = StudyTable("Base models, average of domains in one pool", columns, tuple(rows), _notes(where)[1:2])
+    return StudyReport("efsa/base-model", options.scale, where.world, (table,))
