@@ -46,6 +46,13 @@ STUDIES: dict[str, Study] = {
     "efsa/figure-6": Study("efsa", "figure_6", "length of the captions"),
     "efsa/choices": Study("efsa", "choices", "settings of episodes and baselines on validation pools"),
     "efsa/base-model": Study("efsa", "base_model", "episodes as the base model gets better"),
+    "reco/table-1": Study("reco", "table_1", "zero-shot classification with a memory, several models"),
+    "reco/table-2": Study("reco", "table_2", "entities, seen and unseen, with a memory"),
+    "reco/table-3": Study("reco", "table_3", "uni- and cross-modal search and fusion; the mean"),
+    "reco/table-4": Study("reco", "table_4", "fusion of images, of texts, of both, in every mode"),
+    "reco/figure-2": Study("reco", "figure_2", "search and fusion as a diagram"),
+    "reco/figure-3": Study("reco", "figure_3", "additional training, a memory that grows, rows that are read"),
+    "reco/figure-4": Study("reco", "figure_4", "what uni- and cross-modal search find"),
 }
 
 
