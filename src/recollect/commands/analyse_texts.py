@@ -1,8 +1,8 @@
 """``recollect analyse attention|embeddings``: what a prefix does to a text, as figures a paper could print."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import product
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -19,20 +19,11 @@ from recollect.data.derived import Subset, sample_texts
 from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.data.sources import open_source
 from recollect.data.tasks import ClassificationTask, Division, keep_classes
-from recollect.evaluation.features import class_prompts, image_features
-from recollect.evaluation.language import (
-    PREFIX_NAMES,
-    UNCONDITIONAL,
-    AttentionMap,
-    attention_map,
-    in_plane,
-    own_prefixes,
-    reading_name,
-    scatter,
-    told_apart,
-)
-from recollect.evaluation.maps import Cloud, attention_figure, clouds
+from recollect.evaluation.features import class_prompts
+from recollect.evaluation.language import AttentionMap, attention_map, in_plane, own_prefixes, reading_name
+from recollect.evaluation.maps import attention_figure, clouds
 from recollect.evaluation.opening import Selection, open_tasks
+from recollect.evaluation.panels import Measured, Panel, captions_panel, classes_panel, images_panel, prefixes_panel
 from recollect.evaluation.plots import save_figure
 from recollect.models import load_model
 
@@ -140,7 +131,6 @@ class Embeddings:
     """The figure; its ending (.png, .pdf, .svg) says the format."""
     json: Path | None = None
     """A JSON file for the figures of the table."""
-    _rows: list[dict[str, object]] = field(default_factory=list, init=False)
 
     def run(self) -> None:
         """Embed, draw, print and write."""
@@ -150,18 +140,17 @@ class Embeddings:
             raise UserError("name a model, and --data SOURCE with classes")
         if self.show in ("captions", "images") and not self.captions:
             raise UserError(f"--show {self.show} compares with captions. Name their source with --captions SOURCE.")
-        draw = {"classes": self._classes, "prefixes": self._prefixes, "captions": self._captions,
-                "images": self._images}[self.show]  # fmt: skip
         task = self._task(self.data)
-        panels = [panel for name in self.models for panel in draw(name, load_model(name), task)]
-        save_figure(clouds(panels), self.out)
-        table = Table("model", *(key for key in self._rows[0] if key != "model"))
-        for row in self._rows:
+        panels = [(name, panel) for name in self.models for panel in self._panels(name, load_model(name), task)]
+        save_figure(clouds([panel.cloud for _, panel in panels]), self.out)
+        rows: list[Measured] = [{"model": name, **panel.measured} for name, panel in panels]
+        table = Table(*rows[0])
+        for row in rows:
             table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
         console.print(table)
         console.print(f"figure: {self.out}", highlight=False, soft_wrap=True)
         if self.json:
-            write_json(self.json, self._rows)
+            write_json(self.json, rows)
 
     def _task(self, spec: str) -> ClassificationTask:
         selection = Selection((spec,), division=Division(support=None), templates=GENERAL_TEMPLATES[: self.templates])
@@ -171,64 +160,20 @@ class Embeddings:
             task = keep_classes(task, np.sort(drawn))
         return task
 
-    def _prompts(self, task: ClassificationTask) -> tuple[list[str], np.ndarray]:
-        prompts = class_prompts(task)
-        owner = np.repeat(np.arange(len(prompts)), [len(texts) for texts in prompts])
-        return [prompt for texts in prompts for prompt in texts], owner
-
-    def _plane(self, embeddings: np.ndarray) -> np.ndarray:
-        return in_plane(embeddings, perplexity=self.perplexity, seed=self.seed)
-
-    def _classes(self, name: str, model: Encoder, task: ClassificationTask) -> list[Cloud]:
-        texts, owner = self._prompts(task)
-        panels = []
-        for prefix in _readings(model, self.prefixes):
-            embedded = model.embed_texts(texts, prefix).numpy()
-            found = scatter(embedded, owner)
-            title = reading_name(model, prefix)
-            self._rows.append(
-                {"model": name, "read with": title, "within": found.within, "between": found.between,
-                 "between / within": found.ratio}
-            )  # fmt: skip
-            names = task.class_names if len(task.class_names) <= 8 else ()
-            panels.append(Cloud(title, self._plane(embedded), owner, names))
-        return panels
-
-    def _prefixes(self, name: str, model: Encoder, task: ClassificationTask) -> list[Cloud]:
-        texts, _ = self._prompts(task)
-        readings = _readings(model, self.prefixes)
-        if len(readings) < 2:
-            raise UserError(f"{name}: --show prefixes compares two or more, and this model has {len(readings)}")
-        embedded = [model.embed_texts(texts, prefix).numpy() for prefix in readings]
-        names = tuple(PREFIX_NAMES[prefix] for prefix in readings)
-        for (one, first), (two, second) in product(enumerate(embedded), enumerate(embedded)):
-            if one < two:
-                self._rows.append({"model": name, "sets": f"{names[one]}, {names[two]}",
-                                   "same set as nearest (%)": told_apart(first, second)})  # fmt: skip
-        groups = np.repeat(np.arange(len(readings)), len(texts))
-        return [Cloud("class prompts", self._plane(np.concatenate(embedded)), groups, names)]
-
-    def _captions(self, name: str, model: Encoder, task: ClassificationTask) -> list[Cloud]:
-        prompts = self._some(self._prompts(task)[0])
-        captions = [text for source in self._sources() for text in _texts(source)][: self.samples]
-        own = bool(own_prefixes(model))
-        first = model.embed_texts(prompts, "label" if own else None).numpy()
-        second = model.embed_texts(captions, "caption" if own else None).numpy()
-        title = "each with its prefix" if own else UNCONDITIONAL
-        return [self._pair(name, title, first, second, ("class prompts", "captions"))]
-
-    def _images(self, name: str, model: Encoder, task: ClassificationTask) -> list[Cloud]:
-        first = image_features(model, self._subset(task.query, self.samples)).images
-        second = np.concatenate([image_features(model, source).images for source in self._sources()])
-        own = bool(own_prefixes(model))
-        title = "trained with prefixes" if own else "trained without prefixes"
-        return [self._pair(name, title, first, second, ("images of classes", "images with captions"))]
-
-    def _pair(self, name: str, title: str, first: np.ndarray, second: np.ndarray, names: tuple[str, str]) -> Cloud:
-        apart = told_apart(first, second)
-        self._rows.append({"model": name, "sets": ", ".join(names), "same set as nearest (%)": apart})
-        groups = np.repeat([0, 1], [len(first), len(second)])
-        return Cloud(title, self._plane(np.concatenate([first, second])), groups, names)
+    def _panels(self, name: str, model: Encoder, task: ClassificationTask) -> list[Panel]:
+        prompts, readings = class_prompts(task), _readings(model, self.prefixes)
+        texts = [text for each in prompts for text in each]
+        plane = partial(in_plane, perplexity=self.perplexity, seed=self.seed)
+        if self.show == "classes":
+            return [classes_panel(model, prompts, prefix, plane, task.class_names) for prefix in readings]
+        if self.show == "prefixes":
+            if len(readings) < 2:
+                raise UserError(f"{name}: --show prefixes compares two or more, and this model has {len(readings)}")
+            return [prefixes_panel(model, texts, readings, plane)]
+        if self.show == "captions":
+            captions = [text for source in self._sources() for text in _texts(source)][: self.samples]
+            return [captions_panel(model, self._some(texts), captions, plane)]
+        return [images_panel(model, self._subset(task.query, self.samples), self._sources(), plane)]
 
     def _some(self, texts: list[str]) -> list[str]:
         drawn = numpy_generator("texts", self.seed).permutation(len(texts))[: self.samples]

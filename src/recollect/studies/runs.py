@@ -18,9 +18,10 @@ import torch
 from recollect.core import progress as reporting
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, Kind
+from recollect.data.columns import Columns
 from recollect.data.derived import corpus
 from recollect.data.sources import open_source
-from recollect.data.tasks import ClassificationTask, retrieval_task
+from recollect.data.tasks import ClassificationTask, Division, retrieval_task
 from recollect.evaluation.analysis import SpanEncoder, text_span
 from recollect.evaluation.features import FeatureCache
 from recollect.evaluation.few_shot import few_shot
@@ -53,6 +54,7 @@ class Evaluation:
             without prefix tokens is asked once.
         probe: sources for a linear probe, or a built-in world for its tasks.
         retrieval: captioned sources to search both ways.
+        synonyms: sources with a column of that name, for zero-shot classification under both names of a class.
         templates: take every so many of CLIP's 80 prompt templates.
     """
 
@@ -66,6 +68,7 @@ class Evaluation:
     prefixes: tuple[Kind | None, ...] = (None,)
     probe: tuple[str, ...] = ()
     retrieval: tuple[str, ...] = ()
+    synonyms: tuple[str, ...] = ()
     templates: int = 1
 
 
@@ -202,8 +205,9 @@ def _by_names(model: Encoder, name: str, seed: int, evaluation: Evaluation, cach
     """Zero-shot classification and retrieval with each prefix, and linear probes."""
     results = []
     readings = evaluation.prefixes if getattr(model, "prefixes", None) else (None,)
-    if evaluation.zero_shot or evaluation.suite:
-        for task, _ in open_tasks(Selection(evaluation.zero_shot, evaluation.suite), "zero-shot").tasks:
+    selections = [Selection(evaluation.zero_shot, evaluation.suite), _renamed(evaluation.synonyms)]
+    for selection in selections:
+        for task, _ in open_tasks(selection, "zero-shot").tasks if selection.data or selection.suite else ():
             asked = replace(task, templates=task.templates[:: evaluation.templates])
             results += [zero_shot(model, asked, model=name, seed=seed, prefix=each, cache=cache) for each in readings]
     for spec in evaluation.retrieval:
@@ -213,6 +217,10 @@ def _by_names(model: Encoder, name: str, seed: int, evaluation: Evaluation, cach
         for task, metric in open_tasks(Selection(evaluation.probe), "few-shot").tasks:
             results.append(linear_probe(model, task, metric, model=name, seed=seed, cache=cache))
     return results
+
+
+def _renamed(specs: tuple[str, ...]) -> Selection:
+    return Selection(specs, columns=Columns(synonyms="synonyms"), division=Division(support=None), synonyms=True)
 
 
 def frames(results: Iterable[Result]) -> tuple[pd.DataFrame, pd.DataFrame]:
