@@ -208,8 +208,8 @@ def corpus(source: Source, limit: int | None = None) -> Iterator[str]:
             return
     if hasattr(source, "vocabulary"):  # a made world knows its words, and has no end to read through
         yield from source.vocabulary
-        limit = min(limit or _MADE_TEXTS, _MADE_TEXTS)
-        yield from source.batch(np.arange(limit), 0)[1]  # type: ignore[attr-defined]
+        rows = np.arange(min(limit or _MADE_TEXTS, _MADE_TEXTS, len(source)))
+        yield from source.told(rows) if hasattr(source, "told") else source.batch(rows, 0)[1]  # type: ignore[attr-defined]
         return
     step = max(1, len(source) // limit) if limit else 1
     for index in range(0, len(source), step):

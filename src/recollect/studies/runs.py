@@ -165,7 +165,8 @@ def _make(job: Job, out: Path) -> None:
     folder = job.folder(out)
     model = load_model(train(job.recipe, folder, resume=folder.exists()))
     captions = _training_captions(job.recipe) if job.evaluation.span else ()
-    cache = FeatureCache(folder / "features") if captions else None
+    again = captions or len(job.evaluation.prefixes) > 1
+    cache = FeatureCache(folder / "features") if again else None
     results = evaluate(model, job.name, job.paired_seed, job.evaluation, captions, cache)
     for result in results:
         result.save(job.results(out))

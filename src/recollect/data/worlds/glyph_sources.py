@@ -66,6 +66,10 @@ class GlyphCaptions:
         characters = self.world.draw_characters(draws[:, 0])
         return characters, self.world.draw_masks(characters, draws[:, 1])
 
+    def told(self, indices: np.ndarray) -> list[str]:
+        """The caption of each sample, without drawing it."""
+        return self.world.captions(*self.subjects(indices), derive_seed(self.world.seed, "captions"), indices)
+
     def batch(self, indices: np.ndarray, seed: int) -> tuple[Tensor, list[str], Tensor]:
         """Pictures uint8 (n, 3, edge, edge), one caption each, and no labels."""
         world, content = self.world, derive_seed(self.world.seed, "captions")
