@@ -212,3 +212,42 @@ def test_each_source_has_captions_of_its_own_kind_and_a_pool_joins_them(run, mod
     status, _, err = run("evaluate", "retrieval", model[1], *words, "--captions", "reworded,true")
     assert status == 2
     assert "2 kinds for 3 sources" in err
+
+
+def _damaged_search(run, memory, tmp_path, *words):
+    """Three queries, one of them empty, over a memory of 24 whose odd pictures have no caption and of which two are
+    gone from disk, by episodes of more candidates than there are."""
+    for number in (3, 7):
+        (tmp_path / f"{number}.png").unlink()
+    (tmp_path / "queries.txt").write_text("a red snowman\n\nlarge river\n")
+    asked = ["--queries", tmp_path / "queries.txt", "--rerank", "episode", "--episode.k", 100, "--episode.rank", 2]
+    asked += ["--top", 50, "--out", tmp_path / "found.json", "--device", "cpu", *words]
+    status, out, err = run("search", memory.address, *asked)
+    assert status == 0, err
+    return json.loads((tmp_path / "found.json").read_text()), " ".join(out.split())
+
+
+def test_nothing_stops_a_batch_and_nothing_is_lost(run, memory, tmp_path):
+    found, printed = _damaged_search(run, memory, tmp_path)
+    assert [(each["query"], len(each["hits"])) for each in found["results"]] == [
+        ("a red snowman", 24), ("", 0), ("large river", 24),
+    ]  # fmt: skip
+    for each in (found["results"][0], found["results"][2]):
+        assert len({hit["id"] for hit in each["hits"]}) == 24
+        assert all(
+            hit["rank"] == hit["zero_shot_rank"] for hit in each["hits"] if hit["id"] in ("picture-3", "picture-7")
+        )
+        assert any("2 of 24 images cannot be opened" in note for note in each["notes"])
+        assert any("12 of 24 images have no caption: the episode learnt from 12" in note for note in each["notes"])
+    expected = {"queries": 3, "empty": 1, "images_gone": 4, "captions_missing": 24, "not_finite": 0}
+    assert {name: found["report"][name] for name in expected} == expected
+    assert "empty query" in printed
+    assert "the episode learnt from 12" in printed
+
+
+def test_an_episode_that_breaks_down_leaves_the_zero_shot_ranking_and_is_counted(run, memory, tmp_path):
+    found, printed = _damaged_search(run, memory, tmp_path, "--episode.learning-rate", "1e38")
+    for each in (found["results"][0], found["results"][2]):
+        assert [hit["zero_shot_rank"] for hit in each["hits"]] == list(range(1, 25))
+    assert found["report"]["not_finite"] == 2
+    assert "not finite" in printed

@@ -35,7 +35,7 @@ class Recalls:
 
     Attributes:
         values: by (method, domain, k).
-        domains: in the order of the pool, the average last.
+        domains: by name, the average last.
         costs: by (method, what), mean over base models and pools.
     """
 
@@ -59,7 +59,7 @@ class Recalls:
                         costs.setdefault((row["method"], row["metric"]), []).append(row["value"])
             for (method, k), mine in each.items():
                 values.setdefault((method, AVERAGE, k), []).append(float(np.mean(mine)))
-        domains = dict.fromkeys(domain for _, domain, _ in values if domain != AVERAGE)
+        domains = sorted({domain for _, domain, _ in values if domain != AVERAGE})
         return cls(
             {key: tuple(each) for key, each in values.items()},
             (*domains, AVERAGE),
@@ -131,7 +131,7 @@ def _report(name: str, options: StudyOptions, where: Setting, tables: Sequence[S
 def _every_method(
     options: StudyOptions, where: Setting, number: int, pool: PoolKind, printed: Mapping[str, tuple[paper.Triple, ...]]
 ) -> StudyReport:
-    methods = [name for name in PAPER_METHODS if name != "rlcf" or where.teacher is not None]
+    methods = [name for name in PAPER_METHODS if name != "rlcf" or where.teachers]
     k = where.methods.episode.k
     recalls = _ask(options, where, pool, [*methods, "episode-full"], depths=(*DEPTHS, k))
     rows = []
@@ -145,7 +145,7 @@ def _every_method(
     kind = {"single": "every domain is a pool by itself", "merged": "all domains are one pool"}[pool]
     table = StudyTable(f"Table {number}. Text to image, {kind}", columns, tuple(rows), _notes(where))
     ceiling = ", ".join(f"{domain} {recalls.at('zero-shot', domain, k)}" for domain in recalls.domains)
-    left_out = () if where.teacher else ("RLCF is left out: name a larger model with --search.teacher",)
+    left_out = () if where.teachers else ("RLCF is left out: name a larger model with --search.teacher",)
     return _report(
         f"table-{number}", options, where, (table, _costs(recalls, [*methods, "episode-full"])),
         f"what an episode can reach at best, zero-shot R@{k}: {ceiling}", *left_out,
@@ -392,7 +392,7 @@ def choices(options: StudyOptions) -> StudyReport:
     where = setting(options)
     where = replace(where, models=where.models[:1], data=where.validation)
     start = where.methods.episode
-    rates = (1e-4, 1e-2) if options.scale == "smoke" else (1.5e-4, 5e-4, 1.5e-3, 5e-3, 1.5e-2, 5e-2)
+    rates = (1e-4, 1e-2) if options.scale == "smoke" else (1.5e-4, 5e-4, 1.5e-3, 5e-3, 1.5e-2)
     arms: dict[str, tuple[str, MethodOptions]] = {}
     for rate in rates:
         changed = replace(start, learning_rate=rate)
@@ -408,7 +408,7 @@ def choices(options: StudyOptions) -> StudyReport:
     for rate in rates[: 3 if options.scale != "smoke" else 1]:
         tuning = replace(where.methods.tuning, learning_rate=rate)
         arms[f"fine-tuning, learning rate {rate:g}"] = ("fine-tuning", replace(where.methods, tuning=tuning))
-    if where.teacher is not None:
+    if where.teachers:
         for rate in (1e-6, 1e-5, 1e-4):
             reward = replace(where.methods.reward, learning_rate=rate)
             arms[f"RLCF, learning rate {rate:g}"] = ("rlcf", replace(where.methods, reward=reward))

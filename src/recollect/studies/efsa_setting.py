@@ -27,7 +27,7 @@ from recollect.retrieval.rewording import Rewording
 from recollect.studies.runs import Evaluation, Job
 from recollect.studies.study import Scale, StudyOptions
 from recollect.training.loop import train
-from recollect.training.options import Data, Model, Recipe
+from recollect.training.options import Data, Recipe
 from recollect.training.recipes import RECIPES
 
 SCENES = "glyphs:scenes?turned=50"
@@ -35,7 +35,7 @@ _WORLDS: Mapping[Scale, str] = {
     "smoke": "glyphs (drawn characters, not photographs), a few steps and queries: shows that it runs",
     "small": (
         "glyphs (drawn characters, not photographs) at 32 px: look-alike scenes and other scenes; base models with "
-        "tiny towers, trained here on other scenes"
+        "tiny towers, trained here on other scenes; the judge of RLCF is a base model of another seed, no larger"
     ),
     "full": "your data and your models, with the paper's settings unless you name others",
 }
@@ -78,7 +78,7 @@ class Setting:
         validation: sources that choices are made on.
         captions: of the pools; the first is the one that tables use if they do not compare them.
         models: base models, one for each seed.
-        teacher: of RLCF.
+        teachers: of RLCF, one for each base model; none if there is no judge.
         split: of the sources.
         queries: most texts of a domain that are asked.
         methods: settings of all methods.
@@ -89,7 +89,7 @@ class Setting:
     validation: tuple[str, ...]
     captions: tuple[Captions, ...]
     models: tuple[str, ...]
-    teacher: str | None
+    teachers: tuple[str, ...]
     split: str
     queries: int | None
     methods: MethodOptions
@@ -108,11 +108,12 @@ def setting(options: StudyOptions, loss: Base = "softmax") -> Setting:
     if options.scale == "full":
         return _full(options, loss, world)
     number: int = options.seeds or {"smoke": 1, "small": 3}[options.scale]
-    recipes = [base_recipe(options.scale, loss, seed) for seed in range(number)]
-    *models, teacher = trained([*recipes, teacher_recipe(options.scale)], options)
+    recipes = [base_recipe(options.scale, loss, seed) for seed in range(max(2, number))]
+    models = trained(recipes, options)
+    judges = models[1:] + models[:1]
     return Setting(
-        world, _TEST[options.scale], _VALIDATION[options.scale], _STAND_INS, tuple(models), teacher, "test",
-        {"smoke": 4, "small": 300}[options.scale], _METHODS[options.scale],
+        world, _TEST[options.scale], _VALIDATION[options.scale], _STAND_INS, tuple(models[:number]),
+        tuple(judges[:number]), "test", {"smoke": 4, "small": 100}[options.scale], _METHODS[options.scale],
     )  # fmt: skip
 
 
@@ -125,12 +126,13 @@ def _full(options: StudyOptions, loss: Base, world: str) -> Setting:
             "--scale full learns from captions of your pools. Name them with --search.captions (see `recollect "
             "evaluate retrieval --help`)."
         )
-    captions = tuple(Captions(kind, kind) for kind in asked.captions)
+    captions = tuple(Captions(kind, kind, asked.rewording) for kind in asked.captions)
     models = asked.models or (_PAPER_MODELS[loss],)
     teacher = asked.teacher or (None if asked.models else _PAPER_TEACHER)
     methods = MethodOptions(asked.episode, asked.tuning, asked.reward, asked.full_learning_rate)
+    teachers = () if teacher is None else (teacher,) * len(models)
     return Setting(
-        world, options.data, options.data, captions, models, teacher, asked.split, asked.queries, methods
+        world, options.data, options.data, captions, models, teachers, asked.split, asked.queries, methods
     )  # fmt: skip
 
 
@@ -164,12 +166,6 @@ def base_recipe(scale: Scale, loss: Base, seed: int, steps: int | None = None) -
         log_every=50,
     )
     return replace(recipe, steps=steps or 6, batch_size=32) if scale == "smoke" else recipe
-
-
-def teacher_recipe(scale: Scale) -> Recipe:
-    """The larger model of the built-in world that judges images for RLCF."""
-    recipe = base_recipe(scale, "softmax", 1000)
-    return recipe if scale == "smoke" else replace(recipe, model=Model("small"))
 
 
 def trained(recipes: Sequence[Recipe], options: StudyOptions) -> list[str]:
@@ -218,7 +214,7 @@ def searched(search: Search, where: Setting, options: StudyOptions) -> list[list
 
 def _searched(search: Search, where: Setting, seed: int, out: Path) -> list[Result]:
     encoder = encoder_of(where.models[seed])
-    teacher = encoder_of(where.teacher) if "rlcf" in search.methods and where.teacher else None
+    teacher = encoder_of(where.teachers[seed]) if "rlcf" in search.methods and where.teachers else None
     decides = [asdict(search), where.queries, where.split, encoder.fingerprint, teacher and teacher.fingerprint]
     name = hashlib.blake2b(json.dumps(decides, sort_keys=True).encode(), digest_size=8).hexdigest()
     path = out / "searches" / f"{name}.json"

@@ -10,6 +10,7 @@ from rich.table import Table as RichTable
 
 from recollect.core.files import write_json, write_text
 from recollect.retrieval.options import EpisodeOptions, RewardOptions, TuningOptions
+from recollect.retrieval.rewording import Rewording
 
 Scale = Literal["smoke", "small", "full"]
 """``smoke`` shows that it runs, ``small`` that there is (or is not) an effect, ``full`` is the paper's own set-up."""
@@ -35,6 +36,7 @@ class SearchSettings:
     models: tuple[str, ...] = ()
     teacher: str | None = None
     captions: tuple[str, ...] = ()
+    rewording: Rewording = field(default_factory=Rewording)
     split: str = "test"
     queries: int | None = None
     episode: EpisodeOptions = field(default_factory=EpisodeOptions)
