@@ -74,12 +74,14 @@ def start_model(options: Model, sources: tuple[Source, ...], seed: int) -> DualE
     """A new model of a preset, its tokenizer trained on the sources' texts; or a checkpoint to go on from."""
     if options.start not in PRESETS:
         model = load_model(options.start, "cpu")
-        model.add_prefixes(options.prefixes, seed=seed)
-        return model
-    texts = None
-    if options.tokenizer is None:
-        texts = [text for source in sources for text in corpus(source, _MOST_TEXTS // len(sources))]
-    return build_model(options.start, texts=texts, tokenizer=options.tokenizer, prefixes=options.prefixes, seed=seed)
+    else:
+        texts = None
+        if options.tokenizer is None:
+            texts = [text for source in sources for text in corpus(source, _MOST_TEXTS // len(sources))]
+        model = build_model(options.start, texts=texts, tokenizer=options.tokenizer, seed=seed)
+    for kind in dict.fromkeys(options.prefixes):
+        model.add_prefixes((kind,), length=options.prefixes.count(kind), seed=seed)
+    return model
 
 
 def build_objective(options: Objective, model: DualEncoder) -> ContrastiveObjective | ContextObjective:

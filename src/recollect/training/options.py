@@ -22,7 +22,8 @@ class Model:
         start: a preset (tiny, small, vit-s-16, ...) to start from nothing, or a checkpoint to go on from: the folder of
             any CLIP-type model of transformers, RUN/model of another run, or a hub id.
         tokenizer: folder or hub id of a tokenizer for a preset; by default one is trained on the captions.
-        prefixes: kinds of source whose texts begin with a learned prefix (prefix conditioning).
+        prefixes: kinds of source whose texts begin with a learned prefix token (prefix conditioning); a kind that is
+            named twice gets two.
         freeze: a tower that keeps its weights.
     """
 

@@ -1,0 +1,105 @@
+"""Prefix conditioning through the trainer: which texts get which prefix, and what a run keeps of it."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from recollect.models import build_model, load_model
+from recollect.training.assembly import start_model
+from recollect.training.loop import train
+from recollect.training.options import Data, Model, Objective
+from recollect.training.recipes import RECIPES
+
+BOTH = Data(captions=("glyphs:captions",), labels=("glyphs:labels",), sampling="debiased")
+
+
+def recipe(data, prefixes=("caption", "label"), **changes):
+    base = replace(RECIPES["prefix-tiny"](), model=Model("tiny-conv", prefixes=prefixes), data=data)
+    return replace(base, **{"steps": 8, "batch_size": 8, "log_every": 1} | changes)
+
+
+def rows(model):
+    """The prefix vectors, by kind."""
+    table = model.word_vectors.weight.detach()
+    return {kind: table[numbers] for kind, numbers in model._prefix_numbers().items()}
+
+
+def moved(given, out):
+    found, start = load_model(train(given, out), "cpu"), start_model(given.model, _sources(given), given.seed)
+    before, after = rows(start), rows(found)
+    return {kind: (after[kind] - before[kind]).abs().max().item() for kind in before}
+
+
+def _sources(given):
+    from recollect.data.sources import open_source
+
+    return tuple(open_source(spec, kind=kind) for spec, kind in given.data.specs)
+
+
+@pytest.mark.parametrize("sampling", ["equal", "debiased"])
+def test_a_run_on_both_kinds_teaches_both_prefixes(tmp_path, sampling):
+    change = moved(recipe(replace(BOTH, sampling=sampling)), tmp_path / "run")
+    assert change["caption"] > 1e-3
+    assert change["label"] > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"), [("caption", Data(captions=BOTH.captions)), ("label", Data(labels=BOTH.labels))]
+)
+def test_a_run_on_one_kind_teaches_its_prefix_alone(tmp_path, kind, data):
+    change = moved(recipe(data), tmp_path / "run")
+    other = {"caption": "label", "label": "caption"}[kind]
+    assert change[kind] > 1e-3
+    assert change[other] < change[kind] / 20  # what decay takes of it
+
+
+def test_a_debiased_run_logs_whole_batches_of_one_source(tmp_path):
+    train(recipe(BOTH), tmp_path / "run")
+    lines = [json.loads(line)["seen"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [{name: now[name] - before.get(name, 0) for name in now} for before, now in pairwise([{}, *lines])]
+    assert all(sorted(step.values()) == [0, 8] for step in steps)
+    assert len({max(step, key=step.get) for step in steps}) == 2
+
+
+def test_an_equal_run_logs_half_and_half(tmp_path):
+    train(recipe(replace(BOTH, sampling="equal")), tmp_path / "run")
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["seen"] == {"glyphs:captions": 32, "glyphs:labels": 32}
+
+
+def test_a_kind_named_twice_gets_two_tokens_that_the_checkpoint_keeps(tmp_path):
+    given = recipe(BOTH, prefixes=("caption", "label", "label"), steps=2)
+    model = load_model(train(given, tmp_path / "run"), "cpu")
+    assert model.prefixes == {"caption": ("<|caption|>",), "label": ("<|label|>", "<|label:2|>")}
+    assert model.tokenize(["a glyph"], "label")["input_ids"].shape[1] == 4
+
+
+@pytest.mark.parametrize("base", ["softmax", "label"])
+def test_prefixes_learn_under_every_objective_with_context_too(tmp_path, base):
+    from recollect.training.recipes import with_context
+
+    given = with_context(recipe(BOTH, objective=Objective(base, scale=10.0), steps=4), tau=0.02)
+    change = moved(given, tmp_path / "run")
+    assert min(change.values()) > 1e-4
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert {"base_loss", "context_loss", "tau_context"} <= set(line)
+
+
+def test_the_end_token_of_a_transformer_over_words_reads_the_prefix():
+    model = build_model("tiny-conv", texts=["a photo of a house"], prefixes=("caption", "label"))
+    shown = {kind: model.text_attention(["a photo"], kind) for kind in ("caption", "label")}
+    assert shown["label"].tokens == (("<|label|>", "a", "photo", "<end>"),)
+    for found in shown.values():
+        assert len(found.layers) == 2
+        for layer in found.layers:
+            torch.testing.assert_close(layer.sum(-1), torch.ones(1, 4))
+            assert (layer[:, :, 0] > 0).all()
+    padded = model.text_attention(["a photo", "a photo of a house"], "label")
+    for layer, alone in zip(padded.layers, shown["label"].layers, strict=True):
+        place = [0, 1, 2, -1]
+        torch.testing.assert_close(layer[0][:, place], alone[0])  # padding is not looked at
+        assert layer[0, :, 3:-1].abs().max() == 0
+    assert not torch.equal(model.embed_texts(["a photo"], "label"), model.embed_texts(["a photo"], "caption"))
