@@ -162,7 +162,7 @@ def setting(options: StudyOptions) -> Setting:
         unseen=("glyphs:prompts",),
         probe=("glyphs:labels-half",) if smoke else ("glyphs:labels-half", "glyphs:captions"),
         retrieval=pools,
-        templates=40 if smoke else 4,
+        templates=40 if smoke else 8,
     )
 
 
