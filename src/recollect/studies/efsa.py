@@ -392,24 +392,24 @@ def choices(options: StudyOptions) -> StudyReport:
     where = setting(options)
     where = replace(where, models=where.models[:1], data=where.validation)
     start = where.methods.episode
-    rates = (1e-4, 1e-2) if options.scale == "smoke" else (1.5e-4, 5e-4, 1.5e-3, 5e-3, 1.5e-2)
+    rates = (1e-3,) if options.scale == "smoke" else (1.5e-4, 5e-4, 1.5e-3, 5e-3, 1.5e-2)
     arms: dict[str, tuple[str, MethodOptions]] = {}
     for rate in rates:
         changed = replace(start, learning_rate=rate)
         arms[f"step {rate * start.scale:.2g} (learning rate {rate:g})"] = ("episode", _with(where, changed))
         arms[f"the same at temperature 1, {rate:g}"] = ("episode", _with(where, replace(changed, temperature=1.0)))
         arms[f"the same both ways, {rate:g}"] = ("episode", _with(where, replace(changed, direction="symmetric")))
-    for rate in rates[:: 2 if options.scale != "smoke" else 1]:
+    for rate in rates[::2]:
         low = rate / 50
         arms[f"all parameters, learning rate {low:g}"] = (
             "episode-full",
             replace(where.methods, full_learning_rate=low),
         )
-    for rate in rates[: 3 if options.scale != "smoke" else 1]:
+    for rate in rates[:3]:
         tuning = replace(where.methods.tuning, learning_rate=rate)
         arms[f"fine-tuning, learning rate {rate:g}"] = ("fine-tuning", replace(where.methods, tuning=tuning))
     if where.teachers:
-        for rate in (1e-6, 1e-5, 1e-4):
+        for rate in (1e-6, 1e-5, 1e-4)[: len(rates)]:
             reward = replace(where.methods.reward, learning_rate=rate)
             arms[f"RLCF, learning rate {rate:g}"] = ("rlcf", replace(where.methods, reward=reward))
     rows: dict[str, tuple[Recalls, str]] = {}

@@ -33,7 +33,7 @@ def examples(shown: Sequence[Shown], title: str = "") -> Figure:
     """A row of pictures for each query and method; true matches are framed in green, the others in red."""
     methods = list(shown[0].found)
     most = max(len(images) for each in shown for images in each.found.values())
-    figure, axes = plots.new_figure(columns=most, rows=len(methods) * len(shown), width=1.25, height=1.45)
+    figure, axes = plots.new_figure(columns=most, rows=len(methods) * len(shown), width=1.25, height=1.6)
     for number, each in enumerate(shown):
         for line, method in enumerate(methods):
             row = axes[number * len(methods) + line]
@@ -42,7 +42,7 @@ def examples(shown: Sequence[Shown], title: str = "") -> Figure:
             for axis, (image, true) in zip(row, each.found[method], strict=False):
                 _framed(axis, image, true)
             row[0].set_ylabel(method, fontsize=8)
-        axes[number * len(methods)][0].set_title(fill(each.query, 22 * most), fontsize=7, loc="left")
+        _words(axes[number * len(methods)][0], fill(each.query, 21 * most))
     if title:
         figure.suptitle(title, fontsize=9)
     return figure
@@ -58,7 +58,7 @@ def zero_shot_examples(shown: Sequence[Shown], recalls: Mapping[str, Mapping[int
     for number, each in enumerate(shown):
         for place, (image, true) in enumerate(next(iter(each.found.values()))):
             _framed(axes[2 * number + place], image, true)
-        axes[2 * number].set_title(fill(each.query, 30), fontsize=6, loc="left")
+        _words(axes[2 * number], fill(each.query, 40))
     axis = halves[1, 0].subplots()
     grouped(axis, recalls)
     return figure
@@ -76,6 +76,7 @@ def grouped(axis: Axes, recalls: Mapping[str, Mapping[int, Summary]]) -> None:
         )  # fmt: skip
     axis.set_xticks(places, [f"R@{k}" for k in depths])
     axis.set_ylabel("text to image (%)")
+    axis.set_ylim(bottom=0)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=8)
 
@@ -107,6 +108,7 @@ def curves(
         axis.set_xticks(ticks, places)
         axis.set_xlabel(label)
         axis.set_title(f"R@{k}")
+        axis.set_ylim(bottom=0)
     axes[0, 0].set_ylabel("text to image (%)")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), frameon=False)
@@ -119,6 +121,11 @@ def _empty(axis: Axes) -> None:
     axis.grid(visible=False)
     for spine in axis.spines.values():
         spine.set_visible(False)
+
+
+def _words(axis: Axes, text: str) -> None:
+    """Write above an axis without making it wider."""
+    axis.annotate(text, (0, 1.04), xycoords="axes fraction", fontsize=6.5, va="bottom").set_in_layout(False)
 
 
 def _framed(axis: Axes, image: ImageLike, true: bool) -> None:
