@@ -391,7 +391,7 @@ def choices(options: StudyOptions) -> StudyReport:
     """
     where = setting(options)
     where = replace(where, models=where.models[:1], data=where.validation)
-    start = where.methods.episode
+    start = replace(where.methods.episode, temperature=None, direction="image-to-text")
     rates = (1e-3,) if options.scale == "smoke" else (1.5e-4, 5e-4, 1.5e-3, 5e-3, 1.5e-2)
     arms: dict[str, tuple[str, MethodOptions]] = {}
     for rate in rates:

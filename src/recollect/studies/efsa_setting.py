@@ -149,7 +149,12 @@ _METHODS: Mapping[Scale, MethodOptions] = {
         TuningOptions(epochs=1),
         RewardOptions(sampled=4, candidates=16),
     ),
-    "small": MethodOptions(),
+    # As efsa/choices found them on validation pools of drawn scenes and, the same, of real images.
+    "small": MethodOptions(
+        EpisodeOptions(learning_rate=1.5e-3, direction="symmetric"),
+        TuningOptions(learning_rate=1.5e-4),
+        full_learning_rate=3e-6,
+    ),
 }
 
 
