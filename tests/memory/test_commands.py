@@ -164,6 +164,49 @@ def test_bad_input_is_one_line_and_nothing_is_lost(memory, model, table, tmp_pat
     assert not (tmp_path / "endless").exists()
 
 
+def test_bad_input_of_training_shows_before_anything_is_embedded(built, model, table, tmp_path, capsys, monkeypatch):
+    other = build_model("vector-mlp", texts=["a"]).save(tmp_path / "other")
+    empty = Memory.create(tmp_path / "empty", width=load_model(model).width, model=load_model(model).fingerprint)
+    monkeypatch.setattr("recollect.commands.train_reco.embed_pairs", lambda *_: pytest.fail("embedded"))
+    data = ("--data", table)
+    refusals = {
+        (other, "--memory", built, *data): "is another model",
+        (model, "--memory", empty.address, *data): "the memory is empty",
+        (model, "--memory", built, *data, "--k", 50): "k = 50, but the memory holds 49 rows",
+        (model, "--memory", tmp_path / "nowhere", *data): "no such memory",
+        (model, "--memory", model, *data): "no memory (it holds",
+        (model, "--memory", built, "--data", "nowhere.csv"): "no such file",
+        (model, "--memory", built, *data, "--kind", "mean"): "a mean has nothing to learn",
+        (model, "--memory", built, *data, "--sides", "text", "--terms", "image"): "none of them refines",
+        (model, "--memory", built, *data, "--k", 0): "must be at least 1",
+    }
+    for words, message in refusals.items():
+        assert message in refused(capsys, "train", "reco", *words, "--out", tmp_path / "run"), words
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_row_whose_picture_is_gone_or_damaged_stays_and_stops_nothing(model, tmp_path, capsys):
+    lines = ["path,caption"]
+    for number in range(12):
+        pixels = np.random.default_rng(number).integers(0, 256, (20, 20, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+        lines.append(f"{number}.png,noise of number {number}")
+    (tmp_path / "pairs.csv").write_text("\n".join(lines))
+    memory = tmp_path / "memory"
+    run(capsys, "memory", "build", model, tmp_path / "pairs.csv", "--out", memory)
+    (tmp_path / "3.png").unlink()
+    (tmp_path / "4.png").write_bytes(b"not a picture")
+    text = run(capsys, "memory", "search", memory, model, "--texts", "noise of number 3", "--k", 12)
+    assert "noise of number 4" in text
+    run(capsys, "search", memory, "noise of number 3", "--top", 12, "--out", tmp_path / "found.html")
+    page = (tmp_path / "found.html").read_text()
+    assert all(f"noise of number {number}" in page for number in range(12))
+    run(capsys, "search", memory, "noise", "--memory", memory, "--fusion", "mean", "--k", 12)
+    assert len(Memory.open(memory)) == 12
+    with pytest.raises(Exception, match="not a picture"):
+        Memory.open(memory).fetch([id for batch in Memory.open(memory).columns(["id"]) for id in batch["id"]])[4].open()
+
+
 def test_a_half_copied_memory_is_refused_whichever_file_is_missing_or_cut(built, tmp_path, capsys):
     for number, name in enumerate(("data/*.lance", "_versions/*.manifest")):
         for damage in ("missing", "cut"):

@@ -11,7 +11,7 @@ from recollect.core.progress import output
 from recollect.data.sources import open_source
 from recollect.memory.fusion import FusionSettings, Kind
 from recollect.memory.learning import TERMS, FusionRecipe, Term, embed_pairs, train_fusion
-from recollect.memory.store import NEAR
+from recollect.memory.store import NEAR, Memory
 from recollect.models import load_model
 from recollect.training.optimiser import Optimiser
 from recollect.training.options import Data, Model, Objective
@@ -77,7 +77,10 @@ class TrainReco:
         """Embed, look up, train."""
         recipe = self.recipe()
         replace(recipe, fusion=replace(recipe.fusion, width=1), steps=1).check()
+        memory = Memory.open(self.memory)  # what is wrong with it should show before anything is embedded
+        memory.check_k(self.k)
         encoder = load_model(self.model, self.device)
+        memory.check_model(encoder.fingerprint, self.model)
         sources = tuple(open_source(spec, split=self.split) for spec in self.data)
         if self.limit is None and any(len(source) > 10**8 for source in sources):
             raise UserError("a built-in stream has no end. Say how many pairs to take with --limit N.")
