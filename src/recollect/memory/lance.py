@@ -23,7 +23,9 @@ _RECORD = "recollect"
 EXACT_ROWS = 1_000_000
 """Up to so many rows are searched exactly; beyond, by an index if there is one."""
 
-_REFINE = 10  # the index proposes so many times k rows, which exact vectors then rank
+# The index proposes so many times k rows, which exact vectors then rank, from so many of its cells. With 200,000 rows
+# around a thousand centres, recall@10 was 0.892 with 10 and 20, 0.991 with 20 and 20, and 0.999 with 20 and 40.
+_REFINE, _PROBES = 20, 40
 _SCAN = 8_192
 
 
@@ -168,7 +170,7 @@ class LanceBackend:
     def _approximate(self, vectors: np.ndarray, k: int, side: Side, where: Filter | None) -> Found | None:
         """What the index finds; None where it finds fewer rows for some query than for another."""
         query = self.table.search(vectors, vector_column_name=f"{side}_vector").distance_type("dot")
-        query = query.limit(k).refine_factor(_REFINE).select(["id", "_distance"])
+        query = query.limit(k).nprobes(_PROBES).refine_factor(_REFINE).select(["id", "_distance"])
         with self._told():
             result = (query.where(where.sql()) if where else query).to_arrow()
         if result.num_rows == 0 or result.num_rows % len(vectors):
