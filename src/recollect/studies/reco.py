@@ -209,7 +209,7 @@ def figure_3(options: StudyOptions) -> StudyReport:
 
 def _depths(options: StudyOptions) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The k of training and of testing."""
-    return ((5, 10), (1, 5, 10)) if options.scale == "smoke" else ((5, 10, 20), (1, 2, 5, 10, 20, 50))
+    return ((5, 10), (1, 5, 10)) if options.scale == "smoke" else ((5, 10), (1, 2, 5, 10, 20, 50))
 
 
 def _curves_table(

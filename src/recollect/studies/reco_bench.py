@@ -115,7 +115,7 @@ class Bench:
     def memory_of(self, share: float = 1.0) -> Path:
         """The memory, or a random share of it; built once."""
         folder = self.folder / f"memory-{share:g}"
-        done = folder.with_suffix(".done")
+        done = folder.with_name(f"{folder.name}.done")
         if not done.exists():
             memory = open_for_build(folder, self.model, self.label)
             for source in self.memory:

@@ -43,7 +43,7 @@ class GlyphPairs:
     @property
     def fingerprint(self) -> str:
         """Of the world's settings and the characters."""
-        return f"{derive_seed(self.name, repr(self.world), self.characters.tolist(), self.each):016x}"
+        return f"{derive_seed(self.name, repr(self.world), repr(self.characters.tolist()), self.each):016x}"
 
     def __len__(self) -> int:
         return len(self.characters) * self.each
@@ -102,7 +102,7 @@ def glyph_tasks(split: str = "test") -> dict[str, list[ClassificationTask]]:
         "new characters": [task for task in tasks if task.name not in new],
         "new scripts": [task for task in tasks if task.name in new],
         "scripts": generic[:1],
-        "attributes": generic[1:],
+        "attributes": generic[1:3],
     }
 
 

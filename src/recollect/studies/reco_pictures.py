@@ -170,7 +170,11 @@ def nearest_items(bench: Bench, column: str, k: int = 4) -> Figure:
     memory = Memory.open(bench.memory_of())
     generator = numpy_generator("figure 4", bench.label)
     tasks = bench.tasks[column]
-    figure, axes = new_figure(columns=2 * k + 1, rows=4, width=1.25, height=1.5)
+    columns = 2 * k + 2  # one of them stays empty between the searches
+    figure, axes = new_figure(columns=columns, rows=4, width=1.25, height=1.5)
+    engine = figure.get_layout_engine()
+    assert engine is not None
+    engine.set(rect=(0, 0, 1, 0.95))  # room for the headings
     for axis in axes.flat:
         axis.set_xticks([])
         axis.set_yticks([])
@@ -179,11 +183,11 @@ def nearest_items(bench: Bench, column: str, k: int = 4) -> Figure:
     for row, side in enumerate(("image", "image", "text", "text")):
         task = tasks[int(generator.integers(len(tasks)))]
         name, vectors = _draw_query(axes[row, 0], bench, task, side, generator)  # type: ignore[arg-type]
-        for first, search in ((1, "uni"), (1 + k, "cross")):
+        for first, search in ((1, "uni"), (2 + k, "cross")):
             ids = memory.search(vectors, k, _compared(side, search)).ids[0]  # type: ignore[arg-type]
             _draw_found(axes[row, first : first + k], memory.fetch(ids.tolist()), name)
-    for first, title in ((0, "query"), (1, "uni-modal search"), (1 + k, "cross-modal search")):
-        axes[0, first].text(0, 1.35, title, transform=axes[0, first].transAxes, fontsize=9, fontweight="bold")
+    for first, title in ((0, "query"), (1, "uni-modal search"), (2 + k, "cross-modal search")):
+        figure.text((first + 0.1) / columns, 0.965, title, fontsize=10, fontweight="bold")
     return figure
 
 

@@ -4,7 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from recollect.core.errors import UserError
+from recollect.data.derived import Subset
 from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.data.sources import open_source
 from recollect.data.tasks import ClassificationTask, RetrievalTask, retrieval_task
@@ -69,7 +72,7 @@ class Size:
 
 SIZES: Mapping[Scale, Size] = {
     "smoke": Size(30, 12, 2, 1, 2, Learning(epochs=2, batch_size=64), 1),
-    "small": Size(800, 1, 6, 1, 4, Learning(epochs=10, batch_size=512), 3),
+    "small": Size(800, 1, 4, 1, 4, Learning(epochs=10, batch_size=512), 3),
 }
 
 
@@ -106,7 +109,7 @@ def _glyphs(options: StudyOptions, label: str, seed: int, size: Size, split: str
     model = load_model(train(recipe, folder, resume=folder.exists()))
     tasks = glyph_tasks(split)
     if options.scale == "smoke":
-        tasks = {column: each[:2] for column, each in tasks.items()}
+        tasks = {column: [_shortened(task) for task in each[:2]] for column, each in tasks.items()}
     return Bench(
         label,
         model,
@@ -119,6 +122,11 @@ def _glyphs(options: StudyOptions, label: str, seed: int, size: Size, split: str
         size.learning,
         seed,
     )
+
+
+def _shortened(task: ClassificationTask, queries: int = 80) -> ClassificationTask:
+    """The task with about so many tested images."""
+    return replace(task, query=Subset(task.query, np.arange(0, len(task.query), max(1, len(task.query) // queries))))
 
 
 def _recipe(label: str, seed: int, size: Size) -> Recipe:

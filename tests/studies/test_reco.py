@@ -1,0 +1,220 @@
+"""RECO's studies at smoke scale: every table and figure in the paper's form, everything made once."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from recollect import cli
+from recollect.evaluation.entities import harmonic_mean
+from recollect.memory import Memory
+from recollect.memory.fusion import FusionSettings
+from recollect.studies import find_study, reco_paper, reco_pictures
+from recollect.studies.reco_bench import Arm
+from recollect.studies.reco_glyphs import glyph_entities, glyph_pool, glyph_tasks, memory_sources, training_sources
+from recollect.studies.reco_setting import SIZES, benches
+from recollect.studies.study import StudyOptions
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory):
+    return StudyOptions("smoke", tmp_path_factory.mktemp("studies"), seeds=1, workers=1)
+
+
+@pytest.fixture(scope="module")
+def bench(options):
+    (bench,) = benches(options, "convnet")
+    return bench
+
+
+def tables(name, options):
+    return find_study(f"reco/{name}").load()(options).tables
+
+
+def number(cell):
+    return float(cell.split(" ")[0])
+
+
+def test_the_world_keeps_apart_what_pretraining_fusion_and_tasks_know():
+    world = training_sources(1, 1, 1)[0].world
+    new, known = (set(source.characters.tolist()) for source in training_sources(1, 1, 1))
+    trained, held_out = set(world.split["train"].tolist()), set(world.split["test"].tolist())
+    assert known == trained
+    assert not new & (trained | held_out)
+    names = {world.table.names[character] for character in new}
+    tasks = [
+        glyph_tasks(split)[column] for split in ("validation", "test") for column in ("new characters", "new scripts")
+    ]
+    asked = {name for each in tasks for task in each for name in task.class_names}
+    assert not names & asked
+    stored = [set(source.characters.tolist()) for source in memory_sources(1, 1)]
+    assert set().union(*stored) >= trained | held_out | new
+    task, seen = glyph_entities()
+    assert len(set(task.class_names)) == len(task.class_names) == len(task.query)
+    assert 0 < seen.sum() < len(seen)
+
+
+def test_pictures_of_memory_training_and_tests_are_others():
+    training, memory = training_sources(2, 2, 40), memory_sources(2, 40)
+    pictures = [source[row].image.tobytes() for source in (*training, *memory) for row in range(len(source))]
+    assert len(set(pictures)) == len(pictures)
+    source = memory[0]
+    assert source[3].extra["character"] == source.characters[1]
+    with pytest.raises(IndexError):
+        source[len(source)]
+
+
+def test_the_pool_matches_captions_with_their_pictures():
+    task = glyph_pool("test", 5)
+    assert len(task.images) == sum(map(len, task.matches))
+    assert max(len(text.split()) for text in task.texts) > 3
+
+
+def test_table_1_has_every_model_beside_the_papers(options):
+    (table,) = tables("table-1", options)
+    assert [row[0] for row in table.rows[:4]] == [
+        "random filters", "random filters + RECO", "convnet", "convnet + RECO",
+    ]  # fmt: skip
+    printed = [row for row in table.rows if row[0].startswith("paper: ")]
+    assert [row[-7:] for row in printed] == list(reco_paper.TABLE_1.values())
+    assert all(len(set(row[1:6])) == 1 for row in printed)
+    model, fused = (float(row[1]) for row in table.rows[2:4])
+    assert fused - model == pytest.approx(2 * (6 * 256**2 + 10 * 256) / 1e6, abs=0.011)  # two blocks (METHODS 7)
+
+
+def test_table_2_is_the_result_files(options, bench):
+    (table,) = tables("table-2", options)
+    rows = {row[0]: row for row in table.rows}
+    assert len(rows) == 6 + len(reco_paper.TABLE_2)
+    figures = bench.figures(Arm(), "entities")
+    assert [number(cell) for cell in rows["convnet + RECO"][1:4]] == pytest.approx(list(figures.values()), abs=0.051)
+    assert figures["harmonic mean"] == pytest.approx(harmonic_mean(figures["seen"], figures["unseen"]))
+    assert rows["paper: CLIP-L/14 + RECO"][-3:] == ("11.5 (+5.9)", "13.3 (+8.4)", "12.3 (+7.0)")
+
+
+def test_table_3_has_the_eight_variants_in_the_papers_order(options, bench):
+    (table,) = tables("table-3", options)
+    assert [row[:3] for row in table.rows[1:]] == [key for key in reco_paper.TABLE_3 if key[0] != "none"]
+    assert [row[-6:] for row in table.rows] == list(reco_paper.TABLE_3.values())
+    base, mean = bench.figures(None), bench.figures(Arm(FusionSettings(1, "mean", "cross", "uni")))
+    gains = [float(re.search(r"\((.*)\)", cell)[1]) for cell in table.rows[-1][3:7]]
+    assert gains == pytest.approx([mean[column] - base[column] for column in base], abs=0.051)
+    change = np.mean([100 * (mean[column] - base[column]) / base[column] for column in base if base[column]])
+    assert number(table.rows[-1][7]) == pytest.approx(change, abs=0.051)
+
+
+def test_table_4_leaves_out_modes_that_a_fusion_does_not_have(options):
+    (table,) = tables("table-4", options)
+    filled = [[bool(cell) for cell in row[1:10]] for row in table.rows]
+    assert filled[1:] == [[False, True, False] * 3, [True, False, False] * 3, [True] * 9]
+    assert [row[-9:] for row in table.rows[1:]] == [reco_paper.TABLE_4[side] for side in ("text", "image", "both")]
+
+
+def test_figure_3_compares_training_growing_and_reading(options):
+    report = find_study("reco/figure-3").load()(options)
+    left, middle, right = report.tables
+    assert [row[2] for row in left.rows] == ["52.8", "44.8", "46.8", "63.0"]
+    assert middle.columns[1:] == ("1%", "10%", "100%")
+    own, whole = middle.rows
+    assert own[-1] == whole[-1]  # trained and tested with all of it
+    assert right.columns[1:] == ("k = 1", "k = 5", "k = 10")
+    assert [row[0] for row in right.rows] == ["trained with k = 5", "trained with k = 10"]
+
+
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_every_figure_is_drawn(options, number):
+    report = find_study(f"reco/figure-{number}").load()(options)
+    (name,) = report.figures
+    picture = np.asarray(Image.open(options.out / name).convert("L"))
+    assert min(picture.shape) > 200
+    assert (picture < 128).mean() > 0.001
+
+
+def test_shares_of_relevant_rows_are_counted_as_by_hand(bench):
+    shares = reco_pictures.relevant_shares(bench, "new characters", k=3)
+    memory, right = Memory.open(bench.memory_of()), []
+    for task in bench.tasks["new characters"]:
+        for row in range(len(task.query)):
+            sample = task.query[row]
+            found = memory.search(bench.model.embed_images([sample.image]), 3, "text").ids[0]
+            right += [
+                item.metadata["name"] == task.class_names[sample.label]
+                for item in memory.fetch(found.tolist(), pictures=False)
+            ]
+    assert shares["image", "cross"] == pytest.approx(100 * np.mean(right))
+
+
+def test_a_share_of_the_memory_is_a_part_of_it(bench):
+    whole, part = (Memory.open(bench.memory_of(share)) for share in (1.0, 0.1))
+    assert len(part) == pytest.approx(0.1 * len(whole), abs=3)
+    captions = [{item.caption for item in memory.fetch(_ids(memory))} for memory in (whole, part)]
+    assert captions[1] <= captions[0]
+
+
+def _ids(memory):
+    return [id for batch in memory.columns(["id"]) for id in batch["id"]]
+
+
+def test_the_second_control_also_learns_from_what_the_pairs_find(bench):
+    pairs = bench._with_found(Arm())
+    assert len(pairs) > len(bench.pairs)
+    assert len(set(pairs.ids)) == len(pairs)
+    memory = Memory.open(bench.memory_of())
+    added = pairs.ids[len(bench.pairs) :]
+    np.testing.assert_array_equal(memory.vectors(added, "text"), pairs.text_vectors[len(bench.pairs) :])
+
+
+def test_nothing_is_made_twice(options, bench):
+    def times() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in options.out.rglob("*") if path.is_file()}
+
+    first = tables("table-3", options)
+    before = times()
+    assert tables("table-3", options) == first
+    changed = {path for path, when in times().items() if before.get(path) != when}
+    assert not {path for path in changed if {"figures", "model", "memory-1"} & set(path.parts)}
+
+
+def test_an_arm_trains_what_it_says(bench):
+    fusion = bench.fusion(Arm(FusionSettings(1, sides="text"), "text", k=5))
+    assert (fusion.settings.width, fusion.settings.sides, fusion.trained["k"]) == (256, "text", 5)
+    assert any(value.abs().max() > 0 for name, value in fusion.named_parameters() if "output.weight" in name)
+    encoder = bench.encoder(Arm(FusionSettings(1, sides="text"), "text", k=5))
+    picture = torch.zeros(1, 3, 32, 32)
+    assert torch.equal(encoder.embed_images(picture), bench.model.embed_images(picture))
+
+
+def test_small_scale_has_three_seeds_and_the_whole_world():
+    assert (SIZES["small"].seeds, SIZES["small"].every) == (3, 1)
+
+
+def test_full_scale_asks_for_what_it_needs(options, capsys):
+    words = ["study", "reco/table-3", "--scale", "full", "--out", str(options.out)]
+    assert cli.main(words) == 2
+    printed = capsys.readouterr().err
+    assert "Name them with --data PAIRS [MEMORY ...]" in printed
+    assert printed.count("\n") == 1
+
+
+def test_full_scale_runs_on_ones_own_pairs_and_model(bench, tmp_path, monkeypatch):
+    """The paper's set-up, with a small model, a table of pairs as data and memory, and sets of the user's own."""
+    from recollect.studies import reco_setting
+
+    saved = bench.model.save(tmp_path / "model")
+    lines = ["path,caption,split"]
+    for row in range(40):
+        sample = bench.memory[0][row]
+        Image.fromarray(sample.image).save(tmp_path / f"{row}.png")
+        lines.append(f"{row}.png,{sample.texts[0]},{'test' if row % 4 == 0 else 'train'}")
+    (tmp_path / "pairs.csv").write_text("\n".join(lines))
+    search = replace(StudyOptions("full", tmp_path).search, models=(str(saved),))
+    options = StudyOptions("full", tmp_path / "out", data=(str(tmp_path / "pairs.csv"),), search=search)
+    monkeypatch.setattr(reco_setting, "_sets", lambda options: {"own": list(bench.tasks["scripts"])})
+    (table,) = tables("table-4", options)
+    assert all(number(cell) >= 0 for cell in table.rows[3][1:10])
+    assert json.loads((tmp_path / "out" / "reco").glob("*/figures/*.json").__next__().read_text())
