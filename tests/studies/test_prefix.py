@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,9 +10,25 @@ from PIL import Image
 
 from recollect import cli
 from recollect.core.errors import UserError
+from recollect.data import derived, worlds
+from recollect.data.worlds import label_tasks
 from recollect.studies import STUDIES, find_study, prefix_paper
 from recollect.studies.prefix_setting import Arm, figures, setting
 from recollect.studies.study import StudyOptions
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_pictures():
+    """The world's tasks with a tenth of their pictures: what is tested here are tables, not accuracies."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(label_tasks, "prompt_tasks", partial(label_tasks.prompt_tasks, queries=60, each=2))
+        patch.setattr(label_tasks, "label_set_tasks", partial(label_tasks.label_set_tasks, each=2))
+        patch.setattr(derived, "_MADE_TEXTS", 300)
+        for kept in (worlds._prompt_tasks, worlds._label_set_tasks):
+            kept.cache_clear()
+        yield
+    for kept in (worlds._prompt_tasks, worlds._label_set_tasks):
+        kept.cache_clear()
 
 
 @pytest.fixture(scope="module")
