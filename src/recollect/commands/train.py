@@ -55,7 +55,7 @@ class Train:
             guess = f"Did you mean {' or '.join(near)}? " if near else ""
             raise UserError(f"{name}: no such recipe. {guess}`recollect train` lists them.")
         recipe = RECIPES[name]() if name else Recipe()
-        rest = [_full(word) for word in rest]
+        rest = [full_name(word) for word in rest]
         if SOURCE_OPTIONS & {word.split("=")[0] for word in rest}:
             recipe = replace(recipe, data=replace(recipe.data, sources=(), captions=(), labels=()))
         default = cls(recipe, name=name)
@@ -77,6 +77,7 @@ class Train:
             console.print(f"model: {model}\nmetrics: {out / 'metrics.jsonl'}", highlight=False)
 
 
-def _full(word: str) -> str:
+def full_name(word: str) -> str:
+    """An option as `recollect train` declares it, from how other commands call it."""
     option, equals, value = word.partition("=")
     return _SHORT.get(option, option) + equals + value
