@@ -144,7 +144,7 @@ def _first_hits(out, method):
     raise AssertionError("no such search")
 
 
-def test_choices_are_made_on_other_pools_than_those_of_the_tables(options):
+def test_choices_are_made_on_other_pools_than_those_of_the_tables(table_3, options):
     (table,) = run("choices", options).tables
     names = [row[0] for row in table.rows]
     assert any("all parameters" in name for name in names)

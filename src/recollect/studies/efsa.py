@@ -6,6 +6,7 @@ those that ``--search`` names, the user's pools (``--data``) and their captions.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -220,18 +221,23 @@ def _ablation(
     return _report(f"table-{number}", options, where, (StudyTable(title, columns, tuple(rows), _notes(where)),))
 
 
+Direction = Literal["image-to-text", "symmetric"]
+_DIRECTIONS: Mapping[Direction, str] = {"image-to-text": "image to text alone", "symmetric": "both ways"}
+
+
 def table_4(options: StudyOptions) -> StudyReport:
     """Loss functions."""
     where = setting(options)
     start = where.methods.episode
     one = replace(start, temperature=1.0)
+    other: Direction = "symmetric" if start.direction == "image-to-text" else "image-to-text"
     losses = {
         "Hinge": ("hinge", replace(start, contrastive=0.0)),
         "Contrastive": ("contrastive", replace(start, hinge=0.0)),
         "Combined": ("combined", start),
         "Contrastive, temperature 1": ("", replace(one, hinge=0.0)),
         "Combined, temperature 1": ("", one),
-        "Combined, both ways": ("", replace(start, direction="symmetric")),
+        f"Combined, {_DIRECTIONS[other]}": ("", replace(start, direction=other)),
     }
     arms = [
         _Arm(name, _ask(options, where, changed=changed), paper.TABLE_4.get(key, ()))
