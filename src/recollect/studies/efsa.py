@@ -418,8 +418,8 @@ def choices(options: StudyOptions) -> StudyReport:
             reward = replace(where.methods.reward, learning_rate=rate)
             arms[f"RLCF, learning rate {rate:g}"] = ("rlcf", replace(where.methods, reward=reward))
     rows: dict[str, tuple[Recalls, str]] = {}
-    for name, (method, changed) in arms.items():
-        search = Search(("zero-shot", method), changed, where.captions[0], "merged", where.data)
+    for name, (method, settings) in arms.items():
+        search = Search(("zero-shot", method), settings, where.captions[0], "merged", where.data)
         rows[name] = (Recalls.of(searched(search, where, options)), method)
     first = next(iter(rows.values()))[0]
     table = _recall_table("Choices, on validation pools", "setting", {"zero-shot": (first, "zero-shot")} | rows, where)
