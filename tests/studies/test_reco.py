@@ -119,7 +119,7 @@ def test_figure_3_compares_training_growing_and_reading(options):
     report = find_study("reco/figure-3").load()(options)
     left, middle, right = report.tables
     assert [row[2] for row in left.rows] == ["52.8", "44.8", "46.8", "63.0"]
-    assert middle.columns[1:] == ("1%", "10%", "100%")
+    assert middle.columns[1:] == ("5%", "20%", "100%")
     own, whole = middle.rows
     assert own[-1] == whole[-1]  # trained and tested with all of it
     assert right.columns[1:] == ("k = 1", "k = 5", "k = 10")

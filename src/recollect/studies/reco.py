@@ -21,6 +21,7 @@ from recollect.studies.study import StudyOptions, StudyReport, StudyTable
 
 RECO = Arm()
 SHARES = (0.01, 0.1, 1.0)
+_SMOKE_SHARES = (0.05, 0.2, 1.0)  # of a small memory, which must hold k rows
 MODES: tuple[Mode, ...] = ("image", "text", "both")
 
 Figures = list[dict[str, float]]
@@ -184,9 +185,10 @@ def figure_3(options: StudyOptions) -> StudyReport:
         "MLP, training pairs and what they find": value(Arm(FusionSettings(1, "mlp"), more=True)),
         "RECO": value(RECO),
     }
+    shares = _SMOKE_SHARES if options.scale == "smoke" else SHARES
     growing = {
-        "the memory of its training": {share: value(Arm(share=share)) for share in SHARES},
-        "the whole memory": {share: value(Arm(share=share, test_share=1.0)) for share in SHARES},
+        "the memory of its training": {share: value(Arm(share=share)) for share in shares},
+        "the whole memory": {share: value(Arm(share=share, test_share=1.0)) for share in shares},
     }
     trained, tested = _depths(options)
     reading = {
