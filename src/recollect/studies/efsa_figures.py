@@ -125,7 +125,7 @@ def _empty(axis: Axes) -> None:
 
 def _words(axis: Axes, text: str) -> None:
     """Write above an axis without making it wider; an empty title keeps the height free."""
-    axis.set_title(" " + "\n" * text.count("\n"), fontsize=7)
+    axis.set_title(" " + "\n" * (1 + text.count("\n")), fontsize=7)
     axis.annotate(text, (0, 1.04), xycoords="axes fraction", fontsize=6.5, va="bottom").set_in_layout(False)
 
 
