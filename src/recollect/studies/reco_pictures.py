@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
 from recollect.core.seeding import numpy_generator
@@ -173,7 +174,7 @@ def nearest_items(bench: Bench, column: str, k: int = 4) -> Figure:
     columns = 2 * k + 2  # one of them stays empty between the searches
     figure, axes = new_figure(columns=columns, rows=4, width=1.25, height=1.5)
     engine = figure.get_layout_engine()
-    assert engine is not None
+    assert isinstance(engine, ConstrainedLayoutEngine)
     engine.set(rect=(0, 0, 1, 0.95))  # room for the headings
     for axis in axes.flat:
         axis.set_xticks([])
