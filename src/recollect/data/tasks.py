@@ -81,9 +81,7 @@ def classification_task(
     support, query = _parts(spec, division, columns)
     names = support.class_names
     if not names or names != query.class_names:
-        raise UserError(
-            f"{spec}: class names missing. Add a column 'class_name', or name it (--class-name-column)."
-        )
+        raise UserError(f"{spec}: class names missing. Add a column 'class_name', or name it (--class-name-column).")
     present, tested = (np.unique(source_labels(part)) for part in (support, query))
     if division.support is None and division.within is None:
         present = tested
