@@ -343,7 +343,10 @@ def test_a_joined_pool_holds_every_sample_once(captions, labels, shade):
 def test_the_corpus_holds_every_text_a_model_may_meet(captions, labels):
     assert list(corpus(captions))[:3] == ["picture 0", "picture 1", "number 1"]
     assert len(list(corpus(captions, limit=10))) < 20
-    assert list(corpus(labels)) == ["cat", "polka dot", "bus"]
+    names, prompts = list(corpus(labels))[:3], list(corpus(labels))[3:]
+    assert names == ["cat", "polka dot", "bus"]
+    assert len(prompts) == 80
+    assert "a bad photo of a ." in prompts  # the words around the names: they are trained on and tested with too
 
 
 def test_an_index_outside_is_an_error(captions):
