@@ -25,11 +25,11 @@ from rich.table import Table
 from recollect.core.files import write_json
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import best_device
-from recollect.data.batches import BatchStream
-from recollect.data.images import decode
-from recollect.data.mixture import Mixture
-from recollect.data.order import shuffled
+from recollect.data.batches.mixture import Mixture
+from recollect.data.batches.order import shuffled
+from recollect.data.batches.stream import BatchStream
 from recollect.data.sources import open_source
+from recollect.data.sources.images import decode
 from recollect.data.transforms import CLIP_MEAN, CLIP_STD, ImageTransform
 
 

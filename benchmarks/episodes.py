@@ -20,11 +20,11 @@ from torch.profiler import ProfilerActivity, profile
 from recollect.core.files import write_json
 from recollect.core.types import best_device
 from recollect.models import DualEncoder, build_model
-from recollect.retrieval.cost import Meter
-from recollect.retrieval.episodes import Episodes
-from recollect.retrieval.flight import Flight
-from recollect.retrieval.options import EpisodeOptions
-from recollect.retrieval.sequential import SequentialEpisodes
+from recollect.search.cost import Meter
+from recollect.search.episodes.batch import EpisodeBatch
+from recollect.search.episodes.batched import Episodes
+from recollect.search.episodes.options import EpisodeOptions
+from recollect.search.episodes.sequential import SequentialEpisodes
 
 WORDS = (
     *("red", "green", "blue", "small", "large", "snowman", "umbrella", "queen", "left", "right"),
@@ -63,7 +63,7 @@ class Options:
     out: Path | None = None
 
 
-def flights(encoder: DualEncoder, options: Options) -> list[Flight]:
+def flights(encoder: DualEncoder, options: Options) -> list[EpisodeBatch]:
     """Random pictures and captions; each query finds ``k`` of the pool."""
     generator = np.random.default_rng(0)
     size = encoder.transform.size
@@ -76,7 +76,7 @@ def flights(encoder: DualEncoder, options: Options) -> list[Flight]:
         captions = tuple(" ".join(generator.choice(WORDS, options.words)) + f" {row}" for row in rows)
         asked = tuple(" ".join(generator.choice(WORDS, 8)) for _ in range(number))
         places = torch.from_numpy(places.reshape(found.shape))
-        made.append(Flight(asked, pixels, places, captions, places.clone()))
+        made.append(EpisodeBatch(asked, pixels, places, captions, places.clone()))
     return made
 
 

@@ -16,7 +16,14 @@ from rich.table import Table
 
 from recollect.core.files import write_json
 from recollect.fewshot.ape import channel_scores
-from recollect.fewshot.protocol import METHODS, PAPER_METHODS, Protocol, Task, evaluate, nested_supports
+from recollect.fewshot.protocol import (
+    FEW_SHOT_METHODS,
+    PAPER_METHODS,
+    FewShotTask,
+    Protocol,
+    nested_supports,
+    run_protocol,
+)
 from recollect.fewshot.tuning import best_weight
 
 
@@ -57,7 +64,7 @@ def unit(matrix: np.ndarray) -> np.ndarray:
     return (matrix / np.linalg.norm(matrix, axis=1, keepdims=True)).astype(np.float32)
 
 
-def task_of(options: Options) -> Task:
+def task_of(options: Options) -> FewShotTask:
     """Embeddings scattered around class centres, hard enough that no method is perfect."""
     random = np.random.default_rng(0)
     centres = random.standard_normal((options.classes, options.width))
@@ -68,10 +75,10 @@ def task_of(options: Options) -> Task:
         return unit(centres[which] + noise * random.standard_normal((len(which), options.width)))
 
     texts = around(np.arange(options.classes), 2.0)
-    return Task(around(labels, 4.0), labels, around(asked, 4.0), asked, texts)
+    return FewShotTask(around(labels, 4.0), labels, around(asked, 4.0), asked, texts)
 
 
-def loop_over_estimators(task: Task, protocol: Protocol) -> dict[tuple[str, int, int], float]:
+def loop_over_estimators(task: FewShotTask, protocol: Protocol) -> dict[tuple[str, int, int], float]:
     """Each estimator by itself, as its user would."""
     found = {}
     for seed in protocol.seeds:
@@ -80,7 +87,7 @@ def loop_over_estimators(task: Task, protocol: Protocol) -> dict[tuple[str, int,
             rows = order[:shots].ravel()
             labels = task.support_labels[rows]
             for name in protocol.methods:
-                estimator = METHODS[name](task.texts, task.scale).fit(task.support[rows], labels)
+                estimator = FEW_SHOT_METHODS[name](task.texts, task.scale).fit(task.support[rows], labels)
                 found[name, shots, seed] = 100 * float(np.mean(estimator.predict(task.queries) == task.query_labels))
     return found
 
@@ -88,7 +95,7 @@ def loop_over_estimators(task: Task, protocol: Protocol) -> dict[tuple[str, int,
 def engine(options: Options) -> dict[str, Any]:
     task = task_of(options)
     protocol = Protocol(PAPER_METHODS, options.shots, range(options.seeds))
-    fast, rows = seconds(lambda: evaluate(task, protocol))
+    fast, rows = seconds(lambda: run_protocol(task, protocol))
     slow, expected = seconds(lambda: loop_over_estimators(task, protocol))
     apart = max(abs(row["value"] - expected[row["method"], row["shots"], row["seed"]]) for row in rows)
     return {"engine": fast, "loop": slow, "speedup": slow / fast, "largest_difference_in_points": apart}

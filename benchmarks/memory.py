@@ -22,8 +22,8 @@ from torch import nn
 from recollect.core.files import write_json
 from recollect.core.types import best_device
 from recollect.memory import Memory, Pairs, lance
-from recollect.memory.encoder import RetrievalEnhancedEncoder
-from recollect.memory.fusion import FusionBlock, FusionModule, FusionSettings
+from recollect.memory.fusion.block import FusionBlock, FusionModule, FusionSettings
+from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder
 from recollect.models import build_model
 
 Part = Literal["search", "index", "fusion", "overhead"]

@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from recollect.core.files import write_json
-from recollect.retrieval.cost import Meter
-from recollect.retrieval.pool import VectorIndex
-from recollect.retrieval.ranks import streaming_ranks
+from recollect.evaluation.ranks import streaming_ranks
+from recollect.search.cost import Meter
+from recollect.search.pool import VectorIndex
 
 
 @dataclass(frozen=True)

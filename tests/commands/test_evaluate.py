@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from recollect.evaluation.results import load_results
-from recollect.fewshot.protocol import METHODS
+from recollect.fewshot.protocol import FEW_SHOT_METHODS
 
 
 def test_few_shot_with_every_method_and_two_models(recollect, trained, shapes, tmp_path):
@@ -20,8 +20,8 @@ def test_few_shot_with_every_method_and_two_models(recollect, trained, shapes, t
     results = load_results(tmp_path)
     assert [result.model for result in results] == [str(model) for model in trained]
     for result in results:
-        assert {row["method"] for row in result.rows} == set(METHODS)
-        assert len(result.rows) == 1 + (len(METHODS) - 1) * 3 * 2
+        assert {row["method"] for row in result.rows} == set(FEW_SHOT_METHODS)
+        assert len(result.rows) == 1 + (len(FEW_SHOT_METHODS) - 1) * 3 * 2
         assert result.settings["pool"] == 36
         assert all(0 <= row["value"] <= 100 for row in result.rows)
     best = max(row["value"] for result in results for row in result.rows if row["shots"] == 8)

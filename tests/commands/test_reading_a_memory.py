@@ -12,8 +12,8 @@ from recollect.data.sources import open_source
 from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.results import load_results
 from recollect.memory import Memory
-from recollect.memory.encoder import RetrievalEnhancedEncoder, open_encoder
-from recollect.memory.fusion import FusionModule
+from recollect.memory.fusion.block import FusionModule
+from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder, open_encoder
 from recollect.models import load_model
 
 
@@ -34,7 +34,7 @@ def memory(recollect, model, pairs, tmp_path_factory):
 def fusion(recollect, model, memory, pairs, tmp_path_factory):
     """A fusion after a few steps."""
     out = tmp_path_factory.mktemp("fusion") / "run"
-    words = ("--memory", memory, "--data", pairs, "--epochs", 20, "--batch-size", 20, "--k", 5, "--below", 1.01)
+    words = ("--memory", memory, "--data", pairs, "--epochs", 20, "--batch-size", 20, "--k", 5, "--max-score", 1.01)
     recollect("train", "reco", model, *words, "--out", out)
     return out / "model"
 
@@ -168,16 +168,16 @@ def test_near_duplicates_of_tested_images_are_left_out_and_counted(
     base, left_out = load_model(model), Memory.open(leaky)
     near = left_out.near_duplicates(image_features(base, source).images, 0.999999)
     opened = FusionModule.open(fusion)
-    without = RetrievalEnhancedEncoder(base, left_out, opened, k=5, without=near)
+    exclude_ids = RetrievalEnhancedEncoder(base, left_out, opened, k=5, exclude_ids=near)
     never = RetrievalEnhancedEncoder(base, Memory.open(memory), opened, k=5)
     pictures = [source[row].image for row in range(2)]
-    torch.testing.assert_close(without.embed_images(pictures), never.embed_images(pictures))
+    torch.testing.assert_close(exclude_ids.embed_images(pictures), never.embed_images(pictures))
     with_them = RetrievalEnhancedEncoder(base, left_out, opened, k=2)
     asked = base.embed_texts(["a photo of a circle."])
     vectors = {row.tobytes() for row in left_out.vectors(near, "image")}
     assert vectors & {row.tobytes() for row in with_them.read("text", asked)[0]}
-    assert not vectors & {row.tobytes() for row in without.read("text", asked)[0]}
-    assert len({each.fingerprint for each in (without, never, with_them)}) == 3
+    assert not vectors & {row.tobytes() for row in exclude_ids.read("text", asked)[0]}
+    assert len({each.fingerprint for each in (exclude_ids, never, with_them)}) == 3
     refused = recollect(*words, "--k", 5, "--near", 0.0001, check=False)
     assert refused.returncode == 2
     assert "rows are left without near-duplicates, fewer than k = 5" in refused.stderr

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from recollect.core.errors import UserError
-from recollect.data.broken import BrokenTally, readable_samples
-from recollect.data.columns import Columns
-from recollect.data.derived import Subset
-from recollect.data.images import BrokenImageError
 from recollect.data.sources import open_source
+from recollect.data.sources.columns import Columns
+from recollect.data.sources.derived import Subset
+from recollect.data.sources.images import BrokenImageError
+from recollect.data.sources.reading import BrokenCounter, readable_samples
 
 
 def complaint(spec, **options):
@@ -184,7 +184,7 @@ def test_a_single_broken_image_among_few_is_too_many(make):
 
 def test_bad_luck_at_the_start_of_a_large_source_does_not_stop(captions):
     large = Subset(captions, np.zeros(10**6, dtype=np.int64), name="large")
-    tally = BrokenTally(share=0.01)
+    tally = BrokenCounter(share=0.01)
     tally.add(large, 64, [f"row {i}" for i in range(10)])  # ten in the first batch, of a thousand that count
     tally.add(large, 10_000, [f"row {i}" for i in range(90)])
     with pytest.raises(UserError, match="101 of 10,065"):

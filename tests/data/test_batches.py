@@ -14,12 +14,12 @@ import torch
 
 from recollect.core.errors import UserError
 from recollect.core.types import NO_LABEL, Source
-from recollect.data.batches import CONTEXT_VIEW, BatchStream
-from recollect.data.columns import Columns
-from recollect.data.derived import Subset
-from recollect.data.mixture import Mixture
+from recollect.data.batches.mixture import Mixture
+from recollect.data.batches.stream import CONTEXT_VIEW, BatchStream
 from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.data.sources import open_source
+from recollect.data.sources.columns import Columns
+from recollect.data.sources.derived import Subset
 from recollect.data.transforms import ImageTransform
 
 TRANSFORM = ImageTransform(size=6, training=True, scale=(0.2, 1.0))
@@ -204,8 +204,8 @@ def test_a_resumed_sequence_goes_on_as_if_never_broken(both):
 def test_another_process_makes_the_same_batch(captions):
     batch = stream(Mixture((captions,))).batch(5)
     program = f"""
-        from recollect.data.batches import BatchStream
-        from recollect.data.mixture import Mixture
+        from recollect.data.batches.stream import BatchStream
+        from recollect.data.batches.mixture import Mixture
         from recollect.data.sources import open_source
         from recollect.data.transforms import ImageTransform
         source = open_source({str(captions.origin.files[0])!r})

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from recollect.core.errors import UserError
-from recollect.data.images import MAX_PIXELS, BrokenImageError, decode
+from recollect.data.sources.images import MAX_PIXELS, BrokenImageError, decode
 
 
 def encoded(image, format="PNG", **options):

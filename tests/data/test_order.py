@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from recollect.data.order import Plan, choose, mix, shuffled
+from recollect.data.batches.order import Plan, choose, mix, shuffled
 
 
 @given(size=st.integers(1, 3000), key=st.integers(0, 2**62))

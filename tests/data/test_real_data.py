@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from recollect.data.batches import BatchStream
-from recollect.data.broken import readable_samples
-from recollect.data.columns import Columns
-from recollect.data.derived import Subset
-from recollect.data.mixture import Mixture
+from recollect.data.batches.mixture import Mixture
+from recollect.data.batches.stream import BatchStream
 from recollect.data.sources import open_source
-from recollect.data.tasks import Division, class_name_shift, classification_task, retrieval_task
+from recollect.data.sources.columns import Columns
+from recollect.data.sources.derived import Subset
+from recollect.data.sources.reading import readable_samples
 from recollect.data.transforms import ImageTransform
+from recollect.tasks.classification import Division, class_name_shift, classification_task
+from recollect.tasks.retrieval import retrieval_task
 
 SETS = ("caltech101", "cifar10", "dtd10", "emoji", "eurosat", "flickr8k_1k", "omniglot", "pacs", "rsicd_captions",
         "tiny_imagenet", "tiny_imagenet_b")  # fmt: skip

@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from recollect.core.types import NO_LABEL, Source
-from recollect.data.columns import Columns
-from recollect.data.derived import Joined, Subset, corpus, source_labels, source_values
 from recollect.data.sources import open_source, split_names
+from recollect.data.sources.columns import Columns
+from recollect.data.sources.derived import Joined, Subset, corpus, source_labels, source_values
 
 
 def test_parquet_with_captions(make, shade):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from recollect.core.errors import UserError
+from recollect.core.hashing import integers, normals, uniforms
 from recollect.data.worlds import open_world_source, world_of, world_tasks, world_zero_shot_tasks
-from recollect.data.worlds.counters import choices, normals, uniforms
 from recollect.data.worlds.latents import LatentWorld
 
 
@@ -27,7 +27,7 @@ def test_numbers_are_uniform_normal_and_unrelated():
     np.testing.assert_allclose(gauss.mean(0), 0, atol=0.03)
     np.testing.assert_allclose(np.cov(gauss.T), np.eye(4), atol=0.03)
     assert abs(np.corrcoef(gauss[:-1, 0], gauss[1:, 0])[0, 1]) < 0.03
-    assert np.bincount(choices(draws[:, 0], 5), minlength=5).min() > 3700
+    assert np.bincount(integers(draws[:, 0], 5), minlength=5).min() > 3700
 
 
 def test_every_process_sees_the_same_world():

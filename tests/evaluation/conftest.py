@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from recollect.core.types import Sample
-from recollect.data.tasks import ClassificationTask
+from recollect.tasks.classification import ClassificationTask
 
 
 @dataclass

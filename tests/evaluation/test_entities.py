@@ -8,8 +8,8 @@ import torch
 
 from recollect.core.errors import UserError
 from recollect.core.types import Sample
-from recollect.data.tasks import ClassificationTask
 from recollect.evaluation.entities import entity_recognition, harmonic_mean, open_entities
+from recollect.tasks.classification import ClassificationTask
 
 NAMES = ("a cat", "an owl", "a fox", "a newt")
 

@@ -8,7 +8,6 @@ import torch
 
 from recollect.core.errors import UserError
 from recollect.core.types import Sample
-from recollect.data.tasks import RetrievalTask
 from recollect.evaluation.retrieval import (
     MISSED,
     Comparison,
@@ -20,11 +19,12 @@ from recollect.evaluation.retrieval import (
     retrieval,
 )
 from recollect.models import build_model
-from recollect.retrieval.methods import METHODS, MethodOptions
-from recollect.retrieval.options import EpisodeOptions, TuningOptions
-from recollect.retrieval.pool import Item
-from recollect.retrieval.rewording import held_out, reworded, true_captions
-from recollect.retrieval.search import Hit, SearchResult
+from recollect.search.captioning.corruption import corrupted_captions, held_out, true_captions
+from recollect.search.episodes.options import EpisodeOptions, TuningOptions
+from recollect.search.methods import SEARCH_METHODS, MethodOptions
+from recollect.search.pool import PoolItem
+from recollect.search.searcher import Hit, SearchResult
+from recollect.tasks.retrieval import RetrievalTask
 
 
 class Fixed:
@@ -185,11 +185,11 @@ def test_zero_shot_by_search_is_zero_shot_by_ranks(encoder):
 
 def test_every_method_is_in_one_table_with_its_cost(encoder):
     task = scenes_task()
-    comparison = Comparison(tuple(METHODS), OPTIONS, teacher=encoder, queries=3)
-    result = compare_methods(encoder, task, reworded(task.images), comparison, model="tiny", seed=3)
+    comparison = Comparison(tuple(SEARCH_METHODS), OPTIONS, teacher=encoder, queries=3)
+    result = compare_methods(encoder, task, corrupted_captions(task.images), comparison, model="tiny", seed=3)
     assert result.settings["queries"] == 6  # of two domains
     cost = {(row["method"], row["metric"]): row["value"] for row in result.rows if row["metric"] != "recall"}
-    for name in METHODS:
+    for name in SEARCH_METHODS:
         assert set(recalls(result, name)) == set(recalls(result, "zero-shot"))
         assert cost[name, "seconds per query"] > 0
         assert all(
@@ -203,7 +203,7 @@ def test_every_method_is_in_one_table_with_its_cost(encoder):
     assert cost["episode-full", "backward_products per query"] > cost["episode", "backward_products per query"] > 0
     assert result.settings["methods"]["fine-tuning"]["preparation"]["images_backward"] == 24
     gains = [row for row in result.rows if "gain" in row]
-    assert {row["method"] for row in gains} == set(METHODS) - {"zero-shot"}
+    assert {row["method"] for row in gains} == set(SEARCH_METHODS) - {"zero-shot"}
     for row in gains:
         before = recalls(result, "zero-shot", row["direction"])[row["domain"], row["k"]]
         assert row["gain"] == pytest.approx(row["value"] - before)
@@ -258,7 +258,7 @@ def test_a_merged_pool_keeps_every_match():
     ],
 )
 def test_of_equal_scores_the_wrong_come_first(scores, true, rank):
-    items = [Item(id, None, lambda: None) for id in "abc"]
+    items = [PoolItem(id, None, lambda: None) for id in "abc"]
     found = SearchResult("q", tuple(Hit(item, score, 1) for item, score in zip(items, scores, strict=True)))
     assert first_match(found, true) == rank
 

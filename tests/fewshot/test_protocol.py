@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from recollect.fewshot.protocol import METHODS, Protocol, Task, evaluate, nested_supports
+from recollect.fewshot.protocol import FEW_SHOT_METHODS, FewShotTask, Protocol, nested_supports, run_protocol
 
 SHOTS = (1, 2, 5)
 SEEDS = (0, 3)
@@ -27,20 +27,22 @@ def task():
     def around(which, noise):
         return unit(centres[which] + noise * random.standard_normal((len(which), width)))
 
-    return Task(around(labels, 1.5), labels, around(asked, 1.5), asked, around(np.arange(classes), 1.0), scale=20.0)
+    return FewShotTask(
+        around(labels, 1.5), labels, around(asked, 1.5), asked, around(np.arange(classes), 1.0), scale=20.0
+    )
 
 
 def by_itself(task, name, shots, seed):
     """Predictions of the estimator fitted as its user would fit it."""
     rows = nested_supports(task.support_labels, len(task.texts), SHOTS[-1], seed)[:shots].ravel()
-    estimator = METHODS[name](task.texts, task.scale).fit(task.support[rows], task.support_labels[rows])
+    estimator = FEW_SHOT_METHODS[name](task.texts, task.scale).fit(task.support[rows], task.support_labels[rows])
     return estimator.predict(task.queries)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FEW_SHOT_METHODS)
 @pytest.mark.parametrize("metric", ["top-1", "mean per class"])
 def test_every_method_gives_what_its_estimator_gives_alone(task, name, metric):
-    found = evaluate(task, Protocol((name,), SHOTS, SEEDS, metric))
+    found = run_protocol(task, Protocol((name,), SHOTS, SEEDS, metric))
     expected = {}
     for shots, seed in [(0, 0)] if name == "zero-shot" else [(shots, seed) for seed in SEEDS for shots in SHOTS]:
         right = by_itself(task, name, max(shots, 1), seed) == task.query_labels
@@ -51,21 +53,23 @@ def test_every_method_gives_what_its_estimator_gives_alone(task, name, metric):
 
 
 def test_the_tasks_are_neither_solved_nor_hopeless(task):
-    values = [row["value"] for row in evaluate(task, Protocol(tuple(METHODS), SHOTS, SEEDS)) if row["shots"] != 1]
+    values = [
+        row["value"] for row in run_protocol(task, Protocol(tuple(FEW_SHOT_METHODS), SHOTS, SEEDS)) if row["shots"] != 1
+    ]
     assert 40 < min(values) < max(values) < 90
 
 
 def test_the_block_decides_memory_not_figures(task):
     names = ("prototype", "tip-adapter-cv", "softmax", "softmax+zero-shot", "gda")
-    whole, small = (evaluate(task, Protocol(names, SHOTS, SEEDS, memory=memory)) for memory in (2**28, 4_000))
+    whole, small = (run_protocol(task, Protocol(names, SHOTS, SEEDS, memory=memory)) for memory in (2**28, 4_000))
     assert whole == small
 
 
 def test_the_models_scale_reaches_the_methods_that_need_it(task):
     other = replace(task, scale=100.0)
-    protocol = Protocol(tuple(METHODS), (5,), SEEDS)
-    same, changed = ({row["method"]: row["value"] for row in evaluate(each, protocol)} for each in (task, other))
-    differ = {name for name in METHODS if same[name] != changed[name]}
+    protocol = Protocol(tuple(FEW_SHOT_METHODS), (5,), SEEDS)
+    same, changed = ({row["method"]: row["value"] for row in run_protocol(each, protocol)} for each in (task, other))
+    differ = {name for name in FEW_SHOT_METHODS if same[name] != changed[name]}
     assert (
         {"softmax+zero-shot", "ape", "gda", "clip-adapter", "tip-adapter-f", "ape-t"} >= differ >= {"softmax+zero-shot"}
     )
@@ -89,7 +93,7 @@ def test_seeds_draw_every_example_equally_often():
 
 
 def test_rows_come_in_the_order_of_the_methods(task):
-    rows = evaluate(task, Protocol(("softmax", "zero-shot", "prototype"), (1, 2), (0, 1)))
+    rows = run_protocol(task, Protocol(("softmax", "zero-shot", "prototype"), (1, 2), (0, 1)))
     assert [(row["method"], row["shots"], row["seed"]) for row in rows] == [
         ("softmax", 1, 0), ("softmax", 1, 1), ("softmax", 2, 0), ("softmax", 2, 1),
         ("zero-shot", 0, 0),
@@ -99,13 +103,13 @@ def test_rows_come_in_the_order_of_the_methods(task):
 
 def test_progress_counts_every_query_of_every_method(task):
     seen = []
-    evaluate(task, Protocol(("prototype", "gda"), SHOTS, SEEDS), seen.append)
+    run_protocol(task, Protocol(("prototype", "gda"), SHOTS, SEEDS), seen.append)
     assert sum(seen) == len(task.queries) * len(SHOTS) * len(SEEDS) * 2
 
 
 def test_more_shots_than_a_class_has(task):
     with pytest.raises(ValueError, match="class 0 has 5 examples, fewer than 6 shots"):
-        evaluate(task, Protocol(("prototype",), (1, 6), (0,)))
+        run_protocol(task, Protocol(("prototype",), (1, 6), (0,)))
 
 
 @pytest.mark.parametrize("shots", [(), (0, 1), (2, 1), (1, 1)])
@@ -123,6 +127,6 @@ def test_embeddings_that_are_not_finite_or_do_not_fit(task):
     broken = task.queries.copy()
     broken[3, 2] = np.nan
     with pytest.raises(ValueError, match="queries: embeddings hold NaN"):
-        Task(task.support, task.support_labels, broken, task.query_labels, task.texts)
+        FewShotTask(task.support, task.support_labels, broken, task.query_labels, task.texts)
     with pytest.raises(ValueError, match="support are 10 wide, the class texts 16"):
-        Task(task.support[:, :10], task.support_labels, task.queries, task.query_labels, task.texts)
+        FewShotTask(task.support[:, :10], task.support_labels, task.queries, task.query_labels, task.texts)

@@ -121,7 +121,7 @@ def slow_mix(query, support, labels, texts, weight):
 CASES = {
     "prototype": (fewshot.PrototypeClassifier(), slow_prototype),
     "prototype cosine": (fewshot.PrototypeClassifier(cosine=True), lambda *a: slow_prototype(*a, cosine=True)),
-    "zero-shot": (fewshot.ZeroShot(), lambda query, support, labels, texts: [query @ text for text in texts]),
+    "zero-shot": (fewshot.ZeroShotClassifier(), lambda query, support, labels, texts: [query @ text for text in texts]),
     "tip": (fewshot.TipAdapter(), slow_tip),
     "tip official": (fewshot.TipAdapter(preset="official", alpha=2.0, beta=3.0),
                      lambda *a: slow_tip(*a, alpha=2.0, beta=3.0, scale=100.0)),
@@ -216,7 +216,7 @@ def test_training_fits_the_support_and_repeats_exactly(name, world):
     [
         (fewshot.TipAdapterF(epochs=0), fewshot.TipAdapter(preset="official")),
         (fewshot.ApeTrained(epochs=0, alpha=1.0), fewshot.ApeClassifier(alpha=1.0)),
-        (fewshot.ClipAdapter(epochs=0, ratio=0.0), fewshot.ZeroShot()),
+        (fewshot.ClipAdapter(epochs=0, ratio=0.0), fewshot.ZeroShotClassifier()),
     ],
 )
 def test_without_training_a_trained_method_is_its_training_free_self(trained, free, world):

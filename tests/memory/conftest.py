@@ -100,7 +100,7 @@ class Pictures:
         return self.size
 
     def __getitem__(self, index):
-        from recollect.data.images import BrokenImageError
+        from recollect.data.sources.images import BrokenImageError
 
         if index in self.broken:
             raise BrokenImageError(f"{self.name}, row {index}: not a picture")

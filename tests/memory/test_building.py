@@ -14,8 +14,8 @@ import pytest
 from recollect.core.errors import UserError
 from recollect.data.sources import open_source
 from recollect.memory import Memory, building
-from recollect.memory.building import BuildOptions, check_resumable, fill, open_for_build
-from recollect.memory.reading import Reader, ReadOptions
+from recollect.memory.build.building import BuildOptions, check_resumable, fill_memory, open_for_build
+from recollect.memory.build.reading import Reader, ReadOptions
 from recollect.models import build_model
 
 
@@ -45,7 +45,7 @@ def small_blocks(monkeypatch):
 def test_every_sample_becomes_a_row_with_its_vectors(address, pictures, encoder):
     source = pictures(30)
     memory = open_for_build(address, encoder, "m")
-    report = fill(memory, reader_of(source, encoder), BuildOptions())
+    report = fill_memory(memory, reader_of(source, encoder), BuildOptions())
     assert (report.read, report.added, report.earlier) == (30, 30, 0)
     rows = rows_of(memory)
     assert set(rows) == {f"pictures:{number}" for number in range(30)}
@@ -65,7 +65,7 @@ def test_a_build_that_was_stopped_anywhere_goes_on_to_the_rows_of_an_unbroken_on
     tmp_path, address, pictures, encoder, stopped
 ):
     whole = open_for_build(tmp_path / "whole", encoder, "m")
-    fill(whole, reader_of(pictures(30, broken=(3, 16)), encoder), BuildOptions(broken_share=1.0))
+    fill_memory(whole, reader_of(pictures(30, broken=(3, 16)), encoder), BuildOptions(broken_share=1.0))
 
     source = pictures(30, broken=(3, 16))
     calls = iter(range(1000))
@@ -78,10 +78,10 @@ def test_a_build_that_was_stopped_anywhere_goes_on_to_the_rows_of_an_unbroken_on
 
     memory = open_for_build(address, encoder, "m")
     with pytest.raises(KeyboardInterrupt):
-        fill(memory, reader_of(source, Failing()), BuildOptions(broken_share=1.0))
+        fill_memory(memory, reader_of(source, Failing()), BuildOptions(broken_share=1.0))
     assert len(memory) < 28
     again = Memory.open(address)
-    report = fill(again, reader_of(source, encoder), BuildOptions(broken_share=1.0))
+    report = fill_memory(again, reader_of(source, encoder), BuildOptions(broken_share=1.0))
     assert report.earlier % 8 == 0
     assert {id: row[:2] + row[3:] for id, row in rows_of(again).items()} == {
         id: row[:2] + row[3:] for id, row in rows_of(whole).items()
@@ -92,11 +92,11 @@ def test_a_build_that_was_stopped_anywhere_goes_on_to_the_rows_of_an_unbroken_on
 def test_a_finished_build_has_nothing_left_to_do(address, pictures, encoder):
     reader = reader_of(pictures(20), encoder)
     memory = open_for_build(address, encoder, "m")
-    fill(memory, reader, BuildOptions())
+    fill_memory(memory, reader, BuildOptions())
     encoder.images = 0
-    report = fill(Memory.open(address), reader, BuildOptions())
+    report = fill_memory(Memory.open(address), reader, BuildOptions())
     assert (report.added, report.earlier, encoder.images) == (0, 20, 0)
-    more = fill(memory, reader_of(pictures(20), encoder), BuildOptions(limit=99))
+    more = fill_memory(memory, reader_of(pictures(20), encoder), BuildOptions(limit=99))
     assert more.added == 0
 
 
@@ -107,7 +107,7 @@ def test_a_commit_that_is_there_in_part_is_completed(pictures, encoder, tmp_path
     block = next(reader.blocks(8, 16)).pairs
     memory.add(next(reader.blocks(0, 8)).pairs)
     memory.add(block.take(range(3)))
-    report = fill(memory, reader, BuildOptions())
+    report = fill_memory(memory, reader, BuildOptions())
     assert (report.earlier, report.added) == (8, 19)
     assert sorted(row[3] for row in rows_of(memory).values()) == list(range(30))
 
@@ -116,8 +116,8 @@ def test_a_commit_that_is_there_in_part_is_completed(pictures, encoder, tmp_path
 def test_a_limit_can_be_raised_later(address, pictures, encoder):
     memory = open_for_build(address, encoder, "m")
     reader = reader_of(pictures(30), encoder)
-    assert fill(memory, reader, BuildOptions(limit=16)).added == 16
-    report = fill(memory, reader, BuildOptions(limit=24))
+    assert fill_memory(memory, reader, BuildOptions(limit=16)).added == 16
+    report = fill_memory(memory, reader, BuildOptions(limit=24))
     assert report.earlier in (8, 16)  # where a commit can be there in part, its last block is looked at again
     assert (report.added, len(memory)) == (8, 24)
 
@@ -125,11 +125,11 @@ def test_a_limit_can_be_raised_later(address, pictures, encoder):
 @pytest.mark.usefixtures("small_blocks")
 def test_pictures_and_captions_that_are_there_already_are_left_out(address, pictures, encoder):
     memory = open_for_build(address, encoder, "m")
-    report = fill(memory, reader_of(pictures(30, same=12), encoder), BuildOptions())
+    report = fill_memory(memory, reader_of(pictures(30, same=12), encoder), BuildOptions())
     assert (report.added, report.same) == (12, 18)
-    other = fill(memory, reader_of(pictures(20, name="others"), encoder), BuildOptions())
+    other = fill_memory(memory, reader_of(pictures(20, name="others"), encoder), BuildOptions())
     assert (other.added, other.same) == (8, 12)
-    kept = fill(memory, reader_of(pictures(10, name="kept"), encoder), BuildOptions(same=False))
+    kept = fill_memory(memory, reader_of(pictures(10, name="kept"), encoder), BuildOptions(same=False))
     assert (kept.added, kept.same) == (10, 0)
 
 
@@ -152,8 +152,8 @@ def test_near_duplicates_are_left_out_as_one_at_a_time_would(tmp_path, pictures,
             kept.append(number)
     assert 10 <= len(kept) < 50
     memory = open_for_build(tmp_path / "m", model, "m")
-    fill(memory, reader_of(source, model), BuildOptions(near=0.94, limit=24))
-    report = fill(Memory.open(tmp_path / "m"), reader_of(source, model), BuildOptions(near=0.94))
+    fill_memory(memory, reader_of(source, model), BuildOptions(near=0.94, limit=24))
+    report = fill_memory(Memory.open(tmp_path / "m"), reader_of(source, model), BuildOptions(near=0.94))
     assert sorted(row[3] for row in rows_of(Memory.open(tmp_path / "m")).values()) == kept
     assert report.near + report.added + 24 == 60
 
@@ -161,18 +161,18 @@ def test_near_duplicates_are_left_out_as_one_at_a_time_would(tmp_path, pictures,
 @pytest.mark.usefixtures("small_blocks")
 def test_a_broken_picture_is_left_out_and_too_many_stop_the_build_with_nothing_lost(address, pictures, encoder):
     memory = open_for_build(address, encoder, "m")
-    report = fill(memory, reader_of(pictures(30, broken=(2, 29)), encoder), BuildOptions(broken_share=0.1))
+    report = fill_memory(memory, reader_of(pictures(30, broken=(2, 29)), encoder), BuildOptions(broken_share=0.1))
     assert (report.added, report.broken) == (28, 2)
     bad = reader_of(pictures(40, name="bad", broken=tuple(range(24, 40))), encoder)
     with pytest.raises(UserError, match=r"bad, row 24: not a picture; 8 of 32 images of bad cannot be read"):
-        fill(memory, bad, BuildOptions(broken_share=0.1, same=False))
+        fill_memory(memory, bad, BuildOptions(broken_share=0.1, same=False))
     assert len(memory) == 28 + 16  # the commits before the one that went wrong
 
 
 @pytest.mark.usefixtures("small_blocks")
 def test_each_caption_can_have_a_row(address, pictures, encoder):
     memory = open_for_build(address, encoder, "m")
-    fill(memory, reader_of(pictures(10), encoder, captions="each"), BuildOptions())
+    fill_memory(memory, reader_of(pictures(10), encoder, captions="each"), BuildOptions())
     items = memory.fetch(["pictures:7", "pictures:7#1"])
     assert [item.caption for item in items] == ["caption 7", "other words for 7"]
     one, other = memory.vectors([item.id for item in items], "image")
@@ -183,7 +183,7 @@ def test_each_caption_can_have_a_row(address, pictures, encoder):
 def test_labelled_images_get_a_text_from_their_class(tmp_path, encoder):
     source = open_source("glyphs:labels")
     memory = open_for_build(tmp_path / "m", encoder, "m")
-    fill(memory, reader_of(source, encoder, template="a glyph, {}"), BuildOptions(limit=5))
+    fill_memory(memory, reader_of(source, encoder, template="a glyph, {}"), BuildOptions(limit=5))
     for item, number in zip(memory.fetch([f"glyphs:labels:{number}" for number in range(5)]), range(5), strict=True):
         name = source.class_names[source[number].label]
         assert item.caption == f"a glyph, {name}"
@@ -200,7 +200,7 @@ def test_what_is_kept_of_a_picture(tmp_path, encoder, keep, kind):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(folder / f"{number}.png")
     source = open_source(str(tmp_path / "images"))
     memory = open_for_build(tmp_path / "m", encoder, "m")
-    fill(memory, reader_of(source, encoder, pictures=keep), BuildOptions())
+    fill_memory(memory, reader_of(source, encoder, pictures=keep), BuildOptions())
     item = memory.fetch([next(iter(rows_of(memory)))])[0]
     if kind == "none":
         assert item.image is None
@@ -217,26 +217,26 @@ def test_samples_without_a_text_are_counted(tmp_path, pictures, encoder):
             sample = super().__getitem__(index)
             return replace(sample, texts=() if index % 3 else (" ",)) if index < 5 else sample
 
-    report = fill(open_for_build(tmp_path / "m", encoder, "m"), reader_of(Wordless(9), encoder), BuildOptions())
+    report = fill_memory(open_for_build(tmp_path / "m", encoder, "m"), reader_of(Wordless(9), encoder), BuildOptions())
     assert (report.read, report.added, report.wordless) == (9, 4, 5)
 
 
 def test_paths_cannot_be_kept_of_pictures_that_are_no_files(tmp_path, pictures, encoder):
     memory = open_for_build(tmp_path / "m", encoder, "m")
     with pytest.raises(UserError, match=r"pictures: its pictures are no files"):
-        fill(memory, reader_of(pictures(5), encoder, pictures="path"), BuildOptions())
+        fill_memory(memory, reader_of(pictures(5), encoder, pictures="path"), BuildOptions())
 
 
 def test_another_model_and_another_source_are_refused(address, pictures, encoder, other_encoder):
     memory = open_for_build(address, encoder, "first")
-    fill(memory, reader_of(pictures(5), encoder), BuildOptions())
+    fill_memory(memory, reader_of(pictures(5), encoder), BuildOptions())
     with pytest.raises(UserError, match=r"embedded by first \(model-a\), but second is another model \(model-b\)"):
         open_for_build(address, other_encoder, "second")
     check_resumable(memory, reader_of(pictures(5), encoder))
     with pytest.raises(UserError, match="holds rows of other sources already"):
         check_resumable(memory, reader_of(pictures(6), encoder))
     with pytest.raises(UserError, match="these are of another model"):
-        fill(memory, reader_of(pictures(6), other_encoder), BuildOptions())
+        fill_memory(memory, reader_of(pictures(6), other_encoder), BuildOptions())
     assert len(memory) == 5
 
 
@@ -252,7 +252,7 @@ BUILD = """
 import sys, time
 from recollect.data.sources import open_source
 from recollect.memory import building
-from recollect.memory.reading import Reader
+from recollect.memory.build.reading import Reader
 from recollect.models import load_model
 building.COMMIT = 256
 model = load_model(sys.argv[1], "cpu")
@@ -298,11 +298,11 @@ def test_ray_gives_the_rows_of_one_process(tmp_path, monkeypatch):
     model = build_model("vector-mlp", texts=["sort15 quality0is4 trait3is4"])
     reader = Reader(model, open_source("latents:captions"), model.fingerprint)
     one = open_for_build(tmp_path / "one", model, "m")
-    fill(one, reader, BuildOptions(limit=600))
+    fill_memory(one, reader, BuildOptions(limit=600))
     other = open_for_build(tmp_path / "other", model, "m")
     try:
         ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-        report = fill(other, reader, BuildOptions(limit=600), "ray")
+        report = fill_memory(other, reader, BuildOptions(limit=600), "ray")
     finally:
         ray.shutdown()
     assert report.added == 600

@@ -11,7 +11,7 @@ from PIL import Image
 
 from recollect import cli
 from recollect.memory import Memory
-from recollect.memory.encoder import open_encoder
+from recollect.memory.fusion.encoder import open_encoder
 from recollect.models import build_model, load_model
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (30, 40, 220)}
@@ -177,7 +177,7 @@ def test_bad_input_of_training_shows_before_anything_is_embedded(built, model, t
         (model, "--memory", model, *data): "no memory (it holds",
         (model, "--memory", built, "--data", "nowhere.csv"): "no such file",
         (model, "--memory", built, *data, "--kind", "mean"): "a mean has nothing to learn",
-        (model, "--memory", built, *data, "--sides", "text", "--terms", "image"): "none of them refines",
+        (model, "--memory", built, *data, "--modalities", "text", "--terms", "image"): "none of them refines",
         (model, "--memory", built, *data, "--k", 0): "must be at least 1",
     }
     for words, message in refusals.items():

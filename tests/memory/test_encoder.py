@@ -8,16 +8,16 @@ from recollect.core.errors import UserError
 from recollect.core.types import Encoder
 from recollect.evaluation.features import FeatureCache, image_features
 from recollect.memory import Memory
-from recollect.memory.building import BuildOptions, fill, open_for_build
-from recollect.memory.encoder import RetrievalEnhancedEncoder, open_encoder
-from recollect.memory.fusion import FusionModule, FusionSettings
-from recollect.memory.reading import Reader
+from recollect.memory.build.building import BuildOptions, fill_memory, open_for_build
+from recollect.memory.build.reading import Reader
+from recollect.memory.fusion.block import FusionModule, FusionSettings
+from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder, open_encoder
 
 
 @pytest.fixture
 def built(address, pictures, encoder):
     memory = open_for_build(address, encoder, "m")
-    fill(memory, Reader(encoder, pictures(40), encoder.fingerprint), BuildOptions())
+    fill_memory(memory, Reader(encoder, pictures(40), encoder.fingerprint), BuildOptions())
     return memory
 
 
@@ -41,16 +41,16 @@ def test_embeddings_are_the_fusion_of_what_sorting_the_memory_finds(built, pictu
         "image": encoder.embed_images([everything[row].image for row in range(40)]),
         "text": encoder.embed_texts([everything[row].texts[0] for row in range(40)]),
     }
-    for side, own, embedded in (
+    for modality, own, embedded in (
         ("image", encoder.embed_images(queries), enhanced.embed_images(queries)),
         ("text", encoder.embed_texts(["one", "two"]), enhanced.embed_texts(["one", "two"])),
     ):
-        order = (own.double() @ memory[fusion.settings.searched(side)].double().T).argsort(dim=1, descending=True)[
+        order = (own.double() @ memory[fusion.settings.searched(modality)].double().T).argsort(dim=1, descending=True)[
             :, :4
         ]
-        tokens = torch.cat([own[:, None], memory[fusion.settings.taken(side)][order]], dim=1)
+        tokens = torch.cat([own[:, None], memory[fusion.settings.taken(modality)][order]], dim=1)
         with torch.no_grad():
-            torch.testing.assert_close(embedded, fusion(side, tokens), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(embedded, fusion(modality, tokens), atol=1e-5, rtol=1e-5)
         assert embedded.dtype == torch.float32
         torch.testing.assert_close(embedded.norm(dim=1), torch.ones(len(embedded)))
 
@@ -63,7 +63,7 @@ def test_a_mode_leaves_the_other_modality_alone(built, pictures, encoder):
             "image": torch.equal(enhanced.embed_images(images), encoder.embed_images(images)),
             "text": torch.equal(enhanced.embed_texts(texts), encoder.embed_texts(texts)),
         }
-        assert same == {side: side not in refined for side in ("image", "text")}
+        assert same == {modality: modality not in refined for modality in ("image", "text")}
 
 
 def test_nothing_is_embedded_as_nothing(built, encoder):
@@ -76,7 +76,7 @@ def test_what_the_memory_learns_is_read_at_once_and_features_are_made_anew(built
     queries, cache = pictures(5, name="queries"), FeatureCache(tmp_path / "cache")
     before = image_features(enhanced, queries, cache)
     np.testing.assert_array_equal(image_features(enhanced, queries, cache).images, before.images)
-    fill(
+    fill_memory(
         built,
         Reader(encoder, pictures(20, name="new", broken=tuple(range(9))), "model-a"),
         BuildOptions(same=False, broken_share=1.0),
@@ -127,7 +127,7 @@ def test_parts_that_do_not_belong_together_are_refused(built, encoder, other_enc
     with pytest.raises(UserError, match="k = 50, but the memory holds 40 rows"):
         RetrievalEnhancedEncoder(encoder, built, fusion, k=50)
     with pytest.raises(UserError, match=r"mode both: the fusion refines no texts. Choose mode image"):
-        RetrievalEnhancedEncoder(encoder, built, fusion_of(sides="image"))
+        RetrievalEnhancedEncoder(encoder, built, fusion_of(modalities="image"))
     empty = Memory.create(tmp_path / "empty", width=16, model="model-a")
     with pytest.raises(UserError, match="the memory is empty"):
         RetrievalEnhancedEncoder(encoder, empty, fusion)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from recollect.core.errors import UserError
-from recollect.memory.fusion import FusionBlock, FusionModule, FusionSettings
+from recollect.memory.fusion.block import FusionBlock, FusionModule, FusionSettings
 
 
 def randomised(block, seed=0):
@@ -123,9 +123,9 @@ def test_the_order_of_what_was_found_does_not_matter():
 
 @pytest.mark.parametrize("kind", ["transformer", "mlp"])
 @pytest.mark.parametrize("side", ["image", "text"])
-def test_an_untrained_fusion_returns_the_embedding_as_it_is(kind, side):
+def test_an_untrained_fusion_returns_the_embedding_as_it_is(kind, modality):
     tokens = unit(5, 11, 64, dtype=torch.float32)
-    torch.testing.assert_close(FusionModule(FusionSettings(64, kind))(side, tokens), tokens[:, 0])
+    torch.testing.assert_close(FusionModule(FusionSettings(64, kind))(modality, tokens), tokens[:, 0])
 
 
 def test_the_mean_is_the_mean_of_what_is_there():
@@ -157,14 +157,14 @@ def test_what_is_searched_and_read(search, read):
 
 @pytest.mark.parametrize("kind", ["transformer", "mean", "mlp"])
 @pytest.mark.parametrize("sides", ["both", "image"])
-def test_a_saved_fusion_opens_as_it_was(tmp_path, kind, sides):
-    fusion = randomised(FusionModule(FusionSettings(64, kind, "cross", "uni", sides), "model-a", {"k": 7}))
+def test_a_saved_fusion_opens_as_it_was(tmp_path, kind, modalities):
+    fusion = randomised(FusionModule(FusionSettings(64, kind, "cross", "uni", modalities), "model-a", {"k": 7}))
     again = FusionModule.open(fusion.save(tmp_path / "fusion"))
     assert again.settings == fusion.settings
     assert (again.model, again.trained, again.fingerprint) == ("model-a", {"k": 7}, fusion.fingerprint)
     tokens = unit(3, 5, 64, dtype=torch.float32)
-    for side in ("image", "text"):
-        assert torch.equal(again(side, tokens), fusion(side, tokens))
+    for modality in ("image", "text"):
+        assert torch.equal(again(modality, tokens), fusion(modality, tokens))
     assert sorted(file.name for file in (tmp_path / "fusion").iterdir()) == ["fusion.json", "fusion.safetensors"]
 
 

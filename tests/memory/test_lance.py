@@ -31,16 +31,16 @@ def indexed(tmp_path_factory):
 
 @pytest.mark.parametrize("count", [1, 40])
 @pytest.mark.parametrize("side", ["image", "text"])
-def test_the_index_finds_what_exact_search_finds_and_scores_it_exactly(indexed, monkeypatch, count, side):
+def test_the_index_finds_what_exact_search_finds_and_scores_it_exactly(indexed, monkeypatch, count, modality):
     queries = rows(count, seed=2)
-    truth = indexed.search(queries, 10, side)
+    truth = indexed.search(queries, 10, modality)
     monkeypatch.setattr(lance, "EXACT_ROWS", 100)
     monkeypatch.setattr(indexed.backend, "_exact", lambda *parts: pytest.fail("searched without the index"))
-    found = indexed.search(queries, 10, side)
+    found = indexed.search(queries, 10, modality)
     shared = [len(set(one) & set(other)) for one, other in zip(found.ids, truth.ids, strict=True)]
     assert np.mean(shared) >= (9.5 if count > 1 else 8)
     for query, ids, scores in zip(queries, found.ids.tolist(), found.scores, strict=True):
-        cosines = indexed.vectors(ids, side).astype(np.float64) @ query
+        cosines = indexed.vectors(ids, modality).astype(np.float64) @ query
         np.testing.assert_allclose(scores, cosines, atol=1e-5)
         assert (np.diff(scores) <= 0).all()
 
@@ -106,7 +106,7 @@ def test_a_folder_that_cannot_be_written_to_can_be_searched(on_disk, pairs, monk
     def refuse(path):
         raise PermissionError(13, "read-only", str(path))
 
-    monkeypatch.setattr("recollect.memory.matrix.atomic_folder", refuse)
+    monkeypatch.setattr("recollect.memory.backends.matrix.atomic_folder", refuse)
     more = pairs(40)
     assert on_disk.search(more.image_vectors, 1).ids[:, 0].tolist() == list(more.ids)
 

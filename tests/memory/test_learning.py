@@ -10,19 +10,19 @@ from safetensors.torch import load_file
 
 from recollect.core.errors import UserError
 from recollect.memory import Memory, learning
-from recollect.memory.fusion import FusionModule, FusionSettings
-from recollect.memory.learning import TERMS, FusionObjective, FusionRecipe, train_fusion
-from recollect.memory.neighbours import Neighbours, find_neighbours
+from recollect.memory.fusion.block import FusionModule, FusionSettings
+from recollect.memory.fusion.learning import TERMS, FusionObjective, FusionRecipe, train_fusion
+from recollect.memory.fusion.neighbours import Neighbours, find_neighbours
 from recollect.training.optimiser import Optimiser
 from recollect.training.options import Data
 
 
-def loop_neighbours(pairs, memory_rows, searched, taken, own, k, below):
+def loop_neighbours(pairs, memory_rows, searched, taken, own, k, max_score):
     """For each pair: sort all rows, leave out itself and near-duplicates, take the other side's vectors."""
     read = []
     for row, id in enumerate(pairs.ids):
         cosines = getattr(memory_rows, f"{searched}_vectors").astype(np.float64) @ own[row].astype(np.float64)
-        order = [other for other in np.argsort(-cosines) if cosines[other] < below and memory_rows.ids[other] != id]
+        order = [other for other in np.argsort(-cosines) if cosines[other] < max_score and memory_rows.ids[other] != id]
         found = [getattr(memory_rows, f"{taken}_vectors")[other] for other in order[:k]]
         read.append(found + [np.zeros_like(own[row])] * (k - len(found)))
     return np.array(read)
@@ -30,19 +30,21 @@ def loop_neighbours(pairs, memory_rows, searched, taken, own, k, below):
 
 @pytest.mark.parametrize(("search", "read"), [("uni", "cross"), ("cross", "cross"), ("uni", "uni"), ("cross", "uni")])
 @pytest.mark.parametrize("below", [0.94, 0.2, -0.3])
-def test_a_pair_reads_what_a_loop_over_the_memory_finds(on_disk, pairs, search, read, below):
+def test_a_pair_reads_what_a_loop_over_the_memory_finds(on_disk, pairs, search, read, max_score):
     some, everything = pairs(12, first=30), pairs(40)  # ten of them are in the memory
     settings = FusionSettings(16, search=search, read=read)
-    found = find_neighbours(some, on_disk, settings, 5, below)
-    for side, own in (("image", some.image_vectors), ("text", some.text_vectors)):
-        expected = loop_neighbours(some, everything, settings.searched(side), settings.taken(side), own, 5, below)
-        tokens = found.tokens(side, torch.arange(12))
+    found = find_neighbours(some, on_disk, settings, 5, max_score)
+    for modality, own in (("image", some.image_vectors), ("text", some.text_vectors)):
+        expected = loop_neighbours(
+            some, everything, settings.searched(modality), settings.taken(modality), own, 5, max_score
+        )
+        tokens = found.tokens(modality, torch.arange(12))
         np.testing.assert_array_equal(tokens[:, 0], own)
         np.testing.assert_array_equal(tokens[:, 1:], expected)
 
 
 def test_a_side_that_is_not_refined_looks_nothing_up(on_disk, pairs):
-    found = find_neighbours(pairs(5, first=40), on_disk, FusionSettings(16, sides="image"), 3)
+    found = find_neighbours(pairs(5, first=40), on_disk, FusionSettings(16, modalities="image"), 3)
     assert found.tokens("image", torch.arange(5)).shape == (5, 4, 16)
     assert found.tokens("text", torch.arange(5)).shape == (5, 1, 16)
     nothing = find_neighbours(pairs(5, first=40), on_disk, FusionSettings(16, "mlp"), 3)
@@ -53,8 +55,8 @@ def test_stored_neighbours_are_read_as_they_were(on_disk, pairs, tmp_path):
     found = find_neighbours(pairs(8, first=36), on_disk, FusionSettings(16), 3)
     found.save(tmp_path / "n.safetensors")
     again = Neighbours.open(tmp_path / "n.safetensors")
-    for side in ("image", "text"):
-        assert torch.equal(again.tokens(side, torch.arange(8)), found.tokens(side, torch.arange(8)))
+    for modality in ("image", "text"):
+        assert torch.equal(again.tokens(modality, torch.arange(8)), found.tokens(modality, torch.arange(8)))
     (tmp_path / "n.safetensors").write_bytes(b"cut")
     with pytest.raises(UserError, match="cannot be read"):
         Neighbours.open(tmp_path / "n.safetensors")
@@ -151,8 +153,8 @@ def recall(fusion, memory, test, mode):
     found = find_neighbours(test, memory, fusion.settings, 3)
     everything = torch.arange(len(test))
     embeddings = {
-        side: fusion(side, found.tokens(side, everything)) if mode in (side, "both") else own
-        for side, own in (("image", found.images), ("text", found.texts))
+        modality: fusion(modality, found.tokens(modality, everything)) if mode in (modality, "both") else own
+        for modality, own in (("image", found.images), ("text", found.texts))
     }
     return float((embeddings["image"] @ embeddings["text"].T).argmax(1).eq(everything).float().mean())
 
@@ -245,7 +247,7 @@ def test_every_pair_is_seen_once_an_epoch(world):
     [
         ({"k": 0}, "--k 0"),
         ({"k": 901}, "k = 901, but the memory holds 900 rows"),
-        ({"terms": ("text",), "fusion": FusionSettings(1, sides="image")}, "none of them refines"),
+        ({"terms": ("text",), "fusion": FusionSettings(1, modalities="image")}, "none of them refines"),
         ({"fusion": FusionSettings(1, "mean")}, "a mean has nothing to learn"),
         ({"memory": "nowhere"}, "nowhere: no such memory"),
     ],

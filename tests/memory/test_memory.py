@@ -10,9 +10,9 @@ from recollect.core.errors import UserError
 from recollect.memory import Memory
 
 
-def brute(pairs, queries, k, side, keep=lambda row: True):
+def brute(pairs, queries, k, modality, keep=lambda row: True):
     """Sort every row by its cosine, in double precision."""
-    vectors = (pairs.image_vectors if side == "image" else pairs.text_vectors).astype(np.float64)
+    vectors = (pairs.image_vectors if modality == "image" else pairs.text_vectors).astype(np.float64)
     rows = [row for row in range(len(pairs)) if keep(row)]
     ids, scores = [], []
     for query in queries.astype(np.float64):
@@ -24,10 +24,10 @@ def brute(pairs, queries, k, side, keep=lambda row: True):
 
 
 @pytest.mark.parametrize("side", ["image", "text"])
-def test_search_finds_what_sorting_every_row_finds(memory, pairs, side):
+def test_search_finds_what_sorting_every_row_finds(memory, pairs, modality):
     everything, queries = pairs(40), pairs(7, seed=1).image_vectors
-    found = memory.search(queries, k=5, side=side)
-    ids, scores = brute(everything, queries, 5, side)
+    found = memory.search(queries, k=5, modality=modality)
+    ids, scores = brute(everything, queries, 5, modality)
     assert found.ids.tolist() == ids
     np.testing.assert_allclose(found.scores, scores, atol=1e-6)
     assert found.scores.dtype == np.float32
@@ -56,11 +56,11 @@ def test_fetched_rows_are_those_that_were_added_in_the_order_asked(memory, pairs
 
 
 @pytest.mark.parametrize("side", ["image", "text"])
-def test_vectors_come_back_as_they_were(memory, pairs, side):
+def test_vectors_come_back_as_they_were(memory, pairs, modality):
     everything = pairs(40)
     rows = [3, 39, 3, 0]
-    vectors = memory.vectors([f"row {row}" for row in rows], side)
-    np.testing.assert_array_equal(vectors, getattr(everything, f"{side}_vectors")[rows])
+    vectors = memory.vectors([f"row {row}" for row in rows], modality)
+    np.testing.assert_array_equal(vectors, getattr(everything, f"{modality}_vectors")[rows])
 
 
 def test_what_is_added_is_found_at_once_and_what_is_deleted_never(memory, pairs):
@@ -72,7 +72,7 @@ def test_what_is_added_is_found_at_once_and_what_is_deleted_never(memory, pairs)
     assert len(memory) == 43
     found = memory.search(more.image_vectors, k=43)
     assert not {"row 41", "row 3"} & set(found.ids.ravel())
-    assert memory.search(more.text_vectors[:1], k=1, side="text").ids.tolist() == [["row 40"]]
+    assert memory.search(more.text_vectors[:1], k=1, modality="text").ids.tolist() == [["row 40"]]
 
 
 def test_the_fingerprint_changes_with_the_rows(memory, pairs):
@@ -118,7 +118,7 @@ def test_a_filter_limits_the_search_to_what_satisfies_it(memory, pairs, where, k
         with pytest.raises(UserError, match=r"no row satisfies"):
             memory.search(queries, k=2, where=where)
         return
-    found = memory.search(queries, k=10, side="text", where=where)
+    found = memory.search(queries, k=10, modality="text", where=where)
     ids, scores = brute(everything, queries, 10, "text", lambda row: row in kept)
     assert found.ids.tolist() == ids
     np.testing.assert_allclose(found.scores, scores, atol=1e-6)
@@ -132,7 +132,7 @@ def test_rows_can_be_deleted_by_filter(memory):
 
 def test_near_duplicates_can_be_passed_over(memory, pairs):
     everything = pairs(40)
-    found = memory.search(everything.image_vectors, k=3, below=0.94)
+    found = memory.search(everything.image_vectors, k=3, max_score=0.94)
     vectors = everything.image_vectors.astype(np.float64)
     for row in range(40):
         cosines = vectors @ vectors[row]
@@ -142,14 +142,14 @@ def test_near_duplicates_can_be_passed_over(memory, pairs):
 
 def test_a_row_can_be_kept_from_finding_itself(memory, pairs):
     everything = pairs(40)
-    found = memory.search(everything.image_vectors, k=39, side="text", exclude=everything.ids)
+    found = memory.search(everything.image_vectors, k=39, modality="text", exclude=everything.ids)
     assert all(id not in row for id, row in zip(everything.ids, found.ids.tolist(), strict=True))
     assert (found.ids != "").all()
 
 
 def test_where_too_few_rows_count_the_last_places_stay_empty(memory, pairs):
     query = pairs(1).image_vectors
-    found = memory.search(query, k=40, below=0.0)
+    found = memory.search(query, k=40, max_score=0.0)
     cosines = np.sort(pairs(40).image_vectors @ query[0])[::-1]
     left = int((cosines < 0).sum())
     assert (found.ids[0] != "").tolist() == [True] * left + [False] * (40 - left)
@@ -162,7 +162,7 @@ def test_near_duplicates_are_all_found_however_many(memory, pairs):
     nearby = more.image_vectors * 0 + pairs(1, seed=9).image_vectors
     memory.add(type(more)(**{**vars(more), "image_vectors": nearby}))
     assert set(memory.near_duplicates(nearby[:1])) == set(more.ids)
-    assert memory.near_duplicates(nearby[:1], side="text") == []
+    assert memory.near_duplicates(nearby[:1], modality="text") == []
 
 
 def test_a_memory_of_other_vectors_is_refused(memory, pairs):

@@ -37,8 +37,8 @@ from transformers import (
     ViTConfig,
 )
 
-from recollect.models.checkpoint import quiet
 from recollect.models.tokenizers import train_unigram
+from recollect.models.transformers.encoder import quiet
 
 CAPTIONS = (
     "a photo of a cat",

@@ -5,9 +5,9 @@ import torch
 
 from recollect.core.errors import UserError
 from recollect.models import build_model, load_model
-from recollect.models.checkpoint import TransformersEncoder
-from recollect.models.families import pooled_places
-from recollect.models.processors import transform_of
+from recollect.models.transformers.encoder import TransformersEncoder
+from recollect.models.transformers.families import pooled_places
+from recollect.models.transformers.processors import transform_of
 
 KINDS = ("caption", "label")
 

@@ -10,8 +10,9 @@ from PIL import Image
 
 from recollect import cli
 from recollect.models import build_model
-from recollect.models.checkpoint import quiet
-from recollect.studies import efsa_paper, find_study
+from recollect.models.transformers.encoder import quiet
+from recollect.studies import find_study
+from recollect.studies.efsa import paper as efsa_paper
 from recollect.studies.study import StudyOptions
 
 DOMAINS = ("glyphs:scenes", "hard scenes")

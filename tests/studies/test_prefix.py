@@ -10,11 +10,12 @@ from PIL import Image
 
 from recollect import cli
 from recollect.core.errors import UserError
-from recollect.data import derived, worlds
-from recollect.data.worlds import label_tasks
+from recollect.data import worlds
+from recollect.data.sources import derived
 from recollect.studies import STUDIES, find_study, prefix_paper
-from recollect.studies.prefix_setting import Arm, figures, setting
+from recollect.studies.prefix.world import PrefixArm, figures, prefix_world
 from recollect.studies.study import StudyOptions
+from recollect.tasks import glyph_labels as label_tasks
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,8 +57,8 @@ def test_table_1_has_the_papers_rows_and_context_beside_them(table_1):
 
 
 def test_a_cell_is_the_mean_over_sets_of_the_result_files(table_1, options):
-    chosen = setting(options)
-    found = figures([Arm(prefix=True)], options, chosen.zero_shot())
+    chosen = prefix_world(options)
+    found = figures([PrefixArm(prefix=True)], options, chosen.zero_shot())
     values = {}
     for path in (options.out / "runs").glob("*/results-*/zero-shot--*caption-prefix*.json"):
         result = json.loads(path.read_text())
@@ -74,16 +75,16 @@ def test_a_cell_is_the_mean_over_sets_of_the_result_files(table_1, options):
 
 
 def test_what_an_arm_is_decides_its_recipe(options):
-    chosen = setting(options)
-    plain, prefixed = chosen.make(Arm()), chosen.make(Arm(prefix=True))
+    chosen = prefix_world(options)
+    plain, prefixed = chosen.make(PrefixArm()), chosen.make(PrefixArm(prefix=True))
     assert (plain.data.sampling, prefixed.data.sampling) == ("equal", "debiased")
     assert (plain.model.prefixes, prefixed.model.prefixes) == ((), ("caption", "label"))
-    assert chosen.make(Arm("none")).data.labels == ()
-    assert chosen.make(Arm(captions="none")).data.captions == ()
-    assert chosen.make(Arm(base="label")).objective.base == "label"
-    assert chosen.make(Arm(context=True)).objective.context is not None
+    assert chosen.make(PrefixArm("none")).data.labels == ()
+    assert chosen.make(PrefixArm(captions="none")).data.captions == ()
+    assert chosen.make(PrefixArm(base="label")).objective.base == "label"
+    assert chosen.make(PrefixArm(context=True)).objective.context is not None
     assert plain.objective.context is None
-    half = chosen.make(Arm(batch=0.5))
+    half = chosen.make(PrefixArm(batch=0.5))
     assert half.batch_size * half.steps == plain.batch_size * plain.steps
 
 
@@ -155,18 +156,18 @@ def test_the_command_prints_and_saves_a_report(table_1, options, capsys):
 )
 def test_the_papers_own_scale_says_what_it_needs(options, data, message):
     with pytest.raises(UserError, match=message):
-        setting(replace(options, scale="full", data=data))
+        prefix_world(replace(options, scale="full", data=data))
 
 
 def test_the_papers_own_scale_takes_the_papers_recipe(options):
     data = ("captions=c.parquet", "labels-large=l.parquet", "labels-small=s.parquet", "shift=v2.parquet", "search=coco")
-    chosen = setting(replace(options, scale="full", data=data))
-    recipe = chosen.make(Arm(prefix=True))
+    chosen = prefix_world(replace(options, scale="full", data=data))
+    recipe = chosen.make(PrefixArm(prefix=True))
     assert (recipe.model.start, recipe.batch_size, recipe.optimiser.weight_decay) == ("swin-t", 1024, 0.1)
     assert recipe.data.captions == ("c.parquet",)
-    assert chosen.make(Arm("small")).steps == 125_000
+    assert chosen.make(PrefixArm("small")).steps == 125_000
     assert chosen.own == ("s.parquet", "v2.parquet")
     assert chosen.suite == "prefix-11"
-    assert not chosen.has(Arm("rest"))
+    assert not chosen.has(PrefixArm("rest"))
     evaluation = chosen.zero_shot()
     assert (evaluation.templates, evaluation.prefixes) == (1, ("label", "caption"))

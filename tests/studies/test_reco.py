@@ -13,11 +13,13 @@ from PIL import Image
 from recollect import cli
 from recollect.evaluation.entities import harmonic_mean
 from recollect.memory import Memory
-from recollect.memory.fusion import FusionSettings
-from recollect.studies import find_study, reco_paper, reco_pictures
-from recollect.studies.reco_bench import Arm
-from recollect.studies.reco_glyphs import glyph_entities, glyph_pool, glyph_tasks, memory_sources, training_sources
-from recollect.studies.reco_setting import SIZES, benches
+from recollect.memory.fusion.block import FusionSettings
+from recollect.studies import find_study
+from recollect.studies.reco import figures as reco_pictures
+from recollect.studies.reco import paper as reco_paper
+from recollect.studies.reco.bench import FusionArm
+from recollect.studies.reco.glyphs import glyph_entities, glyph_pool, glyph_tasks, memory_sources, training_sources
+from recollect.studies.reco.world import SIZES, benches
 from recollect.studies.study import StudyOptions
 
 
@@ -91,7 +93,7 @@ def test_table_2_is_the_result_files(options, bench):
     (table,) = tables("table-2", options)
     rows = {row[0]: row for row in table.rows}
     assert len(rows) == 6 + len(reco_paper.TABLE_2)
-    figures = bench.figures(Arm(), "entities")
+    figures = bench.figures(FusionArm(), "entities")
     assert [number(cell) for cell in rows["convnet + RECO"][1:4]] == pytest.approx(list(figures.values()), abs=0.051)
     assert figures["harmonic mean"] == pytest.approx(harmonic_mean(figures["seen"], figures["unseen"]))
     assert rows["paper: CLIP-L/14 + RECO"][-3:] == ("11.5 (+5.9)", "13.3 (+8.4)", "12.3 (+7.0)")
@@ -101,7 +103,7 @@ def test_table_3_has_the_eight_variants_in_the_papers_order(options, bench):
     (table,) = tables("table-3", options)
     assert [row[:3] for row in table.rows[1:]] == [key for key in reco_paper.TABLE_3 if key[0] != "none"]
     assert [row[-6:] for row in table.rows] == list(reco_paper.TABLE_3.values())
-    base, mean = bench.figures(None), bench.figures(Arm(FusionSettings(1, "mean", "cross", "uni")))
+    base, mean = bench.figures(None), bench.figures(FusionArm(FusionSettings(1, "mean", "cross", "uni")))
     gains = [float(re.search(r"\((.*)\)", cell)[1]) for cell in table.rows[-1][3:7]]
     assert gains == pytest.approx([mean[column] - base[column] for column in base], abs=0.051)
     change = np.mean([100 * (mean[column] - base[column]) / base[column] for column in base if base[column]])
@@ -161,7 +163,7 @@ def _ids(memory):
 
 
 def test_the_second_control_also_learns_from_what_the_pairs_find(bench):
-    pairs = bench._with_found(Arm())
+    pairs = bench._with_found(FusionArm())
     assert len(pairs) > len(bench.pairs)
     assert len(set(pairs.ids)) == len(pairs)
     memory = Memory.open(bench.memory_of())
@@ -181,10 +183,10 @@ def test_nothing_is_made_twice(options, bench):
 
 
 def test_an_arm_trains_what_it_says(bench):
-    fusion = bench.fusion(Arm(FusionSettings(1, sides="text"), "text", k=5))
+    fusion = bench.fusion(FusionArm(FusionSettings(1, sides="text"), "text", k=5))
     assert (fusion.settings.width, fusion.settings.sides, fusion.trained["k"]) == (256, "text", 5)
     assert any(value.abs().max() > 0 for name, value in fusion.named_parameters() if "output.weight" in name)
-    encoder = bench.encoder(Arm(FusionSettings(1, sides="text"), "text", k=5))
+    encoder = bench.encoder(FusionArm(FusionSettings(1, sides="text"), "text", k=5))
     picture = torch.zeros(1, 3, 32, 32)
     assert torch.equal(encoder.embed_images(picture), bench.model.embed_images(picture))
 
@@ -203,7 +205,7 @@ def test_full_scale_asks_for_what_it_needs(options, capsys):
 
 def test_full_scale_runs_on_ones_own_pairs_and_model(bench, tmp_path, monkeypatch):
     """The paper's set-up, with a small model, a table of pairs as data and memory, and sets of the user's own."""
-    from recollect.studies import reco_setting
+    from recollect.studies.reco import world as reco_setting
 
     saved = bench.model.save(tmp_path / "model")
     lines = ["path,caption,split"]

@@ -9,8 +9,8 @@ from rich.table import Table
 from recollect.core.errors import UserError
 from recollect.core.files import write_json
 from recollect.core.progress import output
-from recollect.data.derived import corpus
 from recollect.data.sources import open_source
+from recollect.data.sources.derived import corpus
 from recollect.evaluation.analysis import energy_outside, text_span
 from recollect.evaluation.features import image_features
 from recollect.models import load_model

@@ -15,25 +15,27 @@ from recollect.core.files import write_json
 from recollect.core.progress import output
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, Kind, Source
-from recollect.data.derived import Subset, sample_texts
 from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.data.sources import open_source
-from recollect.data.tasks import ClassificationTask, Division, keep_classes
+from recollect.data.sources.derived import Subset, sample_texts
 from recollect.evaluation.features import class_prompts
 from recollect.evaluation.language import AttentionMap, attention_map, in_plane, own_prefixes, reading_name
-from recollect.evaluation.maps import attention_figure, clouds
-from recollect.evaluation.opening import Selection, open_tasks
-from recollect.evaluation.panels import Measured, Panel, captions_panel, classes_panel, images_panel, prefixes_panel
-from recollect.evaluation.plots import save_figure
 from recollect.models import load_model
+from recollect.reports.maps import attention_figure, clouds
+from recollect.reports.panels import Measured, Panel, captions_panel, classes_panel, images_panel, prefixes_panel
+from recollect.reports.plots import save_figure
+from recollect.tasks.classification import ClassificationTask, Division, keep_classes
+from recollect.tasks.opening import Selection, open_tasks
 
 Reading = Literal["label", "caption", "none"]
-ENDINGS = (".png", ".pdf", ".svg")
+FIGURE_ENDINGS = (".png", ".pdf", ".svg")
 
 
 def _checked(out: Path) -> Path:
-    if out.suffix.lower() not in ENDINGS:
-        raise UserError(f"--out {out}: the ending says the format of the figure. Choose one of: {', '.join(ENDINGS)}.")
+    if out.suffix.lower() not in FIGURE_ENDINGS:
+        raise UserError(
+            f"--out {out}: the ending says the format of the figure. Choose one of: {', '.join(FIGURE_ENDINGS)}."
+        )
     return out
 
 

@@ -9,10 +9,10 @@ from recollect.core.errors import UserError
 from recollect.core.progress import output, track
 from recollect.data.sources import open_source
 from recollect.memory.store import Memory
-from recollect.retrieval.baselines import item_blocks
-from recollect.retrieval.caption_file import CaptionFile
-from recollect.retrieval.captions import CaptionerOptions, TransformersCaptioner, source_items, write_captions
-from recollect.retrieval.memory_pool import MemoryPool, caption_path
+from recollect.search.baselines.pool_wide import item_blocks
+from recollect.search.captioning.captioner import CaptionerOptions, TransformersCaptioner, source_items, write_captions
+from recollect.search.captioning.file import CaptionFile
+from recollect.search.memory_pool import MemoryPool, caption_path
 
 
 @dataclass(frozen=True)

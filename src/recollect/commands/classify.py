@@ -6,15 +6,15 @@ from pathlib import Path
 import tyro
 from rich.table import Table
 
+from recollect.apps.classify.classifier import Classification, classify, find_examples, find_images
+from recollect.apps.classify.sheet import save_csv, save_sheet
 from recollect.commands.memory_options import MemoryOptions
 from recollect.core.errors import UserError
 from recollect.core.progress import output
 from recollect.data.prompts import GENERAL_TEMPLATES, fill, readable
-from recollect.evaluation.classify import Classification, classify, find_examples, find_images
-from recollect.evaluation.contact_sheet import save_csv, save_sheet
 from recollect.evaluation.features import prompt_ensemble
 from recollect.evaluation.few_shot import learned_scale
-from recollect.fewshot.protocol import METHODS
+from recollect.fewshot.protocol import FEW_SHOT_METHODS
 from recollect.models import load_model
 
 
@@ -41,8 +41,8 @@ class Classify:
 
     def run(self) -> None:
         """Classify, print a summary and write."""
-        if self.method not in METHODS:
-            raise UserError(f"--method {self.method}: no such method. Choose one of: {', '.join(METHODS)}.")
+        if self.method not in FEW_SHOT_METHODS:
+            raise UserError(f"--method {self.method}: no such method. Choose one of: {', '.join(FEW_SHOT_METHODS)}.")
         support, images = find_examples(self.support), find_images(self.images)
         self.reading.check()
         if self.reading.near is not None:
@@ -50,7 +50,7 @@ class Classify:
         encoder = self.reading.apply(load_model(self.model, self.device))
         names = sorted({name for _, name in support})
         prompts = [[fill(template, readable(name)) for template in GENERAL_TEMPLATES] for name in names]
-        classifier = METHODS[self.method](prompt_ensemble(encoder, prompts), learned_scale(encoder))
+        classifier = FEW_SHOT_METHODS[self.method](prompt_ensemble(encoder, prompts), learned_scale(encoder))
         found = classify(classifier, encoder, support, images)
         summary = f"{len(found.predictions)} images, {len(names)} classes, {len(support)} examples; {self.method}"
         save_csv(found, self.out / "predictions.csv")

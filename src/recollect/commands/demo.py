@@ -4,8 +4,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from recollect.apps.demo import DemoScale, demo
 from recollect.core.progress import output
-from recollect.studies.demo import DemoScale, demo
 
 
 @dataclass(frozen=True)

@@ -15,22 +15,22 @@ from recollect.core.errors import UserError
 from recollect.core.files import write_json
 from recollect.core.progress import output
 from recollect.core.types import Encoder, Kind, Source
-from recollect.data.columns import Columns
 from recollect.data.prompts import GENERAL_TEMPLATES
-from recollect.data.tasks import ClassificationTask, Division
+from recollect.data.sources.columns import Columns
 from recollect.evaluation.features import FeatureCache
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
 from recollect.evaluation.language import own_prefixes
-from recollect.evaluation.opening import Opened, Selection, open_tasks
-from recollect.evaluation.plots import few_shot_curves, gain_against_examples, gain_per_data_set, save_figure
 from recollect.evaluation.probe import linear_probe
 from recollect.evaluation.results import Result, summarise
 from recollect.evaluation.tables import sample_efficiency, tidy
 from recollect.evaluation.zero_shot import zero_shot
-from recollect.fewshot.protocol import METHODS, PAPER_METHODS, Protocol
+from recollect.fewshot.protocol import FEW_SHOT_METHODS, PAPER_METHODS, Protocol
 from recollect.models import load_model
+from recollect.reports.plots import few_shot_curves, gain_against_examples, gain_per_data_set, save_figure
+from recollect.tasks.classification import ClassificationTask, Division
+from recollect.tasks.opening import OpenedTasks, Selection, open_tasks
 
-Data = TypeVar("Data")
+DataArgument = TypeVar("DataArgument")
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class DataOptions:
     image_column: str | None = None
     """Image bytes or paths."""
 
-    def open(self, purpose: str, synonyms: str | None = None) -> Opened:
+    def open(self, purpose: str, synonyms: str | None = None) -> OpenedTasks:
         """The tasks; with a column of synonyms, their classes under both names."""
         division = Division(self.support, self.query, self.within)
         if purpose == "zero-shot" and self.within is None:
@@ -117,8 +117,8 @@ class ModelOptions:
             yield name, load_model(name, self.device), cache
 
     def each_on(
-        self, tested: Iterable[tuple[Data, Source]]
-    ) -> Iterator[tuple[str, Encoder, FeatureCache | None, Data]]:
+        self, tested: Iterable[tuple[DataArgument, Source]]
+    ) -> Iterator[tuple[str, Encoder, FeatureCache | None, DataArgument]]:
         """Every model on every set, and its name there; with --memory it reads the memory.
 
         Args:
@@ -149,7 +149,7 @@ class ModelOptions:
         console.print(f"{len(results)} JSON files in {self.out}", highlight=False)
 
 
-def _say_left_out(opened: Opened, console: Console) -> None:
+def _say_left_out(opened: OpenedTasks, console: Console) -> None:
     for reason in opened.left_out:
         console.print(f"left out: {reason}", style="yellow", highlight=False, soft_wrap=True)
 
@@ -226,7 +226,7 @@ class FewShot:
         self._compare(frame, console)
 
     def _protocol(self) -> Protocol:
-        names = {"all": tuple(METHODS), "paper": PAPER_METHODS}
+        names = {"all": tuple(FEW_SHOT_METHODS), "paper": PAPER_METHODS}
         methods = tuple(dict.fromkeys(name for asked in self.methods for name in names.get(asked, (asked,))))
         try:
             return Protocol(methods, tuple(sorted(set(self.shots))), tuple(range(self.seeds)))

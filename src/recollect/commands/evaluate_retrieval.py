@@ -12,15 +12,15 @@ from recollect.commands.memory_options import with_memory
 from recollect.core.errors import UserError
 from recollect.core.progress import output
 from recollect.core.types import Encoder
-from recollect.data.columns import Columns
+from recollect.data.sources.columns import Columns
 from recollect.evaluation.pools import CaptionedPool, PoolKind, PoolSelection, open_pools
 from recollect.evaluation.results import Result, Row
 from recollect.evaluation.retrieval import DIRECTIONS, Comparison, compare_methods, retrieval
 from recollect.models import load_model
 from recollect.models.dual import DualEncoder
-from recollect.retrieval.methods import METHODS, MethodOptions
-from recollect.retrieval.options import EpisodeOptions, RewardOptions, TuningOptions
-from recollect.retrieval.rewording import Rewording
+from recollect.search.captioning.corruption import CaptionCorruption
+from recollect.search.episodes.options import EpisodeOptions, RewardOptions, TuningOptions
+from recollect.search.methods import SEARCH_METHODS, MethodOptions
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Retrieval:
     stand-in of a captioner), held-out (an image's last text, which then is no query), true (its first text, though it
     is asked for: the ceiling), column:NAME (another column of the data), or a .jsonl file that `recollect caption`
     wrote. With commas between, one for each source."""
-    rewording: Rewording = field(default_factory=Rewording)
+    rewording: CaptionCorruption = field(default_factory=CaptionCorruption)
     """How the stand-in words the truth."""
     teacher: str | None = None
     """A larger model that judges images for rlcf."""
@@ -69,9 +69,9 @@ class Retrieval:
     def run(self) -> None:
         """Evaluate, print and write."""
         console = output()
-        methods = tuple(METHODS) if self.methods == ("all",) else self.methods
-        if unknown := [name for name in methods if name not in METHODS]:
-            raise UserError(f"--methods {unknown[0]}: no such method. Choose from: {', '.join(METHODS)}, all.")
+        methods = tuple(SEARCH_METHODS) if self.methods == ("all",) else self.methods
+        if unknown := [name for name in methods if name not in SEARCH_METHODS]:
+            raise UserError(f"--methods {unknown[0]}: no such method. Choose from: {', '.join(SEARCH_METHODS)}, all.")
         if "rlcf" in methods and self.teacher is None:
             raise UserError("--methods rlcf needs a larger model to judge the images. Name it with --teacher MODEL.")
         if not self.depths or min(self.depths) < 1:

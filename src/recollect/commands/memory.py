@@ -12,12 +12,12 @@ from recollect.core.errors import UserError
 from recollect.core.files import write_json
 from recollect.core.progress import output
 from recollect.core.types import Kind, Source
-from recollect.data.columns import Columns
-from recollect.data.images import decode
 from recollect.data.sources import open_source
+from recollect.data.sources.columns import Columns
+from recollect.data.sources.images import decode
 from recollect.evaluation.features import image_features
-from recollect.memory.building import BuildOptions, BuildReport, check_resumable, fill, open_for_build
-from recollect.memory.reading import Pictures, Reader, ReadOptions
+from recollect.memory.build.building import BuildOptions, BuildReport, check_resumable, fill_memory, open_for_build
+from recollect.memory.build.reading import KeepPictures, Reader, ReadOptions
 from recollect.memory.store import NEAR, Memory
 from recollect.models import DualEncoder, load_model
 
@@ -34,7 +34,7 @@ class PairOptions:
     """The first caption of an image, or a row for each."""
     template: str = "a photo of a {}."
     """The text of an image that has a class and no caption."""
-    pictures: Pictures = "source"
+    pictures: KeepPictures = "source"
     """What to keep of a picture: bytes or path as the source has it, or always one of both, or nothing."""
     keep_same: bool = False
     """Also add rows whose picture and caption are there already."""
@@ -94,7 +94,7 @@ class Build:
         reader, options = self.pairs.reader(self.data, encoder), self.pairs.build()
         memory = open_for_build(self.out, encoder, self.model)
         check_resumable(memory, reader)
-        _say(memory, fill(memory, reader, options, self.pairs.engine))
+        _say(memory, fill_memory(memory, reader, options, self.pairs.engine))
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Add:
         encoder = load_model(self.model, self.pairs.device)
         memory.check_model(encoder.fingerprint, self.model)
         reader, options = self.pairs.reader(self.data, encoder), self.pairs.build()
-        _say(memory, fill(memory, reader, options, self.pairs.engine))
+        _say(memory, fill_memory(memory, reader, options, self.pairs.engine))
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Remove:
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchRows:
     """Find the rows nearest to texts or images: among texts, or among images."""
 
     memory: tyro.conf.Positional[str]
@@ -170,7 +170,7 @@ class Search:
     """Texts to search by."""
     images: tuple[Path, ...] = ()
     """Image files to search by."""
-    side: Literal["image", "text"] | None = None
+    modality: Literal["image", "text"] | None = None
     """What to compare with; by default texts with texts and images with images, as RECO does."""
     k: int = 10
     """Rows for each query."""
@@ -193,11 +193,11 @@ class Search:
         results = []
         if self.texts:
             vectors = encoder.embed_texts(self.texts, self.prefix)
-            results += self._found(memory, vectors.numpy(), list(self.texts), self.side or "text")
+            results += self._found(memory, vectors.numpy(), list(self.texts), self.modality or "text")
         if self.images:
             pictures = [decode(path, str(path)) for path in self.images]
             names = [str(path) for path in self.images]
-            results += self._found(memory, encoder.embed_images(pictures).numpy(), names, self.side or "image")
+            results += self._found(memory, encoder.embed_images(pictures).numpy(), names, self.modality or "image")
         console = output()
         for result in results:
             _print_result(result, console)
@@ -205,13 +205,13 @@ class Search:
             write_json(self.out, results)
             console.print(f"found: {self.out}", highlight=False, soft_wrap=True)
 
-    def _found(self, memory: Memory, vectors, queries: list[str], side: Literal["image", "text"]) -> list[dict]:  # type: ignore[no-untyped-def]
-        found = memory.search(vectors, self.k, side, self.where)
+    def _found(self, memory: Memory, vectors, queries: list[str], modality: Literal["image", "text"]) -> list[dict]:  # type: ignore[no-untyped-def]
+        found = memory.search(vectors, self.k, modality, self.where)
         items = {item.id: item for item in memory.fetch(found.ids.ravel().tolist(), pictures=False)}
         return [
             {
                 "query": query,
-                "side": side,
+                "side": modality,
                 "found": [
                     {"id": id, "score": float(score), "caption": items[id].caption, "source": items[id].source}
                     | {"metadata": dict(items[id].metadata)}

@@ -7,8 +7,8 @@ from recollect.core.progress import output
 from recollect.core.types import Encoder, Source
 from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.results import Result
-from recollect.memory.encoder import Mode, RetrievalEnhancedEncoder
-from recollect.memory.fusion import FusionModule, FusionSettings
+from recollect.memory.fusion.block import FusionModule, FusionSettings
+from recollect.memory.fusion.encoder import Mode, RetrievalEnhancedEncoder
 from recollect.memory.store import Memory
 
 MEAN = "mean"
@@ -88,7 +88,7 @@ class MemoryOptions:
                 f"{self.k}. Ask for a smaller --k or a higher --near."
             )
         return RetrievalEnhancedEncoder(
-            encoder, memory, fusion, self.mode or "both", self.k, self.read_where, without=near
+            encoder, memory, fusion, self.mode or "both", self.k, self.read_where, exclude_ids=near
         )
 
     def name(self, model: str, encoder: Encoder) -> str:

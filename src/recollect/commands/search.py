@@ -15,14 +15,14 @@ from recollect.core.progress import console as errors
 from recollect.core.progress import output
 from recollect.memory.store import Memory
 from recollect.models import DualEncoder, load_model
-from recollect.retrieval.baselines import NO_CAPTIONS
-from recollect.retrieval.caption_file import CaptionFile
-from recollect.retrieval.gallery import save_results
-from recollect.retrieval.memory_pool import MemoryPool
-from recollect.retrieval.methods import MethodOptions, Setting, prepare
-from recollect.retrieval.options import EpisodeOptions
-from recollect.retrieval.pixels import PixelCache
-from recollect.retrieval.search import Searcher, SearchReport, SearchResult
+from recollect.reports.gallery import save_results
+from recollect.search.baselines.pool_wide import NO_CAPTIONS
+from recollect.search.captioning.file import CaptionFile
+from recollect.search.episodes.options import EpisodeOptions
+from recollect.search.memory_pool import MemoryPool
+from recollect.search.methods import MethodOptions, SearchContext, prepare
+from recollect.search.pixels import PixelCache
+from recollect.search.searcher import Searcher, SearchReport, SearchResult
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Search:
             raise UserError(f"{address}: does not say which model embedded it. Name it with --model.")
         encoder = load_model(name, self.device)
         memory.check_model(encoder.fingerprint, name)
-        setting = Setting(encoder, pool, MethodOptions(episode=self.episode), PixelCache(encoder.transform))
+        setting = SearchContext(encoder, pool, MethodOptions(episode=self.episode), PixelCache(encoder.transform))
         method = "zero-shot" if self.rerank == "none" else self.rerank
         search = prepare(method, setting).search
         if self.reading.asked:
@@ -102,8 +102,8 @@ class Search:
 
     def _reading_searcher(self, encoder: DualEncoder, pool: MemoryPool, name: str) -> tuple[Searcher, str]:
         reading = replace(self.reading, mode="text")
-        asker = reading.apply(encoder)
-        return Searcher(encoder, pool, asker=asker), reading.name(name, asker)
+        query_encoder = reading.apply(encoder)
+        return Searcher(encoder, pool, query_encoder=query_encoder), reading.name(name, query_encoder)
 
     def _from_file(self) -> list[str]:
         if self.queries is None:

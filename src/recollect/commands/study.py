@@ -12,7 +12,7 @@ from recollect.studies.study import Scale, SearchSettings, StudyOptions
 
 
 @dataclass(frozen=True)
-class Study:
+class RunStudy:
     """Run a table or figure of a paper; without a name, list them.
 
     Training runs are kept under OUT/runs and are not repeated, so a study that was stopped goes on where it was and

@@ -9,8 +9,8 @@ import tyro
 from recollect.core.errors import UserError
 from recollect.core.progress import output
 from recollect.data.sources import open_source
-from recollect.memory.fusion import FusionSettings, Kind
-from recollect.memory.learning import TERMS, FusionRecipe, Term, embed_pairs, train_fusion
+from recollect.memory.fusion.block import FusionKind, FusionSettings
+from recollect.memory.fusion.learning import TERMS, FusionRecipe, Term, embed_pairs, train_fusion
 from recollect.memory.store import NEAR, Memory
 from recollect.models import load_model
 from recollect.training.optimiser import Optimiser
@@ -40,9 +40,9 @@ class TrainReco:
     """Take at most so many pairs of each source."""
     k: int = 10
     """Rows that each embedding reads."""
-    below: float = NEAR
+    max_score: float = NEAR
     """Pass over rows with at least this cosine to the training embedding."""
-    kind: Kind = "transformer"
+    kind: FusionKind = "transformer"
     """The paper's block, or an MLP of the same size that reads no memory."""
     search: Literal["uni", "cross"] = "uni"
     """Find by the vectors of the query's own modality, or of the other (Table 3)."""
@@ -104,7 +104,7 @@ class TrainReco:
             memory=self.memory,
             terms=self.terms,
             k=self.k,
-            below=self.below,
+            max_score=self.max_score,
             limit=self.limit,
             epochs=self.epochs,
         )

@@ -115,3 +115,17 @@ def new_folder(path: str | Path, what: str) -> Path:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{path}: already exists and is not empty. Name another folder for the {what}, or remove it.")
     return path
+
+
+@contextmanager
+def fresh_folder(path: str | Path, what: str) -> Iterator[Path]:
+    """Like `atomic_folder`, where nothing, or an empty folder, may be there.
+
+    Raises:
+        UserError: something is there already.
+    """
+    path = new_folder(path, what)
+    if path.exists():
+        path.rmdir()
+    with atomic_folder(path) as unfinished:
+        yield unfinished

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-Item = TypeVar("Item")
+Step = TypeVar("Step")
 
 console = Console(stderr=True, emoji=False)  # ":train:" in a name is no picture of a train
 
@@ -57,8 +57,8 @@ def progress(description: str, total: int | float | None, unit: str = "it", done
 
 
 def track(
-    items: Iterable[Item], description: str, total: int | float | None = None, unit: str = "it"
-) -> Iterator[Item]:
+    items: Iterable[Step], description: str, total: int | float | None = None, unit: str = "it"
+) -> Iterator[Step]:
     """Yield ``items`` with a progress bar."""
     if total is None and hasattr(items, "__len__"):
         total = len(items)  # type: ignore[arg-type]

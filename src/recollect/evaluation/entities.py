@@ -5,13 +5,13 @@ from jaxtyping import Bool
 
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind
-from recollect.data.columns import Columns
-from recollect.data.derived import source_labels
 from recollect.data.sources import open_source
-from recollect.data.tasks import ClassificationTask, Division, classification_task
+from recollect.data.sources.columns import Columns
+from recollect.data.sources.derived import source_labels
 from recollect.evaluation.features import FeatureCache, class_text_features, image_features
 from recollect.evaluation.results import Result, Row
 from recollect.evaluation.zero_shot import top_1
+from recollect.tasks.classification import ClassificationTask, Division, classification_task
 
 
 def open_entities(

@@ -17,9 +17,9 @@ from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed
 from recollect.core.types import Encoder, Kind, Sample, Source
 from recollect.data.prompts import fill
-from recollect.data.tasks import ClassificationTask
 from recollect.evaluation.analysis import SpanEncoder
-from recollect.memory.encoder import RetrievalEnhancedEncoder
+from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder
+from recollect.tasks.classification import ClassificationTask
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ import numpy as np
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, Kind
-from recollect.data.derived import Subset, source_labels
-from recollect.data.tasks import ClassificationTask, keep_classes
+from recollect.data.sources.derived import Subset, source_labels
 from recollect.evaluation.features import FeatureCache, class_text_features, image_features
 from recollect.evaluation.results import Result
 from recollect.fewshot.mixture import TEXT_SCALE
-from recollect.fewshot.protocol import Protocol, Task, draw, evaluate
+from recollect.fewshot.protocol import FewShotTask, Protocol, draw, run_protocol
+from recollect.tasks.classification import ClassificationTask, keep_classes
 
 
 def few_shot(
@@ -53,10 +53,10 @@ def few_shot(
     texts = class_text_features(encoder, task, prefix)
     columns = places.reshape(len(orders), -1, classes)
     scale = learned_scale(encoder)
-    arrays = Task(support.images, support.labels, query.images, query.labels, texts, scale)
+    arrays = FewShotTask(support.images, support.labels, query.images, query.labels, texts, scale)
     fits = sum(name != "zero-shot" for name in protocol.methods) * len(protocol.shots) * len(protocol.seeds)
     with progress(f"classify {task.name}", fits * len(query.labels), "predictions") as counter:
-        rows = evaluate(arrays, protocol, counter.advance, dict(zip(orders, columns, strict=True)))
+        rows = run_protocol(arrays, protocol, counter.advance, dict(zip(orders, columns, strict=True)))
     settings = {"classes": classes, "queries": len(query.labels), "pool": len(labels), "prefix": prefix, "scale": scale}
     settings |= {key: value for key, value in asdict(protocol).items() if key != "memory"}
     return Result("few-shot", model, task.name, seed, rows, settings)

@@ -6,14 +6,20 @@ from pathlib import Path
 from typing import Literal
 
 from recollect.core.errors import UserError
-from recollect.data.columns import Columns
-from recollect.data.derived import sample_texts
 from recollect.data.sources import open_source
-from recollect.data.tasks import RetrievalTask, retrieval_task
-from recollect.evaluation.opening import WORLDS
+from recollect.data.sources.columns import Columns
+from recollect.data.sources.derived import sample_texts
 from recollect.evaluation.retrieval import merged
-from recollect.retrieval.caption_file import captions_of
-from recollect.retrieval.rewording import PoolCaptions, Rewording, held_out, reworded, true_captions
+from recollect.search.captioning.corruption import (
+    CaptionCorruption,
+    PoolCaptions,
+    corrupted_captions,
+    held_out,
+    true_captions,
+)
+from recollect.search.captioning.file import captions_of
+from recollect.tasks.opening import WORLDS
+from recollect.tasks.retrieval import RetrievalTask, retrieval_task
 
 PoolKind = Literal["single", "merged"]
 
@@ -38,7 +44,7 @@ class PoolSelection:
     data: Sequence[str]
     pool: PoolKind = "single"
     captions: str | None = None
-    rewording: Rewording = field(default_factory=Rewording)
+    rewording: CaptionCorruption = field(default_factory=CaptionCorruption)
     split: str = "test"
     columns: Columns = field(default_factory=Columns)
 
@@ -85,7 +91,7 @@ def _split(spec: str, split: str) -> str | None:
 
 def _captions(task: RetrievalTask, word: str, selection: PoolSelection, spec: str) -> PoolCaptions:
     if word == "reworded":
-        return reworded(task.images, selection.rewording)
+        return corrupted_captions(task.images, selection.rewording)
     if word in ("held-out", "true"):
         return {"held-out": held_out, "true": true_captions}[word](task.images)
     if word.startswith(_COLUMN):

@@ -2,12 +2,12 @@
 
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder
-from recollect.data.tasks import ClassificationTask
 from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.results import Result
 from recollect.evaluation.zero_shot import mean_per_class, top_1
 from recollect.fewshot import LinearProbe
 from recollect.fewshot.protocol import Metric
+from recollect.tasks.classification import ClassificationTask
 
 
 def linear_probe(

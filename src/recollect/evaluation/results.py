@@ -15,7 +15,7 @@ from recollect import __version__
 from recollect.core.errors import UserError
 from recollect.core.files import read_json, write_json
 
-FORMAT = 1
+RESULT_FORMAT = 1
 """Version of the files; raised when a reader of older files would misread newer ones."""
 
 Row = Mapping[str, Any]
@@ -80,7 +80,7 @@ class Result:
 
     def as_json(self) -> dict[str, Any]:
         """The result as its file holds it."""
-        return {"format": FORMAT, **asdict(self)}
+        return {"format": RESULT_FORMAT, **asdict(self)}
 
 
 def load_result(path: str | Path) -> Result:
@@ -90,9 +90,11 @@ def load_result(path: str | Path) -> Result:
         UserError: no such file, not JSON, or not a result of this format.
     """
     value = read_json(path)
-    if not isinstance(value, dict) or value.get("format") != FORMAT:
+    if not isinstance(value, dict) or value.get("format") != RESULT_FORMAT:
         found = value.get("format") if isinstance(value, dict) else type(value).__name__
-        raise UserError(f"{path}: not a result of format {FORMAT} (found {found}). Evaluate again with this version.")
+        raise UserError(
+            f"{path}: not a result of format {RESULT_FORMAT} (found {found}). Evaluate again with this version."
+        )
     fields = {key: item for key, item in value.items() if key != "format"}
     try:
         return Result(**fields)

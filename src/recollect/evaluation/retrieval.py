@@ -9,19 +9,19 @@ from jaxtyping import Int64
 from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, Kind, Source
-from recollect.data.derived import Joined
-from recollect.data.tasks import RetrievalTask
+from recollect.data.sources.derived import Joined
 from recollect.evaluation.features import FeatureCache, image_features
+from recollect.evaluation.ranks import NO_RANK, TIE, hits, streaming_ranks
 from recollect.evaluation.results import Result, Row
 from recollect.models import DualEncoder
-from recollect.retrieval.cost import Cost, measured
-from recollect.retrieval.episodes import caption_kind
-from recollect.retrieval.methods import METHODS, MethodOptions, Prepared, Setting, prepare
-from recollect.retrieval.pixels import PixelCache
-from recollect.retrieval.pool import SourcePool
-from recollect.retrieval.ranks import NO_RANK, TIE, hits, streaming_ranks
-from recollect.retrieval.rewording import PoolCaptions
-from recollect.retrieval.search import SearchResult
+from recollect.search.captioning.corruption import PoolCaptions
+from recollect.search.cost import Cost, measured
+from recollect.search.episodes.batched import caption_kind
+from recollect.search.methods import SEARCH_METHODS, MethodOptions, Prepared, SearchContext, prepare
+from recollect.search.pixels import PixelCache
+from recollect.search.pool import SourcePool
+from recollect.search.searcher import SearchResult
+from recollect.tasks.retrieval import RetrievalTask
 
 DIRECTIONS = ("text to image", "image to text")
 
@@ -204,7 +204,7 @@ class Comparison:
     """Which methods search, and how.
 
     Attributes:
-        methods: names of `METHODS`; gains are over the first.
+        methods: names of `SEARCH_METHODS`; gains are over the first.
         options: their settings.
         teacher: a larger model, for RLCF.
         queries: ask at most this many texts of each domain; the pool stays whole.
@@ -247,12 +247,12 @@ def compare_methods(
     Raises:
         UserError: no such method, or one lacks captions or a teacher.
     """
-    if unknown := [name for name in comparison.methods if name not in METHODS]:
-        raise UserError(f"no method '{unknown[0]}'. Choose from: {', '.join(METHODS)}.")
+    if unknown := [name for name in comparison.methods if name not in SEARCH_METHODS]:
+        raise UserError(f"no method '{unknown[0]}'. Choose from: {', '.join(SEARCH_METHODS)}.")
     captions = captions or PoolCaptions((None,) * len(task.images))
     vectors = image_features(encoder, task.images, cache).images
     pool = SourcePool(encoder, task.images, captions.captions, vectors)
-    setting = Setting(encoder, pool, comparison.options, PixelCache(encoder.transform), comparison.teacher)
+    setting = SearchContext(encoder, pool, comparison.options, PixelCache(encoder.transform), comparison.teacher)
     asked = _Asked.of(task, captions.reserved).sampled(comparison.queries, comparison.seed)
     if not asked.texts.any():
         raise UserError(f"{task.name}: no text is left to ask by. Are all of them captions of the pool?")

@@ -3,9 +3,9 @@
 import numpy as np
 
 from recollect.core.types import Encoder, Kind
-from recollect.data.tasks import ClassificationTask
 from recollect.evaluation.features import FeatureCache, class_text_features, image_features
 from recollect.evaluation.results import Result, Row
+from recollect.tasks.classification import ClassificationTask
 
 FEW = 5
 """Top-5 says something only where there are more classes."""

@@ -4,7 +4,7 @@ from recollect.fewshot.ape import ApeClassifier
 from recollect.fewshot.base import EmbeddingClassifier
 from recollect.fewshot.mixture import DualMemory, GaussianDiscriminant, ZeroShotMix
 from recollect.fewshot.prototype import PrototypeClassifier
-from recollect.fewshot.tip import CrossValidatedTipAdapter, TipAdapter, TipX, ZeroShot
+from recollect.fewshot.tip import CrossValidatedTipAdapter, TipAdapter, TipX, ZeroShotClassifier
 from recollect.fewshot.trained import ApeTrained, ClipAdapter, LinearProbe, TipAdapterF
 from recollect.fewshot.tuning import best_weight
 from recollect.fewshot.voting import PluralityVoting, RankVoting, SoftmaxVoting
@@ -25,7 +25,7 @@ __all__ = [
     "TipAdapter",
     "TipAdapterF",
     "TipX",
-    "ZeroShot",
+    "ZeroShotClassifier",
     "ZeroShotMix",
     "best_weight",
 ]

@@ -21,15 +21,15 @@ from recollect.fewshot.ape import ApeClassifier
 from recollect.fewshot.base import EmbeddingClassifier, unit_rows
 from recollect.fewshot.mixture import TEXT_SCALE, DualMemory, GaussianDiscriminant, ZeroShotMix
 from recollect.fewshot.prototype import PrototypeClassifier
-from recollect.fewshot.tip import CrossValidatedTipAdapter, TipAdapter, TipX, ZeroShot
+from recollect.fewshot.tip import CrossValidatedTipAdapter, TipAdapter, TipX, ZeroShotClassifier
 from recollect.fewshot.trained import ApeTrained, ClipAdapter, LinearProbe, TipAdapterF
-from recollect.fewshot.voting import PluralityVoting, RankVoting, SoftmaxVoting, nearest
+from recollect.fewshot.voting import PluralityVoting, RankVoting, SoftmaxVoting, top_similar
 
-Build = Callable[[np.ndarray, float], EmbeddingClassifier]
+MakeEstimator = Callable[[np.ndarray, float], EmbeddingClassifier]
 """From class texts and the model's scale, the inverse temperature it was trained with, to an estimator."""
 
-METHODS: Mapping[str, Build] = {
-    "zero-shot": lambda texts, scale: ZeroShot(texts),
+FEW_SHOT_METHODS: Mapping[str, MakeEstimator] = {
+    "zero-shot": lambda texts, scale: ZeroShotClassifier(texts),
     "prototype": lambda texts, scale: PrototypeClassifier(),
     "tip-adapter": lambda texts, scale: TipAdapter(texts),
     "tip-adapter-cv": lambda texts, scale: CrossValidatedTipAdapter(texts),
@@ -59,7 +59,7 @@ class Protocol:
     """What to evaluate.
 
     Attributes:
-        methods: names in `METHODS`.
+        methods: names in `FEW_SHOT_METHODS`.
         shots: examples of each class, ascending.
         seeds: draws of the support.
         metric: share of right predictions, or its mean over classes (the convention of some sets).
@@ -73,14 +73,14 @@ class Protocol:
     memory: int = 32 * 2**20
 
     def __post_init__(self) -> None:
-        if unknown := [name for name in self.methods if name not in METHODS]:
-            raise ValueError(f"unknown method {unknown[0]!r}; choose from {', '.join(METHODS)}")
+        if unknown := [name for name in self.methods if name not in FEW_SHOT_METHODS]:
+            raise ValueError(f"unknown method {unknown[0]!r}; choose from {', '.join(FEW_SHOT_METHODS)}")
         if not self.shots or list(self.shots) != sorted(set(self.shots)) or self.shots[0] < 1:
             raise ValueError(f"shots must be ascending and at least 1, got {list(self.shots)}")
 
 
 @dataclass(frozen=True)
-class Task:
+class FewShotTask:
     """Embeddings of one task; labels index the rows of ``texts``.
 
     Attributes:
@@ -129,8 +129,8 @@ def draw(labels: np.ndarray, classes: int, protocol: Protocol) -> dict[int, np.n
     return {seed: nested_supports(labels, classes, protocol.shots[-1], seed) for seed in protocol.seeds}
 
 
-def evaluate(
-    task: Task,
+def run_protocol(
+    task: FewShotTask,
     protocol: Protocol,
     tick: Callable[[int], None] | None = None,
     orders: Mapping[int, np.ndarray] | None = None,
@@ -176,15 +176,15 @@ def _silent(queries: int) -> None:
     pass
 
 
-def _block(task: Task, protocol: Protocol) -> int:
+def _block(task: FewShotTask, protocol: Protocol) -> int:
     """Queries at a time: a block holds about five numbers for each query and each of the most examples in use."""
     widest = len(task.support) + 4 * protocol.shots[-1] * len(task.texts)
     return max(1, protocol.memory // (4 * widest))
 
 
-def _fitted(name: str, task: Task, order: np.ndarray, shots: int) -> EmbeddingClassifier:
+def _fitted(name: str, task: FewShotTask, order: np.ndarray, shots: int) -> EmbeddingClassifier:
     rows = order[:shots].ravel()
-    return METHODS[name](task.texts, task.scale).fit_checked(
+    return FEW_SHOT_METHODS[name](task.texts, task.scale).fit_checked(
         task.support[rows], np.tile(np.arange(len(task.texts)), shots)
     )
 
@@ -251,11 +251,11 @@ class _Running:
         """Places and similarities of the nearest examples, nearest first; always the same ``k``."""
         if self._near is None or self._near_shots < self.shots:
             start = self._near_shots * self.classes
-            places, values = nearest(self._new(self._near_shots).numpy(), k)
+            places, values = top_similar(self._new(self._near_shots).numpy(), k)
             places += start
             if self._near is not None:  # the nearest of a union are among the nearest of its parts
                 places = np.concatenate([self._near[0], places], axis=1)
-                chosen, values = nearest(np.concatenate([self._near[1], values], axis=1), k)
+                chosen, values = top_similar(np.concatenate([self._near[1], values], axis=1), k)
                 places = np.take_along_axis(places, chosen, axis=1)
             self._near, self._near_shots = (places, values), self.shots
         return self._near
@@ -296,7 +296,7 @@ _SHARED: Mapping[str, _Reader] = {
 
 
 def _evaluate_shared(
-    task: Task,
+    task: FewShotTask,
     protocol: Protocol,
     methods: Sequence[str],
     orders: Mapping[int, np.ndarray],

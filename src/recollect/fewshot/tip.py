@@ -8,7 +8,7 @@ import torch
 from recollect.fewshot.base import EmbeddingClassifier, softmax
 from recollect.fewshot.tuning import Pair, best_weight, held_in_share, support_folds, tuned_weight
 
-PRESETS = {"paper": 1.0, "official": 100.0}
+TIP_PRESETS = {"paper": 1.0, "official": 100.0}
 """Factor of the text scores: 1 as LIxP prints it, 100 as Tip-Adapter's code has it."""
 
 BETA_GRID = np.geomspace(1.0, 50.0, 24)
@@ -27,7 +27,7 @@ def affinity(similarity: np.ndarray, beta: float) -> np.ndarray:
     return np.exp(distance, out=distance)
 
 
-class ZeroShot(EmbeddingClassifier):
+class ZeroShotClassifier(EmbeddingClassifier):
     """Nearest class text; the support set only names the classes.
 
     Args:
@@ -72,8 +72,8 @@ class TipAdapter(EmbeddingClassifier):
         self.preset = preset
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
-        if self.preset not in PRESETS:
-            raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {self.preset!r}")
+        if self.preset not in TIP_PRESETS:
+            raise ValueError(f"preset must be one of {', '.join(TIP_PRESETS)}, got {self.preset!r}")
         self.support_ = support
         self.values_ = one_hot(labels, len(self.classes_), support.dtype)
         self.alpha_, self.beta_ = self._choose(support, labels)
@@ -87,12 +87,12 @@ class TipAdapter(EmbeddingClassifier):
 
     def combine(self, text_similarity: np.ndarray, cache: np.ndarray) -> np.ndarray:
         """Scores from the queries' similarities to the texts and what the cache holds for each class."""
-        return PRESETS[self.preset] * text_similarity + self.alpha_ * cache
+        return TIP_PRESETS[self.preset] * text_similarity + self.alpha_ * cache
 
     @property
     def confidence_scale(self) -> float:  # type: ignore[override]
         """The text scores enter the softmax at CLIP's scale of 100, whatever the preset."""
-        return 100.0 / PRESETS[self.preset]
+        return 100.0 / TIP_PRESETS[self.preset]
 
 
 class CrossValidatedTipAdapter(TipAdapter):
@@ -111,7 +111,7 @@ class CrossValidatedTipAdapter(TipAdapter):
         if not folds:
             return self.alpha, self.beta
         held_out = np.concatenate([choose for _, choose in folds])
-        texts = PRESETS[self.preset] * support[held_out] @ self.texts_.T
+        texts = TIP_PRESETS[self.preset] * support[held_out] @ self.texts_.T
         caches = [cache_sums(support[choose], support[learn], labels[learn], BETA_GRID) for learn, choose in folds]
         best = (-1.0, self.alpha, self.beta)
         for beta, cache in zip(BETA_GRID, np.concatenate(caches, axis=1), strict=True):

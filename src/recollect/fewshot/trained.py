@@ -52,7 +52,7 @@ class LinearProbe(EmbeddingClassifier):
         return self.model_.predict_log_proba(queries)
 
 
-def train(
+def fit_by_gradient(
     parameters: list[nn.Parameter],
     logits: Callable[[Tensor], Tensor],
     count: int,
@@ -131,7 +131,7 @@ class ClipAdapter(EmbeddingClassifier):
             adapted = _adapt(images[rows], down, up, self.ratio)
             return self.scale * adapted @ texts.T
 
-        train([down, up], logits, len(images), torch.from_numpy(labels), generator,
+        fit_by_gradient([down, up], logits, len(images), torch.from_numpy(labels), generator,
               epochs=self.epochs, learning_rate=self.learning_rate)  # fmt: skip
         self.down_, self.up_ = down.detach().numpy(), up.detach().numpy()
 
@@ -185,7 +185,7 @@ class TipAdapterF(EmbeddingClassifier):
             cache = torch.exp(self.beta * (images[rows] @ keys.T - 1)) @ values
             return self.scale * images[rows] @ texts.T + self.alpha * cache
 
-        train([keys], logits, len(images), torch.from_numpy(labels), generator,
+        fit_by_gradient([keys], logits, len(images), torch.from_numpy(labels), generator,
               epochs=self.epochs, learning_rate=self.learning_rate)  # fmt: skip
         self.keys_, self.values_ = keys.detach().numpy(), values.numpy()
 
@@ -239,7 +239,7 @@ class ApeTrained(ApeClassifier):
             zero_shot = images[rows] @ nn.functional.normalize(refined, dim=1).T
             return self.scale * (zero_shot + self.alpha_ * near @ (weights * values_))
 
-        train([residual, weights], logits, len(images), own, _generator(self.random_state),
+        fit_by_gradient([residual, weights], logits, len(images), own, _generator(self.random_state),
               epochs=self.epochs, learning_rate=self.learning_rate)  # fmt: skip
         with torch.no_grad():
             self.refined_ = nn.functional.normalize(texts.index_add(1, places, residual), dim=1).numpy()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from sklearn.model_selection import StratifiedKFold
 
-BLOCK = 512
+SWEEP_BLOCK = 512
 """Rows handled at a time: their intermediates stay in the processor's cache."""
 
 
@@ -22,8 +22,8 @@ def correct_interval(base: np.ndarray, extra: np.ndarray, labels: np.ndarray) ->
         Lower and upper ends (n,); a row that is never right has ``lower >= upper``.
     """
     lower, upper = np.empty(len(labels)), np.empty(len(labels))
-    for start in range(0, len(labels), BLOCK):
-        rows = slice(start, start + BLOCK)
+    for start in range(0, len(labels), SWEEP_BLOCK):
+        rows = slice(start, start + SWEEP_BLOCK)
         lower[rows], upper[rows] = _intervals(base[rows], extra[rows], labels[rows])
     return lower, upper
 

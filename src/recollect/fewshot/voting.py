@@ -5,7 +5,7 @@ import numpy as np
 from recollect.fewshot.base import EmbeddingClassifier
 
 
-def nearest(similarity: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+def top_similar(similarity: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Indices and similarities of the ``k`` largest entries of each row, largest first, the first of equals first."""
     width = similarity.shape[1]
     if k >= width:
@@ -55,7 +55,7 @@ class _Voting(EmbeddingClassifier):
         raise NotImplementedError
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
-        return self.vote(*nearest(queries @ self.support_.T, self.k_))
+        return self.vote(*top_similar(queries @ self.support_.T, self.k_))
 
     def vote(self, neighbours: np.ndarray, similarity: np.ndarray) -> np.ndarray:
         """Shares of the votes, given the ``k_`` nearest examples of each query, nearest first."""

@@ -17,7 +17,7 @@ from recollect.core.errors import UserError
 Value = str | int | float | bool
 Operator = Literal["=", "!=", "<", "<=", ">", ">=", "like", "not like"]
 
-COLUMNS = ("id", "caption", "source")
+FILTER_COLUMNS = ("id", "caption", "source")
 """Names that are columns; every other name is a key of the metadata."""
 
 _OPPOSITE: dict[Operator, Operator] = {
@@ -30,14 +30,14 @@ _TOKEN = re.compile(
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Condition:
     """``name operator value``."""
 
     name: str
     operator: Operator
     value: Value
 
-    def negated(self) -> "Comparison":
+    def negated(self) -> "Condition":
         """What holds instead, where the value is there."""
         return replace(self, operator=_OPPOSITE[self.operator])
 
@@ -54,13 +54,13 @@ class Comparison:
             case "like" | "not like":
                 pattern = re.escape(str(self.value)).replace("%", ".*").replace("_", ".")
                 return (re.fullmatch(pattern, found, re.DOTALL) is not None) == (self.operator == "like")
-        below, equal = found < self.value, found == self.value
-        return {"<": below, "<=": below or equal, ">": not (below or equal), ">=": not below}[self.operator]
+        smaller, equal = found < self.value, found == self.value
+        return {"<": smaller, "<=": smaller or equal, ">": not (smaller or equal), ">=": not smaller}[self.operator]
 
     def sql(self) -> str:
         """As Lance reads it."""
         value = _sql_value(self.value)
-        if self.name in COLUMNS:
+        if self.name in FILTER_COLUMNS:
             return f"{self.name} {self.operator} {value}"
         raw = f"json_extract(metadata, {_sql_value('$.' + json.dumps(self.name, ensure_ascii=False))})"
         if isinstance(self.value, bool):
@@ -75,7 +75,7 @@ class Comparison:
 
     def milvus(self) -> str:
         """As Milvus reads it."""
-        name = self.name if self.name in COLUMNS else f"metadata[{json.dumps(self.name, ensure_ascii=False)}]"
+        name = self.name if self.name in FILTER_COLUMNS else f"metadata[{json.dumps(self.name, ensure_ascii=False)}]"
         value = json.dumps(self.value, ensure_ascii=False)
         if self.operator == "!=":  # which Milvus also takes to hold between values of two types
             if isinstance(self.value, bool):
@@ -111,7 +111,7 @@ class Junction:
         return "(" + f" {self.word} ".join(part.milvus() for part in self.parts) + ")"
 
 
-Filter = Comparison | Junction
+Filter = Condition | Junction
 
 
 def parse_filter(text: str) -> Filter:
@@ -205,22 +205,22 @@ class _Parser:
         if self.keyword("in"):
             found: Filter = self.choice(name)
         elif self.keyword("like"):
-            found = Comparison(name, "like", self.pattern())
+            found = Condition(name, "like", self.pattern())
         else:
             sign = self.keyword("=", "==", "!=", "<>", "<", "<=", ">", ">=") if not negated else None
             if sign is None:
                 self.fail("one of = != < <= > >= in like should stand")
             operator: Any = {"==": "=", "<>": "!="}.get(str(sign), sign)
-            found = Comparison(name, operator, self.value())
+            found = Condition(name, operator, self.value())
         self.check(found)
         return found.negated() if negated else found
 
     def choice(self, name: str) -> Filter:
         if not self.keyword("("):
             self.fail("'in' needs a list such as ('a', 'b')")
-        parts = [Comparison(name, "=", self.value())]
+        parts = [Condition(name, "=", self.value())]
         while self.keyword(","):
-            parts.append(Comparison(name, "=", self.value()))
+            parts.append(Condition(name, "=", self.value()))
         if not self.keyword(")"):
             self.fail("a ')' is missing")
         return parts[0] if len(parts) == 1 else Junction("or", tuple(parts))
@@ -248,8 +248,8 @@ class _Parser:
     def check(self, found: Filter) -> None:
         """Columns hold texts; only an order among numbers and texts means anything."""
         for part in found.parts if isinstance(found, Junction) else (found,):
-            assert isinstance(part, Comparison)
-            if part.name in COLUMNS and not isinstance(part.value, str):
+            assert isinstance(part, Condition)
+            if part.name in FILTER_COLUMNS and not isinstance(part.value, str):
                 self.fail(f"{part.name} is a text, and compared with {part.value} before this,")
             if isinstance(part.value, bool) and part.operator not in {"=", "!="}:
                 self.fail("true and false have no order;")

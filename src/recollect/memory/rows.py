@@ -11,15 +11,15 @@ from jaxtyping import Float32, Int64
 from PIL import Image
 
 from recollect.core.errors import UserError
-from recollect.data.images import BrokenImageError, decode
+from recollect.data.sources.images import BrokenImageError, decode
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Side = Literal["image", "text"]
+Modality = Literal["image", "text"]
 """Which vector of a pair: that of its image, or that of its text."""
 
-FORMAT = 1
+ROWS_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Record:
     model: str
     model_name: str = ""
     key: str = ""
-    format: int = FORMAT
+    format: int = ROWS_FORMAT
 
     def text(self) -> str:
         """As JSON."""
@@ -53,7 +53,7 @@ class Record:
         """
         try:
             values = json.loads(text)
-            if values["format"] > FORMAT:
+            if values["format"] > ROWS_FORMAT:
                 raise UserError(f"{where}: written by a newer recollect (format {values['format']}). Update recollect.")
             return cls(**{field.name: values[field.name] for field in fields(cls)})
         except (ValueError, KeyError, TypeError) as error:
@@ -149,8 +149,8 @@ class Pairs:
                 f"{where}: holds vectors of {record.model_name or 'model'} ({record.model[:12]}), these are of another "
                 f"model ({self.model[:12]}). Embed them with the memory's model, or build another memory."
             )
-        for side, vectors in (("image", self.image_vectors), ("text", self.text_vectors)):
-            check_vectors(vectors, record.width, f"{where}: {side} vectors")
+        for modality, vectors in (("image", self.image_vectors), ("text", self.text_vectors)):
+            check_vectors(vectors, record.width, f"{where}: {modality} vectors")
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name != "model" and value is not None and len(value) not in ({len(self)} | {0} - {len(self)}):

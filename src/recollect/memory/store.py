@@ -13,10 +13,10 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from recollect.core.errors import UserError
-from recollect.memory.backend import Backend, Found
+from recollect.memory.backends.base import Backend, Neighbours
+from recollect.memory.backends.lance import LanceBackend
 from recollect.memory.filters import Filter, parse_filter
-from recollect.memory.lance import LanceBackend
-from recollect.memory.rows import Item, Pairs, Record, Side, check_vectors
+from recollect.memory.rows import Item, Modality, Pairs, Record, check_vectors
 
 NEAR = 0.94
 """Cosine from which two images count as one (RECO, section 4.1)."""
@@ -27,7 +27,7 @@ _MORE = 32  # rows asked for beyond k where some of them may not count
 
 
 @dataclass(frozen=True)
-class Info:
+class MemoryInfo:
     """What a memory holds."""
 
     address: str
@@ -40,22 +40,22 @@ class Info:
 
 
 @dataclass(frozen=True)
-class _Sieve:
+class _Exclusions:
     """What a query may not find: near-duplicates, one row for each query, and some rows for all."""
 
-    below: float | None
+    max_score: float | None
     own: np.ndarray | None
-    without: frozenset[str]
+    exclude_ids: frozenset[str]
 
-    def counts(self, found: Found, queries: np.ndarray) -> np.ndarray:
+    def counts(self, found: Neighbours, queries: np.ndarray) -> np.ndarray:
         """Which places of what some queries found may stay."""
         counts = np.ones(found.scores.shape, dtype=bool)
-        if self.below is not None:
-            counts &= found.scores < self.below
+        if self.max_score is not None:
+            counts &= found.scores < self.max_score
         if self.own is not None:
             counts &= found.ids != self.own[queries, None]
-        if self.without:
-            here = [id not in self.without for id in found.ids.ravel().tolist()]
+        if self.exclude_ids:
+            here = [id not in self.exclude_ids for id in found.ids.ravel().tolist()]
             counts &= np.array(here, dtype=bool).reshape(counts.shape)
         return counts
 
@@ -64,7 +64,7 @@ class Memory:
     """Pairs of an image and a text with both embeddings, on disk or on a cluster.
 
     >>> memory = Memory.open("memories/emoji")                                       # doctest: +SKIP
-    >>> found = memory.search(model.embed_images([picture]), k=10, side="image")     # doctest: +SKIP
+    >>> found = memory.search(model.embed_images([picture]), k=10, modality="image")     # doctest: +SKIP
     >>> [item.caption for item in memory.fetch(found.ids[0])]                        # doctest: +SKIP
 
     An address is a folder (Lance), or ``milvus://host:port/collection``.
@@ -178,13 +178,13 @@ class Memory:
         self,
         vectors: Vectors,
         k: int = 10,
-        side: Side = "image",
+        modality: Modality = "image",
         where: str | None = None,
         *,
-        below: float | None = None,
+        max_score: float | None = None,
         exclude: Sequence[str] | None = None,
-        without: Collection[str] = (),
-    ) -> Found:
+        exclude_ids: Collection[str] = (),
+    ) -> Neighbours:
         """The k rows nearest to each query, many queries at a time.
 
         Args:
@@ -197,8 +197,9 @@ class Memory:
             without: ids that no query must find.
 
         Returns:
-            Ids and cosines, best first, all of shape (queries, k). A filter may leave fewer than k columns; ``below``,
-            ``exclude`` and ``without`` may leave empty places at the end of a row: an empty id and a score of −∞.
+            Ids and cosines, best first, all of shape (queries, k). A filter may leave fewer than k columns;
+            ``max_score``, ``exclude`` and ``exclude_ids`` may leave empty places at the end of a row: an empty id and a
+            score of −∞.
 
         Raises:
             UserError: wrong width, an empty memory, k larger than the memory, a filter that is malformed or that
@@ -207,12 +208,12 @@ class Memory:
         queries = self._queries(vectors)
         self.check_k(k)
         parsed = None if where is None else parse_filter(where)
-        if below is None and exclude is None and not without:
-            return self._found(queries, k, side, parsed, where)
+        if max_score is None and exclude is None and not exclude_ids:
+            return self._found(queries, k, modality, parsed, where)
         own = None if exclude is None else np.asarray(exclude, dtype=object)
-        return self._sifted(queries, k, side, (parsed, where), _Sieve(below, own, frozenset(without)))
+        return self._sifted(queries, k, modality, (parsed, where), _Exclusions(max_score, own, frozenset(exclude_ids)))
 
-    def vectors(self, ids: Sequence[str], side: Side) -> Float32[np.ndarray, "rows width"]:
+    def vectors(self, ids: Sequence[str], modality: Modality) -> Float32[np.ndarray, "rows width"]:
         """The vectors of rows, in the order of their ids.
 
         Raises:
@@ -222,7 +223,7 @@ class Memory:
         self._check_known(distinct.tolist())
         if not len(distinct):
             return np.empty((0, self.width), dtype=np.float32)
-        return self.backend.vectors(distinct.tolist(), side)[places]
+        return self.backend.vectors(distinct.tolist(), modality)[places]
 
     def fetch(self, ids: Sequence[str], *, pictures: bool = True) -> list[Item]:
         """Rows in the order of their ids.
@@ -239,7 +240,7 @@ class Memory:
         items = dict(zip(distinct, self.backend.fetch(distinct, pictures), strict=True)) if distinct else {}
         return [items[id] for id in wanted]
 
-    def near_duplicates(self, vectors: Vectors, threshold: float = NEAR, side: Side = "image") -> list[str]:
+    def near_duplicates(self, vectors: Vectors, threshold: float = NEAR, modality: Modality = "image") -> list[str]:
         """The ids of all rows with a cosine of at least ``threshold`` to any of the vectors.
 
         To remove what is too near to test images: ``memory.delete(memory.near_duplicates(features))``.
@@ -250,7 +251,7 @@ class Memory:
             return []
         k = min(_MORE, len(self))
         while len(queries):
-            found = self.backend.search(queries, k, side, None)
+            found = self.backend.search(queries, k, modality, None)
             near |= dict.fromkeys(found.ids[found.scores >= threshold].tolist())
             queries = queries[found.scores[:, -1] >= threshold] if k < len(self) else queries[:0]
             k = min(8 * k, len(self))
@@ -270,17 +271,17 @@ class Memory:
 
     def index(self) -> None:
         """Make searches of millions of rows fast; they stay exact up to a million."""
-        for side in ("image", "text"):
-            self.backend.index(side)
+        for modality in ("image", "text"):
+            self.backend.index(modality)
 
-    def info(self) -> Info:
+    def info(self) -> MemoryInfo:
         """What it holds."""
         sources: dict[str, int] = {}
         for batch in self.backend.columns(["source"], {}):
             for source in batch["source"]:
                 sources[source] = sources.get(source, 0) + 1
         record = self.backend.record
-        return Info(self.address, len(self), record.width, record.model, record.model_name, self.version, sources)
+        return MemoryInfo(self.address, len(self), record.width, record.model, record.model_name, self.version, sources)
 
     def metadata_keys(self) -> tuple[str, ...]:
         """Names that a filter may use, beside ``id``, ``caption`` and ``source``."""
@@ -304,10 +305,12 @@ class Memory:
                 f"({fingerprint[:12]}). Use that model, or build a memory with this one."
             )
 
-    def _found(self, queries: np.ndarray, k: int, side: Side, parsed: Filter | None, where: str | None) -> Found:
+    def _found(
+        self, queries: np.ndarray, k: int, modality: Modality, parsed: Filter | None, where: str | None
+    ) -> Neighbours:
         if not len(queries):
-            return Found(np.empty((0, k), dtype=object), np.empty((0, k), dtype=np.float32))
-        found = self.backend.search(queries, k, side, parsed)
+            return Neighbours(np.empty((0, k), dtype=object), np.empty((0, k), dtype=np.float32))
+        found = self.backend.search(queries, k, modality, parsed)
         if found.scores.shape[1] == 0:
             raise self._nothing(str(where))
         return found
@@ -316,17 +319,17 @@ class Memory:
         self,
         queries: np.ndarray,
         k: int,
-        side: Side,
+        modality: Modality,
         where: tuple[Filter | None, str | None],
-        sieve: "_Sieve",
-    ) -> Found:
+        deduplication: "_Exclusions",
+    ) -> Neighbours:
         """Ask for more than k, pass over what does not count, and ask again for queries that are left with too few."""
         ids = np.full((len(queries), k), "", dtype=object)
         scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
         waiting, asked = np.arange(len(queries)), min(k + _MORE, len(self))
         while len(waiting):
-            found = self._found(queries[waiting], asked, side, *where)
-            counts = sieve.counts(found, waiting)
+            found = self._found(queries[waiting], asked, modality, *where)
+            counts = deduplication.counts(found, waiting)
             order = np.argsort(~counts, axis=1, kind="stable")[:, :k]
             kept = np.take_along_axis(counts, order, 1)
             width = order.shape[1]
@@ -335,7 +338,7 @@ class Memory:
             if found.scores.shape[1] < asked or asked == len(self):
                 break
             waiting, asked = waiting[counts.sum(1) < k], min(4 * asked, len(self))
-        return Found(ids, scores)
+        return Neighbours(ids, scores)
 
     def _queries(self, vectors: Vectors) -> Float32[np.ndarray, "queries width"]:
         queries = vectors.detach().cpu().numpy() if isinstance(vectors, torch.Tensor) else vectors
@@ -373,7 +376,7 @@ class Memory:
 
 def _backend(address: str) -> Any:
     if address.startswith("milvus://"):
-        from recollect.memory.milvus import MilvusBackend
+        from recollect.memory.backends.milvus import MilvusBackend
 
         return MilvusBackend
     if "://" in address:

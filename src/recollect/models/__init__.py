@@ -1,11 +1,11 @@
 """Dual encoders: any transformers checkpoint of the CLIP family, or one built from a preset."""
 
 from recollect.models.attention import TextAttention
-from recollect.models.checkpoint import TransformersEncoder
 from recollect.models.dual import DualEncoder
 from recollect.models.loading import load_model
 from recollect.models.presets import PRESETS, build_model
 from recollect.models.small import GlyphEncoder, SmallEncoder, VectorEncoder
+from recollect.models.transformers.encoder import TransformersEncoder
 
 __all__ = [
     "PRESETS",

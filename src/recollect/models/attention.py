@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from recollect.models.families import pooled_places
+from recollect.models.transformers.families import pooled_places
 
 
 @dataclass(frozen=True)

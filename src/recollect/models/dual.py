@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from recollect.core.files import atomic_folder, new_folder, write_json
+from recollect.core.files import fresh_folder, write_json
 from recollect.core.types import ImageLike, Kind
 from recollect.data.transforms import ImageTransform
 
 RECORD = "recollect.json"
-FORMAT = 1
+MODEL_FORMAT = 1
 
 Tower = Literal["image", "text"]
 
@@ -184,14 +184,11 @@ class DualEncoder(nn.Module, ABC):
         Raises:
             UserError: something is there already.
         """
-        folder = new_folder(folder, "model")
-        if folder.exists():
-            folder.rmdir()
-        with atomic_folder(folder) as unfinished:
+        with fresh_folder(folder, "model") as unfinished:
             self._write(unfinished)
-            record = {"format": FORMAT, "preset": self.preset, **self._record()}
+            record = {"format": MODEL_FORMAT, "preset": self.preset, **self._record()}
             write_json(unfinished / RECORD, record | {"prefixes": self.prefixes, "transform": asdict(self.transform)})
-        return folder
+        return Path(folder)
 
     def _pixels(self, images: Sequence[ImageLike]) -> Tensor:
         first = images[0]

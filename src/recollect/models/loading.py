@@ -27,12 +27,12 @@ from recollect.core.errors import UserError
 from recollect.core.files import read_json
 from recollect.core.types import best_device
 from recollect.data.transforms import ImageTransform
-from recollect.models.checkpoint import TransformersEncoder, quiet
-from recollect.models.dual import FORMAT, RECORD, DualEncoder
-from recollect.models.families import TextFormat
+from recollect.models.dual import MODEL_FORMAT, RECORD, DualEncoder
 from recollect.models.presets import PRESETS
-from recollect.models.processors import transform_of
 from recollect.models.small import ENCODERS, WEIGHTS, SmallEncoder, restore_small
+from recollect.models.transformers.encoder import TransformersEncoder, quiet
+from recollect.models.transformers.families import TextFormat
+from recollect.models.transformers.processors import transform_of
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -96,7 +96,7 @@ def _record(name: str) -> dict[str, Any]:
     record = read_json(file) if file else {}
     if not isinstance(record, dict) or (file and not isinstance(record.get("format"), int)):
         raise UserError(f"{file}: not written by recollect. Remove the file to open the model without it.")
-    if record.get("format", FORMAT) > FORMAT:
+    if record.get("format", MODEL_FORMAT) > MODEL_FORMAT:
         raise UserError(f"{file}: written by a newer recollect (format {record['format']}). Update recollect.")
     return record
 

@@ -26,12 +26,11 @@ from recollect.core.errors import UserError
 from recollect.core.seeding import derive_seed
 from recollect.core.types import Kind
 from recollect.data.transforms import ImageTransform
-from recollect.models.checkpoint import TransformersEncoder, quiet
 from recollect.models.dual import DualEncoder
-from recollect.models.processors import processor_of
-from recollect.models.small import BagOfWords, GlyphTowers, VectorTowers, build_small
-from recollect.models.small_text import WordTransformer
+from recollect.models.small import BagOfWords, GlyphTowers, VectorTowers, WordTransformer, build_small
 from recollect.models.tokenizers import WordTokenizer, train_unigram
+from recollect.models.transformers.encoder import TransformersEncoder, quiet
+from recollect.models.transformers.processors import processor_of
 
 _HALF = (0.5, 0.5, 0.5)
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -1,7 +1,7 @@
 """What training minimises: pure functions of embeddings, and small modules that own their temperatures."""
 
 from recollect.objectives.base import Base, ContrastiveObjective
-from recollect.objectives.context import Found, contextualize, look_up
+from recollect.objectives.context import Attended, contextualize, look_up
 from recollect.objectives.contextual import ContextObjective
 from recollect.objectives.options import ContextOptions
 from recollect.objectives.sigmoid import sigmoid_contrastive
@@ -9,12 +9,12 @@ from recollect.objectives.softmax import label_contrastive, softmax_contrastive
 from recollect.objectives.tiles import Form
 
 __all__ = [
+    "Attended",
     "Base",
     "ContextObjective",
     "ContextOptions",
     "ContrastiveObjective",
     "Form",
-    "Found",
     "contextualize",
     "label_contrastive",
     "look_up",

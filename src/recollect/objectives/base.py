@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recollect.objectives.sigmoid import Side, sigmoid_sides
+from recollect.objectives.sigmoid import SigmoidTerm, sigmoid_sides
 from recollect.objectives.softmax import label_contrastive, softmax_contrastive
 from recollect.objectives.tiles import Form, check_pairs, full_precision
 
@@ -47,14 +47,14 @@ class LossTerms(nn.Module):
         self.log_scale = logarithm(scale)
         self.bias = nn.Parameter(torch.tensor(float(bias))) if base == "sigmoid" else None
 
-    def side(self, images: Tensor, weight: float, log_scale: Tensor | None = None) -> Side:
+    def side(self, images: Tensor, weight: float, log_scale: Tensor | None = None) -> SigmoidTerm:
         """These images under this term's temperature (or another, where temperatures are tied)."""
         scale = (self.log_scale if log_scale is None else log_scale).exp()
-        return Side(images, scale, scale.new_zeros(()) if self.bias is None else self.bias, weight)
+        return SigmoidTerm(images, scale, scale.new_zeros(()) if self.bias is None else self.bias, weight)
 
 
 def weighted_losses(
-    base: Base, sides: list[Side], texts: Tensor, labels: Tensor | None, form: Form
+    base: Base, sides: list[SigmoidTerm], texts: Tensor, labels: Tensor | None, form: Form
 ) -> tuple[Tensor, list[Tensor]]:
     """The weighted sum of one base loss over several sets of images, and each loss without graph.
 

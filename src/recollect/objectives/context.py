@@ -11,7 +11,7 @@ from torch.nn import functional
 from recollect.objectives.tiles import Form, full_precision, no_autocast, resolve, tile_size, tiles
 
 
-class Found(NamedTuple):
+class Attended(NamedTuple):
     """What a look-up returns: the mixed values, and for each query the entropy of its attention in nats."""
 
     values: Tensor
@@ -58,7 +58,7 @@ def look_up(
     *,
     form: Form = "auto",
     tile: int | None = None,
-) -> Found:
+) -> Attended:
     """``softmax(scale q·k) v`` over all keys but a query's own (LIxP, Eq. 5).
 
     Args:
@@ -83,16 +83,16 @@ def look_up(
         queries, keys, values = (full_precision(tensor) for tensor in (queries, keys, values))
         if resolve(form, min(len(queries), len(keys))) == "dense":
             return _dense(queries, keys, values, scale, own)
-        return Found(*_Tiled.apply(queries, keys, values, scale, own, tile or tile_size(queries.device)))
+        return Attended(*_Tiled.apply(queries, keys, values, scale, own, tile or tile_size(queries.device)))
 
 
-def _dense(queries: Tensor, keys: Tensor, values: Tensor, scale: Tensor, own: Tensor | None) -> Found:
+def _dense(queries: Tensor, keys: Tensor, values: Tensor, scale: Tensor, own: Tensor | None) -> Attended:
     logits = scale * (queries @ keys.T)
     if own is not None:
         # Filled before the softmax: subtracting the self term afterwards would cancel catastrophically.
         logits = logits.masked_fill(own[:, None] == torch.arange(len(keys), device=keys.device), -torch.inf)
     weights = logits.softmax(1)
-    return Found(weights @ values, torch.special.entr(weights.detach()).sum(1))
+    return Attended(weights @ values, torch.special.entr(weights.detach()).sum(1))
 
 
 def _own_in_tile(own: Tensor | None, rows: slice, columns: slice) -> tuple[Tensor, Tensor] | None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recollect.objectives.base import Base, LossTerms, Report, logarithm, unit, weighted_losses
-from recollect.objectives.context import Found, look_up
+from recollect.objectives.context import Attended, look_up
 from recollect.objectives.options import ContextOptions
 from recollect.objectives.softmax import softmax_contrastive
 from recollect.objectives.tiles import Form, check_pairs, full_precision
@@ -147,14 +147,14 @@ class ContextObjective(nn.Module):
         return loss, self._report(loss, base, parts[-1], found)
 
     def _residual_loss(
-        self, unit_images: Tensor, found: Found, texts: Tensor, labels: Tensor | None
+        self, unit_images: Tensor, found: Attended, texts: Tensor, labels: Tensor | None
     ) -> tuple[Tensor, Report]:
         """One loss on the mixture of an embedding and what it finds (Table 4c)."""
         mixed = functional.normalize(self.alpha * unit_images + (1 - self.alpha) * unit(found.values), dim=1)
         loss, parts = weighted_losses(self.term.base, [self.term.side(mixed, 1.0)], texts, labels, self.form)
         return loss, self._report(loss, parts[0], None, found)
 
-    def _look_up(self, images: Tensor, unit_images: Tensor, buffer: Buffer) -> Found:
+    def _look_up(self, images: Tensor, unit_images: Tensor, buffer: Buffer) -> Attended:
         queries = unit_images if self.options.normalise_keys else images
         tau = self.log_tau.exp()
         scale = 1 / (tau * math.sqrt(images.shape[1]))
@@ -218,7 +218,7 @@ class ContextObjective(nn.Module):
         self.stale_count += len(images)
 
     @torch.no_grad()
-    def _report(self, loss: Tensor, base: Tensor, context: Tensor | None, found: Found) -> Report:
+    def _report(self, loss: Tensor, base: Tensor, context: Tensor | None, found: Attended) -> Report:
         report = {"loss": loss.detach(), "base_loss": base, "scale": self.term.log_scale.exp()}
         report["tau_context"] = self.log_tau.exp()
         report["effective_neighbours"] = found.entropy.exp().mean()

@@ -11,7 +11,7 @@ from torch.nn import functional
 from recollect.objectives.tiles import Form, check_pairs, full_precision, no_autocast, resolve, tile_size, tiles
 
 
-class Side(NamedTuple):
+class SigmoidTerm(NamedTuple):
     """One set of images that is held against the texts, with its own temperature, bias and weight."""
 
     images: Tensor
@@ -49,12 +49,12 @@ def sigmoid_contrastive(
         ValueError: the shapes differ.
     """
     check_pairs(images, texts)
-    total, _ = sigmoid_sides([Side(images, scale, bias, 1.0)], texts, form=form, tile=tile)
+    total, _ = sigmoid_sides([SigmoidTerm(images, scale, bias, 1.0)], texts, form=form, tile=tile)
     return total
 
 
 def sigmoid_sides(
-    sides: Sequence[Side], texts: Float[Tensor, "batch width"], *, form: Form = "auto", tile: int | None = None
+    sides: Sequence[SigmoidTerm], texts: Float[Tensor, "batch width"], *, form: Form = "auto", tile: int | None = None
 ) -> tuple[Float[Tensor, ""], list[Float[Tensor, ""]]]:
     """The weighted sum of several sigmoid losses against the same texts, and each of them without graph.
 
@@ -73,7 +73,7 @@ def sigmoid_sides(
         return total, parts
 
 
-def _dense(side: Side, texts: Tensor) -> Tensor:
+def _dense(side: SigmoidTerm, texts: Tensor) -> Tensor:
     logits = side.scale * (side.images @ texts.T) + side.bias
     # log sigmoid(-l) = -softplus(l) and log sigmoid(l) = l - softplus(l): stable, and no matrix of signs.
     return (functional.softplus(logits).sum() - logits.diagonal().sum()) / len(texts)

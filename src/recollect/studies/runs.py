@@ -18,14 +18,12 @@ import torch
 from recollect.core import progress as reporting
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, Kind
-from recollect.data.columns import Columns
-from recollect.data.derived import corpus
 from recollect.data.sources import open_source
-from recollect.data.tasks import ClassificationTask, Division, retrieval_task
+from recollect.data.sources.columns import Columns
+from recollect.data.sources.derived import corpus
 from recollect.evaluation.analysis import SpanEncoder, text_span
 from recollect.evaluation.features import FeatureCache
 from recollect.evaluation.few_shot import few_shot
-from recollect.evaluation.opening import WORLDS, Selection, open_tasks
 from recollect.evaluation.probe import linear_probe
 from recollect.evaluation.results import Result, load_results
 from recollect.evaluation.retrieval import retrieval
@@ -33,6 +31,9 @@ from recollect.evaluation.tables import tidy
 from recollect.evaluation.zero_shot import zero_shot
 from recollect.fewshot.protocol import Metric, Protocol
 from recollect.models import load_model
+from recollect.tasks.classification import ClassificationTask, Division
+from recollect.tasks.opening import WORLDS, Selection, open_tasks
+from recollect.tasks.retrieval import retrieval_task
 from recollect.training.loop import train
 from recollect.training.options import Recipe
 
@@ -167,7 +168,7 @@ def _make(job: Job, out: Path) -> None:
     captions = _training_captions(job.recipe) if job.evaluation.span else ()
     again = captions or len(job.evaluation.prefixes) > 1
     cache = FeatureCache(folder / "features") if again else None
-    results = evaluate(model, job.name, job.paired_seed, job.evaluation, captions, cache)
+    results = evaluate_runs(model, job.name, job.paired_seed, job.evaluation, captions, cache)
     for result in results:
         result.save(job.results(out))
     (job.results(out) / "done").touch()
@@ -178,7 +179,7 @@ def _training_captions(recipe: Recipe) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for source in sources for text in list(corpus(source, SPAN_TEXTS))[:SPAN_TEXTS]))
 
 
-def evaluate(
+def evaluate_runs(
     model: Encoder,
     name: str,
     seed: int,

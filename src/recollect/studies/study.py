@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from recollect.core.files import write_json, write_text
-from recollect.retrieval.options import EpisodeOptions, RewardOptions, TuningOptions
-from recollect.retrieval.rewording import Rewording
+from recollect.search.captioning.corruption import CaptionCorruption
+from recollect.search.episodes.options import EpisodeOptions, RewardOptions, TuningOptions
 
 Scale = Literal["smoke", "small", "full"]
 """``smoke`` shows that it runs, ``small`` that there is (or is not) an effect, ``full`` is the paper's own set-up."""
@@ -36,7 +36,7 @@ class SearchSettings:
     models: tuple[str, ...] = ()
     teacher: str | None = None
     captions: tuple[str, ...] = ()
-    rewording: Rewording = field(default_factory=Rewording)
+    rewording: CaptionCorruption = field(default_factory=CaptionCorruption)
     split: str = "test"
     queries: int | None = None
     episode: EpisodeOptions = field(default_factory=EpisodeOptions)

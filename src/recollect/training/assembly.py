@@ -8,15 +8,15 @@ from pathlib import Path
 from torch import nn
 
 from recollect.core.types import Source
-from recollect.data.batches import CONTEXT_VIEW, BatchStream
-from recollect.data.derived import corpus
-from recollect.data.mixture import Mixture
+from recollect.data.batches.mixture import Mixture
+from recollect.data.batches.stream import CONTEXT_VIEW, BatchStream
 from recollect.data.sources import open_source
+from recollect.data.sources.derived import corpus
 from recollect.data.transforms import ImageTransform
 from recollect.models import PRESETS, DualEncoder, build_model, load_model
 from recollect.objectives import ContextObjective, ContrastiveObjective
 from recollect.training.options import Data, Model, Objective, Recipe
-from recollect.training.ranks import Ranks
+from recollect.training.ranks import ProcessRanks
 from recollect.training.step import Inputs, Towers
 
 Feed = Callable[[int, int], Iterator[tuple[Inputs, Mapping[str, int]]]]
@@ -43,7 +43,7 @@ class Parts:
     feed: Feed
 
 
-def assemble(recipe: Recipe, place: Ranks, saved_model: Path | None) -> Parts:
+def assemble(recipe: Recipe, place: ProcessRanks, saved_model: Path | None) -> Parts:
     """Open the sources, and build or open the model.
 
     Args:
@@ -110,7 +110,7 @@ def training_transform(model: DualEncoder, data: Data) -> ImageTransform:
     return replace(transform, flip=data.flip)
 
 
-def _feed(stream: BatchStream, model: DualEncoder, needs: frozenset[str], recipe: Recipe, place: Ranks) -> Feed:
+def _feed(stream: BatchStream, model: DualEncoder, needs: frozenset[str], recipe: Recipe, place: ProcessRanks) -> Feed:
     # Whole batches are normalised on the device; chunks are moved there one by one, so that memory is the chunk's.
     device = place.device if recipe.chunk is None else None
 

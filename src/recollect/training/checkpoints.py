@@ -46,7 +46,7 @@ def save(folder: Path, state: State, model: Towers, objective: nn.Module, optimi
         model.save(unfinished / "model")
         save_file(_training_tensors(objective, optimiser), unfinished / "training.safetensors")
         write_json(unfinished / "state.json", asdict(state))
-    tidy(folder, keep)
+    prune_checkpoints(folder, keep)
 
 
 def save_model(path: Path, model: Towers) -> None:
@@ -100,7 +100,7 @@ def restore(checkpoint: Path, objective: nn.Module, optimiser: AdamW) -> State:
     return State(**read_json(checkpoint / "state.json"))
 
 
-def tidy(folder: Path, keep: int) -> None:
+def prune_checkpoints(folder: Path, keep: int) -> None:
     """Remove all but the last ``keep`` checkpoints, and what a killed process left unfinished."""
     for old in _checkpoints(folder)[:-keep]:
         # Renamed first: a kill half-way must not leave a part of a checkpoint under its own name.

@@ -18,11 +18,11 @@ from recollect.training.assembly import Parts, assemble
 from recollect.training.checkpoints import State
 from recollect.training.optimiser import build_optimiser, learning_rate, parameters, set_learning_rate
 from recollect.training.options import Recipe
-from recollect.training.ranks import Ranks, ranks, total, wait_for_all
+from recollect.training.ranks import ProcessRanks, ranks, total, wait_for_all
 from recollect.training.run_folder import Metrics, StopRequest, check_run_folder, prepare_run_folder, stop_requests
 from recollect.training.step import Inputs, StepOptions, train_step
 
-Assemble = Callable[[Recipe, Ranks, Path | None], Parts]
+Assemble = Callable[[Recipe, ProcessRanks, Path | None], Parts]
 """Recipe, process and, when resuming, the folder of the saved model, to what a run trains and reads."""
 
 
@@ -70,7 +70,7 @@ def train(
 class _Run:
     """What changes from step to step, and what changes it."""
 
-    def __init__(self, recipe: Recipe, out: Path, parts: Parts, place: Ranks, last: Path | None) -> None:
+    def __init__(self, recipe: Recipe, out: Path, parts: Parts, place: ProcessRanks, last: Path | None) -> None:
         self.recipe, self.out, self.place, self.feed = recipe, out, place, parts.feed
         self.model = parts.model.to(place.device).train()
         self.objective = parts.objective.to(place.device).train()

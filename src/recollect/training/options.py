@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from recollect.core.errors import UserError
 from recollect.core.types import Kind
-from recollect.data.columns import Columns
-from recollect.data.mixture import Sampling
+from recollect.data.batches.mixture import Sampling
+from recollect.data.sources.columns import Columns
 from recollect.objectives import Base, ContextOptions
 from recollect.training.optimiser import Optimiser
 from recollect.training.step import Precision

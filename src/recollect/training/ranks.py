@@ -18,7 +18,7 @@ from recollect.core.types import best_device
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class ProcessRanks:
     """Which of how many processes this is, and the device it computes on."""
 
     rank: int
@@ -32,7 +32,7 @@ class Ranks:
 
 
 @contextmanager
-def ranks(device: str | None = None) -> Iterator[Ranks]:
+def ranks(device: str | None = None) -> Iterator[ProcessRanks]:
     """Join the other processes of this launch, if there are any, and leave them at the end.
 
     Args:
@@ -44,7 +44,7 @@ def ranks(device: str | None = None) -> Iterator[Ranks]:
     size = int(os.environ.get("WORLD_SIZE", "1"))
     chosen = _usable(device) if device else best_device()
     if size == 1:
-        yield Ranks(0, 1, chosen)
+        yield ProcessRanks(0, 1, chosen)
         return
     if chosen.type == "cuda":
         chosen = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -53,7 +53,7 @@ def ranks(device: str | None = None) -> Iterator[Ranks]:
         chosen = torch.device("cpu")  # one machine has one MPS device, and it has no collectives
     dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
     try:
-        yield Ranks(dist.get_rank(), size, chosen)
+        yield ProcessRanks(dist.get_rank(), size, chosen)
     finally:
         dist.destroy_process_group()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from recollect.core.errors import UserError
 from recollect.core.files import new_folder, read_json, write_json, write_text
-from recollect.training.checkpoints import remove_leftovers, tidy
+from recollect.training.checkpoints import prune_checkpoints, remove_leftovers
 
 
 def check_run_folder(out: Path, recipe: Any, resume: bool) -> None:
@@ -43,7 +43,7 @@ def check_run_folder(out: Path, recipe: Any, resume: bool) -> None:
 def prepare_run_folder(out: Path, recipe: Any, checkpoints_kept: int) -> None:
     """Write the recipe, and clear away what a killed process left half-written."""
     remove_leftovers(out)
-    tidy(out / "checkpoints", checkpoints_kept)
+    prune_checkpoints(out / "checkpoints", checkpoints_kept)
     if not (out / "recipe.json").exists():
         write_json(out / "recipe.json", as_json(recipe))  # first of all: it is what makes the folder a run
     (out / "checkpoints").mkdir(exist_ok=True)

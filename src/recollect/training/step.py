@@ -88,12 +88,16 @@ class StepOptions:
     seed: int = 0
 
 
-Columns = Mapping[str, Tensor]
+EmbeddingColumns = Mapping[str, Tensor]
 """Tensors with the same rows."""
 
 
 def embed(
-    encode: Callable[[Columns], Tensor], columns: Columns, device: torch.device, options: StepOptions, what: str
+    encode: Callable[[EmbeddingColumns], Tensor],
+    columns: EmbeddingColumns,
+    device: torch.device,
+    options: StepOptions,
+    what: str,
 ) -> Float[Tensor, "rows width"]:
     """Embed ``columns`` chunk by chunk; with more than one chunk, activations are recomputed in the backward pass.
 
@@ -102,7 +106,7 @@ def embed(
     chunks' gradients add up in float32, not in bfloat16.
     """
 
-    def encode_chunk(chunk: Columns, seed: int) -> Tensor:
+    def encode_chunk(chunk: EmbeddingColumns, seed: int) -> Tensor:
         torch.manual_seed(seed)
         with torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bfloat16"):
             rows = encode({name: column.to(device, non_blocking=True) for name, column in chunk.items()})

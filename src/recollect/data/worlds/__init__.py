@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
 
 from recollect.core.errors import UserError
 from recollect.core.types import Source
-from recollect.data.tasks import ClassificationTask
-from recollect.data.worlds import glyph_tasks, label_tasks, latents
 from recollect.data.worlds.glyph_sources import GlyphCaptions, GlyphLabels, unseen_part
 from recollect.data.worlds.glyphs import GlyphWorld
 from recollect.data.worlds.latents import LatentCaptions, LatentWorld
@@ -19,7 +17,7 @@ from recollect.data.worlds.scenes import GlyphScenes, HardScenes
 World = LatentWorld | GlyphWorld
 
 _WORLDS: Mapping[str, Callable[[], World]] = {"latents": LatentWorld, "glyphs": GlyphWorld}
-_SOURCES: Mapping[str, Callable[[Any], Source]] = {
+SOURCES: Mapping[str, Callable[[Any], Source]] = {
     "latents:captions": LatentCaptions,
     "glyphs:captions": GlyphCaptions,
     "glyphs:labels": GlyphLabels,
@@ -31,8 +29,7 @@ _SOURCES: Mapping[str, Callable[[Any], Source]] = {
 }
 """Every named source of the built-in worlds."""
 
-LABEL_SETS = tuple(name for name in _SOURCES if name.startswith("glyphs:labels"))
-PROMPTS = "glyphs:prompts"
+LABEL_SETS = tuple(name for name in SOURCES if name.startswith("glyphs:labels"))
 
 
 def open_world_source(spec: str, split: str | None = None) -> Source:
@@ -48,9 +45,9 @@ def open_world_source(spec: str, split: str | None = None) -> Source:
         UserError: an unknown name, setting, value or split.
     """
     name, _, _ = spec.partition("?")
-    if name not in _SOURCES:
-        raise UserError(f"{spec}: no such built-in source. Choose one of: {', '.join(_SOURCES)}.")
-    source = _sized(_SOURCES[name], spec)
+    if name not in SOURCES:
+        raise UserError(f"{spec}: no such built-in source. Choose one of: {', '.join(SOURCES)}.")
+    source = _sized(SOURCES[name], spec)
     if split in (None, "train"):
         return source
     if split == "test" and isinstance(source, GlyphLabels):
@@ -110,64 +107,3 @@ def _with_setting(world: World, key: str, text: str, spec: str) -> World:
     if key in nuisance:
         return replace(world, nuisance=replace(inner, **{key: value}))
     return replace(world, **{key: value})  # type: ignore[arg-type]
-
-
-def world_tasks(spec: str, split: str = "test") -> list[ClassificationTask]:
-    """Few-shot tasks over classes that training never saw; choices are made on ``validation`` alone.
-
-    ``glyphs:labels`` and its parts stand for that label set's own classes, under shifts too.
-    """
-    world, name = _checked(spec, split), spec.partition("?")[0]
-    if name in LABEL_SETS:
-        return [
-            task for task in _label_set_tasks(name, world, split) if not task.name.endswith(("-names", "-synonyms"))
-        ]
-    return list(_few_shot_tasks(world, split))
-
-
-@lru_cache(maxsize=4)
-def _few_shot_tasks(world: World, split: str) -> tuple[ClassificationTask, ...]:
-    """Drawn once in a process: many models are evaluated on the same tasks."""
-    if isinstance(world, LatentWorld):
-        return tuple(latents.few_shot_tasks(world, split))
-    return tuple(glyph_tasks.few_shot_tasks(world, split))
-
-
-def world_zero_shot_tasks(spec: str, split: str = "test") -> list[ClassificationTask]:
-    """Tasks for classification by names.
-
-    ``glyphs:labels`` and its parts stand for that label set's own classes, under shifts too; ``glyphs:prompts`` for
-    what captions speak of, asked with prompt templates; any other name for what captions have words for, in those
-    words alone: coarse classes; scripts and attributes.
-    """
-    world, name = _checked(spec, split), spec.partition("?")[0]
-    if name == PROMPTS and isinstance(world, GlyphWorld):
-        return list(_prompt_tasks(world, split))
-    if name in LABEL_SETS:
-        return list(_label_set_tasks(name, world, split))
-    return list(_zero_shot_tasks(world, split))
-
-
-@lru_cache(maxsize=2)
-def _prompt_tasks(world: GlyphWorld, split: str) -> tuple[ClassificationTask, ...]:
-    return tuple(label_tasks.prompt_tasks(world, split))
-
-
-@lru_cache(maxsize=4)
-def _label_set_tasks(name: str, world: World, split: str) -> tuple[ClassificationTask, ...]:
-    source = _SOURCES[name](world)
-    assert isinstance(source, GlyphLabels)
-    return tuple(label_tasks.label_set_tasks(source, split))
-
-
-@lru_cache(maxsize=4)
-def _zero_shot_tasks(world: World, split: str) -> tuple[ClassificationTask, ...]:
-    if isinstance(world, LatentWorld):
-        return (latents.zero_shot_task(world, split),)
-    return tuple(glyph_tasks.zero_shot_tasks(world, split))
-
-
-def _checked(spec: str, split: str) -> World:
-    if split not in {"validation", "test"}:
-        raise UserError(f"{spec}: no split {split!r} of its tasks; choose validation or test")
-    return world_of(spec)

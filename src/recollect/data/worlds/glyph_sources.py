@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recollect.core.hashing import integers, uniforms
 from recollect.core.seeding import derive_seed
 from recollect.core.types import NO_LABEL, Kind, Sample
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
-from recollect.data.worlds.counters import choices, uniforms
 from recollect.data.worlds.glyph_synonyms import in_other_words
 from recollect.data.worlds.glyph_table import SCRIPTS
 from recollect.data.worlds.glyphs import GlyphWorld
@@ -75,7 +75,7 @@ class GlyphCaptions:
         world, content = self.world, derive_seed(self.world.seed, "captions")
         characters, masks = self.subjects(indices)
         view = derive_seed(content, "view", seed)
-        colours = choices(uniforms(derive_seed(view, "colour"), indices, 1)[:, 0], len(COLOUR_NAMES))
+        colours = integers(uniforms(derive_seed(view, "colour"), indices, 1)[:, 0], len(COLOUR_NAMES))
         texts = world.captions(characters, masks, content, indices)
         return world.render(masks, colours, view, indices), texts, torch.full((len(indices),), NO_LABEL)
 
@@ -144,13 +144,13 @@ class GlyphLabels:
         masks = self.world.table.first[self.characters[labels]]
         key = derive_seed(self.world.seed, "labels")
         moved = indices + self.offset
-        colours = choices(uniforms(derive_seed(key, "colour"), moved, 1)[:, 0], len(COLOUR_NAMES))
+        colours = integers(uniforms(derive_seed(key, "colour"), moved, 1)[:, 0], len(COLOUR_NAMES))
         return self.world.render(masks, colours, key, moved, PLAIN), labels
 
     def batch(self, indices: np.ndarray, seed: int) -> tuple[Tensor, list[str], Tensor]:
         """Pictures, each class name in a template drawn by ``seed``, and labels."""
         images, labels = self.draw(indices)
-        template = choices(uniforms(derive_seed("template", seed), indices, 1)[:, 0], len(GENERAL_TEMPLATES))
+        template = integers(uniforms(derive_seed("template", seed), indices, 1)[:, 0], len(GENERAL_TEMPLATES))
         texts = [
             fill(GENERAL_TEMPLATES[which], self.class_names[label])
             for which, label in zip(template, labels, strict=True)

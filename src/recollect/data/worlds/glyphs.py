@@ -7,8 +7,8 @@ from functools import cached_property
 import numpy as np
 from torch import Tensor
 
+from recollect.core.hashing import integers, uniforms
 from recollect.core.seeding import derive_seed, numpy_generator
-from recollect.data.worlds.counters import choices, uniforms
 from recollect.data.worlds.glyph_synonyms import SYNONYMS
 from recollect.data.worlds.glyph_table import ATTRIBUTES, SCRIPTS, GlyphTable, glyph_table
 from recollect.data.worlds.rendering import (
@@ -25,7 +25,7 @@ from recollect.data.worlds.rendering import (
 
 FILLERS = ("image", "glyph", "picture", "sign", "sample", "photo", "symbol", "drawn")
 
-SPLITS = ("train", "validation", "test")
+CHARACTER_SPLITS = ("train", "validation", "test")
 _UNSEEN = {"tifinagh letter": "validation", "nko letter": "test", "lao letter": "test", "lisu letter": "test"}
 _LEFT_OUT = "symbol"  # a mixed bag: its word would say nothing
 
@@ -67,7 +67,7 @@ class GlyphWorld:
     @cached_property
     def split(self) -> dict[str, np.ndarray]:
         """Characters of each split, sorted."""
-        parts: dict[str, list[int]] = {name: [] for name in SPLITS}
+        parts: dict[str, list[int]] = {name: [] for name in CHARACTER_SPLITS}
         for number, (script, _) in enumerate(SCRIPTS):
             members = np.flatnonzero(self.table.scripts == number)
             if script == _LEFT_OUT:
@@ -77,7 +77,7 @@ class GlyphWorld:
                 continue
             members = numpy_generator("glyph split", script).permutation(members)
             half, quarter = len(members) // 2, len(members) // 4
-            for name, chosen in zip(SPLITS, np.split(members, [half, half + quarter]), strict=True):
+            for name, chosen in zip(CHARACTER_SPLITS, np.split(members, [half, half + quarter]), strict=True):
                 parts[name] += chosen.tolist()
         return {name: np.array(sorted(members)) for name, members in parts.items()}
 
@@ -138,9 +138,9 @@ class GlyphWorld:
     def _cluttered(self, canvas: Tensor, key: int, indices: np.ndarray, nuisance: Nuisance) -> Tensor:
         """A faint stray character behind the subject."""
         draws = uniforms(derive_seed(key, "clutter"), indices, 7)
-        colours = choices(draws[:, 1], len(COLOUR_NAMES))
+        colours = integers(draws[:, 1], len(COLOUR_NAMES))
         stray = Subject(
-            choices(draws[:, 0], len(self.table.masks)),
+            integers(draws[:, 0], len(self.table.masks)),
             colours,
             2 * draws[:, 2] - 1,
             2 * draws[:, 3] - 1,
@@ -155,8 +155,8 @@ class GlyphWorld:
         eight = len(ATTRIBUTES)
         draws = uniforms(derive_seed(key, "caption"), indices, 2 + 3 * eight + self.fillers + 8)
         says, wrong, other = (draws[:, 2 + eight * part : 2 + eight * (part + 1)] for part in range(3))
-        values = np.where(wrong < self.wrong_attribute, choices(other, 3), self.table.attributes[masks])
-        filler = choices(draws[:, 2 + 3 * eight : 2 + 3 * eight + self.fillers], len(FILLERS))
+        values = np.where(wrong < self.wrong_attribute, integers(other, 3), self.table.attributes[masks])
+        filler = integers(draws[:, 2 + 3 * eight : 2 + 3 * eight + self.fillers], len(FILLERS))
         dropped = draws[:, -8:] < self.drops_word
         scripts = self.table.scripts[characters]
         renamed = uniforms(derive_seed(key, "synonym"), indices, 1)[:, 0] < self.says_synonym

@@ -12,13 +12,12 @@ from functools import cached_property
 import numpy as np
 from torch import Tensor
 
+from recollect.core.hashing import integers, normals, uniforms
 from recollect.core.seeding import derive_seed, numpy_generator
 from recollect.core.types import NO_LABEL, Kind, Sample
-from recollect.data.tasks import ClassificationTask
-from recollect.data.worlds.arrays import ArraySource, as_batch
-from recollect.data.worlds.counters import choices, normals, uniforms
+from recollect.data.worlds.arrays import as_batch
 
-SYNONYMS = 2
+SYNONYM_COUNT = 2
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class LatentWorld:
     def attribute_values(self, fine: np.ndarray, key: int, indices: np.ndarray) -> np.ndarray:
         """The attributes of each instance (n, attributes): its class's habit, or any value."""
         follows = uniforms(derive_seed(key, "follows"), indices, self.attributes) < self.purity
-        other = choices(uniforms(derive_seed(key, "other"), indices, self.attributes), self.values)
+        other = integers(uniforms(derive_seed(key, "other"), indices, self.attributes), self.values)
         return np.where(follows, self._tables["habit"][fine], other)
 
     def images(
@@ -126,16 +125,16 @@ class LatentWorld:
         value = np.take_along_axis(attributes, group, axis=1)
         draws = uniforms(derive_seed(key, "words"), indices, 4 * said + 7)
         wrong, dropped, any_value, which = (draws[:, said * part : said * (part + 1)] for part in range(4))
-        value = np.where(wrong < self.wrong_attribute, choices(any_value, self.values), value)
-        synonym = choices(which, SYNONYMS)
+        value = np.where(wrong < self.wrong_attribute, integers(any_value, self.values), value)
+        synonym = integers(which, SYNONYM_COUNT)
         rest = draws[:, 4 * said :]
-        filler = choices(rest[:, 3:5], self.fillers)
+        filler = integers(rest[:, 3:5], self.fillers)
         coarse = self.parent(fine)
         texts = []
         for row in range(count):
             words = []
             if rest[row, 0] < self.says_coarse:
-                words.append(coarse_word(int(coarse[row]), int(rest[row, 1] * SYNONYMS)))
+                words.append(coarse_word(int(coarse[row]), int(rest[row, 1] * SYNONYM_COUNT)))
             words += [
                 attribute_word(int(group[row, place]), int(value[row, place]), int(synonym[row, place]))
                 for place in range(said)
@@ -148,12 +147,12 @@ class LatentWorld:
 
     def vocabulary(self) -> tuple[str, ...]:
         """Every word that a caption may hold."""
-        words = [coarse_word(number, which) for number in range(self.coarse) for which in range(SYNONYMS)]
+        words = [coarse_word(number, which) for number in range(self.coarse) for which in range(SYNONYM_COUNT)]
         words += [
             attribute_word(group, value, which)
             for group in range(self.attributes)
             for value in range(self.values)
-            for which in range(SYNONYMS)
+            for which in range(SYNONYM_COUNT)
         ]
         words += [f"name{number}" for number in range(self.coarse * self.named)]
         return tuple(words + [f"filler{number}" for number in range(self.fillers)])
@@ -166,7 +165,7 @@ class LatentWorld:
         words = [(int(group), int(habits[group])) for group in salient]
         return tuple(
             " ".join([coarse_word(parent, which), *(attribute_word(*word, which) for word in words)])
-            for which in range(SYNONYMS)
+            for which in range(SYNONYM_COUNT)
         )
 
 
@@ -216,75 +215,8 @@ class LatentCaptions:
         """Images (n, width), one caption each, and no labels."""
         world, content = self.world, derive_seed(self.world.seed, "content")
         draws = uniforms(content, indices, 2)
-        fine = choices(draws[:, 0], world.coarse * world.named)
-        domain = choices(draws[:, 1], world.domains - world.held_out_domains)
+        fine = integers(draws[:, 0], world.coarse * world.named)
+        domain = integers(draws[:, 1], world.domains - world.held_out_domains)
         attributes = world.attribute_values(fine, content, indices)
         images = world.images(fine, domain, attributes, derive_seed(content, "view", seed), indices)
         return as_batch(images, world.captions(fine, attributes, content, indices), np.full(len(fine), NO_LABEL))
-
-
-def few_shot_tasks(
-    world: LatentWorld, split: str, *, count: int = 8, ways: int = 20, shots: int = 32, queries: int = 25
-) -> list[ClassificationTask]:
-    """Tasks over fine classes that training never saw, those of the validation and the test split apart.
-
-    Even tasks are fine-grained (siblings of a few parents), odd ones broad; every second pair lies in a domain that
-    training never saw.
-    """
-    first = world.coarse * world.named
-    held = np.arange(first, world.fine)
-    place = (held - first) // world.coarse  # 0 … held_out - 1 among the siblings
-    pool = held[place == 0] if split == "validation" else held[place > 0]
-    draw = numpy_generator(world.seed, "tasks", split)
-    siblings = max(1, len(pool) // world.coarse)
-    tasks = []
-    for number in range(count):
-        if number % 2 == 0:
-            parents = draw.permutation(world.coarse)[: max(1, ways // siblings)]
-            classes = pool[np.isin(world.parent(pool), parents)][:ways]
-        else:
-            classes = draw.permutation(pool)[:ways]
-        seen = world.domains - world.held_out_domains
-        domain = int(draw.integers(seen)) if number % 4 < 2 else int(seen + draw.integers(world.held_out_domains))
-        name = f"latents-{split}-{'fine' if number % 2 == 0 else 'broad'}-{number}"
-        prompts = tuple(world.fine_prompts(int(label)) for label in classes)
-        tasks.append(_task(world, name, classes, domain, (shots, queries), prompts))
-    return tasks
-
-
-def _task(
-    world: LatentWorld,
-    name: str,
-    classes: np.ndarray,
-    domain: int,
-    sizes: tuple[int, int],
-    prompts: tuple[tuple[str, ...], ...],
-) -> ClassificationTask:
-    names = tuple(f"class {label}" for label in classes)
-    parts = []
-    for role, each in zip(("support", "query"), sizes, strict=True):
-        labels = np.repeat(np.arange(len(classes)), each)
-        fine, indices = classes[labels], np.arange(len(labels))
-        key = derive_seed(world.seed, name, role)
-        attributes = world.attribute_values(fine, key, indices)
-        images = world.images(fine, np.full(len(fine), domain), attributes, key, indices)
-        parts.append(ArraySource(f"{name}-{role}", images, labels, names, f"domain {domain}"))
-    return ClassificationTask(name, parts[0], parts[1], names, (), prompts)
-
-
-def zero_shot_task(world: LatentWorld, split: str, *, queries: int = 4000, shots: int = 32) -> ClassificationTask:
-    """Tell the coarse classes apart over all fine classes and domains, by their words."""
-    name = f"latents-{split}-coarse"
-    names = tuple(coarse_word(number, 0) for number in range(world.coarse))
-    prompts = tuple(tuple(coarse_word(number, which) for which in range(SYNONYMS)) for number in range(world.coarse))
-    parts = []
-    for role, count in (("support", shots * world.coarse), ("query", queries)):
-        key, indices = derive_seed(world.seed, name, role), np.arange(count)
-        draws = uniforms(derive_seed(key, "class"), indices, 2)
-        member = choices(draws[:, 0], world.named + world.held_out)
-        coarse = indices % world.coarse
-        fine = member * world.coarse + coarse
-        attributes = world.attribute_values(fine, key, indices)
-        images = world.images(fine, choices(draws[:, 1], world.domains), attributes, key, indices)
-        parts.append(ArraySource(f"{name}-{role}", images, coarse, names))
-    return ClassificationTask(name, parts[0], parts[1], names, (), prompts)

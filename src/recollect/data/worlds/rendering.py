@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from recollect.core.hashing import integers, uniforms
 from recollect.core.seeding import torch_generator
-from recollect.data.worlds.counters import choices, uniforms
 from recollect.data.worlds.glyph_table import SIZE, glyph_table
 
 COLOURS: dict[str, tuple[float, float, float]] = {
@@ -106,8 +106,8 @@ def background(key: int, indices: np.ndarray, edge: int, texture: float) -> Tens
     """Backgrounds (n, 3, edge, edge) from 0 to 1: plain colours, the more structured the larger ``texture``."""
     draws = uniforms(key, indices, 3)
     pool = _textures(edge)
-    which = torch.from_numpy(choices(draws[:, 0], _TEXTURES))
-    left, top = (choices(draws[:, place], _MARGIN + 1) for place in (1, 2))
+    which = torch.from_numpy(integers(draws[:, 0], _TEXTURES))
+    left, top = (integers(draws[:, place], _MARGIN + 1) for place in (1, 2))
     windows = pool.unfold(2, edge, 1).unfold(3, edge, 1).permute(0, 2, 3, 1, 4, 5)  # a view: nothing is copied yet
     ground = windows[which, torch.from_numpy(top), torch.from_numpy(left)].float().div_(255)
     mean = ground.mean((2, 3), keepdim=True)
@@ -159,7 +159,7 @@ def finish(canvas: Tensor, key: int, indices: np.ndarray, noise: float) -> Tenso
     """Add pixel noise (the same for the three channels) and round to bytes: uint8 (n, 3, edge, edge)."""
     if noise:
         edge = canvas.shape[-1]
-        start = torch.from_numpy(choices(uniforms(key, indices, 1)[:, 0], _NOISE - edge * edge))
+        start = torch.from_numpy(integers(uniforms(key, indices, 1)[:, 0], _NOISE - edge * edge))
         grain = _noise().as_strided((_NOISE - edge * edge, edge * edge), (1, 1))[start].view(-1, 1, edge, edge)
         canvas = canvas + noise * grain
     return canvas.mul(255).round_().clamp_(0, 255).byte()

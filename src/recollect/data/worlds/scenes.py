@@ -7,15 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recollect.core.hashing import integers, uniforms
 from recollect.core.seeding import derive_seed
 from recollect.core.types import NO_LABEL, Kind, Sample
-from recollect.data.worlds.counters import choices, uniforms
 from recollect.data.worlds.glyph_sources import ENDLESS, as_picture
 from recollect.data.worlds.glyph_table import SCRIPTS
 from recollect.data.worlds.glyphs import GlyphWorld
 from recollect.data.worlds.rendering import COLOUR_NAMES, Nuisance, Subject, finish, paint, rotated, shades
 
-SIZES = ("small", "large")
+CHARACTER_SIZES = ("small", "large")
 RELATIONS = ("left of", "right of", "above", "below")
 DETAILS = ("colour", "size", "relation", "character", "ground")
 """What one hard negative differs in from the scene it is made from."""
@@ -61,23 +61,23 @@ def scenic_characters(world: GlyphWorld) -> np.ndarray:
 def draw_scenes(pool: np.ndarray, key: int, indices: np.ndarray) -> Scenes:
     """A scene for each index; its characters differ from each other, and their colours from the ground's."""
     draws = uniforms(derive_seed(key, "scene"), indices, 12)
-    first = choices(draws[:, 0], len(pool))
+    first = integers(draws[:, 0], len(pool))
     characters = pool[(first[:, None] + np.cumsum(_steps(draws[:, 1:3], len(pool)), axis=1)) % len(pool)]
-    ground = choices(draws[:, 3], len(COLOUR_NAMES))
-    colours = (ground[:, None] + 1 + choices(draws[:, 4:7], len(COLOUR_NAMES) - 1)) % len(COLOUR_NAMES)
+    ground = integers(draws[:, 3], len(COLOUR_NAMES))
+    colours = (ground[:, None] + 1 + integers(draws[:, 4:7], len(COLOUR_NAMES) - 1)) % len(COLOUR_NAMES)
     return Scenes(
-        1 + choices(draws[:, 7], 3),
+        1 + integers(draws[:, 7], 3),
         characters,
         colours,
-        choices(draws[:, 8:11], len(SIZES)),
-        choices(draws[:, 11], len(RELATIONS)),
+        integers(draws[:, 8:11], len(CHARACTER_SIZES)),
+        integers(draws[:, 11], len(RELATIONS)),
         ground,
     )
 
 
 def _steps(uniform: np.ndarray, size: int) -> np.ndarray:
     """Two strides whose sums never come back to the start: three different characters."""
-    stride = 1 + choices(uniform, (size - 1) // 2)
+    stride = 1 + integers(uniform, (size - 1) // 2)
     return np.concatenate([np.zeros((len(stride), 1), dtype=np.int64), stride], axis=1)
 
 
@@ -130,7 +130,7 @@ def describe(world: GlyphWorld, scenes: Scenes, turned: np.ndarray | None = None
     texts = []
     for row in range(len(scenes)):
         things = [
-            f"a {SIZES[scenes.sizes[row, place]]} {COLOUR_NAMES[scenes.colours[row, place]]} "
+            f"a {CHARACTER_SIZES[scenes.sizes[row, place]]} {COLOUR_NAMES[scenes.colours[row, place]]} "
             f"{names[scenes.characters[row, place]]}"
             for place in range(scenes.count[row])
         ]
@@ -175,7 +175,7 @@ class GlyphScenes:
         """Every word that a caption may hold."""
         words = {word for character in self.pool for word in self.world.table.names[character].split()}
         words |= {word for relation in RELATIONS for word in relation.split()}
-        return tuple(sorted(words | set(COLOUR_NAMES) | set(SIZES) | {"a", "on", "ground"}))
+        return tuple(sorted(words | set(COLOUR_NAMES) | set(CHARACTER_SIZES) | {"a", "on", "ground"}))
 
     def __len__(self) -> int:
         return self.size

@@ -1,0 +1,97 @@
+"""Exact nearest neighbours: the reference that every index is measured against, and the default."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64
+from torch import Tensor
+
+from recollect.core.types import best_device
+
+_SCORES = 2**21
+"""Scores in memory at a time (8 MB: they stay in a cache), and so the rows of a block."""
+
+_GROUP = 64
+_QUERIES = 512
+
+
+@dataclass(frozen=True)
+class ExactNeighbours:
+    """For each query its k best rows: positions, best first, and their scores."""
+
+    rows: Int64[np.ndarray, "queries k"]
+    scores: Float32[np.ndarray, "queries k"]
+
+
+def exact_neighbours(
+    queries: Float32[np.ndarray, "queries width"],
+    matrix: Float32[np.ndarray, "rows width"],
+    k: int,
+    among: Int64[np.ndarray, " some"] | None = None,
+    device: torch.device | None = None,
+) -> ExactNeighbours:
+    """The k rows of ``matrix`` with the largest inner product with each query, by blocked matrix products.
+
+    ``matrix`` may be memory-mapped and larger than memory: it is read once for every 512 queries, block by block. The
+    k best of a block lie in the k groups of 64 whose maxima are largest, so only those are sorted.
+
+    Args:
+        queries: unit-norm rows.
+        matrix: unit-norm rows.
+        k: at most the number of rows searched.
+        among: positions to search; all by default. Positions of the result are those of ``matrix``.
+        device: where to compute; the best of the machine by default.
+
+    Raises:
+        ValueError: the widths differ, or k exceeds the rows.
+    """
+    count = len(matrix) if among is None else len(among)
+    if queries.shape[1] != matrix.shape[1]:
+        raise ValueError(f"queries {queries.shape} and rows {matrix.shape} differ in width")
+    if not 1 <= k <= count:
+        raise ValueError(f"k = {k}, but {count} rows are searched")
+    device = device or best_device()
+    rows = np.empty((len(queries), k), dtype=np.int64)
+    scores = np.empty((len(queries), k), dtype=np.float32)
+    for start in range(0, len(queries), _QUERIES):
+        some = slice(start, min(start + _QUERIES, len(queries)))
+        asked = torch.from_numpy(np.ascontiguousarray(queries[some])).to(device)
+        best_scores, best_rows = _search(asked, matrix, k, among, device)
+        rows[some], scores[some] = best_rows.cpu().numpy(), best_scores.cpu().numpy()
+    return ExactNeighbours(rows if among is None else among[rows], scores)
+
+
+def _search(
+    queries: Tensor, matrix: np.ndarray, k: int, among: np.ndarray | None, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    count = len(matrix) if among is None else len(among)
+    block = max(_GROUP * k, _SCORES // max(1, len(queries)))
+    best_scores = queries.new_full((len(queries), 0), 0.0)
+    best_rows = torch.zeros(len(queries), 0, dtype=torch.int64, device=device)
+    for start in range(0, count, block):
+        stop = min(start + block, count)
+        part = matrix[start:stop] if among is None else matrix[among[start:stop]]
+        products = queries @ torch.from_numpy(part).to(device).T
+        found_scores, found = best_of(products, min(k, stop - start))
+        best_scores = torch.cat([best_scores, found_scores], dim=1)
+        best_rows = torch.cat([best_rows, found + start], dim=1)
+        best_scores, order = best_scores.topk(min(k, best_scores.shape[1]), dim=1)
+        best_rows = best_rows.gather(1, order)
+    return best_scores, best_rows
+
+
+def best_of(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """``scores.topk(k)`` for long rows: one pass for the maxima of groups, then a sort of the k best groups alone."""
+    rows, columns = scores.shape
+    groups = columns // _GROUP
+    if groups <= 4 * k:
+        return scores.topk(k, dim=1)
+    whole = scores[:, : groups * _GROUP].view(rows, groups, _GROUP)
+    chosen = whole.amax(dim=2).topk(k, dim=1, sorted=False).indices
+    inside = whole.gather(1, chosen[:, :, None].expand(-1, -1, _GROUP)).flatten(1)
+    columns_of = (chosen[:, :, None] * _GROUP + torch.arange(_GROUP, device=scores.device)).flatten(1)
+    rest = torch.arange(groups * _GROUP, columns, device=scores.device).expand(rows, -1)
+    inside, columns_of = torch.cat([inside, scores[:, groups * _GROUP :]], 1), torch.cat([columns_of, rest], 1)
+    best, order = inside.topk(k, dim=1)
+    return best, columns_of.gather(1, order)

@@ -1,0 +1,87 @@
+"""Several sources of two kinds in one run."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from recollect.core.errors import UserError
+from recollect.core.types import NO_LABEL, Source
+from recollect.data.batches.order import Plan
+from recollect.data.sources.derived import source_labels
+
+Sampling = Literal["proportional", "equal", "debiased"]
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Sources to train on, and how a batch is made of them (prefix conditioning, section 3.2).
+
+    Attributes:
+        sources: at least one, with different names.
+        weights: of each source; its number of samples by default.
+        sampling: "proportional" divides every batch by the weights; "equal" gives half of every batch to captions
+            and half to labels; "debiased" takes every whole batch from one source, captions and labels equally often.
+            In the last two, the weights act among sources of the same kind.
+    """
+
+    sources: tuple[Source, ...]
+    weights: tuple[float, ...] | None = None
+    sampling: Sampling = "proportional"
+
+    def __post_init__(self) -> None:
+        names = [source.name for source in self.sources]
+        if not names:
+            raise UserError("no source of data was named")
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise UserError(f"{twice}: named twice among the sources. Give each once, and weigh it.")
+        if empty := next((source.name for source in self.sources if len(source) == 0), None):
+            raise UserError(f"{empty}: an empty source")
+        if self.weights is not None and (
+            len(self.weights) != len(names) or any(not 0 < weight < float("inf") for weight in self.weights)
+        ):
+            raise UserError(f"weights must be {len(names)} positive numbers, one for each source; got {self.weights}")
+        for source in self.sources:
+            if source.kind == "label" and not source.class_names and not hasattr(source, "batch"):
+                raise UserError(
+                    f"{source.name}: labels are numbers without names. Add a column 'class_name', or name it with "
+                    "--class-name-column."
+                )
+
+    @cached_property
+    def shares(self) -> tuple[float, ...]:
+        """Mean share of each source in what is drawn; adds up to one."""
+        weights = self.weights or tuple(float(len(source)) for source in self.sources)
+        kinds = [source.kind for source in self.sources]
+        by_kind = {
+            kind: sum(weight for weight, own in zip(weights, kinds, strict=True) if own == kind) for kind in kinds
+        }
+        if self.sampling == "proportional":
+            return tuple(weight / sum(weights) for weight in weights)
+        return tuple(weight / by_kind[kind] / len(by_kind) for weight, kind in zip(weights, kinds, strict=True))
+
+    @cached_property
+    def label_offsets(self) -> tuple[int, ...]:
+        """What to add to a source's labels so that no two sources share one."""
+        sizes = [len(source.class_names) or _highest_label(source) + 1 for source in self.sources]
+        return tuple(int(start) for start in np.cumsum([0, *sizes[:-1]]))
+
+    def plan(self, batch_size: int, key: int) -> Plan:
+        """How many samples of each source each step takes."""
+        return Plan(self.shares, batch_size, self.sampling == "debiased", key)
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        """Steps in which every label sample is seen once on average, or every sample where there is only one kind.
+
+        With both kinds, the length of a run counts label samples alone (prefix conditioning, footnote 2).
+        """
+        both = len({source.kind for source in self.sources}) > 1
+        counted = [source.kind == "label" or not both for source in self.sources]
+        samples = sum(len(source) for source, counts in zip(self.sources, counted, strict=True) if counts)
+        share = sum(share for share, counts in zip(self.shares, counted, strict=True) if counts)
+        return max(1, round(samples / (batch_size * share)))
+
+
+def _highest_label(source: Source) -> int:
+    return NO_LABEL if source.kind == "caption" else int(source_labels(source).max())

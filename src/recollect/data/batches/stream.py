@@ -1,0 +1,312 @@
+"""Batches as a pure function of (seed, step): the same after a resume, on any number of ranks and workers."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from recollect.core.errors import UserError
+from recollect.core.seeding import derive_seed
+from recollect.core.types import NO_LABEL, Batch, Kind, Sample
+from recollect.data.batches.mixture import Mixture
+from recollect.data.batches.order import choose, mix, shuffled
+from recollect.data.prompts import GENERAL_TEMPLATES, fill
+from recollect.data.sources.derived import read_sample
+from recollect.data.sources.images import BrokenImageError
+from recollect.data.sources.reading import BROKEN_SHARE, BrokenCounter
+from recollect.data.transforms import ImageTransform
+
+CONTEXT_VIEW = 2
+"""The view under which a step's samples serve as context of the step before."""
+
+_REPLACEMENTS = 32  # in a row; with one image in a hundred broken, that many never are
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some rows of a batch, as a worker hands them over.
+
+    Attributes:
+        images: uint8 (n, size, size, 3), still to be normalised, or float32 that is ready.
+        texts: one for each row.
+        labels: int64 (n,), unique across sources.
+        sources: int64 (n,), the number of each row's source.
+        ids: of each row.
+        broken: for each source number, what was wrong with images that had to be replaced.
+    """
+
+    images: Tensor
+    texts: list[str]
+    labels: np.ndarray
+    sources: np.ndarray
+    ids: list[str]
+    broken: dict[int, list[str]] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class BatchStream:
+    """An endless sequence of batches of which any can be made by itself.
+
+    Each source is passed through in an order of its own, without repetition until all of it was seen, and then in
+    another. Texts are drawn anew at every visit: one of the captions, or a template filled with the class name (or
+    with one of the sample's own texts if it has any: synonyms). An image that cannot be read is replaced by another of
+    its source, chosen by (seed, step, row), so that the sequence is the same whoever makes it.
+
+    Attributes:
+        mixture: what to draw from.
+        batch_size: of the global batch.
+        transform: from pictures to pixels; None where all sources are vectors or make whole batches by themselves.
+        seed: of everything random.
+        rank, world_size: this process makes rows ``rank * n`` to ``(rank + 1) * n`` of the global batch of
+            ``n * world_size`` rows.
+        templates: prompt templates for class names.
+        broken_share: share of images that may be broken before it is an error.
+        tally: what was read so far and what could not be.
+    """
+
+    mixture: Mixture
+    batch_size: int
+    transform: ImageTransform | None
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+    templates: tuple[str, ...] = GENERAL_TEMPLATES
+    broken_share: float = BROKEN_SHARE
+    tally: BrokenCounter = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.batch_size % self.world_size:
+            raise UserError(f"batch size {self.batch_size} does not divide over {self.world_size} processes")
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"there is no rank {self.rank} among {self.world_size}")
+        self.tally = BrokenCounter(self.broken_share)
+        self._plan = self.mixture.plan(self.batch_size, self._key("plan"))
+        self._last_rows: tuple[int, np.ndarray, np.ndarray] | None = None
+
+    def batch(self, step: int, *, view: int = 0) -> Batch:
+        """The batch of a step, or this rank's rows of it.
+
+        Args:
+            view: another number gives the same samples and texts under another random crop.
+
+        Raises:
+            UserError: too many images are broken.
+        """
+        return self.join([self.piece(step, 0, self.local_size, view=view)])
+
+    def context(self, step: int) -> Batch:
+        """A separate batch to look things up in: the samples of the next step, under a crop of their own.
+
+        Samples of neighbouring steps differ (except where a source begins anew), so a row cannot find itself.
+        """
+        return self.batch(step + 1, view=CONTEXT_VIEW)
+
+    def composition(self, step: int) -> dict[str, int]:
+        """How many samples each source gives to the global batch."""
+        counts = self._plan.counts(np.array([step]))[0]
+        return {source.name: int(count) for source, count in zip(self.mixture.sources, counts, strict=True)}
+
+    @property
+    def local_size(self) -> int:
+        """Rows that this rank makes."""
+        return self.batch_size // self.world_size
+
+    def iterate(
+        self, start: int, stop: int, workers: int = 0, *, view: int = 0, device: torch.device | None = None
+    ) -> Iterator[Batch]:
+        """The batches of steps ``start`` to ``stop``, made ahead by worker processes.
+
+        Args:
+            workers: processes that read and crop; 0 does it between steps, in this process.
+            view: as in `batch`; ``iterate(start + 1, stop + 1, view=CONTEXT_VIEW)`` gives the contexts.
+            device: where images are brought as bytes, to be normalised there.
+
+        Raises:
+            UserError: too many images are broken.
+        """
+        from recollect.data.batches.loading import iterate
+
+        return iterate(self, start, stop, workers, view=view, device=device)
+
+    def rows(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Source number and index within the source of every row of the global batch, int64 (batch,) each."""
+        if self._last_rows is None or self._last_rows[0] != step:
+            counts, before = self._plan.counts(np.array([step]))[0], self._plan.before(step)
+            sources = np.repeat(np.arange(len(counts)), counts)
+            drawn = [self._order(number, before[number] + np.arange(count)) for number, count in enumerate(counts)]
+            # Mixed, so that every rank gets its part of every source.
+            slots = shuffled(np.arange(self.batch_size), self.batch_size, derive_seed(self.seed, "slots", step))
+            self._last_rows = step, sources[slots], np.concatenate(drawn)[slots]
+        return self._last_rows[1:]
+
+    def piece(self, step: int, start: int, stop: int, *, view: int = 0) -> Piece:
+        """Rows ``start`` to ``stop`` of what this rank makes of a step."""
+        first = self.rank * self.local_size
+        slots = np.arange(first + start, first + stop)
+        sources, indices = (part[slots] for part in self.rows(step))
+        texts, ids = np.empty(len(slots), dtype=object), np.empty(len(slots), dtype=object)
+        labels = np.full(len(slots), NO_LABEL, dtype=np.int64)
+        blocks: list[tuple[np.ndarray, Tensor]] = []
+        broken: dict[int, list[str]] = {}
+        for number in np.unique(sources).tolist():
+            places = np.flatnonzero(sources == number)
+            draw = _Draw(self, number, step, view)
+            block = draw.vectorised(indices[places], slots[places]) or draw.one_by_one(indices[places], slots[places])
+            texts[places], ids[places] = block.texts, block.ids
+            if self.mixture.sources[number].kind == "label":
+                offset = self.mixture.label_offsets[number]
+                labels[places] = np.where(block.labels == NO_LABEL, NO_LABEL, block.labels + offset)
+            blocks.append((places, block.images))
+            if block.broken:
+                broken[number] = block.broken
+        return Piece(self._assemble(blocks), texts.tolist(), labels, sources, ids.tolist(), broken)
+
+    def join(self, pieces: Sequence[Piece], device: torch.device | None = None) -> Batch:
+        """Put pieces together, normalise them on ``device``, and count what was broken.
+
+        Raises:
+            UserError: too many images are broken.
+        """
+        sources = np.concatenate([piece.sources for piece in pieces])
+        for number, source in enumerate(self.mixture.sources):
+            messages = [message for piece in pieces for message in piece.broken.get(number, [])]
+            if tried := int((sources == number).sum()) + len(messages):
+                self.tally.add(source, tried, messages)
+        images = [self._normalised(piece.images.to(device)) for piece in pieces]
+        names = [source.name for source in self.mixture.sources]
+        kinds: list[Kind] = [source.kind for source in self.mixture.sources]
+        return Batch(
+            torch.cat(images) if len(images) > 1 else images[0],
+            tuple(text for piece in pieces for text in piece.texts),
+            torch.from_numpy(np.concatenate([piece.labels for piece in pieces])),
+            tuple(kinds[number] for number in sources),
+            tuple(names[number] for number in sources),
+            tuple(id for piece in pieces for id in piece.ids),
+        )
+
+    def _key(self, purpose: str) -> int:
+        return derive_seed(self.seed, purpose)
+
+    def _order(self, number: int, positions: np.ndarray) -> np.ndarray:
+        """Samples at these positions of the endless passes through a source."""
+        source = self.mixture.sources[number]
+        passes, places = np.divmod(positions, len(source))
+        for turn in np.unique(passes).tolist():
+            here = passes == turn
+            places[here] = shuffled(places[here], len(source), derive_seed(self.seed, "pass", source.name, turn))
+        return places
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        if images.dtype != torch.uint8:
+            return images
+        assert self.transform is not None  # only a transform makes bytes
+        return self.transform.normalise(images)
+
+    def _assemble(self, blocks: list[tuple[np.ndarray, Tensor]]) -> Tensor:
+        if len(blocks) == 1:
+            return blocks[0][1]
+        if any(images.dtype != torch.uint8 for _, images in blocks):
+            blocks = [(places, self._normalised(images)) for places, images in blocks]
+        shapes = {tuple(images.shape[1:]) for _, images in blocks}
+        if len(shapes) > 1:
+            raise UserError(f"sources give images of different shapes: {', '.join(map(str, sorted(shapes)))}")
+        whole = torch.empty(sum(len(places) for places, _ in blocks), *shapes.pop(), dtype=blocks[0][1].dtype)
+        for places, images in blocks:
+            whole[torch.from_numpy(places)] = images
+        return whole
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Rows of one source; labels are the source's own."""
+
+    images: Tensor
+    texts: list[str]
+    labels: np.ndarray
+    ids: list[str]
+    broken: list[str]
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """Reads samples of one source for one step."""
+
+    stream: BatchStream
+    number: int
+    step: int
+    view: int
+
+    def vectorised(self, indices: np.ndarray, slots: np.ndarray) -> _Block | None:
+        """A whole block by the source itself, if it can."""
+        source = self.stream.mixture.sources[self.number]
+        read = getattr(source, "batch", None)
+        if read is None:
+            return None
+        images, texts, labels = read(indices, derive_seed(self.stream.seed, "world", self.step, self.view))
+        if source.kind == "label" and source.class_names:
+            draws = choose(mix(self.stream._key("text"), self.step, slots), len(self.stream.templates))
+            names = (source.class_names[label] for label in labels.tolist())
+            texts = [fill(self.stream.templates[draw], name) for draw, name in zip(draws, names, strict=True)]
+        ids = [str(index) for index in indices.tolist()]
+        return _Block(self._bytes(images) if images.dtype == torch.uint8 else images, texts, labels.numpy(), ids, [])
+
+    def _bytes(self, pictures: Tensor) -> Tensor:
+        """A world's pictures (n, 3, height, width) as (n, size, size, 3): resized only; it places things itself."""
+        transform = self.stream.transform
+        if transform is None:
+            raise ValueError(
+                f"{self.stream.mixture.sources[self.number].name} makes pictures, so the stream needs a transform"
+            )
+        if pictures.shape[2:] != (transform.size, transform.size):
+            size, mode = (transform.size, transform.size), transform.resample
+            resized = interpolate(pictures.float(), size, mode=mode, antialias=True, align_corners=False)
+            pictures = resized.round_().clamp_(0, 255).to(torch.uint8)
+        return pictures.permute(0, 2, 3, 1)
+
+    def one_by_one(self, indices: np.ndarray, slots: np.ndarray) -> _Block:
+        """Sample after sample; random numbers depend on the row's place in the global batch, not on who reads it."""
+        draws = mix(self.stream._key("text"), self.step, slots)
+        names = mix(draws, 1)
+        crops = mix(self.stream._key("crop"), self.view, self.step, slots)
+        images: list[Tensor] = []
+        texts, labels, ids = [], [], []
+        broken: list[str] = []
+        for place, (index, slot) in enumerate(zip(indices.tolist(), slots.tolist(), strict=True)):
+            sample = self._readable(index, slot, broken)
+            images.append(self._pixels(sample, int(crops[place])))
+            texts.append(self._text(sample, draws[place], names[place]))
+            labels.append(sample.label)
+            ids.append(sample.id)
+        return _Block(torch.stack(images), texts, np.array(labels, dtype=np.int64), ids, broken)
+
+    def _pixels(self, sample: Sample, seed: int) -> Tensor:
+        image, transform = sample.image, self.stream.transform
+        if isinstance(image, np.ndarray) and image.ndim == 1:
+            return torch.from_numpy(image.astype(np.float32))
+        if transform is None:
+            raise ValueError(f"{sample.source} holds pictures, so the stream needs a transform")
+        return torch.from_numpy(transform.pixels(image, np.random.Generator(np.random.PCG64(seed))))
+
+    def _text(self, sample: Sample, draw: np.uint64, name_draw: np.uint64) -> str:
+        if sample.kind == "caption":
+            return sample.texts[choose(draw, len(sample.texts))]
+        templates, source = self.stream.templates, self.stream.mixture.sources[self.number]
+        names = sample.texts or (source.class_names[sample.label],)
+        return fill(templates[choose(draw, len(templates))], names[choose(name_draw, len(names))])
+
+    def _readable(self, index: int, slot: int, broken: list[str]) -> Sample:
+        """The sample, or the first readable one of a fixed random sequence in its stead."""
+        source, transform = self.stream.mixture.sources[self.number], self.stream.transform
+        for attempt in range(1, _REPLACEMENTS + 1):
+            try:
+                sample = read_sample(source, index, needed=transform.needed if transform else 0, extra=False)
+                if sample.texts or sample.kind == "label":
+                    return sample
+                broken.append(f"{source.name}, {sample.id}: no caption")
+            except BrokenImageError as error:
+                broken.append(str(error))
+            index = int(choose(mix(self.stream._key("replacement"), self.step, slot, attempt), len(source)))
+        raise UserError(f"{broken[-_REPLACEMENTS]}; and so with {_REPLACEMENTS} images of {source.name} in a row")

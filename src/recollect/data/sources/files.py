@@ -1,0 +1,310 @@
+"""From a path or a hub id to tables: everything that touches files, through the ``datasets`` library."""
+
+import hashlib
+import re
+import sys
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from glob import glob, has_magic
+from pathlib import Path
+from typing import Any
+
+import datasets
+from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
+
+from recollect.core.errors import UserError
+
+SPLITS: Mapping[str, str] = {
+    "train": "train", "training": "train",
+    "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation",
+    "test": "test", "testing": "test", "eval": "test",
+}  # fmt: skip
+"""Usual spellings of the three usual splits."""
+
+_PICTURES = frozenset(ImageFolder.EXTENSIONS)
+_TABLES = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "json"}
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+_PEEKED_MEMBERS = 200
+
+
+@dataclass(frozen=True)
+class OpenedTables:
+    """The tables of one source.
+
+    Attributes:
+        splits: name of split to its rows.
+        where: what to call the source in errors.
+        files: the files that hold the content, for its fingerprint.
+        base: folder that relative image paths start from; None where tables hold the bytes themselves.
+        class_names: names read from a ``classnames.txt`` beside WebDataset shards, in label order.
+    """
+
+    splits: Mapping[str, datasets.Dataset]
+    where: str
+    files: tuple[Path, ...]
+    base: Path | None = None
+    class_names: tuple[str, ...] = field(default=())
+
+
+def open_tables(place: str, config: str | None = None, revision: str | None = None) -> OpenedTables:
+    """Open a file, a folder, a glob or brace pattern, or a hub id.
+
+    Args:
+        place: a Parquet, CSV, TSV or JSON-lines file; a WebDataset tar, or a pattern such as ``shard-{000..099}.tar``;
+            a folder of any of these, of images, or written by ``save_to_disk``; or ``owner/name`` on the hub.
+        config: the hub set's configuration, where it has several.
+        revision: the hub set's branch or commit.
+
+    Raises:
+        UserError: nothing is there, or it cannot be read.
+    """
+    path = Path(place).expanduser()
+    if path.is_dir():
+        return _open_folder(path)
+    if path.is_file():
+        return _open_files([path], path.parent, where=path.name)
+    if "{" in place or has_magic(place):
+        files = [
+            Path(name) for pattern in _expand_braces(place) for name in sorted(glob(str(Path(pattern).expanduser())))
+        ]
+        if not files:
+            raise UserError(f"{place}: no file fits this pattern")
+        return _open_files(files, files[0].parent, where=path.name)
+    if path.suffix.lower() in {*_TABLES, ".tar"} or not _HUB_ID.fullmatch(place):
+        raise UserError(f"{place}: no such file or folder")
+    return _open_hub(place, config, revision)
+
+
+def _open_hub(name: str, config: str | None, revision: str | None) -> OpenedTables:
+    try:
+        with _quiet():
+            splits = datasets.load_dataset(name, config, revision=revision)
+    except Exception as error:
+        raise UserError(f"{name}: neither a path here nor a data set the hub gave us ({_reason(error)})") from error
+    files = [Path(file["filename"]) for split in splits.values() for file in split.cache_files]
+    return OpenedTables(dict(splits), name, tuple(files))
+
+
+def _open_folder(folder: Path) -> OpenedTables:
+    if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
+        return _open_saved(folder)
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and not _hidden(file.relative_to(folder)))
+    for suffixes in ({".tar"}, {".parquet"}, _PICTURES, {".csv", ".tsv", ".jsonl"}):
+        chosen = [file for file in files if file.suffix.lower() in suffixes]
+        if suffixes == {".parquet"}:
+            chosen = [file for file in chosen if file.name not in _METADATA]
+        if chosen and suffixes is _PICTURES:
+            return _open_pictures(folder, files)
+        if chosen:
+            return _open_files(chosen, folder, where=folder.name)
+    raise UserError(f"{folder}: an empty source; it holds no images, Parquet, tar, CSV or JSON-lines files")
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _open_saved(folder: Path) -> OpenedTables:
+    with _one_line(folder.name, [folder]):
+        saved = datasets.load_from_disk(str(folder))
+    splits = dict(saved) if isinstance(saved, datasets.DatasetDict) else {str(saved.split or "train"): saved}
+    return OpenedTables(splits, folder.name, tuple(sorted(folder.rglob("*.arrow"))), base=folder)
+
+
+def _open_pictures(folder: Path, files: list[Path]) -> OpenedTables:
+    """Images in one folder a class, or with a metadata file; top folders named like splits are splits."""
+    pictures = [file for file in files if file.suffix.lower() in _PICTURES]
+    groups = _by_top_folder([*pictures, *(file for file in files if file.name in _METADATA)], folder)
+    splits = _load("imagefolder", groups, folder.name)
+    return OpenedTables(splits, folder.name, tuple(files), base=folder)
+
+
+def _open_files(files: Sequence[Path], folder: Path, where: str) -> OpenedTables:
+    kinds = {file.suffix.lower() for file in files}
+    if len(kinds) > 1:
+        raise UserError(f"{where}: files of different kinds ({', '.join(sorted(kinds))}). Name those of one kind.")
+    suffix = kinds.pop()
+    if empty := next((file for file in files if file.stat().st_size == 0), None):
+        raise UserError(f"{empty}: an empty file")
+    groups = _by_top_folder(files, folder) if len(files) > 1 else {"train": [str(file) for file in files]}
+    if len(groups) == 1 and len(files) > 1:
+        groups = _by_file_name(files)
+    if suffix == ".tar":
+        splits = _load("webdataset", groups, where, features=_shard_features(files[0], where))
+        return OpenedTables(splits, where, tuple(files), class_names=_class_list(folder))
+    if suffix not in _TABLES:
+        raise UserError(
+            f"{where}: not a kind of file that can be opened; give Parquet, CSV, JSON lines, tar or a folder"
+        )
+    options: dict[str, Any] = {}
+    if _TABLES[suffix] == "csv":
+        # Only an empty cell is missing: pandas would also lose captions such as "None" and "NA".
+        options = {"keep_default_na": False, "na_values": [""], "sep": "\t" if suffix == ".tsv" else ","}
+    return OpenedTables(_load(_TABLES[suffix], groups, where, **options), where, tuple(files), base=files[0].parent)
+
+
+def _load(builder: str, groups: Mapping[str, list[str]], where: str, **options: Any) -> dict[str, datasets.Dataset]:
+    with _one_line(where, [Path(name) for names in groups.values() for name in names]), _quiet():
+        return dict(datasets.load_dataset(builder, data_files=dict(groups), **options))
+
+
+def _by_top_folder(files: Sequence[Path], folder: Path) -> dict[str, list[str]]:
+    """One split for each top folder if all of them are named like splits; else all in one, called train.
+
+    Done here because ``datasets`` takes any "test" in a file or class name for a split.
+    """
+    tops = {file: file.relative_to(folder).parts[0] for file in files}
+    if not all(top.lower() in SPLITS for top in tops.values()):
+        return {"train": [str(file) for file in files]}
+    groups: dict[str, list[str]] = {}
+    for file, top in tops.items():
+        groups.setdefault(SPLITS[top.lower()], []).append(str(file))
+    return groups
+
+
+def _by_file_name(files: Sequence[Path]) -> dict[str, list[str]]:
+    """Splits from names such as ``train-00000-of-00002.parquet``, if every file has one."""
+    words = {file: re.split(r"[^a-z]", file.name.lower(), maxsplit=1)[0] for file in files}
+    if not all(word in SPLITS for word in words.values()):
+        return {"train": [str(file) for file in files]}
+    groups: dict[str, list[str]] = {}
+    for file, word in words.items():
+        groups.setdefault(SPLITS[word], []).append(str(file))
+    return groups
+
+
+def _shard_features(shard: Path, where: str) -> datasets.Features:
+    """Columns of a WebDataset from its first members, so that samples may lack fields and JSON may vary."""
+    names: list[str] = []
+    with _one_line(where, [shard]), tarfile.open(shard) as archive:
+        for _, member in zip(range(_PEEKED_MEMBERS), archive, strict=False):
+            if member.isfile() and "." in Path(member.name).name:
+                names.append(Path(member.name).name.split(".", 1)[1])
+    kinds: dict[str, Callable[[], Any]] = {"json": datasets.Json, "txt": lambda: datasets.Value("string")}
+    kinds |= {"text": kinds["txt"], "cls": lambda: datasets.Value("int64")}
+    features = {}
+    for name in dict.fromkeys(names):
+        if f".{name.rsplit('.', 1)[-1].lower()}" in _PICTURES:
+            features[name] = datasets.Image(decode=False)
+        elif name in kinds:
+            features[name] = kinds[name]()
+    if not features:
+        raise UserError(f"{shard}: no samples; a WebDataset shard holds files such as 0001.jpg and 0001.txt")
+    return datasets.Features(features | {"__key__": datasets.Value("string"), "__url__": datasets.Value("string")})
+
+
+def _class_list(folder: Path) -> tuple[str, ...]:
+    """Class names in label order from ``classnames.txt``, as CLIP_benchmark's shards have it beside or above them."""
+    for file in (folder / "classnames.txt", folder.parent / "classnames.txt"):
+        if file.exists():
+            return tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip())
+    return ()
+
+
+def _expand_braces(pattern: str) -> Iterator[str]:
+    """Shell braces: ``{000..012}`` and ``{a,b}``."""
+    match = re.search(r"\{([^{}]*)\}", pattern)
+    if not match:
+        yield pattern
+        return
+    ends = re.fullmatch(r"(\d+)\.\.(\d+)", match[1])
+    words = (
+        [str(number).zfill(len(ends[1])) for number in range(int(ends[1]), int(ends[2]) + 1)]
+        if ends
+        else match[1].split(",")
+    )
+    for word in words:
+        yield from _expand_braces(pattern[: match.start()] + word + pattern[match.end() :])
+
+
+@contextmanager
+def _one_line(where: str, files: Sequence[Path]) -> Iterator[None]:
+    """Turn what a library says of a damaged file into one line that names the file."""
+    try:
+        yield
+    except UserError:
+        raise
+    except OSError as error:
+        if error.errno is not None:  # no space, no permission: the system's own words are clear
+            raise
+        raise UserError(f"{_guilty(files) or where}: cannot be read ({_reason(error)})") from error
+    except Exception as error:
+        raise UserError(
+            f"{_guilty(files) or where}: damaged, cut short or not what its name says ({_reason(error)})"
+        ) from error
+
+
+def _guilty(files: Sequence[Path]) -> Path | None:
+    """The first shard that cannot be read to its end, among several; the only file, if there is one."""
+    if len(files) == 1:
+        return files[0]
+    for file in files:
+        if file.suffix == ".tar":
+            try:
+                with tarfile.open(file) as archive:
+                    for member in archive:
+                        if member.isfile() and member.offset_data + member.size > file.stat().st_size:
+                            return file
+            except tarfile.TarError:
+                return file
+        elif file.suffix == ".parquet" and not _ends_with(file, b"PAR1"):
+            return file
+    return None
+
+
+def _ends_with(file: Path, ending: bytes) -> bool:
+    with file.open("rb") as opened:
+        opened.seek(max(0, file.stat().st_size - len(ending)))
+        return opened.read() == ending
+
+
+def _reason(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) < 200 else f"{text[:200]}…"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the library's progress bars for terminals, and its error log for nobody: our one line says the same."""
+    bars, level = datasets.is_progress_bar_enabled() and not sys.stderr.isatty(), datasets.logging.get_verbosity()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    if bars:
+        datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(level)
+        if bars:
+            datasets.enable_progress_bars()
+
+
+_WHOLE = 256 * 2**20
+_PROBES = 16
+_PROBE = 2**16
+
+
+def content_hash(files: Sequence[Path]) -> str:
+    """A hash of what the files hold: all bytes up to 256 MiB in total, else sizes, times and samples of each.
+
+    Reading a hundred gigabytes at every start would cost minutes; beyond the bound a file counts as changed when its
+    size, its time of change, or any of 16 blocks spread over it is another.
+    """
+    sizes = [file.stat().st_size for file in files]
+    whole = sum(sizes) <= _WHOLE
+    digest = hashlib.blake2b(digest_size=16)
+    for file, size in zip(files, sizes, strict=True):
+        digest.update(f"{file.name}\0{size}\0".encode())
+        with file.open("rb") as opened:
+            if whole:
+                digest.update(opened.read())
+                continue
+            digest.update(str(file.stat().st_mtime_ns).encode())
+            for probe in range(_PROBES):
+                opened.seek(max(0, size - _PROBE) * probe // (_PROBES - 1))
+                digest.update(opened.read(_PROBE))
+    return digest.hexdigest()

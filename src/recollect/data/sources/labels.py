@@ -1,0 +1,136 @@
+"""Class ids and their readable names, whatever form a table gives them in."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recollect.core.errors import UserError
+from recollect.core.types import NO_LABEL
+from recollect.data.prompts import readable
+from recollect.data.sources.columns import Columns
+from recollect.data.sources.files import OpenedTables
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The classes of a source, the same in all its splits.
+
+    Attributes:
+        names: readable class names; a label indexes them. Empty where labels are bare numbers.
+        ids: for each split, the label of each row, `NO_LABEL` where it has none.
+    """
+
+    names: tuple[str, ...]
+    ids: Mapping[str, np.ndarray]
+
+
+def find_labels(opened: OpenedTables, columns: Columns) -> Labels:
+    """Read the label of every row of every split, so that a class has the same id in each.
+
+    Names come, in this order, from the class-name column, the label's own ``ClassLabel``, the labels themselves
+    where they are words, or the ``classnames.txt`` beside the shards. Of a class-name column of lists (captions) the
+    first entry counts. A row whose class name is empty has no label.
+    Several labels in one row (a list) count as none here; the sample's ``extra["labels"]`` holds them.
+    """
+    if columns.label is None and columns.class_name is None:
+        return Labels((), {split: _unlabelled(len(rows)) for split, rows in opened.splits.items()})
+    raw = {split: _column(rows, columns.label or columns.class_name) for split, rows in opened.splits.items()}
+    types = {column.type for column in raw.values()}
+    if all(pa.types.is_list(type) or pa.types.is_large_list(type) for type in types):
+        names = _own_names(opened, columns.label)
+        return Labels(names, {split: _unlabelled(len(column)) for split, column in raw.items()})
+    if all(_is_text(type) for type in types):
+        words = _from_words(raw)
+        named = columns.class_name and columns.class_name != columns.label
+        return _with_names(opened, columns, words.ids) if named else words
+    if not all(pa.types.is_integer(type) or pa.types.is_floating(type) for type in types):
+        shown = ", ".join(sorted(str(type) for type in types))
+        raise UserError(
+            f"{opened.where}: labels in column '{columns.label}' are {shown}; they must be numbers or words"
+        )
+    ids = {split: _integers(column, opened.where) for split, column in raw.items()}
+    if columns.class_name and columns.class_name != columns.label:
+        return _with_names(opened, columns, ids)
+    names = _own_names(opened, columns.label) or opened.class_names
+    highest = max((int(part.max(initial=NO_LABEL)) for part in ids.values()), default=NO_LABEL)
+    if names and highest >= len(names):
+        raise UserError(f"{opened.where}: label {highest}, but there are names for only {len(names)} classes")
+    return Labels(tuple(map(readable, names)), ids)
+
+
+def _column(rows: datasets.Dataset, name: str | None) -> pa.ChunkedArray:
+    return rows.data.column(name)
+
+
+def _first_texts(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
+    """The column itself; of a column of lists the first entries."""
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        return column
+    return pa.array([texts[0] if texts else None for texts in column.to_pylist()], pa.string())
+
+
+def _own_names(opened: OpenedTables, label: str | None) -> tuple[str, ...]:
+    """Names of a ``ClassLabel``, also inside a list."""
+    for rows in opened.splits.values():
+        feature = rows.features[label]
+        feature = getattr(feature, "feature", feature)
+        if isinstance(feature, datasets.ClassLabel):
+            return tuple(feature.names)
+    return ()
+
+
+def _unlabelled(count: int) -> np.ndarray:
+    return np.full(count, NO_LABEL, dtype=np.int64)
+
+
+def _is_text(type: pa.DataType) -> bool:
+    return pa.types.is_string(type) or pa.types.is_large_string(type)
+
+
+def _integers(column: pa.ChunkedArray, where: str) -> np.ndarray:
+    """Whole numbers; a CSV with an empty cell arrives as floating point."""
+    values = pc.fill_null(column, NO_LABEL).to_numpy()
+    ids = values.astype(np.int64)
+    if not np.array_equal(ids, values):
+        raise UserError(f"{where}: labels such as {values[ids != values][0]} are not whole numbers")
+    return np.maximum(ids, NO_LABEL)
+
+
+def _from_words(raw: Mapping[str, pa.ChunkedArray]) -> Labels:
+    words = sorted({word for column in raw.values() for word in pc.unique(column).to_pylist() if word})
+    values = pa.array(words, pa.string())
+    ids = {
+        split: pc.fill_null(pc.index_in(column.cast(pa.string()), value_set=values), NO_LABEL)
+        .to_numpy()
+        .astype(np.int64)
+        for split, column in raw.items()
+    }
+    return Labels(tuple(map(readable, words)), ids)
+
+
+def _with_names(opened: OpenedTables, columns: Columns, ids: Mapping[str, np.ndarray]) -> Labels:
+    """Labels with a column of names; numbers that do not run from 0 without gaps are numbered anew in their order."""
+    named: dict[int, str] = {}
+    for split, rows in opened.splits.items():
+        table = pa.table({"id": ids[split], "name": _first_texts(_column(rows, columns.class_name))})
+        for row in table.group_by(["id", "name"]).aggregate([]).to_pylist():
+            if row["id"] == NO_LABEL or not row["name"]:
+                continue
+            if named.setdefault(row["id"], row["name"]) != row["name"]:
+                raise UserError(
+                    f"{opened.where}: label {row['id']} is called both '{named[row['id']]}' and '{row['name']}'"
+                )
+    known = np.array(sorted(named), dtype=np.int64)
+    compact = {split: _renumber(part, known) for split, part in ids.items()}
+    return Labels(tuple(readable(named[number]) for number in known.tolist()), compact)
+
+
+def _renumber(ids: np.ndarray, known: np.ndarray) -> np.ndarray:
+    if len(known) == 0:
+        return _unlabelled(len(ids))
+    places = np.minimum(np.searchsorted(known, ids), len(known) - 1)
+    return np.where(known[places] == ids, places, NO_LABEL)

@@ -1,0 +1,188 @@
+"""Samples out of a memory-mapped table, decoded when asked for."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recollect.core.errors import UserError
+from recollect.core.types import ImageLike, Kind, Sample
+from recollect.data.sources.columns import Columns, text_reader
+from recollect.data.sources.files import content_hash
+from recollect.data.sources.images import BrokenImageError, decode
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a table came from.
+
+    Attributes:
+        where: what to call it in errors.
+        files: the files that hold its content.
+        base: folder that relative image paths start from; None where there is none.
+    """
+
+    where: str
+    files: tuple[Path, ...]
+    base: Path | None
+
+
+@dataclass(eq=False)
+class TableSource:
+    """Chosen rows of a table, as a `Source`.
+
+    Attributes:
+        name: unique within a run.
+        kind: whether texts are captions, or synonyms of a class.
+        class_names: readable class names in label order.
+        table: all rows, memory-mapped.
+        rows: int64, the rows of the table that are samples, in their order.
+        labels: int64, the label of every sample, known without opening an image.
+        columns: which column is which.
+        origin: where the table came from.
+    """
+
+    name: str
+    kind: Kind
+    class_names: tuple[str, ...]
+    table: datasets.Dataset
+    rows: np.ndarray
+    labels: np.ndarray
+    columns: Columns
+    origin: Origin
+
+    def __post_init__(self) -> None:
+        where, columns = self.origin.where, self.columns
+        assert columns.image is not None  # Columns.resolve saw to it
+        image = self.table.data.column(columns.image).type
+        if not (_is_bytes(image) or is_text(image) or pa.types.is_struct(image)):
+            raise UserError(f"{where}: column '{columns.image}' holds {image}, not pictures")
+        if columns.id is not None and pc.count_distinct(self.table.data.column(columns.id)).as_py() < len(self.table):
+            raise UserError(f"{where}: column '{columns.id}' names some rows twice; ids must be unique")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.read(index)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Arrow columns would travel to a worker by value; the table travels as a path.
+        return {key: value for key, value in self.__dict__.items() if not key.startswith("_")}
+
+    def read(self, index: int, *, needed: int = 0, extra: bool = True) -> Sample:
+        """Read one sample.
+
+        Args:
+            needed: shorter side in pixels above which detail is of no use (see `images.decode`).
+            extra: also read the columns that only evaluation needs.
+
+        Raises:
+            IndexError: outside the source.
+            BrokenImageError: the picture cannot be read; the message names its row and file.
+        """
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"{self.name}: sample {index} of {len(self)}")
+        row = int(self.rows[index])
+        id = str(self._readers["id"](row)) if self.columns.id else str(row)
+        more = {key: column[row].as_py() for key, column in self._extra.items()} if extra else {}
+        image = self._image(row, needed)
+        return Sample(image, self.texts(index), int(self.labels[index]), self.name, self.kind, id, more)
+
+    def texts(self, index: int) -> tuple[str, ...]:
+        """The texts of one sample, without opening its image: captions, or synonyms of its class."""
+        reader = self._readers.get("texts")
+        return reader(int(self.rows[index])) if reader else ()
+
+    def values(self, key: str) -> list[Any]:
+        """``extra[key]`` of every sample, without opening images; None where there is no such column."""
+        column = self._extra.get(key)
+        return [None] * len(self) if column is None else column.take(pa.array(self.rows)).to_pylist()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        digest = hashlib.blake2b(content_hash([*self.origin.files, *self._pictures()]).encode(), digest_size=16)
+        digest.update(repr((self.kind, self.class_names, self.columns)).encode())
+        digest.update(self.rows.tobytes())
+        digest.update(self.labels.tobytes())
+        return digest.hexdigest()
+
+    def _pictures(self) -> list[Path]:
+        """Image files that the table only names, and that are not files of the source themselves."""
+        column = self.table.data.column(self.columns.image)
+        if not is_text(column.type) or self.origin.base is None:
+            return []
+        paths = (self.origin.base / text for text in column.take(pa.array(self.rows)).to_pylist() if text)
+        return [path for path in paths if path.is_file()]
+
+    @property
+    def _texts_column(self) -> str | None:
+        return self.columns.caption if self.kind == "caption" else self.columns.synonyms
+
+    @cached_property
+    def _readers(self) -> dict[str, Callable[[int], Any]]:
+        """Reading a cell of an Arrow column takes about a microsecond; a row through ``datasets`` forty."""
+        table, columns = self.table.data, self.columns
+        image = table.column(columns.image)
+        readers: dict[str, Callable[[int], Any]] = {"image": lambda row: image[row].as_py()}
+        if columns.id:
+            ids = table.column(columns.id)
+            readers["id"] = lambda row: ids[row].as_py()
+        if self._texts_column:
+            readers["texts"] = text_reader(table, self._texts_column)
+        return readers
+
+    @cached_property
+    def _extra(self) -> dict[str, pa.ChunkedArray]:
+        columns, table = self.columns, self.table.data
+        used = {columns.image, columns.id, columns.class_name, columns.split, columns.domain, columns.label}
+        used |= set((self._texts_column or "").split(","))
+        names = [name for name in self.table.column_names if name not in used]
+        extra = {name: table.column(name) for name in names if not _holds_bytes(table.column(name).type)}
+        if columns.domain:
+            extra["domain"] = table.column(columns.domain)
+        if columns.label and pa.types.is_nested(table.column(columns.label).type):
+            extra["labels"] = table.column(columns.label)
+        return extra
+
+    def _image(self, row: int, needed: int) -> ImageLike:
+        value = self._readers["image"](row)
+        where = f"{self.origin.where}, row {row}"
+        if isinstance(value, dict):
+            path, value = value.get("path"), value.get("bytes")
+            where = f"{where} ({path})" if path else where
+            value = path if value is None else value
+        elif isinstance(value, str):
+            where = f"{where} ({value})"
+        if value is None:
+            raise BrokenImageError(f"{where}: no picture")
+        return decode(self._path(value, where) if isinstance(value, str) else value, where, needed=needed)
+
+    def _path(self, text: str, where: str) -> Path:
+        if "://" in text:
+            raise BrokenImageError(f"{where}: an address on the web; fetch the picture first")
+        if self.origin.base is None and not Path(text).is_absolute():
+            raise BrokenImageError(f"{where}: a path, but the set has no folder it starts from")
+        return (self.origin.base or Path()) / text
+
+
+def is_text(type: pa.DataType) -> bool:
+    """Whether a column holds words."""
+    return pa.types.is_string(type) or pa.types.is_large_string(type)
+
+
+def _is_bytes(type: pa.DataType) -> bool:
+    return pa.types.is_binary(type) or pa.types.is_large_binary(type)
+
+
+def _holds_bytes(type: pa.DataType) -> bool:
+    if pa.types.is_struct(type):
+        return any(_holds_bytes(field.type) for field in type)
+    return _is_bytes(type) or (pa.types.is_list(type) and _holds_bytes(type.value_type))

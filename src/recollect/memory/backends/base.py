@@ -1,0 +1,92 @@
+"""What a `Memory` asks of the place that keeps its rows."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float32, Shaped
+
+from recollect.memory.filters import Filter
+from recollect.memory.rows import Item, Modality, Pairs, Record
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """For each query the rows that it found, best first.
+
+    Attributes:
+        ids: texts.
+        scores: cosines.
+    """
+
+    ids: Shaped[np.ndarray, "queries k"]
+    scores: Float32[np.ndarray, "queries k"]
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Rows on disk or on a cluster; every method raises `UserError` where the place itself is at fault.
+
+    Attributes:
+        record: what the memory says of itself.
+        address: what the user calls it.
+        whole_commits: whether an `append` is there whole or not at all, whatever happens.
+    """
+
+    record: Record
+    address: str
+    whole_commits: bool
+
+    @property
+    def version(self) -> int:
+        """Grows with every change."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def append(self, pairs: Pairs) -> None:
+        """Add rows, whose ids are new."""
+        ...
+
+    def delete(self, ids: Sequence[str]) -> None:
+        """Remove the rows of these ids."""
+        ...
+
+    def known(self, ids: Sequence[str]) -> set[str]:
+        """Those of the ids that are there."""
+        ...
+
+    def ids_where(self, where: Filter) -> list[str]:
+        """The ids of all rows that satisfy a filter."""
+        ...
+
+    def fetch(self, ids: Sequence[str], pictures: bool) -> list[Item]:
+        """Rows in the order of their ids, all of which are there."""
+        ...
+
+    def vectors(self, ids: Sequence[str], modality: Modality) -> Float32[np.ndarray, "rows width"]:
+        """Vectors in the order of their ids, all of which are there."""
+        ...
+
+    def columns(self, names: Sequence[str], where: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        """Columns of all rows whose columns in ``where`` have these values, in batches: lists, or arrays of vectors."""
+        ...
+
+    def search(
+        self, vectors: Float32[np.ndarray, "queries width"], k: int, modality: Modality, where: Filter | None
+    ) -> Neighbours:
+        """The k nearest rows; fewer columns, or none, where fewer satisfy the filter."""
+        ...
+
+    def index(self, modality: Modality) -> None:
+        """Make searches of a side fast for millions of rows."""
+        ...
+
+    def refresh(self) -> None:
+        """See what others have changed."""
+        ...
+
+    def snapshot(self) -> "Backend":
+        """The memory as it is now, whatever is changed later; it cannot be written to."""
+        ...

@@ -1,0 +1,116 @@
+"""Embedding a large source on a Ray cluster: the blocks of one process, in their order, made side by side."""
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from recollect.core.errors import UserError
+from recollect.core.types import best_device
+from recollect.memory.backends.lance import vectors_of
+from recollect.memory.build.reading import ROWS_AT_ONCE, Reader, RowBlock
+from recollect.memory.rows import Pairs
+
+
+def ray_blocks(reader: Reader, start: int, stop: int) -> Iterator[RowBlock]:
+    """What ``reader.blocks(start, stop)`` yields, embedded by the workers of a Ray cluster.
+
+    The cluster is the one that ``RAY_ADDRESS`` names, or one of this machine's cores. Encoder and source travel to each
+    worker once; the files that the source reads must lie under the same path on every machine.
+
+    Raises:
+        UserError: there is no such cluster, or a worker failed.
+    """
+    try:
+        import ray
+        import ray.data
+    except ImportError:
+        raise UserError("--engine ray needs Ray: pip install 'recollect[ray]'") from None
+    try:
+        if not ray.is_initialized():
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        yield from _blocks(ray, reader, range(start, stop, ROWS_AT_ONCE), stop)
+    except (ray.exceptions.RayError, ConnectionError) as error:
+        cause = getattr(error, "cause", None) or error
+        if isinstance(cause, UserError):
+            raise UserError(str(cause)) from error
+        raise UserError(f"Ray: {str(cause).strip().splitlines()[-1][:200]}") from error
+
+
+def _blocks(ray: Any, reader: Reader, starts: range, stop: int) -> Iterator[RowBlock]:
+    context = ray.data.DataContext.get_current()
+    context.execution_options.preserve_order = True
+    context.enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    if isinstance(reader.encoder, torch.nn.Module):
+        reader.encoder.to("cpu")  # a worker moves its copy to its own device
+    resources = ray.cluster_resources()
+    workers = max(1, int(resources.get("GPU") or resources.get("CPU", 1)))
+    numbered = ray.data.from_items(
+        [{"start": first, "stop": min(first + ROWS_AT_ONCE, stop)} for first in starts], override_num_blocks=len(starts)
+    )
+    embedded = numbered.map_batches(
+        _Embedder,
+        fn_constructor_args=(ray.put(reader),),
+        batch_size=1,
+        compute=ray.data.ActorPoolStrategy(min_size=1, max_size=min(workers, len(starts))),
+        num_gpus=1 if resources.get("GPU") else None,
+        num_cpus=None if resources.get("GPU") else 1,
+    )
+    for row in embedded.iter_rows():
+        yield RowBlock(_unpack(row["pairs"], reader), json.loads(row["failures"]))
+
+
+class _Embedder:
+    """A worker: an encoder and a source, asked for one block at a time."""
+
+    def __init__(self, reader: Any) -> None:
+        import ray
+
+        self.reader = ray.get(reader) if isinstance(reader, ray.ObjectRef) else reader
+        if isinstance(self.reader.encoder, torch.nn.Module):
+            self.reader = replace(self.reader, encoder=self.reader.encoder.to(best_device()))
+
+    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
+        block = next(self.reader.blocks(int(batch["start"][0]), int(batch["stop"][0])))
+        return {"pairs": [_pack(block.pairs)], "failures": [json.dumps(block.failures)]}
+
+
+def _pack(pairs: Pairs) -> bytes:
+    """Rows as Arrow's own bytes: vectors travel bit for bit."""
+    import pyarrow as pa
+
+    table, sink = pairs.table(), pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def _unpack(packed: bytes, reader: Reader) -> Pairs:
+    import pyarrow as pa
+
+    table = pa.ipc.open_stream(packed).read_all().combine_chunks()
+    if not len(table):
+        nothing = np.empty((0, reader.encoder.width), dtype=np.float32)
+        return Pairs([], nothing, nothing, [], reader.model, ordinals=np.empty(0, dtype=np.int64))
+    columns = {
+        name: table[name].to_pylist() for name in ("id", "caption", "source", "image", "path", "origin", "digest")
+    }
+    return Pairs(
+        ids=columns["id"],
+        image_vectors=vectors_of(table["image_vector"].chunk(0)),
+        text_vectors=vectors_of(table["text_vector"].chunk(0)),
+        captions=columns["caption"],
+        model=reader.model,
+        sources=columns["source"],
+        metadata=[json.loads(each) for each in table["metadata"].to_pylist()],
+        images=columns["image"],
+        paths=columns["path"],
+        origins=columns["origin"],
+        ordinals=table["ordinal"].to_numpy(),
+        digests=columns["digest"],
+    )

@@ -1,0 +1,224 @@
+"""Fusion: one transformer block a modality that reads what an embedding has found in a memory (RECO, section 3.2)."""
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recollect.core.errors import UserError
+from recollect.core.files import fresh_folder, read_json, write_json
+from recollect.memory.rows import Modality
+
+WEIGHTS, RECORD = "fusion.safetensors", "fusion.json"
+FUSION_FORMAT = 1
+HEAD = 64
+"""Entries of an attention head."""
+
+FusionKind = Literal["transformer", "mean", "mlp"]
+"""RECO's block; the plain mean (Table 3); or a residual MLP of the same size that reads no memory (Figure 3, left)."""
+
+
+@dataclass(frozen=True)
+class FusionSettings:
+    """What a fusion is made from, and what it reads.
+
+    Attributes:
+        width: entries of an embedding.
+        kind: how an embedding and what it found become one.
+        search: find by the vectors of the query's own modality (uni), or of the other (cross).
+        read: read the found pairs' other modality (cross), or the query's own (uni).
+        modalities: which embeddings are refined (Table 4).
+    """
+
+    width: int
+    kind: FusionKind = "transformer"
+    search: Literal["uni", "cross"] = "uni"
+    read: Literal["cross", "uni"] = "cross"
+    modalities: Literal["both", "image", "text"] = "both"
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise ValueError(f"width must be at least 1, got {self.width}")
+
+    def refines(self, modality: Modality) -> bool:
+        """Whether embeddings of a modality are refined."""
+        return self.modalities in {"both", modality}
+
+    def searched(self, modality: Modality) -> Modality:
+        """The vectors that a query of a modality is compared with."""
+        return modality if self.search == "uni" else other(modality)
+
+    def taken(self, modality: Modality) -> Modality:
+        """The vectors that a query of a modality reads."""
+        return other(modality) if self.read == "cross" else modality
+
+
+def other(modality: Modality) -> Modality:
+    """The other modality."""
+    return "text" if modality == "image" else "image"
+
+
+class FusionBlock(nn.Module):
+    """One pre-norm transformer block of which only token 0, the embedding itself, is computed.
+
+    Heads of 64 entries, an MLP as wide as the embedding, no positions (METHODS 7): 6 d² + 10 d parameters. Only token 0
+    is a query, and its keys and values are never formed: with ``q`` its query in a head,
+    ``q · (W_k x_j + b_k) = (W_kᵀ q) · x_j + q · b_k`` and ``Σ_j a_j (W_v x_j + b_v) = W_v (Σ_j a_j x_j) + b_v``, so a
+    projection costs the same for ten neighbours as for none. Both residual branches start at zero: an untrained block
+    returns the embedding as it is.
+
+    Args:
+        width: entries of an embedding.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.heads = next(heads for heads in range(max(1, width // HEAD), 0, -1) if width % heads == 0)
+        self.norm_attention, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, width), nn.Linear(width, width)
+        for linear in (self.query, self.key, self.value, self.up):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+        for linear in (self.output, self.down):
+            nn.init.zeros_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, tokens: Float[Tensor, "batch places width"]) -> Float[Tensor, "batch width"]:
+        """Token 0 after the block.
+
+        Args:
+            tokens: the embedding, then what it found; a row of zeros is an empty place and is not read.
+        """
+        batch, _, width = tokens.shape
+        empty = tokens.detach().abs().amax(dim=2) == 0
+        normed = self.norm_attention(tokens)
+        size = width // self.heads
+        queries = self.query(normed[:, 0]).view(batch, self.heads, size) / math.sqrt(size)
+        keys = self.key.weight.view(self.heads, size, width)
+        asked = torch.einsum("bhs,hsw->bhw", queries, keys)
+        offset = (queries * self.key.bias.view(self.heads, size)).sum(2, keepdim=True)
+        scores = asked @ normed.transpose(1, 2) + offset
+        weights = scores.masked_fill(empty[:, None, :], -math.inf).softmax(dim=2)
+        read = torch.einsum("bhw,hsw->bhs", weights @ normed, self.value.weight.view(self.heads, size, width))
+        attended = tokens[:, 0] + self.output(read.flatten(1) + self.value.bias)
+        return attended + self.down(functional.gelu(self.up(self.norm_mlp(attended))))
+
+
+class MeanFusion(nn.Module):
+    """The mean of the embedding and of what it found (RECO, Table 3, rows 5–8); nothing is learned."""
+
+    def forward(self, tokens: Float[Tensor, "batch places width"]) -> Float[Tensor, "batch width"]:
+        """The mean, up to its length; rows of zeros add nothing."""
+        return tokens.sum(dim=1)
+
+
+class MlpFusion(nn.Module):
+    """A residual MLP on the embedding alone, as large as the block (6 d² + 6 d parameters): learning without memory."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 3 * width), nn.Linear(3 * width, width)
+        nn.init.zeros_(self.down.weight)
+        nn.init.zeros_(self.down.bias)
+
+    def forward(self, tokens: Float[Tensor, "batch places width"]) -> Float[Tensor, "batch width"]:
+        """The embedding, refined by itself."""
+        return tokens[:, 0] + self.down(functional.gelu(self.up(self.norm(tokens[:, 0]))))
+
+
+class FusionModule(nn.Module):
+    """A block for images and one for texts, which share nothing.
+
+    >>> fusion = FusionModule(FusionSettings(512))                                             # doctest: +SKIP
+    >>> refined = fusion("image", torch.cat([embeddings[:, None], found_texts], dim=1))        # doctest: +SKIP
+
+    Args:
+        settings: what to make.
+        model: fingerprint of the model whose embeddings it was trained on; empty if that is not known.
+        trained: what else is known of its training, kept in `RECORD`.
+    """
+
+    def __init__(self, settings: FusionSettings, model: str = "", trained: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self.settings, self.model, self.trained = settings, model, dict(trained or {})
+        modalities: tuple[Modality, ...] = ("image", "text")
+        self.blocks = nn.ModuleDict({modality: self._block() for modality in modalities if settings.refines(modality)})
+
+    def _block(self) -> nn.Module:
+        width = self.settings.width
+        if self.settings.kind == "mean":
+            return MeanFusion()
+        return FusionBlock(width) if self.settings.kind == "transformer" else MlpFusion(width)
+
+    def forward(self, modality: Modality, tokens: Float[Tensor, "batch places width"]) -> Float[Tensor, "batch width"]:
+        """Refine embeddings of one modality.
+
+        Args:
+            side: their modality.
+            tokens: the embedding, then what it found (zeros where it found nothing more).
+
+        Returns:
+            Unit-norm refined embeddings; the embeddings as they are where this modality is not refined.
+
+        Raises:
+            ValueError: another width.
+        """
+        if tokens.shape[2] != self.settings.width:
+            raise ValueError(f"tokens {tuple(tokens.shape)}, but the fusion is {self.settings.width} wide")
+        if modality not in self.blocks:
+            return functional.normalize(tokens[:, 0], dim=1)
+        return functional.normalize(self.blocks[modality](tokens), dim=1)
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes whenever a refined embedding would."""
+        made = hashlib.blake2b(json.dumps(asdict(self.settings), sort_keys=True).encode(), digest_size=16)
+        for name, tensor in sorted(self.state_dict().items()):
+            made.update(name.encode())
+            made.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return made.hexdigest()
+
+    def save(self, folder: str | Path) -> Path:
+        """Write weights and record into ``folder``, whole or not at all.
+
+        Raises:
+            UserError: something is there already.
+        """
+        with fresh_folder(folder, "fusion") as unfinished:
+            save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, unfinished / WEIGHTS)
+            record = {"format": FUSION_FORMAT, "settings": asdict(self.settings), "model": self.model}
+            write_json(unfinished / RECORD, record | {"trained": self.trained})
+        return Path(folder)
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "FusionModule":
+        """Open a saved fusion, on the CPU, for evaluation.
+
+        Raises:
+            UserError: there is none, or a file of it is missing or damaged.
+        """
+        folder = Path(folder)
+        if not (folder / RECORD).is_file():
+            hint = f" Its model is {folder / 'model'}; name that." if (folder / "model" / RECORD).is_file() else ""
+            raise UserError(f"{folder}: no fusion ({RECORD} is not there).{hint}")
+        record = read_json(folder / RECORD)
+        if not isinstance(record, dict) or record.get("format", FUSION_FORMAT + 1) > FUSION_FORMAT:
+            raise UserError(f"{folder / RECORD}: written by a newer recollect, or by none")
+        try:
+            fusion = cls(FusionSettings(**record["settings"]), record["model"], record["trained"])
+            fusion.load_state_dict(load_file(folder / WEIGHTS))
+        except (OSError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0][:200]
+            raise UserError(f"{folder}: the fusion cannot be opened ({reason}). Copy or train it again.") from error
+        return fusion.eval()

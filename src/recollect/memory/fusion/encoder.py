@@ -1,0 +1,178 @@
+"""A drop-in encoder that looks things up: embeddings refined by what they find in a memory."""
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from recollect.core.errors import UserError
+from recollect.core.types import Encoder, ImageLike, Kind, best_device
+from recollect.memory.fusion.block import FusionModule
+from recollect.memory.rows import Modality
+from recollect.memory.store import Memory
+
+Mode = Literal["image", "text", "both"]
+"""Which embeddings read the memory (RECO, Table 4)."""
+
+_ROWS = 512
+
+
+class RetrievalEnhancedEncoder:
+    """A model, a memory that it embedded, and a fusion; it embeds as any other encoder does (RECO, section 3).
+
+    An image finds the k nearest images and reads their texts, a text finds the k nearest texts and reads their images;
+    the fusion's settings say otherwise where it was trained so. The memory may have grown or changed since the fusion
+    was trained.
+
+    >>> encoder = RetrievalEnhancedEncoder(model, Memory.open("mem"), FusionModule.open("fusion"))  # doctest: +SKIP
+
+    Args:
+        model: the frozen model.
+        memory: embedded by that model.
+        fusion: trained on that model's embeddings.
+        mode: which embeddings read the memory; the others are the model's own.
+        k: how many pairs to read.
+        where: read only pairs that satisfy this filter.
+        exclude_ids: ids of rows that are never read, such as near-duplicates of tested images.
+
+    Raises:
+        UserError: the memory or the fusion is of another model, the memory is empty or smaller than k.
+    """
+
+    def __init__(
+        self,
+        model: Encoder,
+        memory: Memory,
+        fusion: FusionModule,
+        mode: Mode = "both",
+        k: int = 10,
+        where: str | None = None,
+        exclude_ids: Collection[str] = (),
+    ) -> None:
+        if mode not in {"image", "text", "both"}:
+            raise UserError(f"mode {mode!r}: choose image, text or both")
+        fingerprint = model.fingerprint
+        memory.check_model(fingerprint, "the encoder")
+        if fusion.model and fusion.model != fingerprint:
+            raise UserError(
+                f"the fusion was trained on embeddings of another model ({fusion.model[:12]}) than this one "
+                f"({fingerprint[:12]}). Train it again, or use that model."
+            )
+        if fusion.settings.width != model.width:
+            raise UserError(f"the fusion is {fusion.settings.width} wide, the model {model.width}")
+        if missing := [modality for modality in modalities_of(mode) if not fusion.settings.refines(modality)]:
+            raise UserError(
+                f"mode {mode}: the fusion refines no {missing[0]}s. Choose mode {fusion.settings.modalities}."
+            )
+        memory.check_k(k)
+        self.model, self.memory, self.mode, self.k, self.where = model, memory, mode, k, where
+        self.exclude_ids = frozenset(exclude_ids)
+        self.device = best_device()
+        self.fusion = fusion.to(self.device).eval()
+        self._model_fingerprint, self._fusion_fingerprint = fingerprint, fusion.fingerprint
+
+    @property
+    def width(self) -> int:
+        """Entries of an embedding."""
+        return self.model.width
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with the model, the fusion, the mode, k, and the rows of the memory that are read."""
+        parts = (
+            self._model_fingerprint,
+            self._fusion_fingerprint,
+            self.memory.fingerprint,
+            self.mode,
+            self.k,
+            self.where,
+            sorted(self.exclude_ids),
+        )
+        return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+    @property
+    def scale(self) -> float | None:
+        """The inverse temperature that the fusion has learnt, else the model's own."""
+        return self.fusion.trained.get("scale") or getattr(self.model, "scale", None)
+
+    @property
+    def prefixes(self) -> Mapping[Kind, tuple[str, ...]]:
+        """The model's prefix tokens."""
+        return getattr(self.model, "prefixes", {})
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What is read, and how: enough to tell two results apart."""
+        return {
+            "memory": self.memory.address,
+            "version": self.memory.version,
+            "rows": len(self.memory),
+            "fusion": self._fusion_fingerprint,
+            "kind": self.fusion.settings.kind,
+            "mode": self.mode,
+            "k": self.k,
+            "where": self.where,
+            "without": len(self.exclude_ids),
+            "fingerprint": self.fingerprint,
+        }
+
+    def embed_images(self, images: Tensor | Sequence[ImageLike]) -> Float[Tensor, "n width"]:
+        """Embed images; in modes ``image`` and ``both`` with what they find."""
+        return self.refine("image", self.model.embed_images(images))
+
+    def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Float[Tensor, "n width"]:
+        """Embed texts; in modes ``text`` and ``both`` with what they find."""
+        return self.refine("text", self.model.embed_texts(texts, prefix))
+
+    def refine(self, modality: Modality, embeddings: Float[Tensor, "n width"]) -> Float[Tensor, "n width"]:
+        """Refine the model's own embeddings of one modality, if the mode says so.
+
+        Returns:
+            Unit-norm float32, on the CPU, without graph.
+        """
+        if modality not in modalities_of(self.mode) or not len(embeddings):
+            return embeddings
+        if self.fusion.settings.kind == "mlp":  # reads no memory
+            found = np.empty((len(embeddings), 0, self.width), dtype=np.float32)
+        else:
+            found = self.read(modality, embeddings)
+        blocks = []
+        with torch.no_grad():
+            for start in range(0, len(embeddings), _ROWS):
+                some = slice(start, start + _ROWS)
+                tokens = torch.cat([embeddings[some, None], torch.from_numpy(found[some])], dim=1)
+                blocks.append(self.fusion(modality, tokens.to(self.device)).cpu())
+        return torch.cat(blocks)
+
+    def read(self, modality: Modality, embeddings: Float[Tensor, "n width"]) -> Float[np.ndarray, "n k width"]:
+        """The vectors that embeddings of one modality find and read, nearest first."""
+        settings = self.fusion.settings
+        found = self.memory.search(
+            embeddings, self.k, settings.searched(modality), self.where, exclude_ids=self.exclude_ids
+        )
+        ids = found.ids.ravel()
+        there = ids != ""  # an empty place stays zeros, which no fusion reads
+        values = np.zeros((len(ids), self.width), dtype=np.float32)
+        values[there] = self.memory.vectors(ids[there].tolist(), settings.taken(modality))
+        return values.reshape(*found.ids.shape, self.width)
+
+
+def modalities_of(mode: Mode) -> tuple[Modality, ...]:
+    """The modalities that read the memory in a mode."""
+    return ("image", "text") if mode == "both" else (mode,)
+
+
+def open_encoder(
+    model: Encoder, memory: str | Path, fusion: str | Path, mode: Mode = "both", k: int = 10, where: str | None = None
+) -> RetrievalEnhancedEncoder:
+    """A retrieval-enhanced encoder from addresses, for ``--memory MEM --fusion F --mode both``.
+
+    Raises:
+        UserError: a part cannot be opened, or the parts do not belong together.
+    """
+    return RetrievalEnhancedEncoder(model, Memory.open(memory), FusionModule.open(fusion), mode, k, where)

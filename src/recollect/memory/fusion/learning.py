@@ -1,0 +1,282 @@
+"""Training a fusion on stored embeddings: the encoders are frozen, so no image is opened (RECO, section 3.2)."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from recollect.core.errors import UserError
+from recollect.core.files import read_json, write_json
+from recollect.core.progress import progress
+from recollect.core.seeding import torch_generator
+from recollect.core.types import Encoder, Source
+from recollect.data.sources.reading import BrokenCounter
+from recollect.memory.build.building import join
+from recollect.memory.build.reading import ROWS_AT_ONCE, Reader
+from recollect.memory.fusion.block import FusionModule, FusionSettings
+from recollect.memory.fusion.neighbours import Neighbours, find_neighbours
+from recollect.memory.rows import Pairs
+from recollect.memory.store import NEAR, Memory
+from recollect.objectives import softmax_contrastive
+from recollect.objectives.base import LossTerms, unit
+from recollect.training.assembly import Parts
+from recollect.training.loop import train
+from recollect.training.optimiser import Optimiser
+from recollect.training.options import Recipe
+from recollect.training.ranks import ProcessRanks
+from recollect.training.step import Inputs
+
+Term = Literal["refined", "image", "text"]
+"""``L(v̂, t̂)``, ``L(v̂, t)`` or ``L(v, t̂)``, the terms of Eq. 2."""
+
+TERMS: tuple[Term, ...] = ("refined", "image", "text")
+NEIGHBOURS = "neighbours.safetensors"
+
+_CLIP_SCALE = 1 / 0.07
+
+
+@dataclass(frozen=True)
+class FusionRecipe(Recipe):
+    """All that decides the outcome of training a fusion; the values are the paper's (section 4.1).
+
+    Of a recipe's other settings ``model.start`` names the frozen model, ``data`` the training pairs and ``chunk`` how
+    many of them are fused at a time.
+
+    Attributes:
+        fusion: what to make; its width is the model's.
+        memory: where the memory is.
+        terms: of the loss; those that refine what the fusion does not are left out.
+        k: rows that each embedding reads.
+        max_score: pass over rows of the memory with at least this cosine to a training embedding.
+        limit: train on so many pairs at most.
+        epochs: over the training pairs; decides ``steps``.
+    """
+
+    fusion: FusionSettings = field(default_factory=lambda: FusionSettings(1))
+    memory: str = ""
+    terms: tuple[Term, ...] = TERMS
+    k: int = 10
+    max_score: float = NEAR
+    limit: int | None = None
+    epochs: int = 10
+    optimiser: Optimiser = field(default_factory=lambda: Optimiser(1e-3, weight_decay=1e-5, warmup=0.0))
+    batch_size: int = 4096
+
+    def check(self) -> None:
+        """Refuse what no run can be made of.
+
+        Raises:
+            UserError: naming the option.
+        """
+        super().check()
+        if self.k < 1 or self.epochs < 1:
+            raise UserError(f"--k {self.k}, --epochs {self.epochs}: must be at least 1.")
+        if not self.active_terms:
+            raise UserError(
+                f"--terms {' '.join(self.terms)}: none of them refines what --modalities {self.fusion.modalities} does."
+            )
+        if self.fusion.kind == "mean":
+            raise UserError("--kind mean: a mean has nothing to learn; use it as it is.")
+
+    @property
+    def active_terms(self) -> tuple[Term, ...]:
+        """The terms that the fusion's sides have (Table 4: one side leaves one term)."""
+        modalities = self.fusion.modalities
+        return tuple(term for term in TERMS if term in self.terms and modalities in {"both", term})
+
+
+class FusionObjective(nn.Module):
+    """``L(v̂, t̂) + L(v̂, t) + L(v, t̂)``, each a symmetric InfoNCE, with one learned temperature (RECO, Eq. 2).
+
+    Args:
+        terms: which of them.
+        scale: inverse temperature at the start.
+    """
+
+    needs: frozenset[str] = frozenset()
+
+    def __init__(self, terms: tuple[Term, ...] = TERMS, scale: float = _CLIP_SCALE) -> None:
+        super().__init__()
+        self.terms = terms
+        self.term = LossTerms("softmax", scale, 0.0, "auto")
+
+    def temperatures(self) -> list[nn.Parameter]:
+        """Parameters that take no weight decay."""
+        return [self.term.log_scale]
+
+    def forward(
+        self,
+        images: Float[Tensor, "batch two_widths"],
+        texts: Float[Tensor, "batch two_widths"],
+        *,
+        labels: Tensor | None = None,
+        views: Tensor | None = None,
+        context: Tensor | None = None,
+        seed: int = 0,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of a batch.
+
+        Args:
+            images: each row a refined image embedding, then the model's own.
+            texts: likewise.
+            labels: unused, as are ``views``, ``context`` and ``seed``; all objectives are called alike.
+
+        Returns:
+            The loss and a report with ``loss``, a ``…_loss`` for each term, and ``scale``.
+        """
+        refined_images, own_images = (unit(half) for half in images.chunk(2, dim=1))
+        refined_texts, own_texts = (unit(half) for half in texts.chunk(2, dim=1))
+        pairs = {
+            "refined": (refined_images, refined_texts),
+            "image": (refined_images, own_texts),
+            "text": (own_images, refined_texts),
+        }
+        scale = self.term.log_scale.exp()
+        losses = {term: softmax_contrastive(*pairs[term], scale) for term in self.terms}
+        loss = torch.stack(list(losses.values())).sum()
+        report = {f"{term}_loss": value.detach() for term, value in losses.items()}
+        return loss, {"loss": loss.detach(), **report, "scale": scale.detach()}
+
+
+class FusionTowers(nn.Module):
+    """A fusion as the trainer sees a model: it reads tokens, and returns refined and own embeddings side by side.
+
+    Args:
+        fusion: what learns.
+    """
+
+    def __init__(self, fusion: FusionModule) -> None:
+        super().__init__()
+        self.fusion = fusion
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.fusion.parameters()).device
+
+    def encode_images(self, pixels: Float[Tensor, "batch places width"]) -> Float[Tensor, "batch two_widths"]:
+        """Refined and own image embeddings."""
+        return torch.cat([self.fusion("image", pixels).float(), pixels[:, 0].float()], dim=1)
+
+    def encode_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "batch two_widths"]:
+        """Refined and own text embeddings."""
+        return torch.cat([self.fusion("text", tokens["tokens"]).float(), tokens["tokens"][:, 0].float()], dim=1)
+
+    def set_scale(self, scale: float, bias: float | None = None) -> None:
+        """Note the temperature that training has come to."""
+        self.fusion.trained["scale"] = scale
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the fusion."""
+        return self.fusion.save(folder)
+
+
+def embed_pairs(encoder: Encoder, sources: tuple[Source, ...], limit: int | None, broken_share: float) -> Pairs:
+    """Embed training pairs, without those whose picture cannot be read.
+
+    Raises:
+        UserError: too many cannot be read, or none is left.
+    """
+    fingerprint, parts, tally = encoder.fingerprint, [], BrokenCounter(broken_share)
+    for source in sources:
+        stop = len(source) if limit is None else min(limit, len(source))
+        with progress(f"embed {source.name}", stop, "pairs") as counter:
+            for start, block in zip(
+                range(0, stop, ROWS_AT_ONCE), Reader(encoder, source, model=fingerprint).blocks(0, stop), strict=True
+            ):
+                count = min(ROWS_AT_ONCE, stop - start)
+                parts.append(block.pairs)
+                tally.add(source, count, block.failures)
+                counter.advance(count)
+    pairs = join(parts)
+    if pairs is None:
+        raise UserError(f"{', '.join(source.name for source in sources)}: no pairs of an image and a text")
+    return pairs
+
+
+def train_fusion(
+    recipe: FusionRecipe, encoder: Encoder, pairs: Pairs, out: Path, *, resume: bool = False, device: str | None = None
+) -> Path:
+    """Find the neighbours of the training pairs, unless that was done before, and train by ``recipe``.
+
+    ``out`` receives what any run writes, and beside it, in ``OUT.neighbours``, what the pairs found.
+
+    Args:
+        recipe: what to train and how; its width and steps are set here.
+        encoder: the frozen model that embedded pairs and memory.
+        pairs: training pairs.
+        out: folder of the run.
+        resume: go on from the last checkpoint.
+        device: where to compute.
+
+    Returns:
+        Folder of the trained fusion (`FusionModule.open`).
+
+    Raises:
+        UserError: the memory is of another model, empty, or smaller than k; or the run cannot be made.
+    """
+    steps = max(1, round(recipe.epochs * len(pairs) / recipe.batch_size))
+    settings = replace(recipe.fusion, width=encoder.width)
+    recipe = replace(recipe, fusion=settings, steps=steps, batch_size=min(recipe.batch_size, len(pairs)))
+    recipe.check()
+    found = _found(recipe, pairs, out.with_name(f"{out.name}.neighbours"))
+    scale = recipe.objective.scale or getattr(encoder, "scale", None) or _CLIP_SCALE
+    name = pairs.sources[0] if pairs.sources else "pairs"
+
+    def assemble(given: Recipe, place: ProcessRanks, saved: Path | None) -> Parts:
+        torch.manual_seed(given.seed)
+        trained = {"k": recipe.k, "memory": recipe.memory, "pairs": len(pairs), "terms": list(recipe.active_terms)}
+        fusion = FusionModule.open(saved) if saved else FusionModule(settings, pairs.model, trained)
+        towers = FusionTowers(fusion.train())
+        return Parts(towers, FusionObjective(recipe.active_terms, scale), (name,), _feed(found, given, place, name))
+
+    return train(recipe, out, resume=resume, device=device, assemble=assemble)
+
+
+def _found(recipe: FusionRecipe, pairs: Pairs, folder: Path) -> Neighbours:
+    """Stored neighbours of the same pairs in the same rows of the memory, or new ones."""
+    memory = Memory.open(recipe.memory)
+    made = hashlib.blake2b(digest_size=16)
+    for array in (pairs.image_vectors, pairs.text_vectors):
+        made.update(np.ascontiguousarray(array).data)
+    made.update(repr(list(pairs.ids)).encode())
+    key: dict[str, Any] = {
+        "pairs": made.hexdigest(),
+        "memory": memory.fingerprint,
+        "k": recipe.k,
+        "below": recipe.max_score,
+    }
+    key["fusion"] = asdict(recipe.fusion)
+    if (folder / "key.json").is_file() and read_json(folder / "key.json") == key:
+        return Neighbours.open(folder / NEIGHBOURS)
+    found = find_neighbours(pairs, memory, recipe.fusion, recipe.k, recipe.max_score)
+    (folder / "key.json").unlink(missing_ok=True)
+    found.save(folder / NEIGHBOURS)
+    write_json(folder / "key.json", key)
+    return found
+
+
+def _feed(found: Neighbours, recipe: Recipe, place: ProcessRanks, name: str) -> Any:
+    """Batches without repetition within an epoch; those of a step are a function of the seed and the step."""
+    per_epoch = max(1, len(found) // recipe.batch_size)
+    share = recipe.batch_size // place.size
+    mine = slice(place.rank * share, (place.rank + 1) * share)
+
+    def feed(start: int, stop: int) -> Iterator[tuple[Inputs, Mapping[str, int]]]:
+        epoch, order = -1, torch.empty(0, dtype=torch.int64)
+        for step in range(start, stop):
+            if step // per_epoch != epoch:
+                epoch = step // per_epoch
+                order = torch.randperm(len(found), generator=torch_generator(recipe.seed, "fusion epoch", epoch))
+            first = step % per_epoch * recipe.batch_size
+            pairs = order[first : first + recipe.batch_size][mine]
+            texts = {"tokens": found.tokens("text", pairs)}
+            yield Inputs(found.tokens("image", pairs), texts), {name: recipe.batch_size}
+
+    return feed

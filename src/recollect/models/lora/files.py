@@ -1,0 +1,104 @@
+"""Adapters on disk, in the form that PEFT reads and writes."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from recollect.core.errors import UserError
+from recollect.core.files import fresh_folder, read_json
+from recollect.models.lora.layers import Adapters, named_sites
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_PREFIX = "base_model.model."
+# Settings under which W + scale·B A is not what PEFT computes.
+_OTHER_METHODS = ("use_dora", "use_qalora", "modules_to_save", "rank_pattern", "alpha_pattern", "lora_bias")
+
+
+def save_adapters(folder: str | Path, adapters: Adapters, base: str = "") -> Path:
+    """Write one set of adapters so that ``PeftModel.from_pretrained(model, folder)`` opens it.
+
+    Args:
+        folder: a new folder.
+        adapters: of one query, or of all (not several sets: choose with ``adapters.of(query)``).
+        base: path or hub id of the model they belong to, for the record.
+
+    Raises:
+        UserError: something is at ``folder`` already, or PEFT is not installed.
+    """
+    if adapters.queries is not None:
+        raise ValueError(f"{adapters.queries} sets of adapters, but PEFT's format holds one: use .of(query)")
+    rank = len(next(iter(adapters.down.values())))
+    config = _peft().LoraConfig(
+        r=rank,
+        lora_alpha=adapters.scale * rank,
+        target_modules=sorted(adapters.down),
+        inference_mode=True,
+        base_model_name_or_path=base,
+    )
+    weights = {f"{_PREFIX}{name}.lora_A.weight": down for name, down in adapters.down.items()}
+    weights |= {f"{_PREFIX}{name}.lora_B.weight": up for name, up in adapters.up.items()}
+    with fresh_folder(folder, "adapter") as unfinished:
+        config.save_pretrained(str(unfinished))
+        save_file({name: each.detach().cpu().contiguous() for name, each in weights.items()}, unfinished / WEIGHTS)
+    return Path(folder)
+
+
+def load_adapters(folder: str | Path, encoder: nn.Module) -> Adapters:
+    """Read a LoRA adapter that PEFT or `save_adapters` wrote, for use with ``encoder``.
+
+    Raises:
+        UserError: no adapter there, not LoRA in its plain form, damaged, or made for another model.
+    """
+    folder = Path(folder)
+    if not (folder / CONFIG).exists():
+        raise UserError(f"{folder}: no {CONFIG} there. Name the folder of a PEFT adapter.")
+    config = read_json(folder / CONFIG)
+    scale = _scale(config, folder)
+    try:
+        weights = load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{folder}: {WEIGHTS} is missing or damaged ({error}). Copy the adapter again.") from None
+    like = next(encoder.parameters())
+    down, up = (_half(weights, half, like) for half in ("lora_A", "lora_B"))
+    if not down or down.keys() != up.keys() or len(weights) != 2 * len(down):
+        raise UserError(f"{folder}: {WEIGHTS} holds other things than the A and B of LoRA. Export it again with PEFT.")
+    adapters = Adapters(down, up, scale)
+    try:
+        named_sites(encoder, adapters)
+    except UserError as error:
+        raise UserError(f"{folder}: {error}") from None
+    return adapters
+
+
+def _scale(config: dict[str, Any], folder: Path) -> float:
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        found = config.get("peft_type") if isinstance(config, dict) else None
+        raise UserError(f"{folder}: a {found} adapter. Only LoRA adapters can be used here.")
+    used = [setting for setting in _OTHER_METHODS if config.get(setting)]
+    if config.get("bias", "none") != "none":
+        used.append("bias")
+    if used:
+        raise UserError(f"{folder}: a LoRA adapter with {', '.join(used)}, which cannot be used here. Use plain LoRA.")
+    rank, alpha = int(config["r"]), float(config["lora_alpha"])
+    return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
+
+
+def _half(weights: dict[str, Tensor], half: str, like: Tensor) -> dict[str, Tensor]:
+    ending = f".{half}.weight"
+    return {
+        name.removeprefix(_PREFIX).removesuffix(ending): each.to(like)
+        for name, each in sorted(weights.items())
+        if name.endswith(ending)
+    }
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError:
+        raise UserError("saving adapters needs PEFT: pip install 'recollect[adapters]'") from None
+    return peft

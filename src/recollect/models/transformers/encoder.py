@@ -1,0 +1,196 @@
+"""A dual encoder of transformers, seen as a `DualEncoder`."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel, ProcessorMixin
+from transformers.utils import logging
+
+from recollect.core.errors import UserError
+from recollect.core.types import Kind
+from recollect.data.transforms import ImageTransform
+from recollect.models.attention import TextAttention, pooled_attention
+from recollect.models.dual import DualEncoder, Tower
+from recollect.models.prefixes import add_to_embedding, add_to_tokenizer, prefix_words
+from recollect.models.transformers.families import (
+    TextFormat,
+    features,
+    image_inputs,
+    is_siglip,
+    store_end_token,
+    text_format,
+)
+
+_TOWERS: dict[Tower, tuple[str, ...]] = {
+    "image": ("vision_model.", "visual_projection."),
+    "text": ("text_model.", "text_projection."),
+}
+
+
+class TransformersEncoder(DualEncoder):
+    """Any transformers model with ``get_image_features`` and ``get_text_features``.
+
+    Attributes:
+        model: the transformers model.
+        processor: its image processor and tokenizer.
+        text: how the text tower wants its tokens.
+    """
+
+    architecture = "transformers"
+
+    def __init__(
+        self, model: PreTrainedModel, processor: ProcessorMixin, transform: ImageTransform, preset: str = ""
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.processor = processor
+        self.transform = transform
+        self.preset = preset
+        self.prefixes: dict[Kind, tuple[str, ...]] = {}
+        self.tokenizer = processor.tokenizer
+        self.text: TextFormat = text_format(model, self.tokenizer)
+        if is_siglip(model.config):  # so that plain transformers gives no mask either
+            self.tokenizer.model_input_names = ["input_ids"]
+            self.tokenizer.init_kwargs["model_input_names"] = ["input_ids"]
+        for name in ("logit_scale", "logit_bias", "temperature"):  # the objective has its own
+            if isinstance(getattr(model, name, None), nn.Parameter):
+                getattr(model, name).requires_grad_(False)
+        self.width = self._find_width()
+
+    def tokenize(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None = None) -> dict[str, Tensor]:
+        """Turn texts into token ids (and a mask where the tower reads one), on the CPU.
+
+        The prefix tokens stand in front of the text, behind the start token if the tokenizer writes one; the total
+        length stays the tower's.
+        """
+        tokens = self.tokenizer(
+            self._prefixed(texts, kinds),
+            padding=self.text.padding,
+            truncation=True,
+            max_length=self.text.length,
+            return_tensors="pt",
+        )
+        return {name: tokens[name] for name in self.text.inputs}
+
+    def encode_images(self, pixels: Float[Tensor, "n 3 rows columns"]) -> Float[Tensor, "n width"]:
+        """Raw image embeddings."""
+        return features(self.model.get_image_features(**image_inputs(pixels, self.model.config)))
+
+    def encode_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "n width"]:
+        """Raw text embeddings."""
+        device = self.device
+        return features(self.model.get_text_features(**{name: ids.to(device) for name, ids in tokens.items()}))
+
+    def add_prefixes(self, kinds: Sequence[Kind], *, length: int = 1, seed: int = 0) -> None:
+        """Give each of ``kinds`` its own ``length`` prefix tokens, drawn from N(0, 0.02), unless it has some.
+
+        Raises:
+            UserError: the tokenizer or the text tower cannot take new tokens.
+        """
+        new = {kind: prefix_words(kind, length) for kind in dict.fromkeys(kinds) if kind not in self.prefixes}
+        words = [word for kind in new for word in new[kind]]
+        if not words:
+            return
+        store_end_token(self.model, self.tokenizer)
+        add_to_tokenizer(self.tokenizer, words)
+        add_to_embedding(self.model.text_model, self.tokenizer, words, seed)
+        self.prefixes |= new
+        self.__dict__.pop("_tokenizer_key", None)
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Tokens that are no words of a text."""
+        return (*self.tokenizer.all_special_tokens, *(word for words in self.prefixes.values() for word in words))
+
+    def text_attention(self, texts: Sequence[str], prefix: Kind | None = None) -> TextAttention:
+        """What the pooled token of each text attends to, in every layer of the text tower.
+
+        Args:
+            texts: read together, so that all have the length of the longest.
+            prefix: whose prefix tokens to put in front.
+        """
+        tokens = self.tokenize(texts, prefix)
+        with self._evaluating():
+            places, layers = pooled_attention(self.model, {name: ids.to(self.device) for name, ids in tokens.items()})
+        words = tuple(tuple(self.tokenizer.convert_ids_to_tokens(row)) for row in tokens["input_ids"].tolist())
+        return TextAttention(words, places, layers)
+
+    def tower_parameters(self, tower: Tower) -> Iterator[nn.Parameter]:
+        """The parameters of one tower, its projection included."""
+        return (value for name, value in self.model.named_parameters() if name.startswith(_TOWERS[tower]))
+
+    def checkpoint_activations(self, on: bool = True) -> None:
+        """Recompute the activations of each layer in the backward pass instead of keeping them, in both towers."""
+        for tower in (self.model.vision_model, self.model.text_model):
+            if tower.supports_gradient_checkpointing:
+                tower.activation_checkpointing_enable() if on else tower.activation_checkpointing_disable()
+
+    def _temperatures(self) -> Any:
+        return self.model
+
+    def _prefixed(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None) -> list[str]:
+        if kinds is None or not self.prefixes:
+            return list(texts)
+        each = [kinds] * len(texts) if isinstance(kinds, str) else kinds
+        if len(each) != len(texts):
+            raise ValueError(f"{len(texts)} texts, but {len(each)} kinds")
+        return [self._prefix(kind) + text for kind, text in zip(each, texts, strict=True)]
+
+    def _prefix(self, kind: Kind) -> str:
+        if kind not in self.prefixes:
+            raise UserError(f"this model has no {kind} prefix; it has {', '.join(self.prefixes)}")
+        return "".join(self.prefixes[kind])
+
+    def _find_width(self) -> int:
+        config = self.model.config
+        if is_siglip(config):
+            return int(config.text_config.projection_size)
+        if isinstance(getattr(config, "projection_dim", None), int):
+            return int(config.projection_dim)
+        with self._evaluating():
+            return self.encode_texts(self.tokenize(["a"])).shape[1]
+
+    def _write(self, folder: Path) -> None:
+        if (backend := getattr(self.tokenizer, "backend_tokenizer", None)) is not None:
+            backend.no_padding()  # these two are left behind by the last call, which is no part of a model
+            backend.no_truncation()
+        with quiet():
+            self.model.save_pretrained(folder)
+            self.processor.save_pretrained(folder)
+
+    def _record(self) -> dict[str, Any]:
+        return {"architecture": self.architecture, "text": self.text.as_json()}
+
+    def _reading(self) -> str:
+        return f"{self.text.as_json()} {self._tokenizer_key}"
+
+    @cached_property
+    def _tokenizer_key(self) -> str:
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            return hashlib.blake2b(json.dumps(self.tokenizer.get_vocab(), sort_keys=True).encode()).hexdigest()
+        parts = json.loads(backend.to_str())
+        for state in ("padding", "truncation"):  # left behind by the last call
+            parts.pop(state, None)
+        return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers' bars and warnings while the block runs; what matters in them is said as an error."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,46 @@
+"""A page that is one file: text, tables and figures, with nothing to load from anywhere else."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from jinja2 import Environment, FileSystemLoader
+from matplotlib.figure import Figure
+
+from recollect.core.files import write_text
+from recollect.reports.plots import inline_png
+
+TEMPLATES = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True)
+
+
+@dataclass
+class Page:
+    """Parts are added from top to bottom; every text is escaped."""
+
+    title: str
+    parts: list[dict[str, Any]] = field(default_factory=list)
+
+    def heading(self, text: str) -> None:
+        """Begin a section."""
+        self.parts.append({"kind": "heading", "text": text})
+
+    def paragraph(self, text: str, style: Literal["", "lead", "quiet"] = "") -> None:
+        """Add a paragraph; ``lead`` is for what was found, ``quiet`` for how."""
+        self.parts.append({"kind": "paragraph", "text": text, "style": style})
+
+    def figure(self, figure: Figure, text: str) -> None:
+        """Add a figure with its caption."""
+        self.parts.append({"kind": "figure", "source": inline_png(figure), "text": text})
+
+    def table(self, text: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Add a table with its caption; the first column is text, the others are figures."""
+        self.parts.append({"kind": "table", "text": text, "columns": columns, "rows": rows})
+
+    def html(self) -> str:
+        """The whole page."""
+        return TEMPLATES.get_template("page.html").render(title=self.title, parts=self.parts)
+
+    def save(self, path: str | Path) -> None:
+        """Write the page, atomically."""
+        write_text(path, self.html())

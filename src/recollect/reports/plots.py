@@ -1,0 +1,218 @@
+"""Figures as pure functions of tables; each returns a matplotlib figure and leaves saving to the caller."""
+
+import base64
+import io
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from recollect.core.files import atomic_path
+from recollect.evaluation.tables import gain_by_examples, log_linear_fit, mean_over_tasks, over_seeds, paired_gain
+
+# Colours that stay apart for colour-blind readers (Okabe and Ito, 2008), in the order they are used.
+LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+
+PANELS_IN_A_ROW = 5
+
+METHOD_NAMES = {
+    "zero-shot": "Zero-shot",
+    "prototype": "Prototypical",
+    "tip-adapter": "Default Tip",
+    "tip-adapter-cv": "XVal Tip",
+    "plurality": "Plurality NN",
+    "rank": "Rank NN",
+    "softmax": "Softmax NN",
+    "softmax+zero-shot": "Softmax NN + zero-shot",
+    "tip-x": "TIP-X",
+    "ape": "APE",
+    "gda": "GDA",
+    "dmn-tf": "DMN-TF",
+    "linear-probe": "Linear probe",
+    "clip-adapter": "CLIP-Adapter",
+    "tip-adapter-f": "Tip-Adapter-F",
+    "ape-t": "APE-T",
+}
+"""Names in figures: LIxP's own for its classifiers, in the order of its Table 1, then its peers."""
+
+
+def new_figure(columns: int = 1, rows: int = 1, width: float = 4.2, height: float = 3.2) -> tuple[Figure, np.ndarray]:
+    """A figure with a (rows, columns) array of axes, in the style all figures share."""
+    with matplotlib.rc_context({"font.size": 9}):
+        figure = Figure(figsize=(width * columns, height * rows), layout="constrained", dpi=150)
+        axes = figure.subplots(rows, columns, squeeze=False)
+    for axis in axes.flat:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", color="0.9", linewidth=0.6)
+        axis.set_axisbelow(True)
+    return figure, axes
+
+
+def save_figure(figure: Figure, path: str | Path) -> None:
+    """Write a figure as PNG, PDF or SVG, by the file's ending; atomic."""
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, format=Path(path).suffix.lstrip(".") or "png")
+
+
+def inline_png(figure: Figure) -> str:
+    """The figure as a data URL, for pages that are one file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def _curve(axis: Axes, frame: pd.DataFrame, label: str, colour: str) -> None:
+    curve = mean_over_tasks(frame, ["shots"]).groupby("shots").agg(["mean", "std"]).sort_index()
+    axis.errorbar(
+        curve.index, curve["mean"], yerr=curve["std"], label=label, color=colour, marker="o", markersize=3, capsize=2
+    )
+
+
+def few_shot_curves(
+    frame: pd.DataFrame, models: Sequence[str], methods: Sequence[str], zero_shot: Mapping[str, float] | None = None
+) -> Figure:
+    """Accuracy over shots, one panel for each method, error bars over training seeds (LIxP, Fig. 1).
+
+    Args:
+        frame: tidy few-shot results.
+        zero_shot: mean zero-shot accuracy of each model, drawn as a dotted line in its colour.
+    """
+    columns = min(PANELS_IN_A_ROW, len(methods))
+    figure, axes = new_figure(columns, -(-len(methods) // columns), width=3.1, height=2.8)
+    for axis in axes.flat[len(methods) :]:
+        axis.set_visible(False)
+    for axis, method in zip(axes.flat, methods, strict=False):
+        for model, colour in zip(models, LINE_COLOURS, strict=False):
+            _curve(axis, frame[(frame["model"] == model) & (frame["method"] == method)], model, colour)
+            if zero_shot and model in zero_shot:
+                axis.axhline(zero_shot[model], color=colour, linestyle=":", linewidth=1)
+        shots = sorted(frame["shots"].dropna().unique())
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(shots, [f"{int(shot)}" for shot in shots])
+        axis.minorticks_off()
+        axis.set_xlabel("shots per class")
+        axis.set_title(METHOD_NAMES.get(method, method))
+    for axis in axes[:, 0]:
+        axis.set_ylabel("accuracy (%), mean over tasks")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=len(models), frameon=False)
+    return figure
+
+
+def gain_per_classifier(
+    frame: pd.DataFrame, pairs: Mapping[str, tuple[str, str]], methods: Sequence[str], shots: int
+) -> Figure:
+    """Bars of the gain over the baseline for each classifier (LIxP, Fig. 3), error bars over paired seeds.
+
+    Args:
+        pairs: for each legend entry, the model and its baseline.
+    """
+    figure, axes = new_figure(width=1.4 + 0.95 * len(methods), height=3.0)
+    axis = axes[0, 0]
+    chosen = frame[frame["shots"] == shots]
+    places = np.arange(len(methods))
+    width = 0.8 / len(pairs)
+    for index, ((label, (model, baseline)), colour) in enumerate(zip(pairs.items(), LINE_COLOURS, strict=False)):
+        gains = [
+            over_seeds(paired_gain(chosen[chosen["method"] == method], model, baseline, ["method"]))
+            for method in methods
+        ]
+        bars = axis.bar(
+            places + (index - (len(pairs) - 1) / 2) * width,
+            [gain.mean for gain in gains],
+            width * 0.92,
+            yerr=[np.nan_to_num(gain.std) for gain in gains],
+            color=colour,
+            capsize=2,
+            label=label,
+        )
+        axis.bar_label(bars, [f"{gain.mean:+.1f}" for gain in gains], fontsize=7, padding=2)
+    axis.axhline(0, color="0.3", linewidth=0.8)
+    axis.set_xticks(places, [METHOD_NAMES.get(method, method) for method in methods])
+    axis.set_ylabel(f"gain at {shots} shots (points)")
+    axis.margins(y=0.15)
+    figure.legend(loc="outside upper right", ncols=len(pairs), frameon=False)
+    return figure
+
+
+def gain_per_data_set(frame: pd.DataFrame, model: str, baseline: str, method: str, shots: int) -> Figure:
+    """Bars of the gain on each data set, largest first (LIxP, Fig. 2)."""
+    chosen = frame[(frame["method"] == method) & (frame["shots"] == shots)]
+    means = chosen.groupby(["model", "data"])["value"].mean().unstack("model")
+    gains = (means[model] - means[baseline]).dropna().sort_values(ascending=False)
+    figure, axes = new_figure(width=max(4.0, 1.5 + 0.32 * len(gains)), height=3.4)
+    axis = axes[0, 0]
+    axis.bar(
+        range(len(gains)), gains.to_numpy(), color=[LINE_COLOURS[0] if gain >= 0 else LINE_COLOURS[1] for gain in gains]
+    )
+    axis.axhline(0, color="0.3", linewidth=0.8)
+    axis.set_xticks(range(len(gains)), list(gains.index), rotation=60, ha="right", fontsize=7)
+    axis.set_ylabel(f"{METHOD_NAMES.get(method, method)}, {shots} shots:\ngain (points)")
+    return figure
+
+
+def gain_against_examples(frame: pd.DataFrame, model: str, baseline: str, method: str, shots: int) -> Figure:
+    """Relative gain of each data set against its number of support examples, with the fit (LIxP, Fig. 5)."""
+    table = gain_by_examples(frame, model, baseline, method, shots)
+    figure, axes = new_figure()
+    axis = axes[0, 0]
+    axis.scatter(table["examples"], table["relative_gain"], color=LINE_COLOURS[0], s=18)
+    axis.set_xscale("log")
+    axis.set_xlabel("support examples (classes × shots)")
+    axis.set_ylabel("relative gain (%)")
+    axis.axhline(0, color="0.3", linewidth=0.8)
+    try:
+        fit = log_linear_fit(table["examples"].to_numpy(), table["relative_gain"].to_numpy())
+    except ValueError as error:
+        axis.set_title(f"no fit: {error}", fontsize=7)
+        return figure
+    ends = np.array([table["examples"].min(), table["examples"].max()])
+    axis.plot(ends, fit.slope * np.log10(ends) + fit.intercept, color=LINE_COLOURS[1])
+    axis.set_title(f"slope {fit.slope:+.1f} a decade, p = {fit.p_value:.2g}")
+    return figure
+
+
+def training_dynamics(metrics: Mapping[str, pd.DataFrame]) -> Figure:
+    """Base loss, context loss, context temperature and effective neighbours over training (LIxP, Fig. 6).
+
+    Args:
+        metrics: for each run, its ``metrics.jsonl`` as a frame.
+    """
+    panels = {
+        "base_loss": "base loss",
+        "context_loss": "context loss",
+        "tau_context": r"$\tau_{ctx}$",
+        "effective_neighbours": "effective neighbours",
+    }
+    figure, axes = new_figure(columns=len(panels), width=3.0, height=2.6)
+    for axis, (column, title) in zip(axes[0], panels.items(), strict=True):
+        for (name, frame), colour in zip(metrics.items(), LINE_COLOURS, strict=False):
+            if column in frame and frame[column].notna().any():
+                axis.plot(frame["step"], frame[column], color=colour, label=name, linewidth=1.2)
+        axis.set_title(title)
+        axis.set_xlabel("step")
+        if column in {"tau_context", "effective_neighbours"}:
+            axis.set_yscale("log")
+    handles = {label: line for axis in axes[0] for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles, loc="outside upper right", ncols=min(4, len(handles)), frameon=False)
+    return figure
+
+
+def image_sheet(images: Sequence[np.ndarray], captions: Sequence[str], columns: int = 6) -> Figure:
+    """A sheet of pictures with their captions underneath.
+
+    Args:
+        images: (height, width, 3) uint8 arrays.
+    """
+    rows = -(-len(images) // columns)
+    figure, axes = new_figure(columns=columns, rows=rows, width=1.9, height=2.2)
+    for axis in axes.flat:
+        axis.axis("off")
+    for axis, image, caption in zip(axes.flat, images, captions, strict=False):
+        axis.imshow(image, interpolation="nearest")
+        axis.set_title(textwrap.fill(caption, 30), fontsize=6)
+    return figure

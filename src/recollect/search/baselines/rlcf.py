@@ -1,0 +1,144 @@
+"""Adapting the text tower to a query by what a larger model thinks of the images that it finds (RLCF)."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from recollect.core.errors import UserError
+from recollect.core.progress import progress
+from recollect.core.types import Encoder
+from recollect.models import DualEncoder
+from recollect.search.counters import CostCounters
+from recollect.search.episodes.batched import caption_kind, contrast_scale
+from recollect.search.episodes.options import EpisodeOptions, RewardOptions
+from recollect.search.pool import Hits, Pool
+from recollect.search.searcher import NOT_FINITE, Hit, Searcher, SearchResult, as_result, open_items
+
+_KEPT = 100_000  # teacher's embeddings of pictures, a few hundred MiB at most
+
+
+class Teacher:
+    """A larger model that judges how well an image fits a query; it embeds a picture once.
+
+    Attributes:
+        tally: rows that went through it.
+    """
+
+    def __init__(self, encoder: Encoder, pool: Pool) -> None:
+        self.encoder, self.pool, self.tally = encoder, pool, CostCounters()
+        self._known: dict[str, Tensor | None] = {}
+
+    def rewards(self, query: str, ids: Sequence[str]) -> Float[Tensor, " images"]:
+        """``max(2.5 · cos, 0)`` of the query with each image (CLIP score); NaN where one cannot be opened any more."""
+        kind = caption_kind(self.encoder) if isinstance(self.encoder, DualEncoder) else None
+        asked = self.encoder.embed_texts([query], kind)[0]
+        self.tally.forward(texts=1)
+        self._embed([id for id in ids if id not in self._known])
+        each = [self._known[id] for id in ids]
+        scores = [torch.tensor(torch.nan) if vector is None else vector @ asked for vector in each]
+        return (2.5 * torch.stack(scores)).clamp(min=0)
+
+    def _embed(self, ids: Sequence[str]) -> None:
+        if len(self._known) + len(ids) > _KEPT:
+            self._known.clear()
+        opened = {}
+        for item in self.pool.items(ids):
+            try:
+                opened[item.id] = item.image()
+            except (UserError, OSError):
+                self._known[item.id] = None
+        if opened:
+            self._known |= dict(zip(opened, self.encoder.embed_images(list(opened.values())), strict=True))
+            self.tally.forward(images=len(opened))
+
+
+@dataclass
+class RewardSearcher(Searcher):
+    """Search by a text tower that a teacher's rewards adapt to each query, by REINFORCE (Zhao et al., ICLR 2024).
+
+    The policy is the softmax over the candidates, sampled at its ``sampled`` likeliest images; an image's reward is
+    the teacher's score less its mean over the sampled. Image embeddings stay as they are, so the whole pool is
+    searched again by the adapted query.
+
+    Attributes:
+        teacher: judges the images.
+        options: of the steps.
+    """
+
+    teacher: Encoder | None = None
+    options: RewardOptions = field(default_factory=RewardOptions)
+
+    def __post_init__(self) -> None:
+        if self.teacher is None:
+            raise UserError("RLCF needs a larger model to judge the images. Name it with --teacher MODEL.")
+        self.judge = Teacher(self.teacher, self.pool)
+        self._copy = copy.deepcopy(self.encoder).eval().requires_grad_(False)
+        self._learned = list(self._copy.tower_parameters("text"))
+        for each in self._learned:
+            each.requires_grad_()
+        self._begin = [each.detach().clone() for each in self._learned]
+        self._scale = contrast_scale(self.encoder, EpisodeOptions())
+
+    def _search(self, queries: list[str], k: int) -> list[SearchResult]:
+        results = []
+        with progress("RLCF", len(queries), "queries") as counter:
+            for query, found in zip(queries, self._nearest(queries, max(k, self.options.candidates)), strict=True):
+                results.append(self._one(query, found, k))
+                counter.advance()
+        return results
+
+    def _one(self, query: str, found: Hits, k: int) -> SearchResult:
+        candidates = found.ids[: self.options.candidates]
+        vectors = torch.from_numpy(self.pool.vectors(candidates))
+        ranks = {id: rank for rank, id in enumerate(found.ids, start=1)}
+        try:
+            finite = all(self._step(optimiser, query, candidates, vectors) for optimiser in self._optimisers())
+            asked = self._embed(query).detach()
+        finally:
+            self._reset()
+        if not (finite and bool(asked.isfinite().all())):
+            self.report.not_finite += 1
+            first = Hits(found.ids[:k], found.scores[:k])
+            return SearchResult(query, as_result(query, first, open_items(self.pool, [first])).hits, (NOT_FINITE,))
+        again = self.pool.nearest(asked.float().cpu(), k)
+        items = open_items(self.pool, again)
+        scored = zip(again[0].ids, again[0].scores, strict=True)
+        return SearchResult(query, tuple(Hit(items[id], float(score), ranks.get(id)) for id, score in scored))
+
+    def _optimisers(self) -> list[torch.optim.Optimizer]:
+        """The same optimiser, once for each step."""
+        options = self.options
+        one = torch.optim.AdamW(self._learned, lr=options.learning_rate, weight_decay=options.weight_decay)
+        return [one] * options.steps
+
+    def _step(self, optimiser: torch.optim.Optimizer, query: str, ids: Sequence[str], vectors: Tensor) -> bool:
+        """One step on ``-mean(reward · log p)`` over the sampled; False if that is not finite."""
+        with torch.enable_grad():
+            asked = self._embed(query)
+            likely = (self._scale * asked @ vectors.to(asked).T).log_softmax(dim=1)[0]
+            chosen = likely.detach().topk(min(self.options.sampled, len(likely))).indices
+            rewards = self.judge.rewards(query, [ids[row] for row in chosen.tolist()]).to(likely)
+            there = rewards.isfinite()
+            loss = -((rewards - rewards[there].mean())[there] * likely[chosen][there]).mean()
+        self.tally.forward(texts=1)
+        if not bool(loss.isfinite()):
+            return not bool(there.any())  # no image can be judged any more: nothing to learn, but nothing broken
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        self.tally.backward(texts=1)
+        return True
+
+    def _embed(self, query: str) -> Float[Tensor, "one width"]:
+        return F.normalize(self._copy.encode_texts(self._copy.tokenize([query], caption_kind(self._copy))), dim=1)
+
+    @torch.no_grad()
+    def _reset(self) -> None:
+        for parameter, begin in zip(self._learned, self._begin, strict=True):
+            parameter.copy_(begin)
+            parameter.grad = None

@@ -1,0 +1,229 @@
+"""Captions of a pool's images, written once by a model that describes images."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from PIL import Image
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+    VisionEncoderDecoderModel,
+)
+
+from recollect.core.errors import UserError
+from recollect.core.types import ImageLike, Source, best_device
+from recollect.data.sources.derived import read_sample
+from recollect.models.transformers.encoder import quiet
+from recollect.search.baselines.pool_wide import has_caption
+from recollect.search.captioning.file import CaptionFile
+from recollect.search.pool import PoolItem
+
+PROMPT = "Describe what you see in detail with a maximum of 30 words."
+"""What EFSA asks its captioner (§4.1)."""
+
+# LLaVA 1.5's turn of a conversation, for checkpoints that carry no template of their own.
+_TURN = "USER: {image}\n{prompt} ASSISTANT:"
+
+# What transformers, its hub client and safetensors raise for bad files; a bug of ours raises others.
+_FAILURES = (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, ImportError)
+
+
+@runtime_checkable
+class Captioner(Protocol):
+    """Describes images."""
+
+    def describe(self, images: Sequence[ImageLike]) -> list[str]:
+        """One text for each image."""
+        ...
+
+
+@dataclass(frozen=True)
+class CaptionerOptions:
+    """How a captioner is asked.
+
+    Attributes:
+        prompt: the request, for models that take one.
+        most_tokens: of an answer.
+    """
+
+    prompt: str = PROMPT
+    most_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        if self.most_tokens < 1:
+            raise UserError(f"most_tokens {self.most_tokens}: a caption needs at least 1 token.")
+
+
+class TransformersCaptioner:
+    """Any image-to-text model of transformers: LLaVA, BLIP, BLIP-2, GIT, a vision encoder–decoder.
+
+    Answers are greedy, so that the same image has the same caption in every run.
+
+    Args:
+        name: a folder or a hub id.
+        options: how it is asked.
+        device: where to compute; the best there is by default.
+
+    Raises:
+        UserError: no such model, one of another kind, or its files are damaged.
+    """
+
+    def __init__(
+        self, name: str, options: CaptionerOptions | None = None, device: torch.device | str | None = None
+    ) -> None:
+        self.name, self.options = name, options or CaptionerOptions()
+        with quiet():
+            try:
+                config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+            except _FAILURES as error:
+                raise _cannot(name, "config.json", error) from error
+            self._opener = _opener(name, config)
+            self._processor = _processor(name, config)
+            try:
+                model = self._opener.from_pretrained(name, use_safetensors=True, trust_remote_code=False, dtype="auto")
+            except _FAILURES as error:
+                raise _cannot(name, "weights", error) from error
+        self.model = model.to(device or best_device()).eval()
+        self._text = self._request()
+
+    def _request(self) -> str | None:
+        """What is asked with every image; None for models that only look at it."""
+        processor, prompt = self._processor, self.options.prompt
+        if getattr(processor, "chat_template", None):
+            turn = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt}]}]
+            return processor.apply_chat_template(turn, add_generation_prompt=True)
+        if (image := getattr(processor, "image_token", None)) and not self.model.config.is_encoder_decoder:
+            return _TURN.format(image=image, prompt=prompt)
+        return None
+
+    @torch.no_grad()
+    def describe(self, images: Sequence[ImageLike]) -> list[str]:
+        """One text for each image."""
+        pictures = [image if isinstance(image, Image.Image) else Image.fromarray(image) for image in images]
+        pictures = [picture.convert("RGB") for picture in pictures]
+        inputs: dict[str, Any] = {"images": pictures, "return_tensors": "pt"}
+        if self._text is not None:
+            self._processor.tokenizer.padding_side = "left"  # the answer follows the request without a gap
+            inputs |= {"text": [self._text] * len(pictures), "padding": True}
+        with quiet():
+            read = self._processor(**inputs).to(self.model.device)
+            if "pixel_values" in read:
+                read["pixel_values"] = read["pixel_values"].to(self.model.dtype)
+            tokens = self.model.generate(**read, max_new_tokens=self.options.most_tokens, do_sample=False)
+        asked = read.get("input_ids")
+        if asked is not None and torch.equal(tokens[:, : asked.shape[1]], asked):
+            tokens = tokens[:, asked.shape[1] :]
+        answers = self._processor.batch_decode(tokens, skip_special_tokens=True)
+        return [" ".join(answer.split()) for answer in answers]
+
+
+@dataclass
+class CaptionReport:
+    """What became of a pool's images.
+
+    Attributes:
+        written: captions that were made now.
+        known: images that had one.
+        gone: images that cannot be opened any more; they have none.
+        empty: images that the captioner said nothing about.
+    """
+
+    written: int = 0
+    known: int = 0
+    gone: int = 0
+    empty: int = 0
+
+
+def write_captions(
+    blocks: Iterable[Sequence[PoolItem]], captioner: Captioner, file: CaptionFile, batch_size: int = 8
+) -> CaptionReport:
+    """Describe every image that has no caption yet; what is written is on disk, so that a run can be stopped anywhere.
+
+    Args:
+        blocks: the images, some at a time.
+        captioner: describes them.
+        file: where captions go.
+        batch_size: images that are described at a time.
+    """
+    report = CaptionReport()
+    for items in blocks:
+        missing = [item for item in items if not has_caption(item) and item.id not in file.captions]
+        report.known += len(items) - len(missing)
+        for start in range(0, len(missing), batch_size):
+            _describe(missing[start : start + batch_size], captioner, file, report)
+    return report
+
+
+def _describe(items: Sequence[PoolItem], captioner: Captioner, file: CaptionFile, report: CaptionReport) -> None:
+    opened = {}
+    for item in items:
+        try:
+            opened[item.id] = item.image()
+        except (UserError, OSError):
+            report.gone += 1
+    if not opened:
+        return
+    captions = dict(zip(opened, captioner.describe(list(opened.values())), strict=True))
+    file.write(captions)
+    report.empty += sum(not caption for caption in captions.values())
+    report.written += len(captions)
+
+
+def source_items(source: Source, block: int = 64) -> Iterator[list[PoolItem]]:
+    """The images of a source by their ids, some at a time; their texts do not count as captions."""
+
+    def item(index: int) -> PoolItem:
+        sample = read_sample(source, index, extra=False)
+        return PoolItem(sample.id, None, lambda: sample.image)
+
+    for start in range(0, len(source), block):
+        yield [item(index) for index in range(start, min(start + block, len(source)))]
+
+
+def _opener(name: str, config: Any) -> Any:
+    if config.model_type == "vision-encoder-decoder":
+        return VisionEncoderDecoderModel
+    if type(config) in AutoModelForImageTextToText._model_mapping:
+        return AutoModelForImageTextToText
+    raise UserError(
+        f"{name}: a {config.model_type} model, which does not describe images. Name an image-to-text model, such as "
+        "llava-hf/llava-1.5-7b-hf or Salesforce/blip-image-captioning-base."
+    )
+
+
+def _processor(name: str, config: Any) -> Any:
+    try:
+        if config.model_type != "vision-encoder-decoder":
+            return AutoProcessor.from_pretrained(name, trust_remote_code=False)
+        return _Parts(AutoImageProcessor.from_pretrained(name), AutoTokenizer.from_pretrained(name))
+    except _FAILURES as error:
+        raise _cannot(name, "processor", error) from error
+
+
+class _Parts:
+    """An image processor and a tokenizer that nothing joins."""
+
+    def __init__(self, images: Any, tokenizer: Any) -> None:
+        self.images, self.tokenizer = images, tokenizer
+
+    def __call__(self, images: Sequence[Image.Image], return_tensors: str) -> Any:
+        return self.images(images, return_tensors=return_tensors)
+
+    def batch_decode(self, tokens: Any, skip_special_tokens: bool) -> list[str]:
+        return self.tokenizer.batch_decode(tokens, skip_special_tokens=skip_special_tokens)
+
+
+def _cannot(name: str, what: str, error: Exception) -> UserError:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:200]
+    if "use_safetensors" in str(error):
+        reason = "they are pickled, and opening a pickle can run code; convert them to safetensors"
+    where = (
+        "" if Path(name).is_dir() else " Check the name and the network, or download it elsewhere and name its folder."
+    )
+    return UserError(f"{name}: the captioner's {what} cannot be read ({reason}).{where}")

@@ -1,0 +1,134 @@
+"""Captions for studies: the truth in other words, as a captioner that was run once would have given them."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from recollect.core.errors import UserError
+from recollect.core.seeding import numpy_generator
+from recollect.core.types import Source
+from recollect.data.sources.derived import sample_texts
+from recollect.search.episodes.batch import number_texts
+
+_INVERSE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
+_RELATION = re.compile(rf" ({'|'.join(_INVERSE)}) ")
+_KEPT = frozenset({"a", "an", "the", "on", "in", "of", "and", "with", "left", "right", "above", "below", "is", "are"})
+
+
+@dataclass(frozen=True)
+class CaptionCorruption:
+    """How the stand-in of a captioner words what is true of an image.
+
+    Attributes:
+        dropped: share of the content words that it does not mention.
+        wrong: share of the content words in whose place it says another word of the same source.
+        most_words: where it stops; None lets it finish.
+        seed: of both shares.
+    """
+
+    dropped: float = 0.1
+    wrong: float = 0.02
+    most_words: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.most_words is not None and self.most_words < 1:
+            raise UserError(f"{self.most_words} words at most: a caption has at least 1")
+        if not (0 <= self.dropped < 1 and 0 <= self.wrong <= 1):
+            raise UserError(f"{self.dropped} words dropped and {self.wrong} wrong: both are shares, from 0 to 1")
+
+
+@dataclass(frozen=True)
+class PoolCaptions:
+    """One caption for each image of a source, and which of its texts may be asked for.
+
+    Attributes:
+        captions: one for each image; None where there is none.
+        reserved: texts (white space aside) that are captions here and so no queries.
+    """
+
+    captions: tuple[str | None, ...]
+    reserved: frozenset[str] = field(default_factory=frozenset)
+
+
+def corrupted_captions(source: Source, options: CaptionCorruption | None = None) -> PoolCaptions:
+    """One text of each image, drawn at random, in other words: clauses turned round, words left out or wrong."""
+    options = options or CaptionCorruption()
+    texts = [sample_texts(source, index) for index in range(len(source))]
+    words = sorted({word for each in texts for text in each for word in content_words(text)})
+    captions: list[str | None] = []
+    for index, each in enumerate(texts):
+        if not each:
+            captions.append(None)
+            continue
+        generator = numpy_generator("rewording", options.seed, index)
+        captions.append(reword(each[int(generator.integers(len(each)))], words, options, generator))
+    return PoolCaptions(tuple(captions))
+
+
+def reword(text: str, words: Sequence[str], options: CaptionCorruption, generator: np.random.Generator) -> str:
+    """Say ``text`` in other words.
+
+    ``A left of B, on a C ground`` becomes ``on a C ground, B right of A``; then each content word is left out or
+    exchanged with the given probabilities, but never all of them, and what goes past the most words is cut off.
+    """
+    clauses = [clause.strip() for clause in " ".join(text.split()).split(",")]
+    turned = ", ".join(_turned(clause) for clause in reversed(clauses) if clause)
+    parts = turned.split(" ")
+    content = [place for place, part in enumerate(parts) if part.strip(",.").lower() not in _KEPT]
+    fate = generator.random(len(parts))
+    other = generator.integers(max(1, len(words)), size=len(parts))
+    said = []
+    spared = content[int(generator.integers(len(content)))] if content else -1
+    for place, part in enumerate(parts):
+        if place == spared or place not in content:
+            said.append(part)
+        elif fate[place] < options.dropped:
+            said += [","] if part.endswith(",") else []
+        elif fate[place] < options.dropped + options.wrong and words:
+            said.append(words[other[place]] + ("," if part.endswith(",") else ""))
+        else:
+            said.append(part)
+    whole = " ".join(said).replace(" ,", ",").strip(", ")
+    return " ".join(whole.split()[: options.most_words]).strip(", ")
+
+
+def held_out(source: Source) -> PoolCaptions:
+    """The last text of each image as its caption, which then is no query: for sets with several texts an image.
+
+    Raises:
+        UserError: no image has two different texts.
+    """
+    captions: list[str | None] = []
+    for index in range(len(source)):
+        wordings, _ = number_texts(sample_texts(source, index))
+        captions.append(wordings[-1] if len(wordings) > 1 else None)
+    if not any(captions):
+        raise UserError(
+            f"{source.name}: no image has two texts, so none can be held out as its caption. Use reworded captions."
+        )
+    return PoolCaptions(tuple(captions), frozenset(caption for caption in captions if caption))
+
+
+def true_captions(source: Source) -> PoolCaptions:
+    """The first text of each image as its caption, though it is also asked for: the ceiling (EFSA, Table 6, row 1)."""
+    captions: list[str | None] = []
+    for index in range(len(source)):
+        wordings, _ = number_texts(sample_texts(source, index))
+        captions.append(wordings[0] if wordings else None)
+    return PoolCaptions(tuple(captions))
+
+
+def content_words(text: str) -> list[str]:
+    """The words of a text that say more than how the others hang together."""
+    return [word for part in text.split() if (word := part.strip(",.").lower()) and word not in _KEPT]
+
+
+def _turned(clause: str) -> str:
+    """``A left of B`` as ``B right of A``; other clauses stay."""
+    found = _RELATION.search(clause)
+    if found is None:
+        return clause
+    return f"{clause[found.end() :]} {_INVERSE[found[1]]} {clause[: found.start()]}"

@@ -1,0 +1,120 @@
+"""What a query costs: products of both passes, seconds, memory."""
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+from torch.utils.weak import WeakIdKeyDictionary
+
+from recollect.search.searcher import SearchResult, TextSearch
+
+_aten = torch.ops.aten
+# In-place forms and the CPU's attention, which torch's own table leaves out.
+_COUNTS: dict[Any, Callable[..., int]] = {
+    **flop_registry,
+    _aten.addmm_: flop_registry[_aten.addmm],
+    _aten.baddbmm_: flop_registry[_aten.baddbmm],
+    _aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[_aten._scaled_dot_product_flash_attention],
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        _aten._scaled_dot_product_flash_attention_backward
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one query, on average.
+
+    Attributes:
+        seconds: from the query's text to its ranking.
+        images_forward, texts_forward, images_backward, texts_backward: rows that passed through a tower.
+        forward_products, backward_products: multiplications of matrix products, attention and convolutions.
+        memory: bytes of the tensors that a search of several queries made and held at once; not of one query.
+    """
+
+    seconds: float
+    images_forward: float
+    texts_forward: float
+    images_backward: float
+    texts_backward: float
+    forward_products: float
+    backward_products: float
+    memory: float
+
+
+class Meter(TorchDispatchMode):
+    """Counts what torch computes while it is open, and what it holds.
+
+    Attributes:
+        forward, backward: multiplications of matrix products, attention and convolutions in each pass.
+        held: bytes of the tensors that were made since and are still there.
+        peak: most that was held at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forward = self.backward = self.held = self.peak = 0
+        self._known = WeakIdKeyDictionary()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if count := _COUNTS.get(func._overloadpacket):
+            products = int(count(*args, **kwargs, out_val=out)) // 2
+            if torch._C._current_graph_task_id() == -1:  # no backward pass is running
+                self.forward += products
+            else:
+                self.backward += products
+        given = {_storage(each)._cdata for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+        for each in tree_leaves(out):
+            if isinstance(each, Tensor) and _storage(each)._cdata not in given:  # no view, and not in place
+                self._hold(_storage(each))
+        return out
+
+    def _hold(self, storage: torch.UntypedStorage) -> None:
+        if storage in self._known:
+            return
+        size = storage.nbytes()
+        self._known[storage] = size
+        weakref.finalize(storage, self._let_go, size)
+        self.held += size
+        self.peak = max(self.peak, self.held)
+
+    def _let_go(self, size: int) -> None:
+        self.held -= size
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage:
+    return tensor.untyped_storage()
+
+
+def measured(search: TextSearch, queries: Sequence[str], k: int, probe: int = 8) -> tuple[list[SearchResult], Cost]:
+    """Search, and say what it cost.
+
+    Seconds and rows are of all queries; products and memory of the first ``probe`` asked again, since to count slows
+    the search down.
+    """
+    before = search.tally.as_dict()
+    start = time.perf_counter()
+    results = search.search(queries, k)
+    seconds = time.perf_counter() - start
+    number = max(1, len(queries))
+    rows = {name: (count - before[name]) / number for name, count in search.tally.as_dict().items()}
+    some = queries[:probe]
+    with Meter() as meter:
+        search.search(some, k)
+    each = max(1, len(some))
+    return results, Cost(
+        seconds=seconds / number,
+        forward_products=meter.forward / each,
+        backward_products=meter.backward / each,
+        memory=float(meter.peak),
+        **rows,
+    )

@@ -1,0 +1,235 @@
+"""Episodes: for each query one step on what it found, on adapters of its own, many queries at once (EFSA, §3.2)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from recollect.core.types import Kind
+from recollect.models import DualEncoder
+from recollect.models.lora.first_step import FirstStep
+from recollect.models.lora.layers import Adapters, adapted, adapter_sites, initial_adapters
+from recollect.search.counters import CostCounters
+from recollect.search.episodes.batch import EpisodeBatch, Reranked, shared_rows
+from recollect.search.episodes.loss import episode_loss, negatives
+from recollect.search.episodes.options import EpisodeOptions
+
+_NO_TEMPERATURE = 1 / 0.07  # a model that stores none is read with CLIP's at the start
+LEAST_PAIRS = 2
+"""One pair alone has nothing to be told from."""
+
+_BETAS, _EPSILON = (0.9, 0.999), 1e-8  # AdamW's
+
+
+class Episodes:
+    """Adapts a model to many queries at once and ranks their candidates again; the model stays as it is.
+
+    With one step from B = 0 the first forward is the frozen model's, once for every picture and caption however many
+    queries found it; only the gradient of each query's B is formed, and AdamW's first step needs no state. Otherwise
+    every query has its own A and B, moments and forward passes.
+
+    Attributes:
+        encoder: the frozen model.
+        options: of the episodes.
+        tally: what was computed so far.
+    """
+
+    def __init__(self, encoder: DualEncoder, options: EpisodeOptions | None = None) -> None:
+        self.encoder, self.options, self.tally = encoder, options or EpisodeOptions(), CostCounters()
+        self._sites = adapter_sites(encoder)
+        self._start = initial_adapters(self._sites, self.options.adapters)
+
+    def rerank(self, flight: EpisodeBatch) -> Reranked:
+        """Adapt to each query of the flight and score its candidates again."""
+        with frozen(self.encoder):
+            adapters, losses = self._adapt(flight)
+            scores = self._scores(flight, adapters)
+        return finished(flight, scores, losses)
+
+    def adapt(self, flight: EpisodeBatch) -> Adapters:
+        """Every query's adapters after its episode."""
+        with frozen(self.encoder):
+            return self._adapt(flight)[0]
+
+    def _adapt(self, flight: EpisodeBatch) -> tuple[Adapters, Float[Tensor, " queries"]]:
+        if self.options.short_cut:
+            return self._first_step(flight)
+        return self._steps(flight)
+
+    def _first_step(self, flight: EpisodeBatch) -> tuple[Adapters, Float[Tensor, " queries"]]:
+        step = FirstStep(self._sites, self._start, len(flight.queries))
+        queries, k = flight.images.shape
+        pairs = flight.pairs
+        images, texts = shared_rows(flight.images, pairs), shared_rows(flight.texts, pairs)
+        tokens = self.encoder.tokenize(flight.captions, caption_kind(self.encoder)) if flight.captions else {}
+        with step.recording():
+            outputs = [self._encode_images(flight.pixels[group.rows]) for group in images]
+            outputs += [self.encoder.encode_texts(rows_of(tokens, group.rows)) for group in texts]
+        groups = images + texts
+        raw = self._start_raw(queries * k)
+        for number, (group, output) in enumerate(zip(groups, outputs, strict=True)):
+            for places in group.places:
+                raw[int(number >= len(images))].index_copy_(0, places.to(raw.device), output.detach())
+        losses, gradients = self._loss_gradients(flight, raw.unflatten(1, (queries, k)))
+        for number, (group, output) in enumerate(zip(groups, outputs, strict=True)):
+            tower = gradients[int(number >= len(images))].flatten(0, 1)
+            for turn, places in enumerate(group.places.to(raw.device)):
+                keep = turn + 1 < len(group.places)
+                step.backward(output, tower[places], places // k, keep=keep)
+        self._count(images, texts)
+        for gradient in step.gradient.values():  # becomes B: from no moments, AdamW's step is -lr · g / (|g| + ε)
+            gradient.div_(gradient.abs().add_(_EPSILON)).mul_(-self.options.learning_rate)
+        return Adapters(self._decayed(), step.gradient, self._start.scale), losses
+
+    def _start_raw(self, places: int) -> Float[Tensor, "towers places width"]:
+        # Places without a pair hold ones: any direction will do, since they count for nothing.
+        encoder = self.encoder
+        return torch.ones(2, places, encoder.width, dtype=encoder.dtype, device=encoder.device)
+
+    def _loss_gradients(
+        self, flight: EpisodeBatch, raw: Float[Tensor, "towers queries k width"]
+    ) -> tuple[Float[Tensor, " queries"], Float[Tensor, "towers queries k width"]]:
+        with torch.enable_grad():
+            raw = raw.detach().requires_grad_()
+            losses = self._losses(flight, raw[0], raw[1])
+            (gradients,) = torch.autograd.grad(losses.sum(), raw)
+        return losses.detach(), gradients
+
+    def _losses(
+        self, flight: EpisodeBatch, images: Float[Tensor, "queries k width"], texts: Float[Tensor, "queries k width"]
+    ) -> Float[Tensor, " queries"]:
+        pairs = flight.pairs.to(images.device)
+        wrong = negatives(flight.texts.to(images.device), pairs)
+        return episode_loss(images, texts, pairs, wrong, contrast_scale(self.encoder, self.options), self.options)
+
+    def _decayed(self) -> dict[str, Tensor]:
+        """A after the step: its gradient is zero where B is, but AdamW's weight decay still shrinks it."""
+        factor = 1 - self.options.learning_rate * self.options.weight_decay
+        return {name: down * factor for name, down in self._start.down.items()}
+
+    def _steps(self, flight: EpisodeBatch) -> tuple[Adapters, Float[Tensor, " queries"]]:
+        queries = len(flight.queries)
+        numbers = [*self._start.down.values(), *self._start.up.values()]
+        sizes = [queries * each.numel() for each in numbers]
+        state = torch.cat([each.expand(queries, *each.shape).reshape(-1) for each in numbers])
+        parts = [part.view(queries, *each.shape) for part, each in zip(state.split(sizes), numbers, strict=True)]
+        names = list(self._sites)
+        adapters = Adapters(
+            dict(zip(names, parts[: len(names)], strict=True)),
+            dict(zip(names, parts[len(names) :], strict=True)),
+            self._start.scale,
+        )
+        moments = torch.zeros_like(state), torch.zeros_like(state)
+        total = state.new_zeros(queries)
+        for number in range(1, self.options.steps + 1):
+            for part in parts:
+                part.requires_grad_()
+            with torch.enable_grad(), adapted(self.encoder, adapters):
+                losses = self._losses(flight, *self._encode_pairs(flight))
+            gradients = torch.autograd.grad(losses.sum(), parts)
+            for part in parts:
+                part.requires_grad_(False)
+            adamw_step(state, torch.cat([each.reshape(-1) for each in gradients]), moments, number, self.options)
+            total += losses.detach()
+            self.tally.backward(images=flight.images.numel(), texts=flight.texts.numel())
+        return adapters, total
+
+    def _encode_pairs(
+        self, flight: EpisodeBatch
+    ) -> tuple[Float[Tensor, "queries k width"], Float[Tensor, "queries k width"]]:
+        """Both towers on every place, each query's places with its own adapters; places without a pair are filled."""
+        queries, k = flight.images.shape
+        rows = [places.clamp(min=0).reshape(-1) for places in (flight.images, flight.texts)]
+        tokens = self.encoder.tokenize(flight.captions or ("",), caption_kind(self.encoder))
+        images = self._encode_images(flight.pixels[rows[0]])
+        texts = self.encoder.encode_texts(rows_of(tokens, rows[1]))
+        self.tally.forward(images=len(images), texts=len(texts))
+        return images.view(queries, k, -1), texts.view(queries, k, -1)
+
+    @torch.no_grad()
+    def _scores(self, flight: EpisodeBatch, adapters: Adapters) -> Float[Tensor, "queries k"]:
+        queries, k = flight.images.shape
+        with adapted(self.encoder, adapters):
+            images = self._encode_images(flight.pixels[flight.images.clamp(min=0).reshape(-1)])
+            asked = self.encoder.encode_texts(self.encoder.tokenize(flight.queries, caption_kind(self.encoder)))
+        self.tally.forward(images=len(images), texts=len(asked))
+        return similarities(images.view(queries, k, -1), asked)
+
+    def _encode_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n width"]:
+        return self.encoder.encode_images(pixels.to(self.encoder.device, self.encoder.dtype))
+
+    def _count(self, images: Sequence, texts: Sequence) -> None:
+        self.tally.forward(images=sum(len(group.rows) for group in images), texts=sum(len(each.rows) for each in texts))
+        self.tally.backward(
+            images=sum(group.places.numel() for group in images), texts=sum(group.places.numel() for group in texts)
+        )
+
+
+def adamw_step(
+    state: Float[Tensor, " numbers"],
+    gradient: Float[Tensor, " numbers"],
+    moments: tuple[Float[Tensor, " numbers"], Float[Tensor, " numbers"]],
+    number: int,
+    options: EpisodeOptions,
+) -> None:
+    """AdamW's ``number``-th step (from 1), in place; moments are each entry's own, so that one serves all queries."""
+    mean, square = moments
+    state.mul_(1 - options.learning_rate * options.weight_decay)
+    mean.lerp_(gradient, 1 - _BETAS[0])
+    square.mul_(_BETAS[1]).addcmul_(gradient, gradient, value=1 - _BETAS[1])
+    root = (square / (1 - _BETAS[1] ** number)).sqrt_().add_(_EPSILON)
+    state.addcdiv_(mean, root, value=-options.learning_rate / (1 - _BETAS[0] ** number))
+
+
+def similarities(
+    images: Float[Tensor, "queries k width"], asked: Float[Tensor, "queries width"]
+) -> Float[Tensor, "queries k"]:
+    """Cosine of each query with its candidates."""
+    return torch.einsum("qkd,qd->qk", F.normalize(images, dim=2), F.normalize(asked, dim=1))
+
+
+def finished(flight: EpisodeBatch, scores: Float[Tensor, "queries k"], losses: Float[Tensor, " queries"]) -> Reranked:
+    """Scores on the CPU, with those that say nothing taken out, and which queries broke down."""
+    there = flight.images >= 0
+    scores = scores.double().cpu()
+    broken = ~losses.isfinite().cpu() | ((~scores.isfinite()) & there).any(dim=1)
+    pairs = flight.pairs.sum(dim=1)
+    keep = there & ~broken[:, None] & (pairs >= LEAST_PAIRS)[:, None]
+    return Reranked(scores.masked_fill(~keep, torch.nan), broken, pairs)
+
+
+def contrast_scale(encoder: DualEncoder, options: EpisodeOptions) -> float:
+    """1/τ of Eq. 1: the model's own, or as the options say."""
+    if options.temperature is not None:
+        return 1 / options.temperature
+    return encoder.scale or _NO_TEMPERATURE
+
+
+def caption_kind(encoder: DualEncoder) -> Kind | None:
+    """Queries and captions are read as captions by a model that has a prefix for them."""
+    return "caption" if "caption" in encoder.prefixes else None
+
+
+def rows_of(tokens: Mapping[str, Tensor], rows: Int[Tensor, " n"]) -> dict[str, Tensor]:
+    """Some rows of what a tokenizer gave."""
+    return {name: each[rows] for name, each in tokens.items()}
+
+
+@contextmanager
+def frozen(encoder: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and no parameter asks for a gradient, while the block runs."""
+    training = [module for module in encoder.modules() if module.training]
+    asking = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
+    encoder.eval()
+    for parameter in asking:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in asking:
+            parameter.requires_grad_(True)
+        for module in training:
+            module.training = True

@@ -1,0 +1,62 @@
+"""What an episode minimises (EFSA, Eq. 1 and 2, as METHODS settle them)."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from recollect.search.episodes.options import EpisodeOptions
+
+
+def negatives(texts: Int[Tensor, "queries k"], pairs: Bool[Tensor, "queries k"]) -> Bool[Tensor, "queries k k"]:
+    """Which captions are wrong for which images: those of other pairs that do not read the same.
+
+    Args:
+        texts: number of each image's caption; equal captions have equal numbers.
+        pairs: which images have a caption.
+    """
+    different = texts[:, :, None] != texts[:, None, :]
+    return different & pairs[:, :, None] & pairs[:, None, :]
+
+
+def episode_loss(
+    images: Float[Tensor, "queries k width"],
+    texts: Float[Tensor, "queries k width"],
+    pairs: Bool[Tensor, "queries k"],
+    negative: Bool[Tensor, "queries k k"],
+    scale: float,
+    options: EpisodeOptions,
+) -> Float[Tensor, " queries"]:
+    """Each query's ``1.7 · contrastive + 0.3 · hinge`` on its own pairs of image and caption.
+
+    Contrastive is Eq. 1, the cross-entropy of each image's caption among the captions that are wrong for it. Hinge is
+    ``1/N Σ_i Σ_{j≠i} max(0, m − s_ii + s_ij)``: Eq. 2 as printed would push positives away.
+
+    Args:
+        images, texts: raw tower outputs.
+        pairs: which of the k places hold a pair; the others count for nothing.
+        negative: see `negatives`.
+        scale: 1/τ of Eq. 1.
+    """
+    similarity = F.normalize(images, dim=2) @ F.normalize(texts, dim=2).transpose(1, 2)
+    loss = _one_way(similarity, pairs, negative, scale, options)
+    if options.direction == "symmetric":
+        back = _one_way(similarity.transpose(1, 2), pairs, negative.transpose(1, 2), scale, options)
+        loss = (loss + back) / 2
+    return loss
+
+
+def _one_way(
+    similarity: Float[Tensor, "queries k k"],
+    pairs: Bool[Tensor, "queries k"],
+    negative: Bool[Tensor, "queries k k"],
+    scale: float,
+    options: EpisodeOptions,
+) -> Float[Tensor, " queries"]:
+    own = similarity.diagonal(dim1=1, dim2=2)
+    among = negative | torch.eye(similarity.shape[1], dtype=torch.bool, device=similarity.device)
+    logits = (scale * similarity).masked_fill(~among, -torch.inf)
+    contrastive = logits.logsumexp(dim=2) - scale * own
+    hinge = (options.margin - own[:, :, None] + similarity).clamp(min=0).masked_fill(~negative, 0).sum(dim=2)
+    each = options.contrastive * contrastive + options.hinge * hinge
+    return each.masked_fill(~pairs, 0).sum(dim=1) / pairs.sum(dim=1).clamp(min=1)

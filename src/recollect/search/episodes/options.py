@@ -1,0 +1,108 @@
+"""The settings of an episode."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from recollect.core.errors import UserError
+from recollect.models.lora.layers import AdapterOptions
+
+
+@dataclass(frozen=True)
+class EpisodeOptions:
+    """How a model adapts to one query and what it may change (EFSA, §3.2 and §4.1).
+
+    Attributes:
+        k: images that the frozen model finds, that the episode learns from, and that are ranked again.
+        steps: optimiser steps on the one batch of k pairs.
+        learning_rate: of AdamW.
+        weight_decay: of AdamW (the paper names none; 0.01 is torch's).
+        contrastive: weight of the contrastive loss, Eq. 1 (the paper's α).
+        hinge: weight of the hinge loss, Eq. 2 (the paper's β).
+        margin: of the hinge loss.
+        direction: image → text as printed in Eq. 1 and 2, or the mean of both directions.
+        temperature: of Eq. 1; None takes the model's own.
+        rank: of the low-rank adapters.
+        scale: factor of the adapters; 15/64, or 15 or 15/√64 as other readings of "a scaling factor of 15".
+        both_xavier: begin with both matrices of an adapter random, so not at the pretrained model.
+        parameters: learn low-rank adapters, or all parameters of both towers (Fig. 4; one query at a time).
+        in_flight: queries that adapt at once; memory grows with it.
+        seed: of the adapters' random start, the same for every query.
+    """
+
+    k: int = 16
+    steps: int = 1
+    learning_rate: float = 5e-4
+    weight_decay: float = 0.01
+    contrastive: float = 1.7
+    hinge: float = 0.3
+    margin: float = 0.2
+    direction: Literal["image-to-text", "symmetric"] = "image-to-text"
+    temperature: float | None = None
+    rank: int = 64
+    scale: float = 15 / 64
+    both_xavier: bool = False
+    parameters: Literal["adapters", "all"] = "adapters"
+    in_flight: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.k < 2:
+            raise UserError(f"k {self.k}: an episode needs at least 2 images, or nothing is to be ranked.")
+        for name in ("steps", "rank", "in_flight"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} {getattr(self, name)}: must be at least 1.")
+        if self.temperature is not None and self.temperature <= 0:
+            raise UserError(f"temperature {self.temperature}: must be above 0.")
+
+    @property
+    def adapters(self) -> AdapterOptions:
+        """How the adapters begin."""
+        return AdapterOptions(self.rank, self.scale, self.both_xavier, self.seed)
+
+    @property
+    def short_cut(self) -> bool:
+        """Whether the first forward is the frozen model's and no step follows, so that no state is needed."""
+        return self.steps == 1 and not self.both_xavier
+
+
+@dataclass(frozen=True)
+class TuningOptions:
+    """How the whole captioned pool is learned at once, beside the settings of an episode (EFSA, §4.1, F.T).
+
+    Attributes:
+        epochs: passes over the captioned images.
+        batch_size: pairs of a step; as many as an episode has.
+        learning_rate: of AdamW; None takes the episodes' own.
+        seed: of their order.
+    """
+
+    epochs: int = 4
+    batch_size: int = 16
+    learning_rate: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch_size < 2:
+            raise UserError(f"{self.epochs} epochs of batches of {self.batch_size}: at least 1 epoch of 2 pairs.")
+
+
+@dataclass(frozen=True)
+class RewardOptions:
+    """How a teacher's rewards adapt the text tower (RLCF: Zhao et al., ICLR 2024).
+
+    Attributes:
+        sampled: images of the policy that are judged in each step (their K).
+        candidates: images that the policy's softmax goes over; the whole pool where that is smaller.
+        steps: RLCF takes 8, EFSA runs it for 1.
+        learning_rate, weight_decay: of AdamW.
+    """
+
+    sampled: int = 12
+    candidates: int = 1024
+    steps: int = 1
+    learning_rate: float = 1e-6
+    weight_decay: float = 5e-4
+
+    def __post_init__(self) -> None:
+        if self.sampled < 2 or self.candidates < self.sampled or self.steps < 1:
+            raise UserError("RLCF needs at least 2 sampled images, as many candidates, and 1 step.")

@@ -1,0 +1,156 @@
+"""Episodes one query after the other, by PEFT and torch.optim: the reference of the fast form, and full parameters."""
+
+import copy
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from recollect.core.errors import UserError
+from recollect.models import DualEncoder
+from recollect.models.lora.layers import Adapters, adapter_sites, initial_adapters, transformers_model
+from recollect.search.counters import CostCounters
+from recollect.search.episodes.batch import EpisodeBatch, Reranked
+from recollect.search.episodes.batched import LEAST_PAIRS, caption_kind, contrast_scale, finished, similarities
+from recollect.search.episodes.loss import episode_loss, negatives
+from recollect.search.episodes.options import EpisodeOptions
+
+
+class OneAtATime:
+    """An episode for each query in turn, on a copy of the model that starts each time from the same weights.
+
+    Attributes:
+        encoder: the model that is copied.
+        options: of the episodes.
+        tally: what was computed so far.
+    """
+
+    def __init__(self, encoder: DualEncoder, options: EpisodeOptions | None = None) -> None:
+        self.encoder, self.options, self.tally = encoder, options or EpisodeOptions(), CostCounters()
+        self._copy = copy.deepcopy(encoder).eval().requires_grad_(False)
+        self._learned = self._prepare()
+        self._begin = [each.detach().clone() for each in self._learned]
+
+    def _prepare(self) -> list[nn.Parameter]:
+        """Make the copy ready and return what it learns."""
+        raise NotImplementedError
+
+    def rerank(self, flight: EpisodeBatch) -> Reranked:
+        """Adapt to each query of the flight in turn and score its candidates again."""
+        scores, losses = [], []
+        for query in range(len(flight.queries)):
+            alone = flight.one(query)
+            losses.append(self._learn(alone))
+            scores.append(self._scores(alone))
+            self._reset()
+        return finished(flight, torch.cat(scores), torch.stack(losses))
+
+    def _learn(self, flight: EpisodeBatch) -> Float[Tensor, ""]:
+        options = self.options
+        optimiser = torch.optim.AdamW(self._learned, lr=options.learning_rate, weight_decay=options.weight_decay)
+        total = torch.zeros((), dtype=self._copy.dtype, device=self._copy.device)
+        if flight.pairs.sum() < LEAST_PAIRS:
+            return total
+        for _ in range(options.steps):
+            loss = self._loss(flight)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            total += loss.detach()
+        return total
+
+    def _loss(self, flight: EpisodeBatch) -> Float[Tensor, ""]:
+        pairs = flight.pairs[0]
+        images, texts = flight.images[0][pairs], flight.texts[0][pairs]
+        raw_images = self._encode_images(flight.pixels[images])
+        captions = [flight.captions[number] for number in texts.tolist()]
+        raw_texts = self._copy.encode_texts(self._copy.tokenize(captions, caption_kind(self._copy)))
+        self.tally.forward(images=len(images), texts=len(texts))
+        self.tally.backward(images=len(images), texts=len(texts))
+        every = torch.ones(1, len(images), dtype=torch.bool, device=raw_images.device)
+        wrong = negatives(texts[None].to(raw_images.device), every)
+        scale = contrast_scale(self.encoder, self.options)
+        return episode_loss(raw_images[None], raw_texts[None], every, wrong, scale, self.options)[0]
+
+    @torch.no_grad()
+    def _scores(self, flight: EpisodeBatch) -> Float[Tensor, "one k"]:
+        images = self._encode_images(flight.pixels[flight.images[0].clamp(min=0)])
+        asked = self._copy.encode_texts(self._copy.tokenize(flight.queries, caption_kind(self._copy)))
+        self.tally.forward(images=len(images), texts=len(asked))
+        return similarities(images[None], asked)
+
+    def _encode_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n width"]:
+        return self._copy.encode_images(pixels.to(self._copy.device, self._copy.dtype))
+
+    @torch.no_grad()
+    def _reset(self) -> None:
+        for parameter, begin in zip(self._learned, self._begin, strict=True):
+            parameter.copy_(begin)
+            parameter.grad = None
+
+
+class SequentialEpisodes(OneAtATime):
+    """EFSA as one would write it with PEFT: the slow reference that `Episodes` must equal."""
+
+    def _prepare(self) -> list[nn.Parameter]:
+        sites = adapter_sites(self._copy)
+        start = initial_adapters(sites, self.options.adapters)
+        inject_adapters(self._copy, start)
+        modules = dict(transformers_model(self._copy).named_modules())
+        self._names = list(sites)
+        layers: list[Any] = [modules[name] for name in sites]
+        self._down = [layer.lora_A["default"].weight for layer in layers]
+        self._up = [layer.lora_B["default"].weight for layer in layers]
+        learned: list[nn.Parameter] = [*self._down, *self._up]
+        for each in learned:
+            each.requires_grad_()
+        return learned
+
+    def adapt(self, flight: EpisodeBatch) -> Adapters:
+        """Every query's adapters after its episode."""
+        down: list[list[Tensor]] = []
+        up: list[list[Tensor]] = []
+        for query in range(len(flight.queries)):
+            self._learn(flight.one(query))
+            down.append([each.detach().clone() for each in self._down])
+            up.append([each.detach().clone() for each in self._up])
+            self._reset()
+        stacked = [[torch.stack(each) for each in zip(*half, strict=True)] for half in (down, up)]
+        halves = [dict(zip(self._names, half, strict=True)) for half in stacked]
+        return Adapters(halves[0], halves[1], self.options.scale)
+
+
+class FullEpisodes(OneAtATime):
+    """Episodes that change every parameter of both towers (EFSA, §5.1 and Fig. 4)."""
+
+    def _prepare(self) -> list[nn.Parameter]:
+        towers = (self._copy.tower_parameters("image"), self._copy.tower_parameters("text"))
+        learned = [each for tower in towers for each in tower]
+        for each in learned:
+            each.requires_grad_()
+        return learned
+
+
+def inject_adapters(encoder: DualEncoder, adapters: Adapters) -> None:
+    """Let PEFT add adapters to ``encoder``, in place, with the weights of one set."""
+    peft = _peft()
+    rank = len(next(iter(adapters.down.values())))
+    config = peft.LoraConfig(r=rank, lora_alpha=adapters.scale * rank, target_modules=list(adapters.down))
+    model = transformers_model(encoder)
+    peft.inject_adapter_in_model(config, model)
+    modules = dict(model.named_modules())
+    with torch.no_grad():
+        for name in adapters.down:
+            layer: Any = modules[name]
+            layer.to(adapters.down[name])  # PEFT makes adapters in float32
+            layer.lora_A["default"].weight.copy_(adapters.down[name])
+            layer.lora_B["default"].weight.copy_(adapters.up[name])
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError:
+        raise UserError("episodes by PEFT need it: pip install 'recollect[adapters]'") from None
+    return peft

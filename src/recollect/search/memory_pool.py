@@ -1,0 +1,113 @@
+"""A memory as a pool to search."""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+from jaxtyping import Float32
+from torch import Tensor
+
+from recollect.core.errors import UserError
+from recollect.core.types import ImageLike
+from recollect.memory.filters import parse_filter
+from recollect.memory.store import Memory
+from recollect.search.captioning.file import CaptionFile
+from recollect.search.pool import Hits, PoolItem
+
+CAPTIONS_FILE = "captions.jsonl"
+"""Where a memory's folder keeps the captions that a model wrote."""
+
+
+class MemoryPool:
+    """The images of a memory, or those that satisfy a filter.
+
+    An image's caption is the user's own where it has one, else what `recollect caption` wrote.
+
+    Args:
+        memory: what is searched.
+        where: a filter, e.g. ``source = 'emoji'``.
+        written: captions that a model wrote; by default those in the memory's folder, if it is one.
+
+    Raises:
+        UserError: the filter is malformed or nothing satisfies it.
+    """
+
+    def __init__(self, memory: Memory, where: str | None = None, written: CaptionFile | None = None) -> None:
+        self.memory, self.where = memory, where
+        path = caption_path(memory)
+        if written is None and path is not None:
+            written = CaptionFile(path)
+        self.written = {} if written is None else written.captions
+        if where is not None and not self._ids:
+            raise UserError(f"{memory.address}: no row satisfies {where}")
+
+    def __len__(self) -> int:
+        return len(self.memory) if self.where is None else len(self._ids)
+
+    def nearest(self, vectors: Tensor, k: int) -> list[Hits]:
+        """For each unit vector (n, width) its k nearest images, or all if there are fewer."""
+        found = self.memory.search(vectors, max(1, min(k, len(self))), modality="image", where=self.where)
+        return [
+            Hits(tuple(ids), tuple(scores))
+            for ids, scores in zip(found.ids.tolist(), found.scores.tolist(), strict=True)
+        ]
+
+    def items(self, ids: Sequence[str]) -> list[PoolItem]:
+        """The items of these ids, in their order; their pictures are read together when one of them is opened."""
+        if not ids:
+            return []
+        pictures = _Pictures(self.memory, ids)
+        rows = self.memory.fetch(ids, pictures=False)
+        return [
+            PoolItem(
+                row.id,
+                row.caption if row.caption.strip() else self.written.get(row.id),
+                pictures.opener(row.id),
+                {"source": row.source, **row.metadata},
+            )
+            for row in rows
+        ]
+
+    def vectors(self, ids: Sequence[str]) -> Float32[np.ndarray, "n width"]:
+        """The embeddings of these ids, in their order."""
+        return self.memory.vectors(ids, "image")
+
+    def ids(self) -> Sequence[str]:
+        """Every id, in the memory's order."""
+        return self._ids
+
+    @cached_property
+    def _ids(self) -> list[str]:
+        if self.where is not None:
+            return self.memory.backend.ids_where(parse_filter(self.where))
+        return [id for batch in self.memory.columns(["id"]) for id in batch["id"]]
+
+    def has_captions(self) -> bool:
+        """Whether any image has one."""
+        if self.written:
+            return True
+        return any(caption.strip() for batch in self.memory.columns(["caption"]) for caption in batch["caption"])
+
+
+class _Pictures:
+    """Pictures of several rows, read from the memory in one go when the first of them is wanted."""
+
+    def __init__(self, memory: Memory, ids: Sequence[str]) -> None:
+        self._memory, self._ids, self._lock = memory, list(ids), Lock()
+        self._rows: dict[str, Callable[[], ImageLike]] | None = None
+
+    def opener(self, id: str) -> Callable[[], ImageLike]:
+        return partial(self._open, id)
+
+    def _open(self, id: str) -> ImageLike:
+        with self._lock:
+            if self._rows is None:
+                self._rows = {row.id: row.open for row in self._memory.fetch(self._ids)}
+        return self._rows[id]()
+
+
+def caption_path(memory: Memory) -> Path | None:
+    """The file of the captions that a model wrote for a memory; None for one that is no folder."""
+    return None if "://" in memory.address else Path(memory.address) / CAPTIONS_FILE

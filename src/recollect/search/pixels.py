@@ -1,0 +1,76 @@
+"""Pictures of a pool, decoded once."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recollect.core.errors import UserError
+from recollect.data.transforms import ImageTransform
+from recollect.search.pool import PoolItem
+
+_GIB = 2**30
+
+
+class PixelCache:
+    """Decoded, transformed pictures, the least recently used thrown out first.
+
+    Kept as bytes of colour, a quarter of what the towers read.
+
+    Args:
+        transform: what the image tower needs.
+        most_bytes: how much may be kept.
+
+    Attributes:
+        gone: ids of pictures that could not be opened.
+    """
+
+    def __init__(self, transform: ImageTransform, most_bytes: int = _GIB) -> None:
+        self.transform, self.most_bytes = transform, most_bytes
+        self.gone: set[str] = set()
+        self._kept: OrderedDict[str, np.ndarray] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def read(self, items: Sequence[PoolItem]) -> list[np.ndarray | None]:
+        """Each item's picture, (size, size, 3) bytes or a 1-d vector; None where it cannot be opened any more."""
+        missing = [item for item in items if item.id not in self._kept and item.id not in self.gone]
+        fresh: dict[str, np.ndarray | None] = {}
+        if missing:
+            with ThreadPoolExecutor(4) as pool:  # decoding releases the GIL
+                opened = pool.map(self._open, missing)
+            fresh = dict(zip((item.id for item in missing), opened, strict=True))
+        found = [fresh[item.id] if item.id in fresh else self._kept.get(item.id) for item in items]
+        for item in items:
+            if item.id in self._kept:
+                self._kept.move_to_end(item.id)
+        for id, picture in fresh.items():
+            self._keep(id, picture)
+        return found
+
+    def tensor(self, pictures: Sequence[np.ndarray]) -> Tensor:
+        """What the image tower reads."""
+        rows = torch.from_numpy(np.stack(pictures))
+        return rows.float() if rows.ndim == 2 else self.transform.normalise(rows)
+
+    def _open(self, item: PoolItem) -> np.ndarray | None:
+        try:
+            image = item.image()
+            vector = isinstance(image, np.ndarray) and image.ndim == 1
+            return np.asarray(image, dtype=np.float32) if vector else self.transform.pixels(image)
+        except (UserError, OSError):
+            return None
+
+    def _keep(self, id: str, picture: np.ndarray | None) -> None:
+        if picture is None:
+            self.gone.add(id)
+            return
+        self._kept[id] = picture
+        self._bytes += picture.nbytes
+        while self._bytes > self.most_bytes:
+            self._bytes -= self._kept.popitem(last=False)[1].nbytes

@@ -1,0 +1,138 @@
+"""The pictures of EFSA's figures: examples with frames, curves of recall."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from textwrap import fill
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+
+from recollect.core.types import ImageLike
+from recollect.evaluation.results import Summary
+from recollect.reports import plots
+
+_TRUE, _FALSE = "#009E73", "#D55E00"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One query with the images that some methods found.
+
+    Attributes:
+        query: its text.
+        found: for each method its first images, and whether each is a true match.
+    """
+
+    query: str
+    found: Mapping[str, Sequence[tuple[ImageLike, bool]]]
+
+
+def examples(shown: Sequence[Shown], title: str = "") -> Figure:
+    """A row of pictures for each query and method; true matches are framed in green, the others in red."""
+    methods = list(shown[0].found)
+    most = max(len(images) for each in shown for images in each.found.values())
+    figure, axes = plots.new_figure(columns=most, rows=len(methods) * len(shown), width=1.25, height=1.6)
+    for number, each in enumerate(shown):
+        for line, method in enumerate(methods):
+            row = axes[number * len(methods) + line]
+            for axis in row:
+                _empty(axis)
+            for axis, (image, true) in zip(row, each.found[method], strict=False):
+                _framed(axis, image, true)
+            row[0].set_ylabel(method, fontsize=8)
+        _words(axes[number * len(methods)][0], fill(each.query, 21 * most))
+    if title:
+        figure.suptitle(title, fontsize=9)
+    return figure
+
+
+def zero_shot_examples(shown: Sequence[Shown], recalls: Mapping[str, Mapping[int, Summary]]) -> Figure:
+    """On top what was found first beside what should have been; below, recall at 1, 5, 10 of each domain (Fig. 1)."""
+    figure = Figure(figsize=(7.6, 4.8), layout="constrained", dpi=150)
+    halves = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.1, 1.0))
+    axes = halves[0, 0].subplots(1, max(1, 2 * len(shown)), squeeze=False)[0]
+    for axis in axes:
+        _empty(axis)
+    for number, each in enumerate(shown):
+        for place, (image, true) in enumerate(next(iter(each.found.values()))):
+            _framed(axes[2 * number + place], image, true)
+        _words(axes[2 * number], fill(each.query, 40))
+    axis = halves[1, 0].subplots()
+    grouped(axis, recalls)
+    return figure
+
+
+def grouped(axis: Axes, recalls: Mapping[str, Mapping[int, Summary]]) -> None:
+    """Bars of recall: a group for each k, a colour for each name."""
+    depths = list(next(iter(recalls.values())))
+    places, width = np.arange(len(depths)), 0.8 / len(recalls)
+    for number, ((name, values), colour) in enumerate(zip(recalls.items(), plots.LINE_COLOURS, strict=False)):
+        where = places + (number - (len(recalls) - 1) / 2) * width
+        axis.bar(
+            where, [values[k].mean for k in depths], width * 0.92, color=colour, label=name, capsize=2,
+            yerr=np.nan_to_num([values[k].std for k in depths]),
+        )  # fmt: skip
+    axis.set_xticks(places, [f"R@{k}" for k in depths])
+    axis.set_ylabel("text to image (%)")
+    axis.set_ylim(bottom=0)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8)
+
+
+def bars(panels: Mapping[str, Mapping[str, Mapping[int, Summary]]]) -> Figure:
+    """A panel for each domain, in it a colour for each method (Fig. 4)."""
+    figure, axes = plots.new_figure(columns=len(panels), width=3.2, height=2.7)
+    for axis, (domain, recalls) in zip(axes[0], panels.items(), strict=True):
+        grouped(axis, recalls)
+        axis.set_title(domain)
+    for axis in axes[0][1:]:
+        axis.set_ylabel("")
+        axis.legend().set_visible(False)
+    return figure
+
+
+def curves(
+    panels: Mapping[int, Mapping[str, Sequence[Summary]]], places: Sequence[str], label: str
+) -> Figure:  # fmt: skip
+    """A panel for each R@k, in it a line for each domain over ``places`` (Figures 5 and 6)."""
+    figure, axes = plots.new_figure(columns=len(panels), width=3.1, height=2.8)
+    ticks = np.arange(len(places))
+    for axis, (k, lines) in zip(axes[0], panels.items(), strict=True):
+        for (domain, values), colour in zip(lines.items(), plots.LINE_COLOURS, strict=False):
+            axis.errorbar(
+                ticks, [value.mean for value in values], yerr=np.nan_to_num([value.std for value in values]),
+                marker="o", markersize=4, linewidth=1.3, capsize=2, color=colour, label=domain,
+            )  # fmt: skip
+        axis.set_xticks(ticks, places)
+        axis.set_xlabel(label)
+        axis.set_title(f"R@{k}")
+        axis.set_ylim(bottom=0)
+    axes[0, 0].set_ylabel("text to image (%)")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), frameon=False)
+    return figure
+
+
+def _empty(axis: Axes) -> None:
+    axis.set_xticks([])
+    axis.set_yticks([])
+    axis.grid(visible=False)
+    for spine in axis.spines.values():
+        spine.set_visible(False)
+
+
+def _words(axis: Axes, text: str) -> None:
+    """Write above an axis without making it wider; an empty title keeps the height free."""
+    axis.set_title(" " + "\n" * (1 + text.count("\n")), fontsize=7)
+    axis.annotate(text, (0, 1.04), xycoords="axes fraction", fontsize=6.5, va="bottom").set_in_layout(False)
+
+
+def _framed(axis: Axes, image: ImageLike, true: bool) -> None:
+    picture = np.asarray(image.convert("RGB")) if isinstance(image, Image.Image) else np.asarray(image)
+    axis.imshow(picture, interpolation="nearest")
+    for spine in axis.spines.values():
+        spine.set_visible(True)
+        spine.set_color(_TRUE if true else _FALSE)
+        spine.set_linewidth(2.5)

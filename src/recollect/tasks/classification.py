@@ -1,0 +1,192 @@
+"""Classes to tell apart, and examples to learn them from."""
+
+import difflib
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from recollect.core.errors import UserError
+from recollect.core.seeding import numpy_generator
+from recollect.core.types import NO_LABEL, Source
+from recollect.data.prompts import GENERAL_TEMPLATES, readable
+from recollect.data.sources import open_source, split_names
+from recollect.data.sources.columns import Columns
+from recollect.data.sources.derived import Subset, sample_texts, source_labels
+from recollect.data.sources.files import SPLITS
+
+
+@dataclass(frozen=True)
+class ClassificationTask:
+    """Images to classify, and examples to learn from.
+
+    Attributes:
+        name: appears in reports and file names.
+        support: labelled examples to draw shots from.
+        query: test images; never an argument of a ``fit``.
+        class_names: readable names; labels of ``support`` and ``query`` index them.
+        templates: prompt templates with ``{}`` for the class name.
+        class_texts: explicit prompts of every class, in place of templates and names.
+    """
+
+    name: str
+    support: Source
+    query: Source
+    class_names: tuple[str, ...]
+    templates: tuple[str, ...]
+    class_texts: tuple[tuple[str, ...], ...] | None = None
+
+
+@dataclass(frozen=True)
+class Division:
+    """Which images are examples and which are tested.
+
+    Attributes:
+        support: split to draw examples from; None for a task without examples (zero-shot only).
+        query: split to test on; None takes the test split, else the validation split.
+        within: divide this one split into both instead, class by class: for sets with a single split, and for those
+            whose classes (not images) are split, such as Omniglot.
+        query_share: share of each class that ``within`` tests on.
+        seed: of that division.
+    """
+
+    support: str | None = "train"
+    query: str | None = None
+    within: str | None = None
+    query_share: float = 0.5
+    seed: int = 0
+
+
+def classification_task(
+    spec: str,
+    *,
+    name: str | None = None,
+    division: Division | None = None,
+    templates: tuple[str, ...] = GENERAL_TEMPLATES,
+    columns: Columns | None = None,
+) -> ClassificationTask:
+    """Open a labelled source as a task.
+
+    Classes are those that occur in either part, in the source's order, the same in both.
+
+    Args:
+        spec: a source with labels and class names (see `open_source`).
+        name: of the task; by default the source's.
+        division: which images are examples and which are tested.
+
+    Raises:
+        UserError: no such split, no class names, a test class without examples, fewer than two classes.
+    """
+    division = division or Division()
+    support, query = _parts(spec, division, columns)
+    names = support.class_names
+    if not names or names != query.class_names:
+        raise UserError(f"{spec}: class names missing. Add a column 'class_name', or name it (--class-name-column).")
+    present, tested = (np.unique(source_labels(part)) for part in (support, query))
+    if division.support is None and division.within is None:
+        present = tested
+    if len(lonely := np.setdiff1d(tested, present)):
+        raise UserError(
+            f"{spec}: {len(lonely)} of {len(tested)} test classes have no examples, such as '{names[lonely[0]]}'. If "
+            "classes are split instead of images, divide one split: --within test."
+        )
+    if len(present) < 2:
+        raise UserError(f"{spec}: only one class, '{names[present[0]]}'; there is nothing to tell apart")
+    kept = tuple(names[label] for label in present)
+    renumber = np.full(len(names), NO_LABEL, dtype=np.int64)
+    renumber[present] = np.arange(len(present))
+    parts: list[Source] = [
+        Subset(part, np.arange(len(part)), class_names=kept, renumber=renumber) if kept != names else part
+        for part in (support, query)
+    ]
+    name = name or query.name.replace(":test", "").replace(":query", "")
+    return ClassificationTask(name, parts[0], parts[1], kept, templates)
+
+
+def keep_classes(task: ClassificationTask, kept: np.ndarray) -> ClassificationTask:
+    """The task with some of its classes.
+
+    Args:
+        kept: their labels, ascending; at least two.
+    """
+    if len(kept) < 2:
+        raise UserError(f"{task.name}: {len(kept)} classes are left; there is nothing to tell apart")
+    renumber = np.full(len(task.class_names), NO_LABEL, dtype=np.int64)
+    renumber[kept] = np.arange(len(kept))
+    names = tuple(task.class_names[label] for label in kept)
+    parts = [
+        Subset(part, np.flatnonzero(np.isin(source_labels(part), kept)), class_names=names, renumber=renumber)
+        for part in (task.support, task.query)
+    ]
+    texts = None if task.class_texts is None else tuple(task.class_texts[label] for label in kept)
+    return ClassificationTask(task.name, parts[0], parts[1], names, task.templates, texts)
+
+
+def class_name_shift(task: ClassificationTask) -> tuple[ClassificationTask, ClassificationTask]:
+    """The same images under their usual class names and under synonyms (prefix conditioning, appendix B).
+
+    Only classes with a synonym that is not nearly the name itself are kept: one that shares no word with it and
+    whose spelling is less than 0.7 alike (`difflib`). The source must have been opened with a column of synonyms.
+
+    Raises:
+        UserError: fewer than two classes have such a synonym.
+    """
+    synonyms = _synonyms(task)
+    kept = np.array(sorted(synonyms), dtype=np.int64)
+    if len(kept) < 2:
+        raise UserError(f"{task.name}: {len(kept)} classes have a synonym; at least two are needed. Name their column.")
+    usual = keep_classes(task, kept)
+    shifted = tuple(synonyms[label] for label in kept.tolist())
+    return usual, replace(usual, name=f"{task.name}:synonyms", class_names=shifted)
+
+
+def _synonyms(task: ClassificationTask) -> dict[int, str]:
+    """For each class that has one, the first synonym that is not nearly its name."""
+    labels = source_labels(task.query)
+    found = {}
+    for label in np.unique(labels[labels != NO_LABEL]).tolist():
+        texts = sample_texts(task.query, int(np.flatnonzero(labels == label)[0]))
+        name = task.class_names[label]
+        if other := next((text for text in texts if not _alike(readable(text), name)), None):
+            found[label] = readable(other)
+    return found
+
+
+def _alike(one: str, other: str) -> bool:
+    one, other = one.casefold(), other.casefold()
+    shared = set(one.replace("-", " ").split()) & set(other.replace("-", " ").split())
+    return bool(shared) or difflib.SequenceMatcher(None, one, other).ratio() >= 0.7
+
+
+def _parts(spec: str, division: Division, columns: Columns | None) -> tuple[Source, Source]:
+    if division.within is None:
+        split = division.query or _query_split(spec, columns)
+        query = open_source(spec, split=split, kind="label", columns=columns)
+        if division.support is None:
+            return Subset(query, np.arange(0), name=f"{query.name}:none"), query
+        return open_source(spec, split=division.support, kind="label", columns=columns), query
+    whole = open_source(spec, split=division.within, kind="label", columns=columns)
+    tested = _tested(source_labels(whole), whole.class_names, division)
+    return (
+        Subset(whole, np.flatnonzero(~tested), name=f"{whole.name}:support"),
+        Subset(whole, np.flatnonzero(tested), name=f"{whole.name}:query"),
+    )
+
+
+def _query_split(spec: str, columns: Columns | None) -> str:
+    choices = split_names(spec, columns)
+    usual = [SPLITS.get(choice, choice) for choice in choices]
+    if wanted := next((split for split in ("test", "validation") if split in usual), None):
+        return choices[usual.index(wanted)]
+    raise UserError(
+        f"{spec}: neither a test nor a validation split (it has {', '.join(choices)}). Name one with --query."
+    )
+
+
+def _tested(labels: np.ndarray, names: tuple[str, ...], division: Division) -> np.ndarray:
+    """Mark the tested share of every class; a class's draw does not depend on the others."""
+    tested = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels[labels != NO_LABEL]):
+        rows = np.flatnonzero(labels == label)
+        drawn = numpy_generator("division", division.seed, names[label] if names else int(label)).permutation(rows)
+        tested[drawn[: round(division.query_share * len(rows))]] = True
+    return tested

@@ -1,0 +1,79 @@
+"""Images and texts that should find each other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from recollect.core.errors import UserError
+from recollect.core.types import Source
+from recollect.data.sources import open_source
+from recollect.data.sources.columns import Columns
+from recollect.data.sources.derived import Joined, sample_texts, source_values
+
+
+@dataclass(frozen=True)
+class RetrievalTask:
+    """Images and texts that should find each other.
+
+    Attributes:
+        name: appears in reports and file names.
+        images: the pool of images.
+        texts: the pool of texts, each once, however many images it describes.
+        matches: for each text the images that it truly describes, ascending.
+        counts: how many captions in the data read exactly so; weights for scores by caption instead of by text.
+        domains: of each image.
+        ambiguous: of each image, whether its picture also stands for another text, so that a miss is no error.
+    """
+
+    name: str
+    images: Source
+    texts: tuple[str, ...]
+    matches: tuple[tuple[int, ...], ...]
+    counts: tuple[int, ...]
+    domains: tuple[str, ...]
+    ambiguous: tuple[bool, ...]
+
+
+_MOST_IMAGES = 2**30
+"""More than any set has; made worlds are longer."""
+
+
+def retrieval_task(
+    specs: str | Sequence[str], *, name: str | None = None, split: str | None = "test", columns: Columns | None = None
+) -> RetrievalTask:
+    """Open captioned sources as one pool to search in both ways; several make a multi-domain pool (EFSA, Table 3).
+
+    A caption that occurs with several images is a true match of all of them. An image whose source names no domain
+    has its source's name for one.
+
+    Args:
+        specs: one source with captions, or several to merge.
+        split: of each; a split inside a spec (``?split=``) goes before it.
+
+    Raises:
+        UserError: no such source or split, or no captions.
+    """
+    specs = [specs] if isinstance(specs, str) else list(specs)
+    sources = tuple(
+        open_source(spec, split=None if "split=" in spec else split, kind="caption", columns=columns) for spec in specs
+    )
+    images: Source = sources[0] if len(sources) == 1 else Joined(sources)
+    if len(images) > _MOST_IMAGES:
+        raise UserError(f"{images.name}: an endless stream. Say how many to search, e.g. {specs[0]}?size=1000.")
+    owners: dict[str, dict[int, int]] = {}
+    for index in range(len(images)):
+        for text in sample_texts(images, index):
+            images_of = owners.setdefault(" ".join(text.split()), {})
+            images_of[index] = images_of.get(index, 0) + 1
+    if not owners:
+        raise UserError(f"{images.name}: no captions to search by. Name their column with --caption-column.")
+    fallback = [source.name for source in sources for _ in range(len(source))]
+    domains = source_values(images, "domain")
+    return RetrievalTask(
+        name or images.name,
+        images,
+        tuple(owners),
+        tuple(tuple(sorted(images_of)) for images_of in owners.values()),
+        tuple(sum(images_of.values()) for images_of in owners.values()),
+        tuple(str(domain) if domain else other for domain, other in zip(domains, fallback, strict=True)),
+        tuple(bool(value) for value in source_values(images, "ambiguous")),
+    )

@@ -1,0 +1,68 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recollect.core import nearest as exact
+from recollect.core.nearest import best_of, exact_neighbours
+
+
+def loop(queries, matrix, k):
+    """Rank all rows of each query by sorting, in double precision."""
+    scores = queries.astype(np.float64) @ matrix.astype(np.float64).T
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return order, np.take_along_axis(scores, order, 1)
+
+
+@given(
+    seed=st.integers(0, 10**6), queries=st.integers(1, 9), rows=st.integers(1, 700), k=st.integers(1, 12),
+    scores=st.integers(1, 4000), group=st.sampled_from([1, 2, 7, 64]),
+)  # fmt: skip
+def test_blocks_and_groups_change_nothing(seed, queries, rows, k, scores, group):
+    generator = np.random.default_rng(seed)
+    asked, matrix = (generator.normal(size=(count, 5)).astype(np.float32) for count in (queries, rows))
+    k = min(k, rows)
+    before = exact._SCORES, exact._GROUP
+    exact._SCORES, exact._GROUP = scores, group
+    try:
+        found = exact_neighbours(asked, matrix, k, device=torch.device("cpu"))
+    finally:
+        exact._SCORES, exact._GROUP = before
+    order, best = loop(asked, matrix, k)
+    np.testing.assert_array_equal(found.rows, order)
+    np.testing.assert_allclose(found.scores, best, atol=1e-5)
+
+
+def test_more_queries_than_fit_at_once(monkeypatch):
+    monkeypatch.setattr(exact, "_QUERIES", 3)
+    generator = np.random.default_rng(0)
+    asked, matrix = (generator.normal(size=(count, 4)).astype(np.float32) for count in (10, 50))
+    np.testing.assert_array_equal(exact_neighbours(asked, matrix, 4).rows, loop(asked, matrix, 4)[0])
+
+
+def test_among_some_rows_only_those_are_found():
+    generator = np.random.default_rng(1)
+    asked, matrix = (generator.normal(size=(count, 4)).astype(np.float32) for count in (5, 300))
+    among = np.sort(generator.choice(300, size=120, replace=False))
+    found = exact_neighbours(asked, matrix, 7, among)
+    np.testing.assert_array_equal(found.rows, among[loop(asked, matrix[among], 7)[0]])
+
+
+@given(seed=st.integers(0, 10**6), columns=st.integers(1, 3000), k=st.integers(1, 8))
+def test_the_best_of_a_long_row_are_those_of_topk(seed, columns, k):
+    scores = torch.randn(3, columns, generator=torch.Generator().manual_seed(seed))
+    k = min(k, columns)
+    values, places = best_of(scores, k)
+    expected = scores.topk(k, dim=1)
+    assert torch.equal(values, expected.values)
+    assert torch.equal(places, expected.indices)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_shapes_that_do_not_fit_are_named():
+    matrix = np.zeros((3, 4), dtype=np.float32)
+    with pytest.raises(ValueError, match=r"\(1, 5\) and rows \(3, 4\)"):
+        exact_neighbours(np.zeros((1, 5), dtype=np.float32), matrix, 1)
+    with pytest.raises(ValueError, match="k = 4, but 3 rows"):
+        exact_neighbours(matrix, matrix, 4)

@@ -1,0 +1,83 @@
+"""Streaming ranks against dense brute force."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recollect.evaluation import ranks as module
+from recollect.evaluation.ranks import NO_RANK, hits, streaming_ranks
+
+
+def unit(rows):
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def brute_force(images, texts, matches):
+    """Ranks by sorting the whole matrix, the wrong first where scores are equal."""
+    scores = texts.astype(np.float64) @ images.astype(np.float64).T
+    true = np.zeros(scores.shape, dtype=bool)
+    for text, rows in enumerate(matches):
+        true[text, list(rows)] = True
+
+    def one_way(scores, true):
+        found = []
+        for row, right in zip(scores, true, strict=True):
+            if not right.any():
+                found.append(NO_RANK)
+                continue
+            order = sorted(range(len(row)), key=lambda place: (-round(row[place], 6), right[place]))
+            found.append(1 + next(rank for rank, place in enumerate(order) if right[place]))
+        return found
+
+    return one_way(scores, true), one_way(scores.T, true.T)
+
+
+@st.composite
+def pools(draw):
+    generator = np.random.default_rng(draw(st.integers(0, 100_000)))
+    images, texts = draw(st.integers(1, 40)), draw(st.integers(1, 30))
+    share = draw(st.sampled_from([0.05, 0.3]))
+    matches = [tuple(np.flatnonzero(generator.random(images) < share).tolist()) for _ in range(texts)]
+    return unit(generator.normal(size=(images, 3))), unit(generator.normal(size=(texts, 3))), matches
+
+
+@given(pools(), st.integers(1, 9), st.integers(1, 9))
+def test_blocks_of_any_size_give_what_sorting_the_whole_matrix_gives(pool, texts, images):
+    before = module._TEXTS, module._IMAGES
+    module._TEXTS, module._IMAGES = texts, images
+    try:
+        found = streaming_ranks(*pool)
+    finally:
+        module._TEXTS, module._IMAGES = before
+    wanted = brute_force(*pool)
+    assert found.texts.tolist() == wanted[0]
+    assert found.images.tolist() == wanted[1]
+
+
+def test_any_true_match_counts_and_true_matches_do_not_push_each_other_down():
+    images = unit(np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.8, 0.3]]))
+    texts = unit(np.array([[1.0, 0.0]]))
+    assert streaming_ranks(images, texts, [(3, 1)]).texts.tolist() == [2]  # only image 0 is before image 1
+    assert streaming_ranks(images, texts, [(0, 1, 3)]).texts.tolist() == [1]
+
+
+def test_a_model_that_embeds_everything_alike_finds_nothing():
+    images, texts = unit(np.ones((50, 8))), unit(np.ones((20, 8)))
+    found = streaming_ranks(images, texts, [(row,) for row in range(20)])
+    assert found.texts.tolist() == [50] * 20
+    assert found.images.tolist() == [20] * 20 + [NO_RANK] * 30
+
+
+def test_identical_pictures_that_are_not_true_are_ties_and_count_against():
+    images = unit(np.array([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [0.0, 1.0, 0.0]]))
+    assert streaming_ranks(images, unit(np.array([[1.0, 1.0, 1.0]])), [(1,)]).texts.tolist() == [2]
+
+
+def test_queries_without_a_match_are_no_misses():
+    assert hits(np.array([1, NO_RANK, 7, 2]), 2).tolist() == [True, False, True]
+
+
+def test_matches_must_be_given_for_every_text():
+    with pytest.raises(ValueError, match="3 texts, but matches of 1"):
+        streaming_ranks(unit(np.ones((2, 4))), unit(np.ones((3, 4))), [(0,)])

@@ -1,0 +1,77 @@
+import re
+from html.parser import HTMLParser
+
+import pandas as pd
+
+from recollect.reports import plots
+from recollect.reports.page import Page
+
+
+class Links(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.targets = []
+
+    def handle_starttag(self, tag, attrs):
+        self.targets += [value for name, value in attrs if name in {"src", "href"}]
+
+
+def test_a_page_loads_nothing_from_elsewhere(tmp_path):
+    page = Page("Report")
+    figure, _ = plots.new_figure()
+    page.figure(figure, "an empty figure")
+    page.save(tmp_path / "report.html")
+    links = Links()
+    links.feed((tmp_path / "report.html").read_text())
+    assert links.targets
+    assert all(target.startswith("data:image/png;base64,") for target in links.targets)
+    assert not re.search(r"url\(|@import|https?://", (tmp_path / "report.html").read_text())
+
+
+def test_texts_are_escaped():
+    page = Page("a <b> title")
+    page.heading("<script>alert(1)</script>")
+    page.table("x & y", ["<i>", "n"], [["<u>", "1"]])
+    html = page.html()
+    assert "<script>" not in html
+    assert "&lt;script&gt;" in html
+    assert "&lt;u&gt;" in html
+
+
+def frame():
+    return pd.DataFrame(
+        [
+            {
+                "protocol": "few-shot",
+                "model": model,
+                "data": data,
+                "training_seed": seed,
+                "classes": 10 * (1 + place),
+                "method": "tip-adapter",
+                "shots": shots,
+                "value": 50 + shots + seed + 3 * (model == "context"),
+            }
+            for model in ("base", "context")
+            for place, data in enumerate(("one", "two", "three"))
+            for seed in range(3)
+            for shots in (1, 4, 32)
+        ]
+    )
+
+
+def test_figures_show_what_the_table_says():
+    curves = plots.few_shot_curves(frame(), ["base", "context"], ["tip-adapter"], {"base": 45.0})
+    lines = [line for line in curves.axes[0].lines if line.get_marker() == "o"]
+    assert [list(line.get_ydata()) for line in lines] == [[52, 55, 83], [55, 58, 86]]
+    bars = plots.gain_per_classifier(frame(), {"context": ("context", "base")}, ["tip-adapter"], 32)
+    assert [patch.get_height() for patch in bars.axes[0].patches] == [3.0]
+    per_set = plots.gain_per_data_set(frame(), "context", "base", "tip-adapter", 32)
+    assert [patch.get_height() for patch in per_set.axes[0].patches] == [3.0, 3.0, 3.0]
+    assert "p =" in plots.gain_against_examples(frame(), "context", "base", "tip-adapter", 32).axes[0].get_title()
+
+
+def test_a_figure_is_saved_in_the_format_of_its_ending(tmp_path):
+    figure, _ = plots.new_figure()
+    for ending, magic in {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}.items():
+        plots.save_figure(figure, tmp_path / f"figure.{ending}")
+        assert (tmp_path / f"figure.{ending}").read_bytes().startswith(magic)

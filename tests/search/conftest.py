@@ -1,0 +1,196 @@
+"""Small random dual encoders of three families, and flights of queries over random pictures."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import (
+    BertConfig,
+    CLIPConfig,
+    CLIPModel,
+    CLIPProcessor,
+    VisionTextDualEncoderConfig,
+    VisionTextDualEncoderModel,
+    VisionTextDualEncoderProcessor,
+    ViTConfig,
+)
+
+from recollect.core.types import Sample
+from recollect.data.transforms import ImageTransform
+from recollect.models import TransformersEncoder, build_model
+from recollect.models.tokenizers import train_unigram
+from recollect.models.transformers.encoder import quiet
+from recollect.models.transformers.processors import processor_of
+from recollect.search.episodes.batch import EpisodeBatch, number_texts
+from recollect.search.pool import SourcePool
+
+WORDS = "red green blue small large snowman umbrella queen left right of a above the river bridge tree car"
+
+
+def sentences(number, seed=0):
+    generator = np.random.default_rng(seed)
+    return [" ".join(generator.choice(WORDS.split(), size=generator.integers(2, 8))) for _ in range(number)]
+
+
+def _tower(layers=2):
+    return {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": layers, "num_attention_heads": 2}
+
+
+def _clip():
+    tokenizer = train_unigram(sentences(80), 330, 20)
+    special = {"bos_token_id": 1, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    text = _tower() | special | {"vocab_size": len(tokenizer), "max_position_embeddings": 20}
+    config = CLIPConfig(
+        text_config=text, vision_config=_tower() | {"image_size": 16, "patch_size": 4}, projection_dim=20
+    )
+    transform = ImageTransform(size=16)
+    return TransformersEncoder(CLIPModel(config), CLIPProcessor(processor_of(transform), tokenizer), transform)
+
+
+def _vit_bert():
+    tokenizer = train_unigram(sentences(80), 330, 20)
+    image = ViTConfig(**_tower(), image_size=16, patch_size=4)
+    text = BertConfig(**_tower(), vocab_size=len(tokenizer), max_position_embeddings=20)
+    config = VisionTextDualEncoderConfig.from_vision_text_configs(image, text, projection_dim=20)
+    transform = ImageTransform(size=16)
+    processor = VisionTextDualEncoderProcessor(processor_of(transform), tokenizer)
+    return TransformersEncoder(VisionTextDualEncoderModel(config), processor, transform)
+
+
+def _siglip():
+    return build_model("tiny", texts=sentences(80))
+
+
+MAKERS = {"clip": _clip, "vit_bert": _vit_bert, "siglip": _siglip}
+
+
+@pytest.fixture(scope="session")
+def make_encoder():
+    def make(family):
+        with quiet(), torch.random.fork_rng():
+            torch.manual_seed(7)
+            return MAKERS[family]().eval()
+
+    return make
+
+
+@pytest.fixture(params=list(MAKERS))
+def family(request):
+    return request.param
+
+
+@pytest.fixture
+def encoder(make_encoder, family):
+    return make_encoder(family).double()
+
+
+@pytest.fixture
+def make_flight():
+    """A flight whose queries share pictures; some candidates may lack a caption or a picture."""
+
+    def make(encoder, queries=3, k=5, pictures=7, seed=0, holes=False, repeats=False):
+        generator = np.random.default_rng(seed)
+        size = encoder.transform.size
+        pixels = torch.from_numpy(generator.normal(size=(pictures, 3, size, size)))
+        images = np.stack([generator.permutation(pictures)[:k] for _ in range(queries)])
+        captions = sentences(pictures, seed + 1)
+        if repeats:
+            captions[1] = captions[0]
+            captions[4] = captions[3]
+        owned: list[str | None] = list(captions)
+        if holes:
+            owned[2] = None
+        wordings, numbers = number_texts(owned)
+        texts = np.array(numbers)[images]
+        if holes:
+            images[0, 1] = -1
+            images[1, :2] = -1
+        asked = tuple(sentences(queries, seed + 2))
+        return EpisodeBatch(asked, pixels, torch.from_numpy(images), wordings, torch.from_numpy(texts))
+
+    return make
+
+
+class Pictures:
+    """A source of random pictures, some of which can be lost from disk."""
+
+    kind = "caption"
+    class_names = ()
+
+    def __init__(self, texts, size=16, seed=3):
+        generator = np.random.default_rng(seed)
+        self.name, self._texts, self.lost, self.read_count = "pictures", texts, set(), 0
+        self._pixels = generator.integers(0, 256, size=(len(texts), size, size, 3), dtype=np.uint8)
+
+    @property
+    def fingerprint(self):
+        return f"pictures-{len(self._texts)}"
+
+    def __len__(self):
+        return len(self._texts)
+
+    def __getitem__(self, index):
+        self.read_count += 1
+        if index in self.lost:
+            raise FileNotFoundError(f"{index}.png")
+        extra = {"domain": "odd" if index % 2 else "even"}
+        return Sample(self._pixels[index], self._texts[index], -1, self.name, "caption", f"picture-{index}", extra)
+
+    def texts(self, index):
+        return self._texts[index]
+
+    def values(self, key):
+        return [("odd" if index % 2 else "even") if key == "domain" else None for index in range(len(self))]
+
+
+@pytest.fixture
+def pictures():
+    return Pictures([(text, f"a picture of {text}") for text in sentences(24, seed=9)])
+
+
+@pytest.fixture
+def make_pool(pictures):
+    """A pool of 24 pictures; each has its own caption unless others are given."""
+
+    def make(encoder, captions=None):
+        own = [pictures.texts(row)[0] for row in range(24)]
+        return SourcePool(encoder, pictures, own if captions is None else captions)
+
+    return make
+
+
+@pytest.fixture
+def make_memory(tmp_path, pictures):
+    """A memory of the pictures: the even ones as bytes with captions of their own, the odd ones as files without."""
+    from recollect.memory.rows import Pairs
+    from recollect.memory.store import Memory
+
+    def make(encoder, model_name="", captioned=True):
+        made = Memory.create(tmp_path / "memory", width=20, model=encoder.fingerprint, model_name=model_name)
+        images = [pictures[row].image for row in range(24)]
+        captions = [pictures.texts(row)[0] if captioned and row % 2 == 0 else "" for row in range(24)]
+        encoded, paths = [], []
+        for row, image in enumerate(images):
+            buffer = io.BytesIO()
+            Image.fromarray(image).save(buffer, "PNG")
+            file = tmp_path / f"{row}.png"
+            file.write_bytes(buffer.getvalue())
+            encoded.append(buffer.getvalue() if row % 2 == 0 else None)
+            paths.append(str(file) if row % 2 else None)
+        pairs = Pairs(
+            [f"picture-{row}" for row in range(24)],
+            encoder.embed_images(images).numpy(),
+            encoder.embed_texts([caption or "nothing" for caption in captions]).numpy(),
+            captions,
+            encoder.fingerprint,
+            ["even" if row % 2 == 0 else "odd" for row in range(24)],
+            [{"number": row} for row in range(24)],
+            encoded,
+            paths,
+        )
+        made.add(pairs)
+        return made
+
+    return make

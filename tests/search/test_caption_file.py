@@ -1,0 +1,62 @@
+"""Captions in a file survive a kill and are found again by id."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recollect.core.errors import UserError
+from recollect.search.captioning.file import CaptionFile, captions_of
+
+
+@given(st.dictionaries(st.text(min_size=1), st.text()), st.dictionaries(st.text(min_size=1), st.text()))
+def test_what_is_written_is_read_again(tmp_path_factory, one, two):
+    path = tmp_path_factory.mktemp("captions") / "captions.jsonl"
+    file = CaptionFile(path)
+    file.write(one)
+    CaptionFile(path).write(two)
+    assert CaptionFile(path).captions == one | two
+
+
+def test_a_line_that_was_cut_short_is_written_again(tmp_path):
+    path = tmp_path / "captions.jsonl"
+    CaptionFile(path).write({"1": "a tree", "2": "a car"})
+    whole = path.read_bytes()
+    for cut in range(len(whole)):
+        path.write_bytes(whole[:cut])
+        file = CaptionFile(path)
+        complete = whole[:cut].count(b"\n")
+        assert list(file.captions) == ["1", "2"][:complete]
+        file.write({"2": "a car"})
+        assert CaptionFile(path).captions["2"] == "a car"
+        assert len(path.read_text().splitlines()) == min(complete, 2) + 1
+
+
+def test_nothing_is_left_of_a_long_line_that_was_cut_short(tmp_path):
+    path = tmp_path / "captions.jsonl"
+    CaptionFile(path).write({"1": "a tree", "2": "a very long caption of a car " * 20})
+    path.write_bytes(path.read_bytes()[:-5])
+    CaptionFile(path).write({"2": "a car"})
+    assert CaptionFile(path).captions == {"1": "a tree", "2": "a car"}
+    assert path.read_text().count("\n") == 2
+    assert path.read_text().endswith('"a car"}\n')
+
+
+@pytest.mark.parametrize("text", ["hello\n", "[1, 2]\n", '{"id": 3}\n'])
+def test_another_file_is_no_caption_file(tmp_path, text):
+    path = tmp_path / "captions.jsonl"
+    path.write_text(text)
+    with pytest.raises(UserError, match="line 1"):
+        CaptionFile(path)
+
+
+def test_captions_of_a_source_by_id(tmp_path, pictures):
+    path = tmp_path / "captions.jsonl"
+    CaptionFile(path).write({"picture-3": "three", "picture-20": "twenty"})
+    found = captions_of(path, pictures)
+    assert {row: caption for row, caption in enumerate(found) if caption} == {3: "three", 20: "twenty"}
+    path.unlink()
+    with pytest.raises(UserError, match="no such file"):
+        captions_of(path, pictures)
+    CaptionFile(path).write({"other": "three"})
+    with pytest.raises(UserError, match="none of an image"):
+        captions_of(path, pictures)

@@ -1,0 +1,224 @@
+"""Captioners of three families, built small and random by transformers; captions are written once."""
+
+import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    BlipConfig,
+    BlipForConditionalGeneration,
+    BlipProcessor,
+    CLIPVisionConfig,
+    GPT2Config,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+    PreTrainedTokenizerFast,
+    VisionEncoderDecoderConfig,
+    VisionEncoderDecoderModel,
+    ViTConfig,
+)
+from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+from recollect.core.errors import UserError
+from recollect.models.transformers.encoder import quiet
+from recollect.search.captioning.captioner import (
+    CaptionerOptions,
+    TransformersCaptioner,
+    source_items,
+    write_captions,
+)
+from recollect.search.captioning.file import CaptionFile
+from recollect.search.pool import PoolItem
+
+WORDS = (
+    *("a", "red", "tree", "on", "the", "river", "USER", "ASSISTANT", "Describe", "what", "you", "see"),
+    *(":", "with", "of", "words", "30", "maximum", "in", "detail", "."),
+)
+SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+PICTURES = {"image_size": 16, "patch_size": 8}
+
+
+def tokenizer(kind=PreTrainedTokenizerFast):
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<image>", "[DEC]", "[ENC]"]
+    vocabulary = {word: number for number, word in enumerate([*special, *WORDS])}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "bos_token": "[CLS]", "eos_token": "[SEP]"}
+    return kind(tokenizer_object=made, **names, additional_special_tokens=["<image>"])
+
+
+def save_blip(folder):
+    words = tokenizer()
+    numbers = {"bos_token_id": 2, "eos_token_id": 3, "sep_token_id": 3, "pad_token_id": 0, "encoder_hidden_size": 16}
+    text = {**SMALL, **numbers, "vocab_size": len(words), "is_decoder": True, "initializer_range": 0.5}
+    config = BlipConfig(text_config=text, vision_config={**SMALL, **PICTURES}, projection_dim=16)
+    BlipForConditionalGeneration(config).save_pretrained(folder)
+    BlipProcessor(BlipImageProcessorPil(size={"height": 16, "width": 16}), words).save_pretrained(folder)
+
+
+def save_llava(folder, template):
+    words = tokenizer()
+    config = LlavaConfig(
+        vision_config=CLIPVisionConfig(**SMALL, **PICTURES),
+        text_config=LlamaConfig(
+            **SMALL,
+            initializer_range=0.5,
+            vocab_size=len(words),
+            num_key_value_heads=2,
+            bos_token_id=2,
+            eos_token_id=3,
+            pad_token_id=0,
+        ),
+        image_token_index=5,
+    )
+    LlavaForConditionalGeneration(config).save_pretrained(folder)
+    image = CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
+    turn = "USER : {% for part in messages[0].content %}{{ part.text or '<image>' }} {% endfor %}ASSISTANT :"
+    extra = {"chat_template": turn} if template else {}
+    LlavaProcessor(
+        image, words, patch_size=8, vision_feature_select_strategy="default", num_additional_image_tokens=1, **extra
+    ).save_pretrained(folder)
+
+
+def save_encoder_decoder(folder):
+    words = tokenizer()
+    decoder = GPT2Config(
+        vocab_size=len(words), n_embd=16, n_layer=2, n_head=2, bos_token_id=2, eos_token_id=3, add_cross_attention=True,
+        is_decoder=True, initializer_range=0.5,
+    )  # fmt: skip
+    config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(ViTConfig(**SMALL, **PICTURES), decoder)
+    config.decoder_start_token_id, config.pad_token_id = 2, 0
+    model = VisionEncoderDecoderModel(config=config)
+    model.generation_config.decoder_start_token_id, model.generation_config.pad_token_id = 2, 0
+    model.save_pretrained(folder)
+    ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
+    words.save_pretrained(folder)
+
+
+SAVERS = {
+    "blip": save_blip,
+    "llava": lambda folder: save_llava(folder, True),
+    "llava without a template": lambda folder: save_llava(folder, False),
+    "vit and gpt2": save_encoder_decoder,
+}
+
+
+@pytest.fixture(scope="module")
+def captioner_folder(tmp_path_factory):
+    made = {}
+
+    def folder(family):
+        if family not in made:
+            made[family] = tmp_path_factory.mktemp("captioner")
+            with quiet(), torch.random.fork_rng():
+                torch.manual_seed(1)
+                SAVERS[family](made[family])
+        return str(made[family])
+
+    return folder
+
+
+@pytest.mark.parametrize("family", list(SAVERS))
+def test_a_captioner_says_of_a_picture_the_same_alone_and_in_company(captioner_folder, pictures, family):
+    captioner = TransformersCaptioner(captioner_folder(family), CaptionerOptions(most_tokens=6), "cpu")
+    images = [pictures[row].image for row in range(3)]
+    together = captioner.describe(images)
+    assert together == [captioner.describe([image])[0] for image in images]
+    assert together == captioner.describe(images)
+    assert all(caption == " ".join(caption.split()) for caption in together)
+    assert all("USER" not in caption.split()[:1] and "<image>" not in caption for caption in together)
+    assert any(together)
+    assert max(len(caption.split()) for caption in together) <= 6
+
+
+def test_llava_is_asked_with_the_prompt_and_only_the_answer_is_kept(captioner_folder, pictures):
+    folder = captioner_folder("llava")
+    one = TransformersCaptioner(folder, CaptionerOptions("red tree", 4), "cpu")
+    assert one._text == "USER : <image> red tree ASSISTANT :"
+    other = TransformersCaptioner(captioner_folder("llava without a template"), CaptionerOptions("red tree", 4), "cpu")
+    assert other._text == "USER: <image>\nred tree ASSISTANT:"
+    image = pictures[0].image
+    read = one._processor(images=[image], text=[one._text], return_tensors="pt")
+    with torch.no_grad():
+        tokens = read["input_ids"]
+        for _ in range(4):  # greedy decoding by hand
+            logits = one.model(input_ids=tokens, pixel_values=read["pixel_values"]).logits
+            tokens = torch.cat([tokens, logits[:, -1:].argmax(dim=2)], dim=1)
+            if int(tokens[0, -1]) == 3:
+                break
+    answer = one._processor.tokenizer.decode(tokens[0, read["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert one.describe([image]) == [" ".join(answer.split())]
+
+
+def test_what_is_no_captioner_says_so_in_one_line(tmp_path, captioner_folder, make_encoder):
+    with pytest.raises(UserError, match="captioner's config"):
+        TransformersCaptioner(str(tmp_path / "nothing"))
+    with quiet():
+        make_encoder("clip").save(tmp_path / "clip")
+    with pytest.raises(UserError, match="does not describe images"):
+        TransformersCaptioner(str(tmp_path / "clip"))
+    folder = tmp_path / "damaged"
+    folder.mkdir()
+    for file in Path(captioner_folder("blip")).iterdir():
+        if file.suffix != ".safetensors":
+            (folder / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(UserError, match="weights"):
+        TransformersCaptioner(str(folder))
+
+
+@dataclass
+class Scribe:
+    """Says how bright a picture is; stops after some."""
+
+    patience: int = 1000
+    asked: list[int] = field(default_factory=list)
+
+    def describe(self, images):
+        if len(self.asked) >= self.patience:
+            raise KeyboardInterrupt
+        self.asked.append(len(images))
+        return [f"brightness {np.asarray(image).mean():.3f}" for image in images]
+
+
+def test_captions_are_written_once_and_a_run_that_was_stopped_goes_on(tmp_path, pictures):
+    path = tmp_path / "captions.jsonl"
+    pictures.lost.add(5)
+    items = [
+        PoolItem(str(row), "my own" if row == 2 else None, lambda row=row: pictures[row].image) for row in range(24)
+    ]
+    blocks = [items[:10], items[10:]]
+    with pytest.raises(KeyboardInterrupt):
+        write_captions(blocks, Scribe(patience=3), CaptionFile(path), batch_size=4)
+    assert len(CaptionFile(path).captions) == 8 + 4 - 4  # 9 without a caption of their own, one of them lost
+    before = copy.deepcopy(CaptionFile(path).captions)
+    scribe = Scribe()
+    report = write_captions(blocks, scribe, CaptionFile(path), batch_size=4)
+    captions = CaptionFile(path).captions
+    assert set(captions) == {str(row) for row in range(24) if row not in (2, 5)}
+    assert before.items() <= captions.items()
+    assert captions["7"] == f"brightness {pictures[7].image.mean():.3f}"
+    assert (report.written, report.known, report.gone) == (22 - len(before), 1 + len(before), 1)
+    assert sum(scribe.asked) == 22 - len(before)
+    again = write_captions(blocks, scribe, CaptionFile(path), batch_size=4)
+    assert (again.written, again.known) == (0, 23)
+
+
+def test_a_source_is_described_by_the_ids_of_its_samples_whatever_texts_it_has(tmp_path, pictures):
+    file = CaptionFile(tmp_path / "captions.jsonl")
+    report = write_captions(source_items(pictures, block=7), Scribe(), file, batch_size=5)
+    assert report.written == 24
+    assert set(file.captions) == {f"picture-{row}" for row in range(24)}
+
+
+def test_a_caption_needs_a_token():
+    with pytest.raises(UserError, match="most_tokens"):
+        CaptionerOptions(most_tokens=0)

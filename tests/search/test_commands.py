@@ -1,0 +1,253 @@
+"""Search, caption and evaluate retrieval as their users run them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+from recollect import cli
+from recollect.models.transformers.encoder import quiet
+
+
+@pytest.fixture(scope="module")
+def model(make_encoder, tmp_path_factory):
+    encoder = make_encoder("clip")
+    with quiet():
+        return encoder, str(encoder.save(tmp_path_factory.mktemp("model") / "clip"))
+
+
+@pytest.fixture
+def memory(make_memory, model):
+    return make_memory(model[0], model[1])
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs a command in this process; gives its exit status and what it printed."""
+
+    def command(*words):
+        status = cli.main([str(word) for word in words])
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    return command
+
+
+def test_search_from_a_shell_writes_json(memory, tmp_path):
+    """In a process of its own, with every option of the issue."""
+    (tmp_path / "queries.txt").write_text("large river\n\nqueen\n")
+    words = [memory.address, "a red snowman", "--queries", tmp_path / "queries.txt", "--top", 4]
+    words += ["--where", "source = 'even'", "--rerank", "episode", "--out", tmp_path / "found.json"]
+    words += ["--episode.k", 6, "--episode.rank", 4, "--device", "cpu"]
+    done = subprocess.run(
+        [sys.executable, "-m", "recollect", "search", *map(str, words)],
+        capture_output=True, text=True, check=False, env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [result["query"] for result in found["results"]] == ["a red snowman", "large river", "", "queen"]
+    assert [len(result["hits"]) for result in found["results"]] == [4, 4, 0, 4]
+    assert all(hit["extra"]["source"] == "even" for result in found["results"] for hit in result["hits"])
+    assert found["report"]["empty"] == 1
+    assert found["method"] == "episode"
+    assert "a red snowman" in done.stdout
+
+
+def test_search_makes_a_gallery(run, memory, tmp_path):
+    status, out, err = run("search", memory.address, "queen", "--out", tmp_path / "found.html", "--device", "cpu")
+    assert status == 0, err
+    page = (tmp_path / "found.html").read_text()
+    assert page.count("<figure>") == 20
+    assert page.count("data:image/jpeg") == 20
+    assert "picture-" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "no query was given"),
+        (["  "], "every query is empty"),
+        (["queen", "--top", "0"], "--top 0"),
+        (["queen", "--where", "source = 'none'"], "no row satisfies"),
+        (["queen", "--where", "source >>> 3"], "source >>> 3"),
+        (["queen", "--out", "found.txt"], ".json or .html"),
+        (["queen", "--queries", "nothing.txt"], "nothing.txt"),
+        (["queen", "--rerank", "episode", "--episode.k", "1"], "at least 2"),
+        (["queen", "--model", "nothing/here"], "nothing/here"),
+    ],
+)
+def test_search_says_in_one_line_what_is_wrong(run, memory, words, said):
+    status, _, err = run("search", memory.address, *words)
+    assert status == 2
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_search_refuses_another_model_than_the_memorys(run, memory, make_encoder, tmp_path):
+    with quiet():
+        make_encoder("siglip").save(tmp_path / "other")
+    status, _, err = run("search", memory.address, "queen", "--model", tmp_path / "other", "--device", "cpu")
+    assert status == 2
+    assert "another model" in err
+
+
+def test_without_captions_reranking_says_how_to_get_them(run, make_memory, model):
+    address = make_memory(model[0], model[1], captioned=False).address
+    status, _, err = run("search", address, "queen", "--rerank", "episode")
+    assert status == 2
+    assert "recollect caption" in err
+    assert run("search", address, "queen", "--device", "cpu")[0] == 0
+
+
+class Scribe:
+    def __init__(self, *_):
+        pass
+
+    def describe(self, images):
+        return [f"a picture of {image.size[0]}" for image in images]
+
+
+def test_caption_fills_the_gaps_of_a_memory_and_search_learns_from_them(run, memory, monkeypatch, tmp_path):
+    monkeypatch.setattr("recollect.commands.caption.TransformersCaptioner", Scribe)
+    (tmp_path / "3.png").unlink()
+    status, out, err = run("caption", memory.address, "--model", "scribe")
+    assert status == 0, err
+    assert "11 captions written" in out
+    assert "12 images had one" in out
+    assert "1 images cannot be opened" in out
+    assert "0 captions written" in run("caption", memory.address, "--model", "scribe")[1]
+    words = ["--rerank", "episode", "--episode.k", 24, "--episode.rank", 2, "--top", 24, "--device", "cpu"]
+    status, out, err = run("search", memory.address, "queen", *words)
+    assert status == 0, err
+    assert "a picture of 16" in out
+    assert "1 of 24 images have no caption: the episode learnt from 23" in out.replace("\n", " ").replace("  ", " ")
+
+
+def test_caption_describes_a_source_into_a_file_that_evaluation_reads(run, model, monkeypatch, tmp_path):
+    monkeypatch.setattr("recollect.commands.caption.TransformersCaptioner", Scribe)
+    lines = ["path,caption"]
+    for number in range(20):
+        Image.new("RGB", (16 + number, 16), (12 * number, 90, 200 - 9 * number)).save(tmp_path / f"{number}.png")
+        lines.append(f"{number}.png,a tree above the car {'left ' * (number % 4)} {'red ' * (number // 4)}")
+    (tmp_path / "pairs.csv").write_text("\n".join(lines))
+    data, captions = tmp_path / "pairs.csv", tmp_path / "captions.jsonl"
+    assert run("caption", data, "--model", "scribe")[0] == 2  # where to?
+    status, _, err = run("caption", data, "--model", "scribe", "--out", captions, "--split", "all")
+    assert status == 0, err
+    words = ["--data", data, "--split", "all", "--methods", "zero-shot", "text-to-text", "episode", "--queries", 8]
+    words += ["--captions", captions, "--episode.k", 5, "--episode.rank", 2, "--device", "cpu"]
+    status, out, err = run("evaluate", "retrieval", model[1], *words, "--out", tmp_path / "figures.json")
+    assert status == 0, err
+    assert "text-to-text" in out
+    assert "products back" in out
+    (result,) = json.loads((tmp_path / "figures.json").read_text())
+    assert result["settings"]["captions"] == 20
+    assert result["settings"]["queries"] == 8
+    shutil.copy(captions, tmp_path / "captions.txt")
+    assert run("evaluate", "retrieval", model[1], *words, "--captions", tmp_path / "captions.txt")[0] == 2
+
+
+def test_sources_are_searched_one_by_one_or_as_one_pool(run, model, tmp_path):
+    for name, number in (("one", 6), ("two", 9)):
+        lines = ["path,caption"]
+        for row in range(number):
+            Image.new("RGB", (16, 16), (25 * row, 90, 20 * number)).save(tmp_path / f"{name}-{row}.png")
+            lines.append(f"{name}-{row}.png,{'a tree ' * row} and the river")
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines))
+    words = ["--data", tmp_path / "one.csv", tmp_path / "two.csv", "--split", "all", "--device", "cpu"]
+    for pool, sizes in (("single", [6, 9]), ("merged", [15])):
+        out = tmp_path / f"{pool}.json"
+        status, _, err = run("evaluate", "retrieval", model[1], *words, "--pool", pool, "--out", out)
+        assert status == 0, err
+        results = json.loads(out.read_text())
+        assert [result["settings"]["images"] for result in results] == sizes
+        assert results[-1]["settings"]["texts"] == 9  # of two sources, the same words
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--methods", "magic"], "no such method"),
+        (["--methods", "rlcf"], "--teacher"),
+        (["--captions", "some"], "--captions some"),
+        (["--methods", "episode", "--captions", "nothing.jsonl"], "no such file"),
+    ],
+)
+def test_evaluate_retrieval_says_in_one_line_what_is_wrong(run, model, tmp_path, words, said):
+    Image.new("RGB", (16, 16)).save(tmp_path / "0.png")
+    (tmp_path / "pairs.csv").write_text("path,caption\n0.png,a tree")
+    status, _, err = run(
+        "evaluate", "retrieval", model[1], "--data", tmp_path / "pairs.csv", "--split", "all", "--device", "cpu", *words
+    )
+    assert status == 2
+    assert said in err
+
+
+def test_each_source_has_captions_of_its_own_kind_and_a_pool_joins_them(run, model, tmp_path):
+    """Human sentences of one source, another column of the second, a file for the third."""
+    for name in ("one", "two", "three"):
+        lines = ["path,caption,machine"]
+        for row in range(6):
+            Image.new("RGB", (16, 16), (25 * row, 90, len(name))).save(tmp_path / f"{name}-{row}.png")
+            lines.append(f"{name}-{row}.png,the {name} river {'tree ' * row},a car {'left ' * row}")
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines))
+    written = [json.dumps({"id": str(row), "caption": f"a queen {'red ' * row}"}) for row in range(6)]
+    (tmp_path / "three.jsonl").write_text("\n".join(written) + "\n")
+    kinds = f"reworded,column:machine,{tmp_path / 'three.jsonl'}"
+    words = [*("--data", *(tmp_path / f"{name}.csv" for name in ("one", "two", "three"))), "--split", "all"]
+    words += ["--caption-column", "caption", "--pool", "merged", "--methods", "zero-shot", "text-to-text"]
+    out = tmp_path / "found.json"
+    status, printed, err = run(
+        "evaluate", "retrieval", model[1], *words, "--captions", kinds, "--depths", 1, 3, "--out", out
+    )
+    assert status == 0, err
+    assert "R@3" in printed
+    (result,) = json.loads(out.read_text())
+    assert result["settings"]["captions"] == 18
+    assert {row["k"] for row in result["rows"] if row["metric"] == "recall"} == {1, 3}
+    status, _, err = run("evaluate", "retrieval", model[1], *words, "--captions", "reworded,true")
+    assert status == 2
+    assert "2 kinds for 3 sources" in err
+
+
+def _damaged_search(run, memory, tmp_path, *words):
+    """Three queries, one of them empty, over a memory of 24 whose odd pictures have no caption and of which two are
+    gone from disk, by episodes of more candidates than there are."""
+    for number in (3, 7):
+        (tmp_path / f"{number}.png").unlink()
+    (tmp_path / "queries.txt").write_text("a red snowman\n\nlarge river\n")
+    asked = ["--queries", tmp_path / "queries.txt", "--rerank", "episode", "--episode.k", 100, "--episode.rank", 2]
+    asked += ["--top", 50, "--out", tmp_path / "found.json", "--device", "cpu", *words]
+    status, out, err = run("search", memory.address, *asked)
+    assert status == 0, err
+    return json.loads((tmp_path / "found.json").read_text()), " ".join(out.split())
+
+
+def test_nothing_stops_a_batch_and_nothing_is_lost(run, memory, tmp_path):
+    found, printed = _damaged_search(run, memory, tmp_path)
+    assert [(each["query"], len(each["hits"])) for each in found["results"]] == [
+        ("a red snowman", 24), ("", 0), ("large river", 24),
+    ]  # fmt: skip
+    for each in (found["results"][0], found["results"][2]):
+        assert len({hit["id"] for hit in each["hits"]}) == 24
+        assert all(
+            hit["rank"] == hit["zero_shot_rank"] for hit in each["hits"] if hit["id"] in ("picture-3", "picture-7")
+        )
+        assert any("2 of 24 images cannot be opened" in note for note in each["notes"])
+        assert any("12 of 24 images have no caption: the episode learnt from 12" in note for note in each["notes"])
+    expected = {"queries": 3, "empty": 1, "images_gone": 4, "captions_missing": 24, "not_finite": 0}
+    assert {name: found["report"][name] for name in expected} == expected
+    assert "empty query" in printed
+    assert "the episode learnt from 12" in printed
+
+
+def test_an_episode_that_breaks_down_leaves_the_zero_shot_ranking_and_is_counted(run, memory, tmp_path):
+    found, printed = _damaged_search(run, memory, tmp_path, "--episode.learning-rate", "1e38")
+    for each in (found["results"][0], found["results"][2]):
+        assert [hit["zero_shot_rank"] for hit in each["hits"]] == list(range(1, 25))
+    assert found["report"]["not_finite"] == 2
+    assert "not finite" in printed

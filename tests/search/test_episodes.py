@@ -1,0 +1,189 @@
+"""Many episodes at once equal one after the other by PEFT, and leave the model as it was."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recollect.core.errors import UserError
+from recollect.search.episodes.batch import number_texts, shared_rows
+from recollect.search.episodes.batched import Episodes
+from recollect.search.episodes.options import EpisodeOptions
+from recollect.search.episodes.sequential import FullEpisodes, SequentialEpisodes
+
+BASE = EpisodeOptions(k=5, rank=4)
+ALTERNATIVES = {
+    "as settled": BASE,
+    "scale 15": replace(BASE, scale=15.0),
+    "scale 15/√r": replace(BASE, scale=15 / 4**0.5),
+    "temperature 1": replace(BASE, temperature=1.0),
+    "symmetric": replace(BASE, direction="symmetric"),
+    "hinge alone": replace(BASE, contrastive=0.0),
+    "three steps": replace(BASE, steps=3),
+    "both Xavier": replace(BASE, both_xavier=True, steps=2),
+}
+
+
+def same_adapters(ours, theirs, queries):
+    for query in range(queries):
+        mine, wanted = ours.of(query), theirs.of(query)
+        assert mine.down.keys() == wanted.down.keys()
+        for name in wanted.down:
+            torch.testing.assert_close(mine.down[name], wanted.down[name], atol=1e-10, rtol=0)
+            torch.testing.assert_close(mine.up[name], wanted.up[name], atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("options", ALTERNATIVES.values(), ids=list(ALTERNATIVES))
+def test_many_at_once_are_the_sequential_ones(encoder, make_flight, options):
+    """Same adapted weights and same ranking as PEFT's loop, float64 to 1e-10, in every family and alternative."""
+    flight = make_flight(encoder, holes=True, repeats=True)
+    fast, slow = Episodes(encoder, options), SequentialEpisodes(encoder, options)
+    same_adapters(fast.adapt(flight), slow.adapt(flight), 3)
+    ours, theirs = fast.rerank(flight), slow.rerank(flight)
+    torch.testing.assert_close(ours.scores, theirs.scores, atol=1e-10, rtol=0, equal_nan=True)
+    known = theirs.scores.nan_to_num(-9)
+    assert torch.equal(ours.scores.nan_to_num(-9).argsort(dim=1), known.argsort(dim=1))
+    assert ours.pairs.tolist() == theirs.pairs.tolist()
+    assert not ours.failed.any()
+
+
+def test_the_general_path_gives_the_short_cut(encoder, make_flight):
+    flight = make_flight(encoder, holes=True)
+    fast = Episodes(encoder, BASE)
+    general = Episodes(encoder, BASE)
+    general._adapt = general._steps
+    same_adapters(fast.adapt(flight), general.adapt(flight), 3)
+    torch.testing.assert_close(
+        fast.rerank(flight).scores, general.rerank(flight).scores, atol=1e-10, rtol=0, equal_nan=True
+    )
+
+
+def test_an_episode_changes_the_scores_and_another_query_does_not(encoder, make_flight):
+    flight = make_flight(encoder)
+    episodes = Episodes(encoder, replace(BASE, scale=15.0))
+    together = episodes.rerank(flight)
+    frozen = torch.nn.functional.normalize(encoder.encode_images(flight.pixels), dim=1)
+    asked = torch.nn.functional.normalize(encoder.encode_texts(encoder.tokenize(flight.queries)), dim=1)
+    zero_shot = (asked[:, None] * frozen[flight.images]).sum(dim=2)
+    assert (together.scores - zero_shot).abs().max() > 1e-3
+    for query in range(3):
+        torch.testing.assert_close(episodes.rerank(flight.one(query)).scores[0], together.scores[query])
+
+
+@pytest.mark.parametrize("options", [BASE, replace(BASE, steps=2)], ids=["short cut", "steps"])
+def test_afterwards_the_model_is_bit_for_bit_what_it_was(make_encoder, make_flight, options):
+    encoder = make_encoder("siglip").train()
+    flight = make_flight(encoder)
+    before = copy.deepcopy(encoder.state_dict())
+    asking = {name: parameter.requires_grad for name, parameter in encoder.named_parameters()}
+    one = Episodes(encoder, options).rerank(flight).scores
+    after = encoder.state_dict()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    assert {name: parameter.requires_grad for name, parameter in encoder.named_parameters()} == asking
+    assert all(parameter.grad is None for parameter in encoder.parameters())
+    assert encoder.training
+    assert not any("forward" in vars(module) for module in encoder.modules())
+    assert torch.equal(Episodes(encoder, options).rerank(flight).scores, one)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_loss_that_is_not_finite_stays_in_its_query(make_encoder, make_flight, steps):
+    encoder = make_encoder("clip").double()
+    options = replace(BASE, steps=steps)
+    flight = make_flight(encoder, pictures=15)
+    flight.images[:] = torch.arange(15).view(3, 5)
+    flight.texts[:] = flight.images
+    wanted = Episodes(encoder, options).rerank(flight).scores
+    flight.pixels[7] = torch.inf  # found by the second query alone
+    for episodes in (Episodes(encoder, options), SequentialEpisodes(encoder, options)):
+        found = episodes.rerank(flight)
+        assert found.failed.tolist() == [False, True, False]
+        assert found.scores[1].isnan().all()
+        torch.testing.assert_close(found.scores[[0, 2]], wanted[[0, 2]], atol=1e-10, rtol=0)
+
+
+def test_too_few_captions_leave_the_query_as_zero_shot_ranked_it(make_encoder, make_flight):
+    encoder = make_encoder("clip").double()
+    flight = make_flight(encoder)
+    flight.texts[0] = -1
+    flight.texts[1, 1:] = -1
+    found = Episodes(encoder, BASE).rerank(flight)
+    assert found.pairs.tolist() == [0, 1, 5]
+    assert found.scores[:2].isnan().all()
+    assert found.scores[2].isfinite().all()
+    assert not found.failed.any()
+
+
+def test_no_caption_at_all_is_no_error(make_encoder, make_flight):
+    encoder = make_encoder("clip").double()
+    flight = replace(make_flight(encoder), captions=(), texts=torch.full((3, 5), -1))
+    for options in (BASE, replace(BASE, steps=2)):
+        assert Episodes(encoder, options).rerank(flight).scores.isnan().all()
+
+
+def test_pictures_are_embedded_once_forwards_and_once_for_each_query_backwards(make_encoder, make_flight):
+    encoder = make_encoder("clip").double()
+    flight = make_flight(encoder, queries=3, k=5, pictures=7)
+    fast, slow = Episodes(encoder, BASE), SequentialEpisodes(encoder, BASE)
+    fast.rerank(flight)
+    slow.rerank(flight)
+    found = len(flight.images.unique())
+    assert fast.tally.images_forward == found + 15  # the shared forward, then the ranking
+    assert slow.tally.images_forward == 15 + 15
+    assert fast.tally.images_backward == slow.tally.images_backward == 15
+    assert fast.tally.texts_forward == len(flight.texts.unique()) + 3
+    assert slow.tally.texts_forward == 15 + 3
+
+
+def test_full_parameters_are_plain_adamw_on_both_towers(make_encoder, make_flight):
+    encoder = make_encoder("clip").double()
+    flight = make_flight(encoder, holes=True)
+    options = replace(BASE, parameters="all", learning_rate=1e-3)
+    episodes = FullEpisodes(encoder, options)
+    found = episodes.rerank(flight)
+    other = copy.deepcopy(encoder)
+    towers = [*other.tower_parameters("image"), *other.tower_parameters("text")]
+    optimiser = torch.optim.AdamW(towers, lr=1e-3)
+    pairs = flight.pairs[2]
+    images = other.encode_images(flight.pixels[flight.images[2][pairs]])
+    captions = [flight.captions[number] for number in flight.texts[2][pairs].tolist()]
+    texts = other.encode_texts(other.tokenize(captions))
+    cosines = torch.nn.functional.normalize(images, dim=1) @ torch.nn.functional.normalize(texts, dim=1).T
+    own = cosines.diagonal()
+    contrastive = (other.scale * cosines).logsumexp(dim=1) - other.scale * own
+    hinge = (0.2 - own[:, None] + cosines).clamp(min=0).sum(dim=1) - 0.2  # less its own place
+    (1.7 * contrastive + 0.3 * hinge).mean().backward()
+    optimiser.step()
+    with torch.no_grad():
+        again = torch.nn.functional.normalize(other.encode_images(flight.pixels[flight.images[2]]), dim=1)
+        asked = torch.nn.functional.normalize(other.encode_texts(other.tokenize([flight.queries[2]])), dim=1)
+    torch.testing.assert_close(found.scores[2], (again @ asked.T)[:, 0], atol=1e-9, rtol=0)
+    assert torch.equal(episodes.rerank(flight).scores.nan_to_num(), found.scores.nan_to_num())  # it was reset
+
+
+@given(st.integers(0, 10_000), st.integers(1, 4), st.integers(2, 5), st.integers(5, 9))
+def test_shared_rows_count_every_place_once(seed, queries, k, union):
+    generator = np.random.default_rng(seed)
+    rows = torch.from_numpy(generator.integers(0, union, size=(queries, k)))
+    counted = torch.from_numpy(generator.random((queries, k)) < 0.7)
+    groups = shared_rows(rows, counted)
+    places = [int(place) for group in groups for place in group.places.flatten()]
+    assert sorted(places) == counted.flatten().nonzero()[:, 0].tolist()
+    forward = [int(row) for group in groups for row in group.rows]
+    assert sorted(forward) == rows[counted].unique().tolist()
+    for group in groups:
+        assert (rows.flatten()[group.places] == group.rows).all()
+
+
+def test_wordings_are_numbered_by_what_they_say():
+    assert number_texts(["a  b", None, "a b ", "", "c"]) == (("a b", "c"), [0, -1, 0, -1, 1])
+
+
+@pytest.mark.parametrize("wrong", [{"k": 1}, {"steps": 0}, {"rank": 0}, {"temperature": 0.0}, {"in_flight": 0}])
+def test_settings_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(UserError, match=next(iter(wrong))):
+        EpisodeOptions(**wrong)

@@ -1,0 +1,98 @@
+"""The episode's loss against loops in float64."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recollect.search.episodes.loss import episode_loss, negatives
+from recollect.search.episodes.options import EpisodeOptions
+
+
+def cosine(a, b):
+    return float(np.dot(a, b) / math.sqrt(np.dot(a, a) * np.dot(b, b)))
+
+
+def one_way_by_loops(rows, columns, captions, pairs, scale, options):
+    """METHODS 6 word by word for one query; ``captions`` are numbers of wordings."""
+    places = [place for place in range(len(rows)) if pairs[place]]
+    total = 0.0
+    for i in places:
+        own = cosine(rows[i], columns[i])
+        others = [cosine(rows[i], columns[j]) for j in places if j != i and captions[j] != captions[i]]
+        among = math.exp(scale * own) + sum(math.exp(scale * other) for other in others)
+        hinge = sum(max(0.0, options.margin - own + other) for other in others)
+        total += options.contrastive * -math.log(math.exp(scale * own) / among) + options.hinge * hinge
+    return total / max(1, len(places))
+
+
+def by_loops(images, texts, captions, pairs, scale, options):
+    loss = one_way_by_loops(images, texts, captions, pairs, scale, options)
+    if options.direction == "image-to-text":
+        return loss
+    return (loss + one_way_by_loops(texts, images, captions, pairs, scale, options)) / 2
+
+
+@st.composite
+def cases(draw):
+    seed, k = draw(st.integers(0, 10_000)), draw(st.integers(2, 6))
+    generator = np.random.default_rng(seed)
+    captions = generator.integers(0, k, size=(2, k))  # equal numbers: equal captions
+    pairs = generator.random((2, k)) < draw(st.sampled_from([0.3, 1.0]))
+    options = EpisodeOptions(
+        direction=draw(st.sampled_from(["image-to-text", "symmetric"])), margin=draw(st.sampled_from([0.0, 0.2, 0.7]))
+    )
+    images, texts = generator.normal(size=(2, 2, k, 4))
+    return images, texts, captions, pairs, draw(st.sampled_from([1.0, 14.0])), options
+
+
+@given(cases())
+def test_it_is_the_sum_over_every_image_and_every_wrong_caption(case):
+    images, texts, captions, pairs, scale, options = case
+    numbers, counted = torch.from_numpy(captions), torch.from_numpy(pairs)
+    wrong = negatives(numbers, counted)
+    found = episode_loss(torch.from_numpy(images), torch.from_numpy(texts), counted, wrong, scale, options)
+    for query in range(2):
+        wanted = by_loops(images[query], texts[query], captions[query], pairs[query], scale, options)
+        assert found[query].item() == pytest.approx(wanted, rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("direction", ["image-to-text", "symmetric"])
+def test_its_gradient_is_that_of_finite_differences(direction):
+    generator = torch.Generator().manual_seed(0)
+    options = EpisodeOptions(direction=direction)
+    counted = torch.tensor([[True, True, True, False], [True, True, True, True]])
+    wrong = negatives(torch.tensor([[0, 1, 1, 2], [0, 1, 2, 3]]), counted)
+    inputs = [torch.randn(2, 4, 3, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    torch.autograd.gradcheck(lambda images, texts: episode_loss(images, texts, counted, wrong, 5.0, options), inputs)
+
+
+def test_identical_captions_are_not_negatives_of_each_other():
+    wrong = negatives(torch.tensor([[3, 3, 5]]), torch.tensor([[True, True, True]]))
+    assert wrong[0].tolist() == [[False, False, True], [False, False, True], [True, True, False]]
+
+
+def test_a_place_without_a_pair_is_nobody_s_negative_and_costs_nothing():
+    images, texts = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    counted, numbers = torch.tensor([[True, True, False]]), torch.tensor([[0, 1, 2]])
+    options = EpisodeOptions()
+    whole = episode_loss(images[None], texts[None], counted, negatives(numbers, counted), 3.0, options)
+    short = episode_loss(
+        images[None, :2], texts[None, :2], counted[:, :2], negatives(numbers[:, :2], counted[:, :2]), 3.0, options
+    )
+    torch.testing.assert_close(whole, short)
+
+
+def test_the_hinge_pulls_the_true_pair_together_unlike_the_printed_one():
+    """Eq. 2 as printed adds + s_ii, which a step would make smaller."""
+    options = EpisodeOptions(contrastive=0.0, hinge=1.0)
+    images = torch.tensor([[[1.0, 0.2], [0.2, 1.0]]], dtype=torch.float64)
+    texts = torch.tensor([[[0.6, 0.5], [0.5, 0.6]]], dtype=torch.float64, requires_grad=True)
+    counted = torch.tensor([[True, True]])
+    episode_loss(images, texts, counted, negatives(torch.tensor([[0, 1]]), counted), 1.0, options).sum().backward()
+    moved = (texts - 0.1 * texts.grad).detach()
+    before, after = (torch.cosine_similarity(images[0, 0], each[0, 0], dim=0) for each in (texts, moved))
+    assert after > before

@@ -1,0 +1,85 @@
+"""The stand-in of a captioner says the truth in another way, the same in every run."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recollect.core.errors import UserError
+from recollect.search.captioning.corruption import (
+    CaptionCorruption,
+    content_words,
+    corrupted_captions,
+    held_out,
+    reword,
+    true_captions,
+)
+
+EXACT = CaptionCorruption(dropped=0.0, wrong=0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ("a red cloud left of a blue star, on a white ground", "on a white ground, a blue star right of a red cloud"),
+        ("a cloud above a star", "a star below a cloud"),
+        ("a playground and many trees", "a playground and many trees"),
+        ("  two   words ", "two words"),
+    ],
+)
+def test_clauses_and_relations_are_turned_round(text, other):
+    assert reword(text, [], EXACT, np.random.default_rng(0)) == other
+
+
+WORDS = st.sampled_from(["red", "blue", "cloud", "star,", "tree", "a", "on", "the"])
+
+
+@given(st.lists(WORDS, min_size=1, max_size=12), st.integers(0, 99))
+def test_without_errors_every_word_is_one_of_the_truth_and_one_is_always_left(words, seed):
+    text = " ".join(words)
+    said = reword(text, ["wrong"], CaptionCorruption(dropped=0.9, wrong=0.0), np.random.default_rng(seed))
+    truth = content_words(text)
+    assert set(content_words(said)) <= set(truth)
+    assert bool(content_words(said)) == bool(truth)
+    assert said == said.strip(" ,")
+
+
+def test_as_many_words_are_dropped_or_wrong_as_asked():
+    text = " ".join(f"word{number}" for number in range(4000))
+    said = reword(text, ["wrong"], CaptionCorruption(dropped=0.2, wrong=0.1), np.random.default_rng(0)).split()
+    assert 0.78 < len(said) / 4000 < 0.82
+    assert 0.09 < said.count("wrong") / 4000 < 0.11
+
+
+def test_captions_of_a_source_are_the_same_in_every_run_and_other_than_its_texts(pictures):
+    one, two = corrupted_captions(pictures), corrupted_captions(pictures)
+    other = corrupted_captions(pictures, CaptionCorruption(seed=1))
+    assert one == two != other
+    assert len(one.captions) == 24
+    assert not one.reserved
+
+
+def test_held_out_captions_are_reserved_and_true_ones_are_not(pictures):
+    apart, ceiling = held_out(pictures), true_captions(pictures)
+    assert apart.captions == tuple(pictures.texts(row)[1] for row in range(24))
+    assert apart.reserved == set(apart.captions)
+    assert ceiling.captions == tuple(pictures.texts(row)[0] for row in range(24))
+    assert not ceiling.reserved
+
+
+def test_nothing_can_be_held_out_where_each_image_has_one_text(pictures):
+    pictures._texts = [(texts[0],) for texts in pictures._texts]
+    with pytest.raises(UserError, match="reworded"):
+        held_out(pictures)
+
+
+def test_an_image_without_texts_has_no_caption(pictures):
+    pictures._texts[3] = ()
+    assert corrupted_captions(pictures).captions[3] is None
+    assert true_captions(pictures).captions[3] is None
+
+
+@pytest.mark.parametrize("wrong", [{"dropped": 1.0}, {"wrong": 2.0}, {"dropped": -0.1}])
+def test_shares_are_shares(wrong):
+    with pytest.raises(UserError, match="shares"):
+        CaptionCorruption(**wrong)

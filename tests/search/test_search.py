@@ -1,0 +1,232 @@
+"""Search by the model as it is and by episodes: the same interface, and bad input that stops nothing."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recollect.search.episodes.options import EpisodeOptions
+from recollect.search.episodes.sequential import SequentialEpisodes
+from recollect.search.pixels import PixelCache
+from recollect.search.pool import SourcePool, VectorIndex, VectorPool
+from recollect.search.searcher import EpisodicSearcher, Searcher
+
+QUERIES = ["a red snowman", "large river", "the bridge right of a tree", "queen", "blue car above the umbrella"]
+OPTIONS = EpisodeOptions(k=6, rank=4, scale=15.0, in_flight=2)
+
+
+@pytest.fixture(scope="module")
+def encoder(make_encoder):
+    return make_encoder("clip").double()
+
+
+def ids(result):
+    return [hit.item.id for hit in result.hits]
+
+
+def zero_shot(encoder, pool, k=10):
+    return Searcher(encoder, pool).search(QUERIES, k)
+
+
+def test_a_searcher_finds_the_nearest_images(encoder, make_pool, pictures):
+    found = zero_shot(encoder, make_pool(encoder), k=7)
+    images = encoder.embed_images([pictures[row].image for row in range(24)])
+    for query, result in zip(QUERIES, found, strict=True):
+        cosines = (images @ encoder.embed_texts([query])[0]).tolist()
+        order = sorted(range(24), key=lambda row: -cosines[row])[:7]
+        assert ids(result) == [str(row) for row in order]
+        assert [hit.zero_shot_rank for hit in result.hits] == list(range(1, 8))
+        assert [hit.score for hit in result.hits] == pytest.approx([cosines[row] for row in order], abs=1e-6)
+        assert result.query == query
+
+
+@given(st.integers(0, 10_000), st.integers(1, 40), st.integers(1, 9), st.integers(1, 50))
+def test_search_in_blocks_is_search_at_once(seed, rows, queries, k):
+    generator = np.random.default_rng(seed)
+    vectors = generator.integers(-2, 3, size=(rows, 3)).astype(np.float32)  # many equal scores
+    asked = torch.from_numpy(generator.integers(-2, 3, size=(queries, 3)).astype(np.float32))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("recollect.search.pool._ROWS", 7)
+        patch.setattr("recollect.search.pool._QUERIES", 4)
+        found, scores = VectorIndex(vectors).nearest(asked, k)
+    whole = asked.numpy() @ vectors.T
+    for query in range(queries):
+        order = sorted(range(rows), key=lambda row: (-whole[query, row], row))[:k]
+        np.testing.assert_array_equal(scores[query], whole[query, order])
+        assert set(found[query][scores[query] > scores[query][-1]]) == {
+            row for row in order if whole[query, row] > whole[query, order[-1]]
+        }
+
+
+def test_an_episode_ranks_the_first_k_again_as_the_sequential_reference_does(encoder, make_pool, pictures):
+    pool = make_pool(encoder)
+    plain = zero_shot(encoder, pool)
+    found = EpisodicSearcher(encoder, pool, options=OPTIONS).search(QUERIES, 10)
+    slow = EpisodicSearcher(encoder, pool, options=OPTIONS)
+    slow.episodes = SequentialEpisodes(encoder, OPTIONS)
+    assert [ids(result) for result in found] == [ids(result) for result in slow.search(QUERIES, 10)]
+    assert [ids(result) for result in found] != [ids(result) for result in plain]
+    for before, after in zip(plain, found, strict=True):
+        assert set(ids(before)[:6]) == set(ids(after)[:6])
+        assert ids(before)[6:] == ids(after)[6:]
+        assert after.notes == ()
+        scores = [hit.score for hit in after.hits[:6]]
+        assert scores == sorted(scores, reverse=True)
+        assert [before.hits[hit.zero_shot_rank - 1].item.id for hit in after.hits] == ids(after)
+
+
+@pytest.mark.parametrize("parameters", ["adapters", "all"])
+def test_after_a_search_the_model_is_bit_for_bit_what_it_was(make_encoder, make_pool, parameters):
+    encoder = make_encoder("siglip")
+    before = copy.deepcopy(encoder.state_dict())
+    searcher = EpisodicSearcher(encoder, make_pool(encoder), options=replace(OPTIONS, parameters=parameters))
+    once = [ids(result) for result in searcher.search(QUERIES, 6)]
+    after = encoder.state_dict()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    assert once == [ids(result) for result in searcher.search(QUERIES, 6)]
+
+
+def test_a_query_is_answered_the_same_alone_and_in_company(encoder, make_pool):
+    pool = make_pool(encoder)
+    together = EpisodicSearcher(encoder, pool, options=replace(OPTIONS, in_flight=8)).search(QUERIES, 6)
+    for query, result in zip(QUERIES, together, strict=True):
+        (alone,) = EpisodicSearcher(encoder, pool, options=OPTIONS).search([query], 6)
+        assert ids(alone) == ids(result)
+        assert [hit.score for hit in alone.hits] == pytest.approx([hit.score for hit in result.hits], abs=1e-10)
+
+
+@pytest.mark.parametrize("kind", [Searcher, EpisodicSearcher])
+def test_an_empty_query_finds_nothing_and_stops_nothing(encoder, make_pool, kind):
+    searcher = kind(encoder, make_pool(encoder))
+    empty, words, blank = searcher.search(["", "queen", " \n"], 4)
+    assert empty.hits == blank.hits == ()
+    assert empty.notes == ("empty query",)
+    assert ids(words) == ids(kind(encoder, make_pool(encoder)).search(["queen"], 4)[0])
+    assert (searcher.report.queries, searcher.report.empty) == (3, 2)
+
+
+@pytest.mark.parametrize("kind", [Searcher, EpisodicSearcher])
+def test_no_query_at_all_finds_nothing(encoder, make_pool, kind):
+    assert kind(encoder, make_pool(encoder)).search([], 4) == []
+
+
+@pytest.mark.parametrize("kind", [Searcher, EpisodicSearcher])
+def test_a_pool_smaller_than_k_is_found_whole(encoder, make_pool, kind):
+    pool = make_pool(encoder)
+    few = VectorPool(pool, ["3", "8", "21"], pool.vectors(["3", "8", "21"]))
+    for result in kind(encoder, few).search(QUERIES, 10):
+        assert sorted(ids(result)) == ["21", "3", "8"]
+        assert result.notes == ()
+
+
+def test_one_image_alone_is_found_without_an_episode(encoder, make_pool):
+    pool = make_pool(encoder)
+    searcher = EpisodicSearcher(encoder, VectorPool(pool, ["3"], pool.vectors(["3"])), options=OPTIONS)
+    (result,) = searcher.search(["queen"], 10)
+    assert ids(result) == ["3"]
+    assert "no episode" in result.notes[0]
+    assert searcher.report.without_captions == 1
+
+
+def test_images_gone_from_disk_keep_their_places_and_the_others_are_ranked_again(encoder, make_pool, pictures):
+    pool = make_pool(encoder)
+    (before,) = Searcher(encoder, pool).search(QUERIES[:1], 6)
+    lost = {int(ids(before)[0]), int(ids(before)[3])}
+    pictures.lost |= lost
+    searcher = EpisodicSearcher(encoder, pool, options=OPTIONS)
+    (after,) = searcher.search(QUERIES[:1], 6)
+    assert ids(after)[0] == ids(before)[0]
+    assert ids(after)[3] == ids(before)[3]
+    assert set(ids(after)) == set(ids(before))
+    assert after.notes == ("2 of 6 images cannot be opened any more and keep their zero-shot places",)
+    assert searcher.report.images_gone == 2
+    there = [id for id in ids(before) if int(id) not in lost]
+    few = VectorPool(pool, there, pool.vectors(there))
+    (alone,) = EpisodicSearcher(encoder, few, options=OPTIONS).search(QUERIES[:1], 6)
+    assert [id for id in ids(after) if int(id) not in lost] == ids(alone)
+
+
+def test_when_every_image_is_gone_the_ranking_is_zero_shot(encoder, make_pool, pictures):
+    pool = make_pool(encoder)
+    before = zero_shot(encoder, pool)
+    pictures.lost |= set(range(24))
+    searcher = EpisodicSearcher(encoder, pool, options=OPTIONS)
+    after = searcher.search(QUERIES, 10)
+    assert [ids(result) for result in after] == [ids(result) for result in before]
+    assert all("cannot be opened" in result.notes[0] for result in after)
+    assert searcher.report.without_captions == 5
+
+
+def test_missing_captions_leave_the_episode_to_the_others(encoder, make_pool, pictures):
+    captions = [None if row in (2, 5, 9) else pictures.texts(row)[0] for row in range(24)]
+    captions[1] = "  "
+    pool = make_pool(encoder, captions)
+    searcher = EpisodicSearcher(encoder, pool, options=OPTIONS)
+    before, found = zero_shot(encoder, pool), searcher.search(QUERIES, 6)
+    missing = 0
+    for plain, result in zip(before, found, strict=True):
+        absent = sum(id in ("1", "2", "5", "9") for id in ids(result))
+        missing += absent
+        assert set(ids(result)) == set(ids(plain)[:6])
+        if absent:
+            assert result.notes == (f"{absent} of 6 images have no caption: the episode learnt from {6 - absent}",)
+    assert missing
+    assert searcher.report.captions_missing == missing
+
+
+def test_without_captions_the_ranking_is_zero_shot_and_said_so(encoder, make_pool):
+    pool = make_pool(encoder, [None] * 24)
+    searcher = EpisodicSearcher(encoder, pool, options=OPTIONS)
+    found = searcher.search(QUERIES, 10)
+    assert [ids(result) for result in found] == [ids(result) for result in zero_shot(encoder, pool)]
+    assert all("no episode: zero-shot" in result.notes[0] for result in found)
+    assert searcher.report.without_captions == 5
+
+
+def test_an_episode_that_is_not_finite_falls_back_to_zero_shot_and_is_counted(encoder, make_pool):
+    pool = make_pool(encoder)
+    before = zero_shot(encoder, pool, 6)
+    searcher = EpisodicSearcher(encoder, pool, options=replace(OPTIONS, k=3, temperature=1e-320))
+    found = searcher.search(QUERIES, 6)
+    assert [ids(result) for result in found] == [ids(result) for result in before]
+    assert [hit.score for hit in found[0].hits] == [hit.score for hit in before[0].hits]
+    assert all("not finite: zero-shot ranking" in result.notes[0] for result in found)
+    assert searcher.report.not_finite == 5
+
+
+def test_decoded_pictures_are_kept_and_read_once(encoder, make_pool, pictures):
+    pool = make_pool(encoder)
+    searcher = EpisodicSearcher(encoder, pool, options=OPTIONS)
+    pictures.read_count = 0
+    searcher.search(QUERIES, 6)
+    first = pictures.read_count
+    assert first == len(searcher.pixels) <= 24
+    searcher.search(QUERIES, 6)
+    assert pictures.read_count == first
+
+
+def test_the_cache_forgets_what_was_used_longest_ago(encoder, make_pool):
+    items = make_pool(encoder).items([str(row) for row in range(5)])
+    each = 16 * 16 * 3
+    cache = PixelCache(encoder.transform, most_bytes=3 * each)
+    assert all(picture is not None for picture in cache.read(items))
+    assert len(cache) == 3
+    cache.read(items[2:3])
+    cache.read(items[:1])  # throws out 3, the least recently used
+    assert set(cache._kept) == {"4", "2", "0"}
+
+
+def test_pixels_from_the_cache_are_what_the_model_reads(encoder, make_pool, pictures):
+    cache = PixelCache(encoder.transform)
+    read = [picture for picture in cache.read(make_pool(encoder).items(["4", "9"])) if picture is not None]
+    wanted = torch.stack([encoder.transform(pictures[row].image) for row in (4, 9)])
+    torch.testing.assert_close(cache.tensor(read), wanted)
+
+
+def test_a_pool_says_what_does_not_fit(encoder, pictures):
+    with pytest.raises(ValueError, match="24 images, but 2 captions"):
+        SourcePool(encoder, pictures, ["one", "two"])
