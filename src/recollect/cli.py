@@ -36,9 +36,9 @@ COMMANDS: dict[str, Command] = {
     "memory build": Command("memory", "Build", "embed the pairs of a source and keep them"),
     "memory add": Command("memory", "Add", "add the pairs of another source to a memory"),
     "memory remove": Command("memory", "Remove", "remove rows, or near-duplicates of test images, from a memory"),
-    "memory search": Command("memory", "Search", "find the rows nearest to texts or images"),
+    "memory search": Command("memory", "SearchRows", "find the rows nearest to texts or images"),
     "memory info": Command("memory", "Info", "what a memory holds"),
-    "study": Command("study", "Study", "run a table or figure of a paper"),
+    "study": Command("study", "RunStudy", "run a table or figure of a paper"),
 }
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from recollect.apps import demo as module
 from recollect.apps.demo import NO_MASK, SIGLIP, SIGLIXP, DemoFindings, conclusions, demo, worlds
-from recollect.studies import demo as module
 
 
 def found(gain, spread=0.1, seeds=3, span=0.0):

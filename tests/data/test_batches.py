@@ -222,7 +222,7 @@ def test_another_process_makes_the_same_batch(captions):
 
 def test_spawned_workers_read_the_same(both, monkeypatch):
     context = torch.multiprocessing.get_context("spawn")
-    from recollect.data import loading
+    from recollect.data.batches import loading
 
     loader = loading.DataLoader
     monkeypatch.setattr(loading, "DataLoader", lambda *a, **k: loader(*a, multiprocessing_context=context, **k))

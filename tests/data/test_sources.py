@@ -291,7 +291,7 @@ def test_the_fingerprint_of_a_csv_covers_the_images_it_names(make):
 
 
 def test_a_large_file_counts_as_changed_when_a_probed_block_is(make, monkeypatch):
-    from recollect.data import opening
+    from recollect.data.sources import files as opening
 
     path = make.folder / "large.bin"
     path.write_bytes(bytes(100_000))

@@ -8,11 +8,12 @@ import torch
 
 from recollect.core.errors import UserError
 from recollect.data.worlds import glyph_table as glyph_table_module
-from recollect.data.worlds import open_world_source, world_of, world_tasks, world_zero_shot_tasks
+from recollect.data.worlds import open_world_source, world_of
 from recollect.data.worlds.glyph_table import ATTRIBUTES, FACES, HELD_OUT_FACES, SCRIPTS, SIZE, glyph_table, measure
 from recollect.data.worlds.rendering import COLOURS
 from recollect.data.worlds.scenes import DETAILS, RELATIONS
 from recollect.tasks.retrieval import retrieval_task
+from recollect.tasks.worlds import world_tasks, world_zero_shot_tasks
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,9 @@ import torch
 
 from recollect.core.errors import UserError
 from recollect.core.hashing import integers, normals, uniforms
-from recollect.data.worlds import open_world_source, world_of, world_tasks, world_zero_shot_tasks
+from recollect.data.worlds import open_world_source, world_of
 from recollect.data.worlds.latents import LatentWorld
+from recollect.tasks.worlds import world_tasks, world_zero_shot_tasks
 
 
 def test_a_number_belongs_to_its_row_and_place_not_to_who_asks():

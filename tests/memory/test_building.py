@@ -13,7 +13,8 @@ import pytest
 
 from recollect.core.errors import UserError
 from recollect.data.sources import open_source
-from recollect.memory import Memory, building
+from recollect.memory import Memory
+from recollect.memory.build import building
 from recollect.memory.build.building import BuildOptions, check_resumable, fill_memory, open_for_build
 from recollect.memory.build.reading import Reader, ReadOptions
 from recollect.models import build_model
@@ -37,7 +38,7 @@ def reader_of(source, encoder, **options):
 @pytest.fixture
 def small_blocks(monkeypatch):
     for module in ("building", "reading"):
-        monkeypatch.setattr(f"recollect.memory.{module}.BLOCK", 8)
+        monkeypatch.setattr(f"recollect.memory.build.{module}.ROWS_AT_ONCE", 8)
     monkeypatch.setattr(building, "COMMIT", 16)
 
 
@@ -251,13 +252,13 @@ def test_a_picture_too_large_for_milvus_says_what_to_do(tmp_path, pairs):
 BUILD = """
 import sys, time
 from recollect.data.sources import open_source
-from recollect.memory import building
+from recollect.memory.build import building
 from recollect.memory.build.reading import Reader
 from recollect.models import load_model
 building.COMMIT = 256
 model = load_model(sys.argv[1], "cpu")
 memory = building.open_for_build(sys.argv[2], model, "m")
-building.fill(memory, Reader(model, open_source("latents:captions"), model.fingerprint),
+building.fill_memory(memory, Reader(model, open_source("latents:captions"), model.fingerprint),
               building.BuildOptions(limit=5000))
 """
 

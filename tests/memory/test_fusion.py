@@ -122,7 +122,7 @@ def test_the_order_of_what_was_found_does_not_matter():
 
 
 @pytest.mark.parametrize("kind", ["transformer", "mlp"])
-@pytest.mark.parametrize("side", ["image", "text"])
+@pytest.mark.parametrize("modality", ["image", "text"])
 def test_an_untrained_fusion_returns_the_embedding_as_it_is(kind, modality):
     tokens = unit(5, 11, 64, dtype=torch.float32)
     torch.testing.assert_close(FusionModule(FusionSettings(64, kind))(modality, tokens), tokens[:, 0])
@@ -156,7 +156,7 @@ def test_what_is_searched_and_read(search, read):
 
 
 @pytest.mark.parametrize("kind", ["transformer", "mean", "mlp"])
-@pytest.mark.parametrize("sides", ["both", "image"])
+@pytest.mark.parametrize("modalities", ["both", "image"])
 def test_a_saved_fusion_opens_as_it_was(tmp_path, kind, modalities):
     fusion = randomised(FusionModule(FusionSettings(64, kind, "cross", "uni", modalities), "model-a", {"k": 7}))
     again = FusionModule.open(fusion.save(tmp_path / "fusion"))

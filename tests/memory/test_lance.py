@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from recollect.core.errors import UserError
-from recollect.memory import Memory, Pairs, lance
+from recollect.memory import Memory, Pairs
+from recollect.memory.backends import lance
 
 
 def rows(count, width=32, seed=0):
@@ -30,7 +31,7 @@ def indexed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("count", [1, 40])
-@pytest.mark.parametrize("side", ["image", "text"])
+@pytest.mark.parametrize("modality", ["image", "text"])
 def test_the_index_finds_what_exact_search_finds_and_scores_it_exactly(indexed, monkeypatch, count, modality):
     queries = rows(count, seed=2)
     truth = indexed.search(queries, 10, modality)

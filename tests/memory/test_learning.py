@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from recollect.core.errors import UserError
-from recollect.memory import Memory, learning
+from recollect.memory import Memory
+from recollect.memory.fusion import learning
 from recollect.memory.fusion.block import FusionModule, FusionSettings
 from recollect.memory.fusion.learning import TERMS, FusionObjective, FusionRecipe, train_fusion
 from recollect.memory.fusion.neighbours import Neighbours, find_neighbours
@@ -29,7 +30,7 @@ def loop_neighbours(pairs, memory_rows, searched, taken, own, k, max_score):
 
 
 @pytest.mark.parametrize(("search", "read"), [("uni", "cross"), ("cross", "cross"), ("uni", "uni"), ("cross", "uni")])
-@pytest.mark.parametrize("below", [0.94, 0.2, -0.3])
+@pytest.mark.parametrize("max_score", [0.94, 0.2, -0.3])
 def test_a_pair_reads_what_a_loop_over_the_memory_finds(on_disk, pairs, search, read, max_score):
     some, everything = pairs(12, first=30), pairs(40)  # ten of them are in the memory
     settings = FusionSettings(16, search=search, read=read)

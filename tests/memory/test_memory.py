@@ -23,7 +23,7 @@ def brute(pairs, queries, k, modality, keep=lambda row: True):
     return ids, np.array(scores)
 
 
-@pytest.mark.parametrize("side", ["image", "text"])
+@pytest.mark.parametrize("modality", ["image", "text"])
 def test_search_finds_what_sorting_every_row_finds(memory, pairs, modality):
     everything, queries = pairs(40), pairs(7, seed=1).image_vectors
     found = memory.search(queries, k=5, modality=modality)
@@ -55,7 +55,7 @@ def test_fetched_rows_are_those_that_were_added_in_the_order_asked(memory, pairs
     assert [item.image for item in memory.fetch(wanted, pictures=False)] == [None] * 4
 
 
-@pytest.mark.parametrize("side", ["image", "text"])
+@pytest.mark.parametrize("modality", ["image", "text"])
 def test_vectors_come_back_as_they_were(memory, pairs, modality):
     everything = pairs(40)
     rows = [3, 39, 3, 0]

@@ -10,7 +10,8 @@ from PIL import Image
 
 from recollect import cli
 from recollect.evaluation.results import load_results
-from recollect.studies import STUDIES, find_study, lixp_paper
+from recollect.studies import STUDIES, find_study
+from recollect.studies.lixp import paper as lixp_paper
 from recollect.studies.study import StudyOptions
 
 

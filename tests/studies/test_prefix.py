@@ -10,12 +10,13 @@ from PIL import Image
 
 from recollect import cli
 from recollect.core.errors import UserError
-from recollect.data import worlds
 from recollect.data.sources import derived
-from recollect.studies import STUDIES, find_study, prefix_paper
+from recollect.studies import STUDIES, find_study
+from recollect.studies.prefix import paper as prefix_paper
 from recollect.studies.prefix.world import PrefixArm, figures, prefix_world
 from recollect.studies.study import StudyOptions
 from recollect.tasks import glyph_labels as label_tasks
+from recollect.tasks import worlds
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -183,10 +183,10 @@ def test_nothing_is_made_twice(options, bench):
 
 
 def test_an_arm_trains_what_it_says(bench):
-    fusion = bench.fusion(FusionArm(FusionSettings(1, sides="text"), "text", k=5))
-    assert (fusion.settings.width, fusion.settings.sides, fusion.trained["k"]) == (256, "text", 5)
+    fusion = bench.fusion(FusionArm(FusionSettings(1, modalities="text"), "text", k=5))
+    assert (fusion.settings.width, fusion.settings.modalities, fusion.trained["k"]) == (256, "text", 5)
     assert any(value.abs().max() > 0 for name, value in fusion.named_parameters() if "output.weight" in name)
-    encoder = bench.encoder(FusionArm(FusionSettings(1, sides="text"), "text", k=5))
+    encoder = bench.encoder(FusionArm(FusionSettings(1, modalities="text"), "text", k=5))
     picture = torch.zeros(1, 3, 32, 32)
     assert torch.equal(encoder.embed_images(picture), bench.model.embed_images(picture))
 

@@ -48,7 +48,7 @@ class TrainReco:
     """Find by the vectors of the query's own modality, or of the other (Table 3)."""
     read: Literal["cross", "uni"] = "cross"
     """Read the other modality of what was found, or the query's own (Table 3)."""
-    sides: Literal["both", "image", "text"] = "both"
+    modalities: Literal["both", "image", "text"] = "both"
     """Which embeddings are refined (Table 4)."""
     terms: tuple[Term, ...] = TERMS
     """Terms of the loss: both refined, only the image, only the text (Eq. 2)."""
@@ -100,7 +100,7 @@ class TrainReco:
             seed=self.seed,
             log_every=self.log_every,
             checkpoint_every=self.checkpoint_every,
-            fusion=FusionSettings(1, self.kind, self.search, self.read, self.sides),
+            fusion=FusionSettings(1, self.kind, self.search, self.read, self.modalities),
             memory=self.memory,
             terms=self.terms,
             k=self.k,

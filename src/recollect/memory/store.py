@@ -13,7 +13,7 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from recollect.core.errors import UserError
-from recollect.memory.backends.base import Backend, Neighbours
+from recollect.memory.backends.base import Backend, Hits
 from recollect.memory.backends.lance import LanceBackend
 from recollect.memory.filters import Filter, parse_filter
 from recollect.memory.rows import Item, Modality, Pairs, Record, check_vectors
@@ -47,7 +47,7 @@ class _Exclusions:
     own: np.ndarray | None
     exclude_ids: frozenset[str]
 
-    def counts(self, found: Neighbours, queries: np.ndarray) -> np.ndarray:
+    def counts(self, found: Hits, queries: np.ndarray) -> np.ndarray:
         """Which places of what some queries found may stay."""
         counts = np.ones(found.scores.shape, dtype=bool)
         if self.max_score is not None:
@@ -184,7 +184,7 @@ class Memory:
         max_score: float | None = None,
         exclude: Sequence[str] | None = None,
         exclude_ids: Collection[str] = (),
-    ) -> Neighbours:
+    ) -> Hits:
         """The k rows nearest to each query, many queries at a time.
 
         Args:
@@ -305,11 +305,9 @@ class Memory:
                 f"({fingerprint[:12]}). Use that model, or build a memory with this one."
             )
 
-    def _found(
-        self, queries: np.ndarray, k: int, modality: Modality, parsed: Filter | None, where: str | None
-    ) -> Neighbours:
+    def _found(self, queries: np.ndarray, k: int, modality: Modality, parsed: Filter | None, where: str | None) -> Hits:
         if not len(queries):
-            return Neighbours(np.empty((0, k), dtype=object), np.empty((0, k), dtype=np.float32))
+            return Hits(np.empty((0, k), dtype=object), np.empty((0, k), dtype=np.float32))
         found = self.backend.search(queries, k, modality, parsed)
         if found.scores.shape[1] == 0:
             raise self._nothing(str(where))
@@ -322,7 +320,7 @@ class Memory:
         modality: Modality,
         where: tuple[Filter | None, str | None],
         deduplication: "_Exclusions",
-    ) -> Neighbours:
+    ) -> Hits:
         """Ask for more than k, pass over what does not count, and ask again for queries that are left with too few."""
         ids = np.full((len(queries), k), "", dtype=object)
         scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
@@ -338,7 +336,7 @@ class Memory:
             if found.scores.shape[1] < asked or asked == len(self):
                 break
             waiting, asked = waiting[counts.sum(1) < k], min(4 * asked, len(self))
-        return Neighbours(ids, scores)
+        return Hits(ids, scores)
 
     def _queries(self, vectors: Vectors) -> Float32[np.ndarray, "queries width"]:
         queries = vectors.detach().cpu().numpy() if isinstance(vectors, torch.Tensor) else vectors

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader
 from PIL import Image
 
 from recollect.core.errors import UserError
 from recollect.core.files import write_json, write_text
+from recollect.reports.page import TEMPLATES
 from recollect.search.pool import PoolItem
 from recollect.search.searcher import Hit, SearchReport, SearchResult
 
 GALLERY_FORMAT = 1
-_TEMPLATES = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True)
 _SIDE = 224
 _REPORT = {
     "empty": "empty queries",
@@ -94,7 +93,7 @@ def _page(results: Sequence[SearchResult], report: SearchReport, about: Mapping[
     ]
     summary = ", ".join(f"{name}: {value}" for name, value in about.items() if value is not None)
     words = {_REPORT[name]: count for name, count in asdict(report).items() if count and name in _REPORT}
-    return _TEMPLATES.get_template("gallery.html").render(groups=groups, summary=summary, report=words)
+    return TEMPLATES.get_template("gallery.html").render(groups=groups, summary=summary, report=words)
 
 
 def _card(hit: Hit, rank: int, pictures: Mapping[str, str | None]) -> dict[str, Any]:

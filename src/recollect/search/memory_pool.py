@@ -14,7 +14,7 @@ from recollect.core.types import ImageLike
 from recollect.memory.filters import parse_filter
 from recollect.memory.store import Memory
 from recollect.search.captioning.file import CaptionFile
-from recollect.search.pool import Hits, PoolItem
+from recollect.search.pool import PoolItem, QueryHits
 
 CAPTIONS_FILE = "captions.jsonl"
 """Where a memory's folder keeps the captions that a model wrote."""
@@ -46,11 +46,11 @@ class MemoryPool:
     def __len__(self) -> int:
         return len(self.memory) if self.where is None else len(self._ids)
 
-    def nearest(self, vectors: Tensor, k: int) -> list[Hits]:
+    def nearest(self, vectors: Tensor, k: int) -> list[QueryHits]:
         """For each unit vector (n, width) its k nearest images, or all if there are fewer."""
         found = self.memory.search(vectors, max(1, min(k, len(self))), modality="image", where=self.where)
         return [
-            Hits(tuple(ids), tuple(scores))
+            QueryHits(tuple(ids), tuple(scores))
             for ids, scores in zip(found.ids.tolist(), found.scores.tolist(), strict=True)
         ]
 

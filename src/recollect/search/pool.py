@@ -34,7 +34,7 @@ class PoolItem:
 
 
 @dataclass(frozen=True)
-class Hits:
+class QueryHits:
     """The nearest images to one query: ids, best first, and their cosines."""
 
     ids: tuple[str, ...]
@@ -47,7 +47,7 @@ class Pool(Protocol):
 
     def __len__(self) -> int: ...
 
-    def nearest(self, vectors: Tensor, k: int) -> list[Hits]:
+    def nearest(self, vectors: Tensor, k: int) -> list[QueryHits]:
         """For each unit vector (n, width) its k nearest images, or all if there are fewer."""
         ...
 
@@ -91,11 +91,12 @@ class SourcePool:
     def __len__(self) -> int:
         return len(self.source)
 
-    def nearest(self, vectors: Tensor, k: int) -> list[Hits]:
+    def nearest(self, vectors: Tensor, k: int) -> list[QueryHits]:
         """For each unit vector (n, width) its k nearest images, or all if there are fewer."""
         rows, scores = self._index.nearest(vectors, k)
         return [
-            Hits(tuple(map(str, mine.tolist())), tuple(each.tolist())) for mine, each in zip(rows, scores, strict=True)
+            QueryHits(tuple(map(str, mine.tolist())), tuple(each.tolist()))
+            for mine, each in zip(rows, scores, strict=True)
         ]
 
     def items(self, ids: Sequence[str]) -> list[PoolItem]:
@@ -134,11 +135,11 @@ class VectorPool:
     def __len__(self) -> int:
         return len(self._ids)
 
-    def nearest(self, vectors: Tensor, k: int) -> list[Hits]:
+    def nearest(self, vectors: Tensor, k: int) -> list[QueryHits]:
         """For each unit vector (n, width) its k nearest images, or all if there are fewer."""
         rows, scores = self._index.nearest(vectors, k)
         return [
-            Hits(tuple(self._ids[row] for row in mine.tolist()), tuple(each.tolist()))
+            QueryHits(tuple(self._ids[row] for row in mine.tolist()), tuple(each.tolist()))
             for mine, each in zip(rows, scores, strict=True)
         ]
 

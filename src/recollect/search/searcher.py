@@ -16,7 +16,7 @@ from recollect.search.episodes.batched import LEAST_PAIRS, Episodes, caption_kin
 from recollect.search.episodes.options import EpisodeOptions
 from recollect.search.episodes.sequential import FullEpisodes
 from recollect.search.pixels import PixelCache
-from recollect.search.pool import Hits, Pool, PoolItem
+from recollect.search.pool import Pool, PoolItem, QueryHits
 
 NOT_FINITE = "the episode's loss or scores were not finite: zero-shot ranking"
 
@@ -120,7 +120,7 @@ class Searcher:
         items = open_items(self.pool, found)
         return [as_result(query, each, items) for query, each in zip(queries, found, strict=True)]
 
-    def _nearest(self, queries: list[str], k: int) -> list[Hits]:
+    def _nearest(self, queries: list[str], k: int) -> list[QueryHits]:
         if not queries:
             return []
         self.tally.forward(texts=len(queries))
@@ -157,7 +157,7 @@ class EpisodicSearcher(Searcher):
                 counter.advance(len(queries[some]))
         return [replace(result, hits=result.hits[:k]) for result in results]
 
-    def _flight(self, queries: list[str], found: list[Hits]) -> list[SearchResult]:
+    def _flight(self, queries: list[str], found: list[QueryHits]) -> list[SearchResult]:
         items = open_items(self.pool, found)
         results = [as_result(query, each, items) for query, each in zip(queries, found, strict=True)]
         assert self.pixels is not None
@@ -201,13 +201,13 @@ class EpisodicSearcher(Searcher):
         return notes
 
 
-def open_items(pool: Pool, found: Sequence[Hits]) -> dict[str, PoolItem]:
+def open_items(pool: Pool, found: Sequence[QueryHits]) -> dict[str, PoolItem]:
     """Every item that some query found, by id."""
     ids = list(dict.fromkeys(id for each in found for id in each.ids))
     return dict(zip(ids, pool.items(ids), strict=True))
 
 
-def as_result(query: str, found: Hits, items: dict[str, PoolItem]) -> SearchResult:
+def as_result(query: str, found: QueryHits, items: dict[str, PoolItem]) -> SearchResult:
     """What a query found, in the order in which it was found."""
     ranked = enumerate(zip(found.ids, found.scores, strict=True), start=1)
     return SearchResult(query, tuple(Hit(items[id], float(score), rank) for rank, (id, score) in ranked))

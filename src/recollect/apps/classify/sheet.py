@@ -57,5 +57,5 @@ def save_sheet(found: Classification, path: str | Path, summary: str) -> None:
             for item in chosen
         ]
         groups.append({"name": name, "cards": cards})
-    page = TEMPLATES.get_template("contact_sheet.html")
+    page = TEMPLATES.get_template("sheet.html")
     write_text(path, page.render(title="Predictions", summary=summary, groups=groups, warnings=found.warnings))

@@ -12,7 +12,7 @@ from recollect.memory.rows import Item, Modality, Pairs, Record
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class Hits:
     """For each query the rows that it found, best first.
 
     Attributes:
@@ -75,7 +75,7 @@ class Backend(Protocol):
 
     def search(
         self, vectors: Float32[np.ndarray, "queries width"], k: int, modality: Modality, where: Filter | None
-    ) -> Neighbours:
+    ) -> Hits:
         """The k nearest rows; fewer columns, or none, where fewer satisfy the filter."""
         ...
 

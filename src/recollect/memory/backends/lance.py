@@ -12,7 +12,7 @@ from jaxtyping import Float32, Int64
 from recollect.core.errors import UserError
 from recollect.core.files import fresh_folder
 from recollect.core.nearest import exact_neighbours
-from recollect.memory.backends.base import Neighbours
+from recollect.memory.backends.base import Hits
 from recollect.memory.backends.matrix import Matrices
 from recollect.memory.filters import Filter
 from recollect.memory.rows import Item, Modality, Pairs, Record, schema
@@ -132,7 +132,7 @@ class LanceBackend:
 
     def search(
         self, vectors: Float32[np.ndarray, "queries width"], k: int, modality: Modality, where: Filter | None
-    ) -> Neighbours:
+    ) -> Hits:
         """Exact up to `EXACT_ROWS` rows, and wherever there is no index."""
         if len(self) <= EXACT_ROWS or not self._indexed(modality):
             return self._exact(vectors, k, modality, where)
@@ -157,16 +157,16 @@ class LanceBackend:
         """The version that this one reads."""
         return LanceBackend(self.address, self.version)
 
-    def _exact(self, vectors: np.ndarray, k: int, modality: Modality, where: Filter | None) -> Neighbours:
+    def _exact(self, vectors: np.ndarray, k: int, modality: Modality, where: Filter | None) -> Hits:
         matrices = self._matrices
         among = None if where is None else self._positions_where(where)
         count = len(self) if among is None else len(among)
         if count == 0:
-            return Neighbours(np.empty((len(vectors), 0), dtype=object), np.empty((len(vectors), 0), dtype=np.float32))
+            return Hits(np.empty((len(vectors), 0), dtype=object), np.empty((len(vectors), 0), dtype=np.float32))
         found = exact_neighbours(vectors, matrices.modality(modality), min(k, count), among)
-        return Neighbours(matrices.ids_at(found.rows), found.scores)
+        return Hits(matrices.ids_at(found.rows), found.scores)
 
-    def _approximate(self, vectors: np.ndarray, k: int, modality: Modality, where: Filter | None) -> Neighbours | None:
+    def _approximate(self, vectors: np.ndarray, k: int, modality: Modality, where: Filter | None) -> Hits | None:
         """What the index finds; None where it finds fewer rows for some query than for another."""
         query = self.table.search(vectors, vector_column_name=f"{modality}_vector").distance_type("dot")
         query = query.limit(k).nprobes(_PROBES).refine_factor(_REFINE).select(["id", "_distance"])
@@ -180,7 +180,7 @@ class LanceBackend:
         if owners.shape[1] < k or (owners != np.arange(len(vectors))[:, None]).any():
             return None
         ids = np.array(result["id"].to_pylist(), dtype=object).reshape(owners.shape)
-        return Neighbours(ids, (1 - result["_distance"].to_numpy()).astype(np.float32).reshape(owners.shape))
+        return Hits(ids, (1 - result["_distance"].to_numpy()).astype(np.float32).reshape(owners.shape))
 
     def _indexed(self, modality: Modality) -> bool:
         return any(index.columns == [f"{modality}_vector"] for index in self.table.list_indices())

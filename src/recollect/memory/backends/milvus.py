@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from recollect.core.errors import UserError
-from recollect.memory.backends.base import Neighbours
+from recollect.memory.backends.base import Hits
 from recollect.memory.backends.lance import as_item
 from recollect.memory.filters import Filter
 from recollect.memory.rows import Item, Modality, Pairs, Record
@@ -168,7 +168,7 @@ class MilvusBackend:
 
     def search(
         self, vectors: Float32[np.ndarray, "queries width"], k: int, modality: Modality, where: Filter | None
-    ) -> Neighbours:
+    ) -> Hits:
         """By the collection's index."""
         if k > _MOST:
             raise UserError(f"{self.address}: k = {k:,}, but Milvus finds at most {_MOST:,} rows for a query")
@@ -185,7 +185,7 @@ class MilvusBackend:
         fewest = min(map(len, hits))
         ids = np.array([[hit["id"] for hit in row[:fewest]] for row in hits], dtype=object)
         scores = np.array([[hit["distance"] for hit in row[:fewest]] for row in hits], dtype=np.float32)
-        return Neighbours(ids.reshape(len(hits), fewest), scores.reshape(len(hits), fewest))
+        return Hits(ids.reshape(len(hits), fewest), scores.reshape(len(hits), fewest))
 
     def index(self, modality: Modality) -> None:
         """Chosen at creation; nothing to do."""

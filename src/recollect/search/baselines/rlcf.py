@@ -16,7 +16,7 @@ from recollect.models import DualEncoder
 from recollect.search.counters import CostCounters
 from recollect.search.episodes.batched import caption_kind, contrast_scale
 from recollect.search.episodes.options import EpisodeOptions, RewardOptions
-from recollect.search.pool import Hits, Pool
+from recollect.search.pool import Pool, QueryHits
 from recollect.search.searcher import NOT_FINITE, Hit, Searcher, SearchResult, as_result, open_items
 
 _KEPT = 100_000  # teacher's embeddings of pictures, a few hundred MiB at most
@@ -92,7 +92,7 @@ class RewardSearcher(Searcher):
                 counter.advance()
         return results
 
-    def _one(self, query: str, found: Hits, k: int) -> SearchResult:
+    def _one(self, query: str, found: QueryHits, k: int) -> SearchResult:
         candidates = found.ids[: self.options.candidates]
         vectors = torch.from_numpy(self.pool.vectors(candidates))
         ranks = {id: rank for rank, id in enumerate(found.ids, start=1)}
@@ -103,7 +103,7 @@ class RewardSearcher(Searcher):
             self._reset()
         if not (finite and bool(asked.isfinite().all())):
             self.report.not_finite += 1
-            first = Hits(found.ids[:k], found.scores[:k])
+            first = QueryHits(found.ids[:k], found.scores[:k])
             return SearchResult(query, as_result(query, first, open_items(self.pool, [first])).hits, (NOT_FINITE,))
         again = self.pool.nearest(asked.float().cpu(), k)
         items = open_items(self.pool, again)

@@ -1,0 +1,114 @@
+"""Small pictures, and small sets of them in every form that can be opened."""
+
+import io
+import json
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from recollect.data.sources import open_source
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    """Arrow files that ``datasets`` makes from a test's data go away with it."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("arrow")))
+
+
+def picture(colour: int, size: tuple[int, int] = (12, 10)) -> Image.Image:
+    """A picture whose top left pixel tells which one it is."""
+    pixels = np.full((size[1], size[0], 3), colour, dtype=np.uint8)
+    pixels[size[1] // 2 :, :, 1] = 255 - colour
+    return Image.fromarray(pixels)
+
+
+def encoded(image: Image.Image, format: str = "PNG", **options) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format, **options)
+    return buffer.getvalue()
+
+
+class Make:
+    """Writes sets of pictures; picture number ``i`` has the grey level ``i`` in its corner."""
+
+    picture = staticmethod(picture)
+    encoded = staticmethod(encoded)
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def parquet(self, columns: Mapping[str, Sequence], name: str = "set.parquet", rows: int | None = None) -> Path:
+        """A Parquet file with ``image`` bytes unless the columns have their own."""
+        count = rows or len(next(iter(columns.values())))
+        table = {"image": [encoded(picture(i)) for i in range(count)], **columns}
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({key: value for key, value in table.items() if value is not None}), path)
+        return path
+
+    def tar(self, samples: Sequence[tuple[str, Mapping[str, bytes]]], name: str = "shard-000.tar") -> Path:
+        """A WebDataset shard from (key, {extension: bytes}) pairs."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(path, "w") as archive:
+            for key, files in samples:
+                for extension, data in files.items():
+                    member = tarfile.TarInfo(f"{key}.{extension}")
+                    member.size = len(data)
+                    archive.addfile(member, io.BytesIO(data))
+        return path
+
+    def pictures(self, names: Sequence[str], folder: str = "pictures") -> Path:
+        """Image files with these names (``cat/1.png``) in a new folder; the i-th has grey level i."""
+        root = self.folder / folder
+        for i, name in enumerate(names):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            picture(i).save(root / name)
+        return root
+
+    def text(self, name: str, text: str) -> Path:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def json(self, value: object) -> bytes:
+        return json.dumps(value).encode()
+
+
+@pytest.fixture
+def make(tmp_path):
+    return Make(tmp_path)
+
+
+@pytest.fixture
+def captions(make):
+    """Forty captioned pictures, some with two captions."""
+    texts = [[f"picture {i}", f"number {i}"] if i % 2 else [f"picture {i}"] for i in range(40)]
+    return open_source(str(make.parquet({"captions": texts}, "captions.parquet")))
+
+
+@pytest.fixture
+def labels(make):
+    """Thirty labelled pictures of three classes."""
+    names = ["cat", "polka_dot", "bus"]
+    columns = {"label": [i % 3 for i in range(30)], "class_name": [names[i % 3] for i in range(30)]}
+    return open_source(str(make.parquet(columns, "labels.parquet")), kind="label")
+
+
+def shade(sample_or_image) -> int:
+    """Which picture it is."""
+    image = getattr(sample_or_image, "image", sample_or_image)
+    return int(np.asarray(image)[0, 0, 0])
+
+
+@pytest.fixture(name="shade")
+def shade_fixture():
+    return shade

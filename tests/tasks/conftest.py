@@ -1,0 +1,5 @@
+"""Pictures and sets of them (see `pictures.py`)."""
+
+from pictures import captions, labels, make, own_cache, shade_fixture
+
+__all__ = ["captions", "labels", "make", "own_cache", "shade_fixture"]
