@@ -1,3 +1,3 @@
 """Vision-language models that learn to look things up."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-import statsmodels.api as sm
+from scipy.stats import linregress
 
 from recollect.evaluation.results import Result, Summary, summarise
 
@@ -92,12 +92,12 @@ def gain_by_examples(frame: pd.DataFrame, model: str, baseline: str, method: str
 
 
 def log_linear_fit(examples: np.ndarray, gains: np.ndarray) -> LogLinearFit:
-    """Ordinary least squares of ``gains`` on log10 of ``examples``, by statsmodels.
+    """Ordinary least squares of ``gains`` on log10 of ``examples``; the p-value is that of the t-test of its slope.
 
     Raises:
         ValueError: fewer than three points, or all with the same number of examples: no slope to test.
     """
     if len(examples) < 3 or np.unique(examples).size < 2:
         raise ValueError(f"{len(examples)} data sets with {np.unique(examples).size} sizes: a fit needs three and two")
-    fit = sm.OLS(gains, sm.add_constant(np.log10(examples))).fit()
-    return LogLinearFit(float(fit.params[1]), float(fit.params[0]), float(fit.pvalues[1]))
+    fit = linregress(np.log10(examples), gains)
+    return LogLinearFit(float(fit.slope), float(fit.intercept), float(fit.pvalue))

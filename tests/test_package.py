@@ -1,0 +1,169 @@
+"""The package as somebody installs it: one version, honest requirements, a wheel that works without the repository."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import recollect
+from pictures import picture
+from recollect.models import build_model
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+# What a distribution is called where that is not the name it is imported by.
+IMPORTED_AS = {"scikit-learn": "sklearn", "pillow": "PIL", "milvus-lite": "milvus_lite"}
+# Extras that nothing here imports: pymilvus opens milvus-lite, torch.onnx writes through onnx and onnxscript, and
+# users (not the package) run exported models.
+BEHIND_ANOTHER = {"milvus_lite", "onnx", "onnxscript", "onnxruntime", "fastapi", "uvicorn"}
+
+
+def distributions(requirements):
+    names = (re.match(r"[A-Za-z0-9_.-]+", each)[0] for each in requirements)
+    return {IMPORTED_AS.get(name, name.replace("-", "_")) for name in names if name != "recollect"}
+
+
+def imported():
+    """Top-level modules that some file of the package imports from outside the standard library."""
+    found = set()
+    for file in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                found.add(node.module.split(".")[0])
+    return found - set(sys.stdlib_module_names) - {"recollect"}
+
+
+def test_what_is_required_is_imported_and_what_is_imported_is_required():
+    required = distributions(PROJECT["project"]["dependencies"])
+    extras = PROJECT["project"]["optional-dependencies"]
+    optional = set().union(*(distributions(extras[name]) for name in extras if name not in {"dev", "docs", "all"}))
+    assert required - imported() == set()
+    assert optional - imported() - BEHIND_ANOTHER == set()
+    assert imported() - required - optional == set()
+
+
+def test_everything_that_pyproject_names_has_an_exact_version_for_tests():
+    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    names = {re.split(r"==", line)[0].lower().replace("_", "-") for line in pinned.split()}
+    asked = [*PROJECT["project"]["dependencies"]]
+    for extra in PROJECT["project"]["optional-dependencies"].values():
+        asked += [each for each in extra if not each.startswith("recollect")]
+    assert {re.match(r"[A-Za-z0-9_.-]+", each)[0].lower() for each in asked} - names == set()
+
+
+def test_importing_the_package_or_its_command_line_loads_nothing_heavy():
+    heavy = ["torch", "transformers", "numpy", "pandas", "sklearn", "matplotlib", "datasets", "PIL", "tyro", "rich"]
+    code = f"import sys, recollect, recollect.cli; print([name for name in {heavy} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("tool", "code"),
+    [
+        (["ruff", "check", "--quiet", "--output-format", "concise"], "F821"),
+        (["mypy", "--config-file", str(ROOT / "pyproject.toml"), "--no-incremental"], "name-defined"),
+    ],
+    ids=["ruff", "mypy"],
+)
+def test_an_undefined_name_is_found(tmp_path, tool, code):
+    """Beside shapes of jaxtyping, which are strings that look like names."""
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    planted = tmp_path / "planted.py"
+    planted.write_text(
+        "from typing import Annotated as Float\n\n\n"
+        'def f(x: Float[int, "n width"], y: Float[int, " n"]) -> int:\n    return x + y + undefined_name\n'
+    )
+    command = [str(Path(sys.executable).parent / tool[0]), *tool[1:], str(planted)]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert found.returncode != 0
+    assert [line for line in found.stdout.splitlines() if "error" in line or code in line] != []
+    assert all("undefined_name" in line for line in found.stdout.splitlines() if code in line)
+    assert code in found.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A source distribution of the tree, and a wheel made from it."""
+    folder = tmp_path_factory.mktemp("built")
+    tree = folder / "tree"
+    tree.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder / "dist"), str(tree)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=outside())
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return folder / "dist"
+
+
+def outside():
+    """The environment of somebody who has no checkout."""
+    return {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "PYTHONHOME"}}
+
+
+@pytest.fixture(scope="module")
+def installed(built, tmp_path_factory):
+    """`python` of a fresh environment that holds the wheel, and borrows what it requires from this one."""
+    place = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
+    (wheel,) = built.glob("*.whl")
+    python = place / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, str(wheel)], check=True, env=outside(), stderr=subprocess.DEVNULL)
+    (site,) = place.glob("lib/python*/site-packages")
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python
+
+
+def run(installed, *command, cwd):
+    done = subprocess.run(
+        [str(installed.parent / command[0]), *command[1:]], capture_output=True, text=True, cwd=cwd, env=outside()
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_the_archives_have_one_version_and_hold_what_the_package_reads(built):
+    (wheel,), (source,) = built.glob("*.whl"), built.glob("*.tar.gz")
+    assert wheel.name == f"recollect-{recollect.__version__}-py3-none-any.whl"
+    assert source.name == f"recollect-{recollect.__version__}.tar.gz"
+    package = ROOT / "src" / "recollect"
+    here = {
+        str(file.relative_to(ROOT / "src"))
+        for file in package.rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    with zipfile.ZipFile(wheel) as archive:
+        assert here - set(archive.namelist()) == set()
+    with tarfile.open(source) as archive:
+        members = {name.partition("/")[2] for name in archive.getnames()}
+    assert {f"src/{name}" for name in here} | {"README.md", "LICENSE", "pyproject.toml"} <= members
+
+
+def test_the_wheel_works_where_there_is_no_repository(installed, tmp_path):
+    where = run(installed, "python", "-c", "import recollect; print(recollect.__file__)", cwd=tmp_path)
+    assert Path(where.strip()).is_relative_to(installed.parents[1])
+    assert run(installed, "recollect", "--version", cwd=tmp_path) == f"recollect {recollect.__version__}\n"
+    build_model("tiny", texts=["red", "blue"], seed=0).save(tmp_path / "model")
+    for place in ("examples", "new"):
+        for i in range(6):
+            folder = tmp_path / place / ("dark" if i < 3 else "bright")
+            folder.mkdir(parents=True, exist_ok=True)
+            picture(30 * i).save(folder / f"{i}.png")
+    words = ("--support", "examples", "--images", "new", "--model", "model", "--out", "found")
+    run(installed, "recollect", "classify", *words, cwd=tmp_path)
+    assert (tmp_path / "found" / "predictions.html").stat().st_size > 1000
+    suites = "from recollect.tasks.catalogue import suite; print(len(list(suite('lixp-21'))))"
+    assert run(installed, "python", "-c", suites, cwd=tmp_path) == "21\n"
