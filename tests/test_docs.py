@@ -43,7 +43,7 @@ def help_text(*words):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_that_is_printed_exists(page):
-    for words in commands(page):
+    for words in (each for each in commands(page) if not each[0].startswith("-")):
         name, rest = cli._choose([word for word in words if word != "…"])
         positional = next((word for word in rest if not word.startswith("-")), None)
         if name == "train" and positional and not positional.startswith(("RECIPE", "$")):
