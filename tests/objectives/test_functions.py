@@ -125,15 +125,92 @@ def test_both_forms_equal_the_loop_in_value_and_every_gradient(case, count, tile
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
+def pair_terms(case, images, texts, scale, bias=None):
+    """Sizes of what adds up to the value and to each gradient of a loss of pairs: images, texts, scale, bias."""
+    count, similarity = len(images), images @ texts.T
+    logits = scale * similarity
+    if case == "sigmoid":
+        slope = torch.sigmoid(logits + bias) + torch.eye(count)
+        value = torch.nn.functional.softplus(logits + bias).sum() + (logits + bias).diagonal().abs().sum()
+    else:
+        slope = (logits.softmax(0) + logits.softmax(1) + 2) / 2  # no weight of a positive is above one
+        value = logits.abs().amax() * count + math.log(count) * count
+    value, slope = value / count, slope / count
+    sizes = [value, scale * slope.sum(1).max(), scale * slope.sum(0).max(), (slope * similarity.abs()).sum()]
+    return sizes + ([slope.sum()] if bias is not None else [])
+
+
+def context_terms(images, tau):
+    """Likewise for `contextualize` and the gradients of images and tau, each rounding before the last one included."""
+    unit, width = normalize(images, dim=1), images.shape[1]
+    logits = (unit @ unit.T / (tau * math.sqrt(width))).fill_diagonal_(-torch.inf)
+    weights = logits.softmax(1)
+    found = weights @ images
+    norms = found.norm(dim=1, keepdim=True)
+    # A mixture that cancels is known as badly as the values in it are larger than itself.
+    cancels = ((weights @ images.norm(dim=1, keepdim=True)) / norms).max()
+    incoming = rows(*images.shape, seed=9).norm(dim=1, keepdim=True) / norms
+    slope = weights * incoming * (images.norm(dim=1) + norms)
+    logits = logits.fill_diagonal_(0.0)
+    logits = logits - (weights * logits).sum(1, keepdim=True)
+    through_keys = (slope.sum(0) + slope.sum(1)) / tau / math.sqrt(width) / images.norm(dim=1)
+    through_values = (weights * incoming).sum(0)
+    return [cancels, cancels * (through_keys + through_values).max(), cancels * (slope * logits.abs()).sum() / tau]
+
+
+def assert_as_close_as_float32_allows(case, single, inputs):
+    """Every error within a few roundings of logits, products and sums, times the size of what is added up."""
+    function = CASES[case][0]
+    inputs = [tensor.double() for tensor in inputs]
+    exact = value_and_gradients(lambda *t: function(*t, form="dense"), inputs)
+    sizes = context_terms(*inputs) if case == "context" else pair_terms(case, *inputs)
+    largest = 1 / (inputs[1] * math.sqrt(inputs[0].shape[1])) if case == "context" else inputs[2]
+    roundings = largest + inputs[0].shape[1] + math.log2(len(inputs[0]))
+    for ours, theirs, size in zip(single, exact, sizes, strict=True):
+        assert ours.dtype == torch.float32
+        assert (ours.double() - theirs).abs().max() <= torch.finfo(torch.float32).eps * roundings * size
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_float32_blockwise_is_close_to_float64_dense(case):
     function, _, make = CASES[case]
-    exact = value_and_gradients(lambda *t: function(*t, form="dense"), make(300, torch.float64))
-    single = value_and_gradients(lambda *t: function(*t, form="blockwise", tile=64), make(300, torch.float32))
-    for ours, theirs in zip(single, exact, strict=True):
-        assert ours.dtype == torch.float32
-        scale = theirs.abs().max().clamp_min(1.0)
-        assert (ours.double() - theirs).abs().max() <= 1e-5 * scale
+    inputs = make(300, torch.float32)
+    single = value_and_gradients(lambda *t: function(*t, form="blockwise", tile=64), inputs)
+    assert_as_close_as_float32_allows(case, single, inputs)
+
+
+@pytest.mark.parametrize("width", [6, 64])
+@pytest.mark.parametrize("tau", [1e-2, 1e-3, 1e-4, 1e-5])
+def test_float32_gradients_stay_accurate_when_tau_context_is_small(tau, width):
+    """The gradient of tau is a sum that cancels but for its mean: 1e-4 to 1.4 off when the mean was left in."""
+    images, tau = rows(300, width, dtype=torch.float32) * 3, number(tau, torch.float32)
+    single = value_and_gradients(lambda *t: contextualize(*t, form="blockwise", tile=64), (images, tau))
+    assert_as_close_as_float32_allows("context", single, (images, tau))
+    dense = value_and_gradients(lambda *t: contextualize(*t, form="dense"), (images.double(), tau.double()))
+    worst = max(1e-3, 2e-3 if width == 6 else 0) if tau > 1e-5 else 1e-2
+    assert abs(single[2].double() / dense[2] - 1) < worst
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [6, 64])
+@pytest.mark.parametrize("tau", [1e-8, 1e-10, 1e-12, 1e-15])
+def test_a_frozen_look_up_has_the_gradient_of_its_one_neighbour(tau, width, dtype):
+    """With one neighbour a row, what reaches queries and keys is nothing, however large the factor of the logits."""
+    images = rows(300, width, dtype=dtype) * 3
+    single = value_and_gradients(lambda *t: contextualize(*t, form="blockwise", tile=64), (images, number(tau, dtype)))
+    units = normalize(images.double(), dim=1)
+    nearest = (units @ units.T).fill_diagonal_(-2).argmax(1)
+    exact = value_and_gradients(lambda x: normalize(x[nearest], dim=1), [images.double()])
+    torch.testing.assert_close(single[0].double(), exact[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(single[1].double(), exact[1], rtol=1e-5, atol=1e-5)
+    assert torch.isfinite(single[2])
+
+
+@pytest.mark.parametrize("form", ["dense", "blockwise"])
+def test_the_entropy_of_a_frozen_look_up_is_zero(form):
+    units = normalize(rows(50, dtype=torch.float32), dim=1)
+    found = look_up(units, units, units, number(1e10, torch.float32), torch.arange(50), form=form, tile=16)
+    torch.testing.assert_close(found.entropy, torch.zeros(50))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,6 +1,8 @@
 """The look-up: each embedding is replaced by what it finds among others (LIxP, Eq. 5 and 8)."""
 
 import math
+from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -8,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from recollect.objectives.tiles import Form, full_precision, no_autocast, resolve, tile_size, tiles
+from recollect.objectives.tiles import Form, accumulator, full_precision, no_autocast, resolve, tile_size, tiles
 
 
 class Attended(NamedTuple):
@@ -105,18 +107,22 @@ def _own_in_tile(own: Tensor | None, rows: slice, columns: slice) -> tuple[Tenso
 
 
 class _Tiled(torch.autograd.Function):
-    """Attention as a streaming log-sum-exp; the backward pass computes each tile again."""
+    """Attention as a streaming softmax; the backward pass computes each tile again.
+
+    Both passes form a tile's logits by the same product, and keep peak and mass apart (a log-sum-exp would round at the
+    size of the peak): at a small tau_context the logits are large, and what is subtracted must be what was added.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, scale: Tensor, own: Tensor | None, tile: int
     ) -> tuple[Tensor, Tensor]:
         found = torch.empty(len(queries), values.shape[1], dtype=values.dtype, device=values.device)
-        total = torch.empty(len(queries), dtype=queries.dtype, device=queries.device)
-        entropy = torch.empty_like(total)
+        statistics = torch.empty(3, len(queries), dtype=queries.dtype, device=queries.device)
         for rows in tiles(len(queries), tile):
             scaled = queries[rows] * scale
-            peak = scaled.new_full((len(scaled),), -torch.inf)
+            # Not minus infinity: a tile may hold only a query's own key, and inf - inf would be NaN.
+            peak = scaled.new_full((len(scaled),), torch.finfo(scaled.dtype).min)
             mass, energy = torch.zeros_like(peak), torch.zeros_like(peak)
             mixed = torch.zeros_like(found[rows])
             for columns in tiles(len(keys), tile):
@@ -124,44 +130,70 @@ class _Tiled(torch.autograd.Function):
                 hidden = _own_in_tile(own, rows, columns)
                 if hidden is not None:
                     logits[hidden] = -torch.inf
-                # Where a tile holds only a query's own key its peak stays -inf, and -inf - -inf would be NaN.
                 new_peak = torch.maximum(peak, logits.amax(1))
-                anchor = new_peak.clamp_min(torch.finfo(new_peak.dtype).min)
-                weights = (logits - anchor[:, None]).exp_()
+                logits -= new_peak[:, None]
+                weights = logits.exp()
                 if hidden is not None:
                     logits[hidden] = 0.0
-                kept = (peak - anchor).exp_()
+                lower = peak - new_peak
+                kept = lower.exp()
+                energy = (energy + mass * lower) * kept + torch.linalg.vecdot(weights, logits)
                 mass = mass * kept + weights.sum(1)
-                energy = energy * kept + torch.linalg.vecdot(weights, logits)
                 mixed = torch.addmm(mixed * kept[:, None], weights, values[columns])
                 peak = new_peak
             found[rows] = mixed / mass[:, None]
-            total[rows] = peak + mass.log()
-            entropy[rows] = total[rows] - energy / mass
-        ctx.save_for_backward(queries, keys, values, scale, own, found, total)
+            statistics[:, rows] = torch.stack([peak, mass, energy / mass])
+        ctx.save_for_backward(queries, keys, values, scale, own, found, statistics)
         ctx.tile = tile
+        entropy = statistics[1].log() - statistics[2]
         ctx.mark_non_differentiable(entropy)
         return found, entropy
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        queries, keys, values, scale, own, found, total = ctx.saved_tensors
+        queries, keys, values, scale, own, found, statistics = ctx.saved_tensors
         with no_autocast(queries.device):
             query_gradient, key_gradient = torch.zeros_like(queries), torch.zeros_like(keys)
             value_gradient = torch.zeros_like(values)
-            scale_gradient = scale.new_zeros(())
-            mean = torch.linalg.vecdot(gradient, found)
+            scale_gradient = accumulator(scale)
+            pass_over = partial(_weights, keys=keys, own=own, tile=ctx.tile)
             for rows in tiles(len(queries), ctx.tile):
-                for columns in tiles(len(keys), ctx.tile):
-                    similarity = queries[rows] @ keys[columns].T
-                    weights = (similarity * scale - total[rows, None]).exp_()
-                    hidden = _own_in_tile(own, rows, columns)
-                    if hidden is not None:
-                        weights[hidden] = 0.0
-                    value_gradient[columns].addmm_(weights.T, gradient[rows])
-                    slope = (gradient[rows] @ values[columns].T).sub_(mean[rows, None]).mul_(weights)
-                    scale_gradient += torch.dot(slope.flatten(), similarity.flatten())
+                scaled, incoming, about = queries[rows] * scale, gradient[rows], statistics[:, rows, None]
+                mean = torch.linalg.vecdot(incoming, found[rows])
+                if _is_steep(scale):
+                    # The same products as below, so that a row with one neighbour has a slope of exactly zero there.
+                    mean = torch.zeros_like(mean)
+                    for columns, weights, _ in pass_over(scaled, about, rows):
+                        mean += torch.linalg.vecdot(weights, incoming @ values[columns].T)
+                for columns, weights, logits in pass_over(scaled, about, rows):
+                    value_gradient[columns].addmm_(weights.T, incoming)
+                    slope = (incoming @ values[columns].T).sub_(mean[:, None]).mul_(weights)
+                    # A row's slopes add up to zero but for rounding: only about their mean are its logits small.
+                    centred = logits.sub_(about[2])
+                    scale_gradient += torch.linalg.vecdot(slope, centred).sum(dtype=scale_gradient.dtype)
                     query_gradient[rows].addmm_(slope, keys[columns])
-                    key_gradient[columns].addmm_(slope.T, queries[rows])
-            return query_gradient.mul_(scale), key_gradient.mul_(scale), value_gradient, scale_gradient, None, None
+                    key_gradient[columns].addmm_(slope.T, scaled)
+            scale_gradient = (scale_gradient / scale).to(scale.dtype)
+            return query_gradient.mul_(scale), key_gradient, value_gradient, scale_gradient, None, None
+
+
+def _is_steep(scale: Tensor) -> bool:
+    """Whether logits are so large that the mean of a row must be formed of the very numbers it is subtracted from."""
+    return float(scale) * torch.finfo(scale.dtype).eps > 2.0**-16
+
+
+def _weights(
+    scaled: Tensor, about: Tensor, rows: slice, *, keys: Tensor, own: Tensor | None, tile: int
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Of one row of tiles, each tile's columns, weights, and logits below their peak (0 where a key is hidden)."""
+    peak, mass, _ = about
+    for columns in tiles(len(keys), tile):
+        # Equal products are equal bits on one device, but for libraries that promise it not: hence the clamp.
+        logits = (scaled @ keys[columns].T).sub_(peak).clamp_max_(0.0)
+        weights = logits.exp().div_(mass)
+        hidden = _own_in_tile(own, rows, columns)
+        if hidden is not None:
+            weights[hidden] = 0.0
+            logits[hidden] = 0.0
+        yield columns, weights, logits

@@ -8,7 +8,16 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from recollect.objectives.tiles import Form, check_pairs, full_precision, no_autocast, resolve, tile_size, tiles
+from recollect.objectives.tiles import (
+    Form,
+    accumulator,
+    check_pairs,
+    full_precision,
+    no_autocast,
+    resolve,
+    tile_size,
+    tiles,
+)
 
 
 class SigmoidTerm(NamedTuple):
@@ -92,13 +101,13 @@ class _Tiled(torch.autograd.Function):
         for index, weight in enumerate(weights):
             images, scale, bias = flat[3 * index : 3 * index + 3]
             factor = weight / len(texts)
-            gradients = (torch.zeros_like(images), scale.new_zeros(()), bias.new_zeros(())) if wanted else None
-            loss = texts.new_zeros(())
+            gradients = (torch.zeros_like(images), accumulator(scale), accumulator(bias)) if wanted else None
+            loss = accumulator(texts)
             for rows in tiles(len(images), tile):
                 for columns in tiles(len(texts), tile):
                     similarity = images[rows] @ texts[columns].T
                     logits = similarity * scale + bias
-                    loss += functional.softplus(logits).sum()
+                    loss += functional.softplus(logits).sum(dtype=loss.dtype)
                     if rows == columns:
                         loss -= logits.diagonal().sum()
                     if gradients is None or text_gradient is None:
@@ -106,15 +115,15 @@ class _Tiled(torch.autograd.Function):
                     slope = logits.sigmoid_()
                     if rows == columns:
                         slope.diagonal().sub_(1)
-                    gradients[1].add_(torch.dot(slope.flatten(), similarity.flatten()), alpha=factor)
-                    gradients[2].add_(slope.sum(), alpha=factor)
+                    gradients[1].add_(torch.linalg.vecdot(slope, similarity).sum(dtype=loss.dtype))
+                    gradients[2].add_(slope.sum(dtype=loss.dtype))
                     gradients[0][rows].addmm_(slope, texts[columns])
                     text_gradient[columns].addmm_(slope.T, images[rows] * (scale * factor))
-            losses.append(loss / len(texts))
+            losses.append((loss / len(texts)).to(texts.dtype))
             total = total + weight * losses[-1]
             if gradients is not None:
-                gradients[0].mul_(scale * factor)
-                saved += gradients
+                of_images, of_scale, of_bias = gradients
+                saved += (of_images.mul_(scale * factor), (of_scale * factor).to(scale), (of_bias * factor).to(bias))
         if text_gradient is not None:
             ctx.save_for_backward(text_gradient, *saved)
         ctx.mark_non_differentiable(*losses)

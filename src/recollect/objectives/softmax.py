@@ -6,7 +6,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from recollect.objectives.tiles import Form, check_pairs, full_precision, no_autocast, resolve, tile_size, tiles
+from recollect.objectives.tiles import (
+    Form,
+    accumulator,
+    check_pairs,
+    full_precision,
+    no_autocast,
+    resolve,
+    tile_size,
+    tiles,
+)
 
 
 def softmax_contrastive(
@@ -114,7 +123,7 @@ class _Tiled(torch.autograd.Function):
     def forward(ctx: Any, images: Tensor, texts: Tensor, scale: Tensor, groups: Tensor | None, tile: int) -> Tensor:
         rows_total = images.new_full((2, len(images)), -torch.inf)  # log-sum-exp of each row, and of each column
         sizes = None if groups is None else _group_sizes(groups).to(images.dtype)
-        attraction = images.new_zeros(())
+        attraction = accumulator(images)
         for rows in tiles(len(images), tile):
             scaled = images[rows] * scale
             for columns in tiles(len(texts), tile):
@@ -128,7 +137,8 @@ class _Tiled(torch.autograd.Function):
                     attraction += logits.diagonal().sum()
         ctx.save_for_backward(images, texts, scale, groups, sizes, rows_total)
         ctx.tile = tile
-        return (rows_total.sum() - 2 * attraction) / (2 * len(images))
+        partition = rows_total.sum(dtype=attraction.dtype)
+        return ((partition - 2 * attraction) / (2 * len(images))).to(images.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -136,11 +146,11 @@ class _Tiled(torch.autograd.Function):
         images, texts, scale, groups, sizes, totals = ctx.saved_tensors
         with no_autocast(images.device):
             image_gradient, text_gradient = torch.zeros_like(images), torch.zeros_like(texts)
-            scale_gradient = scale.new_zeros(())
+            scale_gradient = accumulator(scale)
             for rows in tiles(len(images), ctx.tile):
+                scaled = images[rows] * scale  # as in the forward pass: equal products of equal factors
                 for columns in tiles(len(texts), ctx.tile):
-                    similarity = images[rows] @ texts[columns].T
-                    logits = similarity * scale
+                    logits = scaled @ texts[columns].T
                     slope = (logits - totals[0, rows, None]).exp_()
                     slope += (logits - totals[1, None, columns]).exp_()
                     weights = _positives(groups, sizes, rows, columns)
@@ -148,14 +158,14 @@ class _Tiled(torch.autograd.Function):
                         slope -= 2 * weights
                     elif rows == columns:
                         slope.diagonal().sub_(2)
-                    scale_gradient += torch.dot(slope.flatten(), similarity.flatten())
+                    scale_gradient += torch.linalg.vecdot(slope, logits).sum(dtype=scale_gradient.dtype)
                     image_gradient[rows].addmm_(slope, texts[columns])
-                    text_gradient[columns].addmm_(slope.T, images[rows])
+                    text_gradient[columns].addmm_(slope.T, scaled)
             factor = gradient / (2 * len(images))
             return (
                 image_gradient.mul_(factor * scale),
-                text_gradient.mul_(factor * scale),
-                scale_gradient * factor,
+                text_gradient.mul_(factor),
+                (scale_gradient / scale * factor).to(scale.dtype),
                 None,
                 None,
             )

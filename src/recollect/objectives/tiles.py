@@ -43,6 +43,11 @@ def full_precision(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in {torch.float16, torch.bfloat16} else tensor
 
 
+def accumulator(like: Tensor) -> Tensor:
+    """A zero that sums of many tiles add up in: float64, where the device has it."""
+    return torch.zeros((), dtype=like.dtype if like.device.type == "mps" else torch.float64, device=like.device)
+
+
 def no_autocast(device: torch.device) -> AbstractContextManager[None]:
     """Keep autocast from rounding the logits of a loss, in forward and backward alike."""
     return torch.autocast(device.type, enabled=False)
