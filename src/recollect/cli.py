@@ -32,7 +32,7 @@ COMMANDS: dict[str, Command] = {
     "analyse embeddings": Command("analyse_texts", "Embeddings", "t-SNE maps of class prompts, captions and images"),
     "search": Command("search", "Search", "images of a memory by words, adapting to each query if asked"),
     "caption": Command("caption", "Caption", "describe the images of a memory, once, by a model"),
-    "classify": Command("classify", "Classify", "folders of examples in, predictions for a folder of images out"),
+    "classify": Command("classify", "Classify", "teach a classifier by examples or names, keep it, apply it"),
     "memory build": Command("memory", "Build", "embed the pairs of a source and keep them"),
     "memory add": Command("memory", "Add", "add the pairs of another source to a memory"),
     "memory remove": Command("memory", "Remove", "remove rows, or near-duplicates of test images, from a memory"),

@@ -121,20 +121,69 @@ def test_classify_folders_of_examples(recollect, trained, shapes, tmp_path):
     assert page.count("data:image/jpeg;base64") >= 8
 
 
+@pytest.fixture(scope="module")
+def kept(recollect, trained, shapes, tmp_path_factory):
+    """A classifier that a command kept."""
+    folder = tmp_path_factory.mktemp("kept") / "shapes"
+    recollect("classify", "--support", shapes / "train", "--model", trained[0], "--save", folder)
+    return folder
+
+
+def test_a_classifier_is_kept_and_applied(recollect, trained, shapes, kept, tmp_path):
+    done = recollect("classify", "--with", kept, "--images", shapes / "test", "--out", tmp_path / "with")
+    assert "left-out examples are right" in done.stdout
+    recollect(
+        "classify", "--support", shapes / "train", "--images", shapes / "test", "--model", trained[0], "--out",
+        tmp_path / "direct",
+    )  # fmt: skip
+    first, second = ((tmp_path / each / "predictions.csv").read_text() for each in ("with", "direct"))
+    assert first == second
+    about = json.loads((tmp_path / "with" / "predictions.json").read_text())
+    assert about["calibrated"]
+    assert set(about["left_out"]["methods"]) >= {"zero-shot", "prototype"}
+
+
+def test_names_alone_classify_and_a_kept_classifier_grows(recollect, trained, shapes, tmp_path):
+    kept = tmp_path / "kept"
+    words = ("classify", "--names", "circle", "cross", "square", "--model", trained[0], "--save", kept)
+    done = recollect(*words, "--images", shapes / "test", "--out", tmp_path / "out")
+    assert "confidence is not calibrated" in done.stdout
+    assert len(json.loads((tmp_path / "out" / "predictions.json").read_text())["predictions"]) == 24
+    recollect("classify", "--with", kept, "--support", shapes / "train", "--save", kept)
+    done = recollect("classify", "--with", kept, "--images", shapes / "test", "--out", tmp_path / "grown")
+    assert "36 examples" in done.stdout
+    assert recollect(*words, check=False).returncode == 2
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--method", "knn"], "--method knn: no such method. Choose one of: zero-shot"),
+        (["--method", "knn"], "--method knn: no such method. Choose one of: best, zero-shot"),
         (["--images", "NOWHERE"], "NOWHERE: no such folder"),
         (["--support", "ONE"], "1 sub-folders; a classifier needs"),
+        (["--support", ""], "nothing to teach from"),
+        (["--images", ""], "nothing to do"),
+        (["--support", "", "--names", "cat"], "1 classes; a classifier needs two or more"),
+        (["--with", "ONE"], "no classifier (it holds circle)"),
+        (["--with", "KEPT", "--model", "OTHER"], "this is another model"),
+        (["--alpha", "2"], "a share of errors lies between 0 and 1"),
+        (["--save", "ONE"], "already exists"),
+        (["--support", "", "--names", "cat", "dog", "--method", "gda"], "needs examples of every class"),
     ],
 )
-def test_bad_input_of_classify(recollect, trained, shapes, words, message, tmp_path):
+def test_bad_input_of_classify(recollect, trained, shapes, kept, words, message, tmp_path):
     (tmp_path / "circle").mkdir()
-    words = [{"ONE": str(tmp_path)}.get(word, word) for word in words]
-    usual = {"--support": shapes / "train", "--images": shapes / "test", "--model": trained[0]}
-    usual |= dict(zip(words[::2], words[1::2], strict=True))
-    done = recollect("classify", *(word for pair in usual.items() for word in pair), check=False)
+    usual = {"--support": [shapes / "train"], "--images": [shapes / "test"], "--model": [trained[0]]}
+    places = {"ONE": tmp_path, "KEPT": kept, "OTHER": trained[1]}
+    option = ""
+    for word in words:
+        if word.startswith("--"):
+            option = word
+            usual[option] = []
+        elif word:
+            usual[option].append(places.get(word, word))
+    given = [(option, *values) for option, values in usual.items() if values]
+    done = recollect("classify", *(word for words in given for word in words), check=False)
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1

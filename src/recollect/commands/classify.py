@@ -1,70 +1,157 @@
-"""``recollect classify``: folders of examples in, predictions for a folder of images out."""
+"""``recollect classify``: examples or names in, a classifier that can be kept and predictions out."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any
 
 import tyro
+from rich.markup import escape
 from rich.table import Table
 
-from recollect.apps.classify.classifier import Classification, classify, find_examples, find_images
-from recollect.apps.classify.sheet import save_csv, save_sheet
+from recollect.apps.classify.choosing import BEST
+from recollect.apps.classify.classifier import Classifier
+from recollect.apps.classify.pictures import find_examples, find_images, read_names
+from recollect.apps.classify.predictions import NONE_OF_THESE, Classification, classify, example_warnings
+from recollect.apps.classify.sheet import save_csv, save_json, save_sheet
 from recollect.commands.memory_options import MemoryOptions
 from recollect.core.errors import UserError
 from recollect.core.progress import output
-from recollect.data.prompts import GENERAL_TEMPLATES, fill, readable
-from recollect.evaluation.features import prompt_ensemble
-from recollect.evaluation.few_shot import learned_scale
+from recollect.core.types import Encoder
 from recollect.fewshot.protocol import FEW_SHOT_METHODS
 from recollect.models import load_model
+
+DEFAULT_MODEL = "google/siglip2-base-patch16-224"
 
 
 @dataclass(frozen=True)
 class Classify:
-    """Classify a folder of images from folders of examples, one folder for each class; nothing is trained.
+    """Teach a classifier from a few examples or from names alone, keep it, apply it; nothing is trained for long.
 
-    Writes OUT/predictions.csv and OUT/predictions.html, a sheet to look at, with the doubtful ones first.
+    Teach and keep: --support examples/ --save cats/. Apply: --with cats/ --images new/. Extend: --with cats/
+    --support more/ --save cats/. With --images it writes OUT/predictions.csv, .json and .html, a sheet to look at with
+    the doubtful ones first.
     """
 
-    support: Path
-    """Folder with a folder of example images for each class, named as the class: examples/cat/1.jpg."""
-    images: Path
+    support: Path | None = None
+    """Examples: a folder with a folder of images for each class, named as the class (examples/cat/1.jpg), or a CSV with
+    columns file and label."""
+    names: tuple[str, ...] = ()
+    """Class names, for classes without examples or beside them: cat dog "polka dot", a .txt with one a line, or a .json
+    of names with texts that describe them."""
+    images: Path | None = None
     """Folder of images to classify."""
-    model: str = "google/siglip2-base-patch16-224"
-    """RUN/model, any folder of a CLIP-type checkpoint, or a hub id."""
-    method: str = "tip-adapter-cv"
-    """How: tip-adapter-cv uses examples and class names; prototype, softmax and others only the examples."""
+    kept: Annotated[Path | None, tyro.conf.arg(name="with")] = None
+    """A classifier that --save wrote: apply it, or add --support and --names to it."""
+    save: Path | None = None
+    """Folder to keep the classifier in; the one named by --with may be replaced."""
+    model: str | None = None
+    """RUN/model, any folder of a CLIP-type checkpoint, or a hub id; google/siglip2-base-patch16-224 by default, with
+    --with the one it was taught with."""
+    method: str | None = None
+    """How: best (the default) chooses by leaving each example out; or tip-adapter-cv, prototype, gda, ..."""
+    alpha: float = 0.1
+    """Level of the sets of classes that cannot be ruled out."""
     out: Path = Path("predictions")
-    """Folder for the results."""
+    """Folder for predictions."""
     device: str | None = None
     """Where to compute; the best there is by default."""
     reading: tyro.conf.OmitArgPrefixes[MemoryOptions] = field(default_factory=MemoryOptions)
 
     def run(self) -> None:
-        """Classify, print a summary and write."""
-        if self.method not in FEW_SHOT_METHODS:
-            raise UserError(f"--method {self.method}: no such method. Choose one of: {', '.join(FEW_SHOT_METHODS)}.")
-        support, images = find_examples(self.support), find_images(self.images)
+        """Teach or open, keep, classify, print a summary and write."""
+        self._check()
+        examples = find_examples(self.support, 1 if self.kept or self.names else 2) if self.support else []
+        names = read_names(self.names) if self.names else {}
+        images = find_images(self.images) if self.images else []
+        opened = Classifier.load(self.kept) if self.kept else None
+        name = self.model or (opened.model.name if opened else "") or DEFAULT_MODEL
+        encoder = self.reading.apply(load_model(name, self.device))
+        if opened is None:
+            taught = Classifier.teach(encoder, examples, names, method=self.method or BEST, model_name=name)
+        else:
+            opened.check_model(encoder)
+            taught = opened if self.method in (None, opened.asked) else opened.renamed(self.method or BEST)
+            taught = taught.add(encoder, examples, names) if examples or names else taught
+        _describe(taught)
+        if self.save is not None:
+            taught.save(self.save, replace=self.kept is not None and self.kept.resolve() == self.save.resolve())
+        if images:
+            self._apply(taught, encoder, images, name)
+        elif self.save is not None:
+            for warning in example_warnings(taught):
+                _note(warning)
+        if self.save is not None:
+            output().print(f"classifier: {self.save}", highlight=False, markup=False, soft_wrap=True)
+
+    def _check(self) -> None:
+        if self.kept is None and self.support is None and not self.names:
+            raise UserError(
+                "nothing to teach from: name --support examples/, --names cat dog, or a classifier --with cats/"
+            )
+        if self.images is None and self.save is None:
+            raise UserError("nothing to do: name --images to classify, or --save to keep the classifier")
+        if self.method is not None and self.method != BEST and self.method not in FEW_SHOT_METHODS:
+            known = ", ".join((BEST, *FEW_SHOT_METHODS))
+            raise UserError(f"--method {self.method}: no such method. Choose one of: {known}.")
+        if not 0 < self.alpha < 1:
+            raise UserError(f"--alpha {self.alpha:g}: a share of errors lies between 0 and 1")
         self.reading.check()
         if self.reading.near is not None:
             raise UserError("--near: is for evaluation; here nothing is tested.")
-        encoder = self.reading.apply(load_model(self.model, self.device))
-        names = sorted({name for _, name in support})
-        prompts = [[fill(template, readable(name)) for template in GENERAL_TEMPLATES] for name in names]
-        classifier = FEW_SHOT_METHODS[self.method](prompt_ensemble(encoder, prompts), learned_scale(encoder))
-        found = classify(classifier, encoder, support, images)
-        summary = f"{len(found.predictions)} images, {len(names)} classes, {len(support)} examples; {self.method}"
+
+    def _apply(self, taught: Classifier, encoder: Encoder, images: list[Path], name: str) -> None:
+        found = classify(taught, encoder, images, alpha=self.alpha)
+        model = self.reading.name(name, encoder)
+        about = _about(taught) | {"model": model, "alpha": self.alpha}
+        summary = f"{len(found.predictions)} images; {_sentence(taught)}; model {model}"
         save_csv(found, self.out / "predictions.csv")
-        save_sheet(found, self.out / "predictions.html", f"{summary}, model {self.reading.name(self.model, encoder)}")
-        _show(found, summary, self.out)
+        save_json(found, self.out / "predictions.json", about)
+        save_sheet(found, self.out / "predictions.html", summary, self.images)
+        _show(found)
+        output().print(f"predictions: {self.out}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _show(found: Classification, summary: str, out: Path) -> None:
-    console = output()
-    table = Table("class", "images", "mean confidence", title=summary, title_justify="left")
+def _about(taught: Classifier) -> dict[str, Any]:
+    return {
+        "method": taught.method,
+        "settings": taught.settings,
+        "examples": len(taught.support),
+        "calibrated": taught.calibrated,
+        "left_out": {**taught.calibration, "methods": dict(taught.accuracies)},
+        "unknown_rate": taught.unknown_rate,
+    }
+
+
+def _sentence(taught: Classifier) -> str:
+    said = f"{len(taught.classes)} classes, {len(taught.support)} examples, method {taught.method}"
+    if not taught.calibration:
+        return f"{said}; confidence is not calibrated (no two examples of a class)"
+    checked = taught.calibration
+    chosen = ", chosen by it" if taught.asked == BEST else ""
+    return (
+        f"{said}; {100 * float(checked['accuracy']):.1f} % of {checked['examples']} left-out examples are right "
+        f"({checked['left_out']}{chosen}), calibration error {float(checked['calibration_error']):.3f}"
+    )
+
+
+def _describe(taught: Classifier) -> None:
+    output().print(_sentence(taught), highlight=False, markup=False, soft_wrap=True)
+    if len(taught.accuracies) > 1:
+        each = ", ".join(f"{name} {100 * value:.1f} %" for name, value in taught.accuracies.items())
+        output().print(f"left-out accuracy: {each}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _show(found: Classification) -> None:
+    table = Table("class", "images", "least sure")
     for name in found.class_names:
-        sure = [item.confidence for item in found.predictions if item.label == name]
-        table.add_row(name, str(len(sure)), f"{100 * sum(sure) / len(sure):.0f} %" if sure else "")
-    console.print(table)
+        sure = [item.confidence for item in found.predictions if item.label == name and not item.unknown]
+        table.add_row(escape(name), str(len(sure)), f"{min(sure):.2f}" if sure else "")
+    if unknown := sum(item.unknown for item in found.predictions):
+        table.add_row(NONE_OF_THESE, str(unknown), "")
+    output().print(table)
     for warning in found.warnings:
-        console.print(f"note: {warning}", style="yellow", highlight=False)
-    console.print(f"{out / 'predictions.csv'}\n{out / 'predictions.html'}", highlight=False)
+        _note(warning)
+
+
+def _note(text: str) -> None:
+    output().print(f"note: {text}", style="yellow", highlight=False, markup=False, soft_wrap=True)

@@ -1,234 +1,403 @@
-"""Folders of examples in, predictions for other images out: a classifier in one call."""
+"""A classifier that can be kept: taught from examples or names, saved, opened, extended, and honest about itself."""
 
-import hashlib
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from PIL import Image
+from jaxtyping import Bool, Float, Int
 from sklearn.base import ClassifierMixin
 
+from recollect.apps.classify.choosing import BEST, CANDIDATES, choose, fitted, settings_of
+from recollect.apps.classify.pictures import Example, embed_files
+from recollect.apps.classify.trust import (
+    LeftOut,
+    calibration_error,
+    class_p_values,
+    inverse_temperature,
+    least_similarity,
+)
 from recollect.core.errors import UserError
-from recollect.core.progress import progress
-from recollect.core.types import Encoder
-from recollect.data.sources.images import BrokenImageError, decode
-
-FEW_EXAMPLES = 4
-"""Below this many examples of a class, its accuracy swings by many points with the choice of examples."""
-
-NEAR_DUPLICATE = 0.995
-"""Cosine from which two examples are taken for the same picture."""
-
-UNKNOWN_QUANTILE = 0.02
-"""An image is called unlike all classes when it is farther from every example than all but 2 % of the examples are
-from their own class."""
-
-PICTURE_ENDINGS = frozenset(Image.registered_extensions())
+from recollect.core.types import Encoder, Kind
+from recollect.data.prompts import GENERAL_TEMPLATES, fill, readable
+from recollect.evaluation.features import prompt_ensemble
+from recollect.evaluation.few_shot import learned_scale
+from recollect.evaluation.language import own_prefixes
+from recollect.fewshot.base import softmax
+from recollect.fewshot.protocol import FEW_SHOT_METHODS
 
 
 @dataclass(frozen=True)
-class PictureFiles:
-    """Readable images of a folder and their embeddings; what could not be read is named in ``broken``."""
-
-    files: tuple[Path, ...]
-    features: np.ndarray
-    digests: tuple[str, ...]
-    broken: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Neighbour:
-    """A support image and its cosine to the query."""
-
-    file: Path
-    label: str
-    similarity: float
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What the classifier says of one image.
+class Model:
+    """Which model embeds for a classifier.
 
     Attributes:
-        confidence: probability of ``label`` under the classifier (0 to 1).
-        runner_up: the second most probable class.
-        unknown: no example is near; the image may belong to none of the classes.
-        nearest: the examples nearest to it, nearest first.
+        name: what to open it by.
+        fingerprint: of its weights and transforms; another model is refused.
+        scale: inverse temperature that it was trained with.
+        prefix: how class texts are read, for a model that has prefix tokens.
     """
 
-    file: Path
-    label: str
-    confidence: float
-    runner_up: str
-    unknown: bool
-    nearest: tuple[Neighbour, ...]
+    name: str
+    fingerprint: str
+    scale: float
+    prefix: Kind | None = None
 
 
 @dataclass(frozen=True)
-class Classification:
-    """Predictions for a folder and what the user should know about the examples."""
+class Support:
+    """Embedded examples.
 
-    class_names: tuple[str, ...]
-    predictions: tuple[Prediction, ...]
-    warnings: tuple[str, ...] = field(default_factory=tuple)
-
-
-def find_images(folder: Path) -> list[Path]:
-    """Every image file under ``folder``, sorted; hidden files and folders are left out.
-
-    Raises:
-        UserError: no such folder, or no image in it.
+    Attributes:
+        features: unit-norm (n, width).
+        labels: indices of classes (n,).
+        files: where each came from, for people to look at; nothing is read from there again.
+        digests: of the pixels.
     """
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder")
-    files = [
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.suffix.lower() in PICTURE_ENDINGS
-        and path.is_file()
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    ]
-    if not files:
-        raise UserError(f"{folder}: no image files (.jpg, .png, .webp, ...) in it")
-    return files
 
+    features: Float[np.ndarray, "n width"]
+    labels: Int[np.ndarray, " n"]
+    files: tuple[str, ...]
+    digests: tuple[str, ...]
 
-def find_examples(folder: Path) -> list[tuple[Path, str]]:
-    """The images of each sub-folder of ``folder`` with the sub-folder's name as their class.
+    def __len__(self) -> int:
+        return len(self.files)
 
-    Raises:
-        UserError: fewer than two classes, or a class without images.
-    """
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder")
-    classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    if len(classes) < 2:
-        raise UserError(
-            f"{folder}: {len(classes)} sub-folders; a classifier needs one folder of examples for each of two or more "
-            "classes, e.g. examples/cat/1.jpg and examples/dog/1.jpg"
-        )
-    return [(file, path.name) for path in classes for file in find_images(path)]
-
-
-def embed_files(encoder: Encoder, files: Sequence[Path], what: str, block: int = 64) -> PictureFiles:
-    """Decode and embed ``files``, leaving out those that cannot be read.
-
-    Raises:
-        UserError: none can be read.
-    """
-    kept: list[Path] = []
-    digests: list[str] = []
-    features: list[np.ndarray] = []
-    broken: list[str] = []
-    with progress(f"embed {what}", len(files), "images") as counter:
-        for start in range(0, len(files), block):
-            images = []
-            for file in files[start : start + block]:
-                try:
-                    image = decode(file, str(file))
-                except BrokenImageError as error:
-                    broken.append(str(error))
-                    continue
-                images.append(image)
-                kept.append(file)
-                digests.append(hashlib.blake2b(image.tobytes() + repr(image.size).encode()).hexdigest())
-            if images:
-                features.append(encoder.embed_images(images).numpy())
-            counter.advance(min(block, len(files) - start))
-    if not kept:
-        raise UserError(f"{what}: none of {len(files)} images can be read; the first: {broken[0]}")
-    return PictureFiles(tuple(kept), np.concatenate(features), tuple(digests), tuple(broken))
-
-
-def own_class_similarity(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """For each example the cosine to the nearest other example of its class; lone examples are left out."""
-    similarity = features @ features.T
-    similarity[labels[:, None] != labels[None, :]] = -np.inf
-    np.fill_diagonal(similarity, -np.inf)
-    nearest = similarity.max(axis=1)
-    return nearest[np.isfinite(nearest)]
-
-
-def example_warnings(examples: PictureFiles, labels: np.ndarray, class_names: Sequence[str]) -> list[str]:
-    """What is doubtful about the examples: too few, the same picture in two classes, unreadable files."""
-    warnings = [f"left out: {message}" for message in examples.broken]
-    counts = np.bincount(labels, minlength=len(class_names))
-    few = [f"{name} ({count})" for name, count in zip(class_names, counts, strict=True) if count < FEW_EXAMPLES]
-    if few:
-        warnings.append(f"fewer than {FEW_EXAMPLES} examples, so expect the choice to matter: {', '.join(few)}")
-    same = defaultdict(list)
-    for row, digest in enumerate(examples.digests):
-        same[digest].append(row)
-    similarity = examples.features @ examples.features.T
-    for first, second in np.argwhere(np.triu(similarity >= NEAR_DUPLICATE, 1)):
-        identical = examples.digests[first] == examples.digests[second]
-        pair = f"{examples.files[first]} and {examples.files[second]}"
-        if labels[first] != labels[second]:
-            kind = "the same picture" if identical else f"nearly the same picture ({similarity[first, second]:.3f})"
-            warnings.append(f"{kind} in two classes, {class_names[labels[first]]} and "
-                            f"{class_names[labels[second]]}: {pair}")  # fmt: skip
-    copies = sum(len(rows) - 1 for rows in same.values() if len({int(labels[row]) for row in rows}) == 1)
-    if copies:
-        warnings.append(f"{copies} examples are exact copies of another of their class and add nothing")
-    return warnings
-
-
-def classify(
-    classifier: ClassifierMixin,
-    encoder: Encoder,
-    support: Sequence[tuple[Path, str]],
-    images: Sequence[Path],
-    *,
-    neighbours: int = 3,
-) -> Classification:
-    """Fit ``classifier`` on the examples and predict every readable image.
-
-    Args:
-        classifier: not fitted; its classes are the examples' class names, in sorted order.
-        support: files and their classes, at least two classes.
-        neighbours: examples to show beside each prediction.
-
-    Raises:
-        UserError: no example of a class, or no image at all, can be read.
-    """
-    class_names = tuple(sorted({name for _, name in support}))
-    label_of = {file: class_names.index(name) for file, name in support}
-    examples = embed_files(encoder, [file for file, _ in support], "examples")
-    labels = np.array([label_of[file] for file in examples.files])
-    if missing := sorted(set(range(len(class_names))) - set(labels.tolist())):
-        names = ", ".join(class_names[index] for index in missing)
-        raise UserError(f"no example of {names} can be read. Replace the damaged files.")
-    classifier.fit(examples.features, labels)
-    queries = embed_files(encoder, images, "images")
-    probabilities = classifier.predict_proba(queries.features)
-    similarity = queries.features @ examples.features.T
-    own = own_class_similarity(examples.features, labels)
-    threshold = np.quantile(own, UNKNOWN_QUANTILE) if own.size else -np.inf
-
-    def neighbours_of(row: int) -> tuple[Neighbour, ...]:
-        nearest = np.argsort(-similarity[row], kind="stable")[:neighbours]
-        return tuple(
-            Neighbour(examples.files[index], class_names[labels[index]], float(similarity[row, index]))
-            for index in nearest
+    def joined(self, other: "Support") -> "Support":
+        """Both, without pictures that are there already under the same class."""
+        known = set(zip(self.digests, self.labels.tolist(), strict=True))
+        pairs = list(zip(other.digests, other.labels.tolist(), strict=True))
+        new = [i for i, pair in enumerate(pairs) if pair not in known and pairs.index(pair) == i]
+        return Support(
+            np.concatenate([self.features, other.features[new]]),
+            np.concatenate([self.labels, other.labels[new]]),
+            self.files + tuple(other.files[i] for i in new),
+            self.digests + tuple(other.digests[i] for i in new),
         )
 
-    predictions = []
-    for row, file in enumerate(queries.files):
-        best, second = np.argsort(-probabilities[row], kind="stable")[:2]
-        predictions.append(
-            Prediction(
-                file,
-                class_names[best],
-                float(probabilities[row, best]),
-                class_names[second],
-                bool(similarity[row].max() < threshold),
-                neighbours_of(row),
+
+@dataclass(frozen=True, eq=False)
+class Classifier:
+    """A few-shot classifier of pictures with everything it needs to be used again.
+
+    >>> classifier = Classifier.teach(model, {"cat": cats, "dog": dogs}, model_name="RUN/model")   # doctest: +SKIP
+    >>> classifier.save("cats")                                                                    # doctest: +SKIP
+    >>> Classifier.load("cats").predict(model.embed_images(pictures))                              # doctest: +SKIP
+
+    Its confidence is calibrated on examples that were left out (`trust`); with names alone it is the model's own, which
+    is not. Fitting is deterministic, so an opened classifier says what the saved one said.
+
+    Attributes:
+        classes: names, sorted.
+        class_texts: what describes each class, where its name in CLIP's templates does not.
+        texts: unit-norm class texts (classes, width).
+        support: the examples; none for a classifier by names alone.
+        model: which model embeds.
+        asked: the method asked for, or ``best``.
+        notes: what was odd about the examples when they were read: damaged files, copies.
+        method: the method in use.
+        accuracies: left-out accuracy of every method that was compared.
+    """
+
+    classes: tuple[str, ...]
+    class_texts: Mapping[str, tuple[str, ...]]
+    texts: Float[np.ndarray, "classes width"]
+    support: Support
+    model: Model
+    asked: str = BEST
+    notes: tuple[str, ...] = ()
+    method: str = field(init=False)
+    accuracies: Mapping[str, float] = field(init=False)
+    left_out: LeftOut | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.asked != BEST and self.asked not in FEW_SHOT_METHODS:
+            raise UserError(
+                f"--method {self.asked}: no such method. Choose one of: best, {', '.join(FEW_SHOT_METHODS)}."
             )
+        if len(self.classes) < 2:
+            raise UserError(f"{len(self.classes)} classes; a classifier needs two or more")
+        method, found = "zero-shot", None
+        accuracies: dict[str, float] = {}
+        if not self.without_examples:
+            methods = CANDIDATES if self.asked == BEST else (self.asked,)
+            method, found, accuracies = choose(
+                methods, self.texts, self.model.scale, self.support.features, self.support.labels
+            )
+        elif self.asked not in (BEST, "zero-shot"):
+            names = ", ".join(self.without_examples)
+            raise UserError(f"--method {self.asked} needs examples of every class; there is none of {names}.")
+        for name, value in (("method", method), ("left_out", found), ("accuracies", accuracies)):
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def teach(
+        cls,
+        encoder: Encoder,
+        examples: Mapping[str, Sequence[Path]] | Sequence[Example] = (),
+        names: Mapping[str, Sequence[str]] | Sequence[str] = (),
+        *,
+        method: str = BEST,
+        model_name: str = "",
+        prefix: Kind | None = None,
+    ) -> "Classifier":
+        """Teach from picture files, from names alone, or from both.
+
+        Args:
+            examples: files of each class, or (file, class) pairs.
+            names: classes, each with texts that describe it if its name does not.
+            method: a name in `FEW_SHOT_METHODS`, or ``best``: the best on left-out examples.
+            model_name: what to open the model by.
+            prefix: how class texts are read; the model's own rule by default (`class_prefix`).
+
+        Raises:
+            UserError: fewer than two classes, or a class none of whose examples can be read.
+        """
+        empty = Support(np.empty((0, encoder.width), np.float32), np.empty(0, np.int64), (), ())
+        model = Model(model_name, encoder.fingerprint, learned_scale(encoder), prefix or class_prefix(encoder))
+        return _extended(
+            encoder, (), {}, np.empty((0, encoder.width), np.float32), empty, model, method, examples, names
         )
-    warnings = example_warnings(examples, labels, class_names)
-    warnings += [f"not classified: {message}" for message in queries.broken]
-    if unknown := sum(prediction.unknown for prediction in predictions):
-        warnings.append(f"{unknown} of {len(predictions)} images are unlike every example; they may belong to no class")
-    return Classification(class_names, tuple(predictions), tuple(warnings))
+
+    def add(
+        self,
+        encoder: Encoder,
+        examples: Mapping[str, Sequence[Path]] | Sequence[Example] = (),
+        names: Mapping[str, Sequence[str]] | Sequence[str] = (),
+    ) -> "Classifier":
+        """A classifier that knows more examples or classes; only what is new is embedded.
+
+        Raises:
+            UserError: the model is another, or as in `teach`.
+        """
+        self.check_model(encoder)
+        return _extended(
+            encoder, self.classes, self.class_texts, self.texts, self.support, self.model, self.asked, examples, names
+        )
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "Classifier":
+        """Open a classifier that `save` wrote.
+
+        Raises:
+            UserError: nothing is there, or it is damaged or of a newer format.
+        """
+        from recollect.apps.classify.folder import load_classifier
+
+        return load_classifier(Path(folder))
+
+    def save(self, folder: str | Path, *, replace: bool = False) -> Path:
+        """Write it to a folder, whole or not at all.
+
+        Args:
+            replace: write over the classifier that is there.
+
+        Raises:
+            UserError: something else is there, or what is there was changed since it was opened.
+        """
+        from recollect.apps.classify.folder import save_classifier
+
+        return save_classifier(self, Path(folder), replace)
+
+    @property
+    def width(self) -> int:
+        """Entries of an embedding."""
+        return self.texts.shape[1]
+
+    @property
+    def without_examples(self) -> tuple[str, ...]:
+        """Classes that are known by name alone."""
+        counts = np.bincount(self.support.labels, minlength=len(self.classes))
+        return tuple(name for name, count in zip(self.classes, counts, strict=True) if not count)
+
+    @cached_property
+    def estimator(self) -> ClassifierMixin:
+        """The fitted method."""
+        return fitted(self.method, self.texts, self.model.scale, self.support.features, self.support.labels)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What the method chose for itself."""
+        return settings_of(self.estimator)
+
+    @cached_property
+    def confidence_scale(self) -> float:
+        """Factor of the scores in the softmax: by left-out likelihood, or the model's own where nothing is left out."""
+        if self.left_out is not None:
+            return inverse_temperature(self.left_out.scores, self.left_out.labels)
+        return self.model.scale if self.method == "zero-shot" else self.estimator.confidence_scale
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether its confidence was fitted to left-out examples."""
+        return self.left_out is not None
+
+    @cached_property
+    def calibration(self) -> dict[str, float | int | str]:
+        """How far its confidence could be checked: accuracy and calibration error on left-out examples."""
+        if self.left_out is None:
+            return {}
+        return {
+            "accuracy": self.left_out.accuracy,
+            "calibration_error": calibration_error(self._left_out_probabilities, self.left_out.labels),
+            "examples": len(self.left_out.labels),
+            "left_out": self.left_out.how,
+        }
+
+    @cached_property
+    def _left_out_probabilities(self) -> np.ndarray:
+        assert self.left_out is not None
+        return softmax(self.confidence_scale * self.left_out.scores.astype(np.float64))
+
+    @cached_property
+    def _nearest(self) -> tuple[float, float]:
+        _, first = np.unique(np.array(self.support.digests, dtype=str), return_index=True)
+        return least_similarity(self.support.features[first])
+
+    @property
+    def unknown_below(self) -> float:
+        """Cosine to the nearest example below which a picture is none of the classes."""
+        return self._nearest[0]
+
+    @property
+    def unknown_rate(self) -> float:
+        """Share of pictures of the classes that may be called unknown by mistake; 0 where it cannot be told."""
+        return self._nearest[1]
+
+    def predict_proba(self, features: Any) -> Float[np.ndarray, "queries classes"]:
+        """Calibrated probabilities, given that a picture is of one of the classes.
+
+        Raises:
+            UserError: embeddings of another width.
+        """
+        features = self._checked(features)
+        return softmax(self.confidence_scale * self.estimator.scores(features).astype(np.float64))
+
+    def predict(self, features: Any) -> np.ndarray:
+        """The name of the most probable class of each row."""
+        return np.array(self.classes)[self.predict_proba(features).argmax(axis=1)]
+
+    def predict_set(self, features: Any, alpha: float = 0.1) -> Bool[np.ndarray, "queries classes"]:
+        """Which classes cannot be ruled out at level ``alpha``: the true one is among them with probability 1 − alpha.
+
+        Conformal, class by class (`class_p_values`). A class with fewer than 1/alpha − 1 examples is never ruled out.
+        A row without any class is none of them.
+
+        Raises:
+            UserError: there are no examples to calibrate on, or alpha is not between 0 and 1.
+        """
+        if not 0 < alpha < 1:
+            raise UserError(f"alpha = {alpha:g}: a share of errors lies between 0 and 1")
+        if self.left_out is None:
+            raise UserError(
+                "sets of classes are calibrated on examples, two or more of a class; there are none. Add some."
+            )
+        chances = self.predict_proba(features)
+        return class_p_values(self._left_out_probabilities, self.left_out.labels, chances) > alpha
+
+    def similarity(self, features: Any) -> Float[np.ndarray, "queries n"]:
+        """Cosines to the examples."""
+        return self._checked(features) @ self.support.features.T
+
+    def is_unknown(self, features: Any) -> Bool[np.ndarray, " queries"]:
+        """Whether a picture is unlike every example, so that it is none of the classes; never, without examples."""
+        if not len(self.support):
+            return np.zeros(len(self._checked(features)), dtype=bool)
+        return self.similarity(features).max(axis=1) < self.unknown_below
+
+    def check_model(self, encoder: Encoder) -> None:
+        """Refuse another model than the one that embedded the examples.
+
+        Raises:
+            UserError: it is another.
+        """
+        if encoder.fingerprint != self.model.fingerprint:
+            raise UserError(
+                f"the classifier was taught with {self.model.name or 'a model'} ({self.model.fingerprint[:12]}); this "
+                f"is another model ({encoder.fingerprint[:12]}). Use that one, or teach anew."
+            )
+
+    def renamed(self, asked: str) -> "Classifier":
+        """The same knowledge with another method."""
+        return replace(self, asked=asked)
+
+    def _checked(self, features: Any) -> np.ndarray:
+        array = features.detach().cpu().numpy() if hasattr(features, "detach") else np.asarray(features)
+        if array.ndim != 2 or array.shape[1] != self.width:
+            raise UserError(f"embeddings of shape {array.shape}; the classifier reads rows of {self.width} entries")
+        return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def class_prefix(encoder: Encoder) -> Kind | None:
+    """How a model reads class names: as captions if it has that prefix (as ``--prefix auto`` does)."""
+    return "caption" if "caption" in own_prefixes(encoder) else None
+
+
+def class_prompts_of(name: str, texts: Sequence[str]) -> list[str]:
+    """What to embed for a class: its own texts, or its name in CLIP's templates."""
+    return list(texts) or [fill(template, readable(name)) for template in GENERAL_TEMPLATES]
+
+
+def _extended(
+    encoder: Encoder,
+    classes: tuple[str, ...],
+    class_texts: Mapping[str, tuple[str, ...]],
+    texts: np.ndarray,
+    support: Support,
+    model: Model,
+    method: str,
+    examples: Mapping[str, Sequence[Path]] | Sequence[Example],
+    names: Mapping[str, Sequence[str]] | Sequence[str],
+) -> Classifier:
+    pairs = _pairs(examples)
+    given = {name: tuple(names[name]) if isinstance(names, Mapping) else () for name in names}
+    every = tuple(sorted({*classes, *given, *(name for _, name in pairs)}))
+    described = {**class_texts, **{name: each for name, each in given.items() if each}}
+    vectors = dict(zip(classes, texts, strict=True))
+    if len(every) < 2:
+        raise UserError(f"{len(every)} classes; a classifier needs two or more: examples of each, or their names")
+    new = [name for name in every if name not in vectors or given.get(name)]
+    if new:
+        prompts = [class_prompts_of(name, described.get(name, ())) for name in new]
+        vectors |= zip(new, prompt_ensemble(encoder, prompts, model.prefix), strict=True)
+    moved = np.array([every.index(name) for name in classes], dtype=np.int64)
+    support = replace(support, labels=moved[support.labels] if len(support) else support.labels)
+    notes: list[str] = []
+    if pairs:
+        found, broken = _embedded(encoder, pairs, every)
+        joined = support.joined(found)
+        notes = [f"left out: {message}" for message in broken]
+        if copies := len(support) + len(found) - len(joined):
+            notes.append(f"{copies} examples are exact copies of another of their class and add nothing")
+        support = joined
+    return Classifier(
+        every, described, np.stack([vectors[name] for name in every]), support, model, method, tuple(notes)
+    )
+
+
+def _pairs(examples: Mapping[str, Sequence[Path]] | Sequence[Example]) -> list[Example]:
+    if isinstance(examples, Mapping):
+        return [(Path(file), name) for name, files in examples.items() for file in files]
+    return [(Path(file), name) for file, name in examples]
+
+
+def _embedded(encoder: Encoder, pairs: Sequence[Example], classes: Sequence[str]) -> tuple[Support, tuple[str, ...]]:
+    """Readable examples, and what is wrong with the others."""
+    named: dict[Path, list[str]] = {}
+    for file, name in pairs:
+        if name not in named.setdefault(file, []):
+            named[file].append(name)
+    found = embed_files(encoder, list(named), "examples")
+    rows = [(row, name) for row, file in enumerate(found.files) for name in named[file]]
+    if lost := sorted({name for _, name in pairs} - {name for _, name in rows}):
+        raise UserError(f"no example of {', '.join(lost)} can be read. Replace the damaged files.")
+    places = [row for row, _ in rows]
+    support = Support(
+        found.features[places],
+        np.array([classes.index(name) for _, name in rows], dtype=np.int64),
+        tuple(str(found.files[row]) for row in places),
+        tuple(found.digests[row] for row in places),
+    )
+    return support, found.broken

@@ -1,0 +1,163 @@
+"""A classifier on disk: ``classifier.json`` for what can be read, one safetensors file for the numbers.
+
+The JSON names the file of numbers and holds its checksum and its own, so that a flipped bit, a half-copied folder or
+two files of different editions are found when it is opened. A new edition writes new numbers first and then replaces
+the JSON, so a reader, or a kill, meets the old edition or the new one.
+"""
+
+import fcntl
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as dump_tensors
+
+from recollect.core.errors import UserError
+from recollect.core.files import atomic_path, fresh_folder, read_json, write_json
+
+if TYPE_CHECKING:
+    from recollect.apps.classify.classifier import Classifier
+
+CLASSIFIER_FORMAT = 1
+CLASSIFIER_FILE = "classifier.json"
+_LOCK = ".lock"
+
+
+def save_classifier(classifier: "Classifier", folder: Path, replace: bool) -> Path:
+    """See `Classifier.save`."""
+    record, numbers = _contents(classifier)
+    if replace and (folder / CLASSIFIER_FILE).exists():
+        with _locked(folder):
+            _write(folder, record, numbers)
+            for old in folder.glob("numbers-*.safetensors"):
+                if old.name != record["numbers"]:
+                    old.unlink(missing_ok=True)
+        return folder
+    with fresh_folder(folder, "classifier") as unfinished:
+        _write(unfinished, record, numbers)
+    return folder
+
+
+def _write(folder: Path, record: Mapping[str, Any], numbers: bytes) -> None:
+    with atomic_path(folder / record["numbers"]) as unfinished:
+        unfinished.write_bytes(numbers)
+    write_json(folder / CLASSIFIER_FILE, record)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One writer at a time; a killed one holds nothing."""
+    with (folder / _LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _contents(classifier: "Classifier") -> tuple[dict[str, Any], bytes]:
+    support = classifier.support
+    numbers = dump_tensors(
+        {
+            "texts": np.ascontiguousarray(classifier.texts, dtype=np.float32),
+            "support": np.ascontiguousarray(support.features, dtype=np.float32),
+            "labels": np.ascontiguousarray(support.labels, dtype=np.int64),
+        }
+    )
+    counts = np.bincount(support.labels, minlength=len(classifier.classes))
+    record = {
+        "format": CLASSIFIER_FORMAT,
+        "classes": [
+            {"name": name, "texts": list(classifier.class_texts.get(name, ())), "examples": int(count)}
+            for name, count in zip(classifier.classes, counts, strict=True)
+        ],
+        "model": asdict(classifier.model),
+        "method": {"asked": classifier.asked, "used": classifier.method, "settings": classifier.settings},
+        "left_out": {**classifier.calibration, "methods": dict(classifier.accuracies)},
+        "calibration": {
+            "calibrated": classifier.calibrated,
+            "confidence_scale": float(classifier.confidence_scale),
+            "unknown_below": classifier.unknown_below,
+            "unknown_rate": classifier.unknown_rate,
+        },
+        "examples": [
+            {"file": file, "class": classifier.classes[label], "digest": digest}
+            for file, label, digest in zip(support.files, support.labels.tolist(), support.digests, strict=True)
+        ],
+        "numbers": f"numbers-{_digest(numbers)[:16]}.safetensors",
+        "numbers_digest": _digest(numbers),
+    }
+    return {**record, "digest": _digest(_canonical(record))}, numbers
+
+
+def load_classifier(folder: Path) -> "Classifier":
+    """See `Classifier.load`."""
+    if not folder.is_dir():
+        raise UserError(
+            f"{folder}: no such classifier. Teach one with `recollect classify --support ... --save {folder}`."
+        )
+    if not (folder / CLASSIFIER_FILE).exists():
+        held = ", ".join(sorted(entry.name for entry in folder.iterdir())[:5]) or "nothing"
+        raise UserError(f"{folder}: no classifier (it holds {held}). Name the folder that holds {CLASSIFIER_FILE}.")
+    for attempt in (1, 2):  # between the two files another process may have put a new edition
+        record = _checked(read_json(folder / CLASSIFIER_FILE), folder)
+        try:
+            data = (folder / record["numbers"]).read_bytes()
+            break
+        except FileNotFoundError:
+            if attempt == 2:
+                raise UserError(f"{folder}: {record['numbers']} is missing. Copy the folder again.") from None
+    if _digest(data) != record["numbers_digest"]:
+        raise UserError(f"{folder}: {record['numbers']} is damaged (its checksum differs). Copy the folder again.")
+    try:
+        return _opened(record, load_tensors(data))
+    except (SafetensorError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise UserError(f"{folder}: cannot be opened ({error}). Copy the folder again.") from error
+
+
+def _checked(record: Any, folder: Path) -> dict[str, Any]:
+    where = folder / CLASSIFIER_FILE
+    if not isinstance(record, dict) or not isinstance(record.get("format"), int):
+        raise UserError(f"{where}: not a classifier of recollect")
+    if record["format"] > CLASSIFIER_FORMAT:
+        raise UserError(f"{where}: written by a newer recollect (format {record['format']}). Update recollect.")
+    rest = {key: value for key, value in record.items() if key != "digest"}
+    if _digest(_canonical(rest)) != record.get("digest"):
+        raise UserError(f"{where}: was changed or damaged (its checksum differs). Copy the folder again.")
+    if Path(record["numbers"]).name != record["numbers"]:
+        raise UserError(f"{where}: its numbers lie outside the folder. Copy the folder again.")
+    return record
+
+
+def _opened(record: Mapping[str, Any], numbers: Mapping[str, np.ndarray]) -> "Classifier":
+    from recollect.apps.classify.classifier import Classifier, Model, Support
+
+    examples = record["examples"]
+    support = Support(
+        numbers["support"],
+        numbers["labels"],
+        tuple(each["file"] for each in examples),
+        tuple(each["digest"] for each in examples),
+    )
+    if not len(support) == len(support.features) == len(support.labels):
+        raise ValueError("its examples and their numbers differ in count")
+    return Classifier(
+        tuple(each["name"] for each in record["classes"]),
+        {each["name"]: tuple(each["texts"]) for each in record["classes"] if each["texts"]},
+        numbers["texts"],
+        support,
+        Model(**record["model"]),
+        record["method"]["asked"],
+    )
+
+
+def _canonical(record: Any) -> bytes:
+    return json.dumps(record, sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -1,0 +1,197 @@
+"""Examples and pictures as people have them: folders, a CSV, a list of names."""
+
+import csv
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from recollect.core.errors import UserError
+from recollect.core.progress import progress
+from recollect.core.types import Encoder
+from recollect.data.sources.images import BrokenImageError, decode
+
+PICTURE_ENDINGS = frozenset(Image.registered_extensions())
+
+FILE_COLUMNS = ("file", "path", "image", "filename")
+LABEL_COLUMNS = ("label", "class", "class_name", "category")
+
+Example = tuple[Path, str]
+"""A picture's file and the class it shows."""
+
+
+@dataclass(frozen=True)
+class PictureFiles:
+    """Readable images of a folder and their embeddings; what could not be read is named in ``broken``."""
+
+    files: tuple[Path, ...]
+    features: np.ndarray
+    digests: tuple[str, ...]
+    broken: tuple[str, ...]
+
+
+def find_images(folder: Path) -> list[Path]:
+    """Every image file under ``folder``, sorted; hidden files and folders are left out. One image file is itself.
+
+    Raises:
+        UserError: no such folder, or no image in it.
+    """
+    if folder.is_file() and folder.suffix.lower() in PICTURE_ENDINGS:
+        return [folder]
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder")
+    files = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.suffix.lower() in PICTURE_ENDINGS
+        and path.is_file()
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]
+    if not files:
+        raise UserError(f"{folder}: no image files (.jpg, .png, .webp, ...) in it")
+    return files
+
+
+def find_examples(place: Path, least: int = 2) -> list[Example]:
+    """Examples with their classes: the images of each sub-folder of a folder, or the rows of a CSV.
+
+    Args:
+        place: a folder with a folder of images for each class, or a ``.csv`` with a column of files (``file``,
+            ``path``, ``image`` or ``filename``; relative to the CSV's folder) and one of classes (``label``, ``class``,
+            ``class_name`` or ``category``).
+        least: classes that there must be; one is enough where a classifier has others already.
+
+    Raises:
+        UserError: fewer classes, a class without images, or a table that cannot be read so.
+    """
+    if place.suffix.lower() == ".csv":
+        examples = _table_examples(place)
+        found = sorted({name for _, name in examples})
+        if len(found) < least:
+            raise UserError(f"{place}: {len(found)} classes; a classifier needs examples of two or more")
+        return examples
+    if not place.is_dir():
+        raise UserError(f"{place}: no such folder")
+    classes = sorted(path for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if len(classes) < least:
+        raise UserError(
+            f"{place}: {len(classes)} sub-folders; a classifier needs one folder of examples for each of two or more "
+            "classes, e.g. examples/cat/1.jpg and examples/dog/1.jpg"
+        )
+    return [(file, path.name) for path in classes for file in find_images(path)]
+
+
+def _table_examples(table: Path) -> list[Example]:
+    try:
+        with table.open(encoding="utf-8-sig", newline="") as lines:
+            reader = csv.DictReader(lines)
+            rows, columns = list(reader), list(reader.fieldnames or ())
+    except FileNotFoundError:
+        raise UserError(f"{table}: no such file") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{table}: not a CSV in UTF-8 ({error})") from None
+    files = next((name for name in FILE_COLUMNS if name in columns), None)
+    labels = next((name for name in LABEL_COLUMNS if name in columns), None)
+    if files is None or labels is None:
+        raise UserError(
+            f"{table}: needs a column of files ({', '.join(FILE_COLUMNS)}) and one of classes "
+            f"({', '.join(LABEL_COLUMNS)}); it has {', '.join(map(repr, columns)) or 'none'}"
+        )
+    examples = []
+    for number, row in enumerate(rows, start=2):
+        file, label = (row[files] or "").strip(), (row[labels] or "").strip()
+        if not file or not label:
+            raise UserError(
+                f"{table}, line {number}: {'no file' if not file else 'no class'}. Fill it in, or remove it."
+            )
+        examples.append((table.parent / file, label))
+    if not examples:
+        raise UserError(f"{table}: no rows")
+    return examples
+
+
+def read_names(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Class names, each with texts that describe it, or with none where its name says it.
+
+    Args:
+        words: names; or one ``.txt`` file with a name a line; or one ``.json`` file that maps a name to its texts.
+
+    Raises:
+        UserError: a file that cannot be read so, or a name that is empty or given twice.
+    """
+    if len(words) == 1 and words[0].lower().endswith((".txt", ".json")):
+        return _named(_names_file(Path(words[0])), words[0])
+    return _named([(word, ()) for word in words], "--names")
+
+
+def _names_file(file: Path) -> list[tuple[str, tuple[str, ...]]]:
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+        if file.suffix.lower() == ".txt":
+            return [(line, ()) for line in text.splitlines() if line.strip()]
+        values = json.loads(text)
+    except FileNotFoundError:
+        raise UserError(f"{file}: no such file") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"{file}: cannot be read ({error})") from None
+    if isinstance(values, list) and all(isinstance(name, str) for name in values):
+        return [(name, ()) for name in values]
+    if isinstance(values, Mapping) and all(
+        isinstance(texts, list) and all(isinstance(text, str) and text.strip() for text in texts)
+        for texts in values.values()
+    ):
+        return [(name, tuple(texts)) for name, texts in values.items()]
+    raise UserError(f'{file}: a list of names, or names with their texts: {{"cat": ["a photo of a cat"]}}')
+
+
+def _named(pairs: Sequence[tuple[str, tuple[str, ...]]], where: str) -> dict[str, tuple[str, ...]]:
+    names: dict[str, tuple[str, ...]] = {}
+    for name, texts in pairs:
+        name = name.strip()
+        if not name:
+            raise UserError(f"{where}: a class needs a name")
+        if name in names:
+            raise UserError(f"{where}: {name!r} is given twice")
+        names[name] = texts
+    if not names:
+        raise UserError(f"{where}: no names")
+    return names
+
+
+def digest_of(image: Image.Image) -> str:
+    """Equal for pictures of the same pixels."""
+    return hashlib.blake2b(image.tobytes() + repr(image.size).encode(), digest_size=16).hexdigest()
+
+
+def embed_files(encoder: Encoder, files: Sequence[Path], what: str, block: int = 64) -> PictureFiles:
+    """Decode and embed ``files``, leaving out those that cannot be read.
+
+    Raises:
+        UserError: none can be read.
+    """
+    kept: list[Path] = []
+    digests: list[str] = []
+    features: list[np.ndarray] = []
+    broken: list[str] = []
+    with progress(f"embed {what}", len(files), "images") as counter:
+        for start in range(0, len(files), block):
+            images = []
+            for file in files[start : start + block]:
+                try:
+                    image = decode(file, str(file))
+                except BrokenImageError as error:
+                    broken.append(str(error))
+                    continue
+                images.append(image)
+                kept.append(file)
+                digests.append(digest_of(image))
+            if images:
+                features.append(encoder.embed_images(images).numpy())
+            counter.advance(min(block, len(files) - start))
+    if not kept:
+        raise UserError(f"{what}: none of {len(files)} images can be read; the first: {broken[0]}")
+    return PictureFiles(tuple(kept), np.concatenate(features), tuple(digests), tuple(broken))

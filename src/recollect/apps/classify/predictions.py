@@ -1,0 +1,139 @@
+"""What a classifier says of files, with what a person should know about its examples."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from recollect.apps.classify.classifier import Classifier
+from recollect.apps.classify.pictures import embed_files
+from recollect.core.types import Encoder
+
+FEW_EXAMPLES = 4
+"""Below this many examples of a class, its accuracy swings by many points with the choice of examples."""
+
+NEAR_DUPLICATE = 0.995
+"""Cosine from which two examples are taken for the same picture."""
+
+NONE_OF_THESE = "none of these"
+"""What an unknown picture is called in tables."""
+
+
+@dataclass(frozen=True)
+class NearestExample:
+    """An example and its cosine to a picture."""
+
+    file: Path
+    label: str
+    similarity: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the classifier says of one image.
+
+    Attributes:
+        label: the most probable class, also where ``unknown``.
+        confidence: its probability (0 to 1), calibrated if the classifier is.
+        runner_up: the second most probable class.
+        unknown: no example is near; the image may belong to none of the classes.
+        possible: the classes that cannot be ruled out at the level asked; empty where sets cannot be calibrated.
+        nearest: the examples nearest to it, nearest first.
+    """
+
+    file: Path
+    label: str
+    confidence: float
+    runner_up: str
+    unknown: bool
+    possible: tuple[str, ...]
+    nearest: tuple[NearestExample, ...]
+
+    @property
+    def doubt(self) -> tuple[bool, float]:
+        """Sorts the most doubtful first."""
+        return not self.unknown, self.confidence
+
+
+@dataclass(frozen=True)
+class Classification:
+    """Predictions for files and what the user should know about them."""
+
+    class_names: tuple[str, ...]
+    predictions: tuple[Prediction, ...]
+    warnings: tuple[str, ...] = field(default_factory=tuple)
+
+
+def example_warnings(classifier: Classifier) -> list[str]:
+    """What is doubtful about the examples: unreadable files, copies, too few, the same picture in two classes."""
+    warnings = list(classifier.notes)
+    support, names = classifier.support, classifier.classes
+    if not len(support):
+        return [*warnings, "names alone, no examples: confidence is the model's own, and nothing is called unknown"]
+    counts = np.bincount(support.labels, minlength=len(names))
+    if without := classifier.without_examples:
+        warnings.append(f"no example yet of {', '.join(without)}: all is told by names alone until each class has one")
+    few = [f"{name} ({count})" for name, count in zip(names, counts, strict=True) if 0 < count < FEW_EXAMPLES]
+    if few:
+        warnings.append(f"fewer than {FEW_EXAMPLES} examples, so expect the choice to matter: {', '.join(few)}")
+    similarity = support.features @ support.features.T
+    for first, second in np.argwhere(np.triu(similarity >= NEAR_DUPLICATE, 1)):
+        if support.labels[first] != support.labels[second]:
+            identical = support.digests[first] == support.digests[second]
+            kind = "the same picture" if identical else f"nearly the same picture ({similarity[first, second]:.3f})"
+            warnings.append(
+                f"{kind} in two classes, {names[support.labels[first]]} and {names[support.labels[second]]}: "
+                f"{support.files[first]} and {support.files[second]}"
+            )
+    return warnings
+
+
+def classify(
+    classifier: Classifier,
+    encoder: Encoder,
+    images: Sequence[Path],
+    *,
+    neighbours: int = 3,
+    alpha: float = 0.1,
+) -> Classification:
+    """Predict every readable image.
+
+    Args:
+        neighbours: examples to show beside each prediction.
+        alpha: level of the sets of possible classes.
+
+    Raises:
+        UserError: the model is another, or no image can be read.
+    """
+    classifier.check_model(encoder)
+    queries = embed_files(encoder, images, "images")
+    chances = classifier.predict_proba(queries.features)
+    unknown = classifier.is_unknown(queries.features)
+    possible = classifier.predict_set(queries.features, alpha) if classifier.calibrated else None
+    similarity = classifier.similarity(queries.features)
+    names, support = classifier.classes, classifier.support
+    predictions = []
+    for row, file in enumerate(queries.files):
+        best, second = np.argsort(-chances[row], kind="stable")[:2]
+        near = np.argsort(-similarity[row], kind="stable")[:neighbours]
+        predictions.append(
+            Prediction(
+                file,
+                names[best],
+                float(chances[row, best]),
+                names[second],
+                bool(unknown[row]),
+                ()
+                if possible is None
+                else tuple(name for name, kept in zip(names, possible[row], strict=True) if kept),
+                tuple(
+                    NearestExample(Path(support.files[i]), names[support.labels[i]], float(similarity[row, i]))
+                    for i in near
+                ),
+            )
+        )
+    warnings = example_warnings(classifier) + [f"not classified: {message}" for message in queries.broken]
+    if count := int(unknown.sum()):
+        warnings.append(f"{count} of {len(predictions)} images are unlike every example; they may belong to no class")
+    return Classification(names, tuple(predictions), tuple(warnings))
