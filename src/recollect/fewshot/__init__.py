@@ -3,6 +3,7 @@
 from recollect.fewshot.ape import ApeClassifier
 from recollect.fewshot.base import EmbeddingClassifier
 from recollect.fewshot.mixture import DualMemory, GaussianDiscriminant, ZeroShotMix
+from recollect.fewshot.proker import ProKeR
 from recollect.fewshot.prototype import PrototypeClassifier
 from recollect.fewshot.tip import CrossValidatedTipAdapter, TipAdapter, TipX, ZeroShotClassifier
 from recollect.fewshot.trained import ApeTrained, ClipAdapter, LinearProbe, TipAdapterF
@@ -19,6 +20,7 @@ __all__ = [
     "GaussianDiscriminant",
     "LinearProbe",
     "PluralityVoting",
+    "ProKeR",
     "PrototypeClassifier",
     "RankVoting",
     "SoftmaxVoting",

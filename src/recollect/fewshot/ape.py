@@ -73,6 +73,9 @@ class ApeClassifier(EmbeddingClassifier):
         self.support_, self.labels_ = support, labels
         self.alpha_ = tuned_weight(self.alpha, self._components, support, labels, sums=True)
 
+    def _chosen(self) -> dict[str, Any]:
+        return {"alpha": self.alpha_}
+
     def _select(self) -> None:
         if not 0 < self.channels <= 1:
             raise ValueError(f"channels is a share between 0 and 1, got {self.channels}")

@@ -9,6 +9,9 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
+from recollect.fewshot.calibration import conformal_p, expected_calibration_error, fit_temperature, log_softmax
+from recollect.fewshot.holdout import HoldOut
+
 UNIT_TOLERANCE = 1e-2
 """Largest deviation from norm 1 that counts as rounding (half precision loses about 1e-3)."""
 
@@ -44,6 +47,11 @@ def class_means(features: np.ndarray, labels: np.ndarray, classes: int) -> np.nd
 class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
     """Base of the classifiers: subclasses write ``_fit(support, labels)`` and ``_scores(queries)``.
 
+    Every classifier says how far it can be trusted, from scores of its own examples that were held out: each alone, or
+    up to four shots one of each class at a time; the only example of a class is never held out. What a method chose
+    (weights, widths) it chose on the same examples, so these figures are a little optimistic. A subclass with a closed
+    form writes ``_held_out(support, labels, plan)``; the others are fitted again on folds.
+
     ``support`` and ``queries`` arrive validated and unit-norm, ``labels`` as indices into ``classes_``. Where a
     method reads class texts, they are the constructor argument ``text_features``, one row for each entry of
     ``classes_`` in its order; without them the normalised class means stand in.
@@ -52,10 +60,16 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         classes_: sorted class labels.
         n_features_in_: width of the embeddings.
         texts_: unit-norm class texts (classes, width), where the method reads them.
+        loo_rows_: which examples were held out (held,), as rows of ``X``; none where every class has one.
+        loo_scores_: their scores (held, classes), by the classifier without them.
+        loo_accuracy_: share of them that is right (0 to 1), NaN if there are none.
+        loo_ece_: expected calibration error of their probabilities, NaN if there are none.
+        temperature_: of ``predict_proba``, the one of least negative log-likelihood on them; where there are none, the
+            model's own.
     """
 
     confidence_scale = 1.0
-    """Factor of the scores in the softmax of ``predict_proba``."""
+    """Inverse temperature of the scores where nothing can be held out."""
 
     def fit(self, X: Any, y: Any) -> "EmbeddingClassifier":
         """Learn from a support set.
@@ -67,7 +81,7 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         Raises:
             ValueError: NaN, a zero row, fewer than two classes, or class texts that do not fit.
         """
-        X, y = validate_data(self, _as_numpy(X), _as_numpy(y), dtype=[np.float32, np.float64], ensure_min_samples=2)
+        X, y = validate_data(self, as_numpy(X), as_numpy(y), dtype=[np.float32, np.float64], ensure_min_samples=2)
         with warnings.catch_warnings():  # a class for nearly every example looks like regression: here it is one shot
             warnings.filterwarnings("ignore", message="The number of unique classes is greater than 50%")
             check_classification_targets(y)
@@ -77,10 +91,56 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         return self._learn(unit_rows(X, "support embeddings"), labels)
 
     def _learn(self, support: np.ndarray, labels: np.ndarray) -> "EmbeddingClassifier":
+        self._fit_alone(support, labels)
+        self._measure(support, labels)
+        return self
+
+    def _fit_alone(self, support: np.ndarray, labels: np.ndarray) -> None:
         if hasattr(self, "text_features"):
             self.texts_ = self._texts(support, labels)
         self._fit(support, labels)
-        return self
+
+    def _measure(self, support: np.ndarray, labels: np.ndarray) -> None:
+        """Set what the held-out examples tell."""
+        plan = HoldOut.of(labels)
+        self.loo_rows_, own = plan.rows, plan.held_labels
+        self.temperature_ = 1.0 / self.confidence_scale
+        self.loo_accuracy_ = self.loo_ece_ = float("nan")
+        self._known, self._known_labels, self._familiar = np.empty(0), own, np.empty(0)
+        self.loo_scores_ = np.empty((0, len(self.classes_)))
+        if len(plan.rows):
+            self.loo_scores_ = self._held_out(support, labels, plan)
+            self.temperature_ = fit_temperature(self._logits(self.loo_scores_), own)
+            probabilities = self._probabilities(self.loo_scores_)
+            self.loo_accuracy_ = float((self.loo_scores_.argmax(axis=1) == own).mean())
+            self.loo_ece_ = expected_calibration_error(probabilities, own)
+            self._known = probabilities[np.arange(len(own)), own]
+            self._familiar = np.sort(self.loo_scores_.max(axis=1))
+
+    def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
+        """Scores of the examples ``plan.rows`` (held, classes) by the classifier, as it was tuned, without them."""
+        scores = np.empty((len(plan.rows), len(self.classes_)), dtype=support.dtype)
+        for learn, choose in plan.folds():
+            fitted = self._refitted(support[learn], labels[learn])
+            scores[np.searchsorted(plan.rows, choose)] = fitted._scores(support[choose])
+        return scores
+
+    def _refitted(self, support: np.ndarray, labels: np.ndarray) -> "EmbeddingClassifier":
+        """A copy fitted on other examples of the same classes, with the parameters that this one chose."""
+        copy = type(self)(**{**self.get_params(deep=False), **self._chosen()})
+        copy.classes_, copy.n_features_in_ = self.classes_, self.n_features_in_
+        copy._fit_alone(support, labels)
+        return copy
+
+    def _chosen(self) -> dict[str, Any]:
+        """Constructor arguments with what was chosen in their place."""
+        return {}
+
+    def _text_similarity(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
+        """Similarities of held-out examples to the class texts (held, classes); means that stand in go without them."""
+        if self.text_features is not None:
+            return support[plan.rows] @ self.texts_.T
+        return left_out_means(support, labels, plan, cosine=True)
 
     def fit_checked(self, support: np.ndarray, labels: np.ndarray) -> "EmbeddingClassifier":
         """As `fit`, for a caller who has checked: unit-norm float rows, labels 0…C - 1 that all occur."""
@@ -91,10 +151,8 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         """The class texts, checked; or what stands in for them."""
         given = self.text_features
         if given is None:
-            means = class_means(support, labels, len(self.classes_))
-            norms = np.linalg.norm(means, axis=1, keepdims=True)
-            return means / np.where(norms > 0, norms, 1)
-        texts = check_array(_as_numpy(given), dtype=[np.float32, np.float64], input_name="text_features")
+            return unit_or_zero(class_means(support, labels, len(self.classes_)))
+        texts = check_array(as_numpy(given), dtype=[np.float32, np.float64], input_name="text_features")
         expected = (len(self.classes_), support.shape[1])
         if texts.shape != expected:
             raise ValueError(
@@ -112,9 +170,13 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         Returns:
             (queries, classes), in the order of ``classes_``; larger is more likely.
         """
+        return self._scores(self._queries(X))
+
+    def _queries(self, X: Any) -> np.ndarray:
+        """Queries checked and unit-norm."""
         check_is_fitted(self)
-        X = validate_data(self, _as_numpy(X), dtype=[np.float32, np.float64], reset=False)
-        return self._scores(unit_rows(X, "query embeddings"))
+        X = validate_data(self, as_numpy(X), dtype=[np.float32, np.float64], reset=False)
+        return unit_rows(X, "query embeddings")
 
     def decision_function(self, X: Any) -> np.ndarray:
         """As `scores`; for two classes the difference, as scikit-learn has it."""
@@ -127,11 +189,51 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         return self.classes_[best]
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Scores as probabilities (queries, classes). They order like the scores; they are not calibrated."""
+        """Calibrated probabilities (queries, classes), ``softmax(scores / temperature_)``; ordered like the scores."""
         return self._probabilities(self.scores(X))
 
     def _probabilities(self, scores: np.ndarray) -> np.ndarray:
-        return softmax(self.confidence_scale * scores)
+        return np.exp(log_softmax(self._logits(scores) / self.temperature_)).astype(scores.dtype, copy=False)
+
+    def _logits(self, scores: np.ndarray) -> np.ndarray:
+        """Scores as the logits that a temperature divides; for scores that are shares, their logarithm."""
+        return scores
+
+    def shares(self, X: Any) -> np.ndarray:
+        """What a mixture with other probabilities adds (queries, classes); votes are shares already, as published."""
+        return self.predict_proba(X)
+
+    def predict_set(self, X: Any, alpha: float = 0.1) -> np.ndarray:
+        """The classes that cannot be ruled out at error rate ``alpha``: conformal sets, class by class.
+
+        A class of n held-out examples can be ruled out only if ``n >= 1 / alpha - 1`` (9 for 0.1). Here the held-out
+        examples are compared with queries that all examples were learned from (jackknife), which is not covered by a
+        theorem but is near 1 - alpha; `ProKeR` has the exact form. An empty set says "none of these".
+
+        Args:
+            X: embeddings (queries, width).
+            alpha: share of queries whose class may be missing from their set, 0 < alpha < 1.
+
+        Returns:
+            (queries, classes), true where the class stays possible.
+        """
+        if not 0 < alpha < 1:
+            raise ValueError(f"alpha is a share between 0 and 1, got {alpha}")
+        return self.conformal_p(X) > alpha
+
+    def conformal_p(self, X: Any) -> np.ndarray:
+        """The p-value of each class that `predict_set` compares with ``alpha`` (queries, classes)."""
+        return conformal_p(self._known, self._known_labels, self.predict_proba(X))
+
+    def known_p(self, X: Any) -> np.ndarray:
+        """How many of the held-out examples look no more familiar than each query (queries,), 0 to 1.
+
+        Small where a query belongs to none of the classes: a rule "none of these if below alpha" refuses about that
+        share of queries that do belong. Familiarity is the highest score. It needs ``1 / alpha - 1`` held-out examples
+        in all, far fewer than `predict_set` does, which asks class by class.
+        """
+        less = np.searchsorted(self._familiar, self.scores(X).max(axis=1), side="right")
+        return (1 + less) / (len(self._familiar) + 1)
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         raise NotFittedError(f"{type(self).__name__} does not say how it learns")
@@ -140,7 +242,39 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         raise NotFittedError(f"{type(self).__name__} does not say how it scores")
 
 
-def _as_numpy(array: Any) -> Any:
+def left_out_means(support: np.ndarray, labels: np.ndarray, plan: HoldOut, cosine: bool = False) -> np.ndarray:
+    """Similarities of held-out examples to the class means of the others (held, classes).
+
+    Args:
+        cosine: normalise the means.
+    """
+    counts = np.bincount(labels).astype(support.dtype)
+    sums = class_means(support, labels, len(counts)) * counts[:, None]
+    held, own = support[plan.rows], plan.held_labels
+    if not plan.one_by_one:
+        scores = np.empty((len(held), len(counts)), dtype=support.dtype)
+        for learn, choose in plan.folds():
+            means = class_means(support[learn], labels[learn], len(counts))
+            scores[np.searchsorted(plan.rows, choose)] = support[choose] @ (unit_or_zero(means) if cosine else means).T
+        return scores
+    scores = held @ sums.T
+    mine = sums[own] - held
+    scores[np.arange(len(own)), own] = (held * mine).sum(axis=1)
+    if not cosine:
+        scores /= counts - (own[:, None] == np.arange(len(counts)))
+        return scores
+    norms = np.broadcast_to(np.linalg.norm(sums, axis=1), scores.shape).copy()
+    norms[np.arange(len(own)), own] = np.linalg.norm(mine, axis=1)
+    return scores / np.where(norms > 0, norms, 1)
+
+
+def unit_or_zero(matrix: np.ndarray) -> np.ndarray:
+    """Rows normalised; a row of zeros stays zero."""
+    norms = np.linalg.norm(matrix, axis=1, keepdims=True)
+    return matrix / np.where(norms > 0, norms, 1)
+
+
+def as_numpy(array: Any) -> Any:
     """A torch tensor as an array, without graph and on the CPU; anything else unchanged."""
     if hasattr(array, "detach"):
         array = array.detach().cpu()

@@ -33,6 +33,9 @@ class GaussianDiscriminant(EmbeddingClassifier):
         self.alpha_ = tuned_weight(self.alpha, self._components, support, labels, bounds=(1e-4, 1e2))
         self.coef_, self.intercept_ = self._discriminant(support, labels)
 
+    def _chosen(self) -> dict[str, Any]:
+        return {"alpha": self.alpha_}
+
     def _discriminant(self, support: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         count, width = support.shape
         means = class_means(support, labels, len(self.classes_)).astype(np.float64)
@@ -77,6 +80,9 @@ class DualMemory(EmbeddingClassifier):
         self.support_, self.labels_ = support, labels
         self.alpha_ = tuned_weight(self.alpha, self._components, support, labels)
 
+    def _chosen(self) -> dict[str, Any]:
+        return {"alpha": self.alpha_}
+
     def _components(self, support: np.ndarray, labels: np.ndarray, queries: np.ndarray) -> Pair:
         similarity = queries @ support.T
         weights = np.exp(self.beta * (similarity - 1))
@@ -91,6 +97,11 @@ class DualMemory(EmbeddingClassifier):
     def _scores(self, queries: np.ndarray) -> np.ndarray:
         texts, memory = self._components(self.support_, self.labels_, queries)
         return texts + self.alpha_ * memory
+
+
+def _shares(estimator: Any, queries: np.ndarray) -> np.ndarray:
+    """Shares of one of our classifiers, probabilities of anybody's."""
+    return getattr(estimator, "shares", estimator.predict_proba)(queries)
 
 
 class ZeroShotMix(EmbeddingClassifier):
@@ -126,14 +137,17 @@ class ZeroShotMix(EmbeddingClassifier):
 
     def _components(self, support: np.ndarray, labels: np.ndarray, queries: np.ndarray) -> Pair:
         fitted = self._new().fit(support, labels)
-        return softmax(self.scale * queries @ self.texts_.T), fitted.predict_proba(queries)
+        return softmax(self.scale * queries @ self.texts_.T), _shares(fitted, queries)
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
-        return self.combine(queries @ self.texts_.T, self.estimator_.predict_proba(queries))
+        return self.combine(queries @ self.texts_.T, _shares(self.estimator_, queries))
 
     def combine(self, text_similarity: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
         """Scores from the queries' similarities to the texts and the classifier's probabilities."""
         return softmax(self.scale * text_similarity) + self.weight_ * probabilities
 
-    def _probabilities(self, scores: np.ndarray) -> np.ndarray:
-        return scores / scores.sum(axis=1, keepdims=True)
+    def _chosen(self) -> dict[str, Any]:
+        return {"weight": self.weight_}
+
+    def _logits(self, scores: np.ndarray) -> np.ndarray:
+        return np.log(np.maximum(scores, np.finfo(np.float32).tiny))

@@ -20,6 +20,7 @@ from torch import Tensor
 from recollect.fewshot.ape import ApeClassifier
 from recollect.fewshot.base import EmbeddingClassifier, unit_rows
 from recollect.fewshot.mixture import TEXT_SCALE, DualMemory, GaussianDiscriminant, ZeroShotMix
+from recollect.fewshot.proker import ProKeR
 from recollect.fewshot.prototype import PrototypeClassifier
 from recollect.fewshot.tip import CrossValidatedTipAdapter, TipAdapter, TipX, ZeroShotClassifier
 from recollect.fewshot.trained import ApeTrained, ClipAdapter, LinearProbe, TipAdapterF
@@ -37,6 +38,8 @@ FEW_SHOT_METHODS: Mapping[str, MakeEstimator] = {
     "rank": lambda texts, scale: RankVoting(),
     "softmax": lambda texts, scale: SoftmaxVoting(),
     "softmax+zero-shot": lambda texts, scale: ZeroShotMix(SoftmaxVoting(), texts, scale=scale),
+    "proker": lambda texts, scale: ProKeR(texts, scale),
+    "proker-published": lambda texts, scale: ProKeR(texts, scale, preset="published"),
     "tip-x": lambda texts, scale: TipX(texts, scale=scale),
     "ape": lambda texts, scale: ApeClassifier(texts, scale=scale),
     "gda": lambda texts, scale: GaussianDiscriminant(texts, scale=scale),

@@ -1,12 +1,14 @@
 """Tip-Adapter and its relatives without training: class texts plus a cache of examples."""
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from recollect.fewshot.base import EmbeddingClassifier, softmax
-from recollect.fewshot.tuning import Pair, best_weight, held_in_share, support_folds, tuned_weight
+from recollect.fewshot.holdout import MOST_TUNING_ROWS, HoldOut
+from recollect.fewshot.tuning import Pair, best_of_intervals, correct_interval, tuned_weight
 
 TIP_PRESETS = {"paper": 1.0, "official": 100.0}
 """Factor of the text scores: 1 as LIxP prints it, 100 as Tip-Adapter's code has it."""
@@ -85,6 +87,10 @@ class TipAdapter(EmbeddingClassifier):
         cache = affinity(queries @ self.support_.T, self.beta_) @ self.values_
         return self.combine(queries @ self.texts_.T, cache)
 
+    def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
+        (cache,) = held_out_sums(support, labels, plan, np.array([self.beta_]))
+        return self.combine(self._text_similarity(support, labels, plan), cache)
+
     def combine(self, text_similarity: np.ndarray, cache: np.ndarray) -> np.ndarray:
         """Scores from the queries' similarities to the texts and what the cache holds for each class."""
         return TIP_PRESETS[self.preset] * text_similarity + self.alpha_ * cache
@@ -98,54 +104,77 @@ class TipAdapter(EmbeddingClassifier):
 class CrossValidatedTipAdapter(TipAdapter):
     """Tip-Adapter with alpha and beta chosen by cross-validation on the support set (LIxP, section 3.1.2).
 
-    Stratified three-fold (two-fold at two shots, ``alpha`` and ``beta`` as given at one). For each beta of a log grid
-    from 1 to 50 the best alpha is found exactly; the smallest beta wins ties. A fold has fewer examples to sum over
-    than the whole support has, so alpha is rescaled by that ratio.
+    Each example is scored by the others (up to four shots without one example of each class; ``alpha`` and ``beta`` as
+    given at one shot). For each beta of a log grid from 1 to 50 the best alpha is found exactly; the smallest beta wins
+    ties. A class from which an example is absent sums over fewer, so its sum is scaled up to all.
 
     Attributes:
         alpha_, beta_: what was chosen.
     """
 
     def _choose(self, support: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-        folds = list(support_folds(labels))
-        if not folds:
+        plan = HoldOut.of(labels).first(MOST_TUNING_ROWS)
+        if not len(plan.rows):
             return self.alpha, self.beta
-        held_out = np.concatenate([choose for _, choose in folds])
-        texts = TIP_PRESETS[self.preset] * support[held_out] @ self.texts_.T
-        caches = [cache_sums(support[choose], support[learn], labels[learn], BETA_GRID) for learn, choose in folds]
+        texts = TIP_PRESETS[self.preset] * self._text_similarity(support, labels, plan)
+        own, (lower, upper) = plan.held_labels, np.empty((2, len(BETA_GRID), len(plan.rows)))
+        for rows, caches in held_out_blocks(support, labels, plan, BETA_GRID):
+            for place, cache in enumerate(caches):
+                lower[place, rows], upper[place, rows] = correct_interval(texts[rows], cache, own[rows])
         best = (-1.0, self.alpha, self.beta)
-        for beta, cache in zip(BETA_GRID, np.concatenate(caches, axis=1), strict=True):
-            weight, accuracy = best_weight(texts, cache, labels[held_out])
+        for beta, low, high in zip(BETA_GRID.tolist(), lower, upper, strict=True):
+            weight, accuracy = best_of_intervals(low, high)
             if accuracy > best[0]:
-                best = (accuracy, weight * held_in_share(labels), float(beta))
+                best = (accuracy, weight, beta)
         return best[1], best[2]
 
 
-def cache_sums(
-    queries: np.ndarray, support: np.ndarray, labels: np.ndarray, betas: np.ndarray, block: int = 64
-) -> np.ndarray:
-    """What Tip-Adapter's cache holds for each class, ``sum exp(-beta (1 - f·F))``, at every beta.
+def held_out_blocks(
+    support: np.ndarray,
+    labels: np.ndarray,
+    plan: HoldOut,
+    betas: np.ndarray,
+    weights: np.ndarray | None = None,
+    block: int = 64,
+) -> Iterator[tuple[slice, np.ndarray]]:
+    """What Tip-Adapter's cache holds for each class, ``sum exp(-beta (1 - f·F))``, at every beta, without the examples
+    that are absent with a row; scaled to the whole class, so that a weight chosen on it fits the whole support.
 
     Adding rows class by class is far cheaper than a product with one-hot labels, and a block of queries stays in the
     processor's cache while all betas read it.
 
     Args:
-        queries: (queries, width).
-        support, labels: (examples, width), (examples,); every class has examples.
+        support, labels: unit rows (examples, width), (examples,); every class has examples.
+        plan: which rows are asked for.
+        weights: of the examples (examples,).
+        block: rows at a time.
 
-    Returns:
-        (betas, queries, classes).
+    Yields:
+        Places within ``plan.rows``, and their sums (betas, rows, classes).
     """
     classes, members = int(labels.max()) + 1, torch.from_numpy(labels)
-    sums = torch.zeros(len(betas), len(queries), classes, dtype=torch.from_numpy(support[:0]).dtype)
-    for start in range(0, len(queries), block):
-        distance = torch.from_numpy(support @ queries[start : start + block].T) - 1
-        kernel, held = torch.empty_like(distance), torch.empty(classes, distance.shape[1], dtype=distance.dtype)
+    factors = None if weights is None else torch.from_numpy(weights)[:, None]
+    for start in range(0, len(plan.rows), block):
+        rows = plan.rows[start : start + block]
+        distance = torch.from_numpy(support @ support[rows].T) - 1
+        places, absent = plan.absent(rows)
+        distance[torch.from_numpy(absent), torch.from_numpy(places)] = -torch.inf
+        kernel = torch.empty_like(distance)
+        held = torch.empty(len(betas), classes, len(rows), dtype=distance.dtype)
         for place, beta in enumerate(betas.tolist()):
             torch.mul(distance, beta, out=kernel).exp_()
-            held.zero_().index_add_(0, members, kernel)
-            sums[place, start : start + block] = held.T
-    return sums.numpy()
+            if factors is not None:
+                kernel.mul_(factors)
+            held[place].zero_().index_add_(0, members, kernel)
+        kept = plan.kept(rows).astype(support.dtype)
+        yield slice(start, start + block), held.transpose(1, 2).numpy() / kept
+
+
+def held_out_sums(
+    support: np.ndarray, labels: np.ndarray, plan: HoldOut, betas: np.ndarray, weights: np.ndarray | None = None
+) -> np.ndarray:
+    """All blocks of `held_out_blocks` together: (betas, held, classes)."""
+    return np.concatenate([sums for _, sums in held_out_blocks(support, labels, plan, betas, weights)], axis=1)
 
 
 class TipX(EmbeddingClassifier):
@@ -181,6 +210,9 @@ class TipX(EmbeddingClassifier):
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         self.support_, self.labels_ = support, labels
         self.gamma_ = tuned_weight(self.gamma, self._components, support, labels, sums=True)
+
+    def _chosen(self) -> dict[str, Any]:
+        return {"gamma": self.gamma_}
 
     def _components(self, support: np.ndarray, labels: np.ndarray, queries: np.ndarray) -> Pair:
         """Tip-Adapter's scores, and the divergence cache's."""

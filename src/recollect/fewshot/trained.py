@@ -45,6 +45,9 @@ class LinearProbe(EmbeddingClassifier):
         self.model_ = self._new(self.C_).fit(support, labels)
         self.n_iter_ = int(self.model_.n_iter_.max())
 
+    def _chosen(self) -> dict[str, Any]:
+        return {"strengths": (self.C_,)}
+
     def _new(self, strength: float) -> LogisticRegression:
         return LogisticRegression(C=strength, max_iter=self.max_iter)
 

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from sklearn.model_selection import StratifiedKFold
+
+from recollect.fewshot.holdout import FEW_SHOTS, HoldOut
 
 SWEEP_BLOCK = 512
 """Rows handled at a time: their intermediates stay in the processor's cache."""
@@ -68,7 +69,14 @@ def best_weight(
     Returns:
         The weight, and the share of rows that are right there (0 to 1).
     """
-    lower, upper = correct_interval(base, extra, labels)
+    return best_of_intervals(*correct_interval(base, extra, labels), bounds)
+
+
+def best_of_intervals(
+    lower: np.ndarray, upper: np.ndarray, bounds: tuple[float, float] = (0.0, np.inf)
+) -> tuple[float, float]:
+    """As `best_weight`, from the intervals (n,) of `correct_interval`; they can be found block by block."""
+    count = len(lower)
     lower, upper = np.maximum(lower, bounds[0]), np.minimum(upper, bounds[1])
     live = lower < upper
     ends = np.concatenate([bounds, lower[live], upper[live]])
@@ -90,20 +98,19 @@ def best_weight(
             weight = (weight + places[after + 1]) / 2
     else:
         weight = 2 * places[last] if places[last] > 0 else 1.0
-    return float(weight), float(right[best]) / len(labels)
+    return float(weight), float(right[best]) / count
 
 
 def support_folds(labels: np.ndarray, folds: int = 3) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Stratified folds of a support set: three, fewer where a class has fewer examples, none for a single one.
+    """Folds of a support set, one example of each class at a time up to four shots, else three; a class with a single
+    example is always learned from, and if all have one there are no folds.
 
     Yields:
         Indices to learn from and indices to choose on.
     """
-    folds = min(folds, int(np.bincount(labels).min()))
-    if folds < 2:
-        return
-    splitter = StratifiedKFold(folds, shuffle=True, random_state=0)
-    yield from splitter.split(np.zeros((len(labels), 1)), labels)
+    plan = HoldOut.of(labels)
+    if len(plan.rows):
+        yield from plan.folds(folds)
 
 
 Pair = tuple[np.ndarray, np.ndarray]
@@ -155,5 +162,9 @@ def tuned_weight(
 
 def held_in_share(labels: np.ndarray) -> float:
     """Share of the support that a fold learns from. A sum over examples shrinks by it, so its weight must too."""
-    folds = min(3, int(np.bincount(labels).min()))
-    return 1.0 if folds < 2 else (folds - 1) / folds
+    counts = np.bincount(labels)
+    several = counts[counts > 1]
+    if not len(several):
+        return 1.0
+    folds = int(several.max()) if several.max() <= FEW_SHOTS else 3
+    return (folds - 1) / folds

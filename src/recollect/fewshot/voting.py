@@ -1,5 +1,7 @@
 """The nearest examples vote for their class (LIxP, appendix B)."""
 
+from typing import Any
+
 import numpy as np
 
 from recollect.fewshot.base import EmbeddingClassifier
@@ -71,8 +73,14 @@ class _Voting(EmbeddingClassifier):
         votes *= 1e-9
         return votes
 
-    def _probabilities(self, scores: np.ndarray) -> np.ndarray:
-        return scores / scores.sum(axis=1, keepdims=True)
+    def shares(self, X: Any) -> np.ndarray:
+        """Votes over their sum (queries, classes)."""
+        votes = self.scores(X)
+        return votes / votes.sum(axis=1, keepdims=True)
+
+    def _logits(self, scores: np.ndarray) -> np.ndarray:
+        # As if a tenth of the votes were for no class in particular: a class without votes is unlikely, not impossible.
+        return np.log(scores + 0.1 / scores.shape[1])
 
 
 class PluralityVoting(_Voting):

@@ -1,0 +1,98 @@
+"""How far a classifier may be trusted: temperature, calibration error, conformal sets. Arrays in, numbers out."""
+
+import numpy as np
+
+BINS = 15
+"""Bins of the calibration error, as in Guo et al. (2017)."""
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Row-wise log of the softmax, stable, in double precision."""
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    shifted = shifted.astype(np.float64, copy=False)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
+    """The temperature T at which ``softmax(logits / T)`` has the least negative log-likelihood at the labels.
+
+    The likelihood is convex in 1/T, so halving finds its one minimum. The targets are smoothed by one example in all
+    that is of no class in particular (Platt's rule): otherwise rows that are all right would ask for T = 0. Logits
+    that say less than nothing about the labels get the largest temperature that still leaves their order visible.
+
+    Args:
+        logits: (n, classes), of examples that the classifier did not learn from.
+        labels: (n,).
+    """
+    count = len(logits)
+    logits = logits.astype(np.float64, copy=False) - logits.mean(axis=1, keepdims=True)
+    spread = float(np.abs(logits).max())
+    if spread == 0:
+        return 1.0
+    share = 1 / (count + 1)
+    wanted = (1 - share) * logits[np.arange(count), labels].mean()  # the mean of a row is 0
+
+    shifted = logits - logits.max(axis=1, keepdims=True)
+
+    def slope(sharpness: float) -> tuple[float, float]:
+        """First and second derivative of the loss by the sharpness 1/T."""
+        weights = np.exp(sharpness * shifted)
+        weights /= weights.sum(axis=1, keepdims=True)
+        weights *= logits
+        means = weights.sum(axis=1)
+        weights *= logits
+        return float(means.mean()) - wanted, float((weights.sum(axis=1) - means**2).mean())
+
+    low, high = 1e-3 / spread, 1e6 / spread
+    if slope(low)[0] >= 0:
+        return 1 / low
+    at = 1.0 / spread
+    for _ in range(60):  # Newton's steps, halving where one would leave the bracket
+        first, second = slope(at)
+        low, high = (at, high) if first < 0 else (low, at)
+        step = at - first / second if second > 0 else 0.0
+        if abs(step - at) <= 1e-7 * at:
+            break
+        at = step if low < step < high else (low * high) ** 0.5
+    return 1 / at
+
+
+def expected_calibration_error(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS) -> float:
+    """Mean distance of confidence from accuracy over equal bins of confidence, weighted by their sizes (0 to 1).
+
+    Args:
+        probabilities: (n, classes).
+        labels: (n,).
+    """
+    best = probabilities.argmax(axis=1)
+    return calibration_error(probabilities[np.arange(len(best)), best], best == labels, bins)
+
+
+def calibration_error(confidence: np.ndarray, right: np.ndarray, bins: int = BINS) -> float:
+    """As `expected_calibration_error`, from each row's confidence (n,) and whether it is right (n,)."""
+    if len(confidence) == 0:
+        return float("nan")
+    place = np.clip((confidence * bins).astype(np.int64), 0, bins - 1)
+    gap = np.bincount(place, confidence, bins) - np.bincount(place, right.astype(np.float64), bins)
+    return float(np.abs(gap).sum() / len(confidence))
+
+
+def conformal_p(known: np.ndarray, known_labels: np.ndarray, asked: np.ndarray) -> np.ndarray:
+    """Conformal p-value of each class for each query, class by class (Mondrian): (queries, classes).
+
+    ``p_c = (1 + #{i of c: known_i <= asked_c}) / (n_c + 1)``: how many of the class's own held-out examples fit it no
+    better than the query would. The class is kept at error rate alpha if ``p_c > alpha``.
+
+    Args:
+        known: (n,), how well each held-out example fits its own class; larger is better.
+        known_labels: (n,).
+        asked: (queries, classes), how well each query would fit each class.
+    """
+    p = np.ones(asked.shape)
+    order = np.lexsort((known, known_labels))
+    ends = np.cumsum(np.bincount(known_labels, minlength=asked.shape[1]))
+    for label, (start, end) in enumerate(zip(np.r_[0, ends[:-1]], ends, strict=True)):
+        if end > start:
+            less = np.searchsorted(known[order[start:end]], asked[:, label], side="right")
+            p[:, label] = (1 + less) / (end - start + 1)
+    return p

@@ -1,0 +1,165 @@
+"""Temperatures, calibration error, conformal sets and what is held out, against plain references."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
+
+from fewshot.worlds import unit, world
+from recollect import fewshot
+from recollect.fewshot.calibration import conformal_p, expected_calibration_error, fit_temperature, log_softmax
+from recollect.fewshot.holdout import HoldOut
+
+METHODS = [name for name in fewshot.__all__ if name not in {"EmbeddingClassifier", "best_weight"}]
+
+
+def fitted(name, counts=(10, 10, 10), queries=60, noise=1.2, **options):
+    support, labels, asked, own, texts = world(counts, queries=queries, noise=noise, seed=1)
+    model = getattr(fewshot, name)(**options)
+    if "text_features" in model.get_params():
+        model.set_params(text_features=texts)
+    return model.fit(support, labels), support, labels, asked, own
+
+
+counts_of_classes = st.lists(st.integers(1, 9), min_size=2, max_size=6)
+
+
+@given(counts_of_classes, st.integers(0, 99))
+def test_every_example_is_held_out_once_but_the_only_one_of_a_class(counts, seed):
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
+    plan = HoldOut.of(labels)
+    assert plan.rows.tolist() == [row for row, label in enumerate(labels) if counts[label] > 1]
+    chosen = []
+    for learn, choose in plan.folds():
+        assert not set(learn) & set(choose)
+        assert set(labels[learn]) == set(labels)
+        chosen += choose.tolist()
+    assert sorted(chosen) == plan.rows.tolist()
+    places, absent = plan.absent(plan.rows)
+    assert {(row, row) for row in plan.rows} <= set(zip(plan.rows[places], absent, strict=True))
+    sums = np.zeros((len(plan.rows), len(counts)))
+    for place, row in enumerate(plan.rows):
+        left = np.setdiff1d(np.arange(len(labels)), absent[places == place])
+        sums[place] = np.bincount(labels[left], minlength=len(counts))
+        assert row not in left
+    np.testing.assert_allclose(plan.kept(plan.rows) * np.array(counts), sums)
+    assert plan.one_by_one == (max(counts) > 4)
+
+
+def test_a_shortened_plan_stays_even_over_the_classes():
+    labels = np.repeat(np.arange(5), 20)
+    plan = HoldOut.of(labels).first(15)
+    assert np.bincount(plan.held_labels).tolist() == [3] * 5
+    assert len(np.concatenate([choose for _, choose in plan.folds()])) == 15
+
+
+@given(st.integers(0, 10**6), st.sampled_from([0.01, 1.0, 300.0]))
+def test_the_temperature_has_the_least_smoothed_likelihood(seed, scale):
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(4, size=30)
+    logits = scale * (generator.normal(size=(30, 4)) + 1.5 * np.eye(4)[labels])
+    targets = np.full((30, 4), 1 / 31 / 4)
+    targets[np.arange(30), labels] += 30 / 31
+
+    def loss(log_sharpness):
+        return -(targets * log_softmax(np.exp(log_sharpness) * logits)).sum()
+
+    best = minimize_scalar(loss, bounds=(-15 - np.log(scale), 8 - np.log(scale)), method="bounded",
+                           options={"xatol": 1e-9})  # fmt: skip
+    found = loss(-np.log(fit_temperature(logits, labels)))
+    assert found <= best.fun + 1e-5 * abs(best.fun)
+
+
+def test_scores_that_mislead_get_flat_probabilities_that_keep_their_order():
+    logits = np.array([[3.0, 0.0, 1.0], [0.0, 2.0, 1.0]])
+    temperature = fit_temperature(logits, np.array([1, 0]))
+    assert np.isfinite(temperature)
+    assert np.abs(logits / temperature).max() < 0.01
+    assert fit_temperature(np.zeros((3, 2)), np.array([0, 1, 0])) == 1.0
+    assert np.isfinite(fit_temperature(np.eye(3), np.arange(3)))  # all right: no temperature of zero
+
+
+def test_the_calibration_error_against_a_loop():
+    generator = np.random.default_rng(0)
+    probabilities = generator.dirichlet(np.ones(3), size=200)
+    labels = generator.integers(3, size=200)
+    confidence, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
+    expected = 0.0
+    for low in np.arange(15) / 15:
+        inside = (confidence >= low) & (confidence < low + 1 / 15)
+        if inside.any():
+            expected += inside.mean() * abs(confidence[inside].mean() - right[inside].mean())
+    assert expected_calibration_error(probabilities, labels) == pytest.approx(expected)
+
+
+@given(st.integers(0, 10**6))
+def test_conformal_p_values_count_the_class_that_fits_no_better(seed):
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(3, size=12)
+    known, asked = generator.integers(5, size=12) / 4, generator.integers(5, size=(6, 4)) / 4
+    found = conformal_p(known, labels, asked)
+    for query in range(6):
+        for label in range(4):
+            mine = known[labels == label]
+            assert found[query, label] == pytest.approx((1 + (mine <= asked[query, label]).sum()) / (len(mine) + 1))
+
+
+@pytest.mark.parametrize("name", METHODS)
+class TestEveryMethod:
+    def test_says_how_often_it_is_right_on_what_it_did_not_see(self, name):
+        model, _, labels, asked, own = fitted(name)
+        assert model.loo_scores_.shape == (30, 3)
+        assert model.loo_accuracy_ == (model.loo_scores_.argmax(axis=1) == labels).mean()
+        measured = (model.predict(asked) == own).mean()
+        assert abs(model.loo_accuracy_ - measured) < 0.3  # three standard errors of 30 and 60 rows
+        assert 0 <= model.loo_ece_ < 0.4
+
+    def test_probabilities_follow_the_scores(self, name):
+        model, _, _, asked, _ = fitted(name)
+        probabilities = model.predict_proba(asked)
+        np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-5)
+        np.testing.assert_array_equal(probabilities.argmax(axis=1), model.scores(asked).argmax(axis=1))
+
+    def test_sets_shrink_with_the_error_rate_and_mostly_hold_the_class(self, name):
+        model, _, _, asked, own = fitted(name)
+        loose, tight = model.predict_set(asked, 0.4), model.predict_set(asked, 0.1)
+        assert (tight >= loose).all()
+        assert tight[np.arange(60), own].mean() > 0.75
+        assert not (model.predict_set(asked, 0.05) == 0).any()  # ten examples cannot rule out at 1 in 20
+        with pytest.raises(ValueError, match="alpha is a share"):
+            model.predict_set(asked, 1.0)
+
+    def test_unlike_everything_is_told_by_a_small_p(self, name):
+        model, *_, asked, _ = fitted(name)
+        p = model.known_p(asked)
+        assert p.shape == (60,)
+        assert p.min() > 0
+        assert p.max() <= 1
+        assert (p <= 0.1).mean() < 0.4
+
+    def test_one_shot_holds_nothing_out_and_says_so(self, name):
+        model, _, _, asked, _ = fitted(name, counts=(1, 1, 1))
+        assert len(model.loo_rows_) == 0
+        assert np.isnan([model.loo_accuracy_, model.loo_ece_]).all()
+        assert model.predict_set(asked, 0.1).all()
+        assert (model.known_p(asked) == 1).all()
+        assert np.isfinite(model.predict_proba(asked)).all()
+
+    def test_one_class_with_one_example_leaves_the_others_measured(self, name):
+        model, *_ = fitted(name, counts=(8, 1, 8))
+        assert len(model.loo_rows_) == 16
+        assert model.loo_accuracy_ > 0.4
+
+    def test_no_row_is_scored_by_itself(self, name):
+        """A support of pure noise: what sees itself is always right, what does not guesses."""
+        generator = np.random.default_rng(2)
+        support, labels = unit(generator.normal(size=(60, 40))), np.tile(np.arange(3), 20)
+        model = getattr(fewshot, name)()
+        if "text_features" in model.get_params():
+            model.set_params(text_features=unit(generator.normal(size=(3, 40))))
+        assert model.fit(support, labels).loo_accuracy_ < 0.6
+
+    def test_texts_that_are_made_from_the_examples_go_without_a_row_too(self, name):
+        support, labels = unit(np.random.default_rng(2).normal(size=(60, 40))), np.tile(np.arange(3), 20)
+        assert getattr(fewshot, name)().fit(support, labels).loo_accuracy_ < 0.6
