@@ -1,9 +1,17 @@
 """Whatever is wrong with a user's data, one line says what, where and what to do."""
 
+import io
+import os
 import re
+import socket
+import subprocess
+import sys
+import tarfile
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from recollect.core.errors import UserError
 from recollect.data.sources import open_source
@@ -11,6 +19,7 @@ from recollect.data.sources.columns import Columns
 from recollect.data.sources.derived import Subset
 from recollect.data.sources.images import BrokenImageError
 from recollect.data.sources.reading import BrokenCounter, readable_samples
+from recollect.data.sources.shards import ShardState, scan
 
 
 def complaint(spec, **options):
@@ -197,3 +206,128 @@ def test_only_the_first_broken_images_are_shown(make, capfd):
     said = capfd.readouterr().err
     assert len(re.findall("left out\n", said)) == 4  # three of them, and the sum
     assert "further broken images are only counted" in said
+
+
+# --- shards that lose samples ------------------------------------------------------------------------------------
+
+
+def shard(make, count=120, name="shard-000.tar", first=0):
+    samples = [
+        (f"{i:04}", {"png": make.encoded(make.picture(i % 200)), "txt": b"a"}) for i in range(first, first + count)
+    ]
+    return make.tar(samples, name)
+
+
+def member_offsets(path):
+    with tarfile.open(path) as archive:
+        return [member.offset for member in archive]
+
+
+def flip(path, place, bit=1):
+    data = bytearray(path.read_bytes())
+    data[place] ^= bit
+    path.write_bytes(bytes(data))
+
+
+def test_a_flipped_bit_in_a_header_is_no_end_of_a_shard(make, capfd):
+    path = shard(make)
+    flip(path, member_offsets(path)[120] + 3)
+    assert "the header of file 121 is damaged" in complaint(path)
+    assert "119 more lie behind it" in complaint(path)
+    source = open_source(str(path), lost_share=0.6)
+    assert len(source) == 60
+    assert "the header of file 121 is damaged" in capfd.readouterr().err
+
+
+def test_a_small_loss_is_said_and_a_larger_share_of_all_shards_stops(make, capfd):
+    whole, hurt = shard(make, 200, "parts/0.tar"), shard(make, 200, "parts/1.tar", 200)
+    flip(hurt, member_offsets(hurt)[398] + 100)
+    assert len(open_source(str(make.folder / "parts"))) == 399
+    said = " ".join(capfd.readouterr().err.split())
+    assert f"{hurt}: the header of file 399 is damaged" in said
+    assert "and 1 more lie behind it" in said
+    flip(hurt, member_offsets(hurt)[300] + 100)
+    assert f"{hurt}: the header of file 301 is damaged" in complaint(make.folder / "parts")
+    assert len(open_source(str(whole))) == 200
+
+
+def test_a_shard_cut_between_two_files_is_not_taken_for_a_whole_one(make):
+    path = shard(make)
+    cut = make.folder / "cut.tar"
+    cut.write_bytes(path.read_bytes()[: member_offsets(path)[100]])
+    assert "cut short: the mark of a tar's end is missing after 100 files" in complaint(cut)
+    assert len(open_source(str(cut), lost_share=1.0)) == 50
+
+
+def test_shards_glued_together_are_not_read_to_the_first_end_only(make):
+    path = make.folder / "both.tar"
+    path.write_bytes(shard(make, 30).read_bytes() + shard(make, 20, "other.tar", 30).read_bytes())
+    assert "40 files lie behind the mark of its end, where 60 come before it" in complaint(path)
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@given(sizes=st.lists(st.sampled_from([0, 1, 511, 512, 513, 5000]), min_size=1, max_size=6), long=st.booleans())
+def test_whole_tars_of_every_kind_count_their_files(form, sizes, long, tmp_path_factory):
+    path = tmp_path_factory.mktemp("tars") / "x.tar"
+    with tarfile.open(path, "w", format=form) as archive:
+        for number, size in enumerate(sizes):
+            name = f"{'n' * 90}/{'m' * 60}/{number}" if long else f"caf\u00e9-{number}"
+            member = tarfile.TarInfo(f"{name}.bin")
+            member.size = size
+            archive.addfile(member, io.BytesIO(bytes(range(250)) * (size // 250 + 1)))
+    found = scan(path, path.stat().st_size, 0)
+    assert found == ShardState(len(sizes), 0, None, True, False)
+    assert found.lost == 0
+    scan.cache_clear()
+
+
+# --- the hub, and paths that lead elsewhere ----------------------------------------------------------------------
+
+
+def test_a_slip_in_a_local_path_is_no_question_to_the_hub(make, monkeypatch):
+    shard(make, name="sets/pears.tar")
+    monkeypatch.chdir(make.folder)
+    monkeypatch.setattr("recollect.data.sources.files._open_hub", lambda *_: pytest.fail("asked the hub"))
+    assert "Did you mean sets/pears.tar?" in complaint("sets/pear.tar")
+    assert "sets/pears: no such file or folder" in complaint("sets/pears")
+
+
+def test_a_hub_that_does_not_answer_is_one_line_soon(tmp_path):
+    """A server that takes the call and stays silent: the library alone would try for a minute."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        program = (
+            "import time; from recollect.data.sources import files; files._HUB_SECONDS = 1.0\n"
+            "start = time.perf_counter()\n"
+            "try: files.open_tables('nobody/no-such-set')\n"
+            "except files.UserError as error: print(time.perf_counter() - start, error)\n"
+        )
+        hub = {"HF_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}", "HF_HOME": str(tmp_path)}
+        kept = {key: value for key, value in os.environ.items() if "OFFLINE" not in key and "proxy" not in key.lower()}
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=kept | hub, capture_output=True, text=True, timeout=60
+        )
+    seconds, _, words = done.stdout.partition(" ")
+    assert "nobody/no-such-set: neither a path here nor a data set the hub gave us" in words, done.stderr
+    assert "\n" not in words.strip()
+    assert float(seconds) < 10
+    assert "the hub does not answer" in done.stderr
+
+
+@pytest.mark.parametrize("path", ["../secret.png", "pictures/../../secret.png", "{outside}/secret.png"])
+def test_a_table_opens_no_file_outside_of_its_folder_unless_allowed(make, path):
+    make.picture(9).save(make.folder / "secret.png")
+    make.pictures(["a.png"], "inner/pictures")
+    path = path.format(outside=make.folder)
+    table = make.text("inner/list.csv", f"image,caption\npictures/a.png,x\n{path},y\n")
+    assert f"list.csv, row 1: {path} lies outside of the table's folder" in complaint(table)
+    assert len(open_source(f"{table}?paths=anywhere")) == 2
+    assert "paths takes 'anywhere'" in complaint(f"{table}?paths=all")
+    inside = make.text("inner/good.csv", f"image,caption\n{make.folder}/inner/pictures/a.png,x\n./pictures/a.png,y\n")
+    assert open_source(str(inside))[1].image.size == open_source(str(inside))[0].image.size
+
+
+def test_a_stored_path_beside_a_picture_is_not_opened_and_so_not_refused(make):
+    cells = [{"bytes": make.encoded(make.picture(3)), "path": "/home/somebody/3.png"}]
+    assert open_source(str(make.parquet({"image": cells, "caption": ["x"]})))[0].image
+    cells = [{"bytes": None, "path": "/etc/hostname"}]
+    assert "/etc/hostname lies outside" in complaint(make.parquet({"image": cells, "caption": ["x"]}, "other.parquet"))

@@ -30,10 +30,37 @@ def test_every_mode_becomes_rgb(mode, photo):
     assert (picture.mode, picture.size) == ("RGB", (200, 160))
 
 
-def test_a_palette_with_transparency_is_what_convert_makes_of_it(photo):
-    data = encoded(photo.quantize(16), transparency=3)
-    expected = Image.open(io.BytesIO(data)).convert("RGB")
-    assert np.array_equal(np.asarray(decode(data, "x")), np.asarray(expected))
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_parts_are_white_and_half_transparent_ones_half_so(mode):
+    grey = Image.new("LA", (4, 1))
+    for place, pixel in enumerate([(0, 0), (0, 128), (0, 255), (200, 255)]):
+        grey.putpixel((place, 0), pixel)
+    if mode == "P":
+        palette = Image.new("P", (2, 1))
+        palette.putpalette([10, 20, 30, 40, 50, 60])
+        palette.putpixel((1, 0), 1)
+        found = np.asarray(decode(encoded(palette, transparency=1), "x"))
+        assert found.tolist() == [[[10, 20, 30], [255, 255, 255]]]
+        return
+    found = np.asarray(decode(encoded(grey.convert(mode)), "x"))
+    assert found[0, :, 0].tolist() == [255, 127, 0, 200]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (np.array([[0.0, 0.5, 1.0]], np.float32), [0, 128, 255]),
+        (np.array([[0.0, 128.0, 255.0]], np.float32), [0, 128, 255]),
+        (np.array([[-3.0, np.nan, 1.0]], np.float32), [0, 0, 255]),
+        (np.array([[0, 128, 255]], np.int32), [0, 128, 255]),
+        (np.array([[0, 32768, 65535]], np.int32), [0, 128, 255]),
+        (np.array([[0, 2**30, 2**31 - 1]], np.int32), [0, 64, 127]),
+        (np.array([[0, 0, 0]], np.int32), [0, 0, 0]),
+    ],
+)
+def test_thirty_two_bits_fill_the_least_usual_range_that_holds_them(values, expected):
+    found = np.asarray(decode(encoded(Image.fromarray(values), "TIFF"), "x"))
+    assert found[0, :, 0].tolist() == expected
 
 
 def test_sixteen_bits_keep_their_shades():

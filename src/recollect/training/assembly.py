@@ -52,7 +52,10 @@ def assemble(recipe: Recipe, place: ProcessRanks, saved_model: Path | None) -> P
         saved_model: folder of the model to go on with; None to start as the recipe says.
     """
     data = recipe.data
-    sources = tuple(open_source(spec, split=data.split, kind=kind, columns=data.columns) for spec, kind in data.specs)
+    sources = tuple(
+        open_source(spec, split=data.split, kind=kind, columns=data.columns, lost_share=data.broken_share)
+        for spec, kind in data.specs
+    )
     model = load_model(saved_model, "cpu") if saved_model else start_model(recipe.model, sources, recipe.seed)
     if recipe.model.freeze != "none":
         model.freeze(recipe.model.freeze)

@@ -13,7 +13,7 @@ from recollect.core.types import NO_LABEL, Kind, Source
 from recollect.data.sources.address import Address, choose_split, filter_mask, parse_address
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.files import OpenedTables, open_tables
-from recollect.data.sources.images import note
+from recollect.data.sources.images import BROKEN_SHARE, note
 from recollect.data.sources.labels import find_labels
 from recollect.data.sources.table import Origin, TableSource, is_text
 
@@ -21,7 +21,12 @@ _WORLDS = ("glyphs:", "latents:")
 
 
 def open_source(
-    spec: str, *, split: str | None = None, kind: Kind | None = None, columns: Columns | None = None
+    spec: str,
+    *,
+    split: str | None = None,
+    kind: Kind | None = None,
+    columns: Columns | None = None,
+    lost_share: float = BROKEN_SHARE,
 ) -> Source:
     """Open a source of samples.
 
@@ -33,13 +38,14 @@ def open_source(
             the only one.
         kind: whether texts are captions or class names; by default captions where there is a caption column.
         columns: which column is which, where the names are unusual.
+        lost_share: share of the files in WebDataset shards that may lie behind damage before it is an error.
 
     Raises:
         UserError: there is no such source, split or column, nothing is left, or a file is damaged.
     """
     if spec.startswith(_WORLDS):
         return _open_world(spec, split, kind)
-    return _rows_of(spec, split, columns).source(kind)
+    return _rows_of(spec, split, columns, lost_share).source(kind)
 
 
 def split_names(spec: str, columns: Columns | None = None) -> tuple[str, ...]:
@@ -53,11 +59,11 @@ def split_names(spec: str, columns: Columns | None = None) -> tuple[str, ...]:
     return _rows_of(spec, None, columns).split_names()
 
 
-def _rows_of(spec: str, split: str | None, columns: Columns | None) -> "_RowsOf":
+def _rows_of(spec: str, split: str | None, columns: Columns | None, lost_share: float = BROKEN_SHARE) -> "_RowsOf":
     address = parse_address(spec)
     if split is not None:
         address = replace(address, split=split)
-    opened = open_tables(address.place, address.config, address.revision)
+    opened = open_tables(address.place, address.config, address.revision, lost_share)
     present = next(iter(opened.splits.values())).column_names
     return _RowsOf(opened, address, (columns or Columns()).resolve(present, opened.where))
 
@@ -93,7 +99,7 @@ class _RowsOf:
             raise UserError(f"{where}: an empty source; no row is left in split '{self.address.split or 'train'}'")
         parts = [Path(where).stem if self.opened.files else where, self.address.split, self.address.filters]
         name = ":".join(part for part in parts if part)
-        origin = Origin(where, self.opened.files, self.opened.base)
+        origin = Origin(where, self.opened.files, self.opened.base, self.address.paths == "anywhere")
         return TableSource(name, kind, labels.names, table, rows, ids[rows], columns, origin)
 
     def split_names(self) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ class Address:
         split: a split, a slice of one, or several joined by ``+``.
         config, revision: configuration and revision of a hub set.
         shuffle: seed of the order in which slices count rows; None counts them as they lie.
+        paths: "anywhere" lets a table name pictures outside of its own folder.
     """
 
     place: str
@@ -38,6 +39,7 @@ class Address:
     config: str | None = None
     revision: str | None = None
     shuffle: int | None = None
+    paths: str | None = None
 
     @property
     def filters(self) -> str:
@@ -66,7 +68,7 @@ def parse_address(spec: str) -> Address:
     drop: dict[str, tuple[str, ...]] = {}
     reserved: dict[str, str] = {}
     for key, values in decoded:
-        if key in ("split", "config", "revision", "shuffle"):
+        if key in ("split", "config", "revision", "shuffle", "paths"):
             reserved[key] = ",".join(values)
         elif key.endswith("!"):
             drop[key[:-1]] = drop.get(key[:-1], ()) + tuple(values)
@@ -75,6 +77,8 @@ def parse_address(spec: str) -> Address:
     shuffle = reserved.pop("shuffle", None)
     if shuffle is not None and not shuffle.isdecimal():
         raise UserError(f"{spec}: shuffle takes a whole number, the seed of the order; got '{shuffle}'")
+    if reserved.get("paths", "anywhere") != "anywhere":
+        raise UserError(f"{spec}: paths takes 'anywhere', which lets pictures lie outside of the table's folder")
     return Address(place, keep, drop, shuffle=None if shuffle is None else int(shuffle), **reserved)
 
 

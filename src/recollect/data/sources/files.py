@@ -5,8 +5,9 @@ import re
 import sys
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import datasets
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
 from recollect.core.errors import UserError
+from recollect.data.sources.images import BROKEN_SHARE, note
+from recollect.data.sources.shards import check_shards
 
 SPLITS: Mapping[str, str] = {
     "train": "train", "training": "train",
@@ -28,6 +31,7 @@ _TABLES = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _PEEKED_MEMBERS = 200
+_HUB_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,9 @@ class OpenedTables:
     class_names: tuple[str, ...] = field(default=())
 
 
-def open_tables(place: str, config: str | None = None, revision: str | None = None) -> OpenedTables:
+def open_tables(
+    place: str, config: str | None = None, revision: str | None = None, lost_share: float = BROKEN_SHARE
+) -> OpenedTables:
     """Open a file, a folder, a glob or brace pattern, or a hub id.
 
     Args:
@@ -57,30 +63,43 @@ def open_tables(place: str, config: str | None = None, revision: str | None = No
             a folder of any of these, of images, or written by ``save_to_disk``; or ``owner/name`` on the hub.
         config: the hub set's configuration, where it has several.
         revision: the hub set's branch or commit.
+        lost_share: share of the files in tars that may lie behind damage, where they cannot be reached.
 
     Raises:
         UserError: nothing is there, or it cannot be read.
     """
     path = Path(place).expanduser()
     if path.is_dir():
-        return _open_folder(path)
+        return _open_folder(path, lost_share)
     if path.is_file():
-        return _open_files([path], path.parent, where=path.name)
+        return _open_files([path], path.parent, path.name, lost_share)
     if "{" in place or has_magic(place):
         files = [
             Path(name) for pattern in _expand_braces(place) for name in sorted(glob(str(Path(pattern).expanduser())))
         ]
         if not files:
             raise UserError(f"{place}: no file fits this pattern")
-        return _open_files(files, files[0].parent, where=path.name)
+        return _open_files(files, files[0].parent, path.name, lost_share)
     if path.suffix.lower() in {*_TABLES, ".tar"} or not _HUB_ID.fullmatch(place):
-        raise UserError(f"{place}: no such file or folder")
+        raise UserError(f"{place}: no such file or folder{_near(path)}")
+    if path.parent != Path() and path.parent.is_dir():
+        # "data/pears" beside a folder "data" is a slip of the pen, not a set of somebody called data.
+        raise UserError(f"{place}: no such file or folder{_near(path)} (a hub set? no folder '{path.parent}' then)")
     return _open_hub(place, config, revision)
+
+
+def _near(path: Path) -> str:
+    """What the user may have meant, from the names that are there."""
+    with suppress(OSError):
+        close = get_close_matches(path.name, [other.name for other in path.parent.iterdir()], 3, 0.6)
+        if close:
+            return f". Did you mean {' or '.join(str(path.parent / name) for name in close)}?"
+    return ""
 
 
 def _open_hub(name: str, config: str | None, revision: str | None) -> OpenedTables:
     try:
-        with _quiet():
+        with _quiet(), _hub_answers(name, revision):
             splits = datasets.load_dataset(name, config, revision=revision)
     except Exception as error:
         raise UserError(f"{name}: neither a path here nor a data set the hub gave us ({_reason(error)})") from error
@@ -88,7 +107,30 @@ def _open_hub(name: str, config: str | None, revision: str | None) -> OpenedTabl
     return OpenedTables(dict(splits), name, tuple(files))
 
 
-def _open_folder(folder: Path) -> OpenedTables:
+@contextmanager
+def _hub_answers(name: str, revision: str | None) -> Iterator[None]:
+    """Ask the hub once and briefly; if it does not answer, take what was fetched before instead of trying for long."""
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    offline = bool(constants.HF_HUB_OFFLINE)
+    if not offline:
+        try:
+            HfApi().dataset_info(name, revision=revision, timeout=_HUB_SECONDS)
+        except (HfHubHTTPError, OfflineModeIsEnabled):
+            raise
+        except Exception as error:  # whatever the network's libraries raise: no route, no name, no answer
+            note(f"{name}: the hub does not answer ({_reason(error)}); looking among what was fetched before")
+            offline = True
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = offline
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+
+
+def _open_folder(folder: Path, lost_share: float) -> OpenedTables:
     if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
         return _open_saved(folder)
     files = sorted(file for file in folder.rglob("*") if file.is_file() and not _hidden(file.relative_to(folder)))
@@ -99,7 +141,7 @@ def _open_folder(folder: Path) -> OpenedTables:
         if chosen and suffixes is _PICTURES:
             return _open_pictures(folder, files)
         if chosen:
-            return _open_files(chosen, folder, where=folder.name)
+            return _open_files(chosen, folder, folder.name, lost_share)
     raise UserError(f"{folder}: an empty source; it holds no images, Parquet, tar, CSV or JSON-lines files")
 
 
@@ -122,7 +164,7 @@ def _open_pictures(folder: Path, files: list[Path]) -> OpenedTables:
     return OpenedTables(splits, folder.name, tuple(files), base=folder)
 
 
-def _open_files(files: Sequence[Path], folder: Path, where: str) -> OpenedTables:
+def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: float) -> OpenedTables:
     kinds = {file.suffix.lower() for file in files}
     if len(kinds) > 1:
         raise UserError(f"{where}: files of different kinds ({', '.join(sorted(kinds))}). Name those of one kind.")
@@ -133,6 +175,7 @@ def _open_files(files: Sequence[Path], folder: Path, where: str) -> OpenedTables
     if len(groups) == 1 and len(files) > 1:
         groups = _by_file_name(files)
     if suffix == ".tar":
+        check_shards(files, lost_share)
         splits = _load("webdataset", groups, where, features=_shard_features(files[0], where))
         return OpenedTables(splits, where, tuple(files), class_names=_class_list(folder))
     if suffix not in _TABLES:

@@ -12,6 +12,10 @@ from recollect.core.progress import console
 MAX_PIXELS = 89_478_485
 """Pillow's own bound on harmless pictures (a quarter of a gigabyte of RGB); beyond it lie decompression bombs."""
 
+BROKEN_SHARE = 0.01
+"""Web crawls lose well under one picture in a hundred to damage; more than that is a mistake (a wrong column, a
+failed copy) that should not cost a night of training."""
+
 _ORIENTATION = 0x0112  # the EXIF tag
 
 
@@ -51,7 +55,23 @@ def decode(data: bytes | Path, where: str, *, needed: int = 0) -> Image.Image:
 def _as_rgb(picture: Image.Image) -> Image.Image:
     if picture.mode.startswith("I;16"):  # Pillow would clip 16 bits to white
         return Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8)).convert("RGB")
+    if picture.mode in {"I", "F"}:  # and 32 bits as well
+        return Image.fromarray(_eight_bits(np.asarray(picture))).convert("RGB")
+    if picture.mode in {"RGBA", "LA", "PA", "La", "RGBa"} or "transparency" in picture.info:
+        # As on a white page, where most were drawn to stand; what lies under transparent pixels is anybody's guess.
+        picture = picture.convert("RGBA")
+        page = Image.new("RGBA", picture.size, (255, 255, 255, 255))
+        return Image.alpha_composite(page, picture).convert("RGB")
     return picture.convert("RGB")  # loads the pixels, also where the mode is RGB already
+
+
+def _eight_bits(values: np.ndarray) -> np.ndarray:
+    """Bytes of 32-bit numbers, which fill the least of the usual ranges that holds them: 0…1 of floats, 8, 16, 32 bits."""
+    ranges = [1.0] * (values.dtype.kind == "f") + [2.0**bits - 1 for bits in (8, 16, 32)]
+    values = np.nan_to_num(values.astype(np.float64), posinf=0.0, neginf=0.0).clip(0)
+    top = values.max(initial=0)
+    full = next((limit for limit in ranges if top <= limit), top)
+    return np.round(values / full * 255).astype(np.uint8)
 
 
 def note(text: str) -> None:

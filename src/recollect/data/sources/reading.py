@@ -7,11 +7,7 @@ from dataclasses import dataclass, field
 from recollect.core.errors import UserError
 from recollect.core.types import Sample, Source
 from recollect.data.sources.derived import read_sample
-from recollect.data.sources.images import BrokenImageError, note
-
-BROKEN_SHARE = 0.01
-"""Web crawls lose well under one picture in a hundred to damage; more than that is a mistake (a wrong column, a
-failed copy) that should not cost a night of training."""
+from recollect.data.sources.images import BROKEN_SHARE, BrokenImageError, note
 
 _ENOUGH = 1000  # readings before a share means anything: in the first hundred, chance alone can exceed it
 _SHOWN = 3

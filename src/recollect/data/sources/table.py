@@ -1,6 +1,7 @@
 """Samples out of a memory-mapped table, decoded when asked for."""
 
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,11 +28,13 @@ class Origin:
         where: what to call it in errors.
         files: the files that hold its content.
         base: folder that relative image paths start from; None where there is none.
+        anywhere: whether the table may name pictures outside of that folder.
     """
 
     where: str
     files: tuple[Path, ...]
     base: Path | None
+    anywhere: bool = False
 
 
 @dataclass(eq=False)
@@ -66,6 +69,29 @@ class TableSource:
             raise UserError(f"{where}: column '{columns.image}' holds {image}, not pictures")
         if columns.id is not None and pc.count_distinct(self.table.data.column(columns.id)).as_py() < len(self.table):
             raise UserError(f"{where}: column '{columns.id}' names some rows twice; ids must be unique")
+        if not self.origin.anywhere and self.origin.base is not None:
+            self._refuse_paths_elsewhere(self.origin.base)
+
+    def _refuse_paths_elsewhere(self, base: Path) -> None:
+        """A table from a stranger must not make this machine open, and show, a file of its own."""
+        column = self.table.data.column(self.columns.image).take(pa.array(self.rows))
+        if pa.types.is_struct(column.type):
+            if column.type.get_field_index("path") < 0 or column.type.get_field_index("bytes") < 0:
+                return
+            inside = pc.is_valid(pc.struct_field(column, "bytes"))
+            column = pc.if_else(inside, None, pc.struct_field(column, "path"))
+        if not is_text(column.type):
+            return
+        may_leave = pc.fill_null(pc.match_substring_regex(column, r"^[/\\]|^[A-Za-z]:|\.\."), False)
+        folder = os.path.abspath(base)
+        for place in np.flatnonzero(may_leave.to_numpy()).tolist():
+            text = column[place].as_py()
+            path = os.path.abspath(os.path.join(folder, text))
+            if "://" not in text and os.path.commonpath([folder, path]) != folder:
+                raise UserError(
+                    f"{self.origin.where}, row {self.rows[place]}: {text} lies outside of the table's folder. If you "
+                    f"trust the table, allow it with {self.origin.where}?paths=anywhere"
+                )
 
     def __len__(self) -> int:
         return len(self.rows)
