@@ -66,7 +66,7 @@ def _as_rgb(picture: Image.Image) -> Image.Image:
 
 
 def _eight_bits(values: np.ndarray) -> np.ndarray:
-    """Bytes of 32-bit numbers, which fill the least of the usual ranges that holds them: 0…1 of floats, 8, 16, 32 bits."""
+    """Bytes of 32-bit numbers that fill the least usual range that holds them: 0…1 for floats; 8, 16 or 32 bits."""
     ranges = [1.0] * (values.dtype.kind == "f") + [2.0**bits - 1 for bits in (8, 16, 32)]
     values = np.nan_to_num(values.astype(np.float64), posinf=0.0, neginf=0.0).clip(0)
     top = values.max(initial=0)
