@@ -21,7 +21,7 @@ from recollect.core.files import write_json
 from recollect.core.types import best_device
 from recollect.models import DualEncoder, build_model
 from recollect.search.cost import Meter
-from recollect.search.episodes.batch import EpisodeBatch
+from recollect.search.episodes.batch import Asked, EpisodeBatch
 from recollect.search.episodes.batched import Episodes
 from recollect.search.episodes.options import EpisodeOptions
 from recollect.search.episodes.sequential import SequentialEpisodes
@@ -76,7 +76,8 @@ def flights(encoder: DualEncoder, options: Options) -> list[EpisodeBatch]:
         captions = tuple(" ".join(generator.choice(WORDS, options.words)) + f" {row}" for row in rows)
         asked = tuple(" ".join(generator.choice(WORDS, 8)) for _ in range(number))
         places = torch.from_numpy(places.reshape(found.shape))
-        made.append(EpisodeBatch(asked, pixels, places, captions, places.clone()))
+        queries = tuple(Asked(((text, 1.0),)) for text in asked)
+        made.append(EpisodeBatch(queries, pixels, places, captions, places.clone()))
     return made
 
 

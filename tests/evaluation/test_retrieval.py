@@ -18,11 +18,11 @@ from recollect.evaluation.retrieval import (
     recall_rows,
     retrieval,
 )
+from recollect.memory import Item
 from recollect.models import build_model
 from recollect.search.captioning.corruption import corrupted_captions, held_out, true_captions
 from recollect.search.episodes.options import EpisodeOptions, TuningOptions
 from recollect.search.methods import SEARCH_METHODS, MethodOptions
-from recollect.search.pool import PoolItem
 from recollect.search.searcher import Hit, SearchResult
 from recollect.tasks.retrieval import RetrievalTask
 
@@ -258,7 +258,7 @@ def test_a_merged_pool_keeps_every_match():
     ],
 )
 def test_of_equal_scores_the_wrong_come_first(scores, true, rank):
-    items = [PoolItem(id, None, lambda: None) for id in "abc"]
+    items = [Item(id, "", "", {}, None, id) for id in "abc"]
     found = SearchResult("q", tuple(Hit(item, score, 1) for item, score in zip(items, scores, strict=True)))
     assert first_match(found, true) == rank
 

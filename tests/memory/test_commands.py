@@ -94,15 +94,18 @@ def test_info_says_what_is_there(built, model, tmp_path, capsys):
 def test_search_by_text_and_by_image_finds_the_row_itself(built, model, table, tmp_path, capsys):
     picture = table.replace("pairs.csv", "12.png")
     out = tmp_path / "found.json"
-    words = ("--texts", "a blue square number 5", "--images", picture, "--k", 3, "--out", out)
-    text = run(capsys, "memory", "search", built, model, *words)
-    assert "a blue square number 5 (among texts)" in text
-    by_text, by_image = json.loads(out.read_text())
-    assert by_text["found"][0]["caption"] == "a blue square number 5"
-    assert by_image["found"][0]["caption"] == "a red square number 12"
-    assert by_image["found"][0]["score"] == pytest.approx(1, abs=1e-5)
-    run(capsys, "memory", "search", built, model, *words, "--where", "colour = 'green'")
-    assert all(row["metadata"]["colour"] == "green" for each in json.loads(out.read_text()) for row in each["found"])
+    words = ("--k", 3, "--out", out)
+    text = run(capsys, "memory", "search", built, "a blue square number 5", "--among", "captions", *words)
+    assert "a blue square number 5" in text
+    (by_text,) = json.loads(out.read_text())["results"]
+    assert by_text["hits"][0]["caption"] == "a blue square number 5"
+    run(capsys, "search", built, "--image", picture, *words)
+    (by_image,) = json.loads(out.read_text())["results"]
+    assert by_image["hits"][0]["caption"] == "a red square number 12"
+    assert by_image["hits"][0]["score"] == pytest.approx(1, abs=1e-5)
+    run(capsys, "search", built, "--image", picture, *words, "--where", "colour = 'green'")
+    (green,) = json.loads(out.read_text())["results"]
+    assert [hit["metadata"]["colour"] for hit in green["hits"]] == ["green"] * 3
 
 
 def test_a_memory_grows_and_shrinks(memory, model, table, capsys):
@@ -196,12 +199,10 @@ def test_a_row_whose_picture_is_gone_or_damaged_stays_and_stops_nothing(model, t
     run(capsys, "memory", "build", model, tmp_path / "pairs.csv", "--out", memory)
     (tmp_path / "3.png").unlink()
     (tmp_path / "4.png").write_bytes(b"not a picture")
-    text = run(capsys, "memory", "search", memory, model, "--texts", "noise of number 3", "--k", 12)
-    assert "noise of number 4" in text
-    run(capsys, "search", memory, "noise of number 3", "--top", 12, "--out", tmp_path / "found.html")
+    run(capsys, "search", memory, "noise of number 3", "--k", 12, "--out", tmp_path / "found.html")
     page = (tmp_path / "found.html").read_text()
     assert all(f"noise of number {number}" in page for number in range(12))
-    run(capsys, "search", memory, "noise", "--memory", memory, "--fusion", "mean", "--k", 12)
+    run(capsys, "search", memory, "noise", "--read.memory", memory, "--read.fusion", "mean", "--read.k", 12)
     assert len(Memory.open(memory)) == 12
     with pytest.raises(Exception, match="not a picture"):
         Memory.open(memory).fetch([id for batch in Memory.open(memory).columns(["id"]) for id in batch["id"]])[4].open()

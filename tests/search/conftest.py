@@ -23,7 +23,7 @@ from recollect.models import TransformersEncoder, build_model
 from recollect.models.tokenizers import train_unigram
 from recollect.models.transformers.encoder import quiet
 from recollect.models.transformers.processors import processor_of
-from recollect.search.episodes.batch import EpisodeBatch, number_texts
+from recollect.search.episodes.batch import Asked, EpisodeBatch, number_texts
 from recollect.search.pool import SourcePool
 
 WORDS = "red green blue small large snowman umbrella queen left right of a above the river bridge tree car"
@@ -39,9 +39,9 @@ def _tower(layers=2):
 
 
 def _clip():
-    tokenizer = train_unigram(sentences(80), 330, 20)
+    tokenizer = train_unigram(sentences(80), 330, 32)
     special = {"bos_token_id": 1, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    text = _tower() | special | {"vocab_size": len(tokenizer), "max_position_embeddings": 20}
+    text = _tower() | special | {"vocab_size": len(tokenizer), "max_position_embeddings": 32}
     config = CLIPConfig(
         text_config=text, vision_config=_tower() | {"image_size": 16, "patch_size": 4}, projection_dim=20
     )
@@ -50,9 +50,9 @@ def _clip():
 
 
 def _vit_bert():
-    tokenizer = train_unigram(sentences(80), 330, 20)
+    tokenizer = train_unigram(sentences(80), 330, 32)
     image = ViTConfig(**_tower(), image_size=16, patch_size=4)
-    text = BertConfig(**_tower(), vocab_size=len(tokenizer), max_position_embeddings=20)
+    text = BertConfig(**_tower(), vocab_size=len(tokenizer), max_position_embeddings=32)
     config = VisionTextDualEncoderConfig.from_vision_text_configs(image, text, projection_dim=20)
     transform = ImageTransform(size=16)
     processor = VisionTextDualEncoderProcessor(processor_of(transform), tokenizer)
@@ -108,7 +108,8 @@ def make_flight():
             images[0, 1] = -1
             images[1, :2] = -1
         asked = tuple(sentences(queries, seed + 2))
-        return EpisodeBatch(asked, pixels, torch.from_numpy(images), wordings, torch.from_numpy(texts))
+        queries = tuple(Asked(((text, 1.0),)) for text in asked)
+        return EpisodeBatch(queries, pixels, torch.from_numpy(images), wordings, torch.from_numpy(texts))
 
     return make
 

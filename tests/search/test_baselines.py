@@ -131,7 +131,7 @@ def test_rewards_of_a_teacher_move_the_query_as_reinforce_says(encoder, teacher,
         assert [hit.score for hit in found.hits] == pytest.approx(sorted(cosines, reverse=True), abs=1e-6)
         plain = ids(Searcher(encoder, pool).search([query], 24)[0])
         assert [plain[hit.zero_shot_rank - 1] for hit in found.hits] == ids(found)
-        assert abs(found.hits[0].score - float(pool.nearest(encoder.embed_texts([query]), 1)[0].scores[0])) > 1e-6
+        assert abs(found.hits[0].score - float(pool.nearest(encoder.embed_texts([query]), 1).scores[0, 0])) > 1e-6
 
 
 def test_rewards_are_clipped_cosines_and_an_image_that_is_gone_has_none(encoder, teacher, make_pool, pictures):

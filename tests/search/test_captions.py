@@ -28,6 +28,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from recollect.core.errors import UserError
+from recollect.memory import Item
 from recollect.models.transformers.encoder import quiet
 from recollect.search.captioning.captioner import (
     CaptionerOptions,
@@ -36,7 +37,6 @@ from recollect.search.captioning.captioner import (
     write_captions,
 )
 from recollect.search.captioning.file import CaptionFile
-from recollect.search.pool import PoolItem
 
 WORDS = (
     *("a", "red", "tree", "on", "the", "river", "USER", "ASSISTANT", "Describe", "what", "you", "see"),
@@ -193,7 +193,8 @@ def test_captions_are_written_once_and_a_run_that_was_stopped_goes_on(tmp_path, 
     path = tmp_path / "captions.jsonl"
     pictures.lost.add(5)
     items = [
-        PoolItem(str(row), "my own" if row == 2 else None, lambda row=row: pictures[row].image) for row in range(24)
+        Item(str(row), "my own" if row == 2 else "", "", {}, lambda row=row: pictures[row].image, "")
+        for row in range(24)
     ]
     blocks = [items[:10], items[10:]]
     with pytest.raises(KeyboardInterrupt):

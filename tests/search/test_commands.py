@@ -11,6 +11,8 @@ from PIL import Image
 
 from recollect import cli
 from recollect.models.transformers.encoder import quiet
+from recollect.search.opening import open_searcher
+from recollect.search.query import Query
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,7 @@ def run(capsys):
 def test_search_from_a_shell_writes_json(memory, tmp_path):
     """In a process of its own, with every option of the issue."""
     (tmp_path / "queries.txt").write_text("large river\n\nqueen\n")
-    words = [memory.address, "a red snowman", "--queries", tmp_path / "queries.txt", "--top", 4]
+    words = [memory.address, "a red snowman", "--queries", tmp_path / "queries.txt", "--k", 4]
     words += ["--where", "source = 'even'", "--rerank", "episode", "--out", tmp_path / "found.json"]
     words += ["--episode.k", 6, "--episode.rank", 4, "--device", "cpu"]
     done = subprocess.run(
@@ -51,10 +53,75 @@ def test_search_from_a_shell_writes_json(memory, tmp_path):
     found = json.loads((tmp_path / "found.json").read_text())
     assert [result["query"] for result in found["results"]] == ["a red snowman", "large river", "", "queen"]
     assert [len(result["hits"]) for result in found["results"]] == [4, 4, 0, 4]
-    assert all(hit["extra"]["source"] == "even" for result in found["results"] for hit in result["hits"])
+    assert all(hit["source"] == "even" for result in found["results"] for hit in result["hits"])
     assert found["report"]["empty"] == 1
-    assert found["method"] == "episode"
+    assert found["rerank"] == "episode"
     assert "a red snowman" in done.stdout
+
+
+def hits_of(run, memory, tmp_path, *words):
+    """What one query of a command found, and what the command printed."""
+    out = tmp_path / "found.json"
+    status, printed, err = run("search", memory.address, *words, "--out", out, "--device", "cpu")
+    assert status == 0, err
+    (result,) = json.loads(out.read_text())["results"]
+    return result, " ".join(printed.split())
+
+
+def test_search_by_words_and_pictures_with_weights_and_what_is_not_wanted(run, memory, model, tmp_path):
+    file = tmp_path / "3.png"
+    by_picture, printed = hits_of(run, memory, tmp_path, "--image", file, "--k", 3)
+    assert by_picture["hits"][0]["id"] == "picture-3"
+    assert by_picture["hits"][0]["score"] == pytest.approx(1, abs=1e-5)
+    assert by_picture["hits"][0]["path"] == str(file)
+    assert file.name in printed
+    written, _ = hits_of(run, memory, tmp_path, f'"queen" + 0.5 * image:"{file}" - 0.25*"river"', "--k", 24)
+    options = ["queen", "--image", file, "--image-weight", "0.5", "--minus", "river", "--minus-weight", "0.25"]
+    by_options, _ = hits_of(run, memory, tmp_path, *options, "--k", 24)
+    assert written["hits"] == by_options["hits"]
+    assert written["query"] == by_options["query"]
+    query = Query.words("queen") + 0.5 * Query.picture(file) - 0.25 * Query.words("river")
+    same = open_searcher(memory.address, device="cpu").search(query, 24)
+    assert [hit["id"] for hit in written["hits"]] == [hit.item.id for hit in same.hits]
+    literal, _ = hits_of(run, memory, tmp_path, '"queen" + "river"', "--literal", "--k", 24)
+    assert literal["query"] == str(Query.words('"queen" + "river"'))
+
+
+def test_pages_and_the_cut_off_say_what_they_leave_out(run, memory, tmp_path):
+    whole, _ = hits_of(run, memory, tmp_path, "queen", "--k", 24)
+    second, _ = hits_of(run, memory, tmp_path, "queen", "--k", 5, "--page", 2)
+    assert second["hits"] == whole["hits"][5:10]
+    assert second["hits"][0]["rank"] == 6
+    least = whole["hits"][3]["score"] - 1e-6
+    cut, printed = hits_of(run, memory, tmp_path, "queen", "--k", 20, "--min-score", least)
+    assert cut["hits"] == whole["hits"][:4]
+    assert cut["cut"] == 20
+    assert "20 of 24 images score below" in printed
+
+
+def test_scores_of_an_episode_and_of_the_model_stand_apart(run, memory, tmp_path):
+    words = ["queen", "--rerank", "episode", "--episode.k", 12, "--episode.rank", 4, "--k", 15]
+    found, printed = hits_of(run, memory, tmp_path, *words)
+    assert [hit["scored_by"] for hit in found["hits"]] == ["episode"] * 12 + ["model"] * 3
+    assert printed.index("scored by: episode") < printed.index("scored by: model")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_query(run, memory, tmp_path):
+    (tmp_path / "queries.txt").write_bytes(b"\xef\xbb\xbfqueen\r\n")
+    found, _ = hits_of(run, memory, tmp_path, "--queries", tmp_path / "queries.txt")
+    assert found["query"] == "queen"
+
+
+def test_hostile_captions_are_shown_and_do_nothing(run, make_memory, model, tmp_path, pictures):
+    pictures.texts = lambda row: ("\x1b[31mred\x07 [/b] <script>alert(1)</script>",)
+    memory = make_memory(model[0], model[1])
+    found, printed = hits_of(run, memory, tmp_path, "[/b] queen\x1b[2J", "--k", 24)
+    assert len(found["hits"]) == 24
+    assert "\x1b[31m" not in printed
+    assert "\x1b[2J" not in printed
+    assert "\\x1b[31mred\\x07 [/b] <script>" in printed
+    run("search", memory.address, "queen", "--out", tmp_path / "found.html", "--device", "cpu")
+    assert "<script>alert" not in (tmp_path / "found.html").read_text()
 
 
 def test_search_makes_a_gallery(run, memory, tmp_path):
@@ -71,13 +138,24 @@ def test_search_makes_a_gallery(run, memory, tmp_path):
     [
         ([], "no query was given"),
         (["  "], "every query is empty"),
-        (["queen", "--top", "0"], "--top 0"),
+        (["queen", "--k", "0"], "--k 0"),
         (["queen", "--where", "source = 'none'"], "no row satisfies"),
         (["queen", "--where", "source >>> 3"], "source >>> 3"),
         (["queen", "--out", "found.txt"], ".json or .html"),
         (["queen", "--queries", "nothing.txt"], "nothing.txt"),
         (["queen", "--rerank", "episode", "--episode.k", "1"], "at least 2"),
         (["queen", "--model", "nothing/here"], "nothing/here"),
+        (["queen", "--captions", "nothing.jsonl"], "nothing.jsonl: no such file"),
+        (["queen", "--page", "0"], "--page 0"),
+        (["queen", "--min-score", "nan"], "--min-score nan"),
+        (["queen", "--min-score", "2"], "--min-score 2"),
+        (["--image", "nothing.png"], "nothing.png: no such picture"),
+        (["queen", "--image", "nothing.png", "--image-weight", "0"], "--image-weight 0"),
+        (['"queen" + "river'], "a quote is not closed"),
+        (['"queen" - "queen"'], "cancel out"),
+        (['"queen" + ""'], "one of its terms is empty"),
+        (["queen", "--read.memory", "somewhere"], "--read.fusion"),
+        (["queen", "--rerank", "episode", "--among", "captions"], "leave out one of both"),
     ],
 )
 def test_search_says_in_one_line_what_is_wrong(run, memory, words, said):
@@ -120,7 +198,7 @@ def test_caption_fills_the_gaps_of_a_memory_and_search_learns_from_them(run, mem
     assert "12 images had one" in out
     assert "1 images cannot be opened" in out
     assert "0 captions written" in run("caption", memory.address, "--model", "scribe")[1]
-    words = ["--rerank", "episode", "--episode.k", 24, "--episode.rank", 2, "--top", 24, "--device", "cpu"]
+    words = ["--rerank", "episode", "--episode.k", 24, "--episode.rank", 2, "--k", 24, "--device", "cpu"]
     status, out, err = run("search", memory.address, "queen", *words)
     assert status == 0, err
     assert "a picture of 16" in out
@@ -221,7 +299,7 @@ def _damaged_search(run, memory, tmp_path, *words):
         (tmp_path / f"{number}.png").unlink()
     (tmp_path / "queries.txt").write_text("a red snowman\n\nlarge river\n")
     asked = ["--queries", tmp_path / "queries.txt", "--rerank", "episode", "--episode.k", 100, "--episode.rank", 2]
-    asked += ["--top", 50, "--out", tmp_path / "found.json", "--device", "cpu", *words]
+    asked += ["--k", 50, "--out", tmp_path / "found.json", "--device", "cpu", *words]
     status, out, err = run("search", memory.address, *asked)
     assert status == 0, err
     return json.loads((tmp_path / "found.json").read_text()), " ".join(out.split())

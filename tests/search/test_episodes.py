@@ -67,7 +67,9 @@ def test_an_episode_changes_the_scores_and_another_query_does_not(encoder, make_
     episodes = Episodes(encoder, replace(BASE, scale=15.0))
     together = episodes.rerank(flight)
     frozen = torch.nn.functional.normalize(encoder.encode_images(flight.pixels), dim=1)
-    asked = torch.nn.functional.normalize(encoder.encode_texts(encoder.tokenize(flight.queries)), dim=1)
+    asked = torch.nn.functional.normalize(
+        encoder.encode_texts(encoder.tokenize([query.words[0][0] for query in flight.queries])), dim=1
+    )
     zero_shot = (asked[:, None] * frozen[flight.images]).sum(dim=2)
     assert (together.scores - zero_shot).abs().max() > 1e-3
     for query in range(3):
@@ -160,7 +162,9 @@ def test_full_parameters_are_plain_adamw_on_both_towers(make_encoder, make_fligh
     optimiser.step()
     with torch.no_grad():
         again = torch.nn.functional.normalize(other.encode_images(flight.pixels[flight.images[2]]), dim=1)
-        asked = torch.nn.functional.normalize(other.encode_texts(other.tokenize([flight.queries[2]])), dim=1)
+        asked = torch.nn.functional.normalize(
+            other.encode_texts(other.tokenize([flight.queries[2].words[0][0]])), dim=1
+        )
     torch.testing.assert_close(found.scores[2], (again @ asked.T)[:, 0], atol=1e-9, rtol=0)
     assert torch.equal(episodes.rerank(flight).scores.nan_to_num(), found.scores.nan_to_num())  # it was reset
 

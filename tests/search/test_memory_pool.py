@@ -7,8 +7,9 @@ from recollect.core.errors import UserError
 from recollect.memory.store import Memory
 from recollect.search.captioning.file import CaptionFile
 from recollect.search.episodes.options import EpisodeOptions
+from recollect.search.episodes.searcher import EpisodicSearcher
 from recollect.search.memory_pool import CAPTIONS_FILE, MemoryPool
-from recollect.search.searcher import EpisodicSearcher, Searcher
+from recollect.search.searcher import Searcher
 
 QUERIES = ["a red snowman", "large river", "the bridge right of a tree"]
 OPTIONS = EpisodeOptions(k=6, rank=4, scale=15.0)
@@ -36,8 +37,8 @@ def test_a_memory_is_searched_like_a_source(memory, encoder, make_pool, pictures
         assert [hit.score for hit in one.hits] == pytest.approx([hit.score for hit in other.hits], abs=1e-5)
         for hit in other.hits:
             row = int(hit.item.id.removeprefix("picture-"))
-            assert np.array_equal(np.asarray(hit.item.image()), pictures[row].image)
-            assert hit.item.extra == {"source": "odd" if row % 2 else "even", "number": row}
+            assert np.array_equal(np.asarray(hit.item.read()), pictures[row].image)
+            assert (hit.item.source, hit.item.metadata) == ("odd" if row % 2 else "even", {"number": row})
 
 
 def test_a_filter_leaves_what_satisfies_it(memory, encoder):
@@ -96,7 +97,7 @@ def test_pictures_are_read_together_and_only_when_they_are_wanted(memory, monkey
     items = MemoryPool(memory).items([f"picture-{row}" for row in range(8)])
     assert read == [(8, False)]
     for item in items:
-        item.image()
+        item.read()
     assert read == [(8, False), (8, True)]
 
 

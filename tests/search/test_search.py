@@ -9,11 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recollect.core.errors import UserError
 from recollect.search.episodes.options import EpisodeOptions
+from recollect.search.episodes.searcher import EpisodicSearcher
 from recollect.search.episodes.sequential import SequentialEpisodes
 from recollect.search.pixels import PixelCache
 from recollect.search.pool import SourcePool, VectorIndex, VectorPool
-from recollect.search.searcher import EpisodicSearcher, Searcher
+from recollect.search.query import Query, embed_queries
+from recollect.search.searcher import Searcher
 
 QUERIES = ["a red snowman", "large river", "the bridge right of a tree", "queen", "blue car above the umbrella"]
 OPTIONS = EpisodeOptions(k=6, rank=4, scale=15.0, in_flight=2)
@@ -230,3 +233,97 @@ def test_pixels_from_the_cache_are_what_the_model_reads(encoder, make_pool, pict
 def test_a_pool_says_what_does_not_fit(encoder, pictures):
     with pytest.raises(ValueError, match="24 images, but 2 captions"):
         SourcePool(encoder, pictures, ["one", "two"])
+
+
+def test_one_query_has_one_result_and_several_have_a_list(encoder, make_pool):
+    searcher = Searcher(encoder, make_pool(encoder))
+    one = searcher.search("queen", 4)
+    assert ids(one) == ids(searcher.search(["queen"], 4)[0]) == ids(searcher.search(Query.words("queen"), 4))
+
+
+@pytest.mark.parametrize("kind", [Searcher, EpisodicSearcher])
+def test_pages_are_parts_of_one_list(encoder, make_pool, kind):
+    pool = make_pool(encoder)
+    options = {"options": OPTIONS} if kind is EpisodicSearcher else {}
+    whole = kind(encoder, pool, **options).search(QUERIES, 24)
+    pages = [kind(encoder, pool, **options).search(QUERIES, 5, page=page) for page in range(1, 7)]
+    for number, result in enumerate(whole):
+        assert [id for page in pages for id in ids(page[number])] == ids(result)
+        assert [page[number].first_rank for page in pages] == [1, 6, 11, 16, 21, 26]
+    assert pages[-1][0].hits == ()
+    with pytest.raises(UserError, match="count from 1"):
+        kind(encoder, pool).search(QUERIES, 5, page=0)
+
+
+@pytest.mark.parametrize("kind", [Searcher, EpisodicSearcher])
+def test_a_cut_off_is_by_the_model_as_it_is_and_says_how_many_it_cut(encoder, make_pool, kind):
+    pool = make_pool(encoder)
+    options = {"options": OPTIONS} if kind is EpisodicSearcher else {}
+    (plain,) = Searcher(encoder, pool).search(QUERIES[:1], 24)
+    threshold = plain.hits[8].score
+    above = [hit.item.id for hit in plain.hits if hit.score >= threshold]
+    (cut,) = kind(encoder, pool, **options).search(QUERIES[:1], 20, min_score=threshold)
+    assert sorted(ids(cut)) == sorted(above)
+    assert (cut.cut, cut.searched) == (15, 24)
+    assert "15 of 24 images score below" in cut.notes[-1]
+    (none,) = kind(encoder, pool, **options).search(QUERIES[:1], 7, min_score=threshold)
+    assert len(none.hits) == 7
+    assert (none.cut is None) or kind is EpisodicSearcher
+
+
+def test_a_filter_leaves_what_satisfies_it(encoder, make_pool):
+    searcher = Searcher(encoder, make_pool(encoder))
+    odd = searcher.search("queen", 24, where="domain = 'odd'")
+    assert sorted(map(int, ids(odd))) == list(range(1, 24, 2))
+    assert ids(odd) == [id for id in ids(searcher.search("queen", 24)) if int(id) % 2]
+    assert odd.searched == 12
+    assert searcher.search("queen", 24, where="caption = 'none' or id = '3'").hits[0].item.id == "3"
+    with pytest.raises(UserError, match="no image satisfies"):
+        searcher.search("queen", where="domain = 'strange'")
+
+
+def test_every_hit_says_whose_score_it_has(encoder, make_pool):
+    pool = make_pool(encoder)
+    for result in EpisodicSearcher(encoder, pool, options=OPTIONS).search(QUERIES, 10):
+        assert [hit.scored_by for hit in result.hits] == ["episode"] * 6 + ["model"] * 4
+        plain = {hit.item.id: hit.score for hit in Searcher(encoder, pool).search(result.query, 10).hits}
+        assert {hit.item.id: hit.model_score for hit in result.hits} == pytest.approx(plain, abs=1e-6)
+
+
+def mixed_queries(pictures):
+    return [
+        Query.words("a red snowman") + Query.picture(pictures[4].image) - 0.4 * Query.words("queen"),
+        Query.words("large river"),
+        0.5 * Query.picture(pictures[9].image) - Query.picture(pictures[2].image),
+    ]
+
+
+def test_words_and_pictures_together_find_what_the_sum_is_nearest_to(encoder, make_pool, pictures):
+    pool, queries = make_pool(encoder), mixed_queries(pictures)
+    images = encoder.embed_images([pictures[row].image for row in range(24)])
+    vectors = embed_queries(encoder, queries)
+    for query, vector, result in zip(queries, vectors, Searcher(encoder, pool).search(queries, 24), strict=True):
+        assert ids(result) == [str(row) for row in sorted(range(24), key=lambda row: -float(images[row] @ vector))]
+        assert result.query == str(query)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_episodes_of_sums_equal_the_sequential_reference(encoder, make_pool, pictures, steps):
+    pool, options = make_pool(encoder), replace(OPTIONS, steps=steps, in_flight=3)
+    fast = EpisodicSearcher(encoder, pool, options=options)
+    slow = EpisodicSearcher(encoder, pool, options=options)
+    slow.episodes = SequentialEpisodes(encoder, options)
+    queries = mixed_queries(pictures)
+    for one, other in zip(fast.search(queries, 8), slow.search(queries, 8), strict=True):
+        assert [hit.score for hit in one.hits] == pytest.approx([hit.score for hit in other.hits], abs=1e-9)
+        assert ids(one) == ids(other)
+        assert one.hits[0].scored_by == "episode"
+
+
+def test_a_query_that_is_too_long_for_the_model_is_found_and_said(encoder, make_pool):
+    searcher = Searcher(encoder, make_pool(encoder))
+    long = searcher.search("a red snowman " * 40, 3)
+    assert len(long.hits) == 3
+    assert "of which the model reads the first 32" in long.notes[0]
+    assert searcher.report.shortened == 1
+    assert searcher.search("a red snowman", 3).notes == ()

@@ -1,20 +1,18 @@
-"""``recollect memory build|add|remove|search|info``: a store of image–text pairs that can be searched and can grow."""
+"""``recollect memory build|add|remove|info``: a store of image–text pairs that can be searched and can grow."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from recollect.core.errors import UserError
 from recollect.core.files import write_json
 from recollect.core.progress import output
-from recollect.core.types import Kind, Source
+from recollect.core.types import Source
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
-from recollect.data.sources.images import decode
 from recollect.evaluation.features import image_features
 from recollect.memory.build.building import BuildOptions, BuildReport, check_resumable, fill_memory, open_for_build
 from recollect.memory.build.reading import KeepPictures, Reader, ReadOptions
@@ -159,70 +157,6 @@ class Remove:
 
 
 @dataclass(frozen=True)
-class SearchRows:
-    """Find the rows nearest to texts or images: among texts, or among images."""
-
-    memory: tyro.conf.Positional[str]
-    """Its folder, or milvus://host:port/collection."""
-    model: tyro.conf.Positional[str]
-    """The model that the memory was built with."""
-    texts: tuple[str, ...] = ()
-    """Texts to search by."""
-    images: tuple[Path, ...] = ()
-    """Image files to search by."""
-    modality: Literal["image", "text"] | None = None
-    """What to compare with; by default texts with texts and images with images, as RECO does."""
-    k: int = 10
-    """Rows for each query."""
-    where: str | None = None
-    """Search only rows that satisfy a filter, e.g. "source = 'emoji' and domain in ('noto', 'twemoji')"."""
-    prefix: Kind | None = None
-    """How to read the texts, for models trained with prefix tokens."""
-    out: Path | None = None
-    """JSON file for what was found."""
-    device: str | None = None
-    """Where to compute."""
-
-    def run(self) -> None:
-        """Search and print."""
-        if not self.texts and not self.images:
-            raise UserError("nothing to search by. Name texts with --texts, or image files with --images.")
-        memory = Memory.open(self.memory)
-        encoder = load_model(self.model, self.device)
-        memory.check_model(encoder.fingerprint, self.model)
-        results = []
-        if self.texts:
-            vectors = encoder.embed_texts(self.texts, self.prefix)
-            results += self._found(memory, vectors.numpy(), list(self.texts), self.modality or "text")
-        if self.images:
-            pictures = [decode(path, str(path)) for path in self.images]
-            names = [str(path) for path in self.images]
-            results += self._found(memory, encoder.embed_images(pictures).numpy(), names, self.modality or "image")
-        console = output()
-        for result in results:
-            _print_result(result, console)
-        if self.out:
-            write_json(self.out, results)
-            console.print(f"found: {self.out}", highlight=False, soft_wrap=True)
-
-    def _found(self, memory: Memory, vectors, queries: list[str], modality: Literal["image", "text"]) -> list[dict]:  # type: ignore[no-untyped-def]
-        found = memory.search(vectors, self.k, modality, self.where)
-        items = {item.id: item for item in memory.fetch(found.ids.ravel().tolist(), pictures=False)}
-        return [
-            {
-                "query": query,
-                "side": modality,
-                "found": [
-                    {"id": id, "score": float(score), "caption": items[id].caption, "source": items[id].source}
-                    | {"metadata": dict(items[id].metadata)}
-                    for id, score in zip(ids, scores, strict=True)
-                ],
-            }
-            for query, ids, scores in zip(queries, found.ids.tolist(), found.scores.tolist(), strict=True)
-        ]
-
-
-@dataclass(frozen=True)
 class Info:
     """Say what a memory holds: rows, sources, metadata, model, version."""
 
@@ -263,11 +197,3 @@ def _say(memory: Memory, report: BuildReport) -> None:
     if report.earlier:
         parts.append(f"{report.earlier:,} samples were read before")
     console.print(f"{memory.address}: {'; '.join(parts)}; {len(memory):,} rows now", highlight=False, soft_wrap=True)
-
-
-def _print_result(result: dict, console: Console) -> None:
-    table = Table("", "score", "id", "caption")
-    for rank, row in enumerate(result["found"], 1):
-        table.add_row(str(rank), f"{row['score']:.3f}", row["id"], row["caption"])
-    console.print(f"\n{result['query']} (among {result['side']}s)", highlight=False, markup=False, soft_wrap=True)
-    console.print(table)

@@ -1,45 +1,74 @@
-"""``recollect search``: images of a memory by words."""
+"""``recollect search``: images of a memory by words, by pictures, or by both."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from recollect.commands.memory_options import MemoryOptions
 from recollect.core.errors import UserError
-from recollect.core.progress import console as errors
-from recollect.core.progress import output
-from recollect.memory.store import Memory
-from recollect.models import DualEncoder, load_model
-from recollect.reports.gallery import save_results
-from recollect.search.baselines.pool_wide import NO_CAPTIONS
-from recollect.search.captioning.file import CaptionFile
 from recollect.search.episodes.options import EpisodeOptions
-from recollect.search.memory_pool import MemoryPool
-from recollect.search.methods import MethodOptions, SearchContext, prepare
-from recollect.search.pixels import PixelCache
-from recollect.search.searcher import Searcher, SearchReport, SearchResult
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from recollect.search.query import Query
+    from recollect.search.searcher import Searcher, SearchReport, SearchResult
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Queries that read a memory, this one or another of the same model, before they search (RECO)."""
+
+    memory: str | None = None
+    """A folder, or milvus://host:port/collection."""
+    fusion: str | None = None
+    """The OUT/model of `recollect train reco`, or `mean`, the plain mean with what was found."""
+    k: int = 10
+    """Rows that each query reads."""
+    where: str | None = None
+    """Read only rows that satisfy a filter."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """Find images of a memory by words; --rerank episode lets the model adapt to each query on what it found."""
+    """Find images of a memory by words, by pictures, or by both; --rerank episode adapts the model to each query.
 
-    words: tyro.conf.Positional[tuple[str, ...]]
-    """The memory, then one or more queries, each in quotes."""
+    A query is words, taken as they are, or a sum in which words stand in double quotes and pictures are files:
+
+        recollect search MEMORY 'a red boat'
+        recollect search MEMORY '"red boat" + harbour.jpg - 0.5 * "sunset"'
+        recollect search MEMORY --image harbour.jpg
+    """
+
+    memory: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MEMORY")]
+    """A folder, or milvus://host:port/collection."""
+    query: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[QUERY ...]")] = ()
+    """One or more, each in quotes."""
+    image: tuple[Path, ...] = ()
+    """Pictures that every query also asks for; without a query, they are one by themselves."""
+    minus: tuple[str, ...] = ()
+    """Words that every query takes away."""
+    image_weight: float = 1.0
+    """Of each --image, where words have 1."""
+    minus_weight: float = 1.0
+    """Of each --minus."""
+    literal: bool = False
+    """Take every query as words, whatever signs and quotes it has."""
     queries: Path | None = None
     """A text file of further queries, one a line."""
-    top: int = 20
-    """Images for each query."""
+    k: int = 20
+    """Images of a page, for each query."""
+    page: int = 1
+    """2 for the next k images, and so on."""
     where: str | None = None
     """Search only images that satisfy a filter, e.g. "source = 'emoji' and year >= 2020"."""
-    rerank: Literal["none", "episode", "episode-full", "text-to-text"] = "none"
-    """Rank the first k again by the model adapted to the query (episode; episode-full changes all parameters), or find
-    images by their captions alone (text-to-text)."""
+    min_score: float | None = None
+    """Leave out images whose cosine by the model as it is lies below; how many, is said."""
+    among: Literal["images", "captions"] = "images"
+    """Find images by what they show, or by what their captions say."""
+    rerank: Literal["none", "episode", "episode-full"] = "none"
+    """Rank the first --episode.k again by the model adapted to the query; episode-full changes all parameters."""
     episode: EpisodeOptions = field(default_factory=EpisodeOptions)
     model: str | None = None
     """The model that embedded the memory; by default where it was then."""
@@ -49,82 +78,115 @@ class Search:
     """A .json file, or an .html gallery."""
     device: str | None = None
     """Where to compute; the best there is by default."""
-    reading: tyro.conf.OmitArgPrefixes[MemoryOptions] = field(default_factory=MemoryOptions)
-    """Queries that read a memory, this one or another of the same model."""
+    read: Reading = field(default_factory=Reading)
 
     def run(self) -> None:
         """Search, print and write."""
-        if not self.words:
-            raise UserError('name a memory and a query: recollect search MEMORY "a red umbrella"')
-        if self.top < 1:
-            raise UserError(f"--top {self.top}: at least 1")
-        if self.out is not None and self.out.suffix not in (".json", ".html"):
-            raise UserError(f"--out {self.out}: results are written as .json or .html. Name a file that ends so.")
-        self._check_reading()
-        address, *queries = self.words
-        queries += self._from_file()
-        if not queries:
-            raise UserError("no query was given. Write it in quotes behind the memory, or name a file with --queries.")
-        if not any(query.strip() for query in queries):
-            raise UserError("every query is empty. Say what to look for.")
-        memory = Memory.open(address)
-        written = None if self.captions is None else CaptionFile(self.captions)
-        pool = MemoryPool(memory, self.where, written)
-        if self.rerank != "none" and not pool.has_captions():
-            raise UserError(NO_CAPTIONS)
-        name = self.model or memory.info().model_name
-        if not name:
-            raise UserError(f"{address}: does not say which model embedded it. Name it with --model.")
-        encoder = load_model(name, self.device)
-        memory.check_model(encoder.fingerprint, name)
-        setting = SearchContext(encoder, pool, MethodOptions(episode=self.episode), PixelCache(encoder.transform))
-        method = "zero-shot" if self.rerank == "none" else self.rerank
-        search = prepare(method, setting).search
-        if self.reading.asked:
-            search, name = self._reading_searcher(encoder, pool, name)
-        results = search.search(queries, self.top)
-        about = {"memory": address, "model": name, "method": method, "where": self.where, "top": self.top}
-        _show(results, search.report, output())
+        self._check()
+        queries = self._queries()
+        from recollect.core.progress import output
+        from recollect.reports.gallery import save_results
+        from recollect.search.opening import open_searcher
+
+        searcher = open_searcher(
+            self.memory, model=self.model, rerank=self.rerank, among=self.among, episode=self.episode,
+            captions=self.captions, device=self.device,
+        )  # fmt: skip
+        name = self._reads(searcher)
+        results = searcher.search(queries, self.k, where=self.where, page=self.page, min_score=self.min_score)
+        about = {
+            "memory": self.memory, "model": name, "among": self.among, "rerank": self.rerank, "where": self.where,
+            "k": self.k, "page": self.page, "min_score": self.min_score,
+        }  # fmt: skip
+        show(results, searcher.report, output())
         if self.out is not None:
-            save_results(results, search.report, about, self.out)
-            output().print(f"results: {self.out}", highlight=False)
+            save_results(results, searcher.report, about, self.out)
+            output().print(f"results: {self.out}", highlight=False, markup=False, soft_wrap=True)
 
-    def _check_reading(self) -> None:
-        self.reading.check()
-        if not self.reading.asked:
-            return
-        if self.reading.mode not in (None, "text"):
-            raise UserError(f"--mode {self.reading.mode}: here only words read the memory. Leave it out, or say text.")
-        if self.reading.near is not None:
-            raise UserError("--near: is for evaluation; here nothing is tested.")
-        if self.rerank != "none":
-            raise UserError(f"--memory: cannot be joined with --rerank {self.rerank}; leave out one of both.")
+    def _check(self) -> None:
+        for name in ("k", "page"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name} {getattr(self, name)}: at least 1")
+        if self.min_score is not None and not -1 <= self.min_score <= 1:
+            raise UserError(f"--min-score {self.min_score:g}: a cosine lies between -1 and 1")
+        for option in ("image_weight", "minus_weight"):
+            if not 0 < getattr(self, option) < float("inf"):
+                raise UserError(f"--{option.replace('_', '-')} {getattr(self, option):g}: must be above 0 and finite")
+        if self.out is not None:
+            if self.out.suffix not in (".json", ".html"):
+                raise UserError(f"--out {self.out}: results are written as .json or .html. Name a file that ends so.")
+            if self.out.is_dir():
+                raise UserError(f"--out {self.out}: is a folder. Name a file.")
+        read = self.read
+        if (read.memory is None) != (read.fusion is None):
+            raise UserError("--read.memory and --read.fusion: name both, the memory and what reads it, or neither.")
+        if read.memory is None and (read.k, read.where) != (10, None):
+            raise UserError("--read.k and --read.where say how a memory is read. Name one with --read.memory.")
+        if read.memory is not None and self.rerank != "none":
+            raise UserError(f"--read.memory: cannot be joined with --rerank {self.rerank}; leave out one of both.")
 
-    def _reading_searcher(self, encoder: DualEncoder, pool: MemoryPool, name: str) -> tuple[Searcher, str]:
-        reading = replace(self.reading, mode="text")
-        query_encoder = reading.apply(encoder)
-        return Searcher(encoder, pool, query_encoder=query_encoder), reading.name(name, query_encoder)
+    def _queries(self) -> "list[Query]":
+        texts = [*self.query, *self._from_file()]
+        if not texts and not self.image:
+            raise UserError("no query was given. Write it in quotes behind the memory, or name a picture with --image.")
+        if texts and not any(text.strip() for text in texts):
+            raise UserError("every query is empty. Say what to look for.")
+        from recollect.search.query import Query
+
+        queries = [Query.words(text) if self.literal else Query.parse(text) for text in texts]
+        added = [self.image_weight * Query.picture(path) for path in self.image]
+        added += [-self.minus_weight * Query.words(words) for words in self.minus]
+        if not queries:
+            queries, added = added[:1], added[1:]
+        return [query if query.empty else sum(added, query) for query in queries]
 
     def _from_file(self) -> list[str]:
         if self.queries is None:
             return []
         try:
-            return self.queries.read_text(encoding="utf-8").splitlines()
+            return self.queries.read_text(encoding="utf-8-sig").splitlines()  # editors put a byte-order mark in front
         except UnicodeDecodeError:
             raise UserError(f"{self.queries}: not a text file in UTF-8") from None
 
+    def _reads(self, searcher: "Searcher") -> str:
+        """Let queries read a memory, where that is asked for; returns what to call the model."""
+        from recollect.commands.memory_options import MemoryOptions
 
-def _show(results: list[SearchResult], report: SearchReport, console: Console) -> None:
+        name = self.model or searcher.pool.memory.backend.record.model_name  # type: ignore[attr-defined]
+        if self.read.memory is None:
+            return str(name)
+        options = MemoryOptions(self.read.memory, self.read.fusion, "text", self.read.k, self.read.where)
+        searcher.query_encoder = options.apply(searcher.encoder)
+        searcher.scored_by = "model that reads a memory"
+        return options.name(name, searcher.query_encoder)
+
+
+def show(results: "list[SearchResult]", report: "SearchReport", console: "Console") -> None:
+    """Print what was found: a table for each run of hits that one model scored."""
+    from rich.table import Table
+
+    from recollect.core.progress import console as errors
+    from recollect.core.progress import printable
+    from recollect.reports.gallery import scored_parts
+    from recollect.search.searcher import MODEL
+
     for result in results:
-        if not result.hits:
-            console.print(result.query.strip() or "(empty)", style="italic", highlight=False, markup=False)
-        table = Table("rank", "before", "score", "id", "caption", title=escape(result.query), title_justify="left")
-        for rank, hit in enumerate(result.hits, start=1):
-            before = "" if hit.zero_shot_rank in (rank, None) else str(hit.zero_shot_rank)
-            table.add_row(str(rank), before, f"{hit.score:.3f}", escape(hit.item.id), escape(hit.item.caption or ""))
-        if result.hits:
+        parts = scored_parts(result)
+        console.print(printable(result.query.strip() or "(empty)"), style="italic", highlight=False)
+        for scored_by, run in parts:
+            columns: list[Any] = ["rank", *(["before"] if scored_by != MODEL else []), "score", "id", "caption", "file"]
+            title = f"scored by: {scored_by}" if len(parts) > 1 or scored_by != MODEL else None
+            table = Table(*columns, title=title, title_justify="left")
+            for rank, hit in run:
+                before = "" if hit.zero_shot_rank in (rank, None) else str(hit.zero_shot_rank)
+                table.add_row(
+                    str(rank), *([before] if scored_by != MODEL else []), f"{hit.score:.3f}", printable(hit.item.id),
+                    printable(hit.item.caption), printable(str(hit.item.path or "")),
+                )  # fmt: skip
             console.print(table)
+        if not result.hits:
+            console.print("  nothing found", highlight=False)
         for note in result.notes:
-            console.print(f"  {note}", style="yellow", highlight=False, markup=False)
+            console.print(printable(f"  {note}"), style="yellow", highlight=False)
     if report.not_finite:
         errors.print(f"{report.not_finite} of {report.queries} episodes broke down; their ranking is zero-shot")

@@ -19,6 +19,15 @@ def output() -> Console:
     return Console(width=None if sys.stdout.isatty() else 160, emoji=False)
 
 
+def printable(text: str) -> Text:
+    """What others wrote, for a terminal: no markup is read, and no control character reaches it (an escape could)."""
+    return Text("".join(each if each.isprintable() else _escaped(each) for each in text))
+
+
+def _escaped(character: str) -> str:
+    return " " if character.isspace() else f"\\x{ord(character):02x}"
+
+
 class _Rate(ProgressColumn):
     def __init__(self, unit: str) -> None:
         super().__init__()

@@ -16,11 +16,10 @@ from recollect.evaluation.results import Result, Row
 from recollect.models import DualEncoder
 from recollect.search.captioning.corruption import PoolCaptions
 from recollect.search.cost import Cost, measured
-from recollect.search.episodes.batched import caption_kind
 from recollect.search.methods import SEARCH_METHODS, MethodOptions, Prepared, SearchContext, prepare
 from recollect.search.pixels import PixelCache
 from recollect.search.pool import SourcePool
-from recollect.search.searcher import SearchResult
+from recollect.search.searcher import SearchResult, caption_kind
 from recollect.tasks.retrieval import RetrievalTask
 
 DIRECTIONS = ("text to image", "image to text")

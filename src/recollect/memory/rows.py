@@ -1,7 +1,7 @@
 """Rows of a memory: both vectors of a pair with its caption, picture and whatever else is known of it."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,6 +11,7 @@ from jaxtyping import Float32, Int64
 from PIL import Image
 
 from recollect.core.errors import UserError
+from recollect.core.types import ImageLike
 from recollect.data.sources.images import BrokenImageError, decode
 
 if TYPE_CHECKING:
@@ -69,26 +70,41 @@ class Item:
         caption: the text of the pair.
         source: name of the source that it came from.
         metadata: whatever else is known of it.
-        image: the picture's encoded bytes, or its path, or None.
+        image: the picture's encoded bytes, or its path, or what opens it, or None.
         where: what to call it in errors.
+        path: the picture's file, where there is one.
     """
 
     id: str
     caption: str
     source: str
     metadata: Mapping[str, Any]
-    image: bytes | Path | None
+    image: bytes | Path | Callable[[], ImageLike] | None
     where: str
+    path: Path | None = None
 
-    def open(self) -> Image.Image:
-        """Decode the picture.
+    def read(self) -> ImageLike:
+        """What an image tower reads: the picture, or the vector of a world without pictures.
 
         Raises:
             BrokenImageError: the memory keeps none, the file is gone, or the bytes are damaged.
         """
         if self.image is None:
             raise BrokenImageError(f"{self.where}: the memory keeps no picture of it")
-        return decode(self.image, self.where)
+        return self.image() if callable(self.image) else decode(self.image, self.where)
+
+    def open(self) -> Image.Image:
+        """Decode the picture.
+
+        Raises:
+            BrokenImageError: as `read`; or it is a vector, which nobody can look at.
+        """
+        image = self.read()
+        if isinstance(image, Image.Image):
+            return image
+        if image.ndim != 3:
+            raise BrokenImageError(f"{self.where}: a vector, not a picture")
+        return Image.fromarray(image)
 
 
 @dataclass(frozen=True)

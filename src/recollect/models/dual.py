@@ -58,6 +58,15 @@ class DualEncoder(nn.Module, ABC):
                 A model without prefix tokens ignores it.
         """
 
+    @property
+    @abstractmethod
+    def longest_text(self) -> int | None:
+        """Most tokens of a text that the tower reads, prefix and special tokens included; None for any number."""
+
+    @abstractmethod
+    def text_lengths(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None = None) -> list[int]:
+        """Tokens of each text before anything is cut off, counted as `longest_text` is."""
+
     @abstractmethod
     def encode_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n width"]:
         """Raw image embeddings: the tower's output after its projection, before normalisation."""

@@ -213,6 +213,20 @@ class SmallEncoder(DualEncoder):
             front[row, : len(table[kind])] = torch.tensor(table[kind])
         return {"input_ids": self._cut(torch.cat([front, words], dim=1))}
 
+    @property
+    def longest_text(self) -> int | None:
+        """Most words of a text that a transformer reads, prefix tokens included; None for a bag of words."""
+        return self.settings.text.longest if isinstance(self.settings.text, WordTransformer) else None
+
+    def text_lengths(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None = None) -> list[int]:
+        """Known words of each text, prefix tokens included."""
+        words = (self.words(texts) != 0).sum(dim=1).tolist()
+        if kinds is None or not self.prefixes:
+            return words
+        each = [kinds] * len(texts) if isinstance(kinds, str) else kinds
+        table = self._prefix_numbers()
+        return [count + len(table[kind]) for count, kind in zip(words, each, strict=True)]
+
     def _cut(self, ids: Int[Tensor, "n longest"]) -> Int[Tensor, "n shorter"]:
         text = self.settings.text
         return ids[:, : text.longest] if isinstance(text, WordTransformer) else ids

@@ -1,20 +1,20 @@
 """A memory as a pool to search."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float, Float32
 from torch import Tensor
 
 from recollect.core.errors import UserError
 from recollect.core.types import ImageLike
+from recollect.memory import Hits, Item, Memory
 from recollect.memory.filters import parse_filter
-from recollect.memory.store import Memory
 from recollect.search.captioning.file import CaptionFile
-from recollect.search.pool import PoolItem, QueryHits
 
 CAPTIONS_FILE = "captions.jsonl"
 """Where a memory's folder keeps the captions that a model wrote."""
@@ -39,6 +39,7 @@ class MemoryPool:
         path = caption_path(memory)
         if written is None and path is not None:
             written = CaptionFile(path)
+        self._file = written
         self.written = {} if written is None else written.captions
         if where is not None and not self._ids:
             raise UserError(f"{memory.address}: no row satisfies {where}")
@@ -46,29 +47,29 @@ class MemoryPool:
     def __len__(self) -> int:
         return len(self.memory) if self.where is None else len(self._ids)
 
-    def nearest(self, vectors: Tensor, k: int) -> list[QueryHits]:
-        """For each unit vector (n, width) its k nearest images, or all if there are fewer."""
-        found = self.memory.search(vectors, max(1, min(k, len(self))), modality="image", where=self.where)
-        return [
-            QueryHits(tuple(ids), tuple(scores))
-            for ids, scores in zip(found.ids.tolist(), found.scores.tolist(), strict=True)
-        ]
+    def nearest(self, vectors: Float[Tensor, "n width"], k: int) -> Hits:
+        """For each unit vector its k nearest images, or all if there are fewer, best first."""
+        return self.memory.search(vectors, max(1, min(k, len(self))), modality="image", where=self.where)
 
-    def items(self, ids: Sequence[str]) -> list[PoolItem]:
+    def items(self, ids: Sequence[str]) -> list[Item]:
         """The items of these ids, in their order; their pictures are read together when one of them is opened."""
         if not ids:
             return []
         pictures = _Pictures(self.memory, ids)
-        rows = self.memory.fetch(ids, pictures=False)
         return [
-            PoolItem(
-                row.id,
-                row.caption if row.caption.strip() else self.written.get(row.id),
-                pictures.opener(row.id),
-                {"source": row.source, **row.metadata},
+            replace(
+                row,
+                caption=row.caption if row.caption.strip() else self.written.get(row.id, ""),
+                image=pictures.opener(row.id),
             )
-            for row in rows
+            for row in self.memory.fetch(ids, pictures=False)
         ]
+
+    def filtered(self, where: str) -> "MemoryPool":
+        """Those images that also satisfy ``where``."""
+        parse_filter(where)  # by itself, so that a stray bracket cannot change what the other filter means
+        both = where if self.where is None else f"({self.where}) and ({where})"
+        return MemoryPool(self.memory, both, self._file)
 
     def vectors(self, ids: Sequence[str]) -> Float32[np.ndarray, "n width"]:
         """The embeddings of these ids, in their order."""
@@ -96,7 +97,7 @@ class _Pictures:
 
     def __init__(self, memory: Memory, ids: Sequence[str]) -> None:
         self._memory, self._ids, self._lock = memory, list(ids), Lock()
-        self._rows: dict[str, Callable[[], ImageLike]] | None = None
+        self._rows: dict[str, Item] | None = None
 
     def opener(self, id: str) -> Callable[[], ImageLike]:
         return partial(self._open, id)
@@ -104,8 +105,8 @@ class _Pictures:
     def _open(self, id: str) -> ImageLike:
         with self._lock:
             if self._rows is None:
-                self._rows = {row.id: row.open for row in self._memory.fetch(self._ids)}
-        return self._rows[id]()
+                self._rows = {row.id: row for row in self._memory.fetch(self._ids)}
+        return self._rows[id].open()
 
 
 def caption_path(memory: Memory) -> Path | None:

@@ -10,9 +10,10 @@ from recollect.search.baselines.pool_wide import by_captions, by_model, fine_tun
 from recollect.search.baselines.rlcf import RewardSearcher
 from recollect.search.counters import CostCounters
 from recollect.search.episodes.options import EpisodeOptions, RewardOptions, TuningOptions
+from recollect.search.episodes.searcher import EpisodicSearcher
 from recollect.search.pixels import PixelCache
 from recollect.search.pool import Pool
-from recollect.search.searcher import EpisodicSearcher, Searcher, TextSearch
+from recollect.search.searcher import Searcher, TextSearch
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,14 @@ def _zero_shot(setting: SearchContext) -> Prepared:
 def _fine_tuning(setting: SearchContext) -> Prepared:
     done, options = CostCounters(), setting.options
     tuned = fine_tune(setting.encoder, setting.pool, options.episode, options.tuning, setting.pixels, done)
-    return Prepared(Searcher(tuned, by_model(tuned, setting.pool, setting.pixels, done)), done, tuned)
+    pool = by_model(tuned, setting.pool, setting.pixels, done)
+    return Prepared(Searcher(tuned, pool, scored_by="fine-tuned model"), done, tuned)
 
 
 def _text_to_text(setting: SearchContext) -> Prepared:
     done = CostCounters()
-    return Prepared(Searcher(setting.encoder, by_captions(setting.encoder, setting.pool, done)), done)
+    pool = by_captions(setting.encoder, setting.pool, done)
+    return Prepared(Searcher(setting.encoder, pool, scored_by="captions"), done)
 
 
 def _rlcf(setting: SearchContext) -> Prepared:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from recollect.core.errors import UserError
+from recollect.core.types import ImageLike
 from recollect.data.transforms import ImageTransform
-from recollect.search.pool import PoolItem
+from recollect.memory import Item
 
 _GIB = 2**30
 
@@ -37,7 +38,7 @@ class PixelCache:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def read(self, items: Sequence[PoolItem]) -> list[np.ndarray | None]:
+    def read(self, items: Sequence[Item]) -> list[np.ndarray | None]:
         """Each item's picture, (size, size, 3) bytes or a 1-d vector; None where it cannot be opened any more."""
         missing = [item for item in items if item.id not in self._kept and item.id not in self.gone]
         fresh: dict[str, np.ndarray | None] = {}
@@ -53,16 +54,19 @@ class PixelCache:
             self._keep(id, picture)
         return found
 
+    def prepared(self, image: ImageLike) -> np.ndarray:
+        """A picture as `read` gives it."""
+        vector = isinstance(image, np.ndarray) and image.ndim == 1
+        return np.asarray(image, dtype=np.float32) if vector else self.transform.pixels(image)
+
     def tensor(self, pictures: Sequence[np.ndarray]) -> Tensor:
         """What the image tower reads."""
         rows = torch.from_numpy(np.stack(pictures))
         return rows.float() if rows.ndim == 2 else self.transform.normalise(rows)
 
-    def _open(self, item: PoolItem) -> np.ndarray | None:
+    def _open(self, item: Item) -> np.ndarray | None:
         try:
-            image = item.image()
-            vector = isinstance(image, np.ndarray) and image.ndim == 1
-            return np.asarray(image, dtype=np.float32) if vector else self.transform.pixels(image)
+            return self.prepared(item.read())
         except (UserError, OSError):
             return None
 

@@ -1,44 +1,20 @@
 """What is searched: images with their embeddings, and captions where there are some."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, ImageLike, Source
 from recollect.data.sources.derived import read_sample, source_values
+from recollect.memory import Hits, Item
+from recollect.memory.filters import parse_filter
 
 _QUERIES, _ROWS = 256, 4_096
-
-
-@dataclass(frozen=True)
-class PoolItem:
-    """One image of a pool.
-
-    Attributes:
-        id: unique within the pool.
-        caption: what it shows, or None.
-        image: opens it; raises `UserError` or `OSError` where that is no longer possible.
-        extra: whatever else the pool knows (``source``, ``domain``, ...).
-    """
-
-    id: str
-    caption: str | None
-    image: Callable[[], ImageLike]
-    extra: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class QueryHits:
-    """The nearest images to one query: ids, best first, and their cosines."""
-
-    ids: tuple[str, ...]
-    scores: tuple[float, ...]
 
 
 @runtime_checkable
@@ -47,12 +23,20 @@ class Pool(Protocol):
 
     def __len__(self) -> int: ...
 
-    def nearest(self, vectors: Tensor, k: int) -> list[QueryHits]:
-        """For each unit vector (n, width) its k nearest images, or all if there are fewer."""
+    def nearest(self, vectors: Float[Tensor, "n width"], k: int) -> Hits:
+        """For each unit vector its k nearest images, or all if there are fewer, best first."""
         ...
 
-    def items(self, ids: Sequence[str]) -> list[PoolItem]:
-        """The items of these ids, in their order."""
+    def items(self, ids: Sequence[str]) -> list[Item]:
+        """The items of these ids, in their order; a blank caption is none."""
+        ...
+
+    def filtered(self, where: str) -> "Pool":
+        """Those images that satisfy a filter, e.g. ``source = 'emoji'``.
+
+        Raises:
+            UserError: the filter is malformed or nothing satisfies it.
+        """
         ...
 
     def vectors(self, ids: Sequence[str]) -> Float32[np.ndarray, "n width"]:
@@ -87,26 +71,41 @@ class SourcePool:
         self.captions: Sequence[str | None] = [None] * len(source) if captions is None else captions
         self._index = VectorIndex(embedded(encoder, source) if vectors is None else vectors)
         self._domains = source_values(source, "domain")
+        self._ids = np.array([str(row) for row in range(len(source))], dtype=object)
 
     def __len__(self) -> int:
         return len(self.source)
 
-    def nearest(self, vectors: Tensor, k: int) -> list[QueryHits]:
-        """For each unit vector (n, width) its k nearest images, or all if there are fewer."""
+    def nearest(self, vectors: Float[Tensor, "n width"], k: int) -> Hits:
+        """For each unit vector its k nearest images, or all if there are fewer, best first."""
         rows, scores = self._index.nearest(vectors, k)
-        return [
-            QueryHits(tuple(map(str, mine.tolist())), tuple(each.tolist()))
-            for mine, each in zip(rows, scores, strict=True)
-        ]
+        return Hits(self._ids[rows], scores)
 
-    def items(self, ids: Sequence[str]) -> list[PoolItem]:
+    def items(self, ids: Sequence[str]) -> list[Item]:
         """The items of these ids, which are rows of the source written as text."""
 
         def opener(row: int) -> Callable[[], ImageLike]:
             return lambda: read_sample(self.source, row, extra=False).image
 
-        rows = [int(id) for id in ids]
-        return [PoolItem(str(row), self.captions[row], opener(row), {"domain": self._domains[row]}) for row in rows]
+        return [
+            Item(
+                str(row),
+                self.captions[row] or "",
+                self.source.name,
+                self._metadata(row),
+                opener(row),
+                f"{self.source.name}, row {row}",
+            )
+            for row in map(int, ids)
+        ]
+
+    def filtered(self, where: str) -> "VectorPool":
+        """Those images that satisfy a filter on ``id``, ``caption``, ``source`` and ``domain``."""
+        return _filtered(self, where)
+
+    def _metadata(self, row: int) -> Mapping[str, Any]:
+        domain = self._domains[row]
+        return {} if domain is None else {"domain": domain}
 
     def vectors(self, ids: Sequence[str]) -> Float32[np.ndarray, "n width"]:
         """The embeddings of these ids, in their order."""
@@ -114,7 +113,7 @@ class SourcePool:
 
     def ids(self) -> Sequence[str]:
         """Every row, as text."""
-        return [str(row) for row in range(len(self.source))]
+        return self._ids.tolist()
 
 
 class VectorPool:
@@ -129,23 +128,24 @@ class VectorPool:
     def __init__(self, inner: Pool, ids: Sequence[str], vectors: Float32[np.ndarray, "n width"]) -> None:
         if len(ids) != len(vectors):
             raise ValueError(f"{len(ids)} ids, but {len(vectors)} vectors")
-        self.inner, self._ids, self._index = inner, list(ids), VectorIndex(vectors)
-        self._row = {id: row for row, id in enumerate(self._ids)}
+        self.inner, self._ids, self._index = inner, np.array(ids, dtype=object), VectorIndex(vectors)
+        self._row = {id: row for row, id in enumerate(ids)}
 
     def __len__(self) -> int:
         return len(self._ids)
 
-    def nearest(self, vectors: Tensor, k: int) -> list[QueryHits]:
-        """For each unit vector (n, width) its k nearest images, or all if there are fewer."""
+    def nearest(self, vectors: Float[Tensor, "n width"], k: int) -> Hits:
+        """For each vector its k nearest images, or all if there are fewer, best first."""
         rows, scores = self._index.nearest(vectors, k)
-        return [
-            QueryHits(tuple(self._ids[row] for row in mine.tolist()), tuple(each.tolist()))
-            for mine, each in zip(rows, scores, strict=True)
-        ]
+        return Hits(self._ids[rows], scores)
 
-    def items(self, ids: Sequence[str]) -> list[PoolItem]:
+    def items(self, ids: Sequence[str]) -> list[Item]:
         """The items of these ids, in their order."""
         return self.inner.items(ids)
+
+    def filtered(self, where: str) -> "VectorPool":
+        """Those images that satisfy a filter."""
+        return _filtered(self, where)
 
     def vectors(self, ids: Sequence[str]) -> Float32[np.ndarray, "n width"]:
         """The embeddings of these ids, in their order."""
@@ -153,7 +153,20 @@ class VectorPool:
 
     def ids(self) -> Sequence[str]:
         """Every id, in a fixed order."""
-        return self._ids
+        return self._ids.tolist()
+
+
+def _filtered(pool: "SourcePool | VectorPool", where: str) -> VectorPool:
+    condition = parse_filter(where)
+    ids = [item.id for item in pool.items(pool.ids()) if condition.matches(columns(item))]
+    if not ids:
+        raise UserError(f"no image satisfies {where}")
+    return VectorPool(pool, ids, pool.vectors(ids))
+
+
+def columns(item: Item) -> dict[str, Any]:
+    """What a filter may ask of an item."""
+    return {**item.metadata, "id": item.id, "caption": item.caption, "source": item.source}
 
 
 def embedded(encoder: Encoder, source: Source, block: int = 256) -> Float32[np.ndarray, "n width"]:

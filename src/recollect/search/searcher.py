@@ -1,24 +1,25 @@
-"""Search by text: with the model as it is, or adapted to each query by an episode."""
+"""Search by words, pictures, or both, with the model as it is; other ways of searching answer in the same form."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import Protocol, overload, runtime_checkable
 
 import numpy as np
-import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from recollect.core.progress import progress
-from recollect.core.types import Encoder
+from recollect.core.errors import UserError
+from recollect.core.types import Encoder, Kind
+from recollect.memory import Hits, Item
 from recollect.models import DualEncoder
 from recollect.search.counters import CostCounters
-from recollect.search.episodes.batch import EpisodeBatch, Reranked, number_texts
-from recollect.search.episodes.batched import LEAST_PAIRS, Episodes, caption_kind
-from recollect.search.episodes.options import EpisodeOptions
-from recollect.search.episodes.sequential import FullEpisodes
-from recollect.search.pixels import PixelCache
-from recollect.search.pool import Pool, PoolItem, QueryHits
+from recollect.search.pool import Pool
+from recollect.search.query import Query, as_query, check_terms, embed_queries
 
-NOT_FINITE = "the episode's loss or scores were not finite: zero-shot ranking"
+MODEL = "model"
+"""What scores a hit by default: the model that embedded the pool, as it is."""
+
+EMPTY = "empty query"
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,17 @@ class Hit:
 
     Attributes:
         item: the image.
-        score: cosine that ranked it.
+        score: what ranked it; only scores with the same ``scored_by`` can be compared.
         zero_shot_rank: its rank by the model as it is, from 1; None if it was not among the candidates then.
+        scored_by: whose score it is: `MODEL`, ``episode``, ``captions``, ...
+        model_score: its score by the model as it is, which a cut-off is about; None where that is not known.
     """
 
-    item: PoolItem
+    item: Item
     score: float
     zero_shot_rank: int | None
+    scored_by: str = MODEL
+    model_score: float | None = None
 
 
 @dataclass(frozen=True)
@@ -41,14 +46,21 @@ class SearchResult:
     """What one query found.
 
     Attributes:
-        query: the text.
-        hits: best first.
-        notes: what a reader should know: missing captions, images that are gone, an episode that broke down.
+        query: as it was asked.
+        hits: best first; of one page.
+        notes: what a reader should know: what was cut off, missing captions, images that are gone, an episode that
+            broke down.
+        first_rank: rank of the first hit; above 1 from the second page on.
+        searched: images that were searched.
+        cut: of them, how many a cut-off left out; None where none was reached.
     """
 
     query: str
     hits: tuple[Hit, ...]
     notes: tuple[str, ...] = ()
+    first_rank: int = 1
+    searched: int = 0
+    cut: int | None = None
 
 
 @dataclass
@@ -58,6 +70,7 @@ class SearchReport:
     Attributes:
         queries: asked so far.
         empty: of them, without a word; they find nothing.
+        shortened: of them, longer than the model can read.
         not_finite: episodes that broke down; these queries have the zero-shot ranking.
         without_captions: queries with fewer than two captioned images, so without an episode.
         captions_missing: candidates without a caption, which their episodes left out.
@@ -66,6 +79,7 @@ class SearchReport:
 
     queries: int = 0
     empty: int = 0
+    shortened: int = 0
     not_finite: int = 0
     without_captions: int = 0
     captions_missing: int = 0
@@ -84,7 +98,7 @@ class TextSearch(Protocol):
     tally: CostCounters
     report: SearchReport
 
-    def search(self, queries: Sequence[str], k: int = 10) -> list[SearchResult]:
+    def search(self, queries: Sequence[str | Query], k: int = 10) -> list[SearchResult]:
         """The k best images for each query, in the order of the queries; fewer where the pool is smaller."""
         ...
 
@@ -93,12 +107,16 @@ class TextSearch(Protocol):
 class Searcher:
     """Search with the model as it is (zero-shot).
 
-    >>> Searcher(encoder, pool).search(["a red snowman", "a river and a bridge"], k=5)  # doctest: +SKIP
+    >>> searcher = Searcher(encoder, MemoryPool(Memory.open("memories/mine")))                # doctest: +SKIP
+    >>> searcher.search("a red snowman", k=5).hits[0].item.path                               # doctest: +SKIP
+    >>> boats = Query.words("red boat") + Query.picture("harbour.jpg") - Query.words("sunset")
+    >>> searcher.search(boats, k=20, where="year >= 2020", min_score=0.2, page=2)             # doctest: +SKIP
 
     Attributes:
         encoder: the model that embedded the pool.
         pool: what is searched.
         query_encoder: embeds the queries, where the model itself does not: one that reads a memory (RECO).
+        scored_by: what hits say of their scores.
     """
 
     encoder: DualEncoder
@@ -106,132 +124,139 @@ class Searcher:
     tally: CostCounters = field(default_factory=CostCounters)
     report: SearchReport = field(default_factory=SearchReport)
     query_encoder: Encoder | None = None
+    scored_by: str = MODEL
 
-    def search(self, queries: Sequence[str], k: int = 10) -> list[SearchResult]:
-        """The k best images for each query, in the order of the queries; fewer where the pool is smaller."""
-        asked = [query for query in queries if query.strip()]
-        self.report.queries += len(queries)
-        self.report.empty += len(queries) - len(asked)
-        results = iter(self._search(asked, k))
-        return [next(results) if query.strip() else SearchResult(query, (), ("empty query",)) for query in queries]
+    @overload
+    def search(  # type: ignore[overload-overlap]  # a text is a sequence of texts to Python, but one query here
+        self,
+        queries: str | Query,
+        k: int = 10,
+        *,
+        where: str | None = None,
+        page: int = 1,
+        min_score: float | None = None,
+    ) -> SearchResult: ...
 
-    def _search(self, queries: list[str], k: int) -> list[SearchResult]:
-        found = self._nearest(queries, k)
-        items = open_items(self.pool, found)
-        return [as_result(query, each, items) for query, each in zip(queries, found, strict=True)]
+    @overload
+    def search(
+        self,
+        queries: Sequence[str | Query],
+        k: int = 10,
+        *,
+        where: str | None = None,
+        page: int = 1,
+        min_score: float | None = None,
+    ) -> list[SearchResult]: ...
 
-    def _nearest(self, queries: list[str], k: int) -> list[QueryHits]:
-        if not queries:
-            return []
-        self.tally.forward(texts=len(queries))
-        return self.pool.nearest(
-            (self.query_encoder or self.encoder).embed_texts(queries, caption_kind(self.encoder)), k
+    def search(
+        self,
+        queries: str | Query | Sequence[str | Query],
+        k: int = 10,
+        *,
+        where: str | None = None,
+        page: int = 1,
+        min_score: float | None = None,
+    ) -> SearchResult | list[SearchResult]:
+        """The k best images for each query.
+
+        Args:
+            queries: one, or several; a text means its words exactly as they are (`Query.parse` reads sums).
+            k: images of a page; fewer where there are no more.
+            where: search only images that satisfy a filter, e.g. ``source = 'emoji' and year >= 2020``.
+            page: 1 for the k best, 2 for the next k, ...
+            min_score: leave out images whose score by the model as it is lies below; how many, the result says.
+
+        Returns:
+            One result for one query; for several, a list in their order.
+
+        Raises:
+            UserError: the filter is malformed or nothing satisfies it, a picture cannot be opened, or the terms of a
+                query cancel out.
+        """
+        if isinstance(queries, str | Query):
+            return self.search([queries], k, where=where, page=page, min_score=min_score)[0]
+        if k < 1 or page < 1:
+            raise UserError(f"k = {k}, page = {page}: both count from 1")
+        pool = self.pool if where is None else self.pool.filtered(where)
+        asked = [as_query(query) for query in queries]
+        for query in asked:
+            check_terms(query)
+        real = [query for query in asked if not query.empty]
+        self.report.queries += len(asked)
+        self.report.empty += len(asked) - len(real)
+        found = iter(self._search(real, page * k, pool) if real else [])
+        return [
+            SearchResult(str(query), (), (EMPTY,))
+            if query.empty
+            else self._page(self._told(query, next(found)), k, page, min_score, len(pool))
+            for query in asked
+        ]
+
+    def _search(self, queries: list[Query], k: int, pool: Pool) -> list[SearchResult]:
+        """At least the k best images of each query, all of them with a word or a picture; best first."""
+        found = self._nearest(queries, k, pool)
+        items = open_items(pool, found)
+        return [as_result(str(query), found, row, items, self.scored_by) for row, query in enumerate(queries)]
+
+    def _nearest(self, queries: list[Query], k: int, pool: Pool) -> Hits:
+        return pool.nearest(self._embed(queries), k)
+
+    def _embed(self, queries: list[Query]) -> Float[Tensor, "queries width"]:
+        words = sum(term.words is not None for query in queries for term in query.terms)
+        self.tally.forward(texts=words, images=sum(len(query.terms) for query in queries) - words)
+        return embed_queries(self.query_encoder or self.encoder, queries, caption_kind(self.encoder))
+
+    def _told(self, query: Query, result: SearchResult) -> SearchResult:
+        """With a note where the model does not read the query to its end."""
+        notes = shortened_notes(self.encoder, query)
+        self.report.shortened += bool(notes)
+        return replace(result, notes=(*notes, *result.notes)) if notes else result
+
+    def _page(self, result: SearchResult, k: int, page: int, min_score: float | None, searched: int) -> SearchResult:
+        """One page of what was found, without what lies below the cut-off."""
+        hits, notes, cut = result.hits, result.notes, None
+        if min_score is not None:
+            kept = tuple(hit for hit in hits if _model_score(hit) >= min_score)
+            below = [score for hit in hits if (score := _model_score(hit)) < min_score]
+            if below:  # what was found is the best, so all that was not lies below as well
+                cut, best = searched - len(kept), max(below)
+                notes = (*notes, f"{cut:,} of {searched:,} images score below {min_score:g}: cut (best {best:.3f})")
+            hits = kept
+        first = (page - 1) * k
+        return replace(
+            result, hits=hits[first : first + k], notes=notes, first_rank=first + 1, searched=searched, cut=cut
         )
 
 
-@dataclass
-class EpisodicSearcher(Searcher):
-    """Search, and rank the first k again by the model adapted to the query on them (EFSA).
-
-    Attributes:
-        options: of the episodes.
-        pixels: decoded pictures.
-    """
-
-    options: EpisodeOptions = field(default_factory=EpisodeOptions)
-    pixels: PixelCache | None = None
-
-    def __post_init__(self) -> None:
-        self.pixels = self.pixels or PixelCache(self.encoder.transform)
-        kind = Episodes if self.options.parameters == "adapters" else FullEpisodes
-        self.episodes: Episodes | FullEpisodes = kind(self.encoder, self.options)
-        self.episodes.tally = self.tally
-
-    def _search(self, queries: list[str], k: int) -> list[SearchResult]:
-        found = self._nearest(queries, max(k, self.options.k))
-        results = []
-        with progress("episodes", len(queries), "queries") as counter:
-            for start in range(0, len(queries), self.options.in_flight):
-                some = slice(start, start + self.options.in_flight)
-                results += self._flight(queries[some], found[some])
-                counter.advance(len(queries[some]))
-        return [replace(result, hits=result.hits[:k]) for result in results]
-
-    def _flight(self, queries: list[str], found: list[QueryHits]) -> list[SearchResult]:
-        items = open_items(self.pool, found)
-        results = [as_result(query, each, items) for query, each in zip(queries, found, strict=True)]
-        assert self.pixels is not None
-        flight = make_flight(results, self.options.k, self.pixels)
-        if flight is None:  # no picture could be opened
-            nothing = torch.zeros(len(queries), dtype=torch.int64)
-            places = torch.full((len(queries), 1), torch.nan, dtype=torch.float64)
-            again = Reranked(places, nothing.bool(), nothing)
-        else:
-            again = self.episodes.rerank(flight)
-        return [self._reordered(result, again, number) for number, result in enumerate(results)]
-
-    def _reordered(self, result: SearchResult, again: Reranked, number: int) -> SearchResult:
-        first = result.hits[: self.options.k]
-        notes = self._notes(first, bool(again.failed[number]), int(again.pairs[number]))
-        scores = again.scores[number].numpy()[: len(first)]
-        hits = list(first)
-        ranked = np.flatnonzero(np.isfinite(scores))
-        order = ranked[np.argsort(-scores[ranked], kind="stable")]
-        for place, hit in zip(ranked.tolist(), order.tolist(), strict=True):
-            hits[place] = replace(first[hit], score=float(scores[hit]))
-        return SearchResult(result.query, (*hits, *result.hits[len(first) :]), tuple(notes))
-
-    def _notes(self, first: tuple[Hit, ...], failed: bool, pairs: int) -> list[str]:
-        assert self.pixels is not None
-        gone = sum(hit.item.id in self.pixels.gone for hit in first)
-        uncaptioned = sum(not (hit.item.caption or "").strip() for hit in first)
-        self.report.images_gone += gone
-        self.report.captions_missing += uncaptioned
-        notes = []
-        if gone:
-            notes.append(f"{gone} of {len(first)} images cannot be opened any more and keep their zero-shot places")
-        if pairs < LEAST_PAIRS:
-            self.report.without_captions += 1
-            notes.append(f"{pairs} of {len(first)} images can be learnt from, so no episode: zero-shot ranking")
-        elif uncaptioned:
-            notes.append(f"{uncaptioned} of {len(first)} images have no caption: the episode learnt from {pairs}")
-        if failed:
-            self.report.not_finite += 1
-            notes.append(NOT_FINITE)
-        return notes
+def _model_score(hit: Hit) -> float:
+    return hit.score if hit.model_score is None else hit.model_score
 
 
-def open_items(pool: Pool, found: Sequence[QueryHits]) -> dict[str, PoolItem]:
+def caption_kind(encoder: DualEncoder) -> Kind | None:
+    """Queries and captions are read as captions by a model that has a prefix for them."""
+    return "caption" if "caption" in encoder.prefixes else None
+
+
+def shortened_notes(encoder: DualEncoder, query: Query) -> tuple[str, ...]:
+    """What to say of words that the model does not read to their end."""
+    words = [term.words for term in query.terms if term.words is not None]
+    most = encoder.longest_text
+    if not words or most is None:
+        return ()
+    longest = max(encoder.text_lengths(words, caption_kind(encoder)))
+    if longest <= most:
+        return ()
+    return (f"the query has {longest} tokens, of which the model reads the first {most}: its end is not searched for",)
+
+
+def open_items(pool: Pool, found: Hits) -> dict[str, Item]:
     """Every item that some query found, by id."""
-    ids = list(dict.fromkeys(id for each in found for id in each.ids))
+    ids = list(dict.fromkeys(id for id in found.ids.ravel().tolist() if id))
     return dict(zip(ids, pool.items(ids), strict=True))
 
 
-def as_result(query: str, found: QueryHits, items: dict[str, PoolItem]) -> SearchResult:
-    """What a query found, in the order in which it was found."""
-    ranked = enumerate(zip(found.ids, found.scores, strict=True), start=1)
-    return SearchResult(query, tuple(Hit(items[id], float(score), rank) for rank, (id, score) in ranked))
-
-
-def make_flight(results: Sequence[SearchResult], k: int, pixels: PixelCache) -> EpisodeBatch | None:
-    """The first k images of each query with their captions, each opened once; None if none can be opened."""
-    items = {hit.item.id: hit.item for result in results for hit in result.hits[:k]}
-    pictures = dict(zip(items, pixels.read(list(items.values())), strict=True))
-    there = [id for id, picture in pictures.items() if picture is not None]
-    if not there:
-        return None
-    rows = {id: row for row, id in enumerate(there)}
-    wordings, numbers = number_texts([item.caption for item in items.values()])
-    texts = dict(zip(items, numbers, strict=True))
-    most = max(len(result.hits[:k]) for result in results)
-
-    def places(numbers: dict[str, int]) -> torch.Tensor:
-        table = torch.full((len(results), most), -1, dtype=torch.int64)
-        for query, result in enumerate(results):
-            for place, hit in enumerate(result.hits[:k]):
-                table[query, place] = numbers.get(hit.item.id, -1)
-        return table
-
-    stacked = pixels.tensor([picture for id in there if (picture := pictures[id]) is not None])
-    queries = tuple(result.query for result in results)
-    return EpisodeBatch(queries, stacked, places(rows), wordings, places(texts))
+def as_result(query: str, found: Hits, row: int, items: dict[str, Item], scored_by: str = MODEL) -> SearchResult:
+    """What one of several queries found, in the order in which it was found."""
+    ranked = zip(found.ids[row].tolist(), np.asarray(found.scores[row], dtype=np.float64).tolist(), strict=True)
+    hits = (Hit(items[id], score, rank, scored_by, score) for rank, (id, score) in enumerate(ranked, start=1) if id)
+    return SearchResult(query, tuple(hits))

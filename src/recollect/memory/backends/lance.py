@@ -112,7 +112,7 @@ class LanceBackend:
 
     def fetch(self, ids: Sequence[str], pictures: bool) -> list[Item]:
         """Rows in the order of their ids."""
-        names = ["id", "caption", "source", "metadata", *(("image", "path") if pictures else ())]
+        names = ["id", "caption", "source", "metadata", "path", *(("image",) if pictures else ())]
         with self._told():
             rows = {row["id"]: row for batch in self._scan(names, _among(ids)) for row in batch.to_pylist()}
         return [as_item(rows[id], self.address) for id in ids]
@@ -229,12 +229,12 @@ class LanceBackend:
 
 def as_item(row: Mapping[str, Any], address: str) -> Item:
     """A row of columns as a reader sees it."""
-    path = row.get("path")
-    image = row.get("image") or (Path(path) if path else None)
+    path = Path(row["path"]) if row.get("path") else None
+    image = row.get("image") or path
     metadata = row["metadata"]
     if not isinstance(metadata, Mapping):
         metadata = json.loads(metadata)
-    return Item(row["id"], row["caption"], row["source"], metadata, image, f"{address}, row '{row['id']}'")
+    return Item(row["id"], row["caption"], row["source"], metadata, image, f"{address}, row '{row['id']}'", path)
 
 
 def vectors_of(column: Any) -> Float32[np.ndarray, "rows width"]:

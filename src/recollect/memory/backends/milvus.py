@@ -145,7 +145,7 @@ class MilvusBackend:
 
     def fetch(self, ids: Sequence[str], pictures: bool) -> list[Item]:
         """Rows in the order of their ids."""
-        found = self._by_id(ids, ["caption", "source", "metadata", *(("image", "path") if pictures else ())])
+        found = self._by_id(ids, ["caption", "source", "metadata", "path", *(("image",) if pictures else ())])
         for row in found.values():
             row["image"] = base64.b64decode(row.get("image") or "")
         return [as_item(found[id], self.address) for id in ids]

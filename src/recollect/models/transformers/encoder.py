@@ -79,6 +79,17 @@ class TransformersEncoder(DualEncoder):
         )
         return {name: tokens[name] for name in self.text.inputs}
 
+    @property
+    def longest_text(self) -> int:
+        """Most tokens of a text that the tower reads, prefix and special tokens included."""
+        return self.text.length
+
+    def text_lengths(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None = None) -> list[int]:
+        """Tokens of each text before anything is cut off, prefix and special tokens included."""
+        with quiet():  # that some are too long is what is asked
+            tokens = self.tokenizer(self._prefixed(texts, kinds), padding=False, truncation=False)
+        return [len(ids) for ids in tokens["input_ids"]]
+
     def encode_images(self, pixels: Float[Tensor, "n 3 rows columns"]) -> Float[Tensor, "n width"]:
         """Raw image embeddings."""
         return features(self.model.get_image_features(**image_inputs(pixels, self.model.config)))

@@ -11,15 +11,17 @@ from torch import Tensor
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.seeding import numpy_generator
+from recollect.memory import Item
 from recollect.models import DualEncoder
 from recollect.models.lora.layers import Adapters, adapted, adapter_sites, initial_adapters, merge_adapters
 from recollect.search.counters import CostCounters
 from recollect.search.episodes.batch import number_texts
-from recollect.search.episodes.batched import LEAST_PAIRS, caption_kind, contrast_scale, frozen
+from recollect.search.episodes.batched import LEAST_PAIRS, contrast_scale, frozen
 from recollect.search.episodes.loss import episode_loss, negatives
 from recollect.search.episodes.options import EpisodeOptions, TuningOptions
 from recollect.search.pixels import PixelCache
-from recollect.search.pool import Pool, PoolItem, VectorPool
+from recollect.search.pool import Pool, VectorPool
+from recollect.search.searcher import caption_kind
 
 _BLOCK = 512
 
@@ -46,7 +48,7 @@ def by_captions(encoder: DualEncoder, pool: Pool, tally: CostCounters | None = N
     for items in item_blocks(pool, "embed captions"):
         there = [item for item in items if has_caption(item)]
         ids += [item.id for item in there]
-        blocks.append(encoder.embed_texts([item.caption or "" for item in there], caption_kind(encoder)).numpy())
+        blocks.append(encoder.embed_texts([item.caption for item in there], caption_kind(encoder)).numpy())
     if not ids:
         raise UserError(NO_CAPTIONS)
     if tally is not None:
@@ -135,7 +137,7 @@ def _batches(
     for first in range(0, len(ids), options.batch_size):
         items = pool.items([ids[row] for row in order[first : first + options.batch_size]])
         read = zip(items, pixels.read(items), strict=True)
-        there = [(item.caption or "", picture) for item, picture in read if picture is not None]
+        there = [(item.caption, picture) for item, picture in read if picture is not None]
         if len(there) < LEAST_PAIRS:
             continue
         captions = tuple(caption for caption, _ in there)
@@ -148,12 +150,12 @@ NO_CAPTIONS = (
 )
 
 
-def has_caption(item: PoolItem) -> bool:
+def has_caption(item: Item) -> bool:
     """Whether something is said of an image."""
-    return bool((item.caption or "").strip())
+    return bool(item.caption.strip())
 
 
-def item_blocks(pool: Pool, what: str) -> Iterator[list[PoolItem]]:
+def item_blocks(pool: Pool, what: str) -> Iterator[list[Item]]:
     """Every item of a pool, some at a time."""
     ids = pool.ids()
     with progress(what, len(ids), "images") as counter:

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +14,12 @@ from recollect.core.progress import progress
 from recollect.core.types import Encoder
 from recollect.models import DualEncoder
 from recollect.search.counters import CostCounters
-from recollect.search.episodes.batched import caption_kind, contrast_scale
+from recollect.search.episodes.batched import contrast_scale
 from recollect.search.episodes.options import EpisodeOptions, RewardOptions
-from recollect.search.pool import Pool, QueryHits
-from recollect.search.searcher import NOT_FINITE, Hit, Searcher, SearchResult, as_result, open_items
+from recollect.search.episodes.searcher import NOT_FINITE
+from recollect.search.pool import Pool
+from recollect.search.query import Query
+from recollect.search.searcher import Hit, Searcher, SearchResult, as_result, caption_kind, open_items
 
 _KEPT = 100_000  # teacher's embeddings of pictures, a few hundred MiB at most
 
@@ -49,7 +51,7 @@ class Teacher:
         opened = {}
         for item in self.pool.items(ids):
             try:
-                opened[item.id] = item.image()
+                opened[item.id] = item.read()
             except (UserError, OSError):
                 self._known[item.id] = None
         if opened:
@@ -84,31 +86,41 @@ class RewardSearcher(Searcher):
         self._begin = [each.detach().clone() for each in self._learned]
         self._scale = contrast_scale(self.encoder, EpisodeOptions())
 
-    def _search(self, queries: list[str], k: int) -> list[SearchResult]:
+    def _search(self, queries: list[Query], k: int, pool: Pool) -> list[SearchResult]:
+        if other := next((query for query in queries if query.text is None), None):
+            raise UserError(f"{other}: RLCF adapts the text tower, so that it takes words alone")
+        found = self._nearest(queries, max(k, self.options.candidates), pool)
+        items = open_items(pool, found)
+        plain = [as_result(str(query), found, row, items) for row, query in enumerate(queries)]
         results = []
         with progress("RLCF", len(queries), "queries") as counter:
-            for query, found in zip(queries, self._nearest(queries, max(k, self.options.candidates)), strict=True):
-                results.append(self._one(query, found, k))
+            for query, result in zip(queries, plain, strict=True):
+                results.append(self._one(str(query.text), result, k, pool))
                 counter.advance()
         return results
 
-    def _one(self, query: str, found: QueryHits, k: int) -> SearchResult:
-        candidates = found.ids[: self.options.candidates]
-        vectors = torch.from_numpy(self.pool.vectors(candidates))
-        ranks = {id: rank for rank, id in enumerate(found.ids, start=1)}
+    def _one(self, query: str, found: SearchResult, k: int, pool: Pool) -> SearchResult:
+        before = {hit.item.id: hit for hit in found.hits}
+        candidates = list(before)[: self.options.candidates]
+        vectors = torch.from_numpy(pool.vectors(candidates))
         try:
             finite = all(self._step(optimiser, query, candidates, vectors) for optimiser in self._optimisers())
-            asked = self._embed(query).detach()
+            asked = self._embed_one(query).detach()
         finally:
             self._reset()
         if not (finite and bool(asked.isfinite().all())):
             self.report.not_finite += 1
-            first = QueryHits(found.ids[:k], found.scores[:k])
-            return SearchResult(query, as_result(query, first, open_items(self.pool, [first])).hits, (NOT_FINITE,))
-        again = self.pool.nearest(asked.float().cpu(), k)
-        items = open_items(self.pool, again)
-        scored = zip(again[0].ids, again[0].scores, strict=True)
-        return SearchResult(query, tuple(Hit(items[id], float(score), ranks.get(id)) for id, score in scored))
+            return replace(found, notes=(NOT_FINITE,))
+        again = pool.nearest(asked.float().cpu(), k)
+        result = as_result(found.query, again, 0, open_items(pool, again), "adapted text tower")
+        return replace(result, hits=tuple(self._known(hit, before.get(hit.item.id)) for hit in result.hits))
+
+    @staticmethod
+    def _known(hit: Hit, before: Hit | None) -> Hit:
+        """A hit with its rank and score by the model as it is, where it was among the candidates."""
+        if before is None:
+            return replace(hit, zero_shot_rank=None, model_score=None)
+        return replace(hit, zero_shot_rank=before.zero_shot_rank, model_score=before.score)
 
     def _optimisers(self) -> list[torch.optim.Optimizer]:
         """The same optimiser, once for each step."""
@@ -119,7 +131,7 @@ class RewardSearcher(Searcher):
     def _step(self, optimiser: torch.optim.Optimizer, query: str, ids: Sequence[str], vectors: Tensor) -> bool:
         """One step on ``-mean(reward · log p)`` over the sampled; False if that is not finite."""
         with torch.enable_grad():
-            asked = self._embed(query)
+            asked = self._embed_one(query)
             likely = (self._scale * asked @ vectors.to(asked).T).log_softmax(dim=1)[0]
             chosen = likely.detach().topk(min(self.options.sampled, len(likely))).indices
             rewards = self.judge.rewards(query, [ids[row] for row in chosen.tolist()]).to(likely)
@@ -134,7 +146,7 @@ class RewardSearcher(Searcher):
         self.tally.backward(texts=1)
         return True
 
-    def _embed(self, query: str) -> Float[Tensor, "one width"]:
+    def _embed_one(self, query: str) -> Float[Tensor, "one width"]:
         return F.normalize(self._copy.encode_texts(self._copy.tokenize([query], caption_kind(self._copy))), dim=1)
 
     @torch.no_grad()

@@ -19,10 +19,10 @@ from transformers import (
 from recollect.core.errors import UserError
 from recollect.core.types import ImageLike, Source, best_device
 from recollect.data.sources.derived import read_sample
+from recollect.memory import Item
 from recollect.models.transformers.encoder import quiet
 from recollect.search.baselines.pool_wide import has_caption
 from recollect.search.captioning.file import CaptionFile
-from recollect.search.pool import PoolItem
 
 PROMPT = "Describe what you see in detail with a maximum of 30 words."
 """What EFSA asks its captioner (§4.1)."""
@@ -141,7 +141,7 @@ class CaptionReport:
 
 
 def write_captions(
-    blocks: Iterable[Sequence[PoolItem]], captioner: Captioner, file: CaptionFile, batch_size: int = 8
+    blocks: Iterable[Sequence[Item]], captioner: Captioner, file: CaptionFile, batch_size: int = 8
 ) -> CaptionReport:
     """Describe every image that has no caption yet; what is written is on disk, so that a run can be stopped anywhere.
 
@@ -160,11 +160,11 @@ def write_captions(
     return report
 
 
-def _describe(items: Sequence[PoolItem], captioner: Captioner, file: CaptionFile, report: CaptionReport) -> None:
+def _describe(items: Sequence[Item], captioner: Captioner, file: CaptionFile, report: CaptionReport) -> None:
     opened = {}
     for item in items:
         try:
-            opened[item.id] = item.image()
+            opened[item.id] = item.read()
         except (UserError, OSError):
             report.gone += 1
     if not opened:
@@ -175,12 +175,13 @@ def _describe(items: Sequence[PoolItem], captioner: Captioner, file: CaptionFile
     report.written += len(captions)
 
 
-def source_items(source: Source, block: int = 64) -> Iterator[list[PoolItem]]:
+def source_items(source: Source, block: int = 64) -> Iterator[list[Item]]:
     """The images of a source by their ids, some at a time; their texts do not count as captions."""
 
-    def item(index: int) -> PoolItem:
+    def item(index: int) -> Item:
         sample = read_sample(source, index, extra=False)
-        return PoolItem(sample.id, None, lambda: sample.image)
+        where = f"{source.name}, row {index}"
+        return Item(sample.id, "", source.name, {}, lambda: sample.image, where)
 
     for start in range(0, len(source), block):
         yield [item(index) for index in range(start, min(start + block, len(source)))]

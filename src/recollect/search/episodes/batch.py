@@ -9,19 +9,32 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class Asked:
+    """One query as an adapted model embeds it: a weighted sum of unit embeddings.
+
+    Attributes:
+        words: texts and their weights.
+        pictures: rows of the batch's pixels and their weights.
+    """
+
+    words: tuple[tuple[str, float], ...]
+    pictures: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class EpisodeBatch:
     """Several queries and their candidates; an image or caption that several found is here once.
 
     Attributes:
-        queries: the texts asked for.
-        pixels: every picture that a query found, transformed.
+        queries: what is asked for.
+        pixels: every picture that a query found or shows, transformed.
         images: for each query its candidates, best first, as rows of ``pixels``; -1 where there is none, or it
             cannot be read.
         captions: every caption of those pictures, each wording once.
         texts: for each candidate its caption; -1 where it has none.
     """
 
-    queries: tuple[str, ...]
+    queries: tuple[Asked, ...]
     pixels: Float[Tensor, "pictures ..."]
     images: Int[Tensor, "queries k"]
     captions: tuple[str, ...]

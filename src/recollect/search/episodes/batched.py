@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from recollect.core.types import Kind
 from recollect.models import DualEncoder
 from recollect.models.lora.first_step import FirstStep
 from recollect.models.lora.layers import Adapters, adapted, adapter_sites, initial_adapters
@@ -16,6 +15,7 @@ from recollect.search.counters import CostCounters
 from recollect.search.episodes.batch import EpisodeBatch, Reranked, shared_rows
 from recollect.search.episodes.loss import episode_loss, negatives
 from recollect.search.episodes.options import EpisodeOptions
+from recollect.search.searcher import caption_kind
 
 _NO_TEMPERATURE = 1 / 0.07  # a model that stores none is read with CLIP's at the start
 LEAST_PAIRS = 2
@@ -154,7 +154,7 @@ class Episodes:
         queries, k = flight.images.shape
         with adapted(self.encoder, adapters):
             images = self._encode_images(flight.pixels[flight.images.clamp(min=0).reshape(-1)])
-            asked = self.encoder.encode_texts(self.encoder.tokenize(flight.queries, caption_kind(self.encoder)))
+            asked = embed_asked(self.encoder, flight)
         self.tally.forward(images=len(images), texts=len(asked))
         return similarities(images.view(queries, k, -1), asked)
 
@@ -184,6 +184,31 @@ def adamw_step(
     state.addcdiv_(mean, root, value=-options.learning_rate / (1 - _BETAS[0] ** number))
 
 
+def embed_asked(encoder: DualEncoder, flight: EpisodeBatch) -> Float[Tensor, "queries width"]:
+    """The queries by the towers as they are now: weighted sums of unit embeddings of their words and pictures.
+
+    Where adapters are each query's own, its words are one run of rows and so are its pictures; shorter queries are
+    filled up with what has no weight.
+    """
+    total = torch.zeros(len(flight.queries), encoder.width, dtype=encoder.dtype, device=encoder.device)
+    most = max(len(query.words) for query in flight.queries)
+    if most:
+        filled = [(*query.words, *(("", 0.0),) * (most - len(query.words))) for query in flight.queries]
+        tokens = encoder.tokenize([word for each in filled for word, _ in each], caption_kind(encoder))
+        total = total + _weighted(encoder.encode_texts(tokens), [[weight for _, weight in each] for each in filled])
+    most = max(len(query.pictures) for query in flight.queries)
+    if most:
+        shown = [(*query.pictures, *((0, 0.0),) * (most - len(query.pictures))) for query in flight.queries]
+        pixels = flight.pixels[[row for each in shown for row, _ in each]].to(encoder.device, encoder.dtype)
+        total = total + _weighted(encoder.encode_images(pixels), [[weight for _, weight in each] for each in shown])
+    return total
+
+
+def _weighted(raw: Float[Tensor, "rows width"], weights: list[list[float]]) -> Float[Tensor, "queries width"]:
+    factors = torch.tensor(weights, dtype=raw.dtype, device=raw.device)
+    return torch.einsum("qt,qtd->qd", factors, F.normalize(raw, dim=1).unflatten(0, factors.shape))
+
+
 def similarities(
     images: Float[Tensor, "queries k width"], asked: Float[Tensor, "queries width"]
 ) -> Float[Tensor, "queries k"]:
@@ -206,11 +231,6 @@ def contrast_scale(encoder: DualEncoder, options: EpisodeOptions) -> float:
     if options.temperature is not None:
         return 1 / options.temperature
     return encoder.scale or _NO_TEMPERATURE
-
-
-def caption_kind(encoder: DualEncoder) -> Kind | None:
-    """Queries and captions are read as captions by a model that has a prefix for them."""
-    return "caption" if "caption" in encoder.prefixes else None
 
 
 def rows_of(tokens: Mapping[str, Tensor], rows: Int[Tensor, " n"]) -> dict[str, Tensor]:

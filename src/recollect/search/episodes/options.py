@@ -1,10 +1,12 @@
 """The settings of an episode."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from recollect.core.errors import UserError
-from recollect.models.lora.layers import AdapterOptions
+
+if TYPE_CHECKING:
+    from recollect.models.lora.layers import AdapterOptions
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,10 @@ class EpisodeOptions:
             raise UserError(f"temperature {self.temperature}: must be above 0.")
 
     @property
-    def adapters(self) -> AdapterOptions:
+    def adapters(self) -> "AdapterOptions":
         """How the adapters begin."""
+        from recollect.models.lora.layers import AdapterOptions  # heavy, and a command line only needs the settings
+
         return AdapterOptions(self.rank, self.scale, self.both_xavier, self.seed)
 
     @property

@@ -12,9 +12,10 @@ from recollect.models import DualEncoder
 from recollect.models.lora.layers import Adapters, adapter_sites, initial_adapters, transformers_model
 from recollect.search.counters import CostCounters
 from recollect.search.episodes.batch import EpisodeBatch, Reranked
-from recollect.search.episodes.batched import LEAST_PAIRS, caption_kind, contrast_scale, finished, similarities
+from recollect.search.episodes.batched import LEAST_PAIRS, contrast_scale, embed_asked, finished, similarities
 from recollect.search.episodes.loss import episode_loss, negatives
 from recollect.search.episodes.options import EpisodeOptions
+from recollect.search.searcher import caption_kind
 
 
 class OneAtATime:
@@ -76,7 +77,7 @@ class OneAtATime:
     @torch.no_grad()
     def _scores(self, flight: EpisodeBatch) -> Float[Tensor, "one k"]:
         images = self._encode_images(flight.pixels[flight.images[0].clamp(min=0)])
-        asked = self._copy.encode_texts(self._copy.tokenize(flight.queries, caption_kind(self._copy)))
+        asked = embed_asked(self._copy, flight)
         self.tally.forward(images=len(images), texts=len(asked))
         return similarities(images[None], asked)
 

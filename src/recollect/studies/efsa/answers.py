@@ -8,9 +8,10 @@ from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.pools import CaptionedPool
 from recollect.evaluation.retrieval import asked_texts, first_match
 from recollect.models import DualEncoder
+from recollect.search.episodes.searcher import EpisodicSearcher
 from recollect.search.pixels import PixelCache
 from recollect.search.pool import SourcePool
-from recollect.search.searcher import EpisodicSearcher, Searcher, SearchResult
+from recollect.search.searcher import Searcher, SearchResult
 from recollect.studies.efsa.world import EfsaWorld, SearchRun, encoder_of, pools
 from recollect.studies.study import StudyOptions
 from recollect.tasks.retrieval import RetrievalTask
@@ -77,4 +78,4 @@ def _answer(task: RetrievalTask, text: int, before: SearchResult, after: SearchR
 
 def _pictures(result: SearchResult, true: set[str]) -> tuple[Picture, ...]:
     hits: Sequence = result.hits[:SHOWN]
-    return tuple((hit.item.image(), hit.item.id in true) for hit in hits)
+    return tuple((hit.item.read(), hit.item.id in true) for hit in hits)

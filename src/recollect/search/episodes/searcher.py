@@ -1,0 +1,130 @@
+"""Search, and rank the first k of each query again by the model adapted to it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from recollect.core.progress import progress
+from recollect.memory import Item
+from recollect.search.episodes.batch import Asked, EpisodeBatch, Reranked, number_texts
+from recollect.search.episodes.batched import LEAST_PAIRS, Episodes
+from recollect.search.episodes.options import EpisodeOptions
+from recollect.search.episodes.sequential import FullEpisodes
+from recollect.search.pixels import PixelCache
+from recollect.search.pool import Pool
+from recollect.search.query import Query
+from recollect.search.searcher import Hit, Searcher, SearchResult, as_result, open_items
+
+NOT_FINITE = "the episode's loss or scores were not finite: zero-shot ranking"
+EPISODE = "episode"
+"""Who scores what was ranked again."""
+
+
+@dataclass
+class EpisodicSearcher(Searcher):
+    """Search, and rank the first k again by the model adapted to the query on them (EFSA).
+
+    Hits that an episode ranked again are scored by it and stand before the others, which the model as it is scores.
+
+    Attributes:
+        options: of the episodes.
+        pixels: decoded pictures.
+    """
+
+    options: EpisodeOptions = field(default_factory=EpisodeOptions)
+    pixels: PixelCache | None = None
+
+    def __post_init__(self) -> None:
+        self.pixels = self.pixels or PixelCache(self.encoder.transform)
+        kind = Episodes if self.options.parameters == "adapters" else FullEpisodes
+        self.episodes: Episodes | FullEpisodes = kind(self.encoder, self.options)
+        self.episodes.tally = self.tally
+
+    def _search(self, queries: list[Query], k: int, pool: Pool) -> list[SearchResult]:
+        found = self._nearest(queries, max(k, self.options.k), pool)
+        items = open_items(pool, found)
+        plain = [as_result(str(query), found, row, items) for row, query in enumerate(queries)]
+        results = []
+        with progress("episodes", len(queries), "queries") as counter:
+            for start in range(0, len(queries), self.options.in_flight):
+                some = slice(start, start + self.options.in_flight)
+                results += self._flight(queries[some], plain[some])
+                counter.advance(len(queries[some]))
+        return results
+
+    def _flight(self, queries: list[Query], results: list[SearchResult]) -> list[SearchResult]:
+        assert self.pixels is not None
+        flight = make_flight(queries, results, self.options.k, self.pixels)
+        if flight is None:  # no picture could be opened
+            nothing = torch.zeros(len(queries), dtype=torch.int64)
+            places = torch.full((len(queries), 1), torch.nan, dtype=torch.float64)
+            again = Reranked(places, nothing.bool(), nothing)
+        else:
+            again = self.episodes.rerank(flight)
+        return [self._reordered(result, again, number) for number, result in enumerate(results)]
+
+    def _reordered(self, result: SearchResult, again: Reranked, number: int) -> SearchResult:
+        first = result.hits[: self.options.k]
+        notes = self._notes(first, bool(again.failed[number]), int(again.pairs[number]))
+        scores = again.scores[number].numpy()[: len(first)]
+        hits = list(first)
+        ranked = np.flatnonzero(np.isfinite(scores))
+        order = ranked[np.argsort(-scores[ranked], kind="stable")]
+        for place, hit in zip(ranked.tolist(), order.tolist(), strict=True):
+            hits[place] = replace(first[hit], score=float(scores[hit]), scored_by=EPISODE)
+        return replace(result, hits=(*hits, *result.hits[len(first) :]), notes=tuple(notes))
+
+    def _notes(self, first: tuple[Hit, ...], failed: bool, pairs: int) -> list[str]:
+        assert self.pixels is not None
+        gone = sum(hit.item.id in self.pixels.gone for hit in first)
+        uncaptioned = sum(not hit.item.caption.strip() for hit in first)
+        self.report.images_gone += gone
+        self.report.captions_missing += uncaptioned
+        notes = []
+        if gone:
+            notes.append(f"{gone} of {len(first)} images cannot be opened any more and keep their zero-shot places")
+        if pairs < LEAST_PAIRS:
+            self.report.without_captions += 1
+            notes.append(f"{pairs} of {len(first)} images can be learnt from, so no episode: zero-shot ranking")
+        elif uncaptioned:
+            notes.append(f"{uncaptioned} of {len(first)} images have no caption: the episode learnt from {pairs}")
+        if failed:
+            self.report.not_finite += 1
+            notes.append(NOT_FINITE)
+        return notes
+
+
+def make_flight(
+    queries: Sequence[Query], results: Sequence[SearchResult], k: int, pixels: PixelCache
+) -> EpisodeBatch | None:
+    """The first k images of each query with their captions, each opened once; None if none can be opened."""
+    items: dict[str, Item] = {hit.item.id: hit.item for result in results for hit in result.hits[:k]}
+    pictures = dict(zip(items, pixels.read(list(items.values())), strict=True))
+    there = {id: picture for id, picture in pictures.items() if picture is not None}
+    if not there:
+        return None
+    rows = {id: row for row, id in enumerate(there)}
+    wordings, numbers = number_texts([item.caption for item in items.values()])
+    texts = dict(zip(items, numbers, strict=True))
+    most = max(len(result.hits[:k]) for result in results)
+
+    def places(numbers: dict[str, int]) -> torch.Tensor:
+        table = torch.full((len(results), most), -1, dtype=torch.int64)
+        for query, result in enumerate(results):
+            for place, hit in enumerate(result.hits[:k]):
+                table[query, place] = numbers.get(hit.item.id, -1)
+        return table
+
+    opened = list(there.values())
+    asked = []
+    for query in queries:
+        words = tuple((term.words, term.weight) for term in query.terms if term.words is not None)
+        shown = []
+        for term in query.terms:
+            if term.words is None:
+                shown.append((len(opened), term.weight))
+                opened.append(pixels.prepared(term.open()))
+        asked.append(Asked(words, tuple(shown)))
+    return EpisodeBatch(tuple(asked), pixels.tensor(opened), places(rows), wordings, places(texts))

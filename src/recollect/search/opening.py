@@ -1,0 +1,71 @@
+"""From a memory's address to a search that can be asked: what the command, the page and three lines of Python share."""
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from recollect.core.errors import UserError
+from recollect.memory import Memory
+from recollect.models import load_model
+from recollect.search.baselines.pool_wide import NO_CAPTIONS
+from recollect.search.captioning.file import CaptionFile
+from recollect.search.episodes.options import EpisodeOptions
+from recollect.search.memory_pool import MemoryPool
+from recollect.search.methods import MethodOptions, SearchContext, prepare
+from recollect.search.pixels import PixelCache
+from recollect.search.searcher import Searcher
+
+Rerank = Literal["none", "episode", "episode-full"]
+Among = Literal["images", "captions"]
+
+
+def open_searcher(
+    memory: Memory | str | Path,
+    *,
+    model: str | None = None,
+    rerank: Rerank = "none",
+    among: Among = "images",
+    episode: EpisodeOptions | None = None,
+    captions: str | Path | None = None,
+    device: torch.device | str | None = None,
+) -> Searcher:
+    """A search of a memory by the model that embedded it.
+
+    >>> searcher = open_searcher("memories/mine", rerank="episode")                  # doctest: +SKIP
+    >>> [hit.item.path for hit in searcher.search("a red umbrella", k=5).hits]       # doctest: +SKIP
+
+    Args:
+        memory: opened, or its address.
+        model: where the model is now; by default where it was when the memory was built.
+        rerank: rank the first images again by the model adapted to the query (EFSA), by low-rank adapters or all
+            parameters.
+        among: find images by what they show, or by what their captions say.
+        episode: settings of ``rerank``.
+        captions: captions that a model wrote, if not in the memory's folder.
+        device: where to compute; the best there is by default.
+
+    Raises:
+        UserError: no such memory, model or file of captions; another model than the memory's; ``rerank`` or captions
+            asked for where there are no captions.
+    """
+    store = memory if isinstance(memory, Memory) else Memory.open(memory)
+    if captions is not None and not Path(captions).exists():
+        raise UserError(
+            f"{captions}: no such file. Write it with `recollect caption {store.address} --model CAPTIONER`."
+        )
+    pool = MemoryPool(store, written=None if captions is None else CaptionFile(captions))
+    if (rerank != "none" or among == "captions") and not pool.has_captions():
+        raise UserError(NO_CAPTIONS)
+    name = model or store.backend.record.model_name
+    if not name:
+        raise UserError(f"{store.address}: does not say which model embedded it. Name it with --model.")
+    encoder = load_model(name, device)
+    store.check_model(encoder.fingerprint, name)
+    if among == "captions" and rerank != "none":
+        raise UserError("an episode ranks images that the model found, not their captions: leave out one of both")
+    method = "text-to-text" if among == "captions" else {"none": "zero-shot"}.get(rerank, rerank)
+    options = MethodOptions(episode=episode or EpisodeOptions())
+    search = prepare(method, SearchContext(encoder, pool, options, PixelCache(encoder.transform))).search
+    assert isinstance(search, Searcher)
+    return search
