@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from recollect.core.types import Encoder
-from recollect.models import build_model, load_model
+from recollect.models import build_model, load_model, patches
 
-NAMES = ("vector-mlp", "vector-linear", "glyph-held-back", "glyph-random", "glyph-strong", "tiny-conv")
+NAMES = ("vector-mlp", "vector-linear", "glyph-held-back", "glyph-random", "glyph-strong", "tiny-conv", "patches")
 PROGRAM = """
 import sys
 import torch
@@ -42,11 +42,17 @@ def inputs(name, given):
     return given["vectors" if name.startswith("vector") else "pixels"]
 
 
-def test_opened_in_another_process_every_small_model_gives_the_same_bits(given, captions, tmp_path):
+@pytest.fixture(autouse=True)
+def few_patches(monkeypatch):
+    """A dictionary of patches is fitted in no time."""
+    monkeypatch.setattr(patches, "_PATCHES", 2000)
+
+
+def test_opened_in_another_process_every_small_model_gives_the_same_bits(given, captions, pictures, tmp_path):
     from safetensors.torch import load_file, save_file
 
     save_file(given, tmp_path / "given.safetensors")
-    models = {name: build_model(name, texts=captions, prefixes=("label",), seed=1) for name in NAMES}
+    models = {name: build_model(name, texts=captions, pictures=pictures, prefixes=("label",), seed=1) for name in NAMES}
     folders = [str(models[name].save(tmp_path / name)) for name in NAMES]
     words = [sys.executable, "-c", PROGRAM, str(torch.get_num_threads()), str(tmp_path / "given.safetensors"), *folders]
     # The same kernels, threads and alignment of memory: with others, sums are formed in another order.
@@ -59,8 +65,8 @@ def test_opened_in_another_process_every_small_model_gives_the_same_bits(given, 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_small_model_is_an_encoder(name, given, captions):
-    encoder = build_model(name, texts=captions)
+def test_a_small_model_is_an_encoder(name, given, captions, pictures):
+    encoder = build_model(name, texts=captions, pictures=pictures)
     assert isinstance(encoder, Encoder)
     images, texts = encoder.embed_images(inputs(name, given)), encoder.embed_texts(captions)
     for rows in (images, texts):

@@ -26,12 +26,19 @@ RUNS = {
     # Three samples to a chunk, rows of past steps in the objective's buffer; --data is added below.
     "pictures": (*("siglixp-tiny", "--batch-size", "8", "--steps", "8", "--chunk", "3", "--log-every", "1"),
                  *("--checkpoint-every", "3", "--objective.context.options.stale-rows", "16")),
+    "locked": (*("siglixp-locked", "--model.start", "glyph-random", "--batch-size", "8", "--steps", "8"),
+               *("--log-every", "1", "--checkpoint-every", "3")),
     "vectors": (*("latents-siglixp", "--steps", "40", "--batch-size", "64"),
                 *("--checkpoint-every", "2", "--log-every", "1")),
 }  # fmt: skip
 
 NOTES = {"config.json", "tokenizer_config.json"}
 """Transformers adds to these how a model was opened."""
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
 
 
 def recollect(*words) -> int:
@@ -67,7 +74,7 @@ def files(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("run", RUNS)
 def test_the_command_killed_and_resumed_gives_the_same_bits(run, pairs, in_child, in_memory):
     whole, broken = in_memory / "whole", in_memory / "broken"
-    words = ("train", *RUNS[run], *(("--data", pairs) if run == "pictures" else ()))
+    words = ("train", *RUNS[run], *(("--data", pairs) if run != "vectors" else ()))
     assert in_child(lambda: recollect(*words, "--out", whole)) == 0
     for written in (2, 5):  # before the first checkpoint is sure to be there, and after one or more
 

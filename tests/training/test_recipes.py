@@ -14,7 +14,7 @@ from recollect.training.recipes import RECIPES
 from recollect.training.run_folder import as_json, check_run_folder, prepare_run_folder
 
 OPTIONS = """
-model.start model.tokenizer model.prefixes model.freeze
+model.start model.tokenizer model.prefixes model.freeze model.locked model.views model.dropout
 data.sources data.captions data.labels data.split data.weights data.sampling data.crop data.flip data.broken_share
 data.image_column data.caption_column data.label_column data.class_name_column data.synonyms_column data.split_column
 objective.base objective.scale objective.bias objective.context.alpha objective.context.tau
@@ -49,7 +49,7 @@ def test_a_recipe_is_complete_but_for_data_that_nobody_can_ship(name):
     recipe = RECIPES[name]()
     assert recipe.model.start in PRESETS or recipe.model.start.split("/")[0] in ("google", "openai")
     if not recipe.data.specs:
-        assert name.startswith(("siglip-vit", "lixp-vit", "post-train", "prefix-swin"))
+        assert name.startswith(("siglip-vit", "lixp-vit", "post-train", "lit", "prefix-swin"))
         with pytest.raises(UserError, match=r"no source of data was named\. Name one with --data SOURCE"):
             recipe.check()
         recipe = replace(recipe, data=replace(recipe.data, sources=("some.parquet",)))
@@ -62,6 +62,10 @@ def test_a_recipe_is_complete_but_for_data_that_nobody_can_ship(name):
     [
         *((f"siglip-{name}", f"siglixp-{name}") for name in ("tiny", "small")),
         ("clip-tiny", "clixp-tiny"),
+        ("siglip-locked", "siglixp-locked"),
+        ("clip-locked", "clixp-locked"),
+        ("post-train-heads-siglip", "post-train-heads-siglixp"),
+        ("post-train-projection-clip", "post-train-projection-clixp"),
         *((f"{world}-siglip", f"{world}-siglixp") for world in ("latents", "latents-strong", "glyphs-a", "glyphs-b")),
         ("glyphs-strong-siglip", "glyphs-strong-siglixp"),
         ("latents-strong-clip", "latents-strong-clixp"),
@@ -109,6 +113,11 @@ def test_prefix_conditionings_recipe_has_its_papers_values():
     [
         *(([f"--{name}", "0"], f"--{name} 0: must be at least 1")
           for name in ("steps", "batch-size", "chunk", "log-every", "checkpoint-every", "checkpoints-kept")),
+        (["--model.views", "0"], "--model.views 0: must be at least 1"),
+        (["--model.dropout", "1"], "--model.dropout 1.0: must be at least 0 and less than 1"),
+        (["--model.dropout", "0.5"], "--model.dropout: vector-mlp has no head with dropout. It is for patches."),
+        (["--model.views", "2"], "--model.views 2: is for a locked image tower. Add --model.locked image."),
+        (["--model.locked", "image", "--objective.context.options.augmented", "buffer"], "need --model.views 2"),
         (["--workers", "-1"], "--workers -1: must be 0 or positive"),
         (["--objective.scale", "0"], "--objective.scale 0.0: must be positive"),
         (["--objective.bias", "nan"], "--objective.bias nan: must be a finite number"),

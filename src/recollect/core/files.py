@@ -129,3 +129,13 @@ def fresh_folder(path: str | Path, what: str) -> Iterator[Path]:
         path.rmdir()
     with atomic_folder(path) as unfinished:
         yield unfinished
+
+
+def cache_folder() -> Path:
+    """Where what can be made again is kept between runs: RECOLLECT_CACHE, else recollect in the user's cache folder.
+
+    Nothing in it is ever needed: it may be emptied at any time when no command is running.
+    """
+    if own := os.environ.get("RECOLLECT_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "recollect"

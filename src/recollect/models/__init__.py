@@ -3,6 +3,7 @@
 from recollect.models.attention import TextAttention
 from recollect.models.dual import DualEncoder
 from recollect.models.loading import load_model
+from recollect.models.patches import PatchEncoder
 from recollect.models.presets import PRESETS, build_model
 from recollect.models.small import GlyphEncoder, SmallEncoder, VectorEncoder
 from recollect.models.transformers.encoder import TransformersEncoder
@@ -11,6 +12,7 @@ __all__ = [
     "PRESETS",
     "DualEncoder",
     "GlyphEncoder",
+    "PatchEncoder",
     "SmallEncoder",
     "TextAttention",
     "TransformersEncoder",

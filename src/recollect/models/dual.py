@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -120,15 +120,26 @@ class DualEncoder(nn.Module, ABC):
         """
         if len(images) == 0:
             return torch.empty(0, self.width)
+        return torch.cat([_unit(block) for block in self._over_images(images, self.encode_images)])
+
+    def pooled_images(self, images: Tensor | Sequence[ImageLike]) -> Float[Tensor, "n features"]:
+        """What `pool_images` makes of at least one image, given as for `embed_images`.
+
+        Returns:
+            float32 features on the CPU, without graph.
+        """
+        return torch.cat([block.float().cpu() for block in self._over_images(images, self.pool_images)])
+
+    def _over_images(
+        self, images: Tensor | Sequence[ImageLike], encode: Callable[[Tensor], Tensor]
+    ) -> Iterator[Tensor]:
         each = images[0].numel() if isinstance(images, Tensor) else 3 * self.transform.size**2
         rows = min(_MOST_ROWS, max(1, _BLOCK_NUMBERS // max(1, each)))
-        blocks = []
         with self._evaluating():
             for start in range(0, len(images), rows):
                 block = images[start : start + rows]
                 pixels = block if isinstance(block, Tensor) else self._pixels(block)
-                blocks.append(_unit(self.encode_images(pixels.to(self.device, self.dtype))))
-        return torch.cat(blocks)
+                yield encode(pixels.to(self.device, self.dtype))
 
     def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Float[Tensor, "n width"]:
         """Embed texts, read as captions or as wordings of a label by a model that has prefix tokens.
@@ -138,17 +149,66 @@ class DualEncoder(nn.Module, ABC):
         """
         if len(texts) == 0:
             return torch.empty(0, self.width)
-        blocks = []
+        return torch.cat([_unit(block) for block in self._over_texts(texts, prefix, self.encode_texts)])
+
+    def pooled_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Float[Tensor, "n features"]:
+        """What `pool_texts` makes of at least one text, read as for `embed_texts`.
+
+        Returns:
+            float32 features on the CPU, without graph.
+        """
+        return torch.cat([block.float().cpu() for block in self._over_texts(texts, prefix, self.pool_texts)])
+
+    def _over_texts(
+        self, texts: Sequence[str], prefix: Kind | None, encode: Callable[[dict[str, Tensor]], Tensor]
+    ) -> Iterator[Tensor]:
         with self._evaluating():
             for start in range(0, len(texts), _MOST_ROWS):
-                tokens = self.tokenize(texts[start : start + _MOST_ROWS], prefix)
-                blocks.append(_unit(self.encode_texts(tokens)))
-        return torch.cat(blocks)
+                yield encode(self.tokenize(texts[start : start + _MOST_ROWS], prefix))
 
     def freeze(self, tower: Tower) -> None:
         """Leave one tower as it is while the other learns (Zhai et al., 2022, freeze the image tower)."""
         for parameter in self.tower_parameters(tower):
             parameter.requires_grad_(False)
+
+    def pool_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n features"]:
+        """What the image tower makes of pixels before its head; the embedding itself where it has none."""
+        return self.encode_images(pixels)
+
+    def project_images(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
+        """Raw image embeddings of what `pool_images` returned; both in turn are `encode_images`."""
+        return features
+
+    def pool_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "n features"]:
+        """What the text tower makes of tokens before its head; the embedding itself where it has none."""
+        return self.encode_texts(tokens)
+
+    def project_texts(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
+        """Raw text embeddings of what `pool_texts` returned."""
+        return features
+
+    def head_parameters(self, tower: Tower) -> Iterator[nn.Parameter]:
+        """The parameters of a tower's head; none where it has no part that could learn by itself."""
+        return iter(())
+
+    def lock(self, tower: Tower) -> None:
+        """Leave all of one tower as it is but its head, so that what its stem makes can be computed once."""
+        self.freeze(tower)
+        for parameter in self.head_parameters(tower):
+            parameter.requires_grad_(True)
+
+    def stem_fingerprint(self, tower: Tower) -> str:
+        """Changes whenever what a tower's stem makes would: its weights and how it reads; not when its head learns."""
+        head = {id(parameter) for parameter in self.head_parameters(tower)}
+        reads = self.transform.key if tower == "image" else [self._reading(), self.prefixes]
+        digest = hashlib.blake2b(json.dumps([tower, reads], sort_keys=True).encode(), digest_size=16)
+        tensors: list[Tensor] = [parameter for parameter in self.tower_parameters(tower) if id(parameter) not in head]
+        # Running means of a norm, say; the temperature is stored as one, too, and no embedding depends on it.
+        tensors += [buffer for name, buffer in self.named_buffers() if not name.split(".")[-1].startswith("logit_")]
+        for tensor in tensors:
+            digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
     @property
     def scale(self) -> float | None:

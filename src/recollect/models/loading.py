@@ -27,9 +27,10 @@ from recollect.core.errors import UserError
 from recollect.core.files import read_json
 from recollect.core.types import best_device
 from recollect.data.transforms import ImageTransform
+from recollect.models.architectures import ENCODERS, restore_small
 from recollect.models.dual import MODEL_FORMAT, RECORD, DualEncoder
 from recollect.models.presets import PRESETS
-from recollect.models.small import ENCODERS, WEIGHTS, SmallEncoder, restore_small
+from recollect.models.small import WEIGHTS, SmallEncoder
 from recollect.models.transformers.encoder import TransformersEncoder, quiet
 from recollect.models.transformers.families import TextFormat
 from recollect.models.transformers.processors import transform_of

@@ -24,10 +24,12 @@ from transformers import (
 
 from recollect.core.errors import UserError
 from recollect.core.seeding import derive_seed
-from recollect.core.types import Kind
+from recollect.core.types import ImageLike, Kind
 from recollect.data.transforms import ImageTransform
+from recollect.models.architectures import AnyTowers, build_small
 from recollect.models.dual import DualEncoder
-from recollect.models.small import BagOfWords, GlyphTowers, VectorTowers, WordTransformer, build_small
+from recollect.models.patches import PatchEncoder, PatchTowers
+from recollect.models.small import BagOfWords, GlyphTowers, VectorTowers, WordTransformer
 from recollect.models.tokenizers import WordTokenizer, train_unigram
 from recollect.models.transformers.encoder import TransformersEncoder, quiet
 from recollect.models.transformers.processors import processor_of
@@ -159,7 +161,7 @@ class SmallPreset:
     """Towers of the studies; their text tower reads words, not pieces of words."""
 
     summary: str
-    towers: VectorTowers | GlyphTowers
+    towers: AnyTowers
 
 
 Preset = SiglipPreset | SwinPreset | SmallPreset
@@ -211,6 +213,10 @@ PRESETS: Mapping[str, Preset] = {
         "for a CPU: 32 px, convnet of two layers, transformer over words; learns much faster than tiny in short runs",
         GlyphTowers(WordTransformer(64)),
     ),
+    "patches": SmallPreset(
+        "for a CPU: 32 px, patches compared with a fitted dictionary, a head that learns; a bag of words and an MLP",
+        PatchTowers(BagOfWords(128, hidden=256)),
+    ),
 }
 
 
@@ -218,6 +224,7 @@ def build_model(
     preset: str,
     *,
     texts: Sequence[str] | None,
+    pictures: Sequence[ImageLike] | None = None,
     tokenizer: PreTrainedTokenizerBase | str | None = None,
     prefixes: Sequence[Kind] = (),
     prefix_length: int = 1,
@@ -228,6 +235,8 @@ def build_model(
     Args:
         preset: a name of `PRESETS`.
         texts: captions to train the tokenizer on, or to take the words from; not needed if ``tokenizer`` is given.
+        pictures: to fit the dictionary of ``patches`` to; the other presets need none. Without them it is to be fitted
+            before the model is used (`PatchEncoder.fit`).
         tokenizer: one to use instead, or the folder or hub id of one.
         prefixes: kinds of source that get prefix tokens (prefix conditioning).
         prefix_length: prefix tokens of a kind.
@@ -243,6 +252,8 @@ def build_model(
         if tokenizer is not None:
             raise UserError(f"{preset}: its text tower reads words, not tokens. Leave the tokenizer out.")
         encoder: DualEncoder = build_small(chosen.towers, WordTokenizer.trained_on(_given(texts, preset)), preset, seed)
+        if pictures is not None and isinstance(encoder, PatchEncoder):
+            encoder.fit(pictures)
     else:
         encoder = _build_transformers(preset, chosen, texts, tokenizer, seed)
     encoder.add_prefixes(prefixes, length=prefix_length, seed=seed)

@@ -4,10 +4,11 @@ They train in seconds on one core, so that an ablation can be run with several s
 worlds', which vary by themselves: no crop is added in training.
 """
 
-from collections.abc import Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from recollect.core.errors import UserError
-from recollect.core.seeding import derive_seed, torch_generator
+from recollect.core.seeding import torch_generator
 from recollect.core.types import Kind
 from recollect.data.transforms import ImageTransform
 from recollect.models.attention import TextAttention
@@ -163,6 +164,17 @@ class GlyphTowers:
     std: float = 0.3
 
 
+@runtime_checkable
+class SmallTowers(Protocol):
+    """What every kind of small towers says of itself."""
+
+    @property
+    def text(self) -> BagOfWords | WordTransformer: ...
+
+    @property
+    def width(self) -> int: ...
+
+
 class SmallEncoder(DualEncoder):
     """An image tower beside one that reads words; see `VectorEncoder` and `GlyphEncoder`.
 
@@ -173,9 +185,7 @@ class SmallEncoder(DualEncoder):
 
     architecture: str
 
-    def __init__(
-        self, image: nn.Module, settings: "VectorTowers | GlyphTowers", words: WordTokenizer, preset: str
-    ) -> None:
+    def __init__(self, image: nn.Module, settings: "SmallTowers", words: WordTokenizer, preset: str) -> None:
         super().__init__()
         self.settings, self.words, self.preset, self.width = settings, words, preset, settings.width
         self.prefixes = {}
@@ -239,6 +249,22 @@ class SmallEncoder(DualEncoder):
         """Raw image embeddings."""
         return self.image_tower(pixels)
 
+    @abstractmethod
+    def _image_parts(self) -> tuple[Callable[[Tensor], Tensor], nn.Module]:
+        """The image tower as what comes before its head, and the head."""
+
+    def pool_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n features"]:
+        """What the image tower makes of pixels before its head."""
+        return self._image_parts()[0](pixels)
+
+    def project_images(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
+        """Raw image embeddings of what `pool_images` returned."""
+        return self._image_parts()[1](features)
+
+    def head_parameters(self, tower: Tower) -> Iterator[nn.Parameter]:
+        """The parameters of the image tower's head; the text tower has no part that could be locked by itself."""
+        return self._image_parts()[1].parameters() if tower == "image" else iter(())
+
     def encode_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "n width"]:
         """Raw text embeddings."""
         ids: Int[Tensor, "n longest"] = tokens["input_ids"].to(self.device)
@@ -299,7 +325,7 @@ class SmallEncoder(DualEncoder):
     def _record(self) -> dict[str, Any]:
         return {
             "architecture": self.architecture,
-            "settings": asdict(self.settings),
+            "settings": asdict(self.settings),  # type: ignore[call-overload]
             "vocabulary": list(self.words.words),
         }
 
@@ -316,6 +342,9 @@ class VectorEncoder(SmallEncoder):
         super().__init__(nn.Linear(settings.inputs, settings.width), settings, words, preset)
         self.transform = ImageTransform(size=1)  # vectors pass through any transform
 
+    def _image_parts(self) -> tuple[Callable[[Tensor], Tensor], nn.Module]:
+        return torch.Tensor.float, self.image_tower
+
 
 class GlyphEncoder(SmallEncoder):
     """A small convnet for pictures of 32 × 32, a bag of words or a transformer over words for captions."""
@@ -326,6 +355,13 @@ class GlyphEncoder(SmallEncoder):
         tower = _convnet(settings) if settings.image == "convnet" else _RandomFilters(settings)
         super().__init__(tower, settings, words, preset)
         self.transform = ImageTransform(size=32, mean=(settings.mean,) * 3, std=(settings.std,) * 3)
+
+    def _image_parts(self) -> tuple[Callable[[Tensor], Tensor], nn.Module]:
+        tower = self.image_tower
+        if isinstance(tower, _RandomFilters):
+            return tower.features, tower.head
+        assert isinstance(tower, nn.Sequential)
+        return tower[:-1], tower[-1]
 
 
 def _convnet(settings: GlyphTowers) -> nn.Sequential:
@@ -358,7 +394,11 @@ class _RandomFilters(nn.Module):
         self.head = _head(features, settings)
 
     def forward(self, pixels: Float[Tensor, "n 3 rows columns"]) -> Float[Tensor, "n out"]:
-        return self.head(self.norm(F.adaptive_avg_pool2d(F.relu(self.filters(pixels)), 4).flatten(1)))
+        return self.head(self.features(pixels))
+
+    def features(self, pixels: Float[Tensor, "n 3 rows columns"]) -> Float[Tensor, "n features"]:
+        """What the head reads."""
+        return self.norm(F.adaptive_avg_pool2d(F.relu(self.filters(pixels)), 4).flatten(1))
 
 
 def _head(inputs: int, settings: GlyphTowers) -> nn.Linear:
@@ -366,35 +406,3 @@ def _head(inputs: int, settings: GlyphTowers) -> nn.Linear:
     with torch.no_grad():
         head.weight *= settings.gain
     return head
-
-
-Settings = TypeVar("Settings", VectorTowers, GlyphTowers)
-
-ENCODERS: dict[type, type[SmallEncoder]] = {VectorTowers: VectorEncoder, GlyphTowers: GlyphEncoder}
-
-
-def build_small(settings: VectorTowers | GlyphTowers, words: WordTokenizer, preset: str, seed: int) -> SmallEncoder:
-    """Towers as ``settings`` say, initialised from ``seed`` alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(seed, "model"))
-        return ENCODERS[type(settings)](settings, words, preset)  # type: ignore[call-arg]
-
-
-def restore_small(record: dict[str, Any], weights: dict[str, Tensor]) -> SmallEncoder:
-    """The encoder that a record and its weights describe.
-
-    Raises:
-        KeyError, TypeError, ValueError, RuntimeError: they do not fit together.
-    """
-    kind = next(kind for kind, encoder in ENCODERS.items() if encoder.architecture == record["architecture"])
-    text = record["settings"]["text"]
-    reader = WordTransformer(**text) if "layers" in text else BagOfWords(**text)
-    settings = kind(**record["settings"] | {"text": reader})
-    encoder = build_small(settings, WordTokenizer(record["vocabulary"]), record["preset"], seed=0)
-    encoder.prefixes = {name: tuple(words) for name, words in record["prefixes"].items()}
-    table, known = weights["word_vectors.weight"], len(encoder.words) + sum(map(len, encoder.prefixes.values()))
-    if len(table) != known:
-        raise ValueError(f"{len(table)} word vectors, but {known} words")
-    encoder._set_table(table)
-    encoder.load_state_dict(weights)
-    return encoder

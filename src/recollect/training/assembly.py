@@ -7,14 +7,16 @@ from pathlib import Path
 
 from torch import nn
 
+from recollect.core.errors import UserError
 from recollect.core.types import Source
 from recollect.data.batches.mixture import Mixture
 from recollect.data.batches.stream import CONTEXT_VIEW, BatchStream
 from recollect.data.sources import open_source
 from recollect.data.sources.derived import corpus
 from recollect.data.transforms import ImageTransform
-from recollect.models import PRESETS, DualEncoder, build_model, load_model
+from recollect.models import PRESETS, DualEncoder, PatchEncoder, build_model, load_model
 from recollect.objectives import ContextObjective, ContrastiveObjective
+from recollect.training.locked import LockedSource, LockedTowers, TextFeatures, fit_patches, lock_source
 from recollect.training.options import Data, Model, Objective, Recipe
 from recollect.training.ranks import ProcessRanks
 from recollect.training.step import Inputs, Towers
@@ -57,20 +59,23 @@ def assemble(recipe: Recipe, place: ProcessRanks, saved_model: Path | None) -> P
         for spec, kind in data.specs
     )
     model = load_model(saved_model, "cpu") if saved_model else start_model(recipe.model, sources, recipe.seed)
+    objective, crops = build_objective(recipe.objective, model), training_transform(model, data)
+    towers: DualEncoder | LockedTowers = model
+    if recipe.model.locked != "none":
+        towers, sources = lock_towers(model.to(place.device), sources, recipe, crops)
     if recipe.model.freeze != "none":
         model.freeze(recipe.model.freeze)
-    objective = build_objective(recipe.objective, model)
     stream = BatchStream(
         Mixture(sources, data.weights or None, data.sampling),
         recipe.batch_size,
-        training_transform(model, data),
+        crops,
         seed=recipe.seed,
         rank=place.rank,
         world_size=place.size,
         broken_share=data.broken_share,
     )
-    feed = _feed(stream, model, objective.needs, recipe, place)
-    return Parts(model, objective, tuple(source.name for source in sources), feed)
+    feed = _feed(stream, towers, objective.needs, recipe, place)
+    return Parts(towers, objective, tuple(source.name for source in sources), feed)
 
 
 def start_model(options: Model, sources: tuple[Source, ...], seed: int) -> DualEncoder:
@@ -82,6 +87,12 @@ def start_model(options: Model, sources: tuple[Source, ...], seed: int) -> DualE
         if options.tokenizer is None:
             texts = [text for source in sources for text in corpus(source, _MOST_TEXTS // len(sources))]
         model = build_model(options.start, texts=texts, tokenizer=options.tokenizer, seed=seed)
+        if isinstance(model, PatchEncoder):
+            fit_patches(model, sources)
+    if options.dropout is not None:
+        if not isinstance(model, PatchEncoder):
+            raise UserError(f"--model.dropout: {options.start} has no head with dropout. It is for patches.")
+        model.set_dropout(options.dropout)
     for kind in dict.fromkeys(options.prefixes):
         model.add_prefixes((kind,), length=options.prefixes.count(kind), seed=seed)
     return model
@@ -113,7 +124,23 @@ def training_transform(model: DualEncoder, data: Data) -> ImageTransform:
     return replace(transform, flip=data.flip)
 
 
-def _feed(stream: BatchStream, model: DualEncoder, needs: frozenset[str], recipe: Recipe, place: ProcessRanks) -> Feed:
+def lock_towers(
+    model: DualEncoder, sources: tuple[Source, ...], recipe: Recipe, crops: ImageTransform
+) -> tuple[LockedTowers, tuple[LockedSource, ...]]:
+    """The towers and the sources of a run whose frozen parts are computed beforehand (``recipe.model.locked``)."""
+    views, share = recipe.model.views, recipe.data.broken_share
+    locked = tuple(lock_source(model, source, views=views, crops=crops, broken_share=share) for source in sources)
+    model.lock("image")
+    texts = None
+    if recipe.model.locked == "both":
+        texts = TextFeatures(model, locked)
+        model.lock("text")
+    return LockedTowers(model, texts), locked
+
+
+def _feed(
+    stream: BatchStream, model: DualEncoder | LockedTowers, needs: frozenset[str], recipe: Recipe, place: ProcessRanks
+) -> Feed:
     # Whole batches are normalised on the device; chunks are moved there one by one, so that memory is the chunk's.
     device = place.device if recipe.chunk is None else None
 

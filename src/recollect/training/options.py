@@ -25,12 +25,19 @@ class Model:
         prefixes: kinds of source whose texts begin with a learned prefix token (prefix conditioning); a kind that is
             named twice gets two.
         freeze: a tower that keeps its weights.
+        locked: towers of which only the head learns (the projection; SigLIP's pooling MLP), or not even that where the
+            tower is frozen too. What lies before is computed once and kept, so that large batches cost little.
+        dropout: share of the features that the head of ``patches`` drops; its own by default.
+        views: of a locked image tower: how many crops of each picture are computed; 1 takes the picture as it is.
     """
 
     start: str = "tiny"
     tokenizer: str | None = None
     prefixes: tuple[Kind, ...] = ()
     freeze: Literal["none", "image", "text"] = "none"
+    locked: Literal["none", "image", "both"] = "none"
+    views: int = 1
+    dropout: float | None = None
 
 
 @dataclass(frozen=True)
@@ -132,12 +139,14 @@ _NOT_NEGATIVE = (lambda value: 0 <= value < inf, "0 or positive")
 _SHARE = (lambda value: 0 <= value <= 1, "between 0 and 1")
 _DECAY = (lambda value: 0 <= value < 1, "at least 0 and less than 1")
 _LIMITS: Mapping[str, tuple[Callable[[float], bool], str]] = {
-    **dict.fromkeys(("steps", "batch_size", "chunk", "log_every", "checkpoint_every", "checkpoints_kept"), _COUNT),
+    **dict.fromkeys(
+        ("steps", "batch_size", "chunk", "log_every", "checkpoint_every", "checkpoints_kept", "model.views"), _COUNT
+    ),
     **dict.fromkeys(("objective.scale", "objective.context.tau", "optimiser.clip_norm"), _POSITIVE),
     **dict.fromkeys(("optimiser.learning_rate", "optimiser.weight_decay"), _NOT_NEGATIVE),
     **dict.fromkeys(("optimiser.temperature_factor", "workers"), _NOT_NEGATIVE),
     **dict.fromkeys(("objective.context.alpha", "optimiser.warmup", "data.broken_share"), _SHARE),
-    **dict.fromkeys(("optimiser.beta1", "optimiser.beta2"), _DECAY),
+    **dict.fromkeys(("optimiser.beta1", "optimiser.beta2", "model.dropout"), _DECAY),
     "objective.bias": (isfinite, "a finite number"),
     "data.crop": (lambda value: 0 < value <= 1, "more than 0 and at most 1"),
 }
@@ -192,5 +201,12 @@ class Recipe:
                 raise UserError(f"--{name.replace('_', '-')} {value}: must be {words}.")
         if self.objective.context and self.batch_size < 2:
             raise UserError("--batch-size 1: a batch of one has no context. Take at least 2.")
+        if self.model.views > 1 and self.model.locked == "none":
+            raise UserError(f"--model.views {self.model.views}: is for a locked image tower. Add --model.locked image.")
+        options = self.objective.context.options if self.objective.context else None
+        if options and options.augmented != "none" and self.model.locked != "none" and self.model.views == 1:
+            raise UserError(
+                "--model.locked keeps one view of each picture. Augmented entries need --model.views 2 or more."
+            )
         if not self.data.specs:
             raise UserError("no source of data was named. Name one with --data SOURCE.")

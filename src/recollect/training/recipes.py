@@ -67,6 +67,37 @@ def siglixp_small() -> Recipe:
     return with_context(siglip_small(), tau=0.01)
 
 
+# --- A locked image tower, on a CPU ----------------------------------------------------------------------------------
+
+
+def siglip_locked() -> Recipe:
+    """SigLIP on a locked tower of patches: batch 4,096, minutes on a CPU; any pictures with captions."""
+    return Recipe(
+        model=Model("patches", locked="image"),
+        data=Data(captions=("glyphs:captions",)),
+        objective=Objective(scale=10.0, bias=-10.0),
+        optimiser=Optimiser(learning_rate=1e-3, weight_decay=1e-2, temperature_factor=10.0),
+        steps=400,
+        batch_size=4096,
+        checkpoint_every=100,
+    )
+
+
+def siglixp_locked() -> Recipe:
+    """SigLIxP: siglip-locked with the context objective."""
+    return with_context(siglip_locked(), tau=0.01, alpha=0.7)
+
+
+def clip_locked() -> Recipe:
+    """CLIP on a locked tower of patches: batch 4,096, minutes on a CPU."""
+    return _as_clip(siglip_locked())
+
+
+def clixp_locked() -> Recipe:
+    """CLIxP: clip-locked with the context objective."""
+    return with_context(clip_locked(), tau=0.01, alpha=0.7)
+
+
 # --- The built-in worlds, for studies ---------------------------------------------------------------------------------
 
 
@@ -231,6 +262,39 @@ def post_train_clixp() -> Recipe:
     return with_context(post_train_clip(), tau=0.01)
 
 
+def _heads(start: str) -> Recipe:
+    """A checkpoint whose towers are computed once, so that a step costs the heads and the loss."""
+    recipe = replace(post_train_siglip(), model=Model(start, locked="both"), chunk=None, precision="float32", workers=0)
+    return replace(recipe, batch_size=8192, optimiser=replace(recipe.optimiser, learning_rate=1e-4))
+
+
+def post_train_heads_siglip() -> Recipe:
+    """Continue only the heads of a SigLIP checkpoint, on features computed once: the baseline of the next."""
+    return _heads("google/siglip2-base-patch16-256")
+
+
+def post_train_heads_siglixp() -> Recipe:
+    """Post-train only the heads of a SigLIP checkpoint with the context objective."""
+    return with_context(post_train_heads_siglip(), tau=0.01)
+
+
+def post_train_projection_clip() -> Recipe:
+    """Train only the image projection of a CLIP checkpoint, texts as they are (after ProLIP, Fahes et al., 2024)."""
+    recipe = _as_clip(_heads("openai/clip-vit-base-patch16"))
+    return replace(recipe, model=replace(recipe.model, freeze="text"))
+
+
+def post_train_projection_clixp() -> Recipe:
+    """Train only the image projection of a CLIP checkpoint, with the context objective."""
+    return with_context(post_train_projection_clip(), tau=0.01)
+
+
+def lit() -> Recipe:
+    """LiT (Zhai et al., 2022): a checkpoint's image tower as it is, computed once; its text tower learns."""
+    recipe = replace(post_train_siglip(), chunk=512)
+    return replace(recipe, model=replace(recipe.model, freeze="image", locked="image"), workers=0)
+
+
 # --- Prefix conditioning ----------------------------------------------------------------------------------------------
 
 
@@ -270,6 +334,10 @@ RECIPES: Mapping[str, Callable[[], Recipe]] = {
     "clixp-tiny": clixp_tiny,
     "siglip-small": siglip_small,
     "siglixp-small": siglixp_small,
+    "siglip-locked": siglip_locked,
+    "siglixp-locked": siglixp_locked,
+    "clip-locked": clip_locked,
+    "clixp-locked": clixp_locked,
     "latents-siglip": latents_siglip,
     "latents-siglixp": latents_siglixp,
     "latents-strong-siglip": latents_strong_siglip,
@@ -292,6 +360,11 @@ RECIPES: Mapping[str, Callable[[], Recipe]] = {
     "post-train-siglixp": post_train_siglixp,
     "post-train-clip": post_train_clip,
     "post-train-clixp": post_train_clixp,
+    "post-train-heads-siglip": post_train_heads_siglip,
+    "post-train-heads-siglixp": post_train_heads_siglixp,
+    "post-train-projection-clip": post_train_projection_clip,
+    "post-train-projection-clixp": post_train_projection_clixp,
+    "lit": lit,
     "prefix-swin-t": prefix_swin_t,
     "prefix-tiny": prefix_tiny,
 }

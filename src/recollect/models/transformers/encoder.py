@@ -27,6 +27,7 @@ from recollect.models.transformers.families import (
     store_end_token,
     text_format,
 )
+from recollect.models.transformers.heads import TowerHead, image_head, text_head
 
 _TOWERS: dict[Tower, tuple[str, ...]] = {
     "image": ("vision_model.", "visual_projection."),
@@ -98,6 +99,30 @@ class TransformersEncoder(DualEncoder):
         """Raw text embeddings."""
         device = self.device
         return features(self.model.get_text_features(**{name: ids.to(device) for name, ids in tokens.items()}))
+
+    def pool_images(self, pixels: Float[Tensor, "n 3 rows columns"]) -> Float[Tensor, "n features"]:
+        """The pooled features before the projection (CLIP), or before the pooling's own MLP (SigLIP)."""
+        return self._heads["image"].read(lambda: self.encode_images(pixels))
+
+    def project_images(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
+        """Raw image embeddings of what `pool_images` returned."""
+        return self._heads["image"](features)
+
+    def pool_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "n features"]:
+        """The pooled features before the projection."""
+        return self._heads["text"].read(lambda: self.encode_texts(tokens))
+
+    def project_texts(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
+        """Raw text embeddings of what `pool_texts` returned."""
+        return self._heads["text"](features)
+
+    def head_parameters(self, tower: Tower) -> Iterator[nn.Parameter]:
+        """The parameters of a tower's head."""
+        return self._heads[tower].parameters()
+
+    @cached_property
+    def _heads(self) -> dict[Tower, TowerHead]:
+        return {"image": image_head(self.model), "text": text_head(self.model)}
 
     def add_prefixes(self, kinds: Sequence[Kind], *, length: int = 1, seed: int = 0) -> None:
         """Give each of ``kinds`` its own ``length`` prefix tokens, drawn from N(0, 0.02), unless it has some.

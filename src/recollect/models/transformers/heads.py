@@ -1,0 +1,91 @@
+"""Where the towers of transformers' dual encoders can be cut: the pooled features, and the head that embeds them."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from recollect.models.transformers.families import is_siglip
+
+
+class TowerHead:
+    """The last part of a tower: nothing, as where the pooled features are the embedding themselves."""
+
+    def read(self, run: Callable[[], Tensor]) -> Float[Tensor, "n features"]:
+        """What the head is given, or would be, while ``run`` embeds."""
+        return run()
+
+    def __call__(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
+        """Raw embeddings of what `read` returned."""
+        return features
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """What of the head can learn."""
+        return iter(())
+
+
+class Projection(TowerHead):
+    """A module that maps pooled features to embeddings (CLIP, VisionTextDualEncoder; SigLIP's texts)."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def read(self, run: Callable[[], Tensor]) -> Float[Tensor, "n features"]:
+        return _seen(self.module.register_forward_pre_hook, lambda _, given: given[0], run)
+
+    def __call__(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
+        return self.module(features)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        return self.module.parameters()
+
+
+class PoolingMlp(TowerHead):
+    """SigLIP's image tower ends in attention pooling, whose residual MLP stands where others have a projection."""
+
+    def __init__(self, pooling: Any) -> None:
+        self.pooling = pooling
+
+    def read(self, run: Callable[[], Tensor]) -> Float[Tensor, "n features"]:
+        return _seen(self.pooling.attention.register_forward_hook, lambda _, given, made: made[0][:, 0], run)
+
+    def __call__(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
+        return features + self.pooling.mlp(self.pooling.layernorm(features))
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        yield from self.pooling.layernorm.parameters()
+        yield from self.pooling.mlp.parameters()
+
+
+def _seen(register: Callable[..., Any], choose: Callable[..., Tensor], run: Callable[[], Tensor]) -> Tensor:
+    found: list[Tensor] = []
+
+    def note(*given: Any) -> None:
+        found.append(choose(*given))
+
+    handle = register(note)
+    try:
+        run()
+    finally:
+        handle.remove()
+    return found[-1]
+
+
+def image_head(model: PreTrainedModel) -> TowerHead:
+    """The head of the image tower; an empty one where there is none (ALIGN)."""
+    if is_siglip(model.config):
+        pooling = getattr(model.vision_model, "head", None)
+        return PoolingMlp(pooling) if hasattr(pooling, "attention") else TowerHead()
+    return _projection(model, "visual_projection")
+
+
+def text_head(model: PreTrainedModel) -> TowerHead:
+    """The head of the text tower; an empty one where there is none."""
+    return _projection(model.text_model, "head") if is_siglip(model.config) else _projection(model, "text_projection")
+
+
+def _projection(owner: Any, name: str) -> TowerHead:
+    module = getattr(owner, name, None)
+    return Projection(module) if isinstance(module, nn.Module) else TowerHead()

@@ -1,0 +1,402 @@
+"""Locked towers: what a frozen tower makes of its inputs is computed once, and training reads that.
+
+With the tower's features on disk a step costs only its head, the text tower and the loss, so that batches of 4,096 to
+32,768 train on a laptop. The features are those before the head (`DualEncoder.pool_images`), which goes on learning:
+LiT (Zhai et al., 2022) with a projection. Files are named by what they depend on: the frozen weights, how they read,
+the samples and the crops, but not the head, so that every run and every seed on the same tower shares them.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from recollect.core.errors import UserError
+from recollect.core.files import atomic_path, cache_folder
+from recollect.core.progress import progress
+from recollect.core.seeding import derive_seed
+from recollect.core.types import NO_LABEL, ImageLike, Kind, Sample, Source
+from recollect.data.batches.order import choose, mix
+from recollect.data.prompts import GENERAL_TEMPLATES, fill
+from recollect.data.sources.derived import BatchRead, read_sample, sample_texts, source_labels, source_values
+from recollect.data.sources.images import BrokenImageError
+from recollect.data.sources.reading import BROKEN_SHARE, BrokenCounter
+from recollect.data.transforms import ImageTransform
+from recollect.models import DualEncoder
+from recollect.models.patches import FIT_PICTURES, PatchEncoder
+
+MADE_ROWS = 20_000
+"""Of a made world, which has no end, this many samples are embedded."""
+
+_BLOCK = 256
+_THREADS = 4
+
+
+class FeatureStore:
+    """Tensors in files named by a key, in the user's cache folder; a file that is damaged counts as absent."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or cache_folder() / "features"
+
+    def path(self, *key: int | str) -> Path:
+        """Where the tensors of a key are, or will be, kept."""
+        return self.folder / f"{derive_seed(*key):016x}.safetensors"
+
+    def load(self, *key: int | str) -> dict[str, Tensor] | None:
+        """The tensors of a key, mapped into memory; None if they are not there or not as they were written."""
+        path = self.path(*key)
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                digest = (file.metadata() or {}).get("digest")
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except Exception:  # cut short, or not ours: it can be made again
+            return None
+        return tensors if digest == _digest(tensors) else None
+
+    def save(self, tensors: Mapping[str, Tensor], *key: int | str) -> None:
+        """Keep tensors, whole or not at all; of two processes that do so at once, the later one's file stays."""
+        with atomic_path(self.path(*key)) as temporary:
+            save_file(dict(tensors), temporary, metadata={"digest": _digest(tensors)})
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+@dataclass(eq=False)
+class LockedSource:
+    """A source whose images are features of a frozen tower.
+
+    Attributes:
+        source: where the texts and labels come from.
+        rows: which of its samples could be read, ascending.
+        features: of each of these and each view of it, float32.
+        tower: fingerprint of what made them.
+    """
+
+    source: Source
+    rows: Int[np.ndarray, " n"]
+    features: Float[Tensor, "n views features"]
+    tower: str
+
+    def __post_init__(self) -> None:
+        self.name, self.class_names = self.source.name, self.source.class_names
+        self.kind: Kind = self.source.kind
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{derive_seed(self.source.fingerprint, self.tower, len(self)):016x}"
+
+    @cached_property
+    def labels(self) -> np.ndarray:
+        """The label of every sample, int64."""
+        if _is_made(self.source) and not hasattr(self.source, "labels"):  # its captions have none
+            return np.full(len(self), NO_LABEL, dtype=np.int64)
+        return source_labels(self.source)[self.rows]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.read(index)
+
+    def read(self, index: int, *, needed: int = 0, extra: bool = True) -> Sample:
+        """One sample; its image is a vector: the features of its first view."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"{self.name}: sample {index} of {len(self)}")
+        row = int(self.rows[index])
+        more = {"domain": self._domains[row]} if extra and self._domains[row] is not None else {}
+        vector = self.features[index, 0].numpy()
+        return Sample(vector, self.texts(index), int(self.labels[index]), self.name, self.kind, str(row), more)
+
+    def read_block(self, indices: np.ndarray) -> list[Sample]:
+        """Many samples."""
+        return [self.read(int(index)) for index in indices]
+
+    def texts(self, index: int) -> tuple[str, ...]:
+        """The texts of one sample."""
+        if _is_made(self.source):
+            return tuple(_told(self.source, self.rows[[index]])) if self.kind == "caption" else ()
+        return sample_texts(self.source, int(self.rows[index]))
+
+    def values(self, key: str) -> list[Any]:
+        """``extra[key]`` of every sample."""
+        everything = source_values(self.source, key)
+        return [everything[row] for row in self.rows.tolist()]
+
+    @cached_property
+    def _domains(self) -> Sequence[Any]:
+        return [None] * (int(self.rows.max()) + 1) if _is_made(self.source) else source_values(self.source, "domain")
+
+    @property
+    def batch(self) -> BatchRead | None:
+        """Whole batches: a view and a caption of each sample, drawn by the seed.
+
+        None where classes have synonyms, which are drawn sample by sample; those are read in their first view.
+        """
+        return None if self.kind == "label" and self.texts(0) else self._batch
+
+    def _batch(self, indices: np.ndarray, seed: int) -> tuple[Tensor, list[str], Tensor]:
+        draws = mix(seed, indices)
+        views = choose(mix(draws, 1), self.features.shape[1])
+        features = self.features[torch.from_numpy(indices), torch.from_numpy(views)]
+        if self.kind == "label":
+            texts = [""] * len(indices)  # the stream words them, from the class names
+        elif _is_made(self.source):
+            texts = _told(self.source, self.rows[indices])
+        else:
+            told = [self.texts(int(index)) for index in indices]
+            places = [choose(draw, len(each)) for draw, each in zip(draws, told, strict=True)]
+            texts = [each[int(place)] for each, place in zip(told, places, strict=True)]
+        return features, texts, torch.from_numpy(self.labels[indices])
+
+
+def _is_made(source: Source) -> bool:
+    """Whether a source draws its samples instead of reading them."""
+    return getattr(source, "batch", None) is not None
+
+
+def _told(source: Any, rows: np.ndarray) -> list[str]:
+    return list(source.told(rows) if hasattr(source, "told") else source.batch(rows, 0)[1])
+
+
+def lock_source(
+    encoder: DualEncoder,
+    source: Source,
+    *,
+    views: int = 1,
+    crops: ImageTransform | None = None,
+    broken_share: float = BROKEN_SHARE,
+    store: FeatureStore | None = None,
+) -> LockedSource:
+    """Compute what the encoder's image tower makes of a source before its head, unless that is kept already.
+
+    Args:
+        encoder: on the device where it is to compute.
+        source: pictures that cannot be read are left out, counted and named.
+        views: how many of each image; the first is the one of evaluation, the others are random crops.
+        crops: transform of the other views; the encoder's for training by default.
+        broken_share: share of the pictures that may be broken.
+        store: where features are kept; the user's cache folder by default.
+
+    Raises:
+        UserError: too many pictures are broken, the features are not finite, or there is no room for their file.
+    """
+    store, crops = store or FeatureStore(), crops or encoder.training_transform()
+    tower, count = encoder.stem_fingerprint("image"), min(len(source), MADE_ROWS if _is_made(source) else len(source))
+    key = ("locked", tower, source.fingerprint, count, views, crops.key if views > 1 else "")
+    kept = store.load(*key)
+    if kept is None:
+        kept = _embed(encoder, source, count, views, crops, BrokenCounter(broken_share))
+        try:
+            store.save(kept, *key)
+        except OSError as error:
+            size = kept["features"].nbytes / 2**20
+            raise UserError(
+                f"{store.folder}: {size:,.0f} MiB of features could not be written ({error}). Make room, or name "
+                "another folder with RECOLLECT_CACHE."
+            ) from error
+    return LockedSource(source, kept["rows"].numpy(), kept["features"], f"{tower} {views} {key[-1]}")
+
+
+def _embed(
+    encoder: DualEncoder, source: Source, count: int, views: int, crops: ImageTransform, tally: BrokenCounter
+) -> dict[str, Tensor]:
+    features: Tensor | None = None
+    rows: list[int] = []
+    with progress(f"embed {source.name} once", count * views, "images") as counter:
+        for start in range(0, count, _BLOCK):
+            indices = np.arange(start, min(start + _BLOCK, count))
+            for view in range(views):
+                read = _read_pictures(source, indices, view, crops.needed if view else encoder.transform.needed)
+                good = [(index, image) for index, image in read if not isinstance(image, BrokenImageError)]
+                if view == 0:
+                    broken = [str(image) for _, image in read if isinstance(image, BrokenImageError)]
+                    tally.add(source, len(indices), broken)
+                    place = len(rows)
+                    rows += [index for index, _ in good]
+                if not good:
+                    continue
+                made = encoder.pooled_images(_crops(good, view, crops, encoder))
+                if features is None:
+                    features = torch.empty(count, views, made.shape[1])
+                features[place : len(rows), view] = made
+                counter.advance(len(indices))
+    if features is None:
+        raise UserError(f"{source.name}: no images to embed. Check the split and the filters.")
+    features = features[: len(rows)].contiguous()
+    if not features.isfinite().all():
+        raise UserError(f"{source.name}: the model's features are not finite. Is the checkpoint damaged?")
+    return {"features": features, "rows": torch.tensor(rows, dtype=torch.int64)}
+
+
+def _crops(
+    images: Sequence[tuple[int, ImageLike]], view: int, crops: ImageTransform, encoder: DualEncoder
+) -> Tensor | Sequence[ImageLike]:
+    if view == 0 or not crops.training or (isinstance(images[0][1], np.ndarray) and images[0][1].ndim == 1):
+        return [image for _, image in images]
+    seeds = mix(derive_seed("locked view", view), np.array([index for index, _ in images]))
+    pixels = [
+        crops.pixels(image, np.random.Generator(np.random.PCG64(int(seed))))
+        for (_, image), seed in zip(images, seeds, strict=True)
+    ]
+    return encoder.transform.normalise(torch.from_numpy(np.stack(pixels)))
+
+
+def _read_pictures(
+    source: Source, indices: np.ndarray, view: int, needed: int
+) -> list[tuple[int, ImageLike | BrokenImageError]]:
+    """The images of some samples, or why they cannot be read; a made world draws another picture for each view."""
+    if made := getattr(source, "batch", None):
+        images = made(indices, view)[0]
+        pictures = images.numpy() if images.ndim == 2 else images.permute(0, 2, 3, 1).contiguous().numpy()
+        return list(zip(indices.tolist(), pictures, strict=True))
+
+    def read(index: int) -> ImageLike | BrokenImageError:
+        try:
+            return read_sample(source, index, needed=needed, extra=False).image
+        except BrokenImageError as error:
+            return error
+
+    with ThreadPoolExecutor(_THREADS) as pool:  # decoding lets go of the lock
+        return list(zip(indices.tolist(), pool.map(read, indices.tolist()), strict=True))
+
+
+def fit_patches(encoder: PatchEncoder, sources: Sequence[Source], store: FeatureStore | None = None) -> None:
+    """Fit the encoder's dictionary to pictures spread evenly over the sources, unless that was done before.
+
+    It depends on the sources and on the tower's settings, not on the run's seed, so that all seeds share features.
+
+    Raises:
+        UserError: no picture can be read.
+    """
+    store = store or FeatureStore()
+    settings = json.dumps(asdict(encoder.dictionary.settings), sort_keys=True)
+    key = ("patches", settings, encoder.transform.key, *(source.fingerprint for source in sources))
+    if kept := store.load(*key):
+        encoder.dictionary.load_state_dict(kept)
+        return
+    sizes = [min(len(source), 2**31) for source in sources]
+    pictures: list[ImageLike] = []
+    with progress("fit patches", None, "pictures") as counter:
+        for source, size in zip(sources, sizes, strict=True):
+            wanted = max(1, round(FIT_PICTURES * size / sum(sizes)))
+            indices = np.unique(np.linspace(0, size - 1, min(size, wanted)).astype(np.int64))
+            for start in range(0, len(indices), _BLOCK):
+                read = _read_pictures(source, indices[start : start + _BLOCK], 0, encoder.transform.needed)
+                pictures += [
+                    encoder.transform.pixels(image) for _, image in read if not isinstance(image, BrokenImageError)
+                ]
+                counter.advance(len(read))
+        encoder.fit(pictures)
+    store.save(encoder.dictionary.state_dict(), *key)
+
+
+class TextFeatures:
+    """What a frozen text tower makes of every text that the sources can give, before its head."""
+
+    def __init__(
+        self, encoder: DualEncoder, sources: Sequence[LockedSource], store: FeatureStore | None = None
+    ) -> None:
+        self._kinds = bool(encoder.prefixes)
+        store, found = store or FeatureStore(), []
+        self._rows: dict[tuple[Kind | None, str], int] = {}
+        for kind in dict.fromkeys(source.kind if self._kinds else None for source in sources):
+            read = [source for source in sources if kind in (None, source.kind)]
+            texts = list(dict.fromkeys(text for source in read for text in possible_texts(source)))
+            start = len(self._rows)
+            self._rows |= {(kind, text): start + place for place, text in enumerate(texts)}
+            found.append(_embed_texts(encoder, texts, kind, store))
+        self._features = torch.cat(found)
+
+    def __call__(self, texts: Sequence[str], kinds: Sequence[Kind]) -> Float[Tensor, "n features"]:
+        """The features of some of these texts."""
+        pairs = zip(texts, kinds, strict=True)
+        return self._features[[self._rows[kind if self._kinds else None, text] for text, kind in pairs]]
+
+
+def _embed_texts(encoder: DualEncoder, texts: Sequence[str], kind: Kind | None, store: FeatureStore) -> Tensor:
+    digest = hashlib.blake2b("\x1f".join(texts).encode(), digest_size=16).hexdigest()
+    key = ("locked texts", encoder.stem_fingerprint("text"), digest, kind or "")
+    kept = store.load(*key)
+    if kept is None:
+        blocks = []
+        with progress("embed texts once", len(texts), "texts") as counter:
+            for start in range(0, len(texts), _BLOCK):
+                blocks.append(encoder.pooled_texts(texts[start : start + _BLOCK], kind))
+                counter.advance(len(blocks[-1]))
+        kept = {"features": torch.cat(blocks)}
+        store.save(kept, *key)
+    return kept["features"]
+
+
+def possible_texts(source: LockedSource) -> Iterator[str]:
+    """Every text that a batch may give to a sample of the source."""
+    if source.kind == "caption":
+        if _is_made(source.source):
+            yield from _told(source.source, source.rows)
+            return
+        for index in range(len(source)):
+            yield from source.texts(index)
+        return
+    names = set(source.class_names)
+    if source.texts(0):
+        names |= {text for index in range(len(source)) for text in source.texts(index)}
+    yield from (fill(template, name) for template in GENERAL_TEMPLATES for name in sorted(names))
+
+
+class LockedTowers(nn.Module):
+    """A dual encoder that is given what its frozen parts made: training's view of it.
+
+    Args:
+        encoder: with the parts locked.
+        texts: of the text tower, where that is locked too.
+    """
+
+    def __init__(self, encoder: DualEncoder, texts: TextFeatures | None = None) -> None:
+        super().__init__()
+        self.encoder, self.texts = encoder, texts
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.encoder.device
+
+    def tokenize(self, texts: Sequence[str], kinds: Sequence[Kind]) -> dict[str, Tensor]:
+        """What `encode_texts` reads: tokens, or the features of a locked text tower."""
+        return self.encoder.tokenize(texts, kinds) if self.texts is None else {"features": self.texts(texts, kinds)}
+
+    def encode_images(self, pixels: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
+        """Raw image embeddings of features."""
+        return self.encoder.project_images(pixels)
+
+    def encode_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "n width"]:
+        """Raw text embeddings."""
+        return (
+            self.encoder.encode_texts(tokens) if self.texts is None else self.encoder.project_texts(tokens["features"])
+        )
+
+    def set_scale(self, scale: float, bias: float | None = None) -> None:
+        """See `DualEncoder.set_scale`."""
+        self.encoder.set_scale(scale, bias)
+
+    def save(self, folder: Path) -> Path:
+        """Write the whole model, its frozen parts too, so that it opens and reads pictures as any other."""
+        return self.encoder.save(folder)

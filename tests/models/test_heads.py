@@ -1,0 +1,80 @@
+"""Towers cut in two: what a locked part makes, and the head that goes on learning."""
+
+import pytest
+import torch
+
+from recollect.models import build_model, load_model, patches
+
+SMALL = ("vector-mlp", "glyph-random", "glyph-strong", "tiny-conv", "patches", "tiny")
+
+
+def pixels_for(encoder, name):
+    generator = torch.Generator().manual_seed(0)
+    size = encoder.transform.size
+    return torch.rand((3, 192) if name.startswith("vector") else (3, 3, size, size), generator=generator)
+
+
+@pytest.fixture
+def small(captions, pictures, monkeypatch):
+    monkeypatch.setattr(patches, "_PATCHES", 2000)
+    return lambda name: build_model(name, texts=captions, pictures=pictures).eval()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_small_towers_stem_and_head_make_its_embedding(name, small):
+    encoder = small(name)
+    pixels = pixels_for(encoder, name)
+    with torch.no_grad():
+        torch.testing.assert_close(encoder.project_images(encoder.pool_images(pixels)), encoder.encode_images(pixels))
+
+
+def test_a_checkpoints_stems_and_heads_make_its_embeddings(checkpoint, family, pixels, captions):
+    encoder = load_model(checkpoint(family), "cpu")
+    tokens = encoder.tokenize(captions)
+    with torch.no_grad():
+        features = encoder.pool_images(pixels)
+        torch.testing.assert_close(encoder.project_images(features), encoder.encode_images(pixels))
+        assert features.ndim == 2
+        words = encoder.pool_texts(tokens)
+        torch.testing.assert_close(encoder.project_texts(words), encoder.encode_texts(tokens))
+    assert list(encoder.head_parameters("image"))
+    assert list(encoder.head_parameters("text"))
+
+
+def test_a_locked_checkpoint_learns_in_its_heads_alone(checkpoint, family, pixels, captions):
+    encoder = load_model(checkpoint(family), "cpu")
+    encoder.lock("image")
+    encoder.lock("text")
+    heads = {id(parameter) for tower in ("image", "text") for parameter in encoder.head_parameters(tower)}
+    learning = {id(parameter) for parameter in encoder.parameters() if parameter.requires_grad}
+    assert learning == heads
+    with torch.no_grad():
+        features, words = encoder.pool_images(pixels), encoder.pool_texts(encoder.tokenize(captions))
+    (encoder.project_images(features).square().sum() + encoder.project_texts(words).square().sum()).backward()
+    touched = {id(parameter) for parameter in encoder.parameters() if parameter.grad is not None}
+    assert touched == heads
+
+
+def test_a_stems_fingerprint_changes_with_the_stem_and_not_with_the_head(checkpoint, family):
+    encoder = load_model(checkpoint(family), "cpu")
+    for tower in ("image", "text"):
+        before, other = encoder.stem_fingerprint(tower), {"image": "text", "text": "image"}[tower]
+        kept = encoder.stem_fingerprint(other)
+        with torch.no_grad():
+            next(encoder.head_parameters(tower)).add_(1.0)
+            encoder.set_scale(33.0, -1.0)
+            assert encoder.stem_fingerprint(tower) == before
+            heads = {id(parameter) for parameter in encoder.head_parameters(tower)}
+            next(each for each in encoder.tower_parameters(tower) if id(each) not in heads).add_(1e-3)
+        assert encoder.stem_fingerprint(tower) != before
+        assert encoder.stem_fingerprint(other) == kept
+
+
+def test_a_stems_fingerprint_changes_with_how_it_reads(small):
+    encoder = small("patches")
+    image, text = encoder.stem_fingerprint("image"), encoder.stem_fingerprint("text")
+    encoder.add_prefixes(("label",))
+    assert encoder.stem_fingerprint("image") == image
+    assert encoder.stem_fingerprint("text") != text
+    encoder.transform = encoder.training_transform()
+    assert encoder.stem_fingerprint("image") != image

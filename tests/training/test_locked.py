@@ -1,0 +1,246 @@
+"""Training on what a frozen tower made once."""
+
+import errno
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from recollect.core.errors import UserError
+from recollect.data.sources import open_source
+from recollect.models import build_model, load_model, patches
+from recollect.objectives import ContrastiveObjective
+from recollect.training import locked
+from recollect.training.locked import FeatureStore, LockedTowers, TextFeatures, fit_patches, lock_source
+from recollect.training.loop import train
+from recollect.training.options import Data, Model
+from recollect.training.recipes import RECIPES
+from recollect.training.step import Inputs, train_step
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(patches, "_PATCHES", 2000)
+
+
+@pytest.fixture
+def pairs(tmp_path) -> Path:
+    """Thirty pictures of noise, with two captions each."""
+    folder, random = tmp_path / "pairs", np.random.default_rng(0)
+    folder.mkdir()
+    lines = []
+    for number in range(30):
+        Image.fromarray(random.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+        captions = [f"noise number {number} in many colours", f"a picture called {number}"]
+        lines.append(json.dumps({"path": f"{number}.png", "captions": captions}))
+    (folder / "pairs.jsonl").write_text("\n".join(lines))
+    return folder / "pairs.jsonl"
+
+
+@pytest.fixture
+def checkpoint(tmp_path) -> Path:
+    """A small SigLIP of transformers."""
+    return build_model("tiny", texts=["noise number many colours a picture called"]).save(tmp_path / "checkpoint")
+
+
+def pictures(source):
+    return [source[index].image for index in range(len(source))]
+
+
+def recipe_for(start, pairs, **model):
+    recipe = replace(RECIPES["siglixp-locked"](), steps=3, batch_size=16, log_every=1, checkpoint_every=2)
+    return replace(recipe, model=Model(str(start), **model), data=Data(captions=(str(pairs),)))
+
+
+def test_features_are_those_of_the_tower_and_the_head_makes_its_embeddings(pairs, checkpoint):
+    encoder, source = load_model(checkpoint, "cpu"), open_source(str(pairs))
+    kept = lock_source(encoder, source)
+    torch.testing.assert_close(kept.features[:, 0], encoder.pooled_images(pictures(source)))
+    raw = LockedTowers(encoder.eval()).encode_images(kept.features[:, 0])
+    embeddings = torch.nn.functional.normalize(raw.detach(), dim=1)
+    torch.testing.assert_close(embeddings, encoder.embed_images(pictures(source)), rtol=1e-4, atol=1e-5)
+    assert kept.texts(3) == source.texts(3)
+    assert kept[3].image.shape == (96,)
+    assert len(kept) == 30
+
+
+def test_a_step_on_features_has_the_gradients_of_a_step_on_pixels(pairs, checkpoint):
+    encoder, source = load_model(checkpoint, "cpu"), open_source(str(pairs))
+    kept = lock_source(encoder, source)
+    encoder.lock("image")
+    tokens = encoder.tokenize([source.texts(index)[0] for index in range(30)])
+    pixels = torch.stack([encoder.transform(picture) for picture in pictures(source)])
+
+    def gradients(model, images):
+        encoder.zero_grad()
+        train_step(model, ContrastiveObjective("sigmoid"), Inputs(images, tokens))
+        return {name: each.grad.clone() for name, each in encoder.named_parameters() if each.grad is not None}
+
+    by_pixels, by_features = gradients(encoder, pixels), gradients(LockedTowers(encoder), kept.features[:, 0])
+    assert by_pixels.keys() == by_features.keys()
+    assert any(name.startswith("model.vision_model.head.mlp") for name in by_features)
+    assert not any("encoder" in name for name in by_features if "vision_model" in name)
+    for name, gradient in by_pixels.items():
+        torch.testing.assert_close(by_features[name], gradient, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("parts", ["image", "both"])
+def test_a_locked_checkpoint_is_saved_whole_and_only_its_heads_have_moved(parts, pairs, checkpoint, tmp_path):
+    folder = train(recipe_for(checkpoint, pairs, locked=parts), tmp_path / "run", device="cpu")
+    before, after = (load_file(each / "model.safetensors") for each in (checkpoint, folder))
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert {name for name in moved if name.startswith("vision_model.")} == {
+        name for name in before if name.startswith(("vision_model.head.mlp", "vision_model.head.layernorm"))
+    }
+    inside = {name for name in moved if name.startswith("text_model.") and not name.startswith("text_model.head.")}
+    assert bool(inside) == (parts == "image")
+    assert {"text_model.head.weight", "text_model.head.bias"} <= moved
+    from transformers import AutoModel
+
+    assert torch.equal(
+        AutoModel.from_pretrained(folder).state_dict()["text_model.head.weight"], after["text_model.head.weight"]
+    )
+
+
+def test_a_frozen_and_locked_image_tower_does_not_learn_at_all(pairs, checkpoint, tmp_path):
+    """LiT."""
+    folder = train(recipe_for(checkpoint, pairs, locked="image", freeze="image"), tmp_path / "run", device="cpu")
+    before, after = (load_file(each / "model.safetensors") for each in (checkpoint, folder))
+    assert all(torch.equal(before[name], after[name]) for name in before if name.startswith("vision_model."))
+    assert any(not torch.equal(before[name], after[name]) for name in before if name.startswith("text_model."))
+
+
+def test_patches_are_fitted_trained_and_opened_as_any_model(pairs, tmp_path):
+    recipe = recipe_for("patches", pairs, locked="image")
+    model = load_model(train(recipe, tmp_path / "one", device="cpu"), "cpu")
+    again = load_model(train(recipe, tmp_path / "two", device="cpu"), "cpu")
+    other = load_model(train(replace(recipe, seed=1), tmp_path / "three", device="cpu"), "cpu")
+    assert model.fingerprint == again.fingerprint != other.fingerprint
+    assert model.stem_fingerprint("image") == other.stem_fingerprint("image"), "seeds share features"
+    source = open_source(str(pairs))
+    features = lock_source(model, source).features[:, 0]
+    expected = torch.nn.functional.normalize(model.eval().project_images(features).detach(), dim=1)
+    torch.testing.assert_close(model.embed_images(pictures(source)), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_second_run_embeds_nothing(pairs, checkpoint, tmp_path, monkeypatch):
+    recipe = recipe_for(checkpoint, pairs, locked="both")
+    train(recipe, tmp_path / "one", device="cpu")
+
+    def embed(*_):
+        raise AssertionError("what is kept was computed again")
+
+    monkeypatch.setattr(locked, "_embed", embed)
+    monkeypatch.setattr("recollect.models.DualEncoder.pooled_texts", embed)
+    train(replace(recipe, seed=5), tmp_path / "two", device="cpu")
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "foreign"])
+def test_a_damaged_file_of_features_is_made_again(damage, pairs, checkpoint, tmp_path):
+    encoder, source = load_model(checkpoint, "cpu"), open_source(str(pairs))
+    made = lock_source(encoder, source).features.clone()
+    (file,) = (tmp_path / "cache" / "features").iterdir()
+    whole = file.read_bytes()
+    flipped = bytearray(whole)
+    flipped[-100] ^= 4
+    file.unlink()  # the first result still maps it
+    file.write_bytes({"flip": bytes(flipped), "cut": whole[:-50], "foreign": b"not a tensor"}[damage])
+    assert torch.equal(lock_source(encoder, source).features, made)
+    assert file.read_bytes() == whole
+
+
+def test_features_are_kept_by_what_they_depend_on(pairs, checkpoint):
+    encoder, source = load_model(checkpoint, "cpu"), open_source(str(pairs))
+    first = lock_source(encoder, source)
+    with torch.no_grad():
+        next(encoder.head_parameters("image")).add_(1.0)
+    assert lock_source(encoder, source).fingerprint == first.fingerprint
+    encoder.transform = replace(encoder.transform, fit="crop")
+    assert lock_source(encoder, source).fingerprint != first.fingerprint
+
+
+def test_views_are_the_picture_and_crops_of_it(pairs, checkpoint):
+    encoder, source = load_model(checkpoint, "cpu"), open_source(str(pairs))
+    one, three = lock_source(encoder, source), lock_source(encoder, source, views=3)
+    torch.testing.assert_close(three.features[:, 0], one.features[:, 0])
+    assert not torch.isclose(three.features[:, 1], three.features[:, 0]).all(1).any()
+    assert not torch.isclose(three.features[:, 1], three.features[:, 2]).all(1).any()
+    drawn = [three.batch(np.array([4]), seed)[0][0] for seed in range(20)]
+    which = {int((three.features[4] == features).all(1).nonzero()[0, 0]) for features in drawn}
+    assert which == {0, 1, 2}
+
+
+def test_a_sample_is_read_with_all_of_its_captions_in_turn(pairs, checkpoint):
+    kept = lock_source(load_model(checkpoint, "cpu"), open_source(str(pairs)))
+    told = {kept.batch(np.array([7]), seed)[1][0] for seed in range(20)}
+    assert told == set(kept.texts(7))
+    rows = np.array([5, 2, 9])
+    features, texts, labels = kept.batch(rows, 3)
+    assert torch.equal(features, kept.features[torch.from_numpy(rows), 0])
+    assert all(text in kept.texts(int(row)) for row, text in zip(rows, texts, strict=True))
+    assert labels.tolist() == [-1, -1, -1]
+    assert kept.batch(rows[1:2], 3)[1] == texts[1:2], "a row's caption does not depend on its batch"
+
+
+def test_pictures_that_cannot_be_read_are_left_out(pairs, checkpoint, capsys):
+    (pairs.parent / "11.png").write_bytes(b"no picture")
+    source, encoder = open_source(str(pairs)), load_model(checkpoint, "cpu")
+    kept = lock_source(encoder, source, broken_share=0.5)
+    assert len(kept) == 29
+    assert 11 not in kept.rows
+    assert kept.texts(11) == source.texts(12)
+    assert "11.png" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"1 of 30 images of .* cannot be read"):
+        lock_source(encoder, source, store=FeatureStore(pairs.parent / "elsewhere"))
+
+
+def test_texts_are_embedded_with_the_prefix_of_their_kind(pairs, checkpoint):
+    encoder = load_model(checkpoint, "cpu")
+    encoder.add_prefixes(("caption", "label"))
+    kept = lock_source(encoder, open_source(str(pairs)))
+    asked = ("a picture called 3", "noise number 4 in many colours")
+    found = TextFeatures(encoder, (kept,))(asked, ("caption", "caption"))
+    torch.testing.assert_close(found, encoder.pooled_texts(asked, "caption"))
+    assert not torch.allclose(found, encoder.pooled_texts(asked, "label"), atol=1e-4)
+
+
+def test_every_wording_of_a_class_is_known(checkpoint):
+    encoder, source = load_model(checkpoint, "cpu"), open_source("glyphs:labels")
+    small = locked.LockedSource(source, np.arange(50), torch.zeros(50, 1, 4), "none")
+    texts = set(locked.possible_texts(small))
+    assert len(texts) == 80 * len(set(source.class_names))
+    assert f"a photo of a {source.class_names[0]}." in texts
+    assert small.batch(np.arange(3), 0)[2].tolist() == source.labels[:3].tolist()
+    assert encoder.pooled_texts(sorted(texts)[:2]).shape == (2, 64)
+
+
+def test_a_made_world_is_embedded_up_to_a_bound(monkeypatch, checkpoint):
+    monkeypatch.setattr(locked, "MADE_ROWS", 40)
+    kept = lock_source(build_model("glyph-random", texts=["a"]), open_source("glyphs:captions"))
+    assert len(kept) == 40
+    assert kept.labels.tolist() == [-1] * 40
+    assert kept.batch(np.array([3, 39]), 0)[1] == [kept.texts(3)[0], kept.texts(39)[0]]
+
+
+def test_a_dictionary_is_fitted_once_for_all_seeds(pairs, monkeypatch):
+    source = open_source(str(pairs))
+    one, two = (build_model("patches", texts=["noise"], seed=seed) for seed in (0, 1))
+    fit_patches(one, (source,))
+    monkeypatch.setattr(patches.PatchFeatures, "fit", None)
+    fit_patches(two, (source,))
+    assert one.stem_fingerprint("image") == two.stem_fingerprint("image")
+
+
+def test_no_room_for_the_features_is_said_in_one_line(pairs, checkpoint, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(locked, "save_file", full)
+    with pytest.raises(UserError, match=r"MiB of features could not be written .* RECOLLECT_CACHE"):
+        lock_source(load_model(checkpoint, "cpu"), open_source(str(pairs)))
