@@ -79,7 +79,7 @@ def test_a_run_killed_at_any_dealing_with_a_file_resumes_to_the_same_bits(small,
     train(recipe, whole, device="cpu", assemble=small.parts)
     unbroken = files(whole / "model"), lines(whole), files(whole / "checkpoints")
     killed = 0
-    for number in range(1, 1000):
+    for number in range(1, 1000, 2):
         out = in_memory / f"{number}"
 
         def work(out=out, number=number):
@@ -225,21 +225,139 @@ def test_a_folder_with_other_things_is_left_alone(small, tmp_path):
 
 def test_resuming_with_another_recipe_says_what_differs(small, tmp_path):
     train(RECIPE, tmp_path / "run", device="cpu", assemble=small.parts)
-    other = replace(RECIPE, steps=9, optimiser=replace(RECIPE.optimiser, learning_rate=0.5))
-    with pytest.raises(UserError, match=r"optimiser.learning_rate was 0.001, is 0.5; steps was 7, is 9"):
+    other = replace(RECIPE, seed=9, workers=1, optimiser=replace(RECIPE.optimiser, learning_rate=0.5))
+    with pytest.raises(UserError, match=r"but optimiser.learning_rate was 0.001, is 0.5; seed was 0, is 9\. Name"):
         train(other, tmp_path / "run", resume=True, device="cpu", assemble=small.parts)
 
 
-def test_a_damaged_checkpoint_is_named(small, tmp_path):
+def stopped_at(small, out: Path, step: int) -> None:
+    """A run of `RECIPE` that lost its power after a checkpoint."""
+
+    def parts(recipe, place, saved):
+        made = small.parts(recipe, place, saved)
+
+        def feed(start, stop):
+            for number, item in enumerate(made.feed(start, stop), start):
+                if number == step:
+                    raise RuntimeError("power")
+                yield item
+
+        return replace(made, feed=feed)
+
+    with pytest.raises(RuntimeError, match="power"):
+        train(RECIPE, out, device="cpu", assemble=parts)
+
+
+@pytest.mark.parametrize(
+    "name", ["training.safetensors", "state.json", "checksums.json", "model/model.safetensors", "model/config.json"]
+)
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+def test_a_damaged_checkpoint_is_said_and_the_one_before_resumes_to_the_same_bits(
+    small, unbroken, tmp_path, capfd, name, damage
+):
     out = tmp_path / "run"
-    train(replace(RECIPE, steps=4), out, device="cpu", assemble=small.parts)
-    for path in (out / "model").iterdir():
-        path.unlink()
-    (out / "model").rmdir()
-    file = checkpoints.latest(out / "checkpoints") / "training.safetensors"
-    file.write_bytes(file.read_bytes()[:-7])
-    with pytest.raises(UserError, match=r"training.safetensors: cannot be restored"):
-        train(replace(RECIPE, steps=4), out, resume=True, device="cpu", assemble=small.parts)
+    stopped_at(small, out, 5)
+    file = out / "checkpoints" / "step-00000004" / name
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.unlink() if damage == "gone" else file.write_bytes(data if damage == "flip" else data[: len(data) // 2])
+    train(RECIPE, out, resume=True, device="cpu", assemble=small.parts)
+    said = "".join(capfd.readouterr().err.split())
+    assert "step-00000004:damaged" in said
+    assert "goingbacktostep-00000002" in said
+    assert_same_run(out, unbroken)
+
+
+def test_a_run_whose_every_checkpoint_is_damaged_says_so(small, tmp_path):
+    out = tmp_path / "run"
+    stopped_at(small, out, 5)
+    for file in (out / "checkpoints").glob("*/training.safetensors"):
+        file.write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(UserError, match=r"every checkpoint is damaged\. Start again with another --out"):
+        train(RECIPE, out, resume=True, device="cpu", assemble=small.parts)
+
+
+def test_how_a_run_computes_may_change_when_it_goes_on(small, unbroken, tmp_path, capfd):
+    out = tmp_path / "run"
+    stopped_at(small, out, 5)
+    other = replace(RECIPE, workers=1, chunk=None, log_every=1, checkpoint_every=1, checkpoints_kept=1)
+    train(other, out, resume=True, device="cpu", assemble=small.parts)
+    said = capfd.readouterr().err
+    assert "goes on with chunk None (was 3)" in said
+    assert "goes on with log-every 1 (was 2)" in said
+    assert [line["step"] for line in lines(out)] == [1, 2, 4, 5, 6, 7]
+    assert [path.name for path in (out / "checkpoints").iterdir()] == ["step-00000007"]
+    assert json.loads((out / "recipe.json").read_text())["workers"] == 1
+    train(other, out, resume=True, device="cpu", assemble=small.parts)
+
+
+def test_a_finished_run_may_be_made_longer_and_no_shorter(small, unbroken, tmp_path, capfd):
+    out = tmp_path / "run"
+    train(RECIPE, out, device="cpu", assemble=small.parts)
+    longer = replace(RECIPE, steps=10)
+    train(longer, out, resume=True, device="cpu", assemble=small.parts)
+    assert "the learning rate follows the new length" in " ".join(capfd.readouterr().err.split())
+    assert [line["step"] for line in lines(out)] == [1, 2, 4, 6, 7, 8, 10]
+    assert files(out / "model") != unbroken[0]
+    assert files(out / "model") == files(out / "checkpoints" / "step-00000010" / "model")
+    with pytest.raises(UserError, match="10 steps were made already, more than --steps 7"):
+        train(RECIPE, out, resume=True, device="cpu", assemble=small.parts)
+    shutil.rmtree(out / "checkpoints")
+    with pytest.raises(UserError, match="its checkpoints are gone, so it cannot be made longer"):
+        train(replace(RECIPE, steps=12), out, resume=True, device="cpu", assemble=small.parts)
+
+
+def test_a_longer_run_killed_at_its_start_is_not_taken_for_finished(small, in_child, in_memory):
+    longer = replace(RECIPE, steps=8, checkpoints_kept=1)
+    done = in_memory / "done"
+    train(replace(longer, steps=7), done, device="cpu", assemble=small.parts)
+    whole = in_memory / "whole"
+    shutil.copytree(done, whole)
+    train(longer, whole, resume=True, device="cpu", assemble=small.parts)
+    for number in range(1, 400, 4):
+        out = in_memory / f"{number}"
+        shutil.copytree(done, out)
+
+        def work(out=out, number=number):
+            kill_at_event(number, out)
+            train(longer, out, resume=True, device="cpu", assemble=small.parts)
+
+        status = in_child(work)
+        train(longer, out, resume=True, device="cpu", assemble=small.parts)
+        assert files(out / "model") == files(whole / "model")
+        assert lines(out) == lines(whole)
+        shutil.rmtree(out)
+        if status == 0:
+            break
+    assert status == 0
+    assert number > 50
+
+
+def test_a_second_process_in_the_folder_of_a_run_is_refused(small, in_child, unbroken, tmp_path):
+    """Even one that resumes: it would write over the metrics and checkpoints of the first."""
+    out = tmp_path / "run"
+    outcomes = []
+
+    def parts(recipe, place, saved):
+        made = small.parts(recipe, place, saved)
+
+        def second():
+            try:
+                train(RECIPE, out, resume=True, device="cpu", assemble=small.parts)
+            except UserError as error:
+                sys.exit(2 if "another process trains there" in str(error) else 1)
+
+        def feed(start, stop):
+            for number, item in enumerate(made.feed(start, stop), start):
+                if number == 3:
+                    outcomes.append(in_child(second))
+                yield item
+
+        return replace(made, feed=feed)
+
+    train(RECIPE, out, device="cpu", assemble=parts)
+    assert outcomes == [2]
+    assert_same_run(out, unbroken)
 
 
 def test_two_processes_train_as_one_and_one_of_them_writes(small, in_processes, tmp_path):

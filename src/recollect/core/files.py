@@ -63,6 +63,9 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
             if file.is_file():
                 with file.open("rb") as written:
                     os.fsync(written.fileno())
+            elif file.is_dir():
+                _sync_folder(file)
+        _sync_folder(temporary)
         temporary.chmod(0o777 & ~_umask())
         if path.exists():
             raise FileExistsError(f"{path}: already exists")

@@ -4,6 +4,7 @@ A checkpoint holds a complete model (which opens wherever models open), the obje
 run has come. No random state: every random number of a step is a function of the recipe's seed and the step.
 """
 
+import hashlib
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,8 +19,11 @@ from torch.optim import AdamW
 
 from recollect.core.errors import UserError
 from recollect.core.files import atomic_folder, read_json, write_json
+from recollect.data.sources.images import note
 from recollect.training.optimiser import parameters
 from recollect.training.step import Towers
+
+CHECKSUMS = "checksums.json"
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ def save(folder: Path, state: State, model: Towers, objective: nn.Module, optimi
         model.save(unfinished / "model")
         save_file(_training_tensors(objective, optimiser), unfinished / "training.safetensors")
         write_json(unfinished / "state.json", asdict(state))
+        write_json(unfinished / CHECKSUMS, _digests(unfinished))
     prune_checkpoints(folder, keep)
 
 
@@ -70,9 +75,57 @@ def _written(path: Path, last: Path | None) -> Iterator[Path]:
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest whole checkpoint in ``folder``, if there is one."""
+    """The newest checkpoint in ``folder``, if there is one."""
     found = _checkpoints(folder)
     return found[-1] if found else None
+
+
+def newest_whole(folder: Path) -> Path | None:
+    """The newest checkpoint whose every file is as it was written, if there is any; damaged ones are said.
+
+    Raises:
+        UserError: there are checkpoints, and all are damaged.
+    """
+    found = _checkpoints(folder)
+    for checkpoint in reversed(found):
+        wrong = _damage(checkpoint)
+        if wrong is None:
+            return checkpoint
+        before = found[found.index(checkpoint) - 1] if checkpoint != found[0] else None
+        note(f"{checkpoint}: damaged ({wrong}); " + (f"going back to {before.name}" if before else "none before it"))
+    if found:
+        raise UserError(f"{folder}: every checkpoint is damaged. Start again with another --out.")
+    return None
+
+
+def remove_newer(folder: Path, checkpoint: Path) -> None:
+    """Remove what is newer than the checkpoint that a run goes on from: the damaged ones."""
+    for path in _checkpoints(folder):
+        if path.name > checkpoint.name:
+            _put_away(path)
+    remove_leftovers(folder)
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """blake2b of every file, by its path."""
+    found = {}
+    for file in sorted(folder.rglob("*")):
+        if file.is_file() and file != folder / CHECKSUMS:
+            with file.open("rb") as opened:
+                found[file.relative_to(folder).as_posix()] = hashlib.file_digest(opened, "blake2b").hexdigest()
+    return found
+
+
+def _damage(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint, if anything."""
+    try:
+        written, found = read_json(checkpoint / CHECKSUMS), _digests(checkpoint)
+    except (UserError, OSError) as error:
+        return str(error)
+    if not isinstance(written, dict):
+        return f"{CHECKSUMS} is not a list of files"
+    names = [name for name in sorted(written.keys() | found) if written.get(name) != found.get(name)]
+    return f"{names[0]} is {'not as it was written' if names[0] in found else 'missing'}" if names else None
 
 
 def restore(checkpoint: Path, objective: nn.Module, optimiser: AdamW) -> State:
@@ -89,7 +142,7 @@ def restore(checkpoint: Path, objective: nn.Module, optimiser: AdamW) -> State:
         tensors = load_file(file)
         objective.load_state_dict(_under("objective/", tensors))
     except (OSError, SafetensorError, RuntimeError) as error:
-        raise UserError(f"{file}: cannot be restored ({error}). Remove {checkpoint} to use the one before.") from error
+        raise UserError(f"{file}: cannot be restored ({error}). Was the recipe changed?") from error
     moments = _under("optimiser/", tensors)
     for name, parameter in parameters(optimiser).items():
         entries = _under(f"{name}/", moments)
@@ -103,9 +156,20 @@ def restore(checkpoint: Path, objective: nn.Module, optimiser: AdamW) -> State:
 def prune_checkpoints(folder: Path, keep: int) -> None:
     """Remove all but the last ``keep`` checkpoints, and what a killed process left unfinished."""
     for old in _checkpoints(folder)[:-keep]:
-        # Renamed first: a kill half-way must not leave a part of a checkpoint under its own name.
-        old.rename(old.with_name(f".{old.name}.tmp"))
+        _put_away(old)
     remove_leftovers(folder)
+
+
+def put_model_away(path: Path) -> None:
+    """Remove a model that a longer run is to take the place of."""
+    if path.exists():
+        _put_away(path)
+    remove_leftovers(path.parent)
+
+
+def _put_away(path: Path) -> None:
+    # Renamed first: a kill half-way must not leave a part of a folder under its own name.
+    path.rename(path.with_name(f".{path.name}.tmp"))
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -128,4 +192,4 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("step-*") if (path / "state.json").exists())
+    return sorted(path for path in folder.glob("step-*") if path.is_dir())

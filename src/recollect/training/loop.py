@@ -4,6 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,16 @@ from recollect.training.assembly import Parts, assemble
 from recollect.training.checkpoints import State
 from recollect.training.optimiser import build_optimiser, learning_rate, parameters, set_learning_rate
 from recollect.training.options import Recipe
-from recollect.training.ranks import ProcessRanks, ranks, total, wait_for_all
-from recollect.training.run_folder import Metrics, StopRequest, check_run_folder, prepare_run_folder, stop_requests
+from recollect.training.ranks import ProcessRanks, first_decides, ranks, total, wait_for_all
+from recollect.training.run_folder import (
+    Metrics,
+    StopRequest,
+    check_run_folder,
+    finished,
+    prepare_run_folder,
+    run_lock,
+    stop_requests,
+)
 from recollect.training.step import Inputs, StepOptions, train_step
 
 Assemble = Callable[[Recipe, ProcessRanks, Path | None], Parts]
@@ -50,21 +59,41 @@ def train(
         KeyboardInterrupt, SystemExit: after Ctrl-C or SIGTERM, once a checkpoint is written.
     """
     out = Path(out)
-    with ranks(device) as place:
-        recipe.check()
-        check_run_folder(out, recipe, resume)
-        if (out / "model").exists():
+    recipe.check()
+    with ranks(device) as place, ExitStack() as held:
+        if first_decides(lambda: _may_start(out, recipe, resume, held)):
             return out / "model"
-        last = checkpoints.latest(out / "checkpoints")
+        name = first_decides(lambda: _last_checkpoint(out, recipe))
+        last = out / "checkpoints" / name if name else None
         parts = assemble(recipe, place, last / "model" if last else None)
         wait_for_all()  # every process has read the folder before the first one writes to it
         if place.first:
-            prepare_run_folder(out, recipe, recipe.checkpoints_kept)
+            prepare_run_folder(out, recipe, last)
         run = _Run(recipe, out, parts, place, last)
         with stop_requests() as request:
             run.finish(request)
         wait_for_all()
     return out / "model"
+
+
+def _may_start(out: Path, recipe: Recipe, resume: bool, held: ExitStack) -> bool:
+    """Take the folder for this run alone, and see whether nothing is left to do."""
+    held.enter_context(run_lock(out))
+    check_run_folder(out, recipe, resume)
+    return finished(out, recipe)
+
+
+def _last_checkpoint(out: Path, recipe: Recipe) -> str | None:
+    """Name of the checkpoint to go on from."""
+    last = checkpoints.newest_whole(out / "checkpoints")
+    done = int(last.name.removeprefix("step-")) if last else 0
+    if done > recipe.steps:
+        raise UserError(f"{out}: {done} steps were made already, more than --steps {recipe.steps}.")
+    if (out / "model").exists() and not last:
+        raise UserError(
+            f"{out}: its checkpoints are gone, so it cannot be made longer. Start from {out}/model instead."
+        )
+    return last.name if last else None
 
 
 class _Run:

@@ -5,9 +5,10 @@ function here then returns what it was given.
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 
 from recollect.core.errors import UserError
 from recollect.core.types import best_device
+
+Decision = TypeVar("Decision")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,26 @@ def sum_gradients(towers: Iterable[nn.Parameter], objective: Iterable[nn.Paramet
         handle.wait()
     for gradient in shared:
         gradient.div_(dist.get_world_size())
+
+
+def first_decides(decide: Callable[[], Decision]) -> Decision:
+    """What the first process finds, for all of them; its `UserError` is everybody's, so that none waits for it.
+
+    Raises:
+        UserError: the first process met it.
+    """
+    if not in_parallel():
+        return decide()
+    told: list[Any] = [None, None]
+    if rank() == 0:
+        try:
+            told[0] = decide()
+        except UserError as error:
+            told[1] = str(error)
+    dist.broadcast_object_list(told)
+    if told[1] is not None:
+        raise UserError(told[1])
+    return told[0]
 
 
 def total(numbers: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """The folder of a run: its recipe, its metrics, its checkpoints and, at the end, its model."""
 
 import dataclasses
+import fcntl
 import json
 import os
 import signal
@@ -12,8 +13,47 @@ from types import FrameType
 from typing import Any
 
 from recollect.core.errors import UserError
-from recollect.core.files import new_folder, read_json, write_json, write_text
-from recollect.training.checkpoints import prune_checkpoints, remove_leftovers
+from recollect.core.files import read_json, write_json, write_text
+from recollect.data.sources.images import note
+from recollect.training.checkpoints import prune_checkpoints, put_model_away, remove_leftovers, remove_newer
+
+_MAY_CHANGE = frozenset({"workers", "chunk", "steps", "log_every", "checkpoint_every", "checkpoints_kept"})
+"""What a run may go on with another value of: where and how it computes, what it keeps, and how long it is."""
+
+
+@contextmanager
+def run_lock(out: Path) -> Iterator[None]:
+    """Keep every other process out of the folder of a run.
+
+    Raises:
+        UserError: another process trains there.
+    """
+    existed = out.exists()
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / ".lock"
+    with _locked(path):
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            if not existed and not any(out.iterdir()):
+                out.rmdir()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    while True:
+        with path.open("a", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(
+                    f"{path.parent}: another process trains there. Wait for it, or name another --out."
+                ) from None
+            # The one before may have removed its file between our opening and our locking it.
+            if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+                yield
+                return
 
 
 def check_run_folder(out: Path, recipe: Any, resume: bool) -> None:
@@ -23,30 +63,57 @@ def check_run_folder(out: Path, recipe: Any, resume: bool) -> None:
         UserError: saying which, and what differs.
     """
     file = out / "recipe.json"
-    if not resume:
-        if file.exists():
-            raise UserError(f"{out}: a run is there already. Add --resume to continue it, or name another --out.")
-        new_folder(out, "run")
-    elif file.exists():
-        then, now = _flat(read_json(file)), _flat(as_json(recipe))
-        changed = [
-            f"{name} was {then.get(name)}, is {now.get(name)}"
-            for name in sorted(then.keys() | now.keys())
-            if then.get(name) != now.get(name)
-        ]
-        if changed:
-            raise UserError(f"{file}: --resume needs the same recipe, but {'; '.join(changed)}. Name another --out.")
-    elif out.exists() and any(path for path in out.iterdir() if not path.name.startswith(".")):
-        raise UserError(f"{out}: no run to resume there, and the folder is not empty. Name another --out.")
+    seen = [path for path in out.iterdir() if not path.name.startswith(".")] if out.exists() else []
+    if file.exists() and not resume:
+        raise UserError(f"{out}: a run is there already. Add --resume to continue it, or name another --out.")
+    if not file.exists() and seen:
+        what = "no run to resume there, and the folder" if resume else "already exists and"
+        raise UserError(f"{out}: {what} is not empty. Name another --out.")
+    if not file.exists():
+        return
+    changed = {name: values for name, values in _changes(file, recipe).items() if name not in _MAY_CHANGE}
+    if changed:
+        words = "; ".join(f"{name} was {then}, is {now}" for name, (then, now) in changed.items())
+        raise UserError(f"{file}: --resume needs the same recipe, but {words}. Name another --out.")
 
 
-def prepare_run_folder(out: Path, recipe: Any, checkpoints_kept: int) -> None:
-    """Write the recipe, and clear away what a killed process left half-written."""
+def _changes(file: Path, recipe: Any) -> dict[str, tuple[Any, Any]]:
+    """What a recipe says otherwise than the one in ``file``."""
+    then, now = _flat(read_json(file)), _flat(as_json(recipe))
+    names = sorted(then.keys() | now.keys())
+    return {name: (then.get(name), now.get(name)) for name in names if then.get(name) != now.get(name)}
+
+
+def finished(out: Path, recipe: Any) -> bool:
+    """Whether the run has made all its steps and its model is there."""
+    return (out / "model").exists() and "steps" not in _changes(out / "recipe.json", recipe)
+
+
+def prepare_run_folder(out: Path, recipe: Any, last: Path | None) -> None:
+    """Write the recipe, and clear away what a killed process left half-written, damaged or cut short.
+
+    Args:
+        out: folder of the run.
+        recipe: what is run from now on.
+        last: checkpoint that the run goes on from.
+
+    Raises:
+        UserError: the run is past the steps it is to make.
+    """
     remove_leftovers(out)
-    prune_checkpoints(out / "checkpoints", checkpoints_kept)
-    if not (out / "recipe.json").exists():
-        write_json(out / "recipe.json", as_json(recipe))  # first of all: it is what makes the folder a run
-    (out / "checkpoints").mkdir(exist_ok=True)
+    folder, file = out / "checkpoints", out / "recipe.json"
+    if last:
+        remove_newer(folder, last)
+    prune_checkpoints(folder, recipe.checkpoints_kept)
+    changes = _changes(file, recipe) if file.exists() else {}
+    for name, (then, now) in changes.items():
+        follows = ", and the learning rate follows the new length from here on" if name == "steps" else ""
+        note(f"{out}: goes on with {name.replace('_', '-')} {now} (was {then}){follows}")
+    if "steps" in changes:
+        put_model_away(out / "model")  # before the recipe says that it was to be a longer run's
+    if changes or not file.exists():
+        write_json(file, as_json(recipe))  # first of all: it is what makes the folder a run
+    folder.mkdir(exist_ok=True)
 
 
 def as_json(recipe: Any) -> Any:
