@@ -2,12 +2,14 @@
 
 import numpy as np
 import torch
+
+from recollect.core.types import EncoderBase
 from PIL import Image
 
 COLOURS = {"red": (200, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 200)}
 
 
-class ColourEncoder:
+class ColourEncoder(EncoderBase):
     """Embeds a picture by its mean colour, around grey."""
 
     width = 3

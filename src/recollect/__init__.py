@@ -1,3 +1,74 @@
-"""Vision-language models that learn to look things up."""
+"""recollect: vision-language models that learn to look things up.
+
+What stands here is the package's front door: these names stay where they are. Each is imported when it is first used,
+so that ``import recollect`` costs nothing. `__init__.pyi` says the same to type checkers and editors.
+"""
+
+from importlib import import_module
+from typing import Any
 
 __version__ = "0.2.0"
+
+_HOMES: dict[str, str] = {
+    # rooms
+    "fewshot": "recollect.fewshot",
+    "objectives": "recollect.objectives",
+    "testing": "recollect.testing",
+    # models
+    "PRESETS": "recollect.models",
+    "DualEncoder": "recollect.models",
+    "build_model": "recollect.models",
+    "load_model": "recollect.models",
+    # data and tasks
+    "Batch": "recollect.core.types",
+    "Sample": "recollect.core.types",
+    "Source": "recollect.core.types",
+    "Encoder": "recollect.core.types",
+    "open_source": "recollect.data.sources",
+    "ClassificationTask": "recollect.tasks.classification",
+    "classification_task": "recollect.tasks.classification",
+    "RetrievalTask": "recollect.tasks.retrieval",
+    "retrieval_task": "recollect.tasks.retrieval",
+    # training
+    "RECIPES": "recollect.training.recipes",
+    "Recipe": "recollect.training.options",
+    "train": "recollect.training.loop",
+    # memory and fusion
+    "FusionModule": "recollect.memory.fusion.block",
+    "FusionRecipe": "recollect.memory.fusion.learning",
+    "Memory": "recollect.memory",
+    "RetrievalEnhancedEncoder": "recollect.memory.fusion.encoder",
+    "train_fusion": "recollect.memory.fusion.learning",
+    # search
+    "EpisodeOptions": "recollect.search.episodes.options",
+    "EpisodicSearcher": "recollect.search.searcher",
+    "Searcher": "recollect.search.searcher",
+    # evaluation
+    "FeatureCache": "recollect.evaluation.features",
+    "Result": "recollect.evaluation.results",
+    "entities": "recollect.evaluation.entities",
+    "few_shot": "recollect.evaluation.few_shot",
+    "image_features": "recollect.evaluation.features",
+    "linear_probe": "recollect.evaluation.probe",
+    "retrieval": "recollect.evaluation.retrieval",
+    "zero_shot": "recollect.evaluation.zero_shot",
+    # errors
+    "UserError": "recollect.core.errors",
+}
+
+__all__ = ["__version__", *sorted(_HOMES)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'recollect' has no attribute {name!r}")
+    home = _HOMES[name]
+    found = import_module(home)
+    if home != f"recollect.{name}":  # a room stands for itself, everything else is a name in its home
+        found = getattr(found, name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

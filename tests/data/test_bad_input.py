@@ -18,7 +18,7 @@ from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.derived import Subset
 from recollect.data.sources.images import BrokenImageError
-from recollect.data.sources.reading import BrokenCounter, readable_samples
+from recollect.data.sources.reading import BrokenCounter, readable_blocks
 from recollect.data.sources.shards import ShardState, scan
 
 
@@ -171,8 +171,9 @@ def broken_set(make, count, broken):
 
 def test_broken_images_are_left_out_counted_and_named(make, shade, capfd):
     source = broken_set(make, 150, {7, 120})
-    samples = list(readable_samples(source, share=0.02))
-    assert [int(sample.id) for sample in samples] == [i for i in range(150) if i not in (7, 120)]
+    read = [each for block in readable_blocks(source, 16, share=0.02) for each in block]
+    assert [place for place, _ in read] == [int(sample.id) for _, sample in read]
+    assert [place for place, _ in read] == [i for i in range(150) if i not in (7, 120)]
     said = capfd.readouterr().err
     assert "set.parquet, row 7: cannot be read" in said
     assert "2 of 150 images could not be read" in said
@@ -183,12 +184,12 @@ def test_too_many_broken_images_stop_with_the_first_ones_name(make):
     with pytest.raises(
         UserError, match=r"set\.parquet, row 5: .*2 of 51 images of set cannot be read, more than 1\.0%"
     ):
-        list(readable_samples(source))
+        list(readable_blocks(source, 1))
 
 
 def test_a_single_broken_image_among_few_is_too_many(make):
     with pytest.raises(UserError, match="row 3"):
-        list(readable_samples(broken_set(make, 20, {3})))
+        list(readable_blocks(broken_set(make, 20, {3}), 8))
 
 
 def test_bad_luck_at_the_start_of_a_large_source_does_not_stop(captions):
@@ -202,7 +203,7 @@ def test_bad_luck_at_the_start_of_a_large_source_does_not_stop(captions):
 
 
 def test_only_the_first_broken_images_are_shown(make, capfd):
-    list(readable_samples(broken_set(make, 50, set(range(10, 30))), share=0.9))
+    list(readable_blocks(broken_set(make, 50, set(range(10, 30))), 7, share=0.9))
     said = capfd.readouterr().err
     assert len(re.findall("left out\n", said)) == 4  # three of them, and the sum
     assert "further broken images are only counted" in said

@@ -250,7 +250,7 @@ def test_a_context_shares_no_sample_with_its_batch(captions):
 # --- vectors and sources that make whole batches -----------------------------------------------------------------
 
 
-class World:
+class World(Source):
     """A source of vectors that makes whole batches; row i depends on its index and the seed alone."""
 
     name, class_names, fingerprint = "world", ("a", "b", "c", "d"), "w"
@@ -258,8 +258,14 @@ class World:
     def __init__(self, kind="caption"):
         self.kind = kind
 
+    makes_batches = True
+
     def __len__(self):
         return 50
+
+    @property
+    def labels(self):
+        return np.arange(50) % 4
 
     def __getitem__(self, index):
         raise AssertionError("the vectorised way is there to be taken")

@@ -11,7 +11,7 @@ from recollect.data.batches.stream import BatchStream
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.derived import Subset
-from recollect.data.sources.reading import readable_samples
+from recollect.data.sources.reading import readable_blocks
 from recollect.data.transforms import ImageTransform
 from recollect.tasks.classification import Division, class_name_shift, classification_task
 from recollect.tasks.retrieval import retrieval_task
@@ -92,4 +92,4 @@ def test_three_sources_of_two_kinds_train_together(real_data):
 def test_no_picture_of_the_real_sets_is_broken(real_data):
     source = open_source(str(real_data("dtd10")), split="all")
     every_tenth = Subset(source, np.arange(0, len(source), 10))
-    assert len(list(readable_samples(every_tenth, share=0.0))) == 120
+    assert sum(len(block) for block in readable_blocks(every_tenth, 16, share=0.0)) == 120

@@ -10,7 +10,7 @@ from PIL import Image
 from recollect.core.types import NO_LABEL, Source
 from recollect.data.sources import open_source, split_names
 from recollect.data.sources.columns import Columns
-from recollect.data.sources.derived import Joined, Subset, corpus, source_labels, source_values
+from recollect.data.sources.derived import Joined, Subset, corpus
 
 
 def test_parquet_with_captions(make, shade):
@@ -325,7 +325,7 @@ def test_a_subset_reads_the_samples_of_its_source(labels, shade):
         labels, np.array([4, 0, 2]), name="few", class_names=("bus", "polka"), renumber=np.array([-1, 1, 0])
     )
     assert [shade(sample) for sample in subset] == [4, 0, 2]
-    assert [sample.label for sample in subset] == source_labels(subset).tolist() == [1, NO_LABEL, 0]
+    assert [sample.label for sample in subset] == subset.labels.tolist() == [1, NO_LABEL, 0]
     assert subset[0].source == "few"
     assert subset.fingerprint not in {labels.fingerprint, Subset(labels, np.array([0, 4, 2])).fingerprint}
 
@@ -335,7 +335,7 @@ def test_a_joined_pool_holds_every_sample_once(captions, labels, shade):
     assert len(pool) == 43
     assert [shade(pool[i]) for i in (0, 39, 40, 42, -1)] == [0, 39, 0, 2, 2]
     assert len({sample.id for sample in pool}) == 43
-    assert source_values(pool, "domain") == [None] * 43
+    assert pool.values("domain") == [None] * 43
     with pytest.raises(IndexError):
         pool[43]
 

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import torch
 
-from recollect.core.types import Sample
+from recollect.core.types import EncoderBase, Sample, Source
 from recollect.tasks.classification import ClassificationTask
 
 
 @dataclass
-class VectorSource:
+class VectorSource(Source):
     """Images that are vectors around one direction for each class."""
 
     name: str = "vectors"
@@ -40,7 +40,7 @@ class VectorSource:
         return Sample(vector.astype(np.float32), (), label, self.name, "label", f"row-{index}", extra)
 
 
-class VectorEncoder:
+class VectorEncoder(EncoderBase):
     """Embeds vectors as they are, and a text by the class number in it."""
 
     width = 8

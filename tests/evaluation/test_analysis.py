@@ -4,10 +4,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recollect.core.types import EncoderBase
 from recollect.evaluation.analysis import SpanEncoder, energy_outside, text_span
 
 
-class Fixed:
+class Fixed(EncoderBase):
     """An encoder whose images are the vectors themselves."""
 
     width = 6

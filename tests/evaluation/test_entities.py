@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from recollect.core.errors import UserError
-from recollect.core.types import Sample
-from recollect.evaluation.entities import entity_recognition, harmonic_mean, open_entities
+from recollect.core.types import EncoderBase, Sample, Source
+from recollect.evaluation.entities import entities, harmonic_mean, open_entities
 from recollect.tasks.classification import ClassificationTask
 
 NAMES = ("a cat", "an owl", "a fox", "a newt")
 
 
-class Pictures:
+class Pictures(Source):
     """Each picture is a vector; those of class ``c`` point to axis ``c`` unless they are told to err."""
 
     name, kind, class_names = "pictures", "label", NAMES
@@ -31,7 +31,7 @@ class Pictures:
         return Sample(np.eye(4, dtype=np.float32)[looks], (), label, self.name, "label", str(index))
 
 
-class Axes:
+class Axes(EncoderBase):
     width, fingerprint = 4, "axes"
 
     def embed_images(self, images):
@@ -49,7 +49,7 @@ def test_seen_and_unseen_are_judged_apart_among_all_candidates():
     seen = np.array([True, True, False, False])
     # Seen: three of four right. Unseen: one right, one taken for another unseen and two for a seen class.
     shown = [(0, 0), (0, 0), (1, 1), (1, 3), (2, 2), (2, 3), (3, 0), (3, 1)]
-    result = entity_recognition(Axes(), task(shown), seen, model="m", seed=3)
+    result = entities(Axes(), task(shown), seen, model="m", seed=3)
     assert [row["metric"] for row in result.rows] == ["seen", "unseen", "harmonic mean"]
     assert [row["value"] for row in result.rows] == pytest.approx([75, 25, 2 / (1 / 75 + 1 / 25)])
     assert (result.settings["classes"], result.settings["unseen classes"]) == (4, 2)
@@ -63,7 +63,7 @@ def test_a_mean_of_nothing_is_nothing():
 
 def test_one_kind_alone_is_refused():
     with pytest.raises(UserError, match="no image of unseen entities"):
-        entity_recognition(Axes(), task([(0, 0), (1, 1)]), np.array([True, True, False, False]), model="m")
+        entities(Axes(), task([(0, 0), (1, 1)]), np.array([True, True, False, False]), model="m")
 
 
 def test_splits_say_which_entities_are_seen(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from recollect.core.errors import UserError
-from recollect.core.types import Sample
+from recollect.core.types import EncoderBase, Sample, Source
 from recollect.evaluation.retrieval import (
     MISSED,
     Comparison,
@@ -27,7 +27,7 @@ from recollect.search.searcher import Hit, SearchResult
 from recollect.tasks.retrieval import RetrievalTask
 
 
-class Fixed:
+class Fixed(EncoderBase):
     """An encoder whose embeddings are looked up."""
 
     width = 6
@@ -121,7 +121,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
 COLOURS, THINGS = ("red", "green", "blue", "white"), ("tree", "car", "river", "queen", "bridge")
 
 
-class Scenes:
+class Scenes(Source):
     """Pictures of one colour, each with two texts; the last four look and read the same."""
 
     kind, class_names = "caption", ()

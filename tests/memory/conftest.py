@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from recollect.core.types import Sample
+from recollect.core.types import EncoderBase, Sample, Source
 from recollect.memory import Memory, Pairs
 
 WIDTH = 16
@@ -82,7 +82,7 @@ def pairs():
 
 
 @dataclass
-class Pictures:
+class Pictures(Source):
     """Small pictures with captions; some may be broken, some the same."""
 
     size: int = 40
@@ -110,7 +110,7 @@ class Pictures:
         return Sample(pixels, texts, -1, self.name, "caption", str(index), {"number": index, "domain": "even"})
 
 
-class HashEncoder:
+class HashEncoder(EncoderBase):
     """Embeds a picture by its mean colours, a text by its letters; nothing is random."""
 
     width = WIDTH

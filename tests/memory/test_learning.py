@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from recollect.core.errors import UserError
+from recollect.core.types import EncoderBase
 from recollect.memory import Memory
 from recollect.memory.fusion import learning
 from recollect.memory.fusion.block import FusionModule, FusionSettings
@@ -130,7 +131,7 @@ def world(tmp_path):
     return pairs(np.repeat(np.arange(200), 4), 0.35, "train"), pairs(np.arange(200, 300), 0.35, "test"), memory
 
 
-class Frozen:
+class Frozen(EncoderBase):
     """Stands for the model that embedded the world."""
 
     width, fingerprint, scale = 32, "model-a", None

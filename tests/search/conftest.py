@@ -17,7 +17,7 @@ from transformers import (
     ViTConfig,
 )
 
-from recollect.core.types import Sample
+from recollect.core.types import Sample, Source
 from recollect.data.transforms import ImageTransform
 from recollect.models import TransformersEncoder, build_model
 from recollect.models.tokenizers import train_unigram
@@ -114,7 +114,7 @@ def make_flight():
     return make
 
 
-class Pictures:
+class Pictures(Source):
     """A source of random pictures, some of which can be lost from disk."""
 
     kind = "caption"

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from recollect.core.errors import UserError
-from recollect.data.sources.derived import source_labels
 from recollect.tasks.catalogue import suite, suite_names
 
 # LIxP, Table 7, read off the paper once more: support and test sizes, classes.
@@ -130,7 +129,7 @@ def test_a_sliced_set_sorted_by_class_keeps_all_classes_in_both_parts(make):
     copy = small_copy(make, entry, per_class=300, train=1)
     task = entry.open(f"{copy}?shuffle=0")
     assert (len(task.support), len(task.query)) == (2000, 400)
-    assert set(source_labels(task.support)) == set(source_labels(task.query)) == set(range(8))
+    assert set(task.support.labels) == set(task.query.labels) == set(range(8))
     assert not {s.id for s in map(task.support.__getitem__, range(50))} & {
         s.id for s in map(task.query.__getitem__, range(50))
     }

@@ -5,7 +5,6 @@ from recollect.core.errors import UserError
 from recollect.core.types import NO_LABEL
 from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.data.sources.columns import Columns
-from recollect.data.sources.derived import source_labels
 from recollect.tasks.classification import Division, class_name_shift, classification_task
 from recollect.tasks.retrieval import retrieval_task
 
@@ -25,7 +24,7 @@ def test_support_and_query_number_their_classes_alike(animals):
     assert task.templates == GENERAL_TEMPLATES
     assert (len(task.support), len(task.query)) == (33, 12)
     for part in (task.support, task.query):
-        labels = source_labels(part)
+        labels = part.labels
         assert [part[i].label for i in range(5)] == labels[:5].tolist()
     assert not {sample.id for sample in task.support} & {sample.id for sample in task.query}
 
@@ -33,7 +32,7 @@ def test_support_and_query_number_their_classes_alike(animals):
 def test_classes_that_a_filter_removes_are_no_classes_of_the_task(animals):
     task = classification_task(f"{animals}?label!=dog,eel")
     assert task.class_names == ("cat", "owl")
-    assert set(source_labels(task.support)) == set(source_labels(task.query)) == {0, 1}
+    assert set(task.support.labels) == set(task.query.labels) == {0, 1}
     assert [task.query[i].label for i in range(4)] == [0, 1, 0, 1]
 
 
@@ -53,8 +52,8 @@ def test_one_split_can_be_divided_class_by_class(make):
         classification_task(path)
     task = classification_task(path, division=Division(within="test", query_share=0.25))
     assert task.class_names == ("letter 3", "letter 4", "letter 5")
-    assert np.bincount(source_labels(task.support)).tolist() == [6, 6, 6]
-    assert np.bincount(source_labels(task.query)).tolist() == [2, 2, 2]
+    assert np.bincount(task.support.labels).tolist() == [6, 6, 6]
+    assert np.bincount(task.query.labels).tolist() == [2, 2, 2]
     ids = [{sample.id for sample in part} for part in (task.support, task.query)]
     assert not ids[0] & ids[1]
     again = classification_task(path, division=Division(within="test", query_share=0.25))
@@ -104,7 +103,7 @@ def test_class_name_shift_keeps_classes_with_a_synonym_that_is_another_word(make
     usual, shifted = class_name_shift(task)
     assert usual.class_names == ("frog", "polar bear", "bus")
     assert shifted.class_names == ("toad", "Ursus maritimus", "coach")
-    assert source_labels(usual.query).tolist() == [0, 1, 2] * 2
+    assert usual.query.labels.tolist() == [0, 1, 2] * 2
     assert NO_LABEL not in [sample.label for sample in shifted.support]
     with pytest.raises(UserError, match="0 classes have a synonym"):
         class_name_shift(classification_task(str(make.folder / "set.parquet")))

@@ -17,7 +17,7 @@ from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, Kind, Source
 from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.data.sources import open_source
-from recollect.data.sources.derived import Subset, sample_texts
+from recollect.data.sources.derived import Subset
 from recollect.evaluation.features import class_prompts
 from recollect.evaluation.language import AttentionMap, attention_map, in_plane, own_prefixes, reading_name
 from recollect.models import load_model
@@ -197,4 +197,4 @@ class Embeddings:
 
 
 def _texts(source: Source) -> list[str]:
-    return [text for index in range(len(source)) for text in sample_texts(source, index)[:1]]
+    return [text for index in range(len(source)) for text in source.texts(index)[:1]]

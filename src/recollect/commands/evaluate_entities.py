@@ -9,7 +9,7 @@ from recollect.commands.evaluate import DataOptions, ModelOptions
 from recollect.commands.memory_options import with_memory
 from recollect.core.errors import UserError
 from recollect.core.progress import output
-from recollect.evaluation.entities import entity_recognition, open_entities
+from recollect.evaluation.entities import entities, open_entities
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Entities:
         results = []
         for name, encoder, cache, (task, seen) in self.model.each_on((both, both[0].query) for both in tasks):
             options = {"model": name, "seed": self.model.seed, "prefix": self.model.prefix_for(encoder), "cache": cache}
-            found = entity_recognition(encoder, task, seen, **options)  # type: ignore[arg-type]
+            found = entities(encoder, task, seen, **options)  # type: ignore[arg-type]
             results.append(with_memory(found, encoder))
         table = Table("model", "data", "entities", "images", "seen", "unseen", "harmonic mean")
         for result in results:

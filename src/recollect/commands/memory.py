@@ -51,8 +51,6 @@ class PairOptions:
 
     def source(self, spec: str) -> Source:
         """Open the source."""
-        if spec.startswith(("glyphs:captions", "latents:captions")) and self.limit is None:
-            raise UserError(f"{spec}: has no end. Say how many pairs to take with --limit N.")
         columns = Columns(image=self.image_column, caption=self.caption_column, label=self.label_column)
         return open_source(spec, split=self.split, columns=columns)
 

@@ -82,7 +82,7 @@ class TrainReco:
         encoder = load_model(self.model, self.device)
         memory.check_model(encoder.fingerprint, self.model)
         sources = tuple(open_source(spec, split=self.split) for spec in self.data)
-        if self.limit is None and any(len(source) > 10**8 for source in sources):
+        if self.limit is None and any(source.endless for source in sources):
             raise UserError("a built-in stream has no end. Say how many pairs to take with --limit N.")
         pairs = embed_pairs(encoder, sources, self.limit, recipe.data.broken_share)
         model = train_fusion(recipe, encoder, pairs, self.out, resume=self.resume, device=self.device)

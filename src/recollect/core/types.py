@@ -1,7 +1,11 @@
 """What passes between the rooms: samples, batches and everything that embeds."""
 
+import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -43,27 +47,111 @@ class Sample:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-@runtime_checkable
-class Source(Protocol):
+BatchRead = tuple[Tensor, list[str], Tensor]
+"""What `Source.batch` returns: final images, one text each, int64 labels."""
+
+
+class Source(ABC):
     """A finite, indexable, deterministic set of samples.
+
+    A new source is a ``name`` and two methods, ``__len__`` and ``__getitem__``; everything else has a default,
+    right for any source, and is overridden where a source can do it faster, such as `texts` without opening pictures.
+    `recollect.testing.check_source` checks the result.
 
     Attributes:
         name: unique within a run; appears in logs, reports and cache keys.
         kind: the kind of all its samples.
         class_names: readable class names in label order; empty where samples have no label.
-        fingerprint: changes whenever any sample would; the part of the feature cache's key that names the data.
     """
 
     name: str
-    kind: Kind
-    class_names: tuple[str, ...]
+    kind: Kind = "caption"
+    class_names: tuple[str, ...] = ()
 
-    @property
-    def fingerprint(self) -> str: ...
-
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def __getitem__(self, index: int) -> Sample: ...
+
+    @property
+    def endless(self) -> bool:
+        """Whether its length only says that it does not end: a made stream, of which one takes as many as one likes."""
+        return False
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """Every word that its texts may hold, where that is known beforehand; else empty."""
+        return ()
+
+    @property
+    def reads_blocks(self) -> bool:
+        """Whether `read_block` costs less than sample after sample, since nothing has to be decoded."""
+        return False
+
+    @property
+    def makes_batches(self) -> bool:
+        """Whether it has `batch`; training then reads it so."""
+        return False
+
+    @cached_property
+    def labels(self) -> np.ndarray:
+        """The label of every sample, int64 (n,)."""
+        if not self.class_names and self.kind == "caption":
+            return np.full(len(self), NO_LABEL, dtype=np.int64)
+        return np.array([self[index].label for index in range(len(self))], dtype=np.int64)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes whenever any sample would; the part of the feature cache's key that names the data.
+
+        The default reads every sample, pictures included: right for any source, and slow for a large one.
+        """
+        digest = hashlib.blake2b(repr((self.name, self.kind, self.class_names, len(self))).encode(), digest_size=16)
+        for index in range(len(self)):
+            sample = self[index]
+            digest.update(repr((sample.texts, sample.label, sample.id, sorted(sample.extra.items()))).encode())
+            pixels = np.ascontiguousarray(sample.image)
+            digest.update(f"{pixels.shape} {pixels.dtype}".encode())
+            digest.update(pixels.data)
+        return digest.hexdigest()
+
+    def read(self, index: int, *, needed: int = 0, extra: bool = True) -> Sample:
+        """``self[index]``, decoding and reading no more than is needed.
+
+        Args:
+            needed: shorter side in pixels above which detail is of no use; 0 decodes all of it.
+            extra: also read what only evaluation needs.
+        """
+        return self[index]
+
+    def read_block(self, indices: np.ndarray) -> list[Sample]:
+        """Many samples at once, in the order of ``indices``."""
+        return [self[index] for index in indices.tolist()]
+
+    def texts(self, index: int) -> tuple[str, ...]:
+        """The texts of one sample, without opening its image where that can be."""
+        return self[index].texts
+
+    def example_texts(self, indices: np.ndarray) -> list[str]:
+        """One text of each of these samples as training may draw it, without making pictures."""
+        return [text for index in indices.tolist() for text in self.texts(index)[:1]]
+
+    def values(self, key: str) -> list[Any]:
+        """``extra[key]`` of every sample, None where absent."""
+        return [self[index].extra.get(key) for index in range(len(self))]
+
+    def original(self, index: int) -> bytes | Path | None:
+        """The picture as it is stored, encoded bytes or its file, not decoded; None where it is made or a vector."""
+        return None
+
+    def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
+        """A whole batch by the source itself, where `makes_batches`: final images, texts and labels.
+
+        Args:
+            seed: decides the view of each sample.
+        """
+        raise NotImplementedError(f"{self.name} makes no batches by itself")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +187,27 @@ class Batch:
 class Encoder(Protocol):
     """Anything that embeds: a plain model, a retrieval-enhanced one, an episode-adapted one.
 
+    `EncoderBase` has defaults for all but the width, the fingerprint and the two ways of embedding.
+
     Attributes:
         width: number of entries of an embedding.
+        scale: the factor of the cosines that the model learned; None if it stores none.
+        prefixes: for each kind of text that has prefix tokens, those tokens.
+        base: the encoder whose image embeddings this one refines (`refine_images`), so that no image is embedded
+            twice; None where there is none.
     """
 
     @property
     def width(self) -> int: ...
+
+    @property
+    def scale(self) -> float | None: ...
+
+    @property
+    def prefixes(self) -> Mapping[Kind, tuple[str, ...]]: ...
+
+    @property
+    def base(self) -> "Encoder | None": ...
 
     @property
     def fingerprint(self) -> str:
@@ -126,6 +229,29 @@ class Encoder(Protocol):
             (n, width), unit-norm float32, on the CPU, without graph.
         """
         ...
+
+    def refine_images(self, embeddings: Tensor) -> Tensor:
+        """What this encoder makes of its ``base``'s image embeddings (n, width); the same ones where it has no base."""
+        ...
+
+
+class EncoderBase:
+    """Defaults for everything that an `Encoder` has but its width, its fingerprint and its two ways of embedding."""
+
+    @property
+    def scale(self) -> float | None:
+        return None
+
+    @property
+    def prefixes(self) -> Mapping[Kind, tuple[str, ...]]:
+        return {}
+
+    @property
+    def base(self) -> Encoder | None:
+        return None
+
+    def refine_images(self, embeddings: Tensor) -> Tensor:
+        return embeddings
 
 
 def best_device() -> torch.device:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from recollect.core.seeding import derive_seed
-from recollect.core.types import Encoder, ImageLike, Kind
+from recollect.core.types import Encoder, EncoderBase, ImageLike, Kind
 
 
 def text_span(texts: np.ndarray, share: float = 0.99) -> np.ndarray:
@@ -36,7 +36,7 @@ def energy_outside(images: np.ndarray, span: np.ndarray) -> float:
 
 
 @dataclass(frozen=True)
-class SpanEncoder:
+class SpanEncoder(EncoderBase):
     """The projection control: another encoder's image embeddings, projected onto the span of the texts.
 
     It costs no training. What context gains over this, context has learned; what this gains too, it has not.
@@ -52,7 +52,14 @@ class SpanEncoder:
     @property
     def scale(self) -> float | None:
         """The encoder's own."""
-        return getattr(self.encoder, "scale", None)
+        return self.encoder.scale
+
+    @property
+    def base(self) -> Encoder:
+        return self.encoder
+
+    def refine_images(self, embeddings: Tensor) -> Tensor:
+        return self.project(embeddings)
 
     @property
     def fingerprint(self) -> str:

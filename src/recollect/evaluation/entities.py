@@ -7,7 +7,6 @@ from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
-from recollect.data.sources.derived import source_labels
 from recollect.evaluation.features import FeatureCache, class_text_features, image_features
 from recollect.evaluation.results import Result, Row
 from recollect.evaluation.zero_shot import top_1
@@ -31,7 +30,7 @@ def open_entities(
         spec, division=Division(support=None, query=f"{seen}+{unseen}"), templates=templates, columns=columns
     )
     known = open_source(spec, split=seen, kind="label", columns=columns)
-    names = {known.class_names[label] for label in np.unique(source_labels(known)).tolist()}
+    names = {known.class_names[label] for label in np.unique(known.labels).tolist()}
     is_seen = np.array([name in names for name in task.class_names])
     if is_seen.all() or not is_seen.any():
         raise UserError(f"{spec}: all classes of split '{unseen}' are also in '{seen}'; there is nothing unseen")
@@ -43,7 +42,7 @@ def harmonic_mean(seen: float, unseen: float) -> float:
     return 0.0 if seen + unseen == 0 else 2 * seen * unseen / (seen + unseen)
 
 
-def entity_recognition(
+def entities(
     encoder: Encoder,
     task: ClassificationTask,
     seen: Bool[np.ndarray, " classes"],

@@ -1,8 +1,7 @@
 """Embeddings of whole sources, computed once and cached by what they depend on."""
 
 import json
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,8 +16,7 @@ from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed
 from recollect.core.types import Encoder, Kind, Sample, Source
 from recollect.data.prompts import fill
-from recollect.evaluation.analysis import SpanEncoder
-from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder
+from recollect.data.sources.reading import readable_blocks
 from recollect.tasks.classification import ClassificationTask
 
 
@@ -31,12 +29,20 @@ class Features:
         labels: int64 (n,), indices into the source's class names.
         ids: the samples' ids, so that a row can be traced to its image.
         domains: the samples' domains, empty strings where a source has none.
+        rows: int64 (n,), the samples' places in the source; pictures that cannot be read are left out.
     """
 
     images: np.ndarray
     labels: np.ndarray
     ids: tuple[str, ...]
     domains: tuple[str, ...]
+    rows: np.ndarray
+
+
+MOST_BROKEN = 0.1
+"""Share of pictures that an evaluation goes on without: it names and counts them, and no night of training is lost."""
+
+_SEEN = np.empty(0, dtype=np.uint8)  # in place of a picture that has been embedded
 
 
 class FeatureCache:
@@ -62,8 +68,8 @@ class FeatureCache:
         try:
             with safe_open(path, framework="numpy") as file:
                 rows = json.loads(file.metadata()["rows"])
-                images, labels = file.get_tensor("images"), file.get_tensor("labels")
-            return Features(images, labels, tuple(rows["ids"]), tuple(rows["domains"]))
+                images, labels, places = (file.get_tensor(name) for name in ("images", "labels", "rows"))
+            return Features(images, labels, tuple(rows["ids"]), tuple(rows["domains"]), places)
         except Exception:  # a foreign or damaged file: the embedding is what matters, and it can be made again
             return None
 
@@ -71,37 +77,8 @@ class FeatureCache:
         """Keep ``features``; atomic, so that a killed evaluation leaves no half file."""
         rows = json.dumps({"ids": features.ids, "domains": features.domains})
         with atomic_path(self.path(encoder, source)) as temporary:
-            save_file({"images": features.images, "labels": features.labels}, temporary, metadata={"rows": rows})
-
-
-@dataclass(frozen=True)
-class _Rows:
-    images: np.ndarray
-    labels: list[int]
-    ids: list[str]
-    domains: list[str]
-
-
-def _embed_blocks(encoder: Encoder, source: Source, block: int) -> Iterator[_Rows]:
-    for samples in _read_blocks(source, block):
-        images = encoder.embed_images([sample.image for sample in samples]).numpy()
-        domains = [str(sample.extra.get("domain", "")) for sample in samples]
-        yield _Rows(images, [sample.label for sample in samples], [sample.id for sample in samples], domains)
-
-
-def _read_blocks(source: Source, block: int) -> Iterator[list[Sample]]:
-    """All samples in order; those that must be decoded are read in threads while the encoder has the block before."""
-    if read := getattr(source, "read_block", None):
-        for start in range(0, len(source), block):
-            yield read(np.arange(start, min(start + block, len(source))))
-        return
-    with ThreadPoolExecutor(4) as pool:  # decoding lets go of the lock
-        waiting = [pool.submit(source.__getitem__, index) for index in range(min(block, len(source)))]
-        for start in range(0, len(source), block):
-            stop = min(start + 2 * block, len(source))
-            coming = [pool.submit(source.__getitem__, index) for index in range(start + block, stop)]
-            yield [item.result() for item in waiting]
-            waiting = coming
+            tensors = {"images": features.images, "labels": features.labels, "rows": features.rows}
+            save_file(tensors, temporary, metadata={"rows": rows})
 
 
 def image_features(
@@ -115,37 +92,43 @@ def image_features(
     Raises:
         UserError: the source is empty, or an embedding is not finite.
     """
-    if isinstance(encoder, SpanEncoder):
-        features = image_features(encoder.encoder, source, cache, block=block)
-        return replace(features, images=encoder.project(torch.from_numpy(features.images)).numpy())
     if cached := cache.load(encoder, source) if cache else None:
         return cached
-    if isinstance(encoder, RetrievalEnhancedEncoder):
-        features = _refined(encoder, image_features(encoder.model, source, cache, block=block))
-        if cache:
-            cache.save(encoder, source, features)
-        return features
-    if len(source) == 0:
-        raise UserError(f"{source.name}: no images to embed. Check the split and the filters.")
-    blocks = []
-    with progress(f"embed {source.name}", len(source), "images") as counter:
-        for rows in _embed_blocks(encoder, source, block):
-            blocks.append(rows)
-            counter.advance(len(rows.ids))
-    images = np.concatenate([rows.images for rows in blocks]).astype(np.float32, copy=False)
-    if not np.isfinite(images).all():
-        raise UserError(f"{source.name}: the model's embeddings are not finite. Is the checkpoint damaged?")
-    labels = np.array([label for rows in blocks for label in rows.labels], dtype=np.int64)
-    ids = tuple(id for rows in blocks for id in rows.ids)
-    features = Features(images, labels, ids, tuple(domain for rows in blocks for domain in rows.domains))
+    if encoder.base is not None:  # no image is embedded twice
+        own = image_features(encoder.base, source, cache, block=block)
+        features = replace(own, images=encoder.refine_images(torch.from_numpy(own.images)).numpy())
+    else:
+        features = _embedded(encoder, source, block)
     if cache:
         cache.save(encoder, source, features)
     return features
 
 
-def _refined(encoder: RetrievalEnhancedEncoder, own: Features) -> Features:
-    """What an encoder makes of the model's own embeddings, so that no image is embedded twice."""
-    return replace(own, images=encoder.refine("image", torch.from_numpy(own.images)).numpy())
+def _embedded(encoder: Encoder, source: Source, block: int) -> Features:
+    if len(source) == 0:
+        raise UserError(f"{source.name}: no images to embed. Check the split and the filters.")
+    if source.endless:
+        raise UserError(f"{source.name}: an endless stream. Say how many to take, e.g. {source.name}?size=1000.")
+    samples: list[Sample] = []
+    places: list[int] = []
+    blocks = [np.empty((0, encoder.width), dtype=np.float32)]
+    with progress(f"embed {source.name}", len(source), "images") as counter:
+        for read in readable_blocks(source, block, share=MOST_BROKEN):
+            if read:
+                blocks.append(encoder.embed_images([sample.image for _, sample in read]).numpy())
+            places += [place for place, _ in read]
+            samples += [replace(sample, image=_SEEN) for _, sample in read]
+            counter.advance(len(read))
+    images = np.concatenate(blocks).astype(np.float32, copy=False)
+    if not np.isfinite(images).all():
+        raise UserError(f"{source.name}: the model's embeddings are not finite. Is the checkpoint damaged?")
+    return Features(
+        images,
+        np.array([sample.label for sample in samples], dtype=np.int64),
+        tuple(sample.id for sample in samples),
+        tuple(str(sample.extra.get("domain", "")) for sample in samples),
+        np.array(places, dtype=np.int64),
+    )
 
 
 def class_prompts(task: ClassificationTask) -> tuple[tuple[str, ...], ...]:

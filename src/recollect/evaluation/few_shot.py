@@ -7,7 +7,7 @@ import numpy as np
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, Kind
-from recollect.data.sources.derived import Subset, source_labels
+from recollect.data.sources.derived import Subset
 from recollect.evaluation.features import FeatureCache, class_text_features, image_features
 from recollect.evaluation.results import Result
 from recollect.fewshot.mixture import TEXT_SCALE
@@ -38,7 +38,7 @@ def few_shot(
         UserError: a class has fewer examples than shots.
     """
     classes = len(task.class_names)
-    labels = source_labels(task.support)
+    labels = task.support.labels
     counts = np.bincount(labels, minlength=classes)
     if counts.min() < protocol.shots[-1]:
         short = int(counts.argmin())
@@ -49,6 +49,10 @@ def few_shot(
     orders = draw(labels, classes, protocol)
     used, places = np.unique(np.stack(list(orders.values())), return_inverse=True)
     support = image_features(encoder, Subset(task.support, used), cache)
+    if len(support.rows) < len(used):  # draw again among those that can be read
+        kept = np.setdiff1d(np.arange(len(labels)), np.delete(used, support.rows))
+        readable = replace(task, support=Subset(task.support, kept))
+        return few_shot(encoder, readable, protocol, model=model, seed=seed, prefix=prefix, cache=cache)
     query = image_features(encoder, task.query, cache)
     texts = class_text_features(encoder, task, prefix)
     columns = places.reshape(len(orders), -1, classes)
@@ -64,7 +68,7 @@ def few_shot(
 
 def learned_scale(encoder: Encoder) -> float:
     """The inverse temperature that a model was trained with; CLIP's 100 where it stores none."""
-    return float(getattr(encoder, "scale", None) or TEXT_SCALE)
+    return float(encoder.scale or TEXT_SCALE)
 
 
 def with_enough_examples(task: ClassificationTask, shots: int) -> ClassificationTask:
@@ -73,5 +77,5 @@ def with_enough_examples(task: ClassificationTask, shots: int) -> Classification
     Raises:
         UserError: fewer than two classes are left.
     """
-    counts = np.bincount(source_labels(task.support), minlength=len(task.class_names))
+    counts = np.bincount(task.support.labels, minlength=len(task.class_names))
     return task if counts.min() >= shots else keep_classes(task, np.flatnonzero(counts >= shots))

@@ -28,7 +28,7 @@ def reading_name(model: Encoder, prefix: Kind | None) -> str:
 
 def own_prefixes(model: Encoder) -> tuple[Kind, ...]:
     """The kinds that ``model`` has prefix tokens for, label first as in the paper's figures."""
-    return tuple(sorted(getattr(model, "prefixes", {}), reverse=True))
+    return tuple(sorted(model.prefixes, reverse=True))
 
 
 @dataclass(frozen=True)

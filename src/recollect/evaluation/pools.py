@@ -8,7 +8,6 @@ from typing import Literal
 from recollect.core.errors import UserError
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
-from recollect.data.sources.derived import sample_texts
 from recollect.evaluation.retrieval import merged
 from recollect.search.captioning.corruption import (
     CaptionCorruption,
@@ -97,7 +96,7 @@ def _captions(task: RetrievalTask, word: str, selection: PoolSelection, spec: st
     if word.startswith(_COLUMN):
         columns = Columns(image=selection.columns.image, caption=word.removeprefix(_COLUMN))
         source = open_source(spec, split=_split(spec, selection.split), kind="caption", columns=columns)
-        return PoolCaptions(tuple(next(iter(sample_texts(source, row)), None) for row in range(len(source))))
+        return PoolCaptions(tuple(next(iter(source.texts(row)), None) for row in range(len(source))))
     if not word.endswith(".jsonl"):
         raise UserError(f"--captions {word}: {_WORDS}")
     return PoolCaptions(captions_of(Path(word), task.images))

@@ -20,7 +20,7 @@ from recollect.search.methods import SEARCH_METHODS, MethodOptions, Prepared, Se
 from recollect.search.pixels import PixelCache
 from recollect.search.pool import SourcePool
 from recollect.search.searcher import SearchResult, caption_kind
-from recollect.tasks.retrieval import RetrievalTask
+from recollect.tasks.retrieval import RetrievalTask, keep_images
 
 DIRECTIONS = ("text to image", "image to text")
 
@@ -55,7 +55,8 @@ def retrieval(
         of the image, or of the text's images where they agree, else the name of their source; ``all`` and ``mean of
         domains`` are of the whole.
     """
-    images = image_features(encoder, task.images, cache).images
+    features = image_features(encoder, task.images, cache)
+    task, images = keep_images(task, features.rows), features.images
     texts = encoder.embed_texts(task.texts, prefix).numpy()
     ranks = streaming_ranks(images, texts, task.matches)
     asked = _Asked.of(task)
@@ -249,7 +250,9 @@ def compare_methods(
     if unknown := [name for name in comparison.methods if name not in SEARCH_METHODS]:
         raise UserError(f"no method '{unknown[0]}'. Choose from: {', '.join(SEARCH_METHODS)}.")
     captions = captions or PoolCaptions((None,) * len(task.images))
-    vectors = image_features(encoder, task.images, cache).images
+    features = image_features(encoder, task.images, cache)
+    captions = replace(captions, captions=tuple(captions.captions[row] for row in features.rows))
+    task, vectors = keep_images(task, features.rows), features.images
     pool = SourcePool(encoder, task.images, captions.captions, vectors)
     setting = SearchContext(encoder, pool, comparison.options, PixelCache(encoder.transform), comparison.teacher)
     asked = _Asked.of(task, captions.reserved).sampled(comparison.queries, comparison.seed)

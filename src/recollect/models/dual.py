@@ -166,6 +166,15 @@ class DualEncoder(nn.Module, ABC):
             for start in range(0, len(texts), _MOST_ROWS):
                 yield encode(self.tokenize(texts[start : start + _MOST_ROWS], prefix))
 
+    @property
+    def base(self) -> None:
+        """None: its embeddings are its own."""
+        return
+
+    def refine_images(self, embeddings: Tensor) -> Tensor:
+        """The embeddings as they are."""
+        return embeddings
+
     def freeze(self, tower: Tower) -> None:
         """Leave one tower as it is while the other learns (Zhai et al., 2022, freeze the image tower)."""
         for parameter in self.tower_parameters(tower):

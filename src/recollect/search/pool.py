@@ -10,7 +10,6 @@ from torch import Tensor
 
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, ImageLike, Source
-from recollect.data.sources.derived import read_sample, source_values
 from recollect.memory import Hits, Item
 from recollect.memory.filters import parse_filter
 
@@ -70,7 +69,7 @@ class SourcePool:
         self.source = source
         self.captions: Sequence[str | None] = [None] * len(source) if captions is None else captions
         self._index = VectorIndex(embedded(encoder, source) if vectors is None else vectors)
-        self._domains = source_values(source, "domain")
+        self._domains = source.values("domain")
         self._ids = np.array([str(row) for row in range(len(source))], dtype=object)
 
     def __len__(self) -> int:
@@ -85,7 +84,7 @@ class SourcePool:
         """The items of these ids, which are rows of the source written as text."""
 
         def opener(row: int) -> Callable[[], ImageLike]:
-            return lambda: read_sample(self.source, row, extra=False).image
+            return lambda: self.source.read(row, extra=False).image
 
         return [
             Item(
@@ -176,7 +175,7 @@ def embedded(encoder: Encoder, source: Source, block: int = 256) -> Float32[np.n
     blocks = []
     for start in range(0, len(source), block):
         rows = range(start, min(start + block, len(source)))
-        blocks.append(encoder.embed_images([read_sample(source, row, extra=False).image for row in rows]).numpy())
+        blocks.append(encoder.embed_images([source.read(row, extra=False).image for row in rows]).numpy())
     return np.concatenate(blocks)
 
 

@@ -206,7 +206,7 @@ def evaluate_runs(
 def _by_names(model: Encoder, name: str, seed: int, evaluation: Evaluation, cache: FeatureCache | None) -> list[Result]:
     """Zero-shot classification and retrieval with each prefix, and linear probes."""
     results = []
-    readings = evaluation.prefixes if getattr(model, "prefixes", None) else (None,)
+    readings = evaluation.prefixes if model.prefixes else (None,)
     selections = [Selection(evaluation.zero_shot, evaluation.suite), _renamed(evaluation.synonyms)]
     for selection in selections:
         for task, _ in open_tasks(selection, "zero-shot").tasks if selection.data or selection.suite else ():

@@ -11,7 +11,7 @@ from recollect.core.types import NO_LABEL, Source
 from recollect.data.prompts import GENERAL_TEMPLATES, readable
 from recollect.data.sources import open_source, split_names
 from recollect.data.sources.columns import Columns
-from recollect.data.sources.derived import Subset, sample_texts, source_labels
+from recollect.data.sources.derived import Subset
 from recollect.data.sources.files import SPLITS
 
 
@@ -81,7 +81,7 @@ def classification_task(
     names = support.class_names
     if not names or names != query.class_names:
         raise UserError(f"{spec}: class names missing. Add a column 'class_name', or name it (--class-name-column).")
-    present, tested = (np.unique(source_labels(part)) for part in (support, query))
+    present, tested = (np.unique(part.labels) for part in (support, query))
     if division.support is None and division.within is None:
         present = tested
     if len(lonely := np.setdiff1d(tested, present)):
@@ -114,7 +114,7 @@ def keep_classes(task: ClassificationTask, kept: np.ndarray) -> ClassificationTa
     renumber[kept] = np.arange(len(kept))
     names = tuple(task.class_names[label] for label in kept)
     parts = [
-        Subset(part, np.flatnonzero(np.isin(source_labels(part), kept)), class_names=names, renumber=renumber)
+        Subset(part, np.flatnonzero(np.isin(part.labels, kept)), class_names=names, renumber=renumber)
         for part in (task.support, task.query)
     ]
     texts = None if task.class_texts is None else tuple(task.class_texts[label] for label in kept)
@@ -141,10 +141,10 @@ def class_name_shift(task: ClassificationTask) -> tuple[ClassificationTask, Clas
 
 def _synonyms(task: ClassificationTask) -> dict[int, str]:
     """For each class that has one, the first synonym that is not nearly its name."""
-    labels = source_labels(task.query)
+    labels = task.query.labels
     found = {}
     for label in np.unique(labels[labels != NO_LABEL]).tolist():
-        texts = sample_texts(task.query, int(np.flatnonzero(labels == label)[0]))
+        texts = task.query.texts(int(np.flatnonzero(labels == label)[0]))
         name = task.class_names[label]
         if other := next((text for text in texts if not _alike(readable(text), name)), None):
             found[label] = readable(other)
@@ -165,7 +165,7 @@ def _parts(spec: str, division: Division, columns: Columns | None) -> tuple[Sour
             return Subset(query, np.arange(0), name=f"{query.name}:none"), query
         return open_source(spec, split=division.support, kind="label", columns=columns), query
     whole = open_source(spec, split=division.within, kind="label", columns=columns)
-    tested = _tested(source_labels(whole), whole.class_names, division)
+    tested = _tested(whole.labels, whole.class_names, division)
     return (
         Subset(whole, np.flatnonzero(~tested), name=f"{whole.name}:support"),
         Subset(whole, np.flatnonzero(tested), name=f"{whole.name}:query"),

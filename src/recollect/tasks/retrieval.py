@@ -1,13 +1,15 @@
 """Images and texts that should find each other."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from recollect.core.errors import UserError
 from recollect.core.types import Source
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
-from recollect.data.sources.derived import Joined, sample_texts, source_values
+from recollect.data.sources.derived import Joined, Subset
 
 
 @dataclass(frozen=True)
@@ -33,10 +35,6 @@ class RetrievalTask:
     ambiguous: tuple[bool, ...]
 
 
-_MOST_IMAGES = 2**30
-"""More than any set has; made worlds are longer."""
-
-
 def retrieval_task(
     specs: str | Sequence[str], *, name: str | None = None, split: str | None = "test", columns: Columns | None = None
 ) -> RetrievalTask:
@@ -57,17 +55,17 @@ def retrieval_task(
         open_source(spec, split=None if "split=" in spec else split, kind="caption", columns=columns) for spec in specs
     )
     images: Source = sources[0] if len(sources) == 1 else Joined(sources)
-    if len(images) > _MOST_IMAGES:
+    if any(source.endless for source in sources):
         raise UserError(f"{images.name}: an endless stream. Say how many to search, e.g. {specs[0]}?size=1000.")
     owners: dict[str, dict[int, int]] = {}
     for index in range(len(images)):
-        for text in sample_texts(images, index):
+        for text in images.texts(index):
             images_of = owners.setdefault(" ".join(text.split()), {})
             images_of[index] = images_of.get(index, 0) + 1
     if not owners:
         raise UserError(f"{images.name}: no captions to search by. Name their column with --caption-column.")
     fallback = [source.name for source in sources for _ in range(len(source))]
-    domains = source_values(images, "domain")
+    domains = images.values("domain")
     return RetrievalTask(
         name or images.name,
         images,
@@ -75,5 +73,27 @@ def retrieval_task(
         tuple(tuple(sorted(images_of)) for images_of in owners.values()),
         tuple(sum(images_of.values()) for images_of in owners.values()),
         tuple(str(domain) if domain else other for domain, other in zip(domains, fallback, strict=True)),
-        tuple(bool(value) for value in source_values(images, "ambiguous")),
+        tuple(bool(value) for value in images.values("ambiguous")),
+    )
+
+
+def keep_images(task: RetrievalTask, kept: np.ndarray) -> RetrievalTask:
+    """The task with some of its images; texts that describe none of them are no longer asked.
+
+    Args:
+        kept: places of the images in ``task.images``, ascending.
+    """
+    if len(kept) == len(task.images):
+        return task
+    place = {int(row): number for number, row in enumerate(kept)}
+    matches = [tuple(place[row] for row in images if row in place) for images in task.matches]
+    asked = [number for number, images in enumerate(matches) if images]
+    return replace(
+        task,
+        images=Subset(task.images, kept),
+        texts=tuple(task.texts[number] for number in asked),
+        matches=tuple(matches[number] for number in asked),
+        counts=tuple(task.counts[number] for number in asked),
+        domains=tuple(task.domains[int(row)] for row in kept),
+        ambiguous=tuple(task.ambiguous[int(row)] for row in kept),
     )

@@ -29,7 +29,6 @@ from recollect.core.seeding import derive_seed
 from recollect.core.types import NO_LABEL, ImageLike, Kind, Sample, Source
 from recollect.data.batches.order import choose, mix
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
-from recollect.data.sources.derived import BatchRead, read_sample, sample_texts, source_labels, source_values
 from recollect.data.sources.images import BrokenImageError
 from recollect.data.sources.reading import BROKEN_SHARE, BrokenCounter
 from recollect.data.transforms import ImageTransform
@@ -109,7 +108,7 @@ class LockedSource:
         """The label of every sample, int64."""
         if _is_made(self.source) and not hasattr(self.source, "labels"):  # its captions have none
             return np.full(len(self), NO_LABEL, dtype=np.int64)
-        return source_labels(self.source)[self.rows]
+        return self.source.labels[self.rows]
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -134,16 +133,16 @@ class LockedSource:
         """The texts of one sample."""
         if _is_made(self.source):
             return tuple(_told(self.source, self.rows[[index]])) if self.kind == "caption" else ()
-        return sample_texts(self.source, int(self.rows[index]))
+        return self.source.texts(int(self.rows[index]))
 
     def values(self, key: str) -> list[Any]:
         """``extra[key]`` of every sample."""
-        everything = source_values(self.source, key)
+        everything = self.source.values(key)
         return [everything[row] for row in self.rows.tolist()]
 
     @cached_property
     def _domains(self) -> Sequence[Any]:
-        return [None] * (int(self.rows.max()) + 1) if _is_made(self.source) else source_values(self.source, "domain")
+        return [None] * (int(self.rows.max()) + 1) if _is_made(self.source) else self.source.values("domain")
 
     @property
     def batch(self) -> BatchRead | None:
@@ -271,7 +270,7 @@ def _read_pictures(
 
     def read(index: int) -> ImageLike | BrokenImageError:
         try:
-            return read_sample(source, index, needed=needed, extra=False).image
+            return source.read(index, needed=needed, extra=False).image
         except BrokenImageError as error:
             return error
 

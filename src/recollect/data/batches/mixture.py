@@ -9,7 +9,6 @@ import numpy as np
 from recollect.core.errors import UserError
 from recollect.core.types import NO_LABEL, Source
 from recollect.data.batches.order import Plan
-from recollect.data.sources.derived import source_labels
 
 Sampling = Literal["proportional", "equal", "debiased"]
 
@@ -43,7 +42,7 @@ class Mixture:
         ):
             raise UserError(f"weights must be {len(names)} positive numbers, one for each source; got {self.weights}")
         for source in self.sources:
-            if source.kind == "label" and not source.class_names and not hasattr(source, "batch"):
+            if source.kind == "label" and not source.class_names and not source.makes_batches:
                 raise UserError(
                     f"{source.name}: labels are numbers without names. Add a column 'class_name', or name it with "
                     "--class-name-column."
@@ -84,4 +83,4 @@ class Mixture:
 
 
 def _highest_label(source: Source) -> int:
-    return NO_LABEL if source.kind == "caption" else int(source_labels(source).max())
+    return NO_LABEL if source.kind == "caption" else int(source.labels.max())

@@ -14,7 +14,6 @@ from recollect.core.types import NO_LABEL, Batch, Kind, Sample
 from recollect.data.batches.mixture import Mixture
 from recollect.data.batches.order import choose, mix, shuffled
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
-from recollect.data.sources.derived import read_sample
 from recollect.data.sources.images import BrokenImageError
 from recollect.data.sources.reading import BROKEN_SHARE, BrokenCounter
 from recollect.data.transforms import ImageTransform
@@ -242,10 +241,9 @@ class _Draw:
     def vectorised(self, indices: np.ndarray, slots: np.ndarray) -> _Block | None:
         """A whole block by the source itself, if it can."""
         source = self.stream.mixture.sources[self.number]
-        read = getattr(source, "batch", None)
-        if read is None:
+        if not source.makes_batches:
             return None
-        images, texts, labels = read(indices, derive_seed(self.stream.seed, "world", self.step, self.view))
+        images, texts, labels = source.batch(indices, derive_seed(self.stream.seed, "world", self.step, self.view))
         if source.kind == "label" and source.class_names:
             draws = choose(mix(self.stream._key("text"), self.step, slots), len(self.stream.templates))
             names = (source.class_names[label] for label in labels.tolist())
@@ -302,7 +300,7 @@ class _Draw:
         source, transform = self.stream.mixture.sources[self.number], self.stream.transform
         for attempt in range(1, _REPLACEMENTS + 1):
             try:
-                sample = read_sample(source, index, needed=transform.needed if transform else 0, extra=False)
+                sample = source.read(index, needed=transform.needed if transform else 0, extra=False)
                 if sample.texts or sample.kind == "label":
                     return sample
                 broken.append(f"{source.name}, {sample.id}: no caption")

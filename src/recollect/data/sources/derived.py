@@ -1,24 +1,21 @@
 """Sources made of sources, and what can be asked of any source without opening its images."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from recollect.core.types import NO_LABEL, Kind, Sample, Source
+from recollect.core.types import NO_LABEL, BatchRead, Kind, Sample, Source
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
-
-BatchRead = Callable[[np.ndarray, int], tuple[Tensor, list[str], Tensor]]
-"""How a source that makes whole batches does it: from indices and a seed to final images, texts and labels."""
 
 
 @dataclass(eq=False)
-class Subset:
+class Subset(Source):
     """Some samples of a source in a given order, with labels renumbered if asked.
 
     Attributes:
@@ -52,7 +49,7 @@ class Subset:
     @cached_property
     def labels(self) -> np.ndarray:
         """The label of every sample, int64."""
-        return self._renumbered(source_labels(self.source)[self.indices])
+        return self._renumbered(self.source.labels[self.indices])
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -62,46 +59,40 @@ class Subset:
 
     def read(self, index: int, *, needed: int = 0, extra: bool = True) -> Sample:
         """Read one sample (see `TableSource.read`)."""
-        sample = read_sample(self.source, int(self.indices[index]), needed=needed, extra=extra)
+        sample = self.source.read(int(self.indices[index]), needed=needed, extra=extra)
         return replace(sample, source=self.name, label=int(self._renumbered(np.array([sample.label]))[0]))
 
     @property
-    def read_block(self) -> Callable[[np.ndarray], list[Sample]] | None:
-        """Reads many samples at once, where the source can."""
-        inner = getattr(self.source, "read_block", None)
-        if inner is None:
-            return None
+    def reads_blocks(self) -> bool:
+        return self.source.reads_blocks
 
-        def read(indices: np.ndarray) -> list[Sample]:
-            samples = inner(self.indices[indices])
-            labels = self._renumbered(np.array([sample.label for sample in samples])).tolist()
-            return [
-                replace(sample, source=self.name, label=label) for sample, label in zip(samples, labels, strict=True)
-            ]
+    @property
+    def makes_batches(self) -> bool:
+        return self.source.makes_batches
 
-        return read
+    def read_block(self, indices: np.ndarray) -> list[Sample]:
+        samples = self.source.read_block(self.indices[indices])
+        labels = self._renumbered(np.array([sample.label for sample in samples], dtype=np.int64)).tolist()
+        return [replace(sample, source=self.name, label=label) for sample, label in zip(samples, labels, strict=True)]
 
     def texts(self, index: int) -> tuple[str, ...]:
         """The texts of one sample, without opening its image."""
-        return sample_texts(self.source, int(self.indices[index]))
+        return self.source.texts(int(self.indices[index]))
 
     def values(self, key: str) -> list[Any]:
         """``extra[key]`` of every sample."""
-        everything = source_values(self.source, key)
+        everything = self.source.values(key)
         return [everything[index] for index in self.indices]
 
-    @property
-    def batch(self) -> BatchRead | None:
-        """The vectorised read of a source that has one, else None."""
-        inner = getattr(self.source, "batch", None)
-        if inner is None:
-            return None
+    def example_texts(self, indices: np.ndarray) -> list[str]:
+        return self.source.example_texts(self.indices[indices])
 
-        def read(indices: np.ndarray, seed: int) -> tuple[Tensor, list[str], Tensor]:
-            images, texts, labels = inner(self.indices[indices], seed)
-            return images, texts, torch.from_numpy(self._renumbered(labels.numpy()))
+    def original(self, index: int) -> bytes | Path | None:
+        return self.source.original(int(self.indices[index]))
 
-        return read
+    def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
+        images, texts, labels = self.source.batch(self.indices[indices], seed)
+        return images, texts, torch.from_numpy(self._renumbered(labels.numpy()))
 
     def _renumbered(self, labels: np.ndarray) -> np.ndarray:
         if self.renumber is None:
@@ -110,7 +101,7 @@ class Subset:
 
 
 @dataclass(eq=False)
-class Joined:
+class Joined(Source):
     """Several sources as one pool, in their order; ids carry the source's name, labels are dropped.
 
     Attributes:
@@ -127,12 +118,12 @@ class Joined:
         self.kind: Kind = self.sources[0].kind
         self._ends = np.cumsum([len(source) for source in self.sources])
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         prints = "\n".join(source.fingerprint for source in self.sources)
         return hashlib.blake2b(prints.encode(), digest_size=16).hexdigest()
 
-    @property
+    @cached_property
     def labels(self) -> np.ndarray:
         """No labels, int64."""
         return np.full(len(self), NO_LABEL, dtype=np.int64)
@@ -146,16 +137,21 @@ class Joined:
     def read(self, index: int, *, needed: int = 0, extra: bool = True) -> Sample:
         """Read one sample (see `TableSource.read`)."""
         source, inner = self._place(index)
-        sample = read_sample(source, inner, needed=needed, extra=extra)
+        sample = source.read(inner, needed=needed, extra=extra)
         return replace(sample, source=self.name, label=NO_LABEL, id=f"{source.name}:{sample.id}")
 
     def texts(self, index: int) -> tuple[str, ...]:
         """The texts of one sample, without opening its image."""
-        return sample_texts(*self._place(index))
+        source, inner = self._place(index)
+        return source.texts(inner)
+
+    def original(self, index: int) -> bytes | Path | None:
+        source, inner = self._place(index)
+        return source.original(inner)
 
     def values(self, key: str) -> list[Any]:
         """``extra[key]`` of every sample."""
-        return [value for source in self.sources for value in source_values(source, key)]
+        return [value for source in self.sources for value in source.values(key)]
 
     def _place(self, index: int) -> tuple[Source, int]:
         if not -len(self) <= index < len(self):
@@ -163,32 +159,6 @@ class Joined:
         index %= len(self)
         number = int(np.searchsorted(self._ends, index, side="right"))
         return self.sources[number], index - int(self._ends[number] - len(self.sources[number]))
-
-
-def read_sample(source: Source, index: int, *, needed: int = 0, extra: bool = True) -> Sample:
-    """``source[index]``, decoding and reading no more than is needed where the source knows how."""
-    read = getattr(source, "read", None)
-    return read(index, needed=needed, extra=extra) if read else source[index]
-
-
-def sample_texts(source: Source, index: int) -> tuple[str, ...]:
-    """The texts of one sample; without opening its image where the source knows how."""
-    texts = getattr(source, "texts", None)
-    return texts(index) if callable(texts) else source[index].texts
-
-
-def source_labels(source: Source) -> np.ndarray:
-    """The label of every sample, int64; without opening an image where the source knows them."""
-    labels = getattr(source, "labels", None)
-    if labels is None:
-        labels = [source[index].label for index in range(len(source))]
-    return np.asarray(labels, dtype=np.int64)
-
-
-def source_values(source: Source, key: str) -> list[Any]:
-    """``extra[key]`` of every sample, None where absent; without opening an image where the source knows how."""
-    values = getattr(source, "values", None)
-    return values(key) if values else [source[index].extra.get(key) for index in range(len(source))]
 
 
 _MADE_TEXTS = 5_000
@@ -204,13 +174,10 @@ def corpus(source: Source, limit: int | None = None) -> Iterator[str]:
     if source.kind == "label":
         yield from source.class_names
         yield from (fill(template, "") for template in GENERAL_TEMPLATES)
-        if not hasattr(source, "texts"):
-            return
-    if hasattr(source, "vocabulary"):  # a made world knows its words, and has no end to read through
+    elif source.vocabulary:  # a made world knows its words, and may have no end to read through
         yield from source.vocabulary
-        rows = np.arange(min(limit or _MADE_TEXTS, _MADE_TEXTS, len(source)))
-        yield from source.told(rows) if hasattr(source, "told") else source.batch(rows, 0)[1]  # type: ignore[attr-defined]
+        yield from source.example_texts(np.arange(min(limit or _MADE_TEXTS, _MADE_TEXTS, len(source))))
         return
     step = max(1, len(source) // limit) if limit else 1
     for index in range(0, len(source), step):
-        yield from sample_texts(source, index)
+        yield from source.texts(index)

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from recollect.core.errors import UserError
 from recollect.core.types import Sample, Source
-from recollect.data.sources.derived import read_sample
 from recollect.data.sources.images import BROKEN_SHARE, BrokenImageError, note
 
 _ENOUGH = 1000  # readings before a share means anything: in the first hundred, chance alone can exceed it
@@ -58,37 +59,56 @@ class BrokenCounter:
         return {name: len(messages) for name, messages in self.messages.items() if messages}
 
 
-def readable_samples(
-    source: Source, indices: Sequence[int] | None = None, *, share: float = BROKEN_SHARE, threads: int = 4
-) -> Iterator[Sample]:
-    """Yield samples in order without the broken ones, which are counted and named; decoding runs ahead in threads.
+Outcome = Sample | BrokenImageError
+"""What reading a sample gave."""
+
+
+def read_ahead(
+    source: Source, indices: Sequence[int], block: int, *, needed: int = 0, extra: bool = True, threads: int = 4
+) -> Iterator[list[Outcome]]:
+    """Read samples in order, in blocks; pictures are decoded in threads while the caller has the block before.
 
     Args:
-        indices: which samples; all by default.
-        share: stop when more than this share cannot be read.
+        indices: which samples.
+        block: samples of a block; the last may have fewer.
+        needed: shorter side in pixels above which detail is of no use (see `Source.read`).
+        extra: also read what only evaluation needs.
 
-    Raises:
-        UserError: too many images are broken.
+    Yields:
+        For each sample the sample, or what is wrong with its picture.
     """
-    indices = range(len(source)) if indices is None else indices
-    tally = BrokenCounter(share)
+    if source.reads_blocks:
+        for start in range(0, len(indices), block):
+            yield list(source.read_block(np.asarray(indices[start : start + block], dtype=np.int64)))
+        return
 
-    def read(index: int) -> Sample | BrokenImageError:
+    def read(index: int) -> Outcome:
         try:
-            return read_sample(source, index)
+            return source.read(index, needed=needed, extra=extra)
         except BrokenImageError as error:
             return error
 
-    with ThreadPoolExecutor(threads) as pool:
-        ahead = 16 * threads
-        waiting = [pool.submit(read, index) for index in indices[:ahead]]
-        for position in range(len(indices)):
-            outcome = waiting.pop(0).result()
-            if position + ahead < len(indices):
-                waiting.append(pool.submit(read, indices[position + ahead]))
-            failed = isinstance(outcome, BrokenImageError)
-            tally.add(source, 1, [str(outcome)] if failed else [])
-            if not isinstance(outcome, BrokenImageError):
-                yield outcome
-    for name, count in tally.summary().items():
-        note(f"{name}: {count:,} of {len(indices):,} images could not be read and were left out")
+    with ThreadPoolExecutor(threads) as pool:  # decoding lets go of the interpreter's lock
+        waiting = [pool.submit(read, int(index)) for index in indices[:block]]
+        for start in range(0, len(indices), block):
+            coming = [pool.submit(read, int(index)) for index in indices[start + block : start + 2 * block]]
+            yield [item.result() for item in waiting]
+            waiting = coming
+
+
+def readable_blocks(
+    source: Source, block: int, *, share: float = BROKEN_SHARE, needed: int = 0
+) -> Iterator[list[tuple[int, Sample]]]:
+    """Every sample that can be read, with its place, in blocks; the others are left out, counted and named.
+
+    Raises:
+        UserError: more than ``share`` of the pictures cannot be read.
+    """
+    counter = BrokenCounter(share)
+    for start, outcomes in zip(
+        range(0, len(source), block), read_ahead(source, range(len(source)), block, needed=needed), strict=True
+    ):
+        counter.add(source, len(outcomes), [str(each) for each in outcomes if isinstance(each, BrokenImageError)])
+        yield [(start + place, each) for place, each in enumerate(outcomes) if isinstance(each, Sample)]
+    for name, count in counter.summary().items():
+        note(f"{name}: {count:,} of {len(source):,} images could not be read and were left out")

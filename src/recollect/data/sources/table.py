@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recollect.core.errors import UserError
-from recollect.core.types import ImageLike, Kind, Sample
+from recollect.core.types import ImageLike, Kind, Sample, Source
 from recollect.data.sources.columns import Columns, text_reader
 from recollect.data.sources.files import content_hash
 from recollect.data.sources.images import BrokenImageError, decode
@@ -38,7 +38,7 @@ class Origin:
 
 
 @dataclass(eq=False)
-class TableSource:
+class TableSource(Source):
     """Chosen rows of a table, as a `Source`.
 
     Attributes:
@@ -53,11 +53,11 @@ class TableSource:
     """
 
     name: str
-    kind: Kind
-    class_names: tuple[str, ...]
+    kind: Kind = field()
+    class_names: tuple[str, ...] = field()
     table: datasets.Dataset
     rows: np.ndarray
-    labels: np.ndarray
+    labels: np.ndarray = field()
     columns: Columns
     origin: Origin
 
@@ -121,6 +121,12 @@ class TableSource:
         more = {key: column[row].as_py() for key, column in self._extra.items()} if extra else {}
         image = self._image(row, needed)
         return Sample(image, self.texts(index), int(self.labels[index]), self.name, self.kind, id, more)
+
+    def original(self, index: int) -> bytes | Path | None:
+        value = self._readers["image"](int(self.rows[index]))
+        if isinstance(value, dict):
+            value = value.get("bytes") or value.get("path")
+        return ((self.origin.base or Path()) / value).resolve() if isinstance(value, str) else value
 
     def texts(self, index: int) -> tuple[str, ...]:
         """The texts of one sample, without opening its image: captions, or synonyms of its class."""

@@ -3,16 +3,19 @@
 import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from recollect.core.types import Kind, Sample
+from recollect.core.types import BatchRead, Kind, Sample, Source
+
+ENDLESS = 2**31 - 1
+"""Length of a stream without an end: as many samples as an index of 32 bits can name."""
 
 
 @dataclass(eq=False)
-class ArraySource:
+class ArraySource(Source):
     """Labelled vectors or finished pictures.
 
     Attributes:
@@ -25,8 +28,8 @@ class ArraySource:
 
     name: str
     images: np.ndarray
-    labels: np.ndarray
-    class_names: tuple[str, ...]
+    labels: np.ndarray = field()
+    class_names: tuple[str, ...] = field()
     domain: str = ""
     kind: Kind = field(default="label", init=False)
 
@@ -37,6 +40,16 @@ class ArraySource:
         for array in (self.images, self.labels):
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
+
+    @property
+    def reads_blocks(self) -> bool:
+        return True
+
+    def texts(self, index: int) -> tuple[str, ...]:
+        return ()
+
+    def values(self, key: str) -> list[Any]:
+        return [self.domain if key == "domain" and self.domain else None] * len(self)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -55,6 +68,6 @@ class ArraySource:
         ]
 
 
-def as_batch(images: np.ndarray, texts: list[str], labels: np.ndarray) -> tuple[Tensor, list[str], Tensor]:
+def as_batch(images: np.ndarray, texts: list[str], labels: np.ndarray) -> BatchRead:
     """What a source's ``batch`` returns, from arrays."""
     return torch.from_numpy(images), texts, torch.from_numpy(labels)

@@ -1,7 +1,8 @@
 """Sources of the glyph world: a caption stream, a label set, scenes and hard negatives."""
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -9,14 +10,13 @@ from torch import Tensor
 
 from recollect.core.hashing import integers, uniforms
 from recollect.core.seeding import derive_seed
-from recollect.core.types import NO_LABEL, Kind, Sample
+from recollect.core.types import NO_LABEL, BatchRead, Kind, Sample, Source
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
+from recollect.data.worlds.arrays import ENDLESS
 from recollect.data.worlds.glyph_synonyms import in_other_words
 from recollect.data.worlds.glyph_table import SCRIPTS
 from recollect.data.worlds.glyphs import GlyphWorld
 from recollect.data.worlds.rendering import COLOUR_NAMES, PLAIN
-
-ENDLESS = 2**31 - 1
 
 Part = Literal["all", "half", "rest"]
 _PARTS: dict[Part, slice] = {"all": slice(None), "half": slice(0, None, 2), "rest": slice(1, None, 2)}
@@ -28,7 +28,7 @@ def as_picture(pixels: Tensor) -> np.ndarray:
 
 
 @dataclass(eq=False)
-class GlyphCaptions:
+class GlyphCaptions(Source):
     """An endless-looking stream of characters in any style, with captions: `GlyphWorld` says what is said.
 
     The ``seed`` of `batch` decides placement, colour, background and noise, so that two seeds are two views of the
@@ -47,8 +47,15 @@ class GlyphCaptions:
         return f"{derive_seed(self.name, repr(self.world), self.size):016x}"
 
     @property
+    def endless(self) -> bool:
+        return self.size >= ENDLESS
+
+    @property
+    def makes_batches(self) -> bool:
+        return True
+
+    @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Every word that a caption may hold."""
         return self.world.vocabulary()
 
     def __len__(self) -> int:
@@ -66,22 +73,27 @@ class GlyphCaptions:
         characters = self.world.draw_characters(draws[:, 0])
         return characters, self.world.draw_masks(characters, draws[:, 1])
 
-    def told(self, indices: np.ndarray) -> list[str]:
-        """The caption of each sample, without drawing it."""
+    def texts(self, index: int) -> tuple[str, ...]:
+        return tuple(self.example_texts(np.array([index])))
+
+    def values(self, key: str) -> list[Any]:
+        return [None] * len(self)
+
+    def example_texts(self, indices: np.ndarray) -> list[str]:
         return self.world.captions(*self.subjects(indices), derive_seed(self.world.seed, "captions"), indices)
 
-    def batch(self, indices: np.ndarray, seed: int) -> tuple[Tensor, list[str], Tensor]:
+    def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
         """Pictures uint8 (n, 3, edge, edge), one caption each, and no labels."""
         world, content = self.world, derive_seed(self.world.seed, "captions")
         characters, masks = self.subjects(indices)
         view = derive_seed(content, "view", seed)
         colours = integers(uniforms(derive_seed(view, "colour"), indices, 1)[:, 0], len(COLOUR_NAMES))
-        texts = world.captions(characters, masks, content, indices)
+        texts = self.world.captions(characters, masks, content, indices)
         return world.render(masks, colours, view, indices), texts, torch.full((len(indices),), NO_LABEL)
 
 
 @dataclass(eq=False)
-class GlyphLabels:
+class GlyphLabels(Source):
     """A label set, narrow where the captions are broad: one face, plain ground, few scripts, every class as often.
 
     Its classes are training characters of four scripts; their names are the only words it has.
@@ -134,8 +146,17 @@ class GlyphLabels:
         return Sample(as_picture(images[0]), (), int(labels[0]), self.name, "label", str(index))
 
     @property
+    def makes_batches(self) -> bool:
+        return True
+
+    def texts(self, index: int) -> tuple[str, ...]:
+        return ()
+
+    def values(self, key: str) -> list[Any]:
+        return [None] * len(self)
+
+    @cached_property
     def labels(self) -> np.ndarray:
-        """The label of every sample, int64."""
         return np.arange(len(self)) % len(self.characters)
 
     def draw(self, indices: np.ndarray) -> tuple[Tensor, np.ndarray]:
@@ -147,15 +168,20 @@ class GlyphLabels:
         colours = integers(uniforms(derive_seed(key, "colour"), moved, 1)[:, 0], len(COLOUR_NAMES))
         return self.world.render(masks, colours, key, moved, PLAIN), labels
 
-    def batch(self, indices: np.ndarray, seed: int) -> tuple[Tensor, list[str], Tensor]:
+    def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
         """Pictures, each class name in a template drawn by ``seed``, and labels."""
         images, labels = self.draw(indices)
+        return images, self._prompts(indices, labels, seed), torch.from_numpy(labels)
+
+    def example_texts(self, indices: np.ndarray) -> list[str]:
+        return self._prompts(indices, indices % len(self.characters), 0)
+
+    def _prompts(self, indices: np.ndarray, labels: np.ndarray, seed: int) -> list[str]:
         template = integers(uniforms(derive_seed("template", seed), indices, 1)[:, 0], len(GENERAL_TEMPLATES))
-        texts = [
+        return [
             fill(GENERAL_TEMPLATES[which], self.class_names[label])
             for which, label in zip(template, labels, strict=True)
         ]
-        return images, texts, torch.from_numpy(labels)
 
 
 def unseen_part(source: GlyphLabels) -> GlyphLabels:

@@ -8,14 +8,14 @@ exact.
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from recollect.core.hashing import integers, normals, uniforms
 from recollect.core.seeding import derive_seed, numpy_generator
-from recollect.core.types import NO_LABEL, Kind, Sample
-from recollect.data.worlds.arrays import as_batch
+from recollect.core.types import NO_LABEL, BatchRead, Kind, Sample, Source
+from recollect.data.worlds.arrays import ENDLESS, as_batch
 
 SYNONYM_COUNT = 2
 
@@ -180,14 +180,14 @@ def attribute_word(group: int, value: int, synonym: int) -> str:
 
 
 @dataclass(eq=False)
-class LatentCaptions:
+class LatentCaptions(Source):
     """An endless-looking stream of fresh pairs: sample ``index`` is a function of the world and the index.
 
     The ``seed`` of `batch` decides the nuisance and noise, so that two seeds are two views of the same instance.
     """
 
     world: LatentWorld
-    size: int = 2**31 - 1
+    size: int = ENDLESS
     name: str = "latents:captions"
     kind: Kind = "caption"
     class_names: tuple[str, ...] = ()
@@ -198,8 +198,15 @@ class LatentCaptions:
         return f"{derive_seed(self.name, repr(self.world), self.size):016x}"
 
     @property
+    def endless(self) -> bool:
+        return self.size >= ENDLESS
+
+    @property
+    def makes_batches(self) -> bool:
+        return True
+
+    @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Every word that a caption may hold."""
         return self.world.vocabulary()
 
     def __len__(self) -> int:
@@ -211,12 +218,26 @@ class LatentCaptions:
         images, texts, _ = self.batch(np.array([index]), 0)
         return Sample(images[0].numpy(), (texts[0],), NO_LABEL, self.name, "caption", str(index))
 
-    def batch(self, indices: np.ndarray, seed: int) -> tuple[Tensor, list[str], Tensor]:
-        """Images (n, width), one caption each, and no labels."""
+    def texts(self, index: int) -> tuple[str, ...]:
+        return tuple(self.example_texts(np.array([index])))
+
+    def values(self, key: str) -> list[Any]:
+        return [None] * len(self)
+
+    def example_texts(self, indices: np.ndarray) -> list[str]:
+        return self.world.captions(*self._subjects(indices)[::2], derive_seed(self.world.seed, "content"), indices)
+
+    def _subjects(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Fine class, domain and attributes of each sample."""
         world, content = self.world, derive_seed(self.world.seed, "content")
         draws = uniforms(content, indices, 2)
         fine = integers(draws[:, 0], world.coarse * world.named)
         domain = integers(draws[:, 1], world.domains - world.held_out_domains)
-        attributes = world.attribute_values(fine, content, indices)
+        return fine, domain, world.attribute_values(fine, content, indices)
+
+    def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
+        """Images (n, width), one caption each, and no labels."""
+        world, content = self.world, derive_seed(self.world.seed, "content")
+        fine, domain, attributes = self._subjects(indices)
         images = world.images(fine, domain, attributes, derive_seed(content, "view", seed), indices)
         return as_batch(images, world.captions(fine, attributes, content, indices), np.full(len(fine), NO_LABEL))

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from recollect.core.hashing import integers, uniforms
 from recollect.core.seeding import derive_seed
-from recollect.core.types import NO_LABEL, Kind, Sample
-from recollect.data.worlds.glyph_sources import ENDLESS, as_picture
+from recollect.core.types import NO_LABEL, BatchRead, Kind, Sample, Source
+from recollect.data.worlds.arrays import ENDLESS
+from recollect.data.worlds.glyph_sources import as_picture
 from recollect.data.worlds.glyph_table import SCRIPTS
 from recollect.data.worlds.glyphs import GlyphWorld
 from recollect.data.worlds.rendering import COLOUR_NAMES, Nuisance, Subject, finish, paint, rotated, shades
@@ -148,7 +149,7 @@ def describe(world: GlyphWorld, scenes: Scenes, turned: np.ndarray | None = None
 
 
 @dataclass(eq=False)
-class GlyphScenes:
+class GlyphScenes(Source):
     """An endless-looking stream of scenes with their captions.
 
     Attributes:
@@ -186,9 +187,19 @@ class GlyphScenes:
         images, texts, _ = self.batch(np.array([index]), 0)
         return Sample(as_picture(images[0]), (texts[0],), NO_LABEL, self.name, "caption", str(index))
 
+    @property
+    def endless(self) -> bool:
+        return self.size >= ENDLESS
+
+    @property
+    def makes_batches(self) -> bool:
+        return True
+
     def texts(self, index: int) -> tuple[str, ...]:
-        """The caption of one picture, without drawing it."""
-        return tuple(self._describe(self.scenes(np.array([index])), np.array([index])))
+        return tuple(self.example_texts(np.array([index])))
+
+    def example_texts(self, indices: np.ndarray) -> list[str]:
+        return self._describe(self.scenes(indices), indices)
 
     def _describe(self, scenes: Scenes, indices: np.ndarray) -> list[str]:
         if not self.turned:
@@ -204,7 +215,7 @@ class GlyphScenes:
         """What is in each picture."""
         return draw_scenes(self.pool, derive_seed(self.world.seed, self.name), indices)
 
-    def batch(self, indices: np.ndarray, seed: int) -> tuple[Tensor, list[str], Tensor]:
+    def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
         """Pictures uint8 (n, 3, edge, edge), one caption each, and no labels; ``seed`` decides the nuisance."""
         scenes = self.scenes(indices)
         view = derive_seed(self.world.seed, self.name, "view", seed)
@@ -213,7 +224,7 @@ class GlyphScenes:
 
 
 @dataclass(eq=False)
-class HardScenes:
+class HardScenes(Source):
     """Groups of scenes that differ in one detail each, for search: look-alikes that only their caption tells apart.
 
     A group is a scene of two or three characters and one variant for each of `DETAILS`; ``extra`` names the group and
@@ -272,9 +283,15 @@ class HardScenes:
         extra = self._extra(index)
         return Sample(as_picture(images[0]), (texts[0],), NO_LABEL, self.name, "caption", str(index), extra)
 
+    @property
+    def makes_batches(self) -> bool:
+        return True
+
     def texts(self, index: int) -> tuple[str, ...]:
-        """The caption of one picture, without drawing it."""
-        return tuple(describe(self.world, self.scenes(np.array([index]))))
+        return tuple(self.example_texts(np.array([index])))
+
+    def example_texts(self, indices: np.ndarray) -> list[str]:
+        return describe(self.world, self.scenes(indices))
 
     def values(self, key: str) -> list[Any]:
         """``extra[key]`` of every picture."""
@@ -285,7 +302,7 @@ class HardScenes:
         group, variant = divmod(index, 1 + len(DETAILS))
         return {"domain": "hard scenes", "group": group, "detail": ("none", *DETAILS)[variant]}
 
-    def batch(self, indices: np.ndarray, seed: int) -> tuple[Tensor, list[str], Tensor]:
+    def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
         """Pictures uint8 (n, 3, edge, edge), one caption each, and no labels; the same for every ``seed``."""
         scenes = self.scenes(indices)
         images = render_scenes(self.world, scenes, derive_seed(self.world.seed, self.name), indices)

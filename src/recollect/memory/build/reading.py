@@ -14,9 +14,7 @@ from PIL import Image
 from recollect.core.errors import UserError
 from recollect.core.types import NO_LABEL, Encoder, ImageLike, Sample, Source
 from recollect.data.prompts import fill
-from recollect.data.sources.derived import Subset, read_sample
 from recollect.data.sources.images import BrokenImageError
-from recollect.data.sources.table import TableSource
 from recollect.memory.rows import Pairs, plain
 
 ROWS_AT_ONCE = 256
@@ -87,7 +85,7 @@ class Reader:
 
     def _read(self, index: int) -> "_Read | BrokenImageError":
         try:
-            sample = read_sample(self.source, index)
+            sample = self.source.read(index)
             image, path = stored_picture(self.source, index, sample.image, self.options.pictures)
         except BrokenImageError as error:
             return error
@@ -166,7 +164,7 @@ def stored_picture(source: Source, index: int, image: ImageLike, keep: KeepPictu
     """
     if keep == "none" or (isinstance(image, np.ndarray) and image.ndim == 1):
         return None, None
-    found = _original(source, index)
+    found = source.original(index)
     if keep == "path":
         if not isinstance(found, Path):
             raise UserError(f"{source.name}: its pictures are no files. Keep their bytes (--pictures bytes) or none.")
@@ -174,20 +172,6 @@ def stored_picture(source: Source, index: int, image: ImageLike, keep: KeepPictu
     if isinstance(found, Path):
         return (found.read_bytes(), None) if keep == "bytes" else (None, str(found))
     return found or _png(image), None
-
-
-def _original(source: Source, index: int) -> bytes | Path | None:
-    """The picture as a table has it, not decoded."""
-    if isinstance(source, Subset):
-        return _original(source.source, int(source.indices[index]))
-    if not isinstance(source, TableSource) or source.columns.image is None:
-        return None
-    value = source.table.data.column(source.columns.image)[int(source.rows[index])].as_py()
-    if isinstance(value, dict):
-        value = value.get("bytes") or value.get("path")
-    if isinstance(value, str):
-        return ((source.origin.base or Path()) / value).resolve()
-    return value
 
 
 def _png(image: ImageLike) -> bytes:

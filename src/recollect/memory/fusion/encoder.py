@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recollect.core.errors import UserError
-from recollect.core.types import Encoder, ImageLike, Kind, best_device
+from recollect.core.types import Encoder, EncoderBase, ImageLike, Kind, best_device
 from recollect.memory.fusion.block import FusionModule
 from recollect.memory.rows import Modality
 from recollect.memory.store import Memory
@@ -22,7 +22,7 @@ Mode = Literal["image", "text", "both"]
 _ROWS = 512
 
 
-class RetrievalEnhancedEncoder:
+class RetrievalEnhancedEncoder(EncoderBase):
     """A model, a memory that it embedded, and a fusion; it embeds as any other encoder does (RECO, section 3).
 
     An image finds the k nearest images and reads their texts, a text finds the k nearest texts and reads their images;
@@ -98,12 +98,21 @@ class RetrievalEnhancedEncoder:
     @property
     def scale(self) -> float | None:
         """The inverse temperature that the fusion has learnt, else the model's own."""
-        return self.fusion.trained.get("scale") or getattr(self.model, "scale", None)
+        return self.fusion.trained.get("scale") or self.model.scale
 
     @property
     def prefixes(self) -> Mapping[Kind, tuple[str, ...]]:
         """The model's prefix tokens."""
-        return getattr(self.model, "prefixes", {})
+        return self.model.prefixes
+
+    @property
+    def base(self) -> Encoder:
+        """The model, whose embeddings are refined."""
+        return self.model
+
+    def refine_images(self, embeddings: Tensor) -> Tensor:
+        """What the memory makes of the model's own image embeddings."""
+        return self.refine("image", embeddings)
 
     @property
     def description(self) -> dict[str, Any]:

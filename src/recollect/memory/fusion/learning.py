@@ -226,7 +226,7 @@ def train_fusion(
     recipe = replace(recipe, fusion=settings, steps=steps, batch_size=min(recipe.batch_size, len(pairs)))
     recipe.check()
     found = _found(recipe, pairs, out.with_name(f"{out.name}.neighbours"))
-    scale = recipe.objective.scale or getattr(encoder, "scale", None) or _CLIP_SCALE
+    scale = recipe.objective.scale or encoder.scale or _CLIP_SCALE
     name = pairs.sources[0] if pairs.sources else "pairs"
 
     def assemble(given: Recipe, place: ProcessRanks, saved: Path | None) -> Parts:

@@ -18,7 +18,6 @@ from transformers import (
 
 from recollect.core.errors import UserError
 from recollect.core.types import ImageLike, Source, best_device
-from recollect.data.sources.derived import read_sample
 from recollect.memory import Item
 from recollect.models.transformers.encoder import quiet
 from recollect.search.baselines.pool_wide import has_caption
@@ -179,7 +178,7 @@ def source_items(source: Source, block: int = 64) -> Iterator[list[Item]]:
     """The images of a source by their ids, some at a time; their texts do not count as captions."""
 
     def item(index: int) -> Item:
-        sample = read_sample(source, index, extra=False)
+        sample = source.read(index, extra=False)
         where = f"{source.name}, row {index}"
         return Item(sample.id, "", source.name, {}, lambda: sample.image, where)
 

@@ -9,7 +9,6 @@ import numpy as np
 from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Source
-from recollect.data.sources.derived import sample_texts
 from recollect.search.episodes.batch import number_texts
 
 _INVERSE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
@@ -56,7 +55,7 @@ class PoolCaptions:
 def corrupted_captions(source: Source, options: CaptionCorruption | None = None) -> PoolCaptions:
     """One text of each image, drawn at random, in other words: clauses turned round, words left out or wrong."""
     options = options or CaptionCorruption()
-    texts = [sample_texts(source, index) for index in range(len(source))]
+    texts = [source.texts(index) for index in range(len(source))]
     words = sorted({word for each in texts for text in each for word in content_words(text)})
     captions: list[str | None] = []
     for index, each in enumerate(texts):
@@ -103,7 +102,7 @@ def held_out(source: Source) -> PoolCaptions:
     """
     captions: list[str | None] = []
     for index in range(len(source)):
-        wordings, _ = number_texts(sample_texts(source, index))
+        wordings, _ = number_texts(source.texts(index))
         captions.append(wordings[-1] if len(wordings) > 1 else None)
     if not any(captions):
         raise UserError(
@@ -116,7 +115,7 @@ def true_captions(source: Source) -> PoolCaptions:
     """The first text of each image as its caption, though it is also asked for: the ceiling (EFSA, Table 6, row 1)."""
     captions: list[str | None] = []
     for index in range(len(source)):
-        wordings, _ = number_texts(sample_texts(source, index))
+        wordings, _ = number_texts(source.texts(index))
         captions.append(wordings[0] if wordings else None)
     return PoolCaptions(tuple(captions))
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from recollect.core.errors import UserError
 from recollect.core.types import Source
-from recollect.data.sources.derived import read_sample
 
 
 class CaptionFile:
@@ -62,7 +61,7 @@ def captions_of(path: Path, source: Source) -> tuple[str | None, ...]:
     if not path.exists():
         raise UserError(f"{path}: no such file. Write it with `recollect caption SOURCE --model CAPTIONER`.")
     known = CaptionFile(path).captions
-    found = tuple(known.get(read_sample(source, index, extra=False).id) for index in range(len(source)))
+    found = tuple(known.get(source.read(index, extra=False).id) for index in range(len(source)))
     if not any(found):
         raise UserError(f"{path}: {len(known)} captions, none of an image of {source.name}. Is it of other data?")
     return found

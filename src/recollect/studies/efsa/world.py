@@ -265,13 +265,18 @@ def _pools(data: tuple[str, ...], pool: PoolKind, captions: Captions, split: str
     return [replace(each, task=replace(each.task, images=Album(each.task.images))) for each in found]
 
 
-class Album:
+class Album(Source):
     """A source of drawn pictures, each drawn once and kept."""
 
     def __init__(self, source: Source) -> None:
-        self.name, self.fingerprint, self.class_names = source.name, source.fingerprint, source.class_names
+        self.name, self.class_names = source.name, source.class_names
+        self._fingerprint = source.fingerprint
         self.kind: Kind = source.kind
         self._samples = [source[index] for index in range(len(source))]
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
 
     def __len__(self) -> int:
         return len(self._samples)

@@ -10,7 +10,7 @@ from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, Source
 from recollect.data.prompts import fill
 from recollect.data.sources import open_source
-from recollect.data.sources.derived import Subset, sample_texts
+from recollect.data.sources.derived import Subset
 from recollect.evaluation.features import class_prompts
 from recollect.evaluation.language import attention_map, in_plane, own_prefixes, reading_name
 from recollect.models import load_model
@@ -125,7 +125,7 @@ def _subset(source: Source, count: int) -> Source:
 
 def _caption_texts(options: StudyOptions) -> list[str]:
     source = _captioned(options)
-    return [sample_texts(source, index)[0] for index in range(len(source))]
+    return [source.texts(index)[0] for index in range(len(source))]
 
 
 def _plane(options: StudyOptions) -> partial[np.ndarray]:

@@ -14,7 +14,7 @@ from recollect.core.files import read_json, write_json
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, Source
 from recollect.data.sources.derived import Subset
-from recollect.evaluation.entities import entity_recognition
+from recollect.evaluation.entities import entities
 from recollect.evaluation.features import FeatureCache
 from recollect.evaluation.retrieval import retrieval
 from recollect.evaluation.zero_shot import zero_shot
@@ -181,7 +181,7 @@ class Bench:
             return {f"R@{row['k']}": row["value"] for row in wanted}
         if part == "entities":
             assert self.entities is not None
-            rows = entity_recognition(encoder, *self.entities, model=self.label, cache=self.cache).rows
+            rows = entities(encoder, *self.entities, model=self.label, cache=self.cache).rows
             return {row["metric"]: row["value"] for row in rows}
         found = {}
         for column, tasks in self.tasks.items():

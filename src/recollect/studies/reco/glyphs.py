@@ -7,7 +7,7 @@ import numpy as np
 
 from recollect.core.hashing import integers, uniforms
 from recollect.core.seeding import derive_seed
-from recollect.core.types import NO_LABEL, Kind, Sample
+from recollect.core.types import NO_LABEL, Kind, Sample, Source
 from recollect.data.worlds.arrays import ArraySource
 from recollect.data.worlds.glyph_table import SCRIPTS
 from recollect.data.worlds.glyphs import CHARACTER_SPLITS, GlyphWorld
@@ -24,7 +24,7 @@ NEW_SCRIPTS = ("lao letter", "lisu letter", "nko letter")
 
 
 @dataclass(eq=False)
-class GlyphPairs:
+class GlyphPairs(Source):
     """Captioned pictures of given characters, drawn in the training faces.
 
     Attributes:

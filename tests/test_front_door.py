@@ -1,0 +1,66 @@
+"""What can be imported from ``recollect`` itself, and that naming it costs nothing."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+import recollect
+
+PACKAGE = Path(recollect.__file__).parent
+
+NAMES = [
+    "Batch", "ClassificationTask", "DualEncoder", "Encoder", "EpisodeOptions", "EpisodicSearcher", "FeatureCache",
+    "FusionModule", "FusionRecipe", "Memory", "PRESETS", "RECIPES", "Recipe", "Result", "RetrievalEnhancedEncoder",
+    "RetrievalTask", "Sample", "Searcher", "Source", "UserError", "__version__", "build_model",
+    "classification_task", "entities", "few_shot", "fewshot", "image_features", "linear_probe", "load_model",
+    "objectives", "open_source", "retrieval", "retrieval_task", "testing", "train", "train_fusion", "zero_shot",
+]  # fmt: skip
+
+
+def test_the_front_door_has_these_names_and_no_others():
+    assert sorted(recollect.__all__) == sorted(NAMES)
+    assert set(NAMES) <= set(dir(recollect))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_can_be_imported(name):
+    assert getattr(recollect, name) is not None
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'loadmodel'"):
+        recollect.loadmodel  # noqa: B018
+
+
+def test_type_checkers_read_the_same_names():
+    tree = ast.parse((PACKAGE / "__init__.pyi").read_text(encoding="utf-8"))
+    told = {
+        alias.asname: f"{node.module}.{alias.name}"
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert set(told) | {"__version__"} == set(NAMES)
+    for name, place in told.items():
+        module, _, attribute = place.rpartition(".")
+        assert getattr(importlib.import_module(module), attribute) is getattr(recollect, name)
+
+
+def test_importing_recollect_imports_nothing_heavy():
+    code = "import sys, recollect; print(*(name for name in sys.modules if name in {'torch', 'numpy', 'transformers'}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_no_public_class_name_stands_for_two_things():
+    places = defaultdict(set)
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].add(file.relative_to(PACKAGE).as_posix())
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}

@@ -1,0 +1,88 @@
+"""The checks for people's own sources, encoders and classifiers pass ours, and find what is broken."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from recollect.core.types import Sample
+from recollect.data.sources import open_source
+from recollect.data.sources.derived import Joined, Subset
+from recollect.data.worlds import SOURCES
+from recollect.data.worlds.arrays import ArraySource
+from recollect.fewshot import PrototypeClassifier
+from recollect.models import build_model
+from recollect.testing import HashEncoder, SampleList, check_encoder, check_estimator, check_source
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_source_of_the_worlds_keeps_the_promises(name):
+    check_source(open_source(name), samples=4)
+
+
+def test_sources_of_sources_keep_the_promises():
+    three = SampleList.of_pictures("three", 3)
+    check_source(three)
+    check_source(Subset(three, np.array([2, 0]), name="two"))
+    check_source(Joined((three, SampleList.of_pictures("others", 2, seed=1))))
+    check_source(ArraySource("arrays", np.eye(4, dtype=np.float32), np.arange(4) % 2, ("even", "odd"), "here"))
+
+
+def test_a_source_of_two_methods_is_enough():
+    three = SampleList.of_pictures("three", 3)
+    other = SampleList.of_pictures("three", 3, seed=1)
+    assert three.fingerprint == SampleList.of_pictures("three", 3).fingerprint != other.fingerprint
+    assert three.labels.tolist() == [-1, -1, -1]
+    assert three.texts(1) == ("noise number 1",)
+    assert three.example_texts(np.array([2, 0])) == ["noise number 2", "noise number 0"]
+    assert three.values("domain") == [None] * 3
+    assert [sample.id for sample in three.read_block(np.array([1, 2]))] == ["1", "2"]
+
+
+BROKEN_SOURCES = {
+    "ids are unique": lambda sample: replace(sample, id="same"),
+    "names its source": lambda sample: replace(sample, source="other"),
+    "of the source's kind": lambda sample: replace(sample, kind="label"),
+    "the same picture each time": lambda sample: replace(sample, image=np.random.default_rng().random((2, 2, 3))),
+}
+
+
+@pytest.mark.parametrize("promise", BROKEN_SOURCES)
+def test_a_broken_source_is_found(promise):
+    class Broken(SampleList):
+        def __getitem__(self, index: int) -> Sample:
+            return BROKEN_SOURCES[promise](super().__getitem__(index))
+
+    good = SampleList.of_pictures("three", 3)
+    with pytest.raises(AssertionError, match=promise):
+        check_source(Broken(good.name, good.samples))
+
+
+def test_encoders_keep_the_promises():
+    check_encoder(HashEncoder(8))
+    model = build_model("vector-mlp", texts=["a cat", "a dog"])
+    check_encoder(model, [np.random.default_rng(row).normal(size=192).astype(np.float32) for row in range(3)])
+
+
+class LongEncoder(HashEncoder):
+    def _embed(self, contents):
+        return 2 * super()._embed(contents)
+
+
+class NeighbourlyEncoder(HashEncoder):
+    def _embed(self, contents):
+        rows = super()._embed(contents)
+        return torch.nn.functional.normalize(rows + rows.sum(0), dim=1)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "promise"), [(LongEncoder(), "unit vectors"), (NeighbourlyEncoder(), "does not depend on the others")]
+)
+def test_a_broken_encoder_is_found(encoder, promise):
+    with pytest.raises(AssertionError, match=promise):
+        check_encoder(encoder)
+
+
+def test_classifiers_keep_the_promises():
+    check_estimator(PrototypeClassifier())
