@@ -1,6 +1,6 @@
 """Classification with a few labelled images: the protocol of LIxP on a task and a model."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 

@@ -1,0 +1,94 @@
+"""One broken picture ends no evaluation: it is left out, named and counted."""
+
+import numpy as np
+import pytest
+
+from recollect.core.errors import UserError
+from recollect.core.types import Sample
+from recollect.data.sources.images import BrokenImageError
+from recollect.evaluation.features import FeatureCache, image_features
+from recollect.evaluation.few_shot import few_shot
+from recollect.evaluation.retrieval import retrieval
+from recollect.fewshot.protocol import Protocol
+from recollect.tasks.classification import ClassificationTask
+from recollect.tasks.retrieval import RetrievalTask
+from recollect.testing import HashEncoder, SampleList
+
+
+class Damaged(SampleList):
+    """Samples some of which cannot be opened."""
+
+    broken = frozenset()
+
+    def __getitem__(self, index: int) -> Sample:
+        if index in self.broken:
+            raise BrokenImageError(f"{self.name}, row {index}: cut short")
+        return super().__getitem__(index)
+
+    @property
+    def fingerprint(self):
+        return f"{self.name} {len(self)} {sorted(self.broken)}"
+
+    @property
+    def labels(self):
+        return np.array([sample.label for sample in self.samples])
+
+
+def damaged(name, count, broken, classes=2):
+    pictures = np.random.default_rng(len(name)).integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)
+    samples = [
+        Sample(picture, (), number % classes, name, "label", str(number)) for number, picture in enumerate(pictures)
+    ]
+    source = Damaged(name, samples, "label", tuple(f"class {number}" for number in range(classes)))
+    source.broken = frozenset(broken)
+    return source
+
+
+def test_features_are_those_of_the_pictures_that_can_be_read(tmp_path, capfd):
+    source = damaged("set", 40, {3, 39})
+    whole = image_features(HashEncoder(), damaged("set", 40, ()))
+    for _ in range(2):  # embedded, then from the cache
+        found = image_features(HashEncoder(), source, FeatureCache(tmp_path), block=16)
+        kept = [row for row in range(40) if row not in source.broken]
+        assert found.rows.tolist() == kept
+        assert found.ids == tuple(map(str, kept))
+        np.testing.assert_array_equal(found.labels, whole.labels[kept])
+        np.testing.assert_array_equal(found.images, whole.images[kept])
+    said = capfd.readouterr().err
+    assert "set, row 3: cut short; left out" in said
+    assert "2 of 40 images could not be read" in said
+
+
+def test_a_source_that_is_mostly_broken_still_stops_the_evaluation():
+    with pytest.raises(UserError, match=r"more than 10\.0%"):
+        image_features(HashEncoder(), damaged("set", 40, range(6)))
+
+
+def test_shots_are_drawn_among_the_examples_that_can_be_read():
+    query, names = damaged("query", 20, {0}), ("class 0", "class 1")
+    settings = Protocol(("prototype",), (1, 2, 4), (0, 1))
+    whole = [row for row in range(30) if row != 4]
+    without = SampleList("support", [damaged("support", 30, ()).samples[row] for row in whole], "label", names)
+    found, expected = (
+        few_shot(HashEncoder(), ClassificationTask("t", support, query, names, ("{}",)), settings, model="m")
+        for support in (damaged("support", 30, {4}), without)
+    )
+    assert [row["value"] for row in found.rows] == [row["value"] for row in expected.rows]
+    assert found.settings["queries"] == 19
+
+
+def test_a_pool_with_a_broken_picture_is_searched_without_it():
+    count = 30
+    source = damaged("pool", count, {7})
+    texts = tuple(f"text {row}" for row in range(count))
+    task = RetrievalTask(
+        "pool", source, texts, tuple((row,) for row in range(count)), (1,) * count, ("d",) * count, (False,) * count
+    )
+    kept = [row for row in range(count) if row != 7]
+    rest = SampleList("pool", [source.samples[row] for row in kept], "label", source.class_names)
+    fewer = RetrievalTask(
+        "pool", rest, tuple(texts[row] for row in kept), tuple((row,) for row in range(count - 1)),
+        (1,) * (count - 1), ("d",) * (count - 1), (False,) * (count - 1),
+    )  # fmt: skip
+    found, expected = (retrieval(HashEncoder(), each, model="m") for each in (task, fewer))
+    assert found.rows == expected.rows
