@@ -2,9 +2,9 @@
 
 import numpy as np
 import torch
+from PIL import Image
 
 from recollect.core.types import EncoderBase
-from PIL import Image
 
 COLOURS = {"red": (200, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 200)}
 
