@@ -41,7 +41,8 @@ _HOMES: dict[str, str] = {
     "train_fusion": "recollect.memory.fusion.learning",
     # search
     "EpisodeOptions": "recollect.search.episodes.options",
-    "EpisodicSearcher": "recollect.search.searcher",
+    "EpisodicSearcher": "recollect.search.episodes.searcher",
+    "Query": "recollect.search.query",
     "Searcher": "recollect.search.searcher",
     # evaluation
     "FeatureCache": "recollect.evaluation.features",
@@ -52,6 +53,8 @@ _HOMES: dict[str, str] = {
     "linear_probe": "recollect.evaluation.probe",
     "retrieval": "recollect.evaluation.retrieval",
     "zero_shot": "recollect.evaluation.zero_shot",
+    # classifiers
+    "Classifier": "recollect.apps.classify.classifier",
     # errors
     "UserError": "recollect.core.errors",
 }

@@ -3,6 +3,7 @@
 from recollect import fewshot as fewshot
 from recollect import objectives as objectives
 from recollect import testing as testing
+from recollect.apps.classify.classifier import Classifier as Classifier
 from recollect.core.errors import UserError as UserError
 from recollect.core.types import Batch as Batch
 from recollect.core.types import Encoder as Encoder
@@ -27,7 +28,8 @@ from recollect.models import DualEncoder as DualEncoder
 from recollect.models import build_model as build_model
 from recollect.models import load_model as load_model
 from recollect.search.episodes.options import EpisodeOptions as EpisodeOptions
-from recollect.search.searcher import EpisodicSearcher as EpisodicSearcher
+from recollect.search.episodes.searcher import EpisodicSearcher as EpisodicSearcher
+from recollect.search.query import Query as Query
 from recollect.search.searcher import Searcher as Searcher
 from recollect.tasks.classification import ClassificationTask as ClassificationTask
 from recollect.tasks.classification import classification_task as classification_task

@@ -26,7 +26,7 @@ from recollect.core.errors import UserError
 from recollect.core.files import atomic_path, cache_folder
 from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed
-from recollect.core.types import NO_LABEL, ImageLike, Kind, Sample, Source
+from recollect.core.types import NO_LABEL, BatchRead, ImageLike, Kind, Sample, Source
 from recollect.data.batches.order import choose, mix
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect.data.sources.images import BrokenImageError
@@ -80,7 +80,7 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 @dataclass(eq=False)
-class LockedSource:
+class LockedSource(Source):
     """A source whose images are features of a frozen tower.
 
     Attributes:
@@ -105,8 +105,7 @@ class LockedSource:
 
     @cached_property
     def labels(self) -> np.ndarray:
-        """The label of every sample, int64."""
-        if _is_made(self.source) and not hasattr(self.source, "labels"):  # its captions have none
+        if self.kind == "caption" and not self.class_names:  # an endless stream has no list of its labels
             return np.full(len(self), NO_LABEL, dtype=np.int64)
         return self.source.labels[self.rows]
 
@@ -121,59 +120,46 @@ class LockedSource:
         if not -len(self) <= index < len(self):
             raise IndexError(f"{self.name}: sample {index} of {len(self)}")
         row = int(self.rows[index])
-        more = {"domain": self._domains[row]} if extra and self._domains[row] is not None else {}
+        domain = self._domains[index] if extra else None
+        more = {} if domain is None else {"domain": domain}
         vector = self.features[index, 0].numpy()
         return Sample(vector, self.texts(index), int(self.labels[index]), self.name, self.kind, str(row), more)
 
-    def read_block(self, indices: np.ndarray) -> list[Sample]:
-        """Many samples."""
-        return [self.read(int(index)) for index in indices]
+    @property
+    def makes_batches(self) -> bool:
+        """Unless classes have synonyms, which are drawn sample by sample; those are read in their first view."""
+        return self.kind == "caption" or not self.texts(0)
 
     def texts(self, index: int) -> tuple[str, ...]:
-        """The texts of one sample."""
-        if _is_made(self.source):
-            return tuple(_told(self.source, self.rows[[index]])) if self.kind == "caption" else ()
         return self.source.texts(int(self.rows[index]))
 
+    def example_texts(self, indices: np.ndarray) -> list[str]:
+        return self.source.example_texts(self.rows[indices])
+
     def values(self, key: str) -> list[Any]:
-        """``extra[key]`` of every sample."""
+        if self.source.endless:
+            return [None] * len(self)
         everything = self.source.values(key)
         return [everything[row] for row in self.rows.tolist()]
 
     @cached_property
     def _domains(self) -> Sequence[Any]:
-        return [None] * (int(self.rows.max()) + 1) if _is_made(self.source) else self.source.values("domain")
+        return self.values("domain")
 
-    @property
-    def batch(self) -> BatchRead | None:
-        """Whole batches: a view and a caption of each sample, drawn by the seed.
-
-        None where classes have synonyms, which are drawn sample by sample; those are read in their first view.
-        """
-        return None if self.kind == "label" and self.texts(0) else self._batch
-
-    def _batch(self, indices: np.ndarray, seed: int) -> tuple[Tensor, list[str], Tensor]:
+    def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
+        """A view and a caption of each sample, drawn by the seed."""
         draws = mix(seed, indices)
         views = choose(mix(draws, 1), self.features.shape[1])
         features = self.features[torch.from_numpy(indices), torch.from_numpy(views)]
         if self.kind == "label":
             texts = [""] * len(indices)  # the stream words them, from the class names
-        elif _is_made(self.source):
-            texts = _told(self.source, self.rows[indices])
+        elif self.source.makes_batches:  # it draws its captions itself
+            texts = self.example_texts(indices)
         else:
             told = [self.texts(int(index)) for index in indices]
             places = [choose(draw, len(each)) for draw, each in zip(draws, told, strict=True)]
             texts = [each[int(place)] for each, place in zip(told, places, strict=True)]
         return features, texts, torch.from_numpy(self.labels[indices])
-
-
-def _is_made(source: Source) -> bool:
-    """Whether a source draws its samples instead of reading them."""
-    return getattr(source, "batch", None) is not None
-
-
-def _told(source: Any, rows: np.ndarray) -> list[str]:
-    return list(source.told(rows) if hasattr(source, "told") else source.batch(rows, 0)[1])
 
 
 def lock_source(
@@ -199,7 +185,10 @@ def lock_source(
         UserError: too many pictures are broken, the features are not finite, or there is no room for their file.
     """
     store, crops = store or FeatureStore(), crops or encoder.training_transform()
-    tower, count = encoder.stem_fingerprint("image"), min(len(source), MADE_ROWS if _is_made(source) else len(source))
+    tower, count = (
+        encoder.stem_fingerprint("image"),
+        min(len(source), MADE_ROWS if source.makes_batches else len(source)),
+    )
     key = ("locked", tower, source.fingerprint, count, views, crops.key if views > 1 else "")
     kept = store.load(*key)
     if kept is None:
@@ -263,8 +252,8 @@ def _read_pictures(
     source: Source, indices: np.ndarray, view: int, needed: int
 ) -> list[tuple[int, ImageLike | BrokenImageError]]:
     """The images of some samples, or why they cannot be read; a made world draws another picture for each view."""
-    if made := getattr(source, "batch", None):
-        images = made(indices, view)[0]
+    if source.makes_batches:
+        images = source.batch(indices, view)[0]
         pictures = images.numpy() if images.ndim == 2 else images.permute(0, 2, 3, 1).contiguous().numpy()
         return list(zip(indices.tolist(), pictures, strict=True))
 
@@ -349,8 +338,8 @@ def _embed_texts(encoder: DualEncoder, texts: Sequence[str], kind: Kind | None, 
 def possible_texts(source: LockedSource) -> Iterator[str]:
     """Every text that a batch may give to a sample of the source."""
     if source.kind == "caption":
-        if _is_made(source.source):
-            yield from _told(source.source, source.rows)
+        if source.source.makes_batches:
+            yield from source.source.example_texts(source.rows)
             return
         for index in range(len(source)):
             yield from source.texts(index)

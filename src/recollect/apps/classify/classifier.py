@@ -30,7 +30,7 @@ from recollect.fewshot.protocol import FEW_SHOT_METHODS
 
 
 @dataclass(frozen=True)
-class Model:
+class ClassifierModel:
     """Which model embeds for a classifier.
 
     Attributes:
@@ -105,7 +105,7 @@ class Classifier:
     class_texts: Mapping[str, tuple[str, ...]]
     texts: Float[np.ndarray, "classes width"]
     support: Support
-    model: Model
+    model: ClassifierModel
     asked: str = BEST
     notes: tuple[str, ...] = ()
     method: str = field(init=False)
@@ -156,7 +156,9 @@ class Classifier:
             UserError: fewer than two classes, or a class none of whose examples can be read.
         """
         empty = Support(np.empty((0, encoder.width), np.float32), np.empty(0, np.int64), (), ())
-        model = Model(model_name, encoder.fingerprint, learned_scale(encoder), prefix or class_prefix(encoder))
+        model = ClassifierModel(
+            model_name, encoder.fingerprint, learned_scale(encoder), prefix or class_prefix(encoder)
+        )
         return _extended(
             encoder, (), {}, np.empty((0, encoder.width), np.float32), empty, model, method, examples, names
         )
@@ -346,7 +348,7 @@ def _extended(
     class_texts: Mapping[str, tuple[str, ...]],
     texts: np.ndarray,
     support: Support,
-    model: Model,
+    model: ClassifierModel,
     method: str,
     examples: Mapping[str, Sequence[Path]] | Sequence[Example],
     names: Mapping[str, Sequence[str]] | Sequence[str],

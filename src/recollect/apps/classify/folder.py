@@ -134,7 +134,7 @@ def _checked(record: Any, folder: Path) -> dict[str, Any]:
 
 
 def _opened(record: Mapping[str, Any], numbers: Mapping[str, np.ndarray]) -> "Classifier":
-    from recollect.apps.classify.classifier import Classifier, Model, Support
+    from recollect.apps.classify.classifier import Classifier, ClassifierModel, Support
 
     examples = record["examples"]
     support = Support(
@@ -150,7 +150,7 @@ def _opened(record: Mapping[str, Any], numbers: Mapping[str, np.ndarray]) -> "Cl
         {each["name"]: tuple(each["texts"]) for each in record["classes"] if each["texts"]},
         numbers["texts"],
         support,
-        Model(**record["model"]),
+        ClassifierModel(**record["model"]),
         record["method"]["asked"],
     )
 
