@@ -59,32 +59,38 @@ def slow_votes(query, support, labels, k, weigh):
     return [vote / sum(votes) for vote in votes]
 
 
-def slow_tip_x(query, support, labels, texts, gamma):
+def slow_tip_x(query, support, labels, texts, alpha, beta, gamma):
+    """The public formula: distributions at temperature 0.5, divergences brought to the range of the cosines."""
+
     def guess(image):
-        return np.array(softmax([100 * image @ text for text in texts]))
+        return np.array(softmax([image @ text / 0.5 for text in texts]))
 
     def divergence(left, right):
         return float(rel_entr(guess(left), guess(right)).sum())
 
-    between = [divergence(a, b) for a in support for b in support]
-    kernel = [math.exp(-5.5 * (1 - a @ b)) for a in support for b in support]
-    scores = slow_tip(query, support, labels, texts)
+    pairs = [(a, b) for i, a in enumerate(support) for j, b in enumerate(support) if i != j]
+    between, cosines = [divergence(a, b) for a, b in pairs], [a @ b for a, b in pairs]
+    scores = slow_tip(query, support, labels, texts, alpha, beta, scale=100.0)
     for row, label in zip(support, labels, strict=True):
-        share = (max(between) - divergence(query, row)) / (max(between) - min(between))
-        scores[label] += gamma * (min(kernel) + share * (max(kernel) - min(kernel)))
+        share = (divergence(query, row) - min(between)) / (max(between) - min(between))
+        scores[label] += gamma * -(share * (max(cosines) - min(cosines)) + min(cosines))
     return scores
 
 
-def slow_ape(query, support, labels, texts, alpha, gamma=0.2, beta=5.5):
+def slow_ape(query, support, labels, texts, alpha, beta, gamma, channels=500 / 1024, similarity_weight=0.7):
+    """The public formula: images in the criterion, no temperature for the keys, divergence in bits."""
+    several = [[texts[c], *(row for row, own in zip(support, labels, strict=True) if own == c)] for c in range(CLASSES)]
     criterion = []
     for channel in range(WIDTH):
-        pairs = [texts[i][channel] * texts[j][channel] for i in range(CLASSES) for j in range(CLASSES) if i != j]
-        criterion.append(-0.7 * np.mean(pairs) + 0.3 * np.var(texts[:, channel], ddof=1))
-    kept = sorted(np.argsort(criterion)[::-1][: round(0.75 * WIDTH)])
-    scores = [query @ text for text in texts]
+        pairs = [a[channel] * b[channel] for i in range(CLASSES) for j in range(CLASSES) if i != j
+                 for a in several[i] for b in several[j]]  # fmt: skip
+        variance = np.var(texts[:, channel], ddof=1)
+        criterion.append(-similarity_weight * np.mean(pairs) + (1 - similarity_weight) * variance)
+    kept = sorted(np.argsort(criterion)[::-1][: round(channels * WIDTH)])
+    scores = [100 * query @ text for text in texts]
     for row, label in zip(support, labels, strict=True):
-        guess = softmax([100 * unit(row[kept]) @ unit(text[kept]) for text in texts])
-        weight = math.exp(gamma * -math.log(guess[label]))
+        guess = softmax([unit(row[kept]) @ unit(text[kept]) for text in texts])
+        weight = math.exp(gamma * -math.log2(guess[label]))
         scores[label] += alpha * weight * math.exp(-beta * (1 - unit(query[kept]) @ unit(row[kept])))
     return scores
 
@@ -103,13 +109,13 @@ def slow_gda(query, support, labels, texts, alpha):
 
 
 def slow_dmn(query, support, labels, texts, alpha):
-    scores = []
+    """The class text lies in the memory with the examples; both scores are distributions."""
+    reads = []
     for label, text in enumerate(texts):
-        read = sum(
-            math.exp(-5.5 * (1 - query @ row)) * row for row, own in zip(support, labels, strict=True) if own == label
-        )
-        scores.append(query @ text + alpha * query @ unit(read))
-    return scores
+        members = [text, *(row for row, own in zip(support, labels, strict=True) if own == label)]
+        reads.append(query @ unit(sum(math.exp(-5.5 * (1 - query @ row)) * row for row in members)))
+    zero_shot, memory = softmax([100 * query @ text for text in texts]), softmax([100 * read for read in reads])
+    return [z + alpha * m for z, m in zip(zero_shot, memory, strict=True)]
 
 
 def slow_mix(query, support, labels, texts, weight):
@@ -129,8 +135,12 @@ CASES = {
     "softmax": (fewshot.SoftmaxVoting(k=7),
                 lambda q, s, y, t: slow_votes(q, s, y, 7, lambda rank, near: math.exp(near[rank] / 0.07))),
     "rank": (fewshot.RankVoting(), lambda q, s, y, t: slow_votes(q, s, y, 20, lambda rank, near: 1 / (2 + rank))),
-    "tip-x": (fewshot.TipX(gamma=0.8), lambda *a: slow_tip_x(*a, gamma=0.8)),
-    "ape": (fewshot.ApeClassifier(alpha=1.3), lambda *a: slow_ape(*a, alpha=1.3)),
+    "tip-x": (fewshot.TipX(alpha=1.5, beta=3.0, gamma=0.8, preset="published"),
+              lambda *a: slow_tip_x(*a, alpha=1.5, beta=3.0, gamma=0.8)),
+    "ape": (fewshot.ApeClassifier(alpha=1.3, beta=4.0, gamma=0.2, preset="published"),
+            lambda *a: slow_ape(*a, alpha=1.3, beta=4.0, gamma=0.2)),
+    "ape own channels": (fewshot.ApeClassifier(alpha=1.3, beta=4.0, gamma=0.2, channels=0.8, similarity_weight=0.3),
+                         lambda *a: slow_ape(*a, alpha=1.3, beta=4.0, gamma=0.2, channels=0.8, similarity_weight=0.3)),
     "gda": (fewshot.GaussianDiscriminant(alpha=0.4), lambda *a: slow_gda(*a, alpha=0.4)),
     "dmn": (fewshot.DualMemory(alpha=0.9), lambda *a: slow_dmn(*a, alpha=0.9)),
     "mix": (fewshot.ZeroShotMix(fewshot.SoftmaxVoting(k=7), weight=0.7), lambda *a: slow_mix(*a, weight=0.7)),
@@ -218,7 +228,7 @@ def test_training_fits_the_support_and_repeats_exactly(name, world):
     ("trained", "free"),
     [
         (fewshot.TipAdapterF(epochs=0), fewshot.TipAdapter(preset="official")),
-        (fewshot.ApeTrained(epochs=0, alpha=1.0), fewshot.ApeClassifier(alpha=1.0)),
+        (fewshot.ApeTrained(epochs=0, alpha=1.0, beta=5.5), fewshot.TipAdapter(preset="official")),
         (fewshot.ClipAdapter(epochs=0, ratio=0.0), fewshot.ZeroShotClassifier()),
     ],
 )

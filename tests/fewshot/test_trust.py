@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
+from sklearn.base import clone
 
 from fewshot.worlds import unit, world
 from recollect import fewshot
@@ -103,6 +104,37 @@ def test_conformal_p_values_count_the_class_that_fits_no_better(seed):
         for label in range(4):
             mine = known[labels == label]
             assert found[query, label] == pytest.approx((1 + (mine <= asked[query, label]).sum()) / (len(mine) + 1))
+
+
+CLOSED_FORMS = [
+    fewshot.PrototypeClassifier(),
+    fewshot.PrototypeClassifier(cosine=True),
+    fewshot.GaussianDiscriminant(alpha=0.4),
+    fewshot.DualMemory(alpha=0.7),
+    fewshot.PluralityVoting(k=3),
+    fewshot.SoftmaxVoting(k=5),
+    fewshot.RankVoting(k=40),
+    fewshot.ZeroShotMix(fewshot.SoftmaxVoting(k=5), weight=0.7),
+]
+
+
+@pytest.mark.parametrize("counts", [(6, 7, 5), (9, 1, 6), (4, 3, 4), (1, 2, 3)], ids=str)
+@pytest.mark.parametrize("texts_given", [True, False], ids=["texts", "means"])
+@pytest.mark.parametrize("model", CLOSED_FORMS, ids=lambda model: str(model)[:40])
+def test_held_out_scores_are_those_of_a_classifier_that_never_saw_the_row(model, counts, texts_given):
+    support, labels, _, _, texts = world(counts)
+    model = clone(model)
+    if isinstance(model, fewshot.DualMemory) and not texts_given and max(counts) > 4:
+        pytest.skip("its memory holds the texts: where means stand in, it is measured on folds")
+    if "text_features" in model.get_params():
+        model.set_params(text_features=texts if texts_given else None)
+    model.fit(support, labels)
+    plan = HoldOut.of(labels)
+    for place, row in enumerate(model.loo_rows_):
+        learn = np.setdiff1d(np.arange(len(labels)), plan.absent(np.array([row]))[1])
+        alone = clone(model).fit(support[learn], labels[learn])
+        expected = alone.scores(support[row : row + 1])[0]
+        np.testing.assert_allclose(model.loo_scores_[place], expected, rtol=1e-7, atol=2e-9)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recollect.fewshot.tuning import best_weight, cross_validated_scores, held_in_share, support_folds, tuned_weight
+from recollect.fewshot.tuning import best_weight
 
 
 def accuracy(base, extra, labels, weight):
@@ -66,38 +66,3 @@ def test_an_open_plateau_gives_twice_its_end():
     base, extra = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])
     assert best_weight(base, extra, np.array([1]))[0] == pytest.approx(2.0)
     assert best_weight(extra, np.zeros((1, 2)), np.array([1]))[0] == 1.0
-
-
-def test_folds_hold_out_every_example_once_and_keep_classes_in_proportion():
-    labels = np.repeat([0, 1], 6)
-    seen = np.concatenate([choose for _, choose in support_folds(labels)])
-    assert sorted(seen) == list(range(12))
-    for learn, choose in support_folds(labels):
-        assert not set(learn) & set(choose)
-        assert np.bincount(labels[learn]).tolist() == [4, 4]
-
-
-@pytest.mark.parametrize(("shots", "folds", "share"), [(1, 0, 1.0), (2, 2, 1 / 2), (3, 3, 2 / 3), (16, 3, 2 / 3)])
-def test_folds_follow_the_number_of_shots(shots, folds, share):
-    labels = np.repeat(np.arange(4), shots)
-    assert len(list(support_folds(labels))) == folds
-    assert held_in_share(labels) == share
-
-
-def test_a_given_weight_is_kept_and_one_shot_takes_the_default():
-    def components(support, labels, queries):
-        raise AssertionError("nothing to hold out")
-
-    labels = np.arange(3)
-    assert tuned_weight(0.3, components, np.eye(3), labels) == 0.3
-    assert tuned_weight(None, components, np.eye(3), labels, default=7.0) == 7.0
-
-
-def test_a_held_out_example_never_helps_to_score_itself():
-    support, labels = np.eye(8), np.repeat([0, 1], 4)
-
-    def components(known, known_labels, queries):
-        assert not (queries @ known.T).any()
-        return np.zeros((len(queries), 2)), np.zeros((len(queries), 2))
-
-    assert cross_validated_scores(components, support, labels)[2].shape == (8,)

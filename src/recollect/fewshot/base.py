@@ -125,9 +125,9 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
             scores[np.searchsorted(plan.rows, choose)] = fitted._scores(support[choose])
         return scores
 
-    def _refitted(self, support: np.ndarray, labels: np.ndarray) -> "EmbeddingClassifier":
+    def _refitted(self, support: np.ndarray, labels: np.ndarray, chosen: dict[str, Any] | None = None) -> Any:
         """A copy fitted on other examples of the same classes, with the parameters that this one chose."""
-        copy = type(self)(**{**self.get_params(deep=False), **self._chosen()})
+        copy = type(self)(**{**self.get_params(deep=False), **(self._chosen() if chosen is None else chosen)})
         copy.classes_, copy.n_features_in_ = self.classes_, self.n_features_in_
         copy._fit_alone(support, labels)
         return copy
@@ -201,7 +201,11 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
 
     def shares(self, X: Any) -> np.ndarray:
         """What a mixture with other probabilities adds (queries, classes); votes are shares already, as published."""
-        return self.predict_proba(X)
+        return self.shares_of(self.scores(X))
+
+    def shares_of(self, scores: np.ndarray) -> np.ndarray:
+        """As `shares`, from scores that are there already."""
+        return self._probabilities(scores)
 
     def predict_set(self, X: Any, alpha: float = 0.1) -> np.ndarray:
         """The classes that cannot be ruled out at error rate ``alpha``: conformal sets, class by class.

@@ -30,10 +30,10 @@ MakeEstimator = Callable[[np.ndarray, float], EmbeddingClassifier]
 """From class texts and the model's scale, the inverse temperature it was trained with, to an estimator."""
 
 FEW_SHOT_METHODS: Mapping[str, MakeEstimator] = {
-    "zero-shot": lambda texts, scale: ZeroShotClassifier(texts),
+    "zero-shot": lambda texts, scale: ZeroShotClassifier(texts, scale),
     "prototype": lambda texts, scale: PrototypeClassifier(),
-    "tip-adapter": lambda texts, scale: TipAdapter(texts),
-    "tip-adapter-cv": lambda texts, scale: CrossValidatedTipAdapter(texts),
+    "tip-adapter": lambda texts, scale: TipAdapter(texts, scale=scale),
+    "tip-adapter-cv": lambda texts, scale: CrossValidatedTipAdapter(texts, scale=scale),
     "plurality": lambda texts, scale: PluralityVoting(),
     "rank": lambda texts, scale: RankVoting(),
     "softmax": lambda texts, scale: SoftmaxVoting(),
@@ -41,9 +41,12 @@ FEW_SHOT_METHODS: Mapping[str, MakeEstimator] = {
     "proker": lambda texts, scale: ProKeR(texts, scale),
     "proker-published": lambda texts, scale: ProKeR(texts, scale, preset="published"),
     "tip-x": lambda texts, scale: TipX(texts, scale=scale),
+    "tip-x-published": lambda texts, scale: TipX(texts, scale=scale, preset="published"),
     "ape": lambda texts, scale: ApeClassifier(texts, scale=scale),
+    "ape-published": lambda texts, scale: ApeClassifier(texts, scale=scale, preset="published"),
     "gda": lambda texts, scale: GaussianDiscriminant(texts, scale=scale),
-    "dmn-tf": lambda texts, scale: DualMemory(texts),
+    "dmn-tf": lambda texts, scale: DualMemory(texts, scale=scale),
+    "dmn-tf-published": lambda texts, scale: DualMemory(texts, scale=scale, preset="published"),
     "linear-probe": lambda texts, scale: LinearProbe(),
     "clip-adapter": lambda texts, scale: ClipAdapter(texts, scale=scale),
     "tip-adapter-f": lambda texts, scale: TipAdapterF(texts, scale=scale),

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from recollect.fewshot.base import EmbeddingClassifier, class_means
+from recollect.fewshot.base import EmbeddingClassifier, class_means, left_out_means
+from recollect.fewshot.holdout import HoldOut
 
 
 class PrototypeClassifier(EmbeddingClassifier):
@@ -31,6 +32,9 @@ class PrototypeClassifier(EmbeddingClassifier):
         means = class_means(support, labels, len(self.classes_))
         norms = np.linalg.norm(means, axis=1, keepdims=True)
         self.prototypes_ = means / np.where(norms > 0, norms, 1) if self.cosine else means
+
+    def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
+        return left_out_means(support, labels, plan, self.cosine)
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
         return queries @ self.prototypes_.T

@@ -1,20 +1,26 @@
 """Tip-Adapter and its relatives without training: class texts plus a cache of examples."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from recollect.fewshot.base import EmbeddingClassifier, softmax
+from recollect.fewshot.base import EmbeddingClassifier
+from recollect.fewshot.calibration import log_softmax
 from recollect.fewshot.holdout import MOST_TUNING_ROWS, HoldOut
-from recollect.fewshot.tuning import Pair, best_of_intervals, correct_interval, tuned_weight
+from recollect.fewshot.tuning import best_of_intervals, correct_interval
 
 TIP_PRESETS = {"paper": 1.0, "official": 100.0}
 """Factor of the text scores: 1 as LIxP prints it, 100 as Tip-Adapter's code has it."""
 
 BETA_GRID = np.geomspace(1.0, 50.0, 24)
 """Sharpness values that cross-validation tries; the weight is exact for each."""
+
+
+TIP_X_SCALE = 2.0
+"""Inverse temperature of TIP-X's zero-shot distributions in the public code."""
 
 
 def one_hot(labels: np.ndarray, classes: int, dtype: Any) -> np.ndarray:
@@ -34,15 +40,23 @@ class ZeroShotClassifier(EmbeddingClassifier):
 
     Args:
         text_features: (classes, width), in the order of ``classes_``.
+        scale: inverse temperature that the model learned; of the probabilities where nothing can be held out.
     """
 
-    confidence_scale = 100.0
-
-    def __init__(self, text_features: Any = None) -> None:
+    def __init__(self, text_features: Any = None, scale: float = 100.0) -> None:
         self.text_features = text_features
+        self.scale = scale
+
+    @property
+    def confidence_scale(self) -> float:  # type: ignore[override]
+        """The model's own."""
+        return self.scale
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         pass
+
+    def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
+        return self._text_similarity(support, labels, plan)
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
         return queries @ self.texts_.T
@@ -56,6 +70,8 @@ class TipAdapter(EmbeddingClassifier):
         alpha: weight of the cache.
         beta: sharpness of the cache.
         preset: ``paper`` has s = 1, ``official`` s = 100.
+        scale: inverse temperature of text scores that the model learned; for probabilities where nothing can be held
+            out.
 
     Raises:
         ValueError: in ``fit``: an unknown preset.
@@ -67,24 +83,26 @@ class TipAdapter(EmbeddingClassifier):
         alpha: float = 1.0,
         beta: float = 5.5,
         preset: Literal["paper", "official"] = "paper",
+        scale: float = 100.0,
     ) -> None:
         self.text_features = text_features
         self.alpha = alpha
         self.beta = beta
         self.preset = preset
+        self.scale = scale
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         if self.preset not in TIP_PRESETS:
             raise ValueError(f"preset must be one of {', '.join(TIP_PRESETS)}, got {self.preset!r}")
-        self.support_ = support
-        self.values_ = one_hot(labels, len(self.classes_), support.dtype)
+        self.support_, self.labels_ = support, labels
         self.alpha_, self.beta_ = self._choose(support, labels)
 
     def _choose(self, support: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
         return self.alpha, self.beta
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
-        cache = affinity(queries @ self.support_.T, self.beta_) @ self.values_
+        near = torch.from_numpy(affinity(self.support_ @ queries.T, self.beta_))
+        cache = class_sums(near, self.labels_, len(self.classes_)).T.numpy()
         return self.combine(queries @ self.texts_.T, cache)
 
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
@@ -97,8 +115,8 @@ class TipAdapter(EmbeddingClassifier):
 
     @property
     def confidence_scale(self) -> float:  # type: ignore[override]
-        """The text scores enter the softmax at CLIP's scale of 100, whatever the preset."""
-        return 100.0 / TIP_PRESETS[self.preset]
+        """The text scores enter the softmax at the model's scale, whatever the preset."""
+        return self.scale / TIP_PRESETS[self.preset]
 
 
 class CrossValidatedTipAdapter(TipAdapter):
@@ -117,16 +135,16 @@ class CrossValidatedTipAdapter(TipAdapter):
         if not len(plan.rows):
             return self.alpha, self.beta
         texts = TIP_PRESETS[self.preset] * self._text_similarity(support, labels, plan)
-        own, (lower, upper) = plan.held_labels, np.empty((2, len(BETA_GRID), len(plan.rows)))
-        for rows, caches in held_out_blocks(support, labels, plan, BETA_GRID):
-            for place, cache in enumerate(caches):
-                lower[place, rows], upper[place, rows] = correct_interval(texts[rows], cache, own[rows])
-        best = (-1.0, self.alpha, self.beta)
-        for beta, low, high in zip(BETA_GRID.tolist(), lower, upper, strict=True):
-            weight, accuracy = best_of_intervals(low, high)
-            if accuracy > best[0]:
-                best = (accuracy, weight, beta)
-        return best[1], best[2]
+        sums = held_out_blocks(support, labels, plan, BETA_GRID)
+        blocks = ((rows, texts[None, rows], caches) for rows, caches in sums)
+        best = best_mixture(blocks, plan.held_labels, [(beta,) for beta in BETA_GRID.tolist()])
+        return best.weight, best.parameters[0]
+
+
+def class_sums(matrix: torch.Tensor, labels: np.ndarray, classes: int) -> torch.Tensor:
+    """Sums over each class of the rows of ``matrix`` (examples, queries): (classes, queries)."""
+    sums = torch.zeros(classes, matrix.shape[1], dtype=matrix.dtype)
+    return sums.index_add_(0, torch.from_numpy(labels), matrix)
 
 
 def held_out_blocks(
@@ -146,94 +164,175 @@ def held_out_blocks(
     Args:
         support, labels: unit rows (examples, width), (examples,); every class has examples.
         plan: which rows are asked for.
-        weights: of the examples (examples,).
+        weights: of the examples, one or several sets of them (examples,) or (sets, examples).
         block: rows at a time.
 
     Yields:
-        Places within ``plan.rows``, and their sums (betas, rows, classes).
+        Places within ``plan.rows``, and their sums (betas x sets, rows, classes), beta by beta.
     """
-    classes, members = int(labels.max()) + 1, torch.from_numpy(labels)
-    factors = None if weights is None else torch.from_numpy(weights)[:, None]
+    classes = int(labels.max()) + 1
+    sets = [None] if weights is None else [torch.from_numpy(each)[:, None] for each in np.atleast_2d(weights)]
     for start in range(0, len(plan.rows), block):
         rows = plan.rows[start : start + block]
         distance = torch.from_numpy(support @ support[rows].T) - 1
         places, absent = plan.absent(rows)
         distance[torch.from_numpy(absent), torch.from_numpy(places)] = -torch.inf
-        kernel = torch.empty_like(distance)
-        held = torch.empty(len(betas), classes, len(rows), dtype=distance.dtype)
-        for place, beta in enumerate(betas.tolist()):
+        kernel, held = torch.empty_like(distance), []
+        for beta in betas.tolist():
             torch.mul(distance, beta, out=kernel).exp_()
-            if factors is not None:
-                kernel.mul_(factors)
-            held[place].zero_().index_add_(0, members, kernel)
-        kept = plan.kept(rows).astype(support.dtype)
-        yield slice(start, start + block), held.transpose(1, 2).numpy() / kept
+            held += [class_sums(kernel if each is None else kernel * each, labels, classes).T for each in sets]
+        yield slice(start, start + block), torch.stack(held).numpy() / plan.kept(rows).astype(support.dtype)
 
 
 def held_out_sums(
     support: np.ndarray, labels: np.ndarray, plan: HoldOut, betas: np.ndarray, weights: np.ndarray | None = None
 ) -> np.ndarray:
-    """All blocks of `held_out_blocks` together: (betas, held, classes)."""
+    """All blocks of `held_out_blocks` together: (betas x sets, held, classes)."""
     return np.concatenate([sums for _, sums in held_out_blocks(support, labels, plan, betas, weights)], axis=1)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best of several mixtures ``base + a extra``, each with its exact weight."""
+
+    right: float
+    weight: float
+    parameters: tuple[float, ...]
+
+
+def best_mixture(
+    blocks: Iterable[tuple[slice | np.ndarray, np.ndarray, Iterable[np.ndarray]]],
+    labels: np.ndarray,
+    parameters: Sequence[tuple[float, ...]],
+    bounds: tuple[float, float] = (0.0, np.inf),
+) -> Choice:
+    """The parameters and weight at which ``base + a extra`` is right most often; the first of equals.
+
+    Only the interval of each row is kept for each choice, never all scores together.
+
+    Args:
+        blocks: places of rows, and for each choice in turn the base (choices or 1, rows, classes) and the extra.
+        labels: (rows,).
+        parameters: what the choices are.
+    """
+    lower, upper = np.empty((2, len(parameters), len(labels)))
+    for rows, bases, extras in blocks:
+        for place, extra in enumerate(extras):
+            base = bases[place % len(bases)]
+            lower[place, rows], upper[place, rows] = correct_interval(base, extra, labels[rows])
+    best = Choice(-1.0, 1.0, parameters[0])
+    for low, high, values in zip(lower, upper, parameters, strict=True):
+        weight, right = best_of_intervals(low, high, bounds)
+        if right > best.right:
+            best = Choice(right, weight, values)
+    return best
 
 
 class TipX(EmbeddingClassifier):
     """Tip-Adapter plus a cache by how alike the zero-shot distributions are (Udandarao et al., 2023, SuS-X).
 
-    ``f·W + alpha exp(-beta (1 - f·F)) L + gamma psi(-KL(P_f || P_F)) L`` with ``P = softmax(scale f·W)``. The
-    divergences are one matrix product, ``KL = -H(P_f) - P_f·log P_F``. psi maps them linearly onto the range of
-    Tip-Adapter's kernel; its ends are those of the support set, so that a query is scored by itself.
+    ``scale f·W + alpha exp(-beta (1 - f·F)) L - gamma psi(KL(P_f || P_F)) L`` with ``P = softmax(2 f·W)``: the public
+    code divides by a temperature of 0.5, far flatter than the model's own. The divergences are one matrix product,
+    ``KL = -H(P_f) - P_f·log P_F``. psi maps them linearly onto the range of the cosines; both ranges are those of the
+    support set (of the tested batch in the public code), so that a query is scored by itself.
 
     Args:
         text_features: class texts W, in the order of ``classes_``.
-        alpha, beta: of Tip-Adapter's cache.
-        gamma: weight of the divergence cache; None chooses it by cross-validation, exactly.
-        scale: inverse temperature of the zero-shot distributions.
+        alpha, beta, gamma: weight and sharpness of Tip-Adapter's cache, weight of the divergence cache; None chooses
+            them on held-out examples, alpha exactly.
+        scale: factor of the text scores, the model's own.
+        preset: ``published`` seeks within the public code's ranges: alpha 0.1-50, beta 1-50, gamma 0.1-30.
     """
-
-    confidence_scale = 100.0
 
     def __init__(
         self,
         text_features: Any = None,
-        alpha: float = 1.0,
-        beta: float = 5.5,
+        alpha: float | None = None,
+        beta: float | None = None,
         gamma: float | None = None,
         scale: float = 100.0,
+        preset: Literal["default", "published"] = "default",
     ) -> None:
         self.text_features = text_features
         self.alpha = alpha
         self.beta = beta
         self.gamma = gamma
         self.scale = scale
+        self.preset = preset
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         self.support_, self.labels_ = support, labels
-        self.gamma_ = tuned_weight(self.gamma, self._components, support, labels, sums=True)
+        own = ~np.eye(len(labels), dtype=bool)
+        cosines, divergences = (support @ support.T)[own], self._divergence(support, support)[own]
+        self._cosines, self._divergences = ((float(m.min()), float(m.max())) for m in (cosines, divergences))
+        self.alpha_, self.beta_, self.gamma_ = self._choose(support, labels)
+
+    def _choose(self, support: np.ndarray, labels: np.ndarray) -> tuple[float, float, float]:
+        check_preset(self.preset)
+        published = self.preset == "published"
+        plan = HoldOut.of(labels).first(MOST_TUNING_ROWS)
+        given = self.alpha, self.beta, self.gamma
+        if not len(plan.rows) or None not in given:
+            return tuple(mine if mine is not None else 1.0 for mine in given)  # type: ignore[return-value]
+        betas = np.geomspace(1.0, 50.0, 8) if self.beta is None else np.array([self.beta])
+        gammas = np.geomspace(0.1, 30.0, 7) if self.gamma is None else np.array([self.gamma])
+        if self.gamma is None and not published:
+            gammas = np.r_[0.0, gammas]
+        bounds = (0.1, 50.0) if published else (0.0, np.inf)
+        if self.alpha is not None:
+            bounds = (self.alpha, np.nextafter(self.alpha, np.inf))
+        texts = self.scale * self._text_similarity(support, labels, plan)
+
+        def blocks() -> Iterator[tuple[slice, np.ndarray, Iterable[np.ndarray]]]:
+            for rows, caches in held_out_blocks(support, labels, plan, betas):
+                far = self._held_out_likeness(support, labels, plan, rows)
+                bases = np.stack([texts[rows] + gamma * far for gamma in gammas]).astype(support.dtype)
+                yield rows, bases, (cache for cache in caches for _ in gammas)
+
+        pairs = [(float(beta), float(gamma)) for beta in betas for gamma in gammas]
+        best = best_mixture(blocks(), plan.held_labels, pairs, bounds)
+        return best.weight if self.alpha is None else self.alpha, *best.parameters  # type: ignore[return-value]
+
+    def _held_out_likeness(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut, rows: slice) -> np.ndarray:
+        asked = plan.rows[rows]
+        likeness = self._likeness(support[asked], support)
+        likeness[plan.absent(asked)] = 0
+        sums = class_sums(torch.from_numpy(likeness.T.copy()), labels, len(self.classes_)).T.numpy()
+        return sums / plan.kept(asked).astype(support.dtype)
+
+    def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
+        if self.text_features is None:  # what stands in for the texts knows the examples
+            return super()._held_out(support, labels, plan)
+        scores = self.scale * self._text_similarity(support, labels, plan)
+        for rows, (cache,) in held_out_blocks(support, labels, plan, np.array([self.beta_])):
+            far = self._held_out_likeness(support, labels, plan, rows)
+            scores[rows] += self.alpha_ * cache + self.gamma_ * far
+        return scores
 
     def _chosen(self) -> dict[str, Any]:
-        return {"gamma": self.gamma_}
+        return {"alpha": self.alpha_, "beta": self.beta_, "gamma": self.gamma_}
 
-    def _components(self, support: np.ndarray, labels: np.ndarray, queries: np.ndarray) -> Pair:
-        """Tip-Adapter's scores, and the divergence cache's."""
-        values = one_hot(labels, len(self.classes_), support.dtype)
-        own = affinity(support @ support.T, self.beta)
-        between = self._divergence(support, support)
-        near = affinity(queries @ support.T, self.beta)
-        low, high = between.min(), between.max()
-        span = (high - low) or 1.0
-        # The nearest pair of distributions gets the kernel's largest value, the farthest its smallest.
-        likeness = own.min() + (high - self._divergence(queries, support)) / span * (own.max() - own.min())
-        return queries @ self.texts_.T + self.alpha * near @ values, likeness @ values
+    def _likeness(self, queries: np.ndarray, support: np.ndarray) -> np.ndarray:
+        """``-psi(KL)`` of each query and example."""
+        (low, high), (nearest, farthest) = self._divergences, self._cosines
+        share = (self._divergence(queries, support) - low) / ((high - low) or 1.0)
+        return -(share * (farthest - nearest) + nearest)
 
     def _divergence(self, queries: np.ndarray, support: np.ndarray) -> np.ndarray:
-        left = softmax(self.scale * queries @ self.texts_.T)
-        logits = self.scale * support @ self.texts_.T
-        peak = logits.max(axis=1, keepdims=True)
-        log_right = logits - peak - np.log(np.exp(logits - peak).sum(axis=1, keepdims=True))
-        tiny = np.finfo(left.dtype).tiny
-        return (left * np.log(np.maximum(left, tiny))).sum(axis=1, keepdims=True) - left @ log_right.T
+        left = log_softmax(TIP_X_SCALE * queries @ self.texts_.T)
+        right = log_softmax(TIP_X_SCALE * support @ self.texts_.T)
+        weights = np.exp(left)
+        return ((weights * left).sum(axis=1, keepdims=True) - weights @ right.T).astype(queries.dtype)
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
-        tip, divergence = self._components(self.support_, self.labels_, queries)
-        return tip + self.gamma_ * divergence
+        classes, labels = len(self.classes_), self.labels_
+        near = torch.from_numpy(affinity(self.support_ @ queries.T, self.beta_))
+        far = torch.from_numpy(np.ascontiguousarray(self._likeness(queries, self.support_).T))
+        cache, divergence = (class_sums(each, labels, classes).T.numpy() for each in (near, far))
+        return self.scale * queries @ self.texts_.T + self.alpha_ * cache + self.gamma_ * divergence
+
+
+def check_preset(preset: str) -> None:
+    """Raise ValueError for a name that is not a preset."""
+    if preset not in ("default", "published"):
+        raise ValueError(f"preset must be default or published, got {preset!r}")

@@ -1,20 +1,20 @@
 """Methods that train a little on the support set: linear probe, CLIP-Adapter, Tip-Adapter-F, APE-T."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import cross_val_score
 from sklearn.utils import check_random_state
 from torch import Tensor, nn
 
-from recollect.fewshot.ape import ApeClassifier, unit_or_zero
+from recollect.fewshot.ape import PUBLISHED_ALPHAS, PUBLISHED_BETAS, channel_scores
 from recollect.fewshot.base import EmbeddingClassifier
+from recollect.fewshot.holdout import MOST_TUNING_ROWS, HoldOut
 from recollect.fewshot.mixture import TEXT_SCALE
-from recollect.fewshot.tip import one_hot
-from recollect.fewshot.tuning import support_folds
+from recollect.fewshot.tip import best_mixture, one_hot
 
 
 class LinearProbe(EmbeddingClassifier):
@@ -37,11 +37,14 @@ class LinearProbe(EmbeddingClassifier):
         self.max_iter = max_iter
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
-        folds = list(support_folds(labels))
+        plan = HoldOut.of(labels).first(MOST_TUNING_ROWS)
         self.C_ = 1.0 if 1.0 in self.strengths else self.strengths[0]
-        if folds:
-            accuracy = [cross_val_score(self._new(c), support, labels, cv=folds).mean() for c in self.strengths]
-            self.C_ = self.strengths[int(np.argmax(accuracy))]
+        if len(self.strengths) > 1 and len(plan.rows):
+            right = [
+                [np.mean(self._new(c).fit(support[learn], labels[learn]).predict(support[choose]) == labels[choose])
+                 for c in self.strengths] for learn, choose in plan.folds()
+            ]  # fmt: skip
+            self.C_ = self.strengths[int(np.argmax(np.mean(right, axis=0)))]
         self.model_ = self._new(self.C_).fit(support, labels)
         self.n_iter_ = int(self.model_.n_iter_.max())
 
@@ -55,37 +58,52 @@ class LinearProbe(EmbeddingClassifier):
         return self.model_.predict_log_proba(queries)
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """How a head is trained: cosine from the optimiser's rate to zero, over shuffled batches.
+
+    Attributes:
+        epochs: passes over the support set.
+        batch: examples a step.
+        warm_up: rate of a first epoch that the cosine starts after; None for none.
+    """
+
+    epochs: int
+    batch: int = 256
+    warm_up: float | None = None
+
+
 def fit_by_gradient(
-    parameters: list[nn.Parameter],
-    logits: Callable[[Tensor], Tensor],
+    optimiser: torch.optim.Optimizer,
+    loss: Callable[[Tensor], Tensor],
     count: int,
-    labels: Tensor,
     generator: torch.Generator,
-    *,
-    epochs: int,
-    learning_rate: float,
-    batch: int = 256,
+    schedule: Schedule,
 ) -> None:
-    """AdamW with a cosine schedule over shuffled batches of the support set (Tip-Adapter-F's loop).
+    """Train on shuffled batches of the support set.
 
     Args:
-        parameters: what is trained.
-        logits: from row indices of the support set to logits (rows, classes).
+        optimiser: of what is trained; its rate is the highest.
+        loss: from row indices of the support set to the loss.
         count: rows of the support set.
     """
-    steps = epochs * -(-count // batch)
-    optimiser = torch.optim.AdamW(parameters, lr=learning_rate, eps=1e-4)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-    for _ in range(epochs):
-        for rows in torch.randperm(count, generator=generator).split(batch):
-            loss = nn.functional.cross_entropy(logits(rows), labels[rows])
+    steps = -(-count // schedule.batch)
+    warm = steps if schedule.warm_up is not None and schedule.epochs > 1 else 0
+    highest = [group["lr"] for group in optimiser.param_groups]
+    done = 0
+    for _ in range(schedule.epochs):
+        for rows in torch.randperm(count, generator=generator).split(schedule.batch):
+            share = max(done - warm, 0) / max(schedule.epochs * steps - warm, 1)
+            for group, rate in zip(optimiser.param_groups, highest, strict=True):
+                group["lr"] = schedule.warm_up if done < warm else rate * (1 + np.cos(np.pi * share)) / 2
+            value = loss(rows)
             optimiser.zero_grad()
-            loss.backward()
+            value.backward()
             optimiser.step()
-            schedule.step()
+            done += 1
 
 
-def _generator(random_state: Any) -> torch.Generator:
+def make_generator(random_state: Any) -> torch.Generator:
     generator = torch.Generator()
     generator.manual_seed(int(check_random_state(random_state).randint(2**31 - 1)))
     return generator
@@ -94,13 +112,20 @@ def _generator(random_state: Any) -> torch.Generator:
 class ClipAdapter(EmbeddingClassifier):
     """A residual bottleneck on the image embedding (Gao et al., 2023): ``norm(r MLP(f) + (1 - r) f)·W``.
 
+    Trained as its code is, by CoOp's recipe: stochastic gradient descent with momentum 0.9, weight decay 5e-4, rate
+    0.002 falling along a cosine after one epoch at 1e-5, batches of 32, and 200, 100 or 50 epochs at eight shots and
+    more, at two, and at one. Without views: a support set of embeddings has none.
+
     Args:
         text_features: class texts W, in the order of ``classes_``.
         ratio: weight r of the bottleneck.
         reduction: the bottleneck is this many times narrower.
-        epochs, learning_rate: of AdamW.
+        epochs, learning_rate, batch: None epochs are CoOp's for the number of shots.
         scale: inverse temperature of the text scores.
         random_state: seed of initial weights and shuffling.
+
+    Attributes:
+        epochs_: what was used.
     """
 
     def __init__(
@@ -108,8 +133,9 @@ class ClipAdapter(EmbeddingClassifier):
         text_features: Any = None,
         ratio: float = 0.2,
         reduction: int = 4,
-        epochs: int = 20,
-        learning_rate: float = 1e-3,
+        epochs: int | None = None,
+        learning_rate: float = 2e-3,
+        batch: int = 32,
         scale: float = TEXT_SCALE,
         random_state: Any = 0,
     ) -> None:
@@ -119,24 +145,32 @@ class ClipAdapter(EmbeddingClassifier):
         self.reduction = reduction
         self.epochs = epochs
         self.learning_rate = learning_rate
+        self.batch = batch
         self.random_state = random_state
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
-        generator = _generator(self.random_state)
+        generator = make_generator(self.random_state)
         width, hidden = support.shape[1], max(1, support.shape[1] // self.reduction)
         shapes = ((hidden, width), (width, hidden))
         down, up = (
             nn.Parameter((torch.rand(shape, generator=generator) * 2 - 1) / shape[1] ** 0.5) for shape in shapes
         )
         images, texts = torch.from_numpy(support).float(), torch.from_numpy(self.texts_).float()
+        own = torch.from_numpy(labels)
 
-        def logits(rows: Tensor) -> Tensor:
+        def loss(rows: Tensor) -> Tensor:
             adapted = _adapt(images[rows], down, up, self.ratio)
-            return self.scale * adapted @ texts.T
+            return nn.functional.cross_entropy(self.scale * adapted @ texts.T, own[rows])
 
-        fit_by_gradient([down, up], logits, len(images), torch.from_numpy(labels), generator,
-              epochs=self.epochs, learning_rate=self.learning_rate)  # fmt: skip
+        shots = len(labels) / len(self.classes_)
+        usual = 200 if shots >= 8 else 100 if shots >= 2 else 50
+        self.epochs_ = usual if self.epochs is None else self.epochs
+        optimiser = torch.optim.SGD([down, up], lr=self.learning_rate, momentum=0.9, weight_decay=5e-4)
+        fit_by_gradient(optimiser, loss, len(images), generator, Schedule(self.epochs_, self.batch, 1e-5))
         self.down_, self.up_ = down.detach().numpy(), up.detach().numpy()
+
+    def _chosen(self) -> dict[str, Any]:
+        return {"epochs": self.epochs_}
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
         down, up = torch.from_numpy(self.down_), torch.from_numpy(self.up_)
@@ -179,17 +213,20 @@ class TipAdapterF(EmbeddingClassifier):
         self.random_state = random_state
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
-        generator = _generator(self.random_state)
+        generator = make_generator(self.random_state)
         images, texts = torch.from_numpy(support).float(), torch.from_numpy(self.texts_).float()
         values = torch.from_numpy(one_hot(labels, len(self.classes_), np.float32))
         keys = nn.Parameter(images.clone())
 
-        def logits(rows: Tensor) -> Tensor:
-            cache = torch.exp(self.beta * (images[rows] @ keys.T - 1)) @ values
-            return self.scale * images[rows] @ texts.T + self.alpha * cache
+        own = torch.from_numpy(labels)
 
-        fit_by_gradient([keys], logits, len(images), torch.from_numpy(labels), generator,
-              epochs=self.epochs, learning_rate=self.learning_rate)  # fmt: skip
+        def loss(rows: Tensor) -> Tensor:
+            cache = torch.exp(self.beta * (images[rows] @ keys.T - 1)) @ values
+            logits = self.scale * images[rows] @ texts.T + self.alpha * cache
+            return nn.functional.cross_entropy(logits, own[rows])
+
+        optimiser = torch.optim.AdamW([keys], lr=self.learning_rate, eps=1e-4)
+        fit_by_gradient(optimiser, loss, len(images), generator, Schedule(self.epochs))
         self.keys_, self.values_ = keys.detach().numpy(), values.numpy()
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
@@ -197,58 +234,99 @@ class TipAdapterF(EmbeddingClassifier):
         return self.scale * queries @ self.texts_.T + self.alpha * cache
 
 
-class ApeTrained(ApeClassifier):
-    """APE-T: APE with a learned residual for each class, added to its text and to its keys, and a learned weight for
-    each example (Zhu et al., 2023, section 3.3).
+class ApeTrained(EmbeddingClassifier):
+    """APE-T: a learned residual for each class on the channels that tell classes apart, added to its text and to its
+    keys, and a learned weight for each example (Zhu et al., 2023, section 3.3, as in the public code).
+
+    All channels are kept, nothing is normalised again, and values have no divergence:
+    ``scale f·W' + alpha exp(-beta (1 - f·F')) diag(weights) L``. Trained at alpha 2 and beta 1; both are then chosen
+    on folds, each trained by itself, alpha exactly.
 
     Args:
-        text_features, alpha, beta, gamma, channels, scale: as for APE.
+        text_features: class texts W, in the order of ``classes_``.
+        alpha, beta: weight and sharpness of the cache; None chooses.
+        channels: share of the channels that have a residual.
+        similarity_weight: w of the channels' score.
+        scale: factor of the text scores, the model's own.
         epochs, learning_rate: of AdamW.
         random_state: seed of the shuffling.
     """
-
-    confidence_scale = 1.0
 
     def __init__(
         self,
         text_features: Any = None,
         alpha: float | None = None,
-        beta: float = 5.5,
-        gamma: float = 0.2,
-        channels: float = 0.75,
+        beta: float | None = None,
+        channels: float = 0.5,
+        similarity_weight: float = 0.2,
         scale: float = TEXT_SCALE,
         epochs: int = 20,
         learning_rate: float = 1e-3,
         random_state: Any = 0,
     ) -> None:
-        super().__init__(text_features, alpha, beta, gamma, channels, scale)
+        self.text_features = text_features
+        self.alpha = alpha
+        self.beta = beta
+        self.channels = channels
+        self.similarity_weight = similarity_weight
+        self.scale = scale
         self.epochs = epochs
         self.learning_rate = learning_rate
         self.random_state = random_state
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
-        super()._fit(support, labels)
-        keys, values = self._cache(support, labels)
-        tensors = [torch.from_numpy(array).float() for array in (support, keys, values, self.texts_)]
-        images, keys_, values_, texts = tensors
-        own = torch.from_numpy(labels)
-        residual = nn.Parameter(torch.zeros(len(self.classes_), len(self.channels_)))
+        if not 0 < self.channels <= 1:
+            raise ValueError(f"channels is a share between 0 and 1, got {self.channels}")
+        self.alpha_, self.beta_ = self._choose(support, labels)
+        self._train(support, labels)
+
+    def _choose(self, support: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+        plan = HoldOut.of(labels).first(MOST_TUNING_ROWS)
+        alpha, beta = (given if given is not None else usual for given, usual in ((self.alpha, 2.0), (self.beta, 1.0)))
+        if not len(plan.rows) or None not in (self.alpha, self.beta):
+            return alpha, beta
+        betas = PUBLISHED_BETAS if self.beta is None else (self.beta,)
+        bounds = PUBLISHED_ALPHAS if self.alpha is None else (self.alpha, float(np.nextafter(self.alpha, np.inf)))
+
+        def blocks() -> Iterator[tuple[np.ndarray, np.ndarray, Iterable[np.ndarray]]]:
+            for learn, choose in plan.folds():
+                fold = self._refitted(support[learn], labels[learn], {"alpha": alpha, "beta": beta})
+                queries = support[choose]
+                caches = (fold._cache(queries, beta) for beta in betas)
+                yield np.searchsorted(plan.rows, choose), (self.scale * queries @ fold.refined_.T)[None], caches
+
+        best = best_mixture(blocks(), plan.held_labels, [(beta,) for beta in betas], bounds)
+        return best.weight if self.alpha is None else alpha, best.parameters[0]
+
+    def _chosen(self) -> dict[str, Any]:
+        return {"alpha": self.alpha_, "beta": self.beta_}
+
+    def _train(self, support: np.ndarray, labels: np.ndarray) -> None:
+        score = channel_scores(self.texts_, self.similarity_weight)
+        kept = np.argsort(-score, kind="stable")[: max(1, round(self.channels * support.shape[1]))]
+        images, texts = (torch.from_numpy(array).float() for array in (support, self.texts_))
+        values = torch.from_numpy(one_hot(labels, len(self.classes_), np.float32))
+        own, places = torch.from_numpy(labels), torch.from_numpy(np.sort(kept))
+        residual = nn.Parameter(torch.zeros(len(self.classes_), len(kept)))
         weights = nn.Parameter(torch.ones(len(labels), 1))
-        places = torch.from_numpy(self.channels_)
+        alpha, beta = (given if given is not None else usual for given, usual in ((self.alpha, 2.0), (self.beta, 1.0)))
 
-        def logits(rows: Tensor) -> Tensor:
-            refined = texts.index_add(1, places, residual)
-            near = torch.exp(self.beta * (keys_[rows] @ nn.functional.normalize(keys_ + residual[own], dim=1).T - 1))
-            zero_shot = images[rows] @ nn.functional.normalize(refined, dim=1).T
-            return self.scale * (zero_shot + self.alpha_ * near @ (weights * values_))
+        def loss(rows: Tensor) -> Tensor:
+            keys = images.index_add(1, places, residual[own])
+            near = torch.exp(beta * (images[rows] @ keys.T - 1))
+            zero_shot = images[rows] @ texts.index_add(1, places, residual).T
+            logits = self.scale * zero_shot + alpha * near @ (weights * values)
+            return nn.functional.cross_entropy(logits, own[rows])
 
-        fit_by_gradient([residual, weights], logits, len(images), own, _generator(self.random_state),
-              epochs=self.epochs, learning_rate=self.learning_rate)  # fmt: skip
+        optimiser = torch.optim.AdamW([residual, weights], lr=self.learning_rate, eps=1e-3, weight_decay=0.1)
+        fit_by_gradient(optimiser, loss, len(images), make_generator(self.random_state), Schedule(self.epochs))
         with torch.no_grad():
-            self.refined_ = nn.functional.normalize(texts.index_add(1, places, residual), dim=1).numpy()
-            self.keys_ = nn.functional.normalize(keys_ + residual[own], dim=1).numpy()
-            self.values_ = (weights * values_).numpy()
+            self.refined_ = texts.index_add(1, places, residual).numpy()
+            self.keys_ = images.index_add(1, places, residual[own]).numpy()
+            self.values_ = (weights * values).numpy()
+
+    def _cache(self, queries: np.ndarray, beta: float) -> np.ndarray:
+        return np.exp(beta * (queries @ self.keys_.T - 1)) @ self.values_
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
-        near = np.exp(self.beta * (unit_or_zero(queries[:, self.channels_]) @ self.keys_.T - 1))
-        return self.scale * (queries @ self.refined_.T + self.alpha_ * near @ self.values_)
+        return self.scale * queries @ self.refined_.T + self.alpha_ * self._cache(queries, self.beta_)

@@ -1,10 +1,6 @@
 """Choosing a mixing weight: exactly, and on the support set alone."""
 
-from collections.abc import Callable, Iterator
-
 import numpy as np
-
-from recollect.fewshot.holdout import FEW_SHOTS, HoldOut
 
 SWEEP_BLOCK = 512
 """Rows handled at a time: their intermediates stay in the processor's cache."""
@@ -101,70 +97,5 @@ def best_of_intervals(
     return float(weight), float(right[best]) / count
 
 
-def support_folds(labels: np.ndarray, folds: int = 3) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Folds of a support set, one example of each class at a time up to four shots, else three; a class with a single
-    example is always learned from, and if all have one there are no folds.
-
-    Yields:
-        Indices to learn from and indices to choose on.
-    """
-    plan = HoldOut.of(labels)
-    if len(plan.rows):
-        yield from plan.folds(folds)
-
-
 Pair = tuple[np.ndarray, np.ndarray]
 """Two scores of the same queries, each (queries, classes)."""
-
-Components = Callable[[np.ndarray, np.ndarray, np.ndarray], Pair]
-"""From support, labels and held-out queries to the two scores whose mixture is sought."""
-
-
-def cross_validated_scores(
-    components: Components, support: np.ndarray, labels: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """Both scores of every example when it is held out, and its label; None where nothing can be held out."""
-    parts = []
-    for learn, choose in support_folds(labels):
-        base, extra = components(support[learn], labels[learn], support[choose])
-        parts.append((base, extra, labels[choose]))
-    if not parts:
-        return None
-    base, extra, held_out = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return base, extra, held_out
-
-
-def tuned_weight(
-    given: float | None,
-    components: Components,
-    support: np.ndarray,
-    labels: np.ndarray,
-    *,
-    default: float = 1.0,
-    bounds: tuple[float, float] = (0.0, np.inf),
-    sums: bool = False,
-) -> float:
-    """The weight of the second score: ``given``, or the best on held-out parts of the support.
-
-    Args:
-        given: the user's choice; None to choose here.
-        default: where a class has a single example and nothing can be held out.
-        bounds: where to search.
-        sums: the second score is a sum over examples, which is smaller in a fold than with the whole support.
-    """
-    if given is not None:
-        return given
-    scores = cross_validated_scores(components, support, labels)
-    if scores is None:
-        return default
-    return best_weight(*scores, bounds)[0] * (held_in_share(labels) if sums else 1.0)
-
-
-def held_in_share(labels: np.ndarray) -> float:
-    """Share of the support that a fold learns from. A sum over examples shrinks by it, so its weight must too."""
-    counts = np.bincount(labels)
-    several = counts[counts > 1]
-    if not len(several):
-        return 1.0
-    folds = int(several.max()) if several.max() <= FEW_SHOTS else 3
-    return (folds - 1) / folds

@@ -1,10 +1,9 @@
 """The nearest examples vote for their class (LIxP, appendix B)."""
 
-from typing import Any
-
 import numpy as np
 
 from recollect.fewshot.base import EmbeddingClassifier
+from recollect.fewshot.holdout import HoldOut
 
 
 def top_similar(similarity: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -36,6 +35,10 @@ def tally(weights: np.ndarray, voters: np.ndarray, classes: int) -> np.ndarray:
     place = voters + classes * np.arange(len(voters))[:, None]
     votes = np.bincount(place.ravel(), weights.ravel(), minlength=classes * len(voters))
     return votes.reshape(len(voters), classes)
+
+
+HELD_BLOCK = 256
+"""Held-out examples at a time."""
 
 
 class _Voting(EmbeddingClassifier):
@@ -73,10 +76,21 @@ class _Voting(EmbeddingClassifier):
         votes *= 1e-9
         return votes
 
-    def shares(self, X: Any) -> np.ndarray:
+    def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
+        if not plan.one_by_one:
+            return super()._held_out(support, labels, plan)
+        scores = np.empty((len(plan.rows), len(self.classes_)), dtype=np.float64)
+        for start in range(0, len(plan.rows), HELD_BLOCK):
+            rows = plan.rows[start : start + HELD_BLOCK]
+            similarity = support[rows] @ support.T
+            similarity[plan.absent(rows)] = -np.inf
+            k = min(self.k_, len(support) - 1)
+            scores[start : start + HELD_BLOCK] = self.vote(*top_similar(similarity, k))
+        return scores
+
+    def shares_of(self, scores: np.ndarray) -> np.ndarray:
         """Votes over their sum (queries, classes)."""
-        votes = self.scores(X)
-        return votes / votes.sum(axis=1, keepdims=True)
+        return scores / scores.sum(axis=1, keepdims=True)
 
     def _logits(self, scores: np.ndarray) -> np.ndarray:
         # As if a tenth of the votes were for no class in particular: a class without votes is unlikely, not impossible.
