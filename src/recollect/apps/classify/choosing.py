@@ -106,5 +106,5 @@ def settings_of(estimator: ClassifierMixin) -> dict[str, float | int | str | boo
     return {
         name.rstrip("_"): value.item() if isinstance(value, np.generic) else value
         for name, value in sorted(vars(estimator).items())
-        if name.endswith("_") and isinstance(value, plain) and name != "n_features_in_"
+        if name.endswith("_") and isinstance(value, plain) and name != "n_features_in_" and not name.startswith("loo_")
     }
