@@ -1,6 +1,5 @@
 """Many trainings and evaluations side by side, each made once and kept: what studies and the demo are made of."""
 
-import hashlib
 import json
 import multiprocessing
 import os
@@ -10,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import torch
@@ -31,6 +29,7 @@ from recollect.evaluation.tables import tidy
 from recollect.evaluation.zero_shot import zero_shot
 from recollect.fewshot.protocol import Metric, Protocol
 from recollect.models import load_model
+from recollect.studies.store import content, content_key, file_content
 from recollect.tasks.classification import ClassificationTask, Division
 from recollect.tasks.opening import WORLDS, Selection, open_tasks
 from recollect.tasks.retrieval import retrieval_task
@@ -93,11 +92,14 @@ class Job:
         """Where the run is kept, by what decides the model: jobs of any name with the same recipe share it."""
         start, objective = Path(self.recipe.model.start).name, self.recipe.objective
         kind = f"{objective.base}-context" if objective.context else objective.base
-        return out / "runs" / f"{start}-{kind}-seed{self.recipe.seed}-{_hash(asdict(self.recipe))}"
+        key = content_key(asdict(self.recipe), _training_content(self.recipe), size=5)
+        return out / "runs" / f"{start}-{kind}-seed{self.recipe.seed}-{key}"
 
     def results(self, out: Path) -> Path:
         """Folder of its result files."""
-        return self.folder(out) / f"results-{_hash([self.name, self.paired_seed, asdict(self.evaluation)])}"
+        tested = _evaluation_content(self.evaluation)
+        key = content_key(self.name, self.paired_seed, asdict(self.evaluation), tested, size=5)
+        return self.folder(out) / f"results-{key}"
 
     @property
     def paired_seed(self) -> int:
@@ -105,8 +107,18 @@ class Job:
         return self.recipe.seed if self.seed is None else self.seed
 
 
-def _hash(value: Any) -> str:
-    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=5).hexdigest()
+def _training_content(recipe: Recipe) -> list[str]:
+    """What a recipe trains on and starts from, by content."""
+    start = Path(recipe.model.start)
+    weights = sorted(start.glob("*.safetensors")) if start.is_dir() else []
+    read = [content(spec, recipe.data.split, kind) for spec, kind in recipe.data.specs]
+    return [*read, *map(file_content, weights)]
+
+
+def _evaluation_content(evaluation: Evaluation) -> list[str]:
+    """What an evaluation tests on, by content; the sets of a suite have fixed revisions."""
+    named = (evaluation.few_shot, evaluation.zero_shot, evaluation.probe, evaluation.retrieval, evaluation.synonyms)
+    return [content(spec) for specs in named for spec in specs]
 
 
 def with_seeds(arms: Mapping[str, Recipe], seeds: int, evaluation: Evaluation) -> list[Job]:

@@ -1,7 +1,5 @@
 """What EFSA's studies search, with which models; every comparison is made once and kept."""
 
-import hashlib
-import json
 import multiprocessing
 import os
 from collections.abc import Mapping, Sequence
@@ -24,6 +22,7 @@ from recollect.search.captioning.corruption import CaptionCorruption
 from recollect.search.episodes.options import EpisodeOptions, RewardOptions, TuningOptions
 from recollect.search.methods import MethodOptions
 from recollect.studies.runs import Evaluation, Job
+from recollect.studies.store import content, content_key, file_content
 from recollect.studies.study import Scale, StudyOptions
 from recollect.tasks.opening import WORLDS
 from recollect.training.loop import train
@@ -220,8 +219,8 @@ def searched(search: SearchRun, where: EfsaWorld, options: StudyOptions) -> list
 def _searched(search: SearchRun, where: EfsaWorld, seed: int, out: Path) -> list[Result]:
     encoder = encoder_of(where.models[seed])
     teacher = encoder_of(where.teachers[seed]) if "rlcf" in search.methods and where.teachers else None
-    decides = [asdict(search), where.queries, where.split, encoder.fingerprint, teacher and teacher.fingerprint]
-    name = hashlib.blake2b(json.dumps(decides, sort_keys=True).encode(), digest_size=8).hexdigest()
+    models = [encoder.fingerprint, teacher and teacher.fingerprint]
+    name = content_key(asdict(search), where.queries, where.split, models, _content(search))
     path = out / "searches" / f"{name}.json"
     if path.exists():
         return [Result(**{key: value for key, value in one.items() if key != "format"}) for one in _read(path)]
@@ -254,11 +253,19 @@ def encoder_of(model: str) -> DualEncoder:
 
 def pools(search: SearchRun, where: EfsaWorld) -> list[CaptionedPool]:
     """The pools of a search; those of a built-in world are drawn once."""
-    return _pools(search.data, search.pool, search.captions, where.split)
+    return _pools(search.data, search.pool, search.captions, where.split, tuple(_content(search)))
+
+
+def _content(search: SearchRun) -> list[str]:
+    """What is searched and learnt from, by content."""
+    files = [word for word in search.captions.kind.split(",") if word.endswith(".jsonl")]
+    return [*map(content, search.data), *map(file_content, files)]
 
 
 @lru_cache(maxsize=4)
-def _pools(data: tuple[str, ...], pool: PoolKind, captions: Captions, split: str) -> list[CaptionedPool]:
+def _pools(
+    data: tuple[str, ...], pool: PoolKind, captions: Captions, split: str, content: tuple[str, ...]
+) -> list[CaptionedPool]:
     found = open_pools(PoolSelection(data, pool, captions.kind, captions.rewording, split))
     if not all(spec.startswith(WORLDS) for spec in data):
         return found

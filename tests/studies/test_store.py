@@ -1,0 +1,83 @@
+"""A result is named by the content of what decided it, so that none is read for something else."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recollect.core.errors import UserError
+from recollect.models import build_model
+from recollect.search.methods import MethodOptions
+from recollect.studies.efsa.world import Captions, EfsaWorld, SearchRun, searched
+from recollect.studies.runs import Evaluation, Job
+from recollect.studies.store import content, content_key, file_content
+from recollect.studies.study import StudyOptions
+from recollect.training.options import Data
+from recollect.training.recipes import RECIPES
+
+
+def write_pairs(folder: Path, seed: int, count: int = 12) -> str:
+    folder.mkdir(exist_ok=True)
+    draw = np.random.default_rng(seed)
+    lines = ["path,caption"]
+    for number in range(count):
+        Image.fromarray(draw.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+        lines.append(f"{number}.png,picture {number}")
+    (folder / "pairs.csv").write_text("\n".join(lines))
+    return str(folder / "pairs.csv")
+
+
+def test_content_is_what_a_source_holds_and_not_where_it_lies(tmp_path):
+    first = write_pairs(tmp_path / "first", seed=0)
+    assert content(first) == content(first)
+    assert content(write_pairs(tmp_path / "second", seed=0)) == content(first)
+    assert content(write_pairs(tmp_path / "third", seed=1)) != content(first)
+
+
+def test_a_picture_that_changes_under_the_same_name_changes_the_content(tmp_path):
+    spec = write_pairs(tmp_path / "set", seed=0)
+    before = content(spec)
+    Image.fromarray(np.zeros((16, 16, 3), dtype=np.uint8)).save(tmp_path / "set" / "3.png")
+    assert content(spec) != before
+
+
+def test_what_is_not_there_is_said(tmp_path):
+    with pytest.raises(UserError, match="no such file"):
+        content(str(tmp_path / "nothing.csv"))
+    assert file_content("nothing.jsonl") == "nothing.jsonl"
+
+
+def test_a_worlds_content_is_its_address():
+    assert content("glyphs:captions?seed=3") != content("glyphs:captions?seed=4")
+    assert content_key({"b": 1, "a": 2}) == content_key({"a": 2, "b": 1}) != content_key({"a": 1, "b": 2})
+
+
+def test_a_training_and_its_results_are_not_those_of_data_that_changed(tmp_path):
+    spec = write_pairs(tmp_path / "set", seed=0)
+    recipe = replace(RECIPES["siglip-tiny"](), data=Data(captions=(spec,)))
+    world = replace(recipe, data=Data(captions=("glyphs:captions",)))
+    job, tested = Job("a", recipe, Evaluation()), Job("a", world, Evaluation(retrieval=(spec,)))
+    folder, results, same = job.folder(tmp_path), tested.results(tmp_path), tested.folder(tmp_path)
+    write_pairs(tmp_path / "set", seed=1)
+    assert job.folder(tmp_path) != folder
+    assert tested.folder(tmp_path) == same
+    assert tested.results(tmp_path) != results
+
+
+def test_a_search_is_made_again_when_its_pool_changed(tmp_path):
+    spec = write_pairs(tmp_path / "pool", seed=0)
+    model = build_model("tiny", texts=[f"picture {number}" for number in range(12)])
+    model.save(tmp_path / "model")
+    search = SearchRun(("zero-shot",), MethodOptions(), Captions("none", "true"), "single", (spec,), (1,))
+    where = EfsaWorld("w", (spec,), (spec,), (), (str(tmp_path / "model"),), (), "all", None, MethodOptions())
+    options = StudyOptions("smoke", tmp_path / "out")
+
+    def searches() -> int:
+        searched(search, where, options)
+        return len(list((tmp_path / "out" / "searches").glob("*.json")))
+
+    assert searches() == searches() == 1
+    write_pairs(tmp_path / "pool", seed=1)
+    assert searches() == 2
