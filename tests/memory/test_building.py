@@ -15,7 +15,7 @@ from recollect.core.errors import UserError
 from recollect.data.sources import open_source
 from recollect.memory import Memory
 from recollect.memory.build import building
-from recollect.memory.build.building import BuildOptions, check_resumable, fill_memory, open_for_build
+from recollect.memory.build.building import BuildOptions, check_alone, fill_memory, open_for_build
 from recollect.memory.build.reading import Reader, ReadOptions
 from recollect.models import build_model
 
@@ -109,7 +109,7 @@ def test_a_commit_that_is_there_in_part_is_completed(pictures, encoder, tmp_path
     memory.add(next(reader.blocks(0, 8)).pairs)
     memory.add(block.take(range(3)))
     report = fill_memory(memory, reader, BuildOptions())
-    assert (report.earlier, report.added) == (8, 19)
+    assert (report.earlier, report.unchanged, report.added) == (8, 3, 19)
     assert sorted(row[3] for row in rows_of(memory).values()) == list(range(30))
 
 
@@ -181,14 +181,17 @@ def test_each_caption_can_have_a_row(address, pictures, encoder):
     assert len(memory) == 20
 
 
-def test_labelled_images_get_a_text_from_their_class(tmp_path, encoder):
+def test_labelled_images_get_a_text_from_their_class_where_that_is_asked(tmp_path, encoder):
     source = open_source("glyphs:labels")
     memory = open_for_build(tmp_path / "m", encoder, "m")
+    fill_memory(memory, reader_of(source, encoder), BuildOptions(limit=5))
+    assert (len(memory), memory.texts) == (5, 0)  # a class is a label, and no text
     fill_memory(memory, reader_of(source, encoder, template="a glyph, {}"), BuildOptions(limit=5))
+    assert len(memory) == 5
     for item, number in zip(memory.fetch([f"glyphs:labels:{number}" for number in range(5)]), range(5), strict=True):
         name = source.class_names[source[number].label]
         assert item.caption == f"a glyph, {name}"
-        assert item.metadata["class"] == name
+        assert item.metadata["label"] == name
 
 
 @pytest.mark.parametrize(("keep", "kind"), [("source", "path"), ("bytes", "bytes"), ("path", "path"), ("none", "none")])
@@ -212,14 +215,16 @@ def test_what_is_kept_of_a_picture(tmp_path, encoder, keep, kind):
         assert item.image == (tmp_path / "images" / "cat" / "0.png").read_bytes()
 
 
-def test_samples_without_a_text_are_counted(tmp_path, pictures, encoder):
+def test_pictures_without_a_text_are_kept_and_counted(address, pictures, encoder):
     class Wordless(pictures):
         def __getitem__(self, index):
             sample = super().__getitem__(index)
             return replace(sample, texts=() if index % 3 else (" ",)) if index < 5 else sample
 
-    report = fill_memory(open_for_build(tmp_path / "m", encoder, "m"), reader_of(Wordless(9), encoder), BuildOptions())
-    assert (report.read, report.added, report.wordless) == (9, 4, 5)
+    memory = open_for_build(address, encoder, "m")
+    report = fill_memory(memory, reader_of(Wordless(9), encoder), BuildOptions())
+    assert (report.read, report.added, report.wordless) == (9, 9, 5)
+    assert (len(memory), memory.texts) == (9, 4)
 
 
 def test_paths_cannot_be_kept_of_pictures_that_are_no_files(tmp_path, pictures, encoder):
@@ -233,9 +238,10 @@ def test_another_model_and_another_source_are_refused(address, pictures, encoder
     fill_memory(memory, reader_of(pictures(5), encoder), BuildOptions())
     with pytest.raises(UserError, match=r"embedded by first \(model-a\), but second is another model \(model-b\)"):
         open_for_build(address, other_encoder, "second")
-    check_resumable(memory, reader_of(pictures(5), encoder))
+    check_alone(memory, reader_of(pictures(5), encoder))
+    check_alone(memory, reader_of(pictures(6), encoder))
     with pytest.raises(UserError, match="holds rows of other sources already"):
-        check_resumable(memory, reader_of(pictures(6), encoder))
+        check_alone(memory, reader_of(pictures(5, name="others"), encoder))
     with pytest.raises(UserError, match="these are of another model"):
         fill_memory(memory, reader_of(pictures(6), other_encoder), BuildOptions())
     assert len(memory) == 5

@@ -231,6 +231,42 @@ def test_a_picture_that_cannot_be_decoded_is_named_and_its_row_stays(memory, pai
     assert damaged.caption == more.captions[0]
 
 
+def test_a_picture_without_a_text_is_found_among_images_and_never_among_texts(memory, pairs):
+    more = pairs(10, first=40)
+    silent = more.text_vectors * (np.arange(10) < 3)[:, None].astype(np.float32)
+    captions = [caption if row < 3 else "" for row, caption in enumerate(more.captions)]
+    memory.add(type(more)(**{**vars(more), "text_vectors": silent, "captions": captions}))
+    assert (len(memory), memory.texts) == (50, 43)
+    assert memory.search(more.image_vectors, 1).ids[:, 0].tolist() == list(more.ids)
+    among = memory.search(more.text_vectors, 43, "text")
+    assert set(among.ids.ravel()) == {f"row {row}" for row in range(43)}
+    assert set(memory.search(more.image_vectors, 43, with_text=True).ids.ravel()) == {f"row {row}" for row in range(43)}
+    kept = memory.search(more.image_vectors[5:6], 2, with_text=True, where="year > 2038").ids[0].tolist()
+    assert set(kept) <= {"row 39", "row 40", "row 41", "row 42"}
+    with pytest.raises(UserError, match=r"k = 44, but 43 of its 50 rows have a text. Give its pictures captions"):
+        memory.search(more.text_vectors, 44, "text")
+    assert memory.near_duplicates(more.text_vectors[:1], 0.99, "text") == ["row 40"]
+
+
+def test_rows_can_be_replaced_and_added_in_one_go(memory, pairs):
+    before, other = pairs(40), pairs(10, first=35, seed=5)
+    assert memory.upsert(other) == 5
+    assert len(memory) == 45
+    np.testing.assert_array_equal(memory.vectors(["row 36"], "image")[0], other.image_vectors[1])
+    np.testing.assert_array_equal(memory.vectors(["row 3"], "image")[0], before.image_vectors[3])
+    assert memory.search(other.text_vectors, 1, "text").ids[:, 0].tolist() == list(other.ids)
+    assert set(memory.search(before.image_vectors, 45).ids.ravel()) == {f"row {row}" for row in range(45)}
+
+
+def test_no_row_of_the_own_picture_is_found_whatever_its_number(memory, pairs):
+    more = pairs(3, first=40)
+    shared = np.repeat(more.image_vectors[:1], 3, axis=0)
+    memory.add(type(more)(**{**vars(more), "ids": ["p", "p#1", "p#2"], "image_vectors": shared}))
+    found = memory.search(shared, 5, exclude=["p", "p#1", "p#2"])
+    assert not {"p", "p#1", "p#2"} & set(found.ids.ravel())
+    assert set(memory.search(shared[:1], 3).ids[0]) == {"p", "p#1", "p#2"}
+
+
 def test_columns_come_in_one_order(memory, pairs):
     everything = pairs(40)
     seen = {}

@@ -273,7 +273,7 @@ def test_each_source_has_captions_of_its_own_kind_and_a_pool_joins_them(run, mod
             Image.new("RGB", (16, 16), (25 * row, 90, len(name))).save(tmp_path / f"{name}-{row}.png")
             lines.append(f"{name}-{row}.png,the {name} river {'tree ' * row},a car {'left ' * row}")
         (tmp_path / f"{name}.csv").write_text("\n".join(lines))
-    written = [json.dumps({"id": str(row), "caption": f"a queen {'red ' * row}"}) for row in range(6)]
+    written = [json.dumps({"id": f"three-{row}.png", "caption": f"a queen {'red ' * row}"}) for row in range(6)]
     (tmp_path / "three.jsonl").write_text("\n".join(written) + "\n")
     kinds = f"reworded,column:machine,{tmp_path / 'three.jsonl'}"
     words = [*("--data", *(tmp_path / f"{name}.csv" for name in ("one", "two", "three"))), "--split", "all"]

@@ -9,13 +9,21 @@ from rich.table import Table
 
 from recollect.core.errors import UserError
 from recollect.core.files import write_json
-from recollect.core.progress import output
+from recollect.core.progress import output, printable
 from recollect.core.types import Source
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
 from recollect.evaluation.features import image_features
-from recollect.memory.build.building import BuildOptions, BuildReport, check_resumable, fill_memory, open_for_build
+from recollect.memory.build.building import (
+    BuildOptions,
+    BuildReport,
+    check_alone,
+    check_name,
+    fill_memory,
+    open_for_build,
+)
 from recollect.memory.build.reading import KeepPictures, Reader, ReadOptions
+from recollect.memory.rows import Precision
 from recollect.memory.store import NEAR, Memory
 from recollect.models import DualEncoder, load_model
 
@@ -30,8 +38,12 @@ class PairOptions:
     """Read only so many samples; the built-in streams need it, since they never end."""
     captions: Literal["first", "each"] = "first"
     """The first caption of an image, or a row for each."""
-    template: str = "a photo of a {}."
-    """The text of an image that has a class and no caption."""
+    name: str = ""
+    """What the memory calls the source; by default its file's or folder's name. A source of a name that is there
+    already counts as a newer edition: its rows replace those."""
+    template: str | None = None
+    """Make a text of the class of an image that has no caption, e.g. "a photo of a {}."; by default a class is a label
+    (metadata `label`), and no text."""
     pictures: KeepPictures = "source"
     """What to keep of a picture: bytes or path as the source has it, or always one of both, or nothing."""
     keep_same: bool = False
@@ -52,14 +64,19 @@ class PairOptions:
     def source(self, spec: str) -> Source:
         """Open the source."""
         columns = Columns(image=self.image_column, caption=self.caption_column, label=self.label_column)
-        return open_source(spec, split=self.split, columns=columns)
+        source = open_source(spec, split=self.split, columns=columns, keep_textless=True)
+        if source.endless and self.limit is None:
+            raise UserError(
+                f"{spec}: has no end. Say how many pairs to take with --limit N, or in its address: ?size=N."
+            )
+        return source
 
     def reader(self, spec: str, encoder: DualEncoder) -> Reader:
         """Makes rows of the source."""
-        if "{}" not in self.template:
+        if self.template is not None and "{}" not in self.template:
             raise UserError(f"--template {self.template}: needs {{}} for the class name")
         read = ReadOptions(self.captions, self.template, self.pictures)
-        return Reader(encoder, self.source(spec), encoder.fingerprint, read)
+        return Reader(encoder, self.source(spec), encoder.fingerprint, read, self.name)
 
     def build(self) -> BuildOptions:
         """What to leave out."""
@@ -70,7 +87,7 @@ class PairOptions:
 
 @dataclass(frozen=True)
 class Build:
-    """Embed the pairs of a source and keep them in a new memory.
+    """Embed pictures, with their texts where they have some, and keep them in a new memory.
 
     A build that was stopped or killed goes on with the same command: the memory opens at its last whole commit, and no
     pair is lost or added twice.
@@ -79,18 +96,20 @@ class Build:
     model: tyro.conf.Positional[str]
     """RUN/model, any folder of a CLIP-type checkpoint, or a hub id."""
     data: tyro.conf.Positional[str]
-    """A source of pairs: a path, a hub id, glyphs:captions or latents:captions."""
+    """A folder of pictures; a table, shards or hub id with captions or classes; glyphs:captions or latents:captions."""
     out: str
     """The memory: a folder, or milvus://host:port/collection."""
+    precision: Precision = "float16"
+    """Of the vectors that are kept: half precision changes a cosine by about 1e-5 and takes half the space."""
     pairs: tyro.conf.OmitArgPrefixes[PairOptions] = field(default_factory=PairOptions)
 
     def run(self) -> None:
         """Build, and say what was added."""
         encoder = load_model(self.model, self.pairs.device)
         reader, options = self.pairs.reader(self.data, encoder), self.pairs.build()
-        memory = open_for_build(self.out, encoder, self.model)
-        check_resumable(memory, reader)
-        _say(memory, fill_memory(memory, reader, options, self.pairs.engine))
+        memory = open_for_build(self.out, encoder, self.model, self.precision)
+        check_alone(memory, reader)
+        _say(memory, fill_memory(memory, reader, options, self.pairs.engine), reader.called)
 
 
 @dataclass(frozen=True)
@@ -111,7 +130,8 @@ class Add:
         encoder = load_model(self.model, self.pairs.device)
         memory.check_model(encoder.fingerprint, self.model)
         reader, options = self.pairs.reader(self.data, encoder), self.pairs.build()
-        _say(memory, fill_memory(memory, reader, options, self.pairs.engine))
+        check_name(memory, reader)
+        _say(memory, fill_memory(memory, reader, options, self.pairs.engine), reader.called)
 
 
 @dataclass(frozen=True)
@@ -169,12 +189,16 @@ class Info:
         info, keys = memory.info(), memory.metadata_keys()
         table = Table(show_header=False)
         table.add_row("memory", info.address)
-        table.add_row("rows", f"{info.rows:,}")
+        table.add_row("rows", f"{info.rows:,}" + ("" if info.texts == info.rows else f", {info.texts:,} with a text"))
         for source, rows in sorted(info.sources.items()):
-            table.add_row(f"  of {source or 'no source'}", f"{rows:,}")
-        table.add_row("metadata", ", ".join(keys) or "none")
-        table.add_row("width", str(info.width))
-        table.add_row("model", f"{info.model_name} ({info.model})")
+            where = ", ".join(info.places[source])
+            where = f" ({where})" if where else ""
+            table.add_row(printable(f"  of {source or 'no source'}"), printable(f"{rows:,}{where}"))
+        table.add_row("metadata", printable(", ".join(keys) or "none"))
+        table.add_row("width", f"{info.width}, {info.precision}")
+        table.add_row("model", printable(f"{info.model_name} ({info.model})"))
+        if info.prefix:
+            table.add_row("texts are read", f"as {info.prefix}s")
         table.add_row("version", str(info.version))
         console = output()
         console.print(table)
@@ -182,16 +206,20 @@ class Info:
             write_json(self.out, asdict(info) | {"metadata": list(keys)})
 
 
-def _say(memory: Memory, report: BuildReport) -> None:
+def _say(memory: Memory, report: BuildReport, name: str) -> None:
     console = output()
     parts = [f"{report.added:,} rows added"]
-    left_out = {
-        "the same as others": report.same,
-        "near-duplicates": report.near,
-        "broken": report.broken,
-        "without a text": report.wordless,
-    }
+    if report.wordless:
+        parts[0] += f" ({report.wordless:,} without a text)"
+    if report.replaced:
+        parts.append(f"{report.replaced:,} replaced")
+    if report.removed:
+        parts.append(f"{report.removed:,} removed that this edition of {name} has no more")
+    if report.unchanged:
+        parts.append(f"{report.unchanged:,} there already as they are")
+    left_out = {"the same as others": report.same, "near-duplicates": report.near, "broken": report.broken}
     parts += [f"{count:,} left out as {why}" for why, count in left_out.items() if count]
     if report.earlier:
         parts.append(f"{report.earlier:,} samples were read before")
-    console.print(f"{memory.address}: {'; '.join(parts)}; {len(memory):,} rows now", highlight=False, soft_wrap=True)
+    line = f"{memory.address}: {'; '.join(parts)}; {len(memory):,} rows now"
+    console.print(printable(line), highlight=False, soft_wrap=True)

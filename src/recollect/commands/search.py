@@ -151,8 +151,9 @@ class Search:
     def _reads(self, searcher: "Searcher") -> str:
         """Let queries read a memory, where that is asked for; returns what to call the model."""
         from recollect.commands.memory_options import MemoryOptions
+        from recollect.memory import Memory
 
-        name = self.model or searcher.pool.memory.backend.record.model_name  # type: ignore[attr-defined]
+        name = self.model or Memory.open(self.memory).backend.record.model_name
         if self.read.memory is None:
             return str(name)
         options = MemoryOptions(self.read.memory, self.read.fusion, "text", self.read.k, self.read.where)

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from recollect.core.errors import UserError
 
@@ -80,6 +80,46 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+@contextmanager
+def locked(path: str | Path) -> Iterator[None]:
+    """Wait until no other process or thread is inside a block locked with the same file; a dead one holds nothing.
+
+    The file is made if it is not there, and stays: removing it would let two in.
+    """
+    with Path(path).open("a+b") as file, held(file):
+        yield
+
+
+@contextmanager
+def held(file: BinaryIO) -> Iterator[None]:
+    """Wait until nobody else holds an open file, and hold it while the block runs."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        import msvcrt
+
+        file.seek(0)
+        while True:
+            try:
+                msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)  # type: ignore[attr-defined]
+                break
+            except OSError:  # held by another, for ten seconds so far
+                continue
+        try:
+            yield
+        finally:
+            file.flush()
+            file.seek(0)
+            msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)  # type: ignore[attr-defined]
+        return
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -254,6 +254,14 @@ class EncoderBase:
         return embeddings
 
 
+def caption_prefix(encoder: Encoder) -> Kind | None:
+    """How captions, queries and a memory's texts are read: as captions, by a model that has a prefix for them.
+
+    One rule, because texts that are compared must have been read alike.
+    """
+    return "caption" if "caption" in encoder.prefixes else None
+
+
 def best_device() -> torch.device:
     """CUDA if there is one, then Apple's MPS, then the CPU."""
     if torch.cuda.is_available():

@@ -1,17 +1,18 @@
 """Rows of a memory: both vectors of a pair with its caption, picture and whatever else is known of it."""
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Bool, Float32, Int64
 from PIL import Image
 
 from recollect.core.errors import UserError
-from recollect.core.types import ImageLike
+from recollect.core.types import ImageLike, Kind
 from recollect.data.sources.images import BrokenImageError, decode
 
 if TYPE_CHECKING:
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
 Modality = Literal["image", "text"]
 """Which vector of a pair: that of its image, or that of its text."""
 
-ROWS_FORMAT = 1
+Precision = Literal["float32", "float16"]
+"""How vectors are kept; half the bytes cost a cosine about one part in a hundred thousand."""
+
+ROWS_FORMAT = 2
+_FURTHER = re.compile(r"#\d+$")
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,8 @@ class Record:
         width: entries of a vector.
         model: fingerprint of the model that embedded the pairs.
         model_name: what the model was called.
+        prefix: how its texts are read by a model with prefix tokens: queries and captions alike.
+        precision: of the vectors that are kept.
         key: drawn at creation; tells two memories apart.
         format: of the memory.
     """
@@ -38,6 +45,8 @@ class Record:
     width: int
     model: str
     model_name: str = ""
+    prefix: Kind | None = None
+    precision: Precision = "float32"
     key: str = ""
     format: int = ROWS_FORMAT
 
@@ -56,6 +65,10 @@ class Record:
             values = json.loads(text)
             if values["format"] > ROWS_FORMAT:
                 raise UserError(f"{where}: written by a newer recollect (format {values['format']}). Update recollect.")
+            if values["format"] < ROWS_FORMAT:
+                raise UserError(
+                    f"{where}: written by an older recollect. Build it again with `recollect memory build`."
+                )
             return cls(**{field.name: values[field.name] for field in fields(cls)})
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{where}: no memory of recollect (its record cannot be read: {error}).") from None
@@ -67,12 +80,12 @@ class Item:
 
     Attributes:
         id: unique within the memory.
-        caption: the text of the pair.
+        caption: the text of the pair; empty for a picture without one.
         source: name of the source that it came from.
         metadata: whatever else is known of it.
         image: the picture's encoded bytes, or its path, or what opens it, or None.
         where: what to call it in errors.
-        path: the picture's file, where there is one.
+        path: the file that the picture was read from, if it was one.
     """
 
     id: str
@@ -109,21 +122,24 @@ class Item:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Rows of image–text pairs; every field has one entry for each row, in one order.
+    """Rows of pictures, most of them with a text; every field has one entry for each row, in one order.
 
     Attributes:
-        ids: unique within a memory.
+        ids: unique within a memory. ``ID#1``, ``ID#2``, … are further texts of the picture ``ID`` (see `picture_of`).
         image_vectors: unit-norm.
-        text_vectors: unit-norm.
-        captions: the texts.
+        text_vectors: unit-norm, or all zeros for a picture without a text.
+        captions: the texts, empty where there is none.
         model: fingerprint of the model that made the vectors.
         sources: name of each row's source.
         metadata: mappings that JSON can hold.
         images: encoded bytes, or None.
-        paths: files of pictures, or None.
+        paths: files that the pictures were read from, or None.
+        places: where each row's source lies: a file, a folder, an address.
         origins: fingerprint of the source as it was opened; with ``ordinals`` it says how far a build has come.
         ordinals: place of each row in that source.
-        digests: hash of picture and caption; equal for exact duplicates.
+        digests: hash of the decoded picture; with the caption it tells exact duplicates.
+        stamps: hash of the encoded picture, then of its texts as the source had them; tells whether a sample changed.
+        looks: perceptual hash of the picture, nearly equal after it was resized or encoded again.
     """
 
     ids: Sequence[str]
@@ -138,9 +154,17 @@ class Pairs:
     origins: Sequence[str] = ()
     ordinals: Int64[np.ndarray, " rows"] | None = None
     digests: Sequence[str] = ()
+    places: Sequence[str] = ()
+    stamps: Sequence[str] = ()
+    looks: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def has_text(self) -> Bool[np.ndarray, " rows"]:
+        """Which rows have a text."""
+        return np.asarray(self.text_vectors.any(axis=1))
 
     def take(self, rows: Sequence[int]) -> "Pairs":
         """Some rows, in the order given."""
@@ -165,8 +189,8 @@ class Pairs:
                 f"{where}: holds vectors of {record.model_name or 'model'} ({record.model[:12]}), these are of another "
                 f"model ({self.model[:12]}). Embed them with the memory's model, or build another memory."
             )
-        for modality, vectors in (("image", self.image_vectors), ("text", self.text_vectors)):
-            check_vectors(vectors, record.width, f"{where}: {modality} vectors")
+        check_vectors(self.image_vectors, record.width, f"{where}: image vectors")
+        check_vectors(self.text_vectors, record.width, f"{where}: text vectors", self.has_text)
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name != "model" and value is not None and len(value) not in ({len(self)} | {0} - {len(self)}):
@@ -177,62 +201,99 @@ class Pairs:
         if wrong := next((id for id in self.ids if not 0 < len(id.encode()) <= 512), None):
             raise UserError(f"{where}: id {wrong[:40]!r} has {len(wrong.encode())} bytes; an id has 1 to 512")
 
-    def table(self) -> "pa.Table":
+    def table(self, precision: Precision = "float32") -> "pa.Table":
         """As Arrow, in `schema`."""
         import pyarrow as pa
 
         count, width = self.image_vectors.shape
-        nothing = [None] * count
+        kept = schema(width, precision)
 
         def vectors(values: np.ndarray) -> "pa.Array":
-            flat = pa.array(np.ascontiguousarray(values).reshape(-1), pa.float32())
+            flat = pa.array(np.ascontiguousarray(values, dtype=precision).reshape(-1))
             return pa.FixedSizeListArray.from_arrays(flat, width)
 
-        columns = {
-            "id": pa.array(self.ids, pa.string()),
+        metadata = [json.dumps(dict(each), ensure_ascii=False) for each in self.metadata] or ["{}"] * count
+        columns: dict[str, Any] = {
+            "id": self.ids,
             "image_vector": vectors(self.image_vectors),
             "text_vector": vectors(self.text_vectors),
-            "caption": pa.array(self.captions, pa.string()),
-            "source": pa.array(self.sources or [""] * count, pa.string()),
-            "metadata": pa.array(
-                [json.dumps(dict(each), ensure_ascii=False) for each in self.metadata] or ["{}"] * count, pa.json_()
-            ),
-            "image": pa.array(self.images or nothing, pa.large_binary()),
-            "path": pa.array(self.paths or nothing, pa.string()),
-            "origin": pa.array(self.origins or [""] * count, pa.string()),
-            "ordinal": pa.array(np.full(count, -1) if self.ordinals is None else self.ordinals, pa.int64()),
-            "digest": pa.array(self.digests or [""] * count, pa.string()),
+            "has_text": self.has_text,
+            "caption": self.captions,
+            "metadata": metadata,
+            "image": self.images or [None] * count,
+            "path": self.paths or [None] * count,
+            "ordinal": np.full(count, -1) if self.ordinals is None else self.ordinals,
         }
-        return pa.table(columns, schema=schema(width))
+        for name in ("source", "origin", "digest", "place", "stamp"):
+            columns[name] = getattr(self, f"{name}s") or [""] * count
+        columns["look"] = self.looks or [""] * count
+        arrays = [
+            columns[field.name] if "vector" in field.name else pa.array(columns[field.name], field.type)
+            for field in kept
+        ]
+        return pa.table(arrays, schema=kept)
+
+    @classmethod
+    def of_columns(cls, columns: Mapping[str, Any], model: str) -> "Pairs":
+        """Rows from the columns of `schema`: vectors as arrays, metadata as JSON or as mappings, the rest as lists."""
+        metadata = [json.loads(each) if isinstance(each, str) else each for each in columns["metadata"]]
+        named = {f"{name}s": columns[name] for name in ("id", "caption", "source", "image", "path", "origin", "digest")}
+        return cls(
+            image_vectors=columns["image_vector"],
+            text_vectors=columns["text_vector"],
+            model=model,
+            metadata=metadata,
+            ordinals=np.asarray(columns["ordinal"], dtype=np.int64),
+            places=columns["place"],
+            stamps=columns["stamp"],
+            looks=columns["look"],
+            **named,
+        )
 
 
-def schema(width: int, metadata: Mapping[str, str] | None = None) -> "pa.Schema":
+COLUMNS = (
+    "id", "image_vector", "text_vector", "has_text", "caption", "source", "place", "metadata", "image", "path",
+    "origin", "ordinal", "digest", "stamp", "look",
+)  # fmt: skip
+"""Of a memory, in their order."""
+
+
+def schema(width: int, precision: Precision = "float32", metadata: Mapping[str, str] | None = None) -> "pa.Schema":
     """The columns of a memory.
 
     Args:
         width: entries of a vector.
+        precision: of the vectors.
         metadata: of the schema.
     """
     import pyarrow as pa
 
-    texts = {name: pa.string() for name in ("id", "caption", "source", "path", "origin", "digest")}
-    vector = pa.list_(pa.float32(), width)
-    types = texts | {
-        "image_vector": vector,
-        "text_vector": vector,
-        "metadata": pa.json_(),
-        "image": pa.large_binary(),
-        "ordinal": pa.int64(),
-    }
-    order = (
-        "id", "image_vector", "text_vector", "caption", "source", "metadata", "image", "path", "origin", "ordinal",
-        "digest",
-    )  # fmt: skip
-    return pa.schema([(name, types[name]) for name in order], metadata=metadata)
+    vector = pa.list_(pa.float32() if precision == "float32" else pa.float16(), width)
+    types = {"image_vector": vector, "text_vector": vector, "has_text": pa.bool_(), "ordinal": pa.int64()}
+    types |= {"metadata": pa.json_(), "image": pa.large_binary()}
+    return pa.schema([(name, types.get(name, pa.string())) for name in COLUMNS], metadata=metadata)
 
 
-def check_vectors(vectors: np.ndarray, width: int, what: str) -> None:
-    """Refuse vectors of another width or not of unit norm.
+def picture_of(id: str) -> str:
+    """The picture that a row is of: ``ID`` for ``ID``, ``ID#1``, ``ID#2``, …
+
+    >>> picture_of("holiday:beach.jpg#1")
+    'holiday:beach.jpg'
+    """
+    return _FURTHER.sub("", id)
+
+
+def further_id(picture: str, number: int) -> str:
+    """The id of a picture's row ``number``; `picture_of` its inverse, also for names that end like one.
+
+    >>> further_id("beach.jpg", 0), further_id("beach.jpg", 2), further_id("C#1", 0)
+    ('beach.jpg', 'beach.jpg#2', 'C#1#0')
+    """
+    return f"{picture}#{number}" if number or _FURTHER.search(picture) else picture
+
+
+def check_vectors(vectors: np.ndarray, width: int, what: str, among: np.ndarray | None = None) -> None:
+    """Refuse vectors of another width or not of unit norm; ``among`` says which of them have to be.
 
     Raises:
         UserError: saying which.
@@ -241,7 +302,8 @@ def check_vectors(vectors: np.ndarray, width: int, what: str) -> None:
         raise UserError(f"{what} have shape {tuple(vectors.shape)}, but the memory's have {width} entries")
     if len(vectors) == 0:
         return
-    worst = float(np.abs(np.linalg.norm(vectors, axis=1) - 1).max())
+    off = np.abs(np.linalg.norm(vectors, axis=1) - 1)
+    worst = float((off if among is None else off[among]).max(initial=0.0))
     if not worst < 1e-2:  # NaN included
         raise UserError(f"{what} are not of unit norm (off by up to {worst:.2g}). Is the model damaged?")
 

@@ -27,6 +27,7 @@ def open_source(
     kind: Kind | None = None,
     columns: Columns | None = None,
     lost_share: float = BROKEN_SHARE,
+    keep_textless: bool = False,
 ) -> Source:
     """Open a source of samples.
 
@@ -39,13 +40,14 @@ def open_source(
         kind: whether texts are captions or class names; by default captions where there is a caption column.
         columns: which column is which, where the names are unusual.
         lost_share: share of the files in WebDataset shards that may lie behind damage before it is an error.
+        keep_textless: keep the rows of a table that have no caption and no class; they are left out by default.
 
     Raises:
         UserError: there is no such source, split or column, nothing is left, or a file is damaged.
     """
     if spec.startswith(_WORLDS):
         return _open_world(spec, split, kind)
-    return _rows_of(spec, split, columns, lost_share).source(kind)
+    return _rows_of(spec, split, columns, lost_share).source(kind, keep_textless)
 
 
 def split_names(spec: str, columns: Columns | None = None) -> tuple[str, ...]:
@@ -85,14 +87,16 @@ class _RowsOf:
     address: Address
     columns: Columns
 
-    def source(self, kind: Kind | None) -> "TableSource":
+    def source(self, kind: Kind | None, keep_textless: bool = False) -> "TableSource":
         where, columns = self.opened.where, self.columns
         labels = find_labels(self.opened, columns)
         ids = np.concatenate([labels.ids[split] for split in self.opened.splits])
         table = self._table()
         labelled = ids.max(initial=NO_LABEL) > NO_LABEL or _is_list(table, columns.label)
         kind = kind or ("label" if labelled and not columns.caption else "caption")
-        mask = filter_mask(table, self.address, where) & self._usable(table, kind, ids)
+        mask = filter_mask(table, self.address, where)
+        if not keep_textless:
+            mask &= self._usable(table, kind, ids)
         names, choices = self._splits(table)
         rows = choose_split(names, choices, mask, self.address.split, where, self.address.shuffle)
         if len(rows) == 0:

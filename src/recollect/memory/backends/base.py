@@ -1,6 +1,7 @@
 """What a `Memory` asks of the place that keeps its rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -45,8 +46,16 @@ class Backend(Protocol):
 
     def __len__(self) -> int: ...
 
+    def writing(self) -> AbstractContextManager[None]:
+        """Around looking and changing: no other writer of this machine comes between, and the newest rows are seen."""
+        ...
+
     def append(self, pairs: Pairs) -> None:
         """Add rows, whose ids are new."""
+        ...
+
+    def upsert(self, pairs: Pairs) -> None:
+        """Add rows, or replace those of the same ids."""
         ...
 
     def delete(self, ids: Sequence[str]) -> None:
@@ -61,8 +70,16 @@ class Backend(Protocol):
         """The ids of all rows that satisfy a filter."""
         ...
 
+    def count_texts(self) -> int:
+        """How many rows have a text."""
+        ...
+
     def fetch(self, ids: Sequence[str], pictures: bool) -> list[Item]:
         """Rows in the order of their ids, all of which are there."""
+        ...
+
+    def rows(self, ids: Sequence[str]) -> Pairs:
+        """Whole rows in the order of their ids, all of which are there."""
         ...
 
     def vectors(self, ids: Sequence[str], modality: Modality) -> Float32[np.ndarray, "rows width"]:
@@ -74,9 +91,18 @@ class Backend(Protocol):
         ...
 
     def search(
-        self, vectors: Float32[np.ndarray, "queries width"], k: int, modality: Modality, where: Filter | None
+        self,
+        vectors: Float32[np.ndarray, "queries width"],
+        k: int,
+        modality: Modality,
+        where: Filter | None,
+        has_text: bool = False,
     ) -> Hits:
-        """The k nearest rows; fewer columns, or none, where fewer satisfy the filter."""
+        """The k nearest rows; fewer columns, or none, where fewer satisfy the filter.
+
+        Args:
+            has_text: search only rows that have a text, as a search among texts always does.
+        """
         ...
 
     def index(self, modality: Modality) -> None:

@@ -10,15 +10,16 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from recollect.core.errors import UserError
-from recollect.core.files import fresh_folder
+from recollect.core.files import fresh_folder, locked
 from recollect.core.nearest import exact_neighbours
 from recollect.memory.backends.base import Hits
 from recollect.memory.backends.matrix import Matrices
 from recollect.memory.filters import Filter
-from recollect.memory.rows import Item, Modality, Pairs, Record, schema
+from recollect.memory.rows import COLUMNS, Item, Modality, Pairs, Record, schema
 
 TABLE = "pairs"
 _RECORD = "recollect"
+_LOCK = ".writers"
 
 EXACT_ROWS = 1_000_000
 """Up to so many rows are searched exactly; beyond, by an index if there is one."""
@@ -71,7 +72,8 @@ class LanceBackend:
             UserError: something is there already.
         """
         with fresh_folder(address, "memory") as unfinished:
-            _database(unfinished).create_table(TABLE, schema=schema(record.width, {_RECORD: record.text()}))
+            made = schema(record.width, record.precision, {_RECORD: record.text()})
+            _database(unfinished).create_table(TABLE, schema=made)
         return cls(address)
 
     @staticmethod
@@ -89,11 +91,26 @@ class LanceBackend:
         with self._told():
             return self.table.count_rows()
 
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Other writers of this machine wait."""
+        self._check_writable()
+        with locked(Path(self.address) / _LOCK):
+            self.refresh()
+            yield
+
     def append(self, pairs: Pairs) -> None:
         """One commit."""
         self._check_writable()
         with self._told():
-            self.table.add(pairs.table())
+            self.table.add(pairs.table(self.record.precision))
+
+    def upsert(self, pairs: Pairs) -> None:
+        """One commit."""
+        self._check_writable()
+        with self._told():
+            merge = self.table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
+            merge.execute(pairs.table(self.record.precision))
 
     def delete(self, ids: Sequence[str]) -> None:
         """One commit."""
@@ -109,6 +126,25 @@ class LanceBackend:
     def ids_where(self, where: Filter) -> list[str]:
         """The ids of all rows that satisfy a filter."""
         return [id for batch in self._scan(["id"], where.sql()) for id in batch["id"].to_pylist()]
+
+    def count_texts(self) -> int:
+        """How many rows have a text."""
+        with self._told():
+            return self.table.count_rows("has_text")
+
+    def rows(self, ids: Sequence[str]) -> Pairs:
+        """Whole rows in the order of their ids."""
+        import pyarrow as pa
+
+        with self._told():
+            found = pa.Table.from_batches(list(self._scan(list(COLUMNS), _among(ids)))).combine_chunks()
+        place = {id: row for row, id in enumerate(found["id"].to_pylist())}
+        found = found.take([place[id] for id in ids]).combine_chunks()
+        columns = {
+            name: vectors_of(found[name].chunk(0)) if name.endswith("_vector") else found[name].to_pylist()
+            for name in COLUMNS
+        }
+        return Pairs.of_columns(columns, self.record.model)
 
     def fetch(self, ids: Sequence[str], pictures: bool) -> list[Item]:
         """Rows in the order of their ids."""
@@ -131,13 +167,21 @@ class LanceBackend:
             }
 
     def search(
-        self, vectors: Float32[np.ndarray, "queries width"], k: int, modality: Modality, where: Filter | None
+        self,
+        vectors: Float32[np.ndarray, "queries width"],
+        k: int,
+        modality: Modality,
+        where: Filter | None,
+        has_text: bool = False,
     ) -> Hits:
         """Exact up to `EXACT_ROWS` rows, and wherever there is no index."""
+        clause = None if where is None else where.sql()
+        if (has_text or modality == "text") and self.count_texts() < len(self):
+            clause = f"has_text AND ({clause})" if clause else "has_text"
         if len(self) <= EXACT_ROWS or not self._indexed(modality):
-            return self._exact(vectors, k, modality, where)
-        found = self._approximate(vectors, k, modality, where)
-        return self._exact(vectors, k, modality, where) if found is None else found
+            return self._exact(vectors, k, modality, clause)
+        found = self._approximate(vectors, k, modality, clause)
+        return self._exact(vectors, k, modality, clause) if found is None else found
 
     def index(self, modality: Modality) -> None:
         """An inverted file of vectors quantised to a few bits an entry (IVF_RQ), whose proposals are scored exactly."""
@@ -157,7 +201,7 @@ class LanceBackend:
         """The version that this one reads."""
         return LanceBackend(self.address, self.version)
 
-    def _exact(self, vectors: np.ndarray, k: int, modality: Modality, where: Filter | None) -> Hits:
+    def _exact(self, vectors: np.ndarray, k: int, modality: Modality, where: str | None) -> Hits:
         matrices = self._matrices
         among = None if where is None else self._positions_where(where)
         count = len(self) if among is None else len(among)
@@ -166,12 +210,12 @@ class LanceBackend:
         found = exact_neighbours(vectors, matrices.modality(modality), min(k, count), among)
         return Hits(matrices.ids_at(found.rows), found.scores)
 
-    def _approximate(self, vectors: np.ndarray, k: int, modality: Modality, where: Filter | None) -> Hits | None:
+    def _approximate(self, vectors: np.ndarray, k: int, modality: Modality, where: str | None) -> Hits | None:
         """What the index finds; None where it finds fewer rows for some query than for another."""
         query = self.table.search(vectors, vector_column_name=f"{modality}_vector").distance_type("dot")
         query = query.limit(k).nprobes(_PROBES).refine_factor(_REFINE).select(["id", "_distance"])
         with self._told():
-            result = (query.where(where.sql()) if where else query).to_arrow()
+            result = (query.where(where) if where else query).to_arrow()
         if result.num_rows == 0 or result.num_rows % len(vectors):
             return None
         single = "query_index" not in result.column_names  # Lance leaves it out where there is one query
@@ -201,8 +245,8 @@ class LanceBackend:
             vectors = (vectors_of(batch[f"{modality}_vector"]) for modality in ("image", "text"))
             yield batch["id"].to_pylist(), batch["_rowid"].to_numpy().astype(np.int64), *vectors
 
-    def _positions_where(self, where: Filter) -> Int64[np.ndarray, " some"]:
-        numbers = [batch["_rowid"].to_numpy() for batch in self._scan(["id"], where.sql(), numbers=True)]
+    def _positions_where(self, where: str) -> Int64[np.ndarray, " some"]:
+        numbers = [batch["_rowid"].to_numpy() for batch in self._scan(["id"], where, numbers=True)]
         wanted = np.concatenate([np.empty(0, dtype=np.int64), *numbers]).astype(np.int64)
         return np.sort(np.searchsorted(self._matrices.numbers, wanted))
 
@@ -238,8 +282,9 @@ def as_item(row: Mapping[str, Any], address: str) -> Item:
 
 
 def vectors_of(column: Any) -> Float32[np.ndarray, "rows width"]:
-    """A fixed-size list column as an array, without copying."""
-    return column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
+    """A fixed-size list column as an array; one of float32 without copying."""
+    values = column.flatten().to_numpy(zero_copy_only=False)
+    return values.astype(np.float32, copy=False).reshape(len(column), -1)
 
 
 def _database(path: Path) -> Any:

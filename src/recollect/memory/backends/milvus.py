@@ -17,7 +17,7 @@ from recollect.core.errors import UserError
 from recollect.memory.backends.base import Hits
 from recollect.memory.backends.lance import as_item
 from recollect.memory.filters import Filter
-from recollect.memory.rows import Item, Modality, Pairs, Record
+from recollect.memory.rows import COLUMNS, Item, Modality, Pairs, Record
 
 _RECORD, _VERSION = "recollect.record", "recollect.version"
 _LONGEST = 65_535  # bytes of a text field; there are no fields of bytes, so pictures are kept as base64
@@ -117,16 +117,29 @@ class MilvusBackend:
             return int(self._properties()[_VERSION])
 
     def __len__(self) -> int:
+        return self._count("")
+
+    def _count(self, where: str) -> int:
         with self._told():
-            return int(self.client.query(self.place.collection, filter="", output_fields=["count(*)"])[0]["count(*)"])
+            found = self.client.query(self.place.collection, filter=where, output_fields=["count(*)"])
+        return int(found[0]["count(*)"])
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Nothing to hold: rows are merged on their ids by the server."""
+        yield
 
     def append(self, pairs: Pairs) -> None:
+        """As `upsert`: Milvus would take a second row of an id."""
+        self.upsert(pairs)
+
+    def upsert(self, pairs: Pairs) -> None:
         """In messages of 256 rows, each whole or absent."""
         rows = [_row(row, self.address) for row in pairs.table().to_pylist()]
         self._count_version()  # before the rows: nobody may take the new state for the old one
         with self._told():
             for start in range(0, len(rows), _ROWS):
-                self.client.insert(self.place.collection, rows[start : start + _ROWS])
+                self.client.upsert(self.place.collection, rows[start : start + _ROWS])
 
     def delete(self, ids: Sequence[str]) -> None:
         """In messages of 256 ids."""
@@ -143,11 +156,27 @@ class MilvusBackend:
         """The ids of all rows that satisfy a filter."""
         return [id for batch in self._all(["id"], where.milvus()) for id in batch["id"]]
 
+    def count_texts(self) -> int:
+        """How many rows have a text."""
+        return self._count("has_text == true")
+
+    def rows(self, ids: Sequence[str]) -> Pairs:
+        """Whole rows in the order of their ids."""
+        found = self._by_id(ids, list(COLUMNS))
+        columns: dict[str, Any] = {name: [found[id][name] for id in ids] for name in COLUMNS}
+        columns["image"] = [base64.b64decode(each) or None for each in columns["image"]]
+        columns["path"] = [each or None for each in columns["path"]]
+        for modality in ("image", "text"):
+            vectors = np.array(columns[f"{modality}_vector"], dtype=np.float32)
+            columns[f"{modality}_vector"] = vectors.reshape(len(ids), self.record.width)
+        return Pairs.of_columns(columns, self.record.model)
+
     def fetch(self, ids: Sequence[str], pictures: bool) -> list[Item]:
         """Rows in the order of their ids."""
         found = self._by_id(ids, ["caption", "source", "metadata", "path", *(("image",) if pictures else ())])
         for row in found.values():
-            row["image"] = base64.b64decode(row.get("image") or "")
+            if pictures:
+                row["image"] = base64.b64decode(row["image"])
         return [as_item(found[id], self.address) for id in ids]
 
     def vectors(self, ids: Sequence[str], modality: Modality) -> Float32[np.ndarray, "rows width"]:
@@ -167,9 +196,17 @@ class MilvusBackend:
             yield batch
 
     def search(
-        self, vectors: Float32[np.ndarray, "queries width"], k: int, modality: Modality, where: Filter | None
+        self,
+        vectors: Float32[np.ndarray, "queries width"],
+        k: int,
+        modality: Modality,
+        where: Filter | None,
+        has_text: bool = False,
     ) -> Hits:
         """By the collection's index."""
+        clause = where.milvus() if where else ""
+        if has_text or modality == "text":
+            clause = f"has_text == true and ({clause})" if clause else "has_text == true"
         if k > _MOST:
             raise UserError(f"{self.address}: k = {k:,}, but Milvus finds at most {_MOST:,} rows for a query")
         hits: list[Any] = []
@@ -180,7 +217,7 @@ class MilvusBackend:
                     list(vectors[start : start + _QUERIES]),
                     anns_field=f"{modality}_vector",
                     limit=k,
-                    filter=where.milvus() if where else "",
+                    filter=clause,
                 )
         fewest = min(map(len, hits))
         ids = np.array([[hit["id"] for hit in row[:fewest]] for row in hits], dtype=object)
@@ -238,8 +275,9 @@ def _schema(client: Any, width: int) -> Any:
     schema.add_field("id", DataType.VARCHAR, is_primary=True, max_length=512)
     for modality in ("image", "text"):
         schema.add_field(f"{modality}_vector", DataType.FLOAT_VECTOR, dim=width)
-    for name in ("caption", "source", "image", "path", "origin", "digest"):
+    for name in ("caption", "source", "place", "image", "path", "origin", "digest", "stamp", "look"):
         schema.add_field(name, DataType.VARCHAR, max_length=_LONGEST)
+    schema.add_field("has_text", DataType.BOOL)
     schema.add_field("metadata", DataType.JSON)
     schema.add_field("ordinal", DataType.INT64)
     return schema

@@ -1,20 +1,21 @@
 """Filling a memory from a source: resumable, without what is broken or there already."""
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from recollect.core.errors import UserError
 from recollect.core.nearest import exact_neighbours
 from recollect.core.progress import progress
-from recollect.core.types import Encoder
+from recollect.core.types import Encoder, caption_prefix
 from recollect.data.sources.reading import BROKEN_SHARE, BrokenCounter
 from recollect.memory.backends.lance import EXACT_ROWS
 from recollect.memory.build.reading import ROWS_AT_ONCE, Reader, ReadOptions, RowBlock
-from recollect.memory.rows import Pairs
+from recollect.memory.rows import Pairs, Precision, further_id, picture_of
 from recollect.memory.store import Memory
 
 COMMIT = 16 * ROWS_AT_ONCE
@@ -47,15 +48,21 @@ class BuildReport:
     Attributes:
         read: samples read.
         added: rows added.
+        replaced: rows that were there, and are now as in this edition of the source.
+        removed: rows of an earlier edition that this one lacks.
+        unchanged: rows that were there as they are.
         same: rows left out, because picture and caption were there already.
         near: rows left out, because a near-duplicate of the image was there already.
         broken: pictures that could not be read.
-        wordless: samples that have neither a caption nor a class.
+        wordless: rows added or replaced that have no text.
         earlier: samples that an earlier call had read.
     """
 
     read: int = 0
     added: int = 0
+    replaced: int = 0
+    removed: int = 0
+    unchanged: int = 0
     same: int = 0
     near: int = 0
     broken: int = 0
@@ -63,7 +70,7 @@ class BuildReport:
     earlier: int = 0
 
 
-def open_for_build(address: str | Path, encoder: Encoder, name: str) -> Memory:
+def open_for_build(address: str | Path, encoder: Encoder, name: str, precision: Precision = "float32") -> Memory:
     """The memory at an address, which is made if nothing is there.
 
     Raises:
@@ -71,24 +78,46 @@ def open_for_build(address: str | Path, encoder: Encoder, name: str) -> Memory:
     """
     fingerprint = encoder.fingerprint
     if not Memory.exists(address):
-        return Memory.create(address, width=encoder.width, model=fingerprint, model_name=name)
+        return Memory.create(
+            address,
+            width=encoder.width,
+            model=fingerprint,
+            model_name=name,
+            prefix=caption_prefix(encoder),
+            precision=precision,
+        )
     memory = Memory.open(address)
     memory.check_model(fingerprint, name)
     return memory
 
 
-def check_resumable(memory: Memory, reader: Reader) -> None:
-    """Refuse to build over rows of other sources: only the same build may go on.
+def check_alone(memory: Memory, reader: Reader) -> None:
+    """Refuse to build over rows of other sources: only the same source may go on, or a newer edition of it.
 
     Raises:
         UserError: the memory holds other rows.
     """
-    others = {origin for batch in memory.columns(["origin"]) for origin in batch["origin"]} - {reader.origin}
-    if others:
+    if set(memory.info().sources) - {reader.called}:
         raise UserError(
             f"{memory.address}: holds rows of other sources already. Add to it with `recollect memory add`, "
             "or name another --out."
         )
+
+
+def check_name(memory: Memory, reader: Reader) -> None:
+    """Refuse a source whose name belongs to another one, unless the user gave it that name.
+
+    Raises:
+        UserError: saying where the other one lies, before anything is embedded.
+    """
+    places = memory.info().places.get(reader.called)
+    if reader.name or places is None or reader.place in places:
+        return
+    other = f"read from {places[0]}" if places else "added without a source"
+    raise UserError(
+        f"{memory.address}: holds rows of another source called '{reader.called}' already, {other}. Call this one "
+        f"otherwise with --name NAME; or, if it is a newer edition of that one, say so with --name '{reader.called}'."
+    )
 
 
 def fill_memory(
@@ -99,6 +128,9 @@ def fill_memory(
     Rows are added in the source's order and in commits of whole blocks, each there whole or not at all; so the last row
     tells where to go on, and a call that was killed and made again gives the rows of an unbroken one.
 
+    Where the memory holds an earlier edition of the source, pictures that have not changed are not embedded again, rows
+    that have are replaced, and those that the source no longer has are removed once it was read to its end.
+
     Args:
         memory: embedded by the reader's model.
         reader: of the source.
@@ -106,32 +138,152 @@ def fill_memory(
         engine: embed in this process, or on a Ray cluster.
 
     Raises:
-        UserError: too many broken pictures; whatever was committed before stays.
+        UserError: the source's name belongs to another one; or too many broken pictures: whatever was committed before
+            stays.
     """
+    check_name(memory, reader)
     stop = len(reader.source) if options.limit is None else min(options.limit, len(reader.source))
-    start = _start(memory, reader.origin, stop)
+    edition = Edition.read(memory, reader)
+    start = edition.start(stop, memory.backend.whole_commits)
     report = BuildReport(earlier=start)
-    if start >= stop:
-        return report
-    tally, deduplication = BrokenCounter(options.broken_share), Deduplicator(memory, options)
+    if start < stop:
+        _fill(memory, replace(reader, known=edition.stamps), (start, stop), options, edition, report, engine)
+    if start == 0 and stop == len(reader.source) and (gone := edition.gone()):
+        report.removed = memory.delete(gone)
+    if memory.backend.whole_commits and len(memory) > EXACT_ROWS:
+        memory.index()
+    return report
+
+
+def _fill(
+    memory: Memory,
+    reader: Reader,
+    span: tuple[int, int],
+    options: BuildOptions,
+    edition: "Edition",
+    report: BuildReport,
+    engine: str,
+) -> None:
+    start, stop = span
+    counted, deduplication = BrokenCounter(options.broken_share), Deduplicator(memory, options, edition)
     with progress(f"embed {reader.source.name}", stop, "pairs", start) as counter:
         waiting: list[Pairs] = []
+        again: list[int] = []
         for block in _blocks(reader, start, stop, engine):
             count = min(ROWS_AT_ONCE, stop - start - report.read)
             report.read += count
             report.broken += len(block.failures)
-            assert block.pairs.ordinals is not None
-            report.wordless += count - len(block.failures) - len(np.unique(block.pairs.ordinals))
-            waiting.append(deduplication.sift(block.pairs, report))
+            again += _confirm(block, edition, deduplication, report)
+            waiting.append(deduplication.sift(edition.numbered(block.pairs), report))
             if sum(map(len, waiting)) + ROWS_AT_ONCE > COMMIT:
-                report.added += _commit(memory, waiting)
+                _commit(memory, waiting, report)
                 waiting = []
-            tally.add(reader.source, count, block.failures)
+            counted.add(reader.source, count, block.failures)
             counter.advance(count)
-        report.added += _commit(memory, waiting)
-    if memory.backend.whole_commits and len(memory) > EXACT_ROWS:
-        memory.index()
-    return report
+        for index in again:
+            for block in replace(reader, known={}).blocks(index, index + 1):
+                waiting.append(deduplication.sift(edition.numbered(block.pairs), report))
+        _commit(memory, waiting, report)
+
+
+def _confirm(block: RowBlock, edition: "Edition", deduplication: "Deduplicator", report: BuildReport) -> list[int]:
+    """Note what a block says of rows that are there.
+
+    Returns:
+        Samples whose row another text of the same picture has taken since: they are to be read again.
+    """
+    again = []
+    for picture in block.failed:  # a file that cannot be read now is not a file that is gone
+        edition.seen.update(edition.rows.get(picture, {}))
+    for picture, stamp, index in block.unchanged:
+        ids = edition.confirm(picture, stamp)
+        if ids is None:
+            again.append(index)
+            continue
+        report.unchanged += len(ids)
+        for id in ids:
+            deduplication.confirm(id)
+    return again
+
+
+@dataclass
+class Edition:
+    """What a memory holds of a source before it is read again.
+
+    Attributes:
+        rows: for each picture the ids of its rows, with the stamp of the sample that each was made of.
+        last: the last sample of this very edition that became a row, or −1.
+        older: whether rows of another edition are there.
+        seen: rows that this edition has.
+    """
+
+    rows: dict[str, dict[str, str]] = field(default_factory=dict)
+    last: int = -1
+    older: bool = False
+    seen: set[str] = field(default_factory=set)
+    _changed: set[str] = field(default_factory=set)
+
+    @classmethod
+    def read(cls, memory: Memory, reader: Reader) -> "Edition":
+        """From the rows of the source's name."""
+        edition = cls()
+        for batch in memory.columns(["id", "stamp", "origin", "ordinal"], source=reader.called):
+            for id, stamp, origin, ordinal in zip(*(batch[name] for name in batch), strict=True):
+                edition.rows.setdefault(picture_of(id), {})[id] = stamp
+                if origin == reader.origin:
+                    edition.last = max(edition.last, ordinal)
+                else:
+                    edition.older = True
+        return edition
+
+    @property
+    def stamps(self) -> dict[str, frozenset[str]]:
+        """Of the rows of each picture."""
+        return {picture: frozenset(rows.values()) for picture, rows in self.rows.items()}
+
+    def start(self, stop: int, whole_commits: bool) -> int:
+        """The first sample to read, where a block begins; ``stop`` where nothing is left."""
+        if self.older or self.last < 0:
+            return 0
+        if self.last + 1 >= stop:
+            return stop
+        # A block that is there in part (a limit was raised, or a commit was cut) is looked at again.
+        whole = whole_commits and (self.last + 1) % ROWS_AT_ONCE == 0
+        return (self.last // ROWS_AT_ONCE + whole) * ROWS_AT_ONCE
+
+    def has(self, id: str) -> bool:
+        """Whether a row of this id was there."""
+        return id in self.rows.get(picture_of(id), ())
+
+    def confirm(self, picture: str, stamp: str) -> list[str] | None:
+        """Note that a sample is as it was.
+
+        Returns:
+            Its rows that are noted for the first time; None where one of them was replaced meanwhile.
+        """
+        ids = [id for id, each in self.rows[picture].items() if each == stamp]
+        if self._changed.intersection(ids):
+            return None
+        fresh = [id for id in ids if id not in self.seen]
+        self.seen.update(fresh)
+        return fresh
+
+    def numbered(self, pairs: Pairs) -> Pairs:
+        """Rows with ids of their own: those of one picture are numbered in the order in which they come."""
+        ids = []
+        for picture in pairs.ids:
+            number = 0
+            while (id := further_id(picture, number)) in self.seen:
+                number += 1
+            self.seen.add(id)
+            if self.has(id):
+                self._changed.add(id)
+            ids.append(id)
+        return replace(pairs, ids=ids)
+
+    def gone(self) -> list[str]:
+        """Rows that this edition, once it was read whole, has not."""
+        return [id for ids in self.rows.values() for id in ids if id not in self.seen]
 
 
 def _blocks(reader: Reader, start: int, stop: int, engine: str) -> Iterator[RowBlock]:
@@ -142,23 +294,14 @@ def _blocks(reader: Reader, start: int, stop: int, engine: str) -> Iterator[RowB
     return reader.blocks(start, stop)
 
 
-def _start(memory: Memory, origin: str, stop: int) -> int:
-    """The first sample that is still to be read, where a block begins; or ``stop``."""
-    last = max((max(batch["ordinal"]) for batch in memory.columns(["ordinal"], origin=origin)), default=-1)
-    if last < 0:
-        return 0
-    if last + 1 >= stop:
-        return stop
-    # Where a commit can be there in part, its last block is looked at again, and rows that are there are left out.
-    return (last // ROWS_AT_ONCE + memory.backend.whole_commits) * ROWS_AT_ONCE
-
-
-def _commit(memory: Memory, waiting: list[Pairs]) -> int:
+def _commit(memory: Memory, waiting: list[Pairs], report: BuildReport) -> None:
     pairs = join(waiting)
     if pairs is None:
-        return 0
-    memory.add(pairs)
-    return len(pairs)
+        return
+    replaced = memory.upsert(pairs)
+    report.replaced += replaced
+    report.added += len(pairs) - replaced
+    report.wordless += int((~pairs.has_text).sum())
 
 
 def join(parts: list[Pairs]) -> Pairs | None:
@@ -183,47 +326,78 @@ def join(parts: list[Pairs]) -> Pairs | None:
         origins=chain("origins"),
         ordinals=np.concatenate([part.ordinals for part in parts if part.ordinals is not None]),
         digests=chain("digests"),
+        places=chain("places"),
+        stamps=chain("stamps"),
+        looks=chain("looks"),
     )
 
 
 class Deduplicator:
     """Leaves out rows that are there already.
 
+    Rows of an earlier edition of the source count as there only once this edition was seen to have them.
+
     Args:
         memory: what is there.
         options: what counts as being there.
+        edition: of the source that is read.
     """
 
-    def __init__(self, memory: Memory, options: BuildOptions) -> None:
-        self.memory, self.options = memory, options
-        self.digests: set[str] = set()
+    def __init__(self, memory: Memory, options: BuildOptions, edition: Edition) -> None:
+        self.memory, self.options, self.edition = memory, options, edition
+        self.exact: Counter[tuple[str, str]] = Counter()
         self.images: list[np.ndarray] = []
-        names = ["digest"] * options.same + ["image_vector"] * (options.near is not None)
-        for batch in memory.columns(names) if names and len(memory) else ():
-            self.digests.update(batch.get("digest", ()))
-            if "image_vector" in batch:
-                self._remember(batch["image_vector"])
+        names = ["digest", "caption"] * options.same + ["image_vector"] * (options.near is not None)
+        self._own: dict[str, tuple[tuple[str, str], np.ndarray | None]] = {}
+        for batch in memory.columns(["id", *names]) if names and len(memory) else ():
+            self._remember_rows(batch)
 
     def sift(self, pairs: Pairs, report: BuildReport) -> Pairs:
-        """The rows that are new; the others are counted."""
-        if not self.memory.backend.whole_commits and len(pairs):
-            known = self.memory.backend.known(pairs.ids)
-            pairs = pairs.take([row for row, id in enumerate(pairs.ids) if id not in known])
+        """The rows that are new or changed; the others are counted."""
+        known = [row for row, id in enumerate(pairs.ids) if self.edition.has(id)]
+        fresh = [row for row, id in enumerate(pairs.ids) if not self.edition.has(id)]
         if self.options.same:
-            fresh = []
-            for row, value in enumerate(pairs.digests):
-                if value not in self.digests:
-                    fresh.append(row)
-                    self.digests.add(value)
-            report.same += len(pairs) - len(fresh)
-            pairs = pairs.take(fresh)
-        if self.options.near is None or not len(pairs):
-            return pairs
-        far = self._far(pairs.image_vectors, self.options.near)
-        report.near += len(pairs) - len(far)
-        pairs = pairs.take(far)
-        self._remember(pairs.image_vectors)
-        return pairs
+            kept = []
+            for row in fresh:
+                if self.exact[self._key(pairs, row)] == 0:
+                    kept.append(row)
+                    self.exact[self._key(pairs, row)] += 1
+            report.same += len(fresh) - len(kept)
+            fresh = kept
+            for row in known:
+                self.exact[self._key(pairs, row)] += 1
+        if self.options.near is not None and fresh:
+            far = self._far(pairs.image_vectors[fresh], self.options.near)
+            report.near += len(fresh) - len(far)
+            fresh = [fresh[row] for row in far]
+        taken = pairs.take(sorted(known + fresh))
+        if self.options.near is not None and len(taken):
+            self._remember(taken.image_vectors)
+        return taken
+
+    def confirm(self, id: str) -> None:
+        """Let a row that has not changed count as there."""
+        key, vector = self._own.pop(id, (None, None))
+        if key is not None:
+            self.exact[key] += 1
+        if vector is not None:
+            self._remember(vector[None])
+
+    @staticmethod
+    def _key(pairs: Pairs, row: int) -> tuple[str, str]:
+        return (pairs.digests[row], pairs.captions[row])
+
+    def _remember_rows(self, batch: dict[str, Any]) -> None:
+        count = len(batch["id"])
+        keys = list(zip(batch["digest"], batch["caption"], strict=True)) if self.options.same else [("", "")] * count
+        vectors = batch.get("image_vector")
+        own = [row for row, id in enumerate(batch["id"]) if self.edition.older and self.edition.has(id)]
+        for row in own:
+            self._own[batch["id"][row]] = (keys[row], None if vectors is None else np.array(vectors[row]))
+        others = np.setdiff1d(np.arange(count), own)
+        self.exact.update(keys[row] for row in others.tolist())
+        if vectors is not None and len(others):
+            self._remember(vectors[others])
 
     def _far(self, vectors: np.ndarray, threshold: float) -> list[int]:
         """Rows that are near to nothing seen before, nor to an earlier row that is kept."""

@@ -13,7 +13,7 @@ from recollect.core.errors import UserError
 from recollect.core.types import best_device
 from recollect.memory.backends.lance import vectors_of
 from recollect.memory.build.reading import ROWS_AT_ONCE, Reader, RowBlock
-from recollect.memory.rows import Pairs
+from recollect.memory.rows import COLUMNS, Pairs
 
 
 def ray_blocks(reader: Reader, start: int, stop: int) -> Iterator[RowBlock]:
@@ -62,7 +62,9 @@ def _blocks(ray: Any, reader: Reader, starts: range, stop: int) -> Iterator[RowB
         num_cpus=None if resources.get("GPU") else 1,
     )
     for row in embedded.iter_rows():
-        yield RowBlock(_unpack(row["pairs"], reader), json.loads(row["failures"]))
+        said = json.loads(row["said"])
+        unchanged = [(picture, stamp, index) for picture, stamp, index in said["unchanged"]]
+        yield RowBlock(_unpack(row["pairs"], reader), said["failures"], said["failed"], unchanged)
 
 
 class _Embedder:
@@ -77,7 +79,8 @@ class _Embedder:
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
         block = next(self.reader.blocks(int(batch["start"][0]), int(batch["stop"][0])))
-        return {"pairs": [_pack(block.pairs)], "failures": [json.dumps(block.failures)]}
+        said = {"failures": block.failures, "failed": block.failed, "unchanged": block.unchanged}
+        return {"pairs": [_pack(block.pairs)], "said": [json.dumps(said)]}
 
 
 def _pack(pairs: Pairs) -> bytes:
@@ -98,19 +101,7 @@ def _unpack(packed: bytes, reader: Reader) -> Pairs:
         nothing = np.empty((0, reader.encoder.width), dtype=np.float32)
         return Pairs([], nothing, nothing, [], reader.model, ordinals=np.empty(0, dtype=np.int64))
     columns = {
-        name: table[name].to_pylist() for name in ("id", "caption", "source", "image", "path", "origin", "digest")
+        name: vectors_of(table[name].chunk(0)) if name.endswith("_vector") else table[name].to_pylist()
+        for name in COLUMNS
     }
-    return Pairs(
-        ids=columns["id"],
-        image_vectors=vectors_of(table["image_vector"].chunk(0)),
-        text_vectors=vectors_of(table["text_vector"].chunk(0)),
-        captions=columns["caption"],
-        model=reader.model,
-        sources=columns["source"],
-        metadata=[json.loads(each) for each in table["metadata"].to_pylist()],
-        images=columns["image"],
-        paths=columns["path"],
-        origins=columns["origin"],
-        ordinals=table["ordinal"].to_numpy(),
-        digests=columns["digest"],
-    )
+    return Pairs.of_columns(columns, reader.model)

@@ -2,9 +2,10 @@
 
 import hashlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,9 +13,11 @@ import numpy as np
 from PIL import Image
 
 from recollect.core.errors import UserError
-from recollect.core.types import NO_LABEL, Encoder, ImageLike, Sample, Source
+from recollect.core.types import NO_LABEL, Encoder, ImageLike, Sample, Source, caption_prefix
 from recollect.data.prompts import fill
 from recollect.data.sources.images import BrokenImageError
+from recollect.data.sources.keys import picture_key, sample_facts, source_place
+from recollect.memory.build.looks import look_of
 from recollect.memory.rows import Pairs, plain
 
 ROWS_AT_ONCE = 256
@@ -30,21 +33,30 @@ class ReadOptions:
 
     Attributes:
         captions: the first caption of a sample, or a row for each.
-        template: the text of a sample that has a label and no caption.
+        template: the text of a sample that has a label and no caption; None gives it no text, since a label is none.
         pictures: what to keep of them.
     """
 
     captions: Literal["first", "each"] = "first"
-    template: str = "a photo of a {}."
+    template: str | None = None
     pictures: KeepPictures = "source"
 
 
 @dataclass(frozen=True)
 class RowBlock:
-    """Embedded samples of one block, and what was wrong with those that are missing."""
+    """Embedded samples of one block.
+
+    Attributes:
+        pairs: rows; their ids are those of their pictures, which several rows may share.
+        failures: what was wrong with the pictures that could not be read.
+        failed: which pictures those are, where that is known.
+        unchanged: samples that were known as they are, and not embedded again: picture, stamp and number.
+    """
 
     pairs: Pairs
     failures: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    unchanged: list[tuple[str, str, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -56,17 +68,31 @@ class Reader:
         source: where samples come from.
         model: the encoder's fingerprint, computed once.
         options: how samples become rows.
+        name: what the memory calls the source; by default its own name.
+        known: stamps of pictures that need not be embedded again.
     """
 
     encoder: Encoder
     source: Source
     model: str
     options: ReadOptions = ReadOptions()
+    name: str = ""
+    known: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @property
+    def called(self) -> str:
+        """What the memory calls the source."""
+        return self.name or self.source.name
+
+    @cached_property
     def origin(self) -> str:
-        """Names the source as it was read; rows with one origin are numbered by ``ordinal``."""
-        return f"{self.source.fingerprint}-{self.options.captions}"
+        """Names the edition of the source that is read; rows with one origin are numbered by ``ordinal``."""
+        return f"{self.source.fingerprint}-{_hash(repr(self.options).encode())[:8]}"
+
+    @cached_property
+    def place(self) -> str:
+        """Where the source lies."""
+        return source_place(self.source)
 
     def blocks(self, start: int, stop: int) -> Iterator[RowBlock]:
         """Embedded blocks in order; samples are decoded in threads while the encoder has the block before.
@@ -83,95 +109,141 @@ class Reader:
                 yield self._embed([item.result() for item in waiting], first)
                 waiting = following
 
-    def _read(self, index: int) -> "_Read | BrokenImageError":
+    def _read(self, index: int) -> "_Read | _Unchanged | _Failed":
+        picture = ""
         try:
+            original = self.source.original(index)
+            key = picture_key(self.source, index, original)
+            picture = "" if key is None else f"{self.called}:{key}"
+            encoded = _bytes_of(original)
+            if key is not None and encoded is not None:
+                stamp = self._stamp(_hash(encoded), sample_facts(self.source, index))
+                if stamp in self.known.get(picture, ()):
+                    return _Unchanged(picture, stamp, index)
             sample = self.source.read(index)
-            image, path = stored_picture(self.source, index, sample.image, self.options.pictures)
+            pixels = _pixels(sample.image)
+            if key is None or encoded is None:
+                picture = f"{self.called}:{sample.id}"
+                stamp = self._stamp(pixels, sample_facts(self.source, index, sample))
+                if stamp in self.known.get(picture, ()):
+                    return _Unchanged(picture, stamp, index)
+            image, path = self._kept(original, encoded, sample.image)
         except BrokenImageError as error:
-            return error
-        return _Read(sample, image, path)
+            return _Failed(str(error), picture)
+        return _Read(sample, picture, image, path, stamp, pixels, look_of(sample.image))
 
-    def _embed(self, read: Sequence["_Read | BrokenImageError"], first: int) -> RowBlock:
-        failures = [str(each) for each in read if isinstance(each, BrokenImageError)]
+    def _stamp(self, content: str, facts: str) -> str:
+        """Another one whenever the sample's rows would be others."""
+        return f"{content}-{_hash(f'{self.options} {facts}'.encode())}"
+
+    def _kept(
+        self, original: bytes | Path | None, encoded: bytes | None, image: ImageLike
+    ) -> tuple[bytes | None, str | None]:
+        """What the memory keeps of a picture: its encoded bytes, the file it came from, both or neither."""
+        keep = self.options.pictures
+        path = str(original) if isinstance(original, Path) else None
+        if keep == "none" or (isinstance(image, np.ndarray) and image.ndim == 1):
+            return None, None
+        if keep == "path" and path is None:
+            raise UserError(
+                f"{self.source.name}: its pictures are no files. Keep their bytes (--pictures bytes) or none."
+            )
+        if path is not None:
+            return (encoded if keep == "bytes" else None), path
+        return encoded or _png(image), None
+
+    def _embed(self, read: Sequence["_Read | _Unchanged | _Failed"], first: int) -> RowBlock:
         there = [(first + place, each) for place, each in enumerate(read) if isinstance(each, _Read)]
-        rows = [
-            (place, number, text)
-            for place, (_, each) in enumerate(there)
-            for number, text in enumerate(self._texts(each.sample))
-        ]
+        rows = [(place, text) for place, (_, each) in enumerate(there) for text in self._texts(each.sample)]
         nothing = np.empty((0, self.encoder.width), dtype=np.float32)
         images = self.encoder.embed_images([each.sample.image for _, each in there]).numpy() if there else nothing
-        texts = self.encoder.embed_texts([text for _, _, text in rows]).numpy() if rows else nothing
-        owners = [there[place] for place, _, _ in rows]
+        texts = np.zeros((len(rows), self.encoder.width), dtype=np.float32)
+        if spoken := [place for place, (_, text) in enumerate(rows) if text]:
+            prefix = caption_prefix(self.encoder)
+            texts[spoken] = self.encoder.embed_texts([rows[place][1] for place in spoken], prefix).numpy()
+        owners = [there[place] for place, _ in rows]
+        pairs = Pairs(
+            ids=[each.id for _, each in owners],
+            image_vectors=images[[place for place, _ in rows]],
+            text_vectors=texts,
+            captions=[text for _, text in rows],
+            model=self.model,
+            sources=[self.called] * len(rows),
+            metadata=[self._metadata(each.sample) for _, each in owners],
+            images=[each.image for _, each in owners],
+            paths=[each.path for _, each in owners],
+            origins=[self.origin] * len(rows),
+            ordinals=np.array([index for index, _ in owners], dtype=np.int64),
+            digests=[each.digest for _, each in owners],
+            places=[self.place] * len(rows),
+            stamps=[each.stamp for _, each in owners],
+            looks=[each.look for _, each in owners],
+        )
+        failed = [each for each in read if isinstance(each, _Failed)]
         return RowBlock(
-            Pairs(
-                ids=[
-                    f"{each.sample.source}:{each.sample.id}{f'#{number}' if number else ''}"
-                    for (_, each), (_, number, _) in zip(owners, rows, strict=True)
-                ],
-                image_vectors=images[[place for place, _, _ in rows]],
-                text_vectors=texts,
-                captions=[text for _, _, text in rows],
-                model=self.model,
-                sources=[each.sample.source for _, each in owners],
-                metadata=[self._metadata(each.sample) for _, each in owners],
-                images=[each.image for _, each in owners],
-                paths=[each.path for _, each in owners],
-                origins=[self.origin] * len(rows),
-                ordinals=np.array([index for index, _ in owners], dtype=np.int64),
-                digests=[digest(each, text) for (_, each), (_, _, text) in zip(owners, rows, strict=True)],
-            ),
-            failures,
+            pairs,
+            [each.message for each in failed],
+            [each.id for each in failed if each.id],
+            [(each.id, each.stamp, each.index) for each in read if isinstance(each, _Unchanged)],
         )
 
     def _texts(self, sample: Sample) -> tuple[str, ...]:
+        """The texts of a sample; one that is empty, where it has none."""
         texts = tuple(text for text in sample.texts if text.strip())
         if sample.kind == "label" or not texts:
-            if sample.label == NO_LABEL or not self.source.class_names:
-                return texts[:1]
+            if self.options.template is None or sample.label == NO_LABEL or not self.source.class_names:
+                return ("",) if sample.kind == "label" else texts[:1] or ("",)
             return (fill(self.options.template, self.source.class_names[sample.label]),)
         return texts if self.options.captions == "each" else texts[:1]
 
     def _metadata(self, sample: Sample) -> dict[str, Any]:
         known = {key: plain(value) for key, value in sample.extra.items() if value is not None}
         if sample.label != NO_LABEL and self.source.class_names:
-            known["class"] = self.source.class_names[sample.label]
+            known["label"] = self.source.class_names[sample.label]
         return known
 
 
 @dataclass(frozen=True)
 class _Read:
     sample: Sample
+    id: str
     image: bytes | None
     path: str | None
+    stamp: str
+    digest: str
+    look: str
 
 
-def digest(read: _Read, text: str) -> str:
-    """Equal for the same pixels with the same text."""
-    image = read.sample.image
+@dataclass(frozen=True)
+class _Unchanged:
+    id: str
+    stamp: str
+    index: int
+
+
+@dataclass(frozen=True)
+class _Failed:
+    message: str
+    id: str
+
+
+def _bytes_of(original: bytes | Path | None) -> bytes | None:
+    try:
+        return original.read_bytes() if isinstance(original, Path) else original
+    except OSError as error:
+        raise BrokenImageError(f"{error.filename}: cannot be read ({error.strerror})") from None
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _pixels(image: ImageLike) -> str:
+    """Equal for the same pixels, however they were encoded."""
     pixels = np.asarray(image)
     made = hashlib.blake2b(f"{pixels.shape} {pixels.dtype}".encode(), digest_size=16)
     made.update(np.ascontiguousarray(pixels).data)
-    made.update(text.encode())
     return made.hexdigest()
-
-
-def stored_picture(source: Source, index: int, image: ImageLike, keep: KeepPictures) -> tuple[bytes | None, str | None]:
-    """What a memory keeps of a picture: its encoded bytes, or its path, or neither (a vector has neither).
-
-    Raises:
-        UserError: paths are wanted, but the source has none.
-    """
-    if keep == "none" or (isinstance(image, np.ndarray) and image.ndim == 1):
-        return None, None
-    found = source.original(index)
-    if keep == "path":
-        if not isinstance(found, Path):
-            raise UserError(f"{source.name}: its pictures are no files. Keep their bytes (--pictures bytes) or none.")
-        return None, str(found)
-    if isinstance(found, Path):
-        return (found.read_bytes(), None) if keep == "bytes" else (None, str(found))
-    return found or _png(image), None
 
 
 def _png(image: ImageLike) -> bytes:

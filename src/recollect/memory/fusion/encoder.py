@@ -69,7 +69,9 @@ class RetrievalEnhancedEncoder(EncoderBase):
             raise UserError(
                 f"mode {mode}: the fusion refines no {missing[0]}s. Choose mode {fusion.settings.modalities}."
             )
-        memory.check_k(k)
+        for modality in modalities_of(mode):
+            if fusion.settings.kind != "mlp":
+                memory.check_k(k, fusion.settings.taken(modality) == "text")
         self.model, self.memory, self.mode, self.k, self.where = model, memory, mode, k, where
         self.exclude_ids = frozenset(exclude_ids)
         self.device = best_device()
@@ -162,7 +164,12 @@ class RetrievalEnhancedEncoder(EncoderBase):
         """The vectors that embeddings of one modality find and read, nearest first."""
         settings = self.fusion.settings
         found = self.memory.search(
-            embeddings, self.k, settings.searched(modality), self.where, exclude_ids=self.exclude_ids
+            embeddings,
+            self.k,
+            settings.searched(modality),
+            self.where,
+            exclude_ids=self.exclude_ids,
+            with_text=settings.taken(modality) == "text",
         )
         ids = found.ids.ravel()
         there = ids != ""  # an empty place stays zeros, which no fusion reads

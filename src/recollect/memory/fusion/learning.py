@@ -16,9 +16,10 @@ from recollect.core.files import read_json, write_json
 from recollect.core.progress import progress
 from recollect.core.seeding import torch_generator
 from recollect.core.types import Encoder, Source
+from recollect.data.prompts import SIMPLE_TEMPLATES
 from recollect.data.sources.reading import BrokenCounter
 from recollect.memory.build.building import join
-from recollect.memory.build.reading import ROWS_AT_ONCE, Reader
+from recollect.memory.build.reading import ROWS_AT_ONCE, Reader, ReadOptions
 from recollect.memory.fusion.block import FusionModule, FusionSettings
 from recollect.memory.fusion.neighbours import Neighbours, find_neighbours
 from recollect.memory.rows import Pairs
@@ -184,14 +185,15 @@ def embed_pairs(encoder: Encoder, sources: tuple[Source, ...], limit: int | None
         UserError: too many cannot be read, or none is left.
     """
     fingerprint, parts, tally = encoder.fingerprint, [], BrokenCounter(broken_share)
+    reading = ReadOptions(template=SIMPLE_TEMPLATES[0])
     for source in sources:
         stop = len(source) if limit is None else min(limit, len(source))
         with progress(f"embed {source.name}", stop, "pairs") as counter:
             for start, block in zip(
-                range(0, stop, ROWS_AT_ONCE), Reader(encoder, source, model=fingerprint).blocks(0, stop), strict=True
+                range(0, stop, ROWS_AT_ONCE), Reader(encoder, source, fingerprint, reading).blocks(0, stop), strict=True
             ):
                 count = min(ROWS_AT_ONCE, stop - start)
-                parts.append(block.pairs)
+                parts.append(block.pairs.take(np.flatnonzero(block.pairs.has_text).tolist()))
                 tally.add(source, count, block.failures)
                 counter.advance(count)
     pairs = join(parts)

@@ -98,20 +98,35 @@ def find_neighbours(
         values[modality] = torch.zeros(1, memory.width)
         rows[modality] = torch.zeros(len(pairs), 0, dtype=torch.int64)
         if settings.refines(modality) and settings.kind != "mlp":
-            ids = _search(own[modality], pairs.ids, memory, settings.searched(modality), k, max_score)
+            memory.check_k(k, with_text=settings.taken(modality) == "text")
+            ids = _search(own[modality], pairs.ids, memory, settings, modality, k, max_score)
             values[modality], rows[modality] = _gather(ids, memory, settings.taken(modality))
     return Neighbours(torch.from_numpy(pairs.image_vectors), torch.from_numpy(pairs.text_vectors), values, rows)
 
 
 def _search(
-    vectors: np.ndarray, ids: Sequence[str], memory: Memory, modality: Modality, k: int, max_score: float
+    vectors: np.ndarray,
+    ids: Sequence[str],
+    memory: Memory,
+    settings: FusionSettings,
+    modality: Modality,
+    k: int,
+    max_score: float,
 ) -> np.ndarray:
     found = []
     with progress(f"neighbours by {modality}", len(vectors), "pairs") as counter:
         for start in range(0, len(vectors), _QUERIES):
             some = slice(start, start + _QUERIES)
-            found.append(memory.search(vectors[some], k, modality, max_score=max_score, exclude=ids[some]).ids)
-            counter.advance(len(found[-1]))
+            hits = memory.search(
+                vectors[some],
+                k,
+                settings.searched(modality),
+                max_score=max_score,
+                exclude=ids[some],
+                with_text=settings.taken(modality) == "text",
+            )
+            found.append(hits.ids)
+            counter.advance(len(hits.ids))
     return np.concatenate(found) if found else np.empty((0, k), dtype=object)
 
 

@@ -21,7 +21,7 @@ from recollect.core.types import ImageLike, Source, best_device
 from recollect.memory import Item
 from recollect.models.transformers.encoder import quiet
 from recollect.search.baselines.pool_wide import has_caption
-from recollect.search.captioning.file import CaptionFile
+from recollect.search.captioning.file import CaptionFile, key_of
 
 PROMPT = "Describe what you see in detail with a maximum of 30 words."
 """What EFSA asks its captioner (§4.1)."""
@@ -175,12 +175,11 @@ def _describe(items: Sequence[Item], captioner: Captioner, file: CaptionFile, re
 
 
 def source_items(source: Source, block: int = 64) -> Iterator[list[Item]]:
-    """The images of a source by their ids, some at a time; their texts do not count as captions."""
+    """The images of a source by their keys, some at a time; their texts do not count as captions."""
 
     def item(index: int) -> Item:
-        sample = source.read(index, extra=False)
         where = f"{source.name}, row {index}"
-        return Item(sample.id, "", source.name, {}, lambda: sample.image, where)
+        return Item(key_of(source, index), "", source.name, {}, lambda: source.read(index, extra=False).image, where)
 
     for start in range(0, len(source), block):
         yield [item(index) for index in range(start, min(start + block, len(source)))]

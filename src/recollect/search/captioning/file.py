@@ -1,12 +1,16 @@
 """Captions in a file, one JSON object a line, so that a captioner that was stopped goes on where it was."""
 
+import csv
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from recollect.core.errors import UserError
+from recollect.core.files import held
 from recollect.core.types import Source
+from recollect.data.sources.keys import picture_key
 
 
 class CaptionFile:
@@ -20,7 +24,6 @@ class CaptionFile:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.captions: dict[str, str] = {}
-        self._whole = 0  # bytes of whole lines
         if self.path.exists():
             self._read()
 
@@ -36,24 +39,37 @@ class CaptionFile:
                 raise UserError(
                     f'{self.path}: line {number} is not {{"id": ..., "caption": ...}}. Is it another file?'
                 ) from None
-            self._whole += len(line)
 
     def write(self, captions: Mapping[str, str]) -> None:
-        """Add captions; they are on disk when this returns."""
+        """Add captions; they are on disk when this returns, beside those that other processes add meanwhile."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("r+b" if self.path.exists() else "w+b") as file:
-            file.seek(self._whole)
-            file.truncate()
+        with self.path.open("a+b") as file, held(file):
+            self._cut(file)
             for id, caption in captions.items():
                 file.write(json.dumps({"id": id, "caption": caption}, ensure_ascii=False).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-            self._whole = file.tell()
         self.captions |= captions
+
+    @staticmethod
+    def _cut(file: BinaryIO) -> None:
+        """Drop a line that was cut short; nobody else writes one while the file is held."""
+        end = file.seek(0, os.SEEK_END)
+        place = end
+        while place > 0:
+            start = max(0, place - 4096)
+            file.seek(start)
+            newline = file.read(place - start).rfind(b"\n")
+            if newline >= 0:
+                place = start + newline + 1
+                break
+            place = start
+        if place < end:
+            file.truncate(place)
 
 
 def captions_of(path: Path, source: Source) -> tuple[str | None, ...]:
-    """The captions of a source's images from a file, None for those without.
+    """The captions of a source's images from a file, None for those without; both are known by the images' keys.
 
     Raises:
         UserError: no such file, or it is of other images.
@@ -61,7 +77,41 @@ def captions_of(path: Path, source: Source) -> tuple[str | None, ...]:
     if not path.exists():
         raise UserError(f"{path}: no such file. Write it with `recollect caption SOURCE --model CAPTIONER`.")
     known = CaptionFile(path).captions
-    found = tuple(known.get(source.read(index, extra=False).id) for index in range(len(source)))
+    found = tuple(known.get(key_of(source, index)) for index in range(len(source)))
     if not any(found):
         raise UserError(f"{path}: {len(known)} captions, none of an image of {source.name}. Is it of other data?")
     return found
+
+
+def key_of(source: Source, index: int) -> str:
+    """What a captions file calls an image: its file below the source's folder, a digest of its bytes, or its id.
+
+    Never the number of a row, which names another image once the rows are sorted otherwise.
+    """
+    key = picture_key(source, index, source.original(index))
+    return source.read(index, extra=False).id if key is None else key
+
+
+def read_captions(path: Path) -> dict[str, str]:
+    """Captions that a user wrote: a .jsonl file of `CaptionFile`, or a .csv with the columns ``id`` (or ``path``) and
+    ``caption``.
+
+    Raises:
+        UserError: no such file, or it is none of both.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    if path.suffix == ".jsonl":
+        return CaptionFile(path).captions
+    if path.suffix != ".csv":
+        raise UserError(f"{path}: captions are read from a .jsonl or .csv file")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.DictReader(file)
+            names = rows.fieldnames or []
+            key = next((name for name in ("id", "path", "file", "image") if name in names), None)
+            if key is None or "caption" not in names:
+                raise UserError(f"{path}: needs the columns 'id' or 'path', and 'caption'; it has {', '.join(names)}")
+            return {row[key]: row["caption"] or "" for row in rows if row[key]}
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path}: not a CSV in UTF-8 ({error})") from None
