@@ -38,6 +38,7 @@ COMMANDS: dict[str, Command] = {
     "memory remove": Command("memory", "Remove", "remove rows, or near-duplicates of test images, from a memory"),
     "memory search": Command("search", "Search", "the same as `recollect search`"),
     "memory info": Command("memory", "Info", "what a memory holds"),
+    "serve": Command("serve", "Serve", "a memory in the browser: search, look, teach classes by clicks"),
     "study": Command("study", "RunStudy", "run a table or figure of a paper"),
 }
 

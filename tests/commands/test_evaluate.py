@@ -131,7 +131,7 @@ def kept(recollect, trained, shapes, tmp_path_factory):
 
 def test_a_classifier_is_kept_and_applied(recollect, trained, shapes, kept, tmp_path):
     done = recollect("classify", "--with", kept, "--images", shapes / "test", "--out", tmp_path / "with")
-    assert "left-out examples are right" in done.stdout
+    assert "held-out examples are right" in done.stdout
     recollect(
         "classify", "--support", shapes / "train", "--images", shapes / "test", "--model", trained[0], "--out",
         tmp_path / "direct",
@@ -140,7 +140,7 @@ def test_a_classifier_is_kept_and_applied(recollect, trained, shapes, kept, tmp_
     assert first == second
     about = json.loads((tmp_path / "with" / "predictions.json").read_text())
     assert about["calibrated"]
-    assert set(about["left_out"]["methods"]) >= {"zero-shot", "prototype"}
+    assert set(about["held_out"]["methods"]) >= {"zero-shot", "prototype"}
 
 
 def test_names_alone_classify_and_a_kept_classifier_grows(recollect, trained, shapes, tmp_path):

@@ -117,7 +117,7 @@ def _about(taught: Classifier) -> dict[str, Any]:
         "settings": taught.settings,
         "examples": len(taught.support),
         "calibrated": taught.calibrated,
-        "left_out": {**taught.calibration, "methods": dict(taught.accuracies)},
+        "held_out": {**taught.calibration, "methods": dict(taught.accuracies)},
         "unknown_rate": taught.unknown_rate,
     }
 
@@ -127,10 +127,10 @@ def _sentence(taught: Classifier) -> str:
     if not taught.calibration:
         return f"{said}; confidence is not calibrated (no two examples of a class)"
     checked = taught.calibration
-    chosen = ", chosen by it" if taught.asked == BEST else ""
+    chosen = " (the method was chosen by it)" if taught.asked == BEST else ""
     return (
-        f"{said}; {100 * float(checked['accuracy']):.1f} % of {checked['examples']} left-out examples are right "
-        f"({checked['left_out']}{chosen}), calibration error {float(checked['calibration_error']):.3f}"
+        f"{said}; {100 * checked['accuracy']:.1f} % of {checked['examples']} held-out examples are right{chosen}, "
+        f"calibration error {checked['calibration_error']:.3f}"
     )
 
 
@@ -138,7 +138,7 @@ def _describe(taught: Classifier) -> None:
     output().print(_sentence(taught), highlight=False, markup=False, soft_wrap=True)
     if len(taught.accuracies) > 1:
         each = ", ".join(f"{name} {100 * value:.1f} %" for name, value in taught.accuracies.items())
-        output().print(f"left-out accuracy: {each}", highlight=False, markup=False, soft_wrap=True)
+        output().print(f"held-out accuracy: {each}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _show(found: Classification) -> None:

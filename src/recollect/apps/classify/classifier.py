@@ -8,24 +8,17 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from sklearn.base import ClassifierMixin
 
-from recollect.apps.classify.choosing import BEST, CANDIDATES, choose, fitted, settings_of
+from recollect.apps.classify.choosing import BEST, CANDIDATES, by_names, choose, settings_of
 from recollect.apps.classify.pictures import Example, embed_files
-from recollect.apps.classify.trust import (
-    LeftOut,
-    calibration_error,
-    class_p_values,
-    inverse_temperature,
-    least_similarity,
-)
+from recollect.apps.classify.unknown import least_similarity
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind
 from recollect.data.prompts import GENERAL_TEMPLATES, fill, readable
 from recollect.evaluation.features import prompt_ensemble
 from recollect.evaluation.few_shot import learned_scale
 from recollect.evaluation.language import own_prefixes
-from recollect.fewshot.base import softmax
+from recollect.fewshot import EmbeddingClassifier
 from recollect.fewshot.protocol import FEW_SHOT_METHODS
 
 
@@ -86,7 +79,7 @@ class Classifier:
     >>> classifier.save("cats")                                                                    # doctest: +SKIP
     >>> Classifier.load("cats").predict(model.embed_images(pictures))                              # doctest: +SKIP
 
-    Its confidence is calibrated on examples that were left out (`trust`); with names alone it is the model's own, which
+    Its confidence is calibrated on examples that were held out; with names alone it is the model's own, which
     is not. Fitting is deterministic, so an opened classifier says what the saved one said.
 
     Attributes:
@@ -98,7 +91,8 @@ class Classifier:
         asked: the method asked for, or ``best``.
         notes: what was odd about the examples when they were read: damaged files, copies.
         method: the method in use.
-        accuracies: left-out accuracy of every method that was compared.
+        accuracies: held-out accuracy of every method that was compared.
+        estimator: the fitted method.
     """
 
     classes: tuple[str, ...]
@@ -110,7 +104,7 @@ class Classifier:
     notes: tuple[str, ...] = ()
     method: str = field(init=False)
     accuracies: Mapping[str, float] = field(init=False)
-    left_out: LeftOut | None = field(init=False, repr=False)
+    estimator: EmbeddingClassifier = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.asked != BEST and self.asked not in FEW_SHOT_METHODS:
@@ -119,17 +113,17 @@ class Classifier:
             )
         if len(self.classes) < 2:
             raise UserError(f"{len(self.classes)} classes; a classifier needs two or more")
-        method, found = "zero-shot", None
-        accuracies: dict[str, float] = {}
         if not self.without_examples:
             methods = CANDIDATES if self.asked == BEST else (self.asked,)
-            method, found, accuracies = choose(
+            method, estimator, accuracies = choose(
                 methods, self.texts, self.model.scale, self.support.features, self.support.labels
             )
-        elif self.asked not in (BEST, "zero-shot"):
+        elif self.asked in (BEST, "zero-shot"):
+            method, estimator, accuracies = "zero-shot", by_names(self.texts, self.model.scale), {}
+        else:
             names = ", ".join(self.without_examples)
             raise UserError(f"--method {self.asked} needs examples of every class; there is none of {names}.")
-        for name, value in (("method", method), ("left_out", found), ("accuracies", accuracies)):
+        for name, value in (("method", method), ("estimator", estimator), ("accuracies", accuracies)):
             object.__setattr__(self, name, value)
 
     @classmethod
@@ -148,7 +142,7 @@ class Classifier:
         Args:
             examples: files of each class, or (file, class) pairs.
             names: classes, each with texts that describe it if its name does not.
-            method: a name in `FEW_SHOT_METHODS`, or ``best``: the best on left-out examples.
+            method: a name in `FEW_SHOT_METHODS`, or ``best``: the best on held-out examples.
             model_name: what to open the model by.
             prefix: how class texts are read; the model's own rule by default (`class_prefix`).
 
@@ -215,43 +209,25 @@ class Classifier:
         return tuple(name for name, count in zip(self.classes, counts, strict=True) if not count)
 
     @cached_property
-    def estimator(self) -> ClassifierMixin:
-        """The fitted method."""
-        return fitted(self.method, self.texts, self.model.scale, self.support.features, self.support.labels)
-
-    @cached_property
     def settings(self) -> dict[str, Any]:
         """What the method chose for itself."""
         return settings_of(self.estimator)
 
-    @cached_property
-    def confidence_scale(self) -> float:
-        """Factor of the scores in the softmax: by left-out likelihood, or the model's own where nothing is left out."""
-        if self.left_out is not None:
-            return inverse_temperature(self.left_out.scores, self.left_out.labels)
-        return self.model.scale if self.method == "zero-shot" else self.estimator.confidence_scale
-
     @property
     def calibrated(self) -> bool:
-        """Whether its confidence was fitted to left-out examples."""
-        return self.left_out is not None
+        """Whether its confidence was fitted to held-out examples."""
+        return len(self.estimator.loo_rows_) > 0
 
     @cached_property
-    def calibration(self) -> dict[str, float | int | str]:
-        """How far its confidence could be checked: accuracy and calibration error on left-out examples."""
-        if self.left_out is None:
+    def calibration(self) -> dict[str, float | int]:
+        """How far its confidence could be checked: accuracy and calibration error on held-out examples."""
+        if not self.calibrated:
             return {}
         return {
-            "accuracy": self.left_out.accuracy,
-            "calibration_error": calibration_error(self._left_out_probabilities, self.left_out.labels),
-            "examples": len(self.left_out.labels),
-            "left_out": self.left_out.how,
+            "accuracy": float(self.estimator.loo_accuracy_),
+            "calibration_error": float(self.estimator.loo_ece_),
+            "examples": len(self.estimator.loo_rows_),
         }
-
-    @cached_property
-    def _left_out_probabilities(self) -> np.ndarray:
-        assert self.left_out is not None
-        return softmax(self.confidence_scale * self.left_out.scores.astype(np.float64))
 
     @cached_property
     def _nearest(self) -> tuple[float, float]:
@@ -274,8 +250,7 @@ class Classifier:
         Raises:
             UserError: embeddings of another width.
         """
-        features = self._checked(features)
-        return softmax(self.confidence_scale * self.estimator.scores(features).astype(np.float64))
+        return self.estimator.predict_proba(self._checked(features)).astype(np.float64)
 
     def predict(self, features: Any) -> np.ndarray:
         """The name of the most probable class of each row."""
@@ -284,20 +259,17 @@ class Classifier:
     def predict_set(self, features: Any, alpha: float = 0.1) -> Bool[np.ndarray, "queries classes"]:
         """Which classes cannot be ruled out at level ``alpha``: the true one is among them with probability 1 − alpha.
 
-        Conformal, class by class (`class_p_values`). A class with fewer than 1/alpha − 1 examples is never ruled out.
-        A row without any class is none of them.
+        Conformal, class by class, on the examples (`EmbeddingClassifier.predict_set`). A class with fewer than
+        1/alpha − 1 examples is never ruled out. A row without any class is none of them.
 
         Raises:
             UserError: there are no examples to calibrate on, or alpha is not between 0 and 1.
         """
         if not 0 < alpha < 1:
             raise UserError(f"alpha = {alpha:g}: a share of errors lies between 0 and 1")
-        if self.left_out is None:
-            raise UserError(
-                "sets of classes are calibrated on examples, two or more of a class; there are none. Add some."
-            )
-        chances = self.predict_proba(features)
-        return class_p_values(self._left_out_probabilities, self.left_out.labels, chances) > alpha
+        if not self.calibrated:
+            raise UserError("sets of classes are calibrated on examples, two or more of a class; there are none.")
+        return self.estimator.predict_set(self._checked(features), alpha)
 
     def similarity(self, features: Any) -> Float[np.ndarray, "queries n"]:
         """Cosines to the examples."""

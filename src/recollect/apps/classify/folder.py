@@ -77,10 +77,10 @@ def _contents(classifier: "Classifier") -> tuple[dict[str, Any], bytes]:
         ],
         "model": asdict(classifier.model),
         "method": {"asked": classifier.asked, "used": classifier.method, "settings": classifier.settings},
-        "left_out": {**classifier.calibration, "methods": dict(classifier.accuracies)},
+        "held_out": {**classifier.calibration, "methods": dict(classifier.accuracies)},
         "calibration": {
             "calibrated": classifier.calibrated,
-            "confidence_scale": float(classifier.confidence_scale),
+            "temperature": float(classifier.estimator.temperature_),
             "unknown_below": classifier.unknown_below,
             "unknown_rate": classifier.unknown_rate,
         },

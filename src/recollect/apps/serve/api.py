@@ -1,0 +1,306 @@
+"""The page's JSON API: a verb of the commands each, and the front end's own files."""
+
+import csv
+import io
+import math
+import time
+from importlib.resources import files
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from recollect.apps.serve.collection import VIEW_SIDE, as_jpeg
+from recollect.apps.serve.guard import Guard
+from recollect.apps.serve.session import Order, SearchTerm, Session
+from recollect.core.errors import UserError
+
+STATIC = (
+    "index.html",
+    "style.css",
+    "app.js",
+    "api.js",
+    "grid.js",
+    "search.js",
+    "classes.js",
+    "map.js",
+    "viewer.js",
+    "icon.svg",
+)
+_TYPES = {"html": "text/html; charset=utf-8", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_WEEK = "private, max-age=604800, immutable"
+MOST_TILES = 400
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class TermBody(_Body):
+    """One term of a search."""
+
+    words: Annotated[str, Field(max_length=2000)] | None = None
+    row: int | None = None
+    upload: Annotated[str, Field(max_length=64)] | None = None
+    weight: float | int = 1.0
+
+
+class SearchBody(_Body):
+    """A search."""
+
+    terms: Annotated[list[TermBody], Field(max_length=16)] = []
+    where: Annotated[str, Field(max_length=2000)] | None = None
+
+
+class ClassBody(_Body):
+    """A new class."""
+
+    name: Annotated[str, Field(max_length=400)]
+    text: Annotated[str, Field(max_length=400)] = ""
+
+
+class MarkBody(_Body):
+    """A click."""
+
+    rows: Annotated[list[int], Field(min_length=1, max_length=1000)]
+    mark: Literal[-1, 0, 1]
+    version: int
+    show: Literal["likely", "next", "cut", "clicked"] = "likely"
+
+
+class SaveBody(_Body):
+    """Where to keep the classifier."""
+
+    name: Annotated[str, Field(max_length=100)]
+
+
+def create_app(session: Session, hosts: frozenset[str], token: str | None = None) -> Guard:
+    """The whole page as an ASGI application.
+
+    Args:
+        hosts: by which it may be called; empty for any.
+        token: what a browser must know; None for whoever can reach it.
+    """
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    _errors(app)
+    _static(app)
+    _looking(app, session)
+    _teaching(app, session)
+    _keeping(app, session)
+    return Guard(app, hosts, token)
+
+
+def _errors(app: FastAPI) -> None:
+    @app.exception_handler(UserError)
+    async def said(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"error": " ".join(str(error).split())}, 400)
+
+    @app.exception_handler(RequestValidationError)
+    async def malformed(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part != "body")
+        return JSONResponse({"error": f"{where or 'request'}: {first['msg']}"}, 422)
+
+    @app.exception_handler(OSError)
+    async def gone(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"error": f"cannot be read any more ({type(error).__name__})"}, 503)
+
+
+def _static(app: FastAPI) -> None:
+    folder = files("recollect.apps.serve") / "static"
+    contents = {name: (folder / name).read_bytes() for name in STATIC}
+
+    def serve(name: str) -> Response:
+        return Response(contents[name], media_type=_TYPES[name.rsplit(".")[-1]], headers={"cache-control": "no-cache"})
+
+    @app.get("/")
+    def index() -> Response:
+        return serve("index.html")
+
+    for each in STATIC:  # a table of known names: no path of a request ever reaches the disk
+        app.add_api_route(f"/static/{each}", lambda name=each: serve(name), methods=["GET"])
+
+
+def _answer(session: Session, order: Order, began: float, **more: Any) -> dict[str, Any]:
+    return {
+        "order": order.key,
+        "total": len(order.rows),
+        "kind": order.kind,
+        "version": session.collection.version,
+        "milliseconds": round(1000 * (time.perf_counter() - began), 1),
+        **more,
+    }
+
+
+def _checked(session: Session, version: int) -> None:
+    if version != session.collection.version:
+        raise UserError("the memory has changed. Load the page again.")
+
+
+def _looking(app: FastAPI, session: Session) -> None:
+    @app.get("/api/info")
+    def info() -> dict[str, Any]:
+        memory = session.collection.memory
+        return {
+            "memory": memory.address.rstrip("/").rsplit("/")[-1],
+            "rows": len(session.collection),
+            "version": session.collection.version,
+            "model": session.model_name.rstrip("/").rsplit("/")[-1],
+            "filters": ["id", "caption", "source", *memory.metadata_keys()],
+            "damaged": session.labels.journal.damaged,
+        }
+
+    @app.post("/api/search")
+    def search(body: SearchBody) -> dict[str, Any]:
+        began = time.perf_counter()
+        terms = [SearchTerm(each.words, each.row, each.upload, float(each.weight)) for each in body.terms]
+        order = session.search(terms, body.where) if terms else session.everything(body.where)
+        return _answer(session, order, began)
+
+    @app.get("/api/window")
+    def window(
+        order: Annotated[str, Query(max_length=64)],
+        start: Annotated[int, Query(ge=0)],
+        count: Annotated[int, Query(ge=1, le=MOST_TILES)],
+        label: int | None = None,
+    ) -> dict[str, Any]:
+        return {"tiles": session.window(order, start, count, label)}
+
+    @app.post("/api/pictures")
+    async def upload(request: Request) -> dict[str, str]:
+        data = await request.body()
+        from starlette.concurrency import run_in_threadpool
+
+        return {"upload": await run_in_threadpool(session.upload, data)}
+
+    @app.get("/api/thumbs/{version}/{row}")
+    def thumb(version: int, row: int) -> Response:
+        _checked(session, version)
+        session.collection.check([row])
+        return _picture(lambda: session.collection.thumbnail(row))
+
+    @app.get("/api/pictures/{version}/{row}")
+    def picture(version: int, row: int) -> Response:
+        _checked(session, version)
+        session.collection.check([row])
+        return _picture(lambda: as_jpeg(session.collection.picture(row), VIEW_SIDE))
+
+    @app.get("/api/items/{version}/{row}")
+    def item(version: int, row: int) -> dict[str, Any]:
+        _checked(session, version)
+        session.collection.check([row])
+        (found,) = session.collection.items([row])
+        return {
+            "id": found.id,
+            "caption": found.caption,
+            "source": found.source,
+            "metadata": {str(key): _plain(value) for key, value in found.metadata.items()},
+        }
+
+    @app.get("/api/map")
+    def layout() -> dict[str, Any]:
+        found = session.layout()
+        return {
+            "rows": found.rows.tolist(),
+            "points": np.round(found.points, 4).ravel().tolist(),
+            "method": found.method,
+        }
+
+    @app.get("/api/duplicates")
+    def alike() -> dict[str, Any]:
+        groups, note = session.duplicates()
+        ids = session.collection.ids
+        return {
+            "groups": [
+                {"kind": each.kind, "pictures": [{"row": row, "id": ids[row], "score": None} for row in each.rows[:24]]}
+                for each in groups[:300]
+            ],
+            "note": note,
+        }
+
+
+def _picture(make: Any) -> Response:
+    try:
+        return Response(make(), media_type="image/jpeg", headers={"cache-control": _WEEK})
+    except UserError:  # no picture, gone or damaged: the tile shows its caption
+        return Response(status_code=404, headers={"cache-control": "no-store"})
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _teaching(app: FastAPI, session: Session) -> None:
+    @app.get("/api/classes")
+    def classes() -> dict[str, Any]:
+        found = [
+            {"class": each.key, "name": each.name, "text": each.text, "yes": each.count(1), "no": each.count(-1)}
+            for each in list(session.labels.classes.values())
+        ]
+        return {"classes": found, "revision": session.labels.revision}
+
+    @app.post("/api/classes")
+    def create(body: ClassBody) -> dict[str, Any]:
+        return {"class": session.create(body.name, body.text).key, "revision": session.labels.revision}
+
+    @app.delete("/api/classes/{key}")
+    def drop(key: int) -> dict[str, Any]:
+        session.drop(key)
+        return {"revision": session.labels.revision}
+
+    @app.get("/api/classes/{key}/order")
+    def ranked(key: int, show: Literal["likely", "next", "cut", "clicked"] = "likely") -> dict[str, Any]:
+        began = time.perf_counter()
+        order = session.ranked(key, show)
+        return _answer(session, order, began, summary=session.summary(key), revision=session.labels.revision)
+
+    @app.post("/api/classes/{key}/marks")
+    def mark(key: int, body: MarkBody) -> dict[str, Any]:
+        _checked(session, body.version)
+        session.mark(key, body.rows, body.mark)
+        began = time.perf_counter()
+        order = session.ranked(key, body.show)
+        return _answer(session, order, began, summary=session.summary(key), revision=session.labels.revision)
+
+    @app.post("/api/undo")
+    def undo() -> dict[str, Any]:
+        undone = session.undo()
+        return {"undone": undone, "revision": session.labels.revision}
+
+
+def _keeping(app: FastAPI, session: Session) -> None:
+    @app.post("/api/save")
+    def save(body: SaveBody) -> dict[str, Any]:
+        folder, kept = session.save(body.name)
+        return {
+            "folder": str(folder),
+            "classes": list(kept.classes),
+            "method": kept.method,
+            "examples": len(kept.support),
+            "held_out": kept.calibration,
+        }
+
+    @app.get("/api/labels.csv")
+    def as_csv() -> Response:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        table = session.table()
+        writer.writerow(table.column_names)
+        for row in zip(*(column.to_pylist() for column in table.columns), strict=True):
+            writer.writerow(
+                [f"'{value}" if str(value)[:1] in "=+-@" and isinstance(value, str) else value for value in row]
+            )
+        return _download(text.getvalue().encode(), "text/csv; charset=utf-8", "labels.csv")
+
+    @app.get("/api/labels.parquet")
+    def as_parquet() -> Response:
+        return _download(session.parquet(), "application/vnd.apache.parquet", "labels.parquet")
+
+
+def _download(data: bytes, kind: str, name: str) -> Response:
+    headers = {"content-disposition": f'attachment; filename="{name}"', "cache-control": "no-store"}
+    return Response(data, media_type=kind, headers=headers)

@@ -1,0 +1,188 @@
+"""The memory as the page reads it: rows by number, their vectors, and small pictures of them."""
+
+import hashlib
+import io
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from queue import Empty, Queue
+
+import numpy as np
+from PIL import Image
+
+from recollect.apps.serve.layout import perceptual_hash
+from recollect.core.errors import UserError
+from recollect.memory.rows import Item
+from recollect.memory.store import Memory
+
+THUMB_SIDE = 224
+VIEW_SIDE = 1600
+_CACHE_BYTES = 128 * 2**20
+_AT_ONCE = 64
+
+
+class Collection:
+    """One version of a memory.
+
+    The browser names a picture by the number of its row in this version, never by a path; a number of another version
+    is refused.
+
+    Args:
+        memory: what is shown.
+
+    Attributes:
+        version: of the memory.
+        ids: of every row.
+        vectors: unit-norm image embeddings (rows, width), float32.
+
+    Raises:
+        UserError: the memory is empty.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self.version = memory.version
+        ids: list[str] = []
+        vectors = np.empty((len(memory), memory.width), dtype=np.float32)
+        for batch in memory.columns(["id", "image_vector"]):
+            start = len(ids)
+            ids += batch["id"]
+            if len(ids) > len(vectors):
+                raise UserError(f"{memory.address}: is being changed. Try again.")
+            vectors[start : len(ids)] = batch["image_vector"]
+        if not ids:
+            raise UserError(f"{memory.address}: the memory is empty. Add pictures with `recollect memory add`.")
+        self.ids = ids
+        self.vectors = vectors[: len(ids)]
+        self.row_of = {id: row for row, id in enumerate(ids)}
+        self._thumbs = _Thumbnails(self)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def check(self, rows: Sequence[int]) -> None:
+        """Refuse numbers that are no rows.
+
+        Raises:
+            UserError: naming the first.
+        """
+        if wrong := next((row for row in rows if not 0 <= row < len(self)), None):
+            raise UserError(f"there is no picture {wrong}")
+
+    def items(self, rows: Sequence[int]) -> list[Item]:
+        """What is known of some rows, without their pictures.
+
+        Raises:
+            UserError: the memory has vanished, or a row was removed since.
+        """
+        return self.memory.fetch([self.ids[row] for row in rows], pictures=False)
+
+    def picture(self, row: int) -> Image.Image:
+        """A row's picture, decoded.
+
+        Raises:
+            UserError: the memory keeps none, or its file is gone or damaged.
+        """
+        (item,) = self.memory.fetch([self.ids[row]])
+        return item.open()
+
+    def thumbnail(self, row: int) -> bytes:
+        """A small JPEG of a row's picture.
+
+        Raises:
+            UserError: as in `picture`.
+        """
+        return self._thumbs.get(row)
+
+    def looks(self, row: int) -> tuple[str, int] | None:
+        """Digest of a picture's bytes, and its perceptual hash; None where it cannot be read."""
+        try:
+            (item,) = self.memory.fetch([self.ids[row]])
+            picture = item.open()
+            data = item.image.read_bytes() if isinstance(item.image, Path) else item.image
+            data = data if isinstance(data, bytes) else picture.tobytes()
+            return hashlib.blake2b(data, digest_size=16).hexdigest(), perceptual_hash(picture)
+        except (UserError, OSError):
+            return None
+
+    def close(self) -> None:
+        """Stop making thumbnails."""
+        self._thumbs.close()
+
+
+def as_jpeg(picture: Image.Image, side: int) -> bytes:
+    """The picture as a new JPEG no larger than ``side``: what is served was always made here, from decoded pixels."""
+    picture = picture.convert("RGB")
+    picture.thumbnail((side, side))
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=84)
+    return buffer.getvalue()
+
+
+class _Thumbnails:
+    """Many requests for one picture each become few reads of many: a thread collects what is asked at a time."""
+
+    def __init__(self, collection: Collection) -> None:
+        self.collection = collection
+        self._kept: OrderedDict[int, bytes] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._asked: Queue[tuple[int, Future[bytes]] | None] = Queue()
+        self._worker = threading.Thread(target=self._work, name="thumbnails", daemon=True)
+        self._worker.start()
+
+    def get(self, row: int) -> bytes:
+        with self._lock:
+            if row in self._kept:
+                self._kept.move_to_end(row)
+                return self._kept[row]
+        answer: Future[bytes] = Future()
+        self._asked.put((row, answer))
+        return answer.result(timeout=60)
+
+    def close(self) -> None:
+        self._asked.put(None)
+
+    def _work(self) -> None:
+        while (first := self._asked.get()) is not None:
+            together = [first]
+            while len(together) < _AT_ONCE:
+                try:
+                    more = self._asked.get_nowait()
+                except Empty:
+                    break
+                if more is None:
+                    self._asked.put(None)
+                    break
+                together.append(more)
+            self._make(together)
+
+    def _make(self, asked: list[tuple[int, "Future[bytes]"]]) -> None:
+        rows = list(dict.fromkeys(row for row, _ in asked))
+        try:
+            items = dict(
+                zip(rows, self.collection.memory.fetch([self.collection.ids[row] for row in rows]), strict=True)
+            )
+        except Exception:
+            items = {}  # one row may be gone: read each by itself below
+        for row, answer in asked:
+            try:
+                with self._lock:
+                    kept = self._kept.get(row)
+                if kept is None:
+                    picture = items[row].open() if row in items else self.collection.picture(row)
+                    kept = as_jpeg(picture, THUMB_SIDE)
+                    self._keep(row, kept)
+                answer.set_result(kept)
+            except Exception as error:
+                answer.set_exception(error)
+
+    def _keep(self, row: int, data: bytes) -> None:
+        with self._lock:
+            self._kept[row] = data
+            self._bytes += len(data)
+            while self._bytes > _CACHE_BYTES:
+                _, old = self._kept.popitem(last=False)
+                self._bytes -= len(old)

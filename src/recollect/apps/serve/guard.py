@@ -1,0 +1,159 @@
+"""What keeps the page to its own user: host, origin, token, size of a request, and the headers of every answer."""
+
+import hmac
+import json
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import parse_qs
+
+ASGI = Any
+
+COOKIE = "recollect_token"
+OWN_HEADER = "x-recollect"
+"""A header that another site's page cannot send without asking first, which it may not."""
+
+JSON_LIMIT = 2**20
+PICTURE_LIMIT = 32 * 2**20
+
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
+
+
+class _TooLargeError(Exception):
+    pass
+
+
+class Guard:
+    """ASGI middleware in front of everything, static files included.
+
+    Args:
+        app: what it guards.
+        hosts: host names, without port, by which the page may be called (against DNS rebinding); empty for any, where
+            the token guards.
+        token: what a browser must know; None on loopback.
+    """
+
+    def __init__(self, app: ASGI, hosts: frozenset[str], token: str | None = None) -> None:
+        self.app, self.hosts, self.token = app, hosts, token
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Refuse, or hand on."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self.app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        refused = self._refusal(scope, headers)
+        if refused is not None:
+            await _answer(send, *refused)
+            return
+        if self.token is not None and (given := _query(scope, "token")):
+            if hmac.compare_digest(given.encode(), self.token.encode()):
+                cookie = f"{COOKIE}={self.token}; HttpOnly; SameSite=Strict; Path=/"
+                await _answer(send, 303, "", {"location": "/", "set-cookie": cookie})
+            else:
+                await _answer(send, 401, "wrong token")
+            return
+        if self.token is not None and not self._knows_token(headers):
+            await _answer(send, 401, "this page needs its token: open the address that `recollect serve` printed")
+            return
+        await self._limited(scope, receive, send, headers)
+
+    def _refusal(self, scope: Any, headers: dict[str, str]) -> tuple[int, str] | None:
+        host = headers.get("host", "")
+        if self.hosts and _name(host) not in self.hosts:
+            return 400, "this page is not called so"
+        origin = headers.get("origin")
+        if origin is not None and origin.split("://")[-1] != host:
+            return 403, "another site may not use this page"
+        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            return 403, "another site may not use this page"
+        if scope["method"] not in ("GET", "HEAD", "POST", "DELETE"):
+            return 405, "no such method"
+        if scope["method"] in ("POST", "DELETE") and OWN_HEADER not in headers:
+            return 403, f"requests that change something carry the header {OWN_HEADER}"
+        return None
+
+    def _knows_token(self, headers: dict[str, str]) -> bool:
+        assert self.token is not None
+        given = headers.get("authorization", "").removeprefix("Bearer ")
+        try:
+            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        except CookieError:
+            cookie = None
+        known = self.token.encode()
+        return any(hmac.compare_digest(each.encode(), known) for each in (given, cookie.value if cookie else ""))
+
+    async def _limited(self, scope: Any, receive: Any, send: Any, headers: dict[str, str]) -> None:
+        limit = PICTURE_LIMIT if scope["path"] == "/api/pictures" else JSON_LIMIT
+        length = headers.get("content-length", "0")
+        if not length.isdigit() or int(length) > limit:
+            await _drain(receive, 4 * limit)
+            await _answer(send, 413, f"more than {limit >> 20} MB")
+            return
+        read = 0
+        started = False
+
+        async def counted() -> Any:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > limit:
+                raise _TooLargeError
+            return message
+
+        async def with_headers(message: Any) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                own = {name.encode(): value.encode() for name, value in HEADERS.items()}
+                message = {**message, "headers": [*message["headers"], *own.items()]}
+            await send(message)
+
+        try:
+            await self.app(scope, counted, with_headers)
+        except _TooLargeError:
+            if not started:
+                await _answer(send, 413, f"more than {limit >> 20} MB")
+
+
+async def _drain(receive: Any, most: int) -> None:
+    """Let a browser finish sending: it reads no answer before, and would report a broken line instead."""
+    read = 0
+    while read < most:
+        message = await receive()
+        read += len(message.get("body", b""))
+        if not message.get("more_body"):
+            return
+
+
+def _name(host: str) -> str:
+    """The host without its port."""
+    if host.startswith("["):
+        return host[1 : host.find("]")]
+    return host.rsplit(":", 1)[0] if host.rpartition(":")[2].isdigit() else host
+
+
+def _query(scope: Any, name: str) -> str:
+    return parse_qs(scope.get("query_string", b"").decode("latin-1")).get(name, [""])[0]
+
+
+async def _answer(send: Any, status: int, text: str, more: dict[str, str] | None = None) -> None:
+    body = json.dumps({"error": text}).encode() if text else b""
+    headers = {"content-type": "application/json", "content-length": str(len(body)), **HEADERS, **(more or {})}
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers.items()],
+        }
+    )
+    await send({"type": "http.response.body", "body": body})

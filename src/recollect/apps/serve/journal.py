@@ -1,0 +1,86 @@
+"""Every click on disk before it is answered: a log that a killed server, a full disk or a flipped bit cannot empty."""
+
+import fcntl
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+from recollect.core.errors import UserError
+
+
+class Journal:
+    """Entries in the order in which they were made, each a line with its checksum, synced before `append` returns.
+
+    Args:
+        path: made if it is not there. A line that a kill cut short is dropped; one that was damaged is passed over and
+            counted, and stays in the file.
+
+    Attributes:
+        entries: what was read and appended.
+        damaged: lines passed over.
+
+    Raises:
+        UserError: another page has it open, or it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+b")
+        except OSError as error:
+            raise UserError(
+                f"{path}: clicks cannot be kept there ({error.strerror}). Name a file with --log."
+            ) from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise UserError(f"{path}: another page has it open. Close that, or name another file with --log.") from None
+        self._file.seek(0)
+        data = self._file.read()
+        self.entries: list[dict[str, Any]] = []
+        self.damaged = 0
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):  # cut short by a kill: it was never answered
+            self._file.truncate(whole)
+        for line in data[:whole].split(b"\n")[:-1]:
+            entry = _read(line)
+            if entry is None:
+                self.damaged += 1
+            else:
+                self.entries.append(entry)
+
+    def append(self, entry: dict[str, Any]) -> None:
+        """Keep an entry; it is on disk when this returns.
+
+        Raises:
+            UserError: the disk is full or gone; then the log is as it was.
+        """
+        text = json.dumps(entry, ensure_ascii=False, separators=(",", ":")).encode()
+        line = f"{zlib.crc32(text):08x} ".encode() + text + b"\n"
+        end = self._file.seek(0, os.SEEK_END)
+        try:
+            self._file.write(line)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            os.ftruncate(self._file.fileno(), end)
+            raise UserError(f"{self.path}: the click could not be kept ({error.strerror})") from None
+        self.entries.append(entry)
+
+    def close(self) -> None:
+        """Let another page open it."""
+        self._file.close()
+
+
+def _read(line: bytes) -> dict[str, Any] | None:
+    try:
+        if int(line[:8], 16) != zlib.crc32(line[9:]):
+            return None
+        entry = json.loads(line[9:])
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) else None

@@ -1,0 +1,132 @@
+"""Classes and their clicks: the state that the journal's entries add up to."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from recollect.apps.serve.journal import Journal
+from recollect.core.errors import UserError
+
+MOST_CLASSES = 200
+LONGEST_NAME = 200
+
+
+@dataclass
+class ClickedClass:
+    """One class.
+
+    Attributes:
+        key: does not change.
+        name: what people call it.
+        text: words that describe it, the prior of its order.
+        marks: +1 or −1 by the picture's id, in the order of the clicks.
+    """
+
+    key: int
+    name: str
+    text: str
+    marks: dict[str, int] = field(default_factory=dict)
+
+    def count(self, mark: int) -> int:
+        """How many pictures have this mark."""
+        return sum(each == mark for each in self.marks.values())
+
+
+class ClickedLabels:
+    """Classes by clicks, each change kept in the journal first; any can be undone, last first.
+
+    Attributes:
+        classes: by key.
+        revision: grows with every change, so that two tabs can tell.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.classes: dict[int, ClickedClass] = {}
+        self._done: list[dict[str, Any]] = []
+        for entry in journal.entries:
+            self._replay(entry)
+
+    @property
+    def revision(self) -> int:
+        """Entries so far."""
+        return len(self.journal.entries)
+
+    def create(self, name: str, text: str = "") -> ClickedClass:
+        """A new class.
+
+        Raises:
+            UserError: no name, one that is too long or taken, or too many classes.
+        """
+        name, text = " ".join(name.split()), " ".join(text.split())
+        if not name:
+            raise UserError("a class needs a name")
+        if max(len(name), len(text)) > LONGEST_NAME:
+            raise UserError(f"a name or text of more than {LONGEST_NAME} letters")
+        if any(each.name == name for each in self.classes.values()):
+            raise UserError(f"there is a class {name!r} already")
+        if len(self.classes) >= MOST_CLASSES:
+            raise UserError(f"more than {MOST_CLASSES} classes")
+        key = 1 + max((entry["class"] for entry in self.journal.entries if entry["do"] == "class"), default=0)
+        self._do({"do": "class", "class": key, "name": name, "text": text})
+        return self.classes[key]
+
+    def mark(self, key: int, ids: list[str], mark: int) -> ClickedClass:
+        """Say that pictures are (+1) or are not (−1) of a class, or take a mark away (0)."""
+        found = self.get(key)
+        if mark not in (-1, 0, 1):
+            raise UserError("a mark is 1, -1 or 0")
+        if ids:
+            self._do({"do": "mark", "class": key, "ids": ids, "mark": mark})
+        return found
+
+    def drop(self, key: int) -> None:
+        """Remove a class."""
+        self.get(key)
+        self._do({"do": "drop", "class": key})
+
+    def undo(self) -> dict[str, Any] | None:
+        """Take the last change back; None where there is none."""
+        if not self._done:
+            return None
+        last = self._done[-1]
+        self.journal.append({"do": "undo"})
+        self._replay({"do": "undo"})
+        return last
+
+    def get(self, key: int) -> ClickedClass:
+        """A class.
+
+        Raises:
+            UserError: it is not there (any more).
+        """
+        if key not in self.classes:
+            raise UserError("this class is not there any more")
+        return self.classes[key]
+
+    def _do(self, entry: dict[str, Any]) -> None:
+        self.journal.append(entry)
+        self._replay(entry)
+
+    def _replay(self, entry: dict[str, Any]) -> None:
+        if entry["do"] != "undo":
+            self._done.append(entry)
+            self._apply(entry)
+            return
+        if self._done:
+            self._done.pop()
+            self.classes = {}
+            for each in self._done:
+                self._apply(each)
+
+    def _apply(self, entry: dict[str, Any]) -> None:
+        key = entry["class"]
+        if entry["do"] == "class":
+            self.classes[key] = ClickedClass(key, entry["name"], entry["text"])
+        elif entry["do"] == "drop":
+            self.classes.pop(key, None)
+        elif key in self.classes:
+            marks = self.classes[key].marks
+            for id in entry["ids"]:
+                marks.pop(id, None)
+                if entry["mark"]:
+                    marks[id] = entry["mark"]

@@ -1,0 +1,57 @@
+// Calls of the server's API: every action of the page is one that a script could make too.
+
+async function call(method, path, body, type = "application/json") {
+  const headers = { "x-recollect": "1" };
+  if (body !== undefined) headers["content-type"] = type;
+  let answer;
+  try {
+    answer = await fetch(path, { method, headers, body: body === undefined ? undefined : type === "application/json" ? JSON.stringify(body) : body });
+  } catch {
+    throw new Error("The server does not answer. Clicks that were answered are kept; start it again.");
+  }
+  let value = {};
+  try { value = await answer.json(); } catch { /* an answer without JSON is an error below */ }
+  if (!answer.ok) throw new Error(value.error || `The server said ${answer.status}.`);
+  return value;
+}
+
+export const api = {
+  info: () => call("GET", "/api/info"),
+  search: (terms, where) => call("POST", "/api/search", { terms, where: where || null }),
+  window: (order, start, count, label) =>
+    call("GET", `/api/window?order=${encodeURIComponent(order)}&start=${start}&count=${count}${label ? `&label=${label}` : ""}`),
+  upload: (file) => call("POST", "/api/pictures", file, file.type || "application/octet-stream"),
+  item: (version, row) => call("GET", `/api/items/${version}/${row}`),
+  classes: () => call("GET", "/api/classes"),
+  create: (name, text) => call("POST", "/api/classes", { name, text }),
+  drop: (key) => call("DELETE", `/api/classes/${key}`),
+  ranked: (key, show) => call("GET", `/api/classes/${key}/order?show=${show}`),
+  mark: (key, rows, mark, version, show) => call("POST", `/api/classes/${key}/marks`, { rows, mark, version, show }),
+  undo: () => call("POST", "/api/undo"),
+  save: (name) => call("POST", "/api/save", { name }),
+  map: () => call("GET", "/api/map"),
+  duplicates: () => call("GET", "/api/duplicates"),
+};
+
+export const thumb = (version, row) => `/api/thumbs/${version}/${row}`;
+export const picture = (version, row) => `/api/pictures/${version}/${row}`;
+
+export function element(kind, className, text) {
+  const made = document.createElement(kind);
+  if (className) made.className = className;
+  if (text !== undefined) made.textContent = text; // never as HTML: captions and names are strangers' texts
+  return made;
+}
+
+let hide;
+export function notice(text) {
+  const place = document.getElementById("notice");
+  place.textContent = text;
+  place.hidden = false;
+  clearTimeout(hide);
+  hide = setTimeout(() => { place.hidden = true; }, 6000);
+}
+
+export const guarded = (action) => async (...given) => {
+  try { return await action(...given); } catch (error) { notice(error.message); return undefined; }
+};

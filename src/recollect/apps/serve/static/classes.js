@@ -1,0 +1,108 @@
+// Classes by clicks: yes and no, what that makes of the others, what to look at next.
+import { api, element, guarded, notice } from "./api.js";
+
+const percent = (share) => (share === null || share === undefined ? "–" : `${Math.round(100 * share)} %`);
+
+export class Classes {
+  constructor(show) {
+    Object.assign(this, { show, list: [], active: null, mode: "likely", revision: -1 });
+    const get = (id) => document.getElementById(id);
+    Object.assign(this, { place: get("classes"), about: get("about"), cut: get("cut"), stop: get("stop"), name: get("class-name"), text: get("class-text"), file: get("save-name") });
+    for (const action of ["load", "choose", "create", "mark", "undo", "drop", "save", "rank"]) this[action] = guarded(this[action].bind(this));
+    get("new-class").addEventListener("submit", (event) => { event.preventDefault(); this.create(); });
+    get("save").addEventListener("submit", (event) => { event.preventDefault(); this.save(); });
+    get("undo").addEventListener("click", () => this.undo());
+    for (const button of this.about.querySelectorAll("[data-show]")) button.addEventListener("click", () => this.rank(button.dataset.show));
+  }
+
+  async load() {
+    const { classes, revision } = await api.classes();
+    const changed = revision !== this.revision;
+    Object.assign(this, { list: classes, revision });
+    if (this.active !== null && !classes.some((each) => each.class === this.active)) this.active = null;
+    this.draw();
+    return changed;
+  }
+
+  async create() {
+    const { class: key } = await api.create(this.name.value, this.text.value);
+    this.name.value = this.text.value = "";
+    await this.load();
+    await this.choose(key);
+  }
+
+  async choose(key) {
+    this.active = this.active === key ? null : key;
+    this.draw();
+    if (this.active === null) { this.about.hidden = true; this.show(null); return; }
+    await this.rank("likely");
+  }
+
+  async rank(mode) {
+    if (this.active === null) return;
+    this.mode = mode;
+    const answer = await api.ranked(this.active, mode);
+    this.told(answer);
+    this.show(answer, { label: this.active, mode });
+  }
+
+  // the answer of a click, or of a choice, about the active class
+  told({ summary, revision }) {
+    this.revision = revision;
+    const known = this.list.find((each) => each.class === summary.class);
+    if (known) Object.assign(known, { yes: summary.yes, no: summary.no });
+    this.draw();
+    this.about.hidden = false;
+    for (const button of this.about.querySelectorAll("[data-show]")) button.classList.toggle("chosen", button.dataset.show === this.mode);
+    const { cut } = summary;
+    this.cut.textContent = cut
+      ? `${cut.above.toLocaleString()} above the cut. Of ${cut.clicks} clicks, each left out: ${percent(cut.precision)} of those above are right, ${percent(cut.coverage)} of your yes are above. About ${Math.round(cut.expected).toLocaleString()} in all.`
+      : "Click yes (✓) and no (✗) on a few pictures: two of each give a cut.";
+    this.stop.hidden = !cut?.stop;
+  }
+
+  // show: the order that the answer brings; a search's list keeps its own
+  async mark(tile, mark, version, key = this.active) {
+    if (key === null) { notice("Add or choose a class first."); return undefined; }
+    const now = key === this.active && tile.mark === mark ? 0 : mark;
+    const answer = await api.mark(key, [tile.row], now, version, this.mode);
+    const known = this.list.find((each) => each.class === key);
+    if (known) Object.assign(known, { yes: answer.summary.yes, no: answer.summary.no });
+    this.revision = answer.revision;
+    if (key === this.active) { tile.mark = now; this.told(answer); } else this.draw();
+    return answer;
+  }
+
+  async undo() {
+    const { undone } = await api.undo();
+    if (!undone) { notice("Nothing to undo."); return; }
+    await this.load();
+    if (this.active !== null) await this.rank(this.mode); else this.show(null);
+  }
+
+  async drop(key) {
+    await api.drop(key);
+    if (this.active === key) { this.active = null; this.about.hidden = true; this.show(null); }
+    await this.load();
+    notice("Removed. Undo brings it back.");
+  }
+
+  async save() {
+    const kept = await api.save(this.file.value.trim());
+    const right = kept.held_out.accuracy === undefined ? "" : `, ${percent(kept.held_out.accuracy)} of held-out examples right`;
+    notice(`Saved ${kept.folder}: ${kept.classes.join(", ")}; ${kept.method}${right}`);
+  }
+
+  draw() {
+    this.place.replaceChildren(...this.list.map((each, place) => {
+      const item = element("li"), choose = element("button", each.class === this.active ? "name chosen" : "name"), gone = element("button", "", "×");
+      choose.setAttribute("aria-pressed", each.class === this.active);
+      choose.append(element("kbd", "", place < 9 ? String(place + 1) : "·"), element("span", "word", each.name), element("span", "counts", `✓${each.yes} ✗${each.no}`));
+      choose.addEventListener("click", () => this.choose(each.class));
+      gone.title = `remove ${each.name}`;
+      gone.addEventListener("click", () => this.drop(each.class));
+      item.append(choose, gone);
+      return item;
+    }));
+  }
+}

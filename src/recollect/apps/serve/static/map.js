@@ -1,0 +1,92 @@
+// Where the pictures lie: two directions of their embeddings, thumbnails where there is room.
+import { api, thumb } from "./api.js";
+
+const SIDE = 44, MOST = 400, KEPT = 1500;
+
+export class PictureMap {
+  constructor(canvas, open) {
+    Object.assign(this, { canvas, open, points: null, zoom: 1, x: 0, y: 0, images: new Map() });
+    canvas.addEventListener("wheel", (event) => { event.preventDefault(); this.zoomAt(event.offsetX, event.offsetY, Math.exp(-event.deltaY / 400)); }, { passive: false });
+    canvas.addEventListener("pointerdown", (event) => { canvas.setPointerCapture(event.pointerId); this.from = { x: event.offsetX, y: event.offsetY, moved: 0 }; });
+    canvas.addEventListener("pointermove", (event) => {
+      if (!this.from) return;
+      const dx = event.offsetX - this.from.x, dy = event.offsetY - this.from.y;
+      this.from = { x: event.offsetX, y: event.offsetY, moved: this.from.moved + Math.abs(dx) + Math.abs(dy) };
+      this.x += dx; this.y += dy; this.schedule();
+    });
+    canvas.addEventListener("pointerup", (event) => { const still = this.from?.moved < 5; this.from = null; if (still) this.pick(event.offsetX, event.offsetY); });
+    canvas.addEventListener("keydown", (event) => {
+      const steps = { ArrowLeft: [60, 0], ArrowRight: [-60, 0], ArrowUp: [0, 60], ArrowDown: [0, -60] }[event.key];
+      if (steps) { this.x += steps[0]; this.y += steps[1]; this.schedule(); event.preventDefault(); }
+      if (event.key === "+" || event.key === "-") this.zoomAt(canvas.clientWidth / 2, canvas.clientHeight / 2, event.key === "+" ? 1.3 : 1 / 1.3);
+    });
+    new ResizeObserver(() => this.schedule()).observe(canvas);
+  }
+
+  async load(version) {
+    if (this.points && this.version === version) return this.method;
+    const { points, rows, method } = await api.map();
+    Object.assign(this, { points, rows, version, method });
+    this.schedule();
+    return method;
+  }
+
+  zoomAt(x, y, factor) {
+    this.x = x - (x - this.x) * factor; this.y = y - (y - this.y) * factor; this.zoom *= factor;
+    this.schedule();
+  }
+
+  place(index) {
+    const size = Math.min(this.canvas.clientWidth, this.canvas.clientHeight) * 0.92 * this.zoom;
+    return [this.x + this.canvas.clientWidth / 2 + (this.points[2 * index] - 0.5) * size, this.y + this.canvas.clientHeight / 2 + (this.points[2 * index + 1] - 0.5) * size];
+  }
+
+  schedule() { if (!this.waiting) this.waiting = requestAnimationFrame(() => { this.waiting = 0; this.draw(); }); }
+
+  draw() {
+    if (!this.points) return;
+    const { canvas } = this, ratio = devicePixelRatio || 1, width = canvas.clientWidth, height = canvas.clientHeight;
+    canvas.width = width * ratio; canvas.height = height * ratio;
+    const ink = canvas.getContext("2d");
+    ink.scale(ratio, ratio);
+    ink.fillStyle = getComputedStyle(canvas).color;
+    const taken = new Set();
+    this.drawn = [];
+    for (let index = 0; index < this.rows.length; index++) {
+      const [x, y] = this.place(index);
+      if (x < -SIDE || y < -SIDE || x > width + SIDE || y > height + SIDE) continue;
+      const cell = `${Math.floor(x / SIDE)} ${Math.floor(y / SIDE)}`;
+      if (taken.has(cell) || this.drawn.length >= MOST) { ink.fillRect(x - 1, y - 1, 2, 2); continue; }
+      taken.add(cell);
+      this.drawn.push([x, y, index]);
+    }
+    for (const [x, y, index] of this.drawn) {
+      const image = this.image(this.rows[index]);
+      if (image.complete && image.naturalWidth) {
+        const scale = (SIDE - 2) / Math.max(image.naturalWidth, image.naturalHeight);
+        ink.drawImage(image, x - image.naturalWidth * scale / 2, y - image.naturalHeight * scale / 2, image.naturalWidth * scale, image.naturalHeight * scale);
+      } else ink.fillRect(x - 3, y - 3, 6, 6);
+    }
+  }
+
+  image(row) {
+    let image = this.images.get(row);
+    if (!image) {
+      image = new Image();
+      image.addEventListener("load", () => this.schedule());
+      image.src = thumb(this.version, row);
+      this.images.set(row, image);
+      if (this.images.size > KEPT) this.images.delete(this.images.keys().next().value);
+    }
+    return image;
+  }
+
+  pick(x, y) {
+    let best = null, least = SIDE * SIDE;
+    for (const [px, py, index] of this.drawn || []) {
+      const distance = (px - x) ** 2 + (py - y) ** 2;
+      if (distance < least) { least = distance; best = index; }
+    }
+    if (best !== null) this.open({ row: this.rows[best], id: "", caption: "", score: null });
+  }
+}

@@ -1,0 +1,69 @@
+// One box: words, pictures dropped or pasted, each towards or away.
+import { api, element, guarded, thumb } from "./api.js";
+
+export class SearchBox {
+  constructor(show) {
+    Object.assign(this, { show, terms: [] });
+    const get = (id) => document.getElementById(id);
+    Object.assign(this, { form: get("search"), words: get("words"), where: get("where"), chips: get("terms"), box: document.querySelector(".box"), file: get("file") });
+    this.form.addEventListener("submit", (event) => { event.preventDefault(); this.run(); });
+    get("plus").addEventListener("click", () => this.keep(1));
+    get("minus").addEventListener("click", () => this.keep(-1));
+    get("picture").addEventListener("click", () => this.file.click());
+    this.file.addEventListener("change", () => { this.upload(this.file.files); this.file.value = ""; });
+    for (const kind of ["dragover", "dragleave", "drop"]) document.addEventListener(kind, (event) => {
+      event.preventDefault();
+      this.box.classList.toggle("over", kind === "dragover");
+      if (kind === "drop" && event.dataTransfer) this.upload(event.dataTransfer.files);
+    });
+    document.addEventListener("paste", (event) => { if (event.clipboardData?.files.length) { event.preventDefault(); this.upload(event.clipboardData.files); } });
+    this.upload = guarded(this.upload.bind(this));
+    this.run = guarded(this.run.bind(this));
+  }
+
+  async upload(files) {
+    for (const file of files) {
+      const { upload } = await api.upload(file);
+      this.terms.push({ upload, weight: 1, name: file.name, source: URL.createObjectURL(file) });
+    }
+    this.draw();
+    if (files.length) await this.run();
+  }
+
+  like(version, tile, weight) {
+    this.terms.push({ row: tile.row, weight, name: tile.caption || tile.id, source: thumb(version, tile.row) });
+    this.draw();
+    return this.run();
+  }
+
+  keep(weight) {
+    const words = this.words.value.trim();
+    if (!words) return this.words.focus();
+    this.terms.push({ words, weight, name: words });
+    this.words.value = "";
+    this.draw();
+    return this.run();
+  }
+
+  draw() {
+    this.chips.replaceChildren(...this.terms.map((term, place) => {
+      const chip = element("span", term.weight < 0 ? "term away" : "term");
+      const turn = element("button", "", term.weight < 0 ? "−" : "+"), gone = element("button", "", "×");
+      turn.type = gone.type = "button";
+      turn.title = "towards or away"; gone.title = "remove";
+      turn.addEventListener("click", () => { term.weight = -term.weight; this.draw(); this.run(); });
+      gone.addEventListener("click", () => { this.terms.splice(place, 1); this.draw(); this.run(); });
+      chip.append(turn);
+      if (term.source) { const image = element("img"); image.src = term.source; image.alt = term.name || "picture"; chip.append(image); } else chip.append(element("span", "word", term.name));
+      chip.append(gone);
+      return chip;
+    }));
+  }
+
+  async run() {
+    const terms = this.terms.map(({ words, row, upload, weight }) => ({ words: words ?? null, row: row ?? null, upload: upload ?? null, weight }));
+    const words = this.words.value.trim();
+    if (words) terms.push({ words, row: null, upload: null, weight: 1 });
+    this.show(await api.search(terms, this.where.value.trim()), terms.length);
+  }
+}

@@ -1,0 +1,116 @@
+"""``recollect serve``: a memory in the browser."""
+
+import errno
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from recollect.core.errors import UserError
+from recollect.core.progress import output
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Open a memory in the browser: search, look, teach classes by clicks, keep them as classifiers.
+
+    Everything stays on this machine: nothing is fetched from elsewhere and nothing is reported. Clicks are kept in
+    MEMORY/page/clicks.jsonl before they are answered.
+    """
+
+    memory: tyro.conf.Positional[str]
+    """Its folder, or milvus://host:port/collection."""
+    model: str | None = None
+    """The model that embedded the memory; by default where it was then."""
+    host: str = "127.0.0.1"
+    """Where to listen. Beyond this machine only with --token."""
+    port: int = 8517
+    """Where to listen; 0 takes any that is free."""
+    token: str | None = None
+    """A secret of at least 16 letters that a browser must know; needed when others can reach the page."""
+    log: Path | None = None
+    """File for the clicks; MEMORY/page/clicks.jsonl by default."""
+    out: Path | None = None
+    """Folder that classifiers are saved in; MEMORY/page/classifiers by default."""
+    device: str | None = None
+    """Where to compute; the best there is by default."""
+
+    def run(self) -> None:
+        """Open, listen, say where, until interrupted."""
+        self._check()
+        try:
+            import uvicorn
+
+            from recollect.apps.serve.api import create_app
+        except ImportError:
+            raise UserError("the page needs fastapi and uvicorn: pip install 'recollect[web]'") from None
+        listening = self._listen()
+        with listening:
+            session = self._session()
+            loopback = self.host in LOOPBACK
+            app = create_app(session, frozenset(LOOPBACK) if loopback else frozenset(), self.token)
+            host = "127.0.0.1" if loopback else self.host
+            shown = f"[{host}]" if ":" in host else host
+            address = f"http://{shown}:{listening.getsockname()[1]}/"
+            query = f"?token={self.token}" if self.token else ""
+            output().print(
+                f"page: {address}{query} ({len(session.collection):,} pictures; stop with Ctrl-C)",
+                highlight=False, markup=False, soft_wrap=True,
+            )  # fmt: skip
+            config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="off")
+            try:
+                uvicorn.Server(config).run(sockets=[listening])
+            finally:
+                session.labels.journal.close()
+                session.collection.close()
+
+    def _check(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise UserError(f"--port {self.port}: between 0 and 65535")
+        if self.token is not None and (len(self.token) < 16 or not self.token.isascii() or not self.token.isalnum()):
+            raise UserError("--token: at least 16 letters and digits, for example from `openssl rand -hex 16`")
+        if self.host not in LOOPBACK and self.token is None:
+            raise UserError(f"--host {self.host}: others could open the page. Name a secret with --token as well.")
+
+    def _listen(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((self.host, self.port))
+        except OSError as error:
+            listening.close()
+            if error.errno == errno.EADDRINUSE:
+                raise UserError(f"--port {self.port}: in use. Name another, or 0 for any that is free.") from None
+            raise UserError(f"--host {self.host} --port {self.port}: {error.strerror}") from None
+        return listening
+
+    def _session(self) -> Any:
+        from recollect.apps.serve.collection import Collection
+        from recollect.apps.serve.journal import Journal
+        from recollect.apps.serve.labels import ClickedLabels
+        from recollect.apps.serve.session import Session
+        from recollect.memory.store import Memory
+        from recollect.models import load_model
+
+        memory = Memory.open(self.memory)
+        name = self.model or memory.info().model_name
+        if not name:
+            raise UserError(f"{self.memory}: does not say which model embedded it. Name it with --model.")
+        if "://" in self.memory and self.log is None:
+            raise UserError(f"{self.memory}: is no folder. Name a file for the clicks with --log.")
+        page = Path(self.memory) / "page"
+        journal = Journal(self.log or page / "clicks.jsonl")
+        encoder = load_model(name, self.device)
+        memory.check_model(encoder.fingerprint, name)
+        began = time.perf_counter()
+        collection = Collection(memory)
+        out = self.out or (self.log.parent if self.log else page) / "classifiers"
+        session = Session(collection, encoder, ClickedLabels(journal), out, name)
+        output().print(f"memory opened in {time.perf_counter() - began:.1f} s", highlight=False)
+        return session
