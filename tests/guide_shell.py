@@ -1,0 +1,133 @@
+"""Runs the shell lines of the guides as they are printed: bash does the loops, this process runs each `recollect`."""
+
+import io
+import json
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from recollect import cli
+from recollect.core import progress
+
+METHODS = ["zero-shot", "prototype", "tip-adapter-cv"]  # "all" trains some of the sixteen
+
+# Sizes of the guides, cut to what a test has time for: option, and what is put in its place.
+SMALL: dict[str, dict[str, list[str]]] = {
+    "train": {"--steps": ["2"], "--batch-size": ["8"], "--device": ["cpu"]},
+    "train reco": {"--epochs": ["1"], "--batch-size": ["8"], "--device": ["cpu"]},
+    "evaluate few-shot": {"--methods": METHODS, "--shots": ["1", "2"], "--seeds": ["1"]},
+    "evaluate retrieval": {"--queries": ["4"]},
+    "analyse embeddings": {"--templates": ["2"], "--perplexity": ["2"]},
+}
+
+_SHIM = """#!/usr/bin/env -S python3 -S -E
+import json, os, socket, sys
+line = socket.socket(socket.AF_UNIX)
+line.connect(os.environ["RECOLLECT_GUIDE"])
+line.sendall(json.dumps([os.getcwd(), sys.argv[1:]]).encode())
+line.shutdown(socket.SHUT_WR)
+answer = b""
+while part := line.recv(65536):
+    answer += part
+status, out, err = json.loads(answer)
+sys.stdout.write(out)
+sys.stderr.write(err)
+sys.exit(status)
+"""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One command: its words as printed, how it ended, what it said."""
+
+    words: tuple[str, ...]
+    status: int
+    out: str
+    error: str
+
+
+def shortened(words: Sequence[str]) -> list[str]:
+    """The same command with small sizes."""
+    name = next((" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in SMALL), None)
+    if name is None or "--help" in words or list(words) == ["train"]:
+        return list(words)
+    kept, skipping = [], False
+    for word in words:
+        if word.startswith("--"):
+            skipping = word.split("=")[0] in SMALL[name]
+        if not skipping:
+            kept.append(word)
+    only_for_methods = name == "evaluate retrieval" and "--methods" not in words
+    extra = [] if only_for_methods else [each for option, values in SMALL[name].items() for each in (option, *values)]
+    return [*kept, *extra]
+
+
+def make_room(words: Sequence[str]) -> None:
+    """A guide tells one story; what an earlier page left where this command writes goes away first."""
+    if words[0] in {"train", "memory"} and "--out" in words and "--resume" not in words:
+        shutil.rmtree(words[words.index("--out") + 1], ignore_errors=True)
+
+
+def command(words: Sequence[str], folder: str | Path = ".") -> Ran:
+    """Run one `recollect` in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with chdir(folder), redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(progress.console, "_file", err)
+        make_room(words)
+        try:
+            status = cli.main(shortened(words))
+        except SystemExit as stop:
+            status = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+    return Ran(tuple(words), status, out.getvalue(), err.getvalue())
+
+
+@dataclass
+class Shell:
+    """A bash whose `recollect` is this process."""
+
+    folder: Path
+    scratch: Path
+    run: Callable[[Sequence[str], str], Ran] = command
+    ran: list[Ran] = field(default_factory=list)
+
+    def __call__(self, script: str) -> tuple[int, str]:
+        """Exit status and what a reader would see on the screen; `ran` keeps the commands."""
+        path = self.scratch / "bin"
+        path.mkdir(exist_ok=True)
+        shim = path / "recollect"
+        shim.write_text(_SHIM)
+        shim.chmod(0o755)
+        address = self.scratch / "line"
+        address.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(address))
+            server.listen()
+            server.settimeout(0.02)
+            environment = os.environ | {"PATH": f"{path}:{os.environ['PATH']}", "RECOLLECT_GUIDE": str(address)}
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            with subprocess.Popen(["bash", "-euc", script], cwd=self.folder, env=environment, **pipes) as bash:
+                while bash.poll() is None:
+                    self._answer(server)
+                return bash.returncode, bash.stdout.read()
+
+    def _answer(self, server: socket.socket) -> None:
+        try:
+            line, _ = server.accept()
+        except TimeoutError:
+            return
+        with line:
+            line.settimeout(None)
+            asked = b""
+            while part := line.recv(65536):
+                asked += part
+            folder, words = json.loads(asked)
+            done = self.run(words, folder)
+            self.ran.append(done)
+            line.sendall(json.dumps([done.status, done.out, done.error]).encode())

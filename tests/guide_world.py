@@ -1,0 +1,195 @@
+"""The folder in which the guides are read: every file and checkpoint they name, small and made up."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    BlipConfig,
+    BlipForConditionalGeneration,
+    BlipImageProcessorPil,
+    BlipProcessor,
+    PreTrainedTokenizerFast,
+    SiglipConfig,
+    SiglipImageProcessorPil,
+    SiglipModel,
+    SiglipProcessor,
+)
+
+from pictures import encoded
+from recollect.models import build_model
+from recollect.models.tokenizers import train_unigram
+from recollect.models.transformers.encoder import quiet
+
+SIZE = 16
+NOUNS = ("bridge", "umbrella", "river", "lighthouse", "airplane", "snowman")
+SYNONYMS = ("viaduct", "parasol", "stream", "beacon", "jet", "ice figure")
+COLOURS = {"red": (220, 30, 30), "green": (30, 200, 60), "blue": (40, 60, 220), "grey": (120, 120, 120)}
+_TOWER = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+def drawing(number: int) -> Image.Image:
+    """A coloured block in noise, another one for each number."""
+    generator = np.random.default_rng(number)
+    pixels = generator.integers(0, 90, (20, 20, 3), dtype=np.uint8)
+    x, y = generator.integers(0, 10, size=2)
+    pixels[y : y + 9, x : x + 9] = list(COLOURS.values())[number % 4]
+    return Image.fromarray(pixels)
+
+
+def caption(number: int) -> str:
+    """Says which colour, and one of a few nouns."""
+    return f"a {list(COLOURS)[number % 4]} {NOUNS[number % len(NOUNS)]} number {number}"
+
+
+def table(folder: Path, name: str, splits: dict[str, int], columns, first: int = 0) -> None:
+    """Write a Parquet file whose row ``i`` has picture ``first + i`` and, in each column, what its function says."""
+    counts = [split for split, count in splits.items() for _ in range(count)]
+    numbers = [first + i for i in range(len(counts))]
+    made = {column: [says(i) for i in range(len(counts))] for column, says in columns.items()}
+    if "photo" not in columns:
+        made["image"] = [encoded(drawing(number)) for number in numbers]
+    pq.write_table(pa.table({"split": counts, **made}), folder / f"{name}.parquet")
+
+
+def pairs(folder: Path, name: str, splits: dict[str, int], first: int) -> None:
+    """Captions and what the guides filter by."""
+    columns = {
+        "captions": lambda i: [caption(first + i), f"{caption(first + i)} by the sea"],
+        "year": lambda i: 2010 + i % 14,
+        "domain": lambda i: ("photo", "sketch", "drawing")[i % 3],
+    }
+    table(folder, name, splits, columns, first)
+
+
+def classes(folder: Path, name: str, names: list[str], extra=None, splits=None, shots: int = 4) -> None:
+    """Labelled pictures: classes in turn, so that every split has all of them."""
+    count = shots * len(names)
+    columns = {
+        "label": lambda i: i % len(names),
+        "class_name": lambda i: names[i % len(names)],
+        "captions": lambda i: [names[i % len(names)], SYNONYMS[i % len(names)]],
+    }
+    table(folder, name, splits or {"train": count, "test": count}, columns | (extra or {}), first=hash_of(name))
+
+
+def landmarks(folder: Path) -> None:
+    """Classes of which some are in the training split and some in the test split alone."""
+    columns = {"label": lambda i: i % 6, "class_name": lambda i: NOUNS[i % 6]}
+    numbers = range(36)
+    splits = ["train" if i % 6 < 4 and i < 24 else "test" for i in numbers]
+    made = {column: [says(i) for i in numbers] for column, says in columns.items()}
+    images = [encoded(drawing(90_000 + i)) for i in numbers]
+    pq.write_table(pa.table({"image": images, "split": splits, **made}), folder / "landmarks.parquet")
+
+
+def hash_of(name: str) -> int:
+    """Another part of the numbers for each set."""
+    return 1000 + 97 * sum(map(ord, name))
+
+
+def emoji(folder: Path) -> None:
+    """Concepts drawn in several styles, some of them held out."""
+    styles = ("twemoji", "noto", "fluent_flat", "openmoji_line", "blob", "flat")
+    concepts = 8
+    count = concepts * len(styles)
+    columns = {
+        "captions": lambda i: [f"{NOUNS[(i // len(styles)) % len(NOUNS)]} sign {i // len(styles)}"],
+        "codepoint": lambda i: f"U+{i // len(styles):04X}",
+        "domain": lambda i: styles[i % len(styles)],
+        "ambiguous": lambda i: False,
+        "group": lambda i: ("people", "objects", "symbols", "travel & places", "activities")[i % 5],
+    }
+    rows = ["test" if i // len(styles) >= 6 else "train" for i in range(count)]
+    made = {column: [says(i) for i in range(count)] for column, says in columns.items()}
+    images = [encoded(drawing(5000 + i)) for i in range(count)]
+    pq.write_table(pa.table({"image": images, "split": rows, **made}), folder / "emoji.parquet")
+
+
+def folders(root: Path, names: list[str], each: int, first: int) -> None:
+    """A folder of pictures for each class."""
+    for number in range(each * len(names)):
+        place = root / names[number % len(names)]
+        place.mkdir(parents=True, exist_ok=True)
+        drawing(first + number).save(place / f"{number}.jpg")
+
+
+def checkpoint(folder: Path) -> None:
+    """A SigLIP with two tiny towers, as transformers writes it."""
+    tokenizer = train_unigram([caption(i) for i in range(200)], 320, 24)
+    tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = ["input_ids"]
+    special = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
+    text = _TOWER | special | {"vocab_size": len(tokenizer), "max_position_embeddings": 24}
+    config = SiglipConfig(text_config=text, vision_config=_TOWER | {"image_size": SIZE, "patch_size": 8})
+    processor = SiglipProcessor(SiglipImageProcessorPil(size={"height": SIZE, "width": SIZE}), tokenizer)
+    model = SiglipModel(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(3.0)  # so that embeddings of two pictures differ
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+
+
+def captioner(folder: Path) -> None:
+    """A BLIP that says random words."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[DEC]", "[ENC]"]
+    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate([*special, *COLOURS, *NOUNS])}, "[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "bos_token": "[CLS]", "eos_token": "[SEP]"}
+    words = PreTrainedTokenizerFast(tokenizer_object=made, **names)
+    numbers = {"bos_token_id": 2, "eos_token_id": 3, "sep_token_id": 3, "pad_token_id": 0, "encoder_hidden_size": 16}
+    text = _TOWER | numbers | {"vocab_size": len(words), "is_decoder": True, "initializer_range": 0.5}
+    config = BlipConfig(text_config=text, vision_config=_TOWER | {"image_size": SIZE, "patch_size": 8})
+    BlipForConditionalGeneration(config).save_pretrained(folder)
+    BlipProcessor(BlipImageProcessorPil(size={"height": SIZE, "width": SIZE}), words).save_pretrained(folder)
+
+
+def make_models(folder: Path) -> None:
+    """Random checkpoints by every name the guides give one."""
+    with quiet(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        checkpoint(folder / "MODEL")
+        captioner(folder / "CAPTIONER")
+    others = ("BASELINE", "RUN/model", "google/siglip2-base-patch16-224", "google/siglip2-base-patch16-256")
+    for name in others:
+        shutil.copytree(folder / "MODEL", folder / name)
+    for name in ("Salesforce/blip-image-captioning-base", "llava-hf/llava-1.5-7b-hf"):
+        shutil.copytree(folder / "CAPTIONER", folder / name)
+    texts = [caption(i) for i in range(60)]
+    build_model("tiny", texts=texts).save(folder / "runs/mine/model")
+    build_model("tiny", texts=texts, seed=1).save(folder / "runs/plain/model")
+    build_model("tiny", texts=texts, prefixes=("caption", "label")).save(folder / "runs/prefix/model")
+
+
+def make_world(folder: Path) -> Path:
+    """Write all of it into ``folder``."""
+    birds = ["blue_tit", "crane", "owl"]
+    folders(folder / "birds" / "train", birds, 4, 100)
+    folders(folder / "birds" / "test", birds, 3, 200)
+    folders(folder / "examples", birds, 4, 300)
+    (folder / "new").mkdir()
+    for number in range(6):
+        drawing(400 + number).save(folder / "new" / f"{number}.jpg")
+    for number, name in enumerate(("photo", "harbour")):
+        drawing(7 + number).save(folder / f"{name}.jpg")
+    both = {"train": 60, "test": 12}
+    for first, name in enumerate(("pairs", "more", "photos", "aerial", "rsicd_captions", "flickr8k_1k")):
+        pairs(folder, name, both, 10_000 * (first + 1))
+    pairs(folder, "test", {"test": 2}, 80_000)
+    web = {"photo": lambda i: encoded(drawing(i)), "alt": caption, "title": lambda i: f"{caption(i)}, a title"}
+    table(folder, "web", {"train": 24}, web)
+    emoji(folder)
+    landmarks(folder)
+    for name in ("eurosat", "cifar10", "dtd10", "tiny_imagenet", "tiny_imagenet_b", "caltech101", "omniglot"):
+        classes(folder, name, list(NOUNS[:4]))
+    classes(folder, "pacs", list(NOUNS[:3]), {"domain": lambda i: ("sketch", "photo")[i // 3 % 2]}, shots=8)
+    (folder / "queries.txt").write_text("a red bridge\na blue river\n")
+    make_models(folder)
+    return folder
