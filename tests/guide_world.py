@@ -174,6 +174,7 @@ def make_world(folder: Path) -> Path:
     folders(folder / "birds" / "train", birds, 4, 100)
     folders(folder / "birds" / "test", birds, 3, 200)
     folders(folder / "examples", birds, 4, 300)
+    folders(folder / "more", ["owl", "robin"], 3, 500)
     (folder / "new").mkdir()
     for number in range(6):
         drawing(400 + number).save(folder / "new" / f"{number}.jpg")

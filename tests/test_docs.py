@@ -125,7 +125,12 @@ def names(world, template, monkeypatch):
         "labels": np.array(["crane", "owl"] * 4),
         "support": unit(8),
         "queries": unit(3),
+        "cat_files": sorted(Path("examples/owl").iterdir()),
+        "dog_files": sorted(Path("examples/crane").iterdir()),
+        "more_files": sorted(Path("more/owl").iterdir()),
         "texts": unit(2),
+        "more": unit(4),
+        "more_labels": np.array(["crane", "owl"] * 2),
     }
 
 
@@ -138,7 +143,7 @@ def given(page, names):
             "captions": open_source("pairs.parquet"),
             "labels": open_source("eurosat.parquet", kind="label"),
         }
-    if page.name in {"memory.md", "search.md"}:
+    if page.name in {"memory.md", "search.md", "few-shot.md"}:
         from recollect.models import load_model
 
         return names | {"model": load_model("MODEL")}

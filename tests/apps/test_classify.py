@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from colours import COLOURS, ColourEncoder, paint
+from recollect.apps.classify.choosing import fitted, settings_of
 from recollect.apps.classify.classifier import Classifier
 from recollect.apps.classify.folder import CLASSIFIER_FILE
 from recollect.apps.classify.pictures import find_examples, find_images, read_names
@@ -308,3 +309,11 @@ def test_a_formula_in_a_name_is_text_in_the_table(folders):
     found = run(folders)
     save_csv(found, folders / "out.csv")
     assert "'=1+1" in (folders / "out.csv").read_text()
+
+
+def test_what_a_method_could_not_measure_is_no_setting():
+    """Zero-shot reads no example, so that no left-out accuracy is known; a file holds no NaN."""
+    texts = np.eye(3, 4, dtype=np.float32)
+    taught = fitted("zero-shot", texts, 10.0, texts, np.arange(3))
+    assert np.isnan(taught.loo_accuracy_)
+    assert all(value == value for value in settings_of(taught).values())
