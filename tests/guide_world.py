@@ -175,6 +175,11 @@ def make_world(folder: Path) -> Path:
     folders(folder / "birds" / "test", birds, 3, 200)
     folders(folder / "examples", birds, 4, 300)
     folders(folder / "more", ["owl", "robin"], 3, 500)
+    (folder / "photos").mkdir()
+    for number in range(30):
+        drawing(600 + number).save(folder / "photos" / f"{number}.jpg")
+    written = "".join(f"photos/{number}.jpg,{caption(600 + number)}\n" for number in range(30))
+    (folder / "captions.csv").write_text(f"path,caption\n{written}")
     (folder / "new").mkdir()
     for number in range(6):
         drawing(400 + number).save(folder / "new" / f"{number}.jpg")
