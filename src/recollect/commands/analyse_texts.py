@@ -156,7 +156,7 @@ class Embeddings:
 
     def _task(self, spec: str) -> ClassificationTask:
         selection = Selection((spec,), division=Division(support=None), templates=GENERAL_TEMPLATES[: self.templates])
-        task = open_tasks(selection, "zero-shot").tasks[0][0]
+        task = open_tasks(selection, "zero-shot").tasks[0]
         if len(task.class_names) > self.classes:
             drawn = numpy_generator("classes", self.seed).permutation(len(task.class_names))[: self.classes]
             task = keep_classes(task, np.sort(drawn))

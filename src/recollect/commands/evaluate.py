@@ -168,7 +168,7 @@ class ZeroShot:
         console = output()
         opened = self.data.open("zero-shot", self.synonyms_column)
         results = []
-        for name, encoder, cache, task in self.model.each_on((task, task.query) for task, _ in opened.tasks):
+        for name, encoder, cache, task in self.model.each_on((task, task.query) for task in opened.tasks):
             found = zero_shot(
                 encoder, task, model=name, seed=self.model.seed, prefix=self.model.prefix_for(encoder), cache=cache
             )
@@ -207,11 +207,11 @@ class FewShot:
         console = output()
         protocol = self._protocol()
         opened = self.data.open("few-shot")
-        tasks = [(self._fitting(task, protocol), metric) for task, metric in opened.tasks]
+        tasks = [self._fitting(task, protocol) for task in opened.tasks]
         results = []
-        for name, encoder, cache, (task, metric) in self.model.each_on((both, both[0].query) for both in tasks):
+        for name, encoder, cache, task in self.model.each_on((task, task.query) for task in tasks):
             options = {"model": name, "seed": self.model.seed, "prefix": self.model.prefix_for(encoder), "cache": cache}
-            found = few_shot(encoder, task, replace(protocol, metric=metric), **options)  # type: ignore[arg-type]
+            found = few_shot(encoder, task, replace(protocol, metric=task.metric), **options)  # type: ignore[arg-type]
             results.append(with_memory(found, encoder))
         frame = tidy(results)
         for name in dict.fromkeys(result.model for result in results):
@@ -295,8 +295,8 @@ class Probe:
         console = output()
         opened = self.data.open("probe")
         results = []
-        for name, encoder, cache, (task, metric) in self.model.each_on((both, both[0].query) for both in opened.tasks):
-            found = linear_probe(encoder, task, metric, model=name, seed=self.model.seed, cache=cache)
+        for name, encoder, cache, task in self.model.each_on((task, task.query) for task in opened.tasks):
+            found = linear_probe(encoder, task, task.metric, model=name, seed=self.model.seed, cache=cache)
             results.append(with_memory(found, encoder))
         table = Table("model", "data", "metric", "accuracy", "C")
         for result in results:

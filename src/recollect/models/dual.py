@@ -5,7 +5,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,8 +16,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from recollect.core.errors import UserError
 from recollect.core.files import fresh_folder, write_json
+from recollect.core.progress import progress
 from recollect.core.types import ImageLike, Kind
+from recollect.data.sources.images import Picture, as_images, opened
 from recollect.data.transforms import ImageTransform
 
 RECORD = "recollect.json"
@@ -108,19 +111,49 @@ class DualEncoder(nn.Module, ABC):
         """Of the weights."""
         return next(self.parameters()).dtype
 
+    def __repr__(self) -> str:
+        size = sum(parameter.numel() for parameter in self.parameters()) / 1e6
+        preset = f"preset={self.preset!r}, " if self.preset else ""
+        reads = f"prefixes={sorted(self.prefixes)}, " if self.prefixes else ""
+        return f"{type(self).__name__}({preset}width={self.width}, {reads}parameters={size:.1f}M, device={self.device})"
+
     def training_transform(self) -> ImageTransform:
         """The transform of training images: a random crop of what `transform` makes; no flip."""
         return replace(self.transform, training=True)
 
-    def embed_images(self, images: Tensor | Sequence[ImageLike]) -> Float[Tensor, "n width"]:
-        """Embed transformed pixels (n, 3, height, width), vectors (n, width), or untransformed images.
+    def embed_images(
+        self,
+        images: Tensor | Picture | Sequence[Picture],
+        *,
+        batch_size: int | None = None,
+        show_progress: bool = False,
+    ) -> Float[Tensor, "n width"]:
+        """Embed pictures in any usual form, one or many.
+
+        Args:
+            images: PIL images, arrays, files or folders (see `as_images`); or transformed pixels (n, 3, height, width)
+                or vectors (n, width) as a tensor. Files are opened as their turn comes.
+            batch_size: pictures at a time; by default as many as keep a core or a GPU busy.
+            show_progress: a bar with a rate on standard error.
 
         Returns:
-            Unit-norm float32 embeddings on the CPU, without graph.
+            Unit-norm float32 embeddings on the CPU, without graph; one row also for a single picture.
+
+        Raises:
+            UserError: no such file, or a picture that cannot be read; the message names it.
         """
-        if len(images) == 0:
+        if batch_size is not None and batch_size < 1:
+            raise UserError(f"batch_size {batch_size}: must be at least 1")
+        many = images if isinstance(images, Tensor) else as_images(images)
+        if len(many) == 0:
             return torch.empty(0, self.width)
-        return torch.cat([_unit(block) for block in self._over_images(images, self.encode_images)])
+        blocks = []
+        with progress("embed", len(many), "images") if show_progress else nullcontext() as counter:
+            for block in self._over_images(many, self.encode_images, batch_size):
+                blocks.append(_unit(block))
+                if counter:
+                    counter.advance(len(block))
+        return torch.cat(blocks)
 
     def pooled_images(self, images: Tensor | Sequence[ImageLike]) -> Float[Tensor, "n features"]:
         """What `pool_images` makes of at least one image, given as for `embed_images`.
@@ -131,22 +164,29 @@ class DualEncoder(nn.Module, ABC):
         return torch.cat([block.float().cpu() for block in self._over_images(images, self.pool_images)])
 
     def _over_images(
-        self, images: Tensor | Sequence[ImageLike], encode: Callable[[Tensor], Tensor]
+        self,
+        images: Tensor | Sequence[ImageLike | Path],
+        encode: Callable[[Tensor], Tensor],
+        batch_size: int | None = None,
     ) -> Iterator[Tensor]:
         each = images[0].numel() if isinstance(images, Tensor) else 3 * self.transform.size**2
-        rows = min(_MOST_ROWS, max(1, _BLOCK_NUMBERS // max(1, each)))
+        rows = batch_size or min(_MOST_ROWS, max(1, _BLOCK_NUMBERS // max(1, each)))
         with self._evaluating():
             for start in range(0, len(images), rows):
                 block = images[start : start + rows]
-                pixels = block if isinstance(block, Tensor) else self._pixels(block)
+                pixels = block if isinstance(block, Tensor) else self._pixels(self._opened(block))
                 yield encode(pixels.to(self.device, self.dtype))
 
-    def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Float[Tensor, "n width"]:
+    def _opened(self, images: Sequence[ImageLike | Path]) -> list[ImageLike]:
+        return [opened(image, self.transform.needed) for image in images]
+
+    def embed_texts(self, texts: str | Sequence[str], prefix: Kind | None = None) -> Float[Tensor, "n width"]:
         """Embed texts, read as captions or as wordings of a label by a model that has prefix tokens.
 
         Returns:
             Unit-norm float32 embeddings on the CPU, without graph.
         """
+        texts = [texts] if isinstance(texts, str) else texts  # not a text a letter
         if len(texts) == 0:
             return torch.empty(0, self.width)
         return torch.cat([_unit(block) for block in self._over_texts(texts, prefix, self.encode_texts)])

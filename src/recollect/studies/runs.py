@@ -27,7 +27,7 @@ from recollect.evaluation.results import Result, load_results
 from recollect.evaluation.retrieval import retrieval
 from recollect.evaluation.tables import tidy
 from recollect.evaluation.zero_shot import zero_shot
-from recollect.fewshot.protocol import Metric, Protocol
+from recollect.fewshot.protocol import Protocol
 from recollect.models import load_model
 from recollect.studies.store import content, content_key, file_content
 from recollect.tasks.classification import ClassificationTask, Division
@@ -201,7 +201,7 @@ def evaluate_runs(
 ) -> list[Result]:
     """All results of one model; with ``captions`` also those of its projection onto their span, ``NAME+span``."""
     protocol = Protocol(evaluation.methods, evaluation.shots, tuple(range(evaluation.draws)))
-    learn: Sequence[tuple[ClassificationTask, Metric]] = ()
+    learn: Sequence[ClassificationTask] = ()
     if evaluation.few_shot or evaluation.suite:
         learn = open_tasks(Selection(evaluation.few_shot, evaluation.suite), "few-shot").tasks
     results = _by_names(model, name, seed, evaluation, cache)
@@ -209,8 +209,8 @@ def evaluate_runs(
     if captions:
         encoders[f"{name}+span"] = SpanEncoder(model, text_span(model.embed_texts(captions).numpy()))
     for called, encoder in encoders.items():
-        for task, metric in learn:
-            settings = replace(protocol, metric=metric)
+        for task in learn:
+            settings = replace(protocol, metric=task.metric)
             results.append(few_shot(encoder, task, settings, model=called, seed=seed, cache=cache))
     return results
 
@@ -221,15 +221,15 @@ def _by_names(model: Encoder, name: str, seed: int, evaluation: Evaluation, cach
     readings = evaluation.prefixes if model.prefixes else (None,)
     selections = [Selection(evaluation.zero_shot, evaluation.suite), _renamed(evaluation.synonyms)]
     for selection in selections:
-        for task, _ in open_tasks(selection, "zero-shot").tasks if selection.data or selection.suite else ():
+        for task in open_tasks(selection, "zero-shot").tasks if selection.data or selection.suite else ():
             asked = replace(task, templates=task.templates[:: evaluation.templates])
             results += [zero_shot(model, asked, model=name, seed=seed, prefix=each, cache=cache) for each in readings]
     for spec in evaluation.retrieval:
         pool = retrieval_task(spec, split=None if spec.startswith(WORLDS) else "test")
         results += [retrieval(model, pool, model=name, seed=seed, prefix=each, cache=cache) for each in readings]
     if evaluation.probe:
-        for task, metric in open_tasks(Selection(evaluation.probe), "few-shot").tasks:
-            results.append(linear_probe(model, task, metric, model=name, seed=seed, cache=cache))
+        for task in open_tasks(Selection(evaluation.probe), "few-shot").tasks:
+            results.append(linear_probe(model, task, task.metric, model=name, seed=seed, cache=cache))
     return results
 
 

@@ -13,6 +13,7 @@ from recollect.data.sources import open_source, split_names
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.derived import Subset
 from recollect.data.sources.files import SPLITS
+from recollect.fewshot.protocol import Metric
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,10 @@ class ClassificationTask:
         class_names: readable names; labels of ``support`` and ``query`` index them.
         templates: prompt templates with ``{}`` for the class name.
         class_texts: explicit prompts of every class, in place of templates and names.
+        group: what is asked, where several tasks of a source belong together: ``script``, ``attributes``, ...
+        shift: how it departs from the task without one: ``faces``, ``styles``; ``names`` and ``synonyms`` ask the same
+            classes under both names.
+        metric: that its set is judged by.
     """
 
     name: str
@@ -34,6 +39,13 @@ class ClassificationTask:
     class_names: tuple[str, ...]
     templates: tuple[str, ...]
     class_texts: tuple[tuple[str, ...], ...] | None = None
+    group: str = ""
+    shift: str = ""
+    metric: Metric = "top-1"
+
+
+RENAMED = ("names", "synonyms")
+"""The two shifts that ask the same classes under their usual names and under other words."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +130,7 @@ def keep_classes(task: ClassificationTask, kept: np.ndarray) -> ClassificationTa
         for part in (task.support, task.query)
     ]
     texts = None if task.class_texts is None else tuple(task.class_texts[label] for label in kept)
-    return ClassificationTask(task.name, parts[0], parts[1], names, task.templates, texts)
+    return replace(task, support=parts[0], query=parts[1], class_names=names, class_texts=texts)
 
 
 def class_name_shift(task: ClassificationTask) -> tuple[ClassificationTask, ClassificationTask]:
@@ -136,7 +148,9 @@ def class_name_shift(task: ClassificationTask) -> tuple[ClassificationTask, Clas
         raise UserError(f"{task.name}: {len(kept)} classes have a synonym; at least two are needed. Name their column.")
     usual = keep_classes(task, kept)
     shifted = tuple(synonyms[label] for label in kept.tolist())
-    return usual, replace(usual, name=f"{task.name}:synonyms", class_names=shifted)
+    return replace(usual, shift="names"), replace(
+        usual, name=f"{task.name}:synonyms", class_names=shifted, shift="synonyms"
+    )
 
 
 def _synonyms(task: ClassificationTask) -> dict[int, str]:

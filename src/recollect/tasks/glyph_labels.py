@@ -1,6 +1,7 @@
 """Tasks around the glyph label set: its own pictures, shifted ones, other names, and what only captions speak of."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from recollect.data.worlds.glyph_sources import GlyphLabels, unseen_part
 from recollect.data.worlds.glyph_table import ATTRIBUTES, SCRIPTS
 from recollect.data.worlds.glyphs import GlyphWorld
 from recollect.data.worlds.rendering import COLOUR_NAMES, PLAIN, Nuisance
-from recollect.tasks.classification import ClassificationTask
+from recollect.tasks.classification import RENAMED, ClassificationTask
 from recollect.tasks.glyphs import as_pictures, new_pictures, unlike
 
 NAMED_SCRIPTS = ("cyrillic letter", "hebrew letter", "playing card", "domino tile", "box drawings", "math operator")
@@ -39,8 +40,8 @@ def label_set_tasks(source: GlyphLabels, split: str, *, each: int = 10) -> list[
     pictures = as_pictures(unseen.draw(moved)[0])
     learned = ArraySource(f"{stem}-own-support", as_pictures(source.draw(own.ravel())[0]), labels, source.class_names)
     query = ArraySource(f"{stem}-own-query", pictures, labels, source.class_names)
-    tasks = [ClassificationTask(f"{stem}-own", learned, query, source.class_names, GENERAL_TEMPLATES)]
-    tasks += [_shifted(source, split, f"{stem}-{name}", labels, held_out, nuisance)
+    tasks = [ClassificationTask(f"{stem}-own", learned, query, source.class_names, GENERAL_TEMPLATES, group="own")]
+    tasks += [replace(_shifted(source, split, f"{stem}-{name}", labels, held_out, nuisance), group="own", shift=name)
               for name, held_out, nuisance in (("faces", False, PLAIN), ("styles", False, world.nuisance),
                                                ("held-out-faces", True, world.nuisance))]  # fmt: skip
     chosen = [number for number, other in enumerate(source.synonyms) if other is not None]
@@ -49,8 +50,8 @@ def label_set_tasks(source: GlyphLabels, split: str, *, each: int = 10) -> list[
         renumbered = np.searchsorted(chosen, labels[rows])
         usual = tuple(world.table.names[source.characters[number]] for number in chosen)
         others = tuple(other for other in source.synonyms if other is not None)
-        tasks.append(_task(f"{stem}-names", pictures[rows], renumbered, usual))
-        tasks.append(_task(f"{stem}-synonyms", pictures[rows], renumbered, others))
+        for shift, words in zip(RENAMED, (usual, others), strict=True):
+            tasks.append(replace(_task(f"{stem}-{shift}", pictures[rows], renumbered, words), group="own", shift=shift))
     return tasks
 
 
@@ -86,10 +87,12 @@ def prompt_tasks(world: GlyphWorld, split: str, *, queries: int = 600, each: int
     characters, masks, pictures = new_pictures(world, derive_seed("glyph prompts", split), queries)
     scripts = np.unique(world.table.scripts[world.split["train"]])
     by_script = np.searchsorted(scripts, world.table.scripts[characters])
-    tasks = [_task("glyphs-prompts-script", pictures, by_script, tuple(SCRIPTS[number][0] for number in scripts))]
+    tasks = [
+        _task("glyphs-prompts-script", pictures, by_script, tuple(SCRIPTS[number][0] for number in scripts), "script")
+    ]
     for number, values in enumerate(ATTRIBUTES):
         labels = world.table.attributes[masks, number]
-        tasks.append(_task(f"glyphs-prompts-{values[0]}-{values[-1]}", pictures, labels, values))
+        tasks.append(_task(f"glyphs-prompts-{values[0]}-{values[-1]}", pictures, labels, values, "attributes"))
     return tasks + [_named(world, split, script, each) for script in NAMED_SCRIPTS]
 
 
@@ -103,12 +106,15 @@ def _named(world: GlyphWorld, split: str, script: str, each: int) -> Classificat
     masks = world.draw_masks(classes[labels], draws[:, 0])
     colours = integers(draws[:, 1], len(COLOUR_NAMES))
     images = world.render(masks, colours, derive_seed(name, split), np.arange(len(labels)))
-    return _task(name, as_pictures(images), labels, tuple(world.table.names[character] for character in classes))
+    names = tuple(world.table.names[character] for character in classes)
+    return _task(name, as_pictures(images), labels, names, script.replace(" ", "-"))
 
 
-def _task(name: str, pictures: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> ClassificationTask:
+def _task(
+    name: str, pictures: np.ndarray, labels: np.ndarray, names: Sequence[str], group: str = ""
+) -> ClassificationTask:
     """Every other picture to learn from, the others to test."""
     first, second = slice(0, None, 2), slice(1, None, 2)
     support = ArraySource(f"{name}-support", pictures[first], labels[first], tuple(names))
     query = ArraySource(f"{name}-query", pictures[second], labels[second], tuple(names))
-    return ClassificationTask(name, support, query, tuple(names), GENERAL_TEMPLATES)
+    return ClassificationTask(name, support, query, tuple(names), GENERAL_TEMPLATES, group=group)

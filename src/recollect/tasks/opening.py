@@ -7,9 +7,8 @@ from typing import Literal
 from recollect.core.errors import UserError
 from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.data.sources.columns import Columns
-from recollect.fewshot.protocol import Metric
 from recollect.tasks.catalogue import suite
-from recollect.tasks.classification import ClassificationTask, Division, class_name_shift, classification_task
+from recollect.tasks.classification import RENAMED, ClassificationTask, Division, class_name_shift, classification_task
 from recollect.tasks.worlds import world_tasks, world_zero_shot_tasks
 
 WORLDS = ("glyphs:", "latents:")
@@ -40,9 +39,9 @@ class Selection:
 
 @dataclass(frozen=True)
 class OpenedTasks:
-    """Tasks, each with the metric that its set is judged by, and why sets of the suite were left out."""
+    """Tasks, and why sets of the suite were left out."""
 
-    tasks: tuple[tuple[ClassificationTask, Metric], ...]
+    tasks: tuple[ClassificationTask, ...]
     left_out: tuple[str, ...] = ()
 
 
@@ -57,16 +56,16 @@ def open_tasks(selection: Selection, purpose: Literal["few-shot", "zero-shot"]) 
     """
     if not selection.data and not selection.suite:
         raise UserError("no data was named. Name it with --data SOURCE ... or --suite lixp-21.")
-    tasks: list[tuple[ClassificationTask, Metric]] = []
+    tasks: list[ClassificationTask] = []
     for spec in selection.data:
         if spec.startswith(WORLDS):
             world = world_tasks if purpose == "few-shot" else world_zero_shot_tasks
-            tasks += [(task, "top-1") for task in world(spec) if not selection.synonyms or _renamed(task)]
+            tasks += [task for task in world(spec) if not selection.synonyms or task.shift in RENAMED]
             continue
         task = classification_task(
             spec, division=selection.division, templates=selection.templates, columns=selection.columns
         )
-        tasks += [(each, "top-1") for each in (_both_names(task) if selection.synonyms else (task,))]
+        tasks += _both_names(task) if selection.synonyms else (task,)
     if not tasks and selection.synonyms:
         raise UserError(f"{selection.data[0]}: no classes with synonyms; take glyphs:labels or name a column of them")
     from_suite, left_out = _open_suite(selection) if selection.suite else ([], [])
@@ -81,17 +80,13 @@ def _both_names(task: ClassificationTask) -> tuple[ClassificationTask, Classific
     return replace(usual, name=f"{task.name}:names"), shifted
 
 
-def _renamed(task: ClassificationTask) -> bool:
-    return task.name.endswith(("-names", "-synonyms"))
-
-
-def _open_suite(selection: Selection) -> tuple[list[tuple[ClassificationTask, Metric]], list[str]]:
+def _open_suite(selection: Selection) -> tuple[list[ClassificationTask], list[str]]:
     assert selection.suite is not None
     entries = suite(selection.suite)
     copies = dict(_copy(text) for text in selection.copies)
     if unknown := sorted(copies.keys() - {entry.name for entry in entries}):
         raise UserError(f"--copies {unknown[0]}: {selection.suite} has {', '.join(entry.name for entry in entries)}")
-    tasks: list[tuple[ClassificationTask, Metric]] = []
+    tasks: list[ClassificationTask] = []
     left_out = []
     for entry in entries:
         try:
@@ -99,7 +94,7 @@ def _open_suite(selection: Selection) -> tuple[list[tuple[ClassificationTask, Me
         except UserError as error:
             left_out.append(f"{entry.name}: {error}")
             continue
-        tasks.append((task, "mean per class" if entry.metric == "mean per class" else "top-1"))
+        tasks.append(replace(task, metric="mean per class" if entry.metric == "mean per class" else "top-1"))
     return tasks, left_out
 
 

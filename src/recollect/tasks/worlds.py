@@ -8,7 +8,7 @@ from recollect.data.worlds.glyph_sources import GlyphLabels
 from recollect.data.worlds.glyphs import GlyphWorld
 from recollect.data.worlds.latents import LatentWorld
 from recollect.tasks import glyph_labels, glyphs, latents
-from recollect.tasks.classification import ClassificationTask
+from recollect.tasks.classification import RENAMED, ClassificationTask
 
 PROMPTS = "glyphs:prompts"
 
@@ -20,9 +20,7 @@ def world_tasks(spec: str, split: str = "test") -> list[ClassificationTask]:
     """
     world, name = _checked(spec, split), spec.partition("?")[0]
     if name in LABEL_SETS:
-        return [
-            task for task in _label_set_tasks(name, world, split) if not task.name.endswith(("-names", "-synonyms"))
-        ]
+        return [task for task in _label_set_tasks(name, world, split) if task.shift not in RENAMED]
     return list(_few_shot_tasks(world, split))
 
 

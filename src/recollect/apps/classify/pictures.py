@@ -13,9 +13,7 @@ from PIL import Image
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import Encoder
-from recollect.data.sources.images import BrokenImageError, decode
-
-PICTURE_ENDINGS = frozenset(Image.registered_extensions())
+from recollect.data.sources.images import BrokenImageError, decode, find_images
 
 FILE_COLUMNS = ("file", "path", "image", "filename")
 LABEL_COLUMNS = ("label", "class", "class_name", "category")
@@ -32,28 +30,6 @@ class PictureFiles:
     features: np.ndarray
     digests: tuple[str, ...]
     broken: tuple[str, ...]
-
-
-def find_images(folder: Path) -> list[Path]:
-    """Every image file under ``folder``, sorted; hidden files and folders are left out. One image file is itself.
-
-    Raises:
-        UserError: no such folder, or no image in it.
-    """
-    if folder.is_file() and folder.suffix.lower() in PICTURE_ENDINGS:
-        return [folder]
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder")
-    files = [
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.suffix.lower() in PICTURE_ENDINGS
-        and path.is_file()
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    ]
-    if not files:
-        raise UserError(f"{folder}: no image files (.jpg, .png, .webp, ...) in it")
-    return files
 
 
 def find_examples(place: Path, least: int = 2) -> list[Example]:

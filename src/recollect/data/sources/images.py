@@ -1,6 +1,7 @@
 """Reading one picture from a stranger's file: decoded to RGB, or one line that says why not."""
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from PIL import Image, ImageOps
 
 from recollect.core.errors import UserError
 from recollect.core.progress import console
+from recollect.core.types import ImageLike
 
 MAX_PIXELS = 89_478_485
 """Pillow's own bound on harmless pictures (a quarter of a gigabyte of RGB); beyond it lie decompression bombs."""
@@ -15,6 +17,9 @@ MAX_PIXELS = 89_478_485
 BROKEN_SHARE = 0.01
 """Web crawls lose well under one picture in a hundred to damage; more than that is a mistake (a wrong column, a
 failed copy) that should not cost a night of training."""
+
+PICTURE_ENDINGS = frozenset(Image.registered_extensions())
+"""Of files that Pillow may open."""
 
 _ORIENTATION = 0x0112  # the EXIF tag
 
@@ -50,6 +55,71 @@ def decode(data: bytes | Path, where: str, *, needed: int = 0) -> Image.Image:
     except Exception as error:  # Pillow's decoders raise nearly anything on damaged bytes
         known = isinstance(error, Image.UnidentifiedImageError)
         raise BrokenImageError(f"{where}: {'not a picture' if known else f'cannot be read ({error})'}") from None
+
+
+def find_images(folder: Path) -> list[Path]:
+    """Every image file under ``folder``, sorted; hidden files and folders are left out. One image file is itself.
+
+    Raises:
+        UserError: no such folder, or no image in it.
+    """
+    if folder.is_file() and folder.suffix.lower() in PICTURE_ENDINGS:
+        return [folder]
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such {'picture' if folder.suffix else 'folder'}")
+    files = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.suffix.lower() in PICTURE_ENDINGS
+        and path.is_file()
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]
+    if not files:
+        raise UserError(f"{folder}: no image files (.jpg, .png, .webp, ...) in it")
+    return files
+
+
+Picture = ImageLike | str | Path
+"""A picture in memory, its file, or a folder of them."""
+
+
+def as_images(pictures: Picture | Sequence[Picture]) -> Sequence[ImageLike | Path]:
+    """One picture or many, in any usual form, as a sequence of pictures; files are not opened yet.
+
+    Args:
+        pictures: a PIL image; a uint8 array (height, width, 3) or a stack of them (n, height, width, 3); a vector of
+            the latent world or a matrix of them; a file, or a folder for all pictures in it, sorted; or several of
+            these.
+
+    Raises:
+        UserError: no such file or folder, or an array that is no picture.
+    """
+    if isinstance(pictures, str | Path):
+        return find_images(Path(pictures).expanduser())
+    if isinstance(pictures, Image.Image):
+        return [pictures]
+    if isinstance(pictures, np.ndarray):
+        return _from_array(pictures)
+    return [image for picture in pictures for image in as_images(picture)]
+
+
+def _from_array(array: np.ndarray) -> list[np.ndarray]:
+    bytes_, dimensions = array.dtype == np.uint8, array.ndim
+    if bytes_ and dimensions == 2:
+        return [np.repeat(array[:, :, None], 3, axis=2)]
+    if (bytes_ and dimensions == 3) or (not bytes_ and dimensions == 1):
+        return [array]
+    if (bytes_ and dimensions == 4) or (not bytes_ and dimensions == 2):
+        return list(array)
+    raise UserError(
+        f"an array of {array.dtype} {array.shape} is no picture. Give uint8 (height, width, 3), or (n, height, width, "
+        "3) for several."
+    )
+
+
+def opened(picture: ImageLike | Path, needed: int = 0) -> ImageLike:
+    """The picture, decoded where it is a file (see `decode`)."""
+    return decode(picture, str(picture), needed=needed) if isinstance(picture, Path) else picture
 
 
 def _as_rgb(picture: Image.Image) -> Image.Image:

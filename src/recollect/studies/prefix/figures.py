@@ -102,7 +102,7 @@ def figure_6(options: StudyOptions) -> StudyReport:
 
 
 def _label_task(options: StudyOptions) -> ClassificationTask:
-    return open_tasks(Selection(prefix_world(options).own), "zero-shot").tasks[0][0]
+    return open_tasks(Selection(prefix_world(options).own), "zero-shot").tasks[0]
 
 
 def _some_classes(task: ClassificationTask, count: int) -> ClassificationTask:

@@ -22,6 +22,7 @@ from recollect.studies.prefix.world import (
     seeds,
 )
 from recollect.studies.study import StudyOptions, StudyReport, StudyTable
+from recollect.tasks.classification import RENAMED
 from recollect.tasks.opening import Selection, open_tasks
 
 LABELS: dict[LabelSets, str] = {
@@ -55,24 +56,17 @@ class Sets:
 
 def sets_of(chosen: PrefixWorld) -> Sets:
     """The sets of a setting."""
-    own = [task.name for task, _ in open_tasks(Selection(chosen.own), "zero-shot").tasks]
-    shifts = tuple(name for name in own if not name.endswith(("-names", "-synonyms")))
-    names, synonyms = (tuple(name for name in own if name.endswith(end)) for end in ("-names", "-synonyms"))
+    own = open_tasks(Selection(chosen.own), "zero-shot").tasks
+    shifts = tuple(task.name for task in own if task.shift not in RENAMED)
+    renamed = own
     if chosen.synonyms:
-        both = [task.name for task, _ in open_tasks(Selection(chosen.synonyms, synonyms=True), "zero-shot").tasks]
-        names, synonyms = tuple(both[0::2]), tuple(both[1::2])
-    unseen = [task.name for task, _ in open_tasks(Selection(chosen.unseen, chosen.suite), "zero-shot").tasks]
+        renamed = open_tasks(Selection(chosen.synonyms, synonyms=True), "zero-shot").tasks
+    names, synonyms = (tuple(task.name for task in renamed if task.shift == shift) for shift in RENAMED)
     columns: dict[str, tuple[str, ...]] = {}
-    for name in unseen:
-        title = name.removeprefix("glyphs-prompts-")
-        # The eight measured attributes are named by their two ends, and share a column.
-        shared = title != name and "-" in title and not any(word in title for word in _NAMED)
-        title = "attributes" if shared else title
-        columns[title] = (*columns.get(title, ()), name)
+    for task in open_tasks(Selection(chosen.unseen, chosen.suite), "zero-shot").tasks:
+        title = task.group or task.name
+        columns[title] = (*columns.get(title, ()), task.name)
     return Sets(shifts, names, synonyms, columns)
-
-
-_NAMED = ("letter", "card", "tile", "drawings", "operator")
 
 
 def _cell(found: Summary | None) -> str:
@@ -173,8 +167,9 @@ def table_3(options: StudyOptions) -> StudyReport:
     """Linear probes."""
     chosen = prefix_world(options)
     found = figures(TABLE_3_ARMS, options, chosen.probes())
-    names = [name for name in found.data() if name.endswith("-own")] or found.data()[:1]
-    shifts = [name for name in found.data() if name.startswith("glyphs-labels") and name not in names]
+    shift_of = {task.name: task.shift for task in open_tasks(Selection(chosen.own), "few-shot").tasks}
+    names = [name for name in found.data() if shift_of.get(name) == ""] or found.data()[:1]
+    shifts = [name for name in found.data() if shift_of.get(name)]
     rest = [name for name in found.data() if name not in (*names, *shifts)]
     parts = {"own set": names, "own classes, shifted": shifts, f"{len(rest)} sets of unseen classes": rest}
     parts = {title: part for title, part in parts.items() if part}

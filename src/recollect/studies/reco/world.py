@@ -159,10 +159,10 @@ def _sets(options: StudyOptions) -> dict[str, list[ClassificationTask]]:
     """The six sets of Table 1, or the suite that the user names, as far as they can be opened."""
     if options.suite:
         found = open_tasks(Selection(suite=options.suite), "zero-shot").tasks
-        return {task.name: [task] for task, _ in found}
+        return {task.name: [task] for task in found}
     opened: dict[str, list[ClassificationTask]] = {}
     for suite in ("lixp-21", "prefix-11"):
-        for task, _ in open_tasks(Selection(suite=suite), "zero-shot").tasks:
+        for task in open_tasks(Selection(suite=suite), "zero-shot").tasks:
             if task.name in _PAPER_SETS:
                 opened[task.name] = [task]
     if not opened:

@@ -1,0 +1,102 @@
+"""Pictures in any form people have them: each form of the same pictures gives the same embeddings."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from recollect.core.errors import UserError
+from recollect.data.sources.images import as_images
+from recollect.models import build_model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build_model("glyph-random", texts=["a cat", "a dog"])
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    return np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def expected(model, arrays):
+    return model.embed_images([Image.fromarray(array) for array in arrays])
+
+
+@pytest.fixture
+def folder(arrays, tmp_path):
+    (tmp_path / "photos" / "inner").mkdir(parents=True)
+    for number, array in enumerate(arrays):
+        Image.fromarray(array).save(tmp_path / "photos" / ("inner" if number > 2 else "") / f"p{number}.png")
+    (tmp_path / "photos" / "notes.txt").write_text("no picture")
+    (tmp_path / "photos" / ".hidden.png").write_bytes(b"")
+    return tmp_path / "photos"
+
+
+def test_arrays_stacks_files_and_folders_are_the_same_pictures(model, arrays, expected, folder):
+    files = sorted(folder.rglob("p*.png"), key=lambda path: path.name)
+    for form in (
+        arrays,
+        list(arrays),
+        files,
+        list(map(str, files)),
+        [files[0], *arrays[1:3], Image.open(files[3]), files[4]],
+    ):
+        torch.testing.assert_close(model.embed_images(form), expected, rtol=0, atol=1e-6)
+    in_order = sorted(folder.rglob("p*.png"))
+    torch.testing.assert_close(model.embed_images(folder), model.embed_images(in_order), rtol=0, atol=1e-6)
+    assert len(model.embed_images(str(folder))) == 5
+
+
+def test_one_picture_is_one_row(model, arrays, expected, folder):
+    for form in (arrays[0], Image.fromarray(arrays[0]), folder / "p0.png", str(folder / "p0.png")):
+        torch.testing.assert_close(model.embed_images(form), expected[:1], rtol=0, atol=1e-6)
+
+
+def test_one_text_is_one_row_and_not_a_row_a_letter(model):
+    assert torch.equal(model.embed_texts("a cat"), model.embed_texts(["a cat"]))
+
+
+def test_the_batch_size_changes_nothing(model, arrays, expected):
+    torch.testing.assert_close(
+        model.embed_images(arrays, batch_size=2, show_progress=True), expected, rtol=0, atol=1e-6
+    )
+    with pytest.raises(UserError, match="batch_size 0"):
+        model.embed_images(arrays, batch_size=0)
+
+
+def test_a_grey_array_is_a_picture(model):
+    grey = np.full((32, 32), 7, dtype=np.uint8)
+    assert torch.equal(model.embed_images(grey), model.embed_images(np.full((32, 32, 3), 7, dtype=np.uint8)))
+
+
+def test_vectors_stay_vectors():
+    assert len(as_images(np.zeros(8, dtype=np.float32))) == 1
+    assert len(as_images(np.zeros((3, 8), dtype=np.float32))) == 3
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ("nothing.png", r"nothing\.png: no such picture"),
+        ("nowhere", "nowhere: no such folder"),
+        (np.zeros((4, 4, 3), dtype=np.float32), "is no picture. Give uint8"),
+        (np.zeros((2, 2, 2, 2, 3), dtype=np.uint8), "is no picture"),
+    ],
+)
+def test_what_is_no_picture_is_said(model, form, message):
+    with pytest.raises(UserError, match=message):
+        model.embed_images(form)
+
+
+def test_a_broken_file_is_named(model, tmp_path):
+    (tmp_path / "broken.png").write_bytes(b"not a picture")
+    with pytest.raises(UserError, match=r"broken\.png: not a picture"):
+        model.embed_images(tmp_path)
+
+
+def test_a_model_fits_on_a_line(model):
+    assert "\n" not in repr(model)
+    assert repr(model).startswith("GlyphEncoder(preset='glyph-random', width=")
