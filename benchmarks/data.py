@@ -25,7 +25,7 @@ from rich.table import Table
 from recollect.core.files import write_json
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import best_device
-from recollect.data.batches.mixture import Mixture
+from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.order import shuffled
 from recollect.data.batches.stream import BatchStream
 from recollect.data.sources import open_source
@@ -134,7 +134,7 @@ def streams(spec: str, options: Options) -> dict[str, float]:
     device = best_device()
     results = {}
     for workers in options.workers:
-        stream = BatchStream(Mixture((open_source(spec),)), options.batch, transform)
+        stream = BatchStream(DataMix((open_source(spec),)), options.batch, transform)
         batches = stream.iterate(0, 10**6, workers, device=device)
         next(batches)
 

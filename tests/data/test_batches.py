@@ -14,7 +14,7 @@ import torch
 
 from recollect.core.errors import UserError
 from recollect.core.types import NO_LABEL, Source
-from recollect.data.batches.mixture import Mixture
+from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.stream import CONTEXT_VIEW, BatchStream
 from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.data.sources import open_source
@@ -27,7 +27,7 @@ TRANSFORM = ImageTransform(size=6, training=True, scale=(0.2, 1.0))
 
 @pytest.fixture
 def both(captions, labels):
-    return Mixture((captions, labels), sampling="equal")
+    return DataMix((captions, labels), sampling="equal")
 
 
 def stream(mixture, batch_size=12, **options):
@@ -64,7 +64,7 @@ def test_images_texts_and_labels_belong_together(both, captions, labels):
 def test_labels_of_different_sources_never_meet(make, labels):
     other = open_source(str(make.parquet({"label": ["cat", "owl"] * 8}, "other.parquet")), kind="label")
     seen = {}
-    mixture = Mixture((labels, other))
+    mixture = DataMix((labels, other))
     for step in range(6):
         batch = stream(mixture).batch(step)
         for label, source in zip(batch.labels.tolist(), batch.sources, strict=True):
@@ -74,7 +74,7 @@ def test_labels_of_different_sources_never_meet(make, labels):
 
 def test_a_caption_has_no_label_even_where_its_source_knows_one(make):
     path = make.parquet({"caption": [f"text {i}" for i in range(8)], "label": [i % 2 for i in range(8)]})
-    assert stream(Mixture((open_source(str(path)),)), 8).batch(0).labels.tolist() == [NO_LABEL] * 8
+    assert stream(DataMix((open_source(str(path)),)), 8).batch(0).labels.tolist() == [NO_LABEL] * 8
 
 
 def test_every_caption_and_every_template_is_drawn(both):
@@ -89,20 +89,20 @@ def test_synonyms_are_put_into_templates_in_place_of_the_name(make):
     path = str(make.parquet({"label": ["frog"] * 4, "names": [["frog", "toad"]] * 4}))
     source = open_source(path, kind="label", columns=Columns(synonyms="names"))
     texts = {
-        text for step in range(20) for text in stream(Mixture((source,)), 4, templates=("a {}.",)).batch(step).texts
+        text for step in range(20) for text in stream(DataMix((source,)), 4, templates=("a {}.",)).batch(step).texts
     }
     assert texts == {"a frog.", "a toad."}
 
 
 def test_a_source_is_seen_whole_before_any_of_it_is_seen_again(captions):
-    ids = [id for step in range(20) for id in stream(Mixture((captions,)), 10).batch(step).ids]
+    ids = [id for step in range(20) for id in stream(DataMix((captions,)), 10).batch(step).ids]
     passes = [ids[start : start + 40] for start in range(0, 200, 40)]
     assert all(sorted(map(int, one)) == list(range(40)) for one in passes)
     assert len({frozenset(one[:10]) for one in passes}) == 5  # each in another order
 
 
 def test_a_batch_larger_than_its_source_goes_round(captions):
-    batch = stream(Mixture((captions,)), 100).batch(0)
+    batch = stream(DataMix((captions,)), 100).batch(0)
     assert set(Counter(batch.ids).values()) == {2, 3}
 
 
@@ -115,7 +115,7 @@ def test_equal_sampling_gives_half_of_every_batch_to_each_kind(both):
 
 
 def test_a_debiased_batch_never_mixes_sources_and_both_come_equally_often(captions, labels):
-    sampler = stream(Mixture((captions, labels), sampling="debiased"), world_size=1)
+    sampler = stream(DataMix((captions, labels), sampling="debiased"), world_size=1)
     kinds = []
     for step in range(100):
         composition = sampler.composition(step)
@@ -127,19 +127,19 @@ def test_a_debiased_batch_never_mixes_sources_and_both_come_equally_often(captio
 
 
 def test_debiased_sources_too_are_seen_whole_before_again(captions, labels):
-    sampler = stream(Mixture((captions, labels), sampling="debiased"), 10)
+    sampler = stream(DataMix((captions, labels), sampling="debiased"), 10)
     ids = [id for step in range(30) for id in sampler.batch(step).ids if sampler.composition(step)["labels"]]
     assert sorted(map(int, ids[:30])) == list(range(30))
 
 
 def test_ranks_agree_on_the_source_of_a_debiased_batch(captions, labels):
-    ranks = [stream(Mixture((captions, labels), sampling="debiased"), rank=rank, world_size=4) for rank in range(4)]
+    ranks = [stream(DataMix((captions, labels), sampling="debiased"), rank=rank, world_size=4) for rank in range(4)]
     for step in range(8):
         assert len({source for one in ranks for source in one.batch(step).sources}) == 1
 
 
 def test_proportional_sampling_follows_sizes_or_weights(captions, labels):
-    by_size, by_weight = Mixture((captions, labels)), Mixture((captions, labels), weights=(1.0, 3.0))
+    by_size, by_weight = DataMix((captions, labels)), DataMix((captions, labels), weights=(1.0, 3.0))
     assert by_size.shares == (40 / 70, 30 / 70)
     assert by_weight.shares == (0.25, 0.75)
     counts = Counter()
@@ -151,16 +151,16 @@ def test_proportional_sampling_follows_sizes_or_weights(captions, labels):
 def test_weights_act_within_a_kind_when_kinds_are_balanced(captions, labels):
     more = Subset(captions, np.arange(10), name="more")
     for sampling in ("equal", "debiased"):
-        mixture = Mixture((captions, more, labels), weights=(1.0, 4.0, 7.0), sampling=sampling)
+        mixture = DataMix((captions, more, labels), weights=(1.0, 4.0, 7.0), sampling=sampling)
         np.testing.assert_allclose(mixture.shares, [0.1, 0.4, 0.5])
 
 
 def test_the_length_of_a_run_counts_label_samples(captions, labels):
     for sampling in ("equal", "debiased"):
         # Footnote 2 of prefix conditioning: N / batch * 2 steps for N label samples.
-        assert Mixture((captions, labels), sampling=sampling).steps_per_epoch(10) == 30 * 2 // 10
-    assert Mixture((captions,)).steps_per_epoch(10) == 4
-    assert Mixture((captions,)).steps_per_epoch(1000) == 1
+        assert DataMix((captions, labels), sampling=sampling).steps_per_epoch(10) == 30 * 2 // 10
+    assert DataMix((captions,)).steps_per_epoch(10) == 4
+    assert DataMix((captions,)).steps_per_epoch(1000) == 1
 
 
 # --- purity ------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_a_batch_does_not_depend_on_what_was_read_before(both):
 @pytest.mark.parametrize("sampling", ["proportional", "equal", "debiased"])
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_together_make_the_batch_of_one_process(captions, labels, sampling, world_size):
-    mixture = Mixture((captions, labels), sampling=sampling)
+    mixture = DataMix((captions, labels), sampling=sampling)
     for step in (0, 7):
         whole = stream(mixture).batch(step)
         parts = [stream(mixture, rank=rank, world_size=world_size).batch(step) for rank in range(world_size)]
@@ -202,14 +202,14 @@ def test_a_resumed_sequence_goes_on_as_if_never_broken(both):
 
 
 def test_another_process_makes_the_same_batch(captions):
-    batch = stream(Mixture((captions,))).batch(5)
+    batch = stream(DataMix((captions,))).batch(5)
     program = f"""
         from recollect.data.batches.stream import BatchStream
-        from recollect.data.batches.mixture import Mixture
+        from recollect.data.batches.mixture import DataMix
         from recollect.data.sources import open_source
         from recollect.data.transforms import ImageTransform
         source = open_source({str(captions.origin.files[0])!r})
-        stream = BatchStream(Mixture((source,)), 12, ImageTransform(size=6, training=True, scale=(0.2, 1.0)), seed=1)
+        stream = BatchStream(DataMix((source,)), 12, ImageTransform(size=6, training=True, scale=(0.2, 1.0)), seed=1)
         batch = stream.batch(5)
         print(batch.texts, float(batch.images.double().sum()))
     """
@@ -240,7 +240,7 @@ def test_a_second_view_shows_the_same_samples_cropped_otherwise(both):
 
 
 def test_a_context_shares_no_sample_with_its_batch(captions):
-    sampler = stream(Mixture((captions,)), 10)
+    sampler = stream(DataMix((captions,)), 10)
     for step in (0, 1, 2):
         batch, context = sampler.batch(step), sampler.context(step)
         assert not set(batch.ids) & set(context.ids)
@@ -277,18 +277,18 @@ class World(Source):
 
 def test_a_source_that_makes_whole_batches_is_asked_for_them():
     assert isinstance(World(), Source)
-    sampler = BatchStream(Mixture((World(),)), 8, None, seed=3)
+    sampler = BatchStream(DataMix((World(),)), 8, None, seed=3)
     batch = sampler.batch(0)
     assert batch.images.shape == (8, 2)
     assert batch.texts == tuple(f"text {int(value)}" for value in batch.images[:, 0])
     assert batch.labels.tolist() == [NO_LABEL] * 8
-    halves = [BatchStream(Mixture((World(),)), 8, None, seed=3, rank=rank, world_size=2).batch(0) for rank in (0, 1)]
+    halves = [BatchStream(DataMix((World(),)), 8, None, seed=3, rank=rank, world_size=2).batch(0) for rank in (0, 1)]
     assert torch.equal(torch.cat([half.images for half in halves]), batch.images)
 
 
 def test_a_label_source_that_makes_whole_batches_keeps_its_labels():
     subset = Subset(World("label"), np.arange(10, 20))
-    batch = BatchStream(Mixture((subset,)), 5, None).batch(0)
+    batch = BatchStream(DataMix((subset,)), 5, None).batch(0)
     assert batch.labels.tolist() == [int(value) % 4 for value in batch.images[:, 0]]
     assert all(10 <= value < 20 for value in batch.images[:, 0])
 
@@ -305,7 +305,7 @@ class Pictures(World):
 
 
 def test_a_worlds_pictures_are_normalised_and_its_names_put_into_the_streams_templates():
-    sampler = stream(Mixture((Pictures("label"),)), 8, templates=("one {}.", "two {}."))
+    sampler = stream(DataMix((Pictures("label"),)), 8, templates=("one {}.", "two {}."))
     batch, other = sampler.batch(0), sampler.batch(0, view=1)
     mean, std = (torch.tensor(value).view(3, 1, 1) for value in (TRANSFORM.mean, TRANSFORM.std))
     shades = ((batch.images * std + mean) * 255).round()[:, 0, 0, 0]
@@ -318,33 +318,33 @@ def test_a_worlds_pictures_are_normalised_and_its_names_put_into_the_streams_tem
 
 
 def test_a_worlds_pictures_are_resized_to_what_the_model_reads():
-    larger = BatchStream(Mixture((Pictures(),)), 4, ImageTransform(size=12, training=True)).batch(0)
+    larger = BatchStream(DataMix((Pictures(),)), 4, ImageTransform(size=12, training=True)).batch(0)
     assert larger.images.shape == (4, 3, 12, 12)
     with pytest.raises(ValueError, match="needs a transform"):
-        BatchStream(Mixture((Pictures(),)), 4, None).batch(0)
+        BatchStream(DataMix((Pictures(),)), 4, None).batch(0)
 
 
 def test_the_built_in_worlds_train_together():
     glyphs = [open_source(f"glyphs:{name}") for name in ("captions", "labels")]
-    sampler = BatchStream(Mixture(tuple(glyphs), sampling="equal"), 16, ImageTransform(size=32, training=True))
+    sampler = BatchStream(DataMix(tuple(glyphs), sampling="equal"), 16, ImageTransform(size=32, training=True))
     batch = sampler.batch(3)
     assert batch.images.shape == (16, 3, 32, 32)
     assert sum(label >= 0 for label in batch.labels.tolist()) == 8
     halves = [
-        BatchStream(Mixture(tuple(glyphs), sampling="equal"), 16, sampler.transform, rank=rank, world_size=2).batch(3)
+        BatchStream(DataMix(tuple(glyphs), sampling="equal"), 16, sampler.transform, rank=rank, world_size=2).batch(3)
         for rank in (0, 1)
     ]
     assert torch.equal(torch.cat([half.images for half in halves]), batch.images)
     assert halves[0].texts + halves[1].texts == batch.texts
     view = sampler.batch(3, view=1)
     assert (view.ids, view.texts) == (batch.ids, batch.texts)
-    latents = BatchStream(Mixture((open_source("latents:captions"),)), 8, None)
+    latents = BatchStream(DataMix((open_source("latents:captions"),)), 8, None)
     assert latents.batch(0).texts == latents.batch(0, view=1).texts
 
 
 def test_images_of_different_shapes_cannot_share_a_batch(captions):
     with pytest.raises(UserError, match="different shapes"):
-        stream(Mixture((captions, World()))).batch(0)
+        stream(DataMix((captions, World()))).batch(0)
 
 
 # --- broken images -----------------------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ def partly_broken(make):
 
 
 def test_a_broken_image_is_replaced_by_the_same_other_one_everywhere(partly_broken):
-    mixture = Mixture((partly_broken,))
+    mixture = DataMix((partly_broken,))
     whole = stream(mixture, 120, broken_share=0.1)
     batch = whole.batch(0)
     assert not {"7", "50", "90"} & set(batch.ids)
@@ -373,7 +373,7 @@ def test_a_broken_image_is_replaced_by_the_same_other_one_everywhere(partly_brok
 @pytest.mark.parametrize("workers", [0, 2])
 def test_too_many_broken_images_stop_in_one_line(partly_broken, workers):
     with pytest.raises(UserError, match=r"set\.parquet, row \d+: .* images of set cannot be read") as error:
-        list(stream(Mixture((partly_broken,)), 60).iterate(0, 4, workers))
+        list(stream(DataMix((partly_broken,)), 60).iterate(0, 4, workers))
     assert "\n" not in str(error.value)
 
 
@@ -381,14 +381,14 @@ def test_too_many_broken_images_stop_in_one_line(partly_broken, workers):
 def test_a_source_of_nothing_but_broken_images_stops(make, workers):
     source = open_source(str(make.parquet({"image": [b"junk"] * 5, "caption": ["x"] * 5})))
     with pytest.raises(UserError, match=r"row \d: not a picture") as error:
-        list(stream(Mixture((source,)), 4).iterate(0, 1, workers))
+        list(stream(DataMix((source,)), 4).iterate(0, 1, workers))
     assert "\n" not in str(error.value)
 
 
 def test_a_sample_whose_caption_is_missing_inside_a_structure_is_replaced(make):
     metas = [{"text": "a"} if i % 2 else {"text": None} for i in range(20)]
     source = open_source(str(make.parquet({"meta": metas})), columns=Columns(caption="meta.text"))
-    batch = stream(Mixture((source,)), 10, broken_share=1.0).batch(0)
+    batch = stream(DataMix((source,)), 10, broken_share=1.0).batch(0)
     assert set(batch.texts) == {"a"}
 
 
@@ -397,16 +397,16 @@ def test_a_sample_whose_caption_is_missing_inside_a_structure_is_replaced(make):
 
 def test_mixtures_that_cannot_be(captions, labels, make):
     with pytest.raises(UserError, match="no source"):
-        Mixture(())
+        DataMix(())
     with pytest.raises(UserError, match="captions: named twice"):
-        Mixture((captions, captions))
+        DataMix((captions, captions))
     with pytest.raises(UserError, match="2 positive numbers"):
-        Mixture((captions, labels), weights=(1.0,))
+        DataMix((captions, labels), weights=(1.0,))
     with pytest.raises(UserError, match="2 positive numbers"):
-        Mixture((captions, labels), weights=(1.0, -1.0))
+        DataMix((captions, labels), weights=(1.0, -1.0))
     numbers = open_source(str(make.parquet({"label": [3, 4]}, "numbers.parquet")), kind="label")
     with pytest.raises(UserError, match="numbers: labels are numbers without names"):
-        Mixture((numbers,))
+        DataMix((numbers,))
 
 
 def test_a_batch_that_does_not_divide_over_the_processes(both):
@@ -422,7 +422,7 @@ def test_a_stop_signal_is_the_trainers_to_handle(captions, tmp_path):
     handled, others = tmp_path / "handled", set(multiprocessing.active_children())
     previous = signal.signal(signal.SIGTERM, lambda *_: handled.touch())
     try:
-        batches = stream(Mixture((captions,))).iterate(0, 10**6, workers=1)
+        batches = stream(DataMix((captions,))).iterate(0, 10**6, workers=1)
         next(batches)
         (worker,) = set(multiprocessing.active_children()) - others
         os.kill(worker.pid, signal.SIGINT)
@@ -435,3 +435,26 @@ def test_a_stop_signal_is_the_trainers_to_handle(captions, tmp_path):
     finally:
         signal.signal(signal.SIGTERM, previous)
     assert not handled.exists()
+
+
+def test_sources_of_one_length_are_passed_through_in_orders_of_their_own(captions):
+    everything = np.arange(len(captions))
+    two = DataMix(
+        (Subset(captions, everything, name="one"), Subset(captions, everything, name="two")), sampling="equal"
+    )
+    batch = stream(two, 2 * len(captions)).batch(0)
+    orders = [
+        [id for id, source in zip(batch.ids, batch.sources, strict=True) if source == name] for name in ("one", "two")
+    ]
+    assert sorted(orders[0]) == sorted(orders[1])
+    places = [stream(two, 2 * len(captions))._order(number, everything) for number in (0, 1)]
+    assert not np.array_equal(*places)
+
+
+def test_the_synonym_of_a_class_does_not_depend_on_the_template(make):
+    path = str(make.parquet({"class_name": ["frog"] * 40, "label": [0] * 40, "names": [["toad", "newt"]] * 40}))
+    source = open_source(path, kind="label", columns=Columns(synonyms="names"))
+    drawn = stream(DataMix((source,)), 40, templates=("a {}.", "the {}."))
+    texts = Counter(text for step in range(5) for text in drawn.batch(step).texts)
+    assert set(texts) == {"a toad.", "a newt.", "the toad.", "the newt."}
+    assert min(texts.values()) > 25  # of 200, fifty each on average; 25 or fewer has a chance below 1e-3

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from recollect.data.batches.mixture import Mixture
+from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.stream import BatchStream
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
@@ -80,7 +80,7 @@ def test_one_pool_of_three_domains_knows_all_true_matches(real_data):
 def test_three_sources_of_two_kinds_train_together(real_data):
     captions = tuple(open_source(str(real_data(name))) for name in ("emoji", "rsicd_captions"))
     names = open_source(str(real_data("tiny_imagenet_b")), kind="label", columns=Columns(synonyms="captions"))
-    mixture = Mixture((*captions, names), sampling="equal")
+    mixture = DataMix((*captions, names), sampling="equal")
     stream = BatchStream(mixture, 64, ImageTransform(size=32, training=True), seed=0)
     batches = list(stream.iterate(0, 2, workers=1))
     assert torch.equal(batches[1].images, stream.batch(1).images)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recollect.fewshot.tuning import best_weight
+from recollect.fewshot.tuning import best_of_intervals, best_weight
 
 
 def accuracy(base, extra, labels, weight):
@@ -66,3 +66,10 @@ def test_an_open_plateau_gives_twice_its_end():
     base, extra = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])
     assert best_weight(base, extra, np.array([1]))[0] == pytest.approx(2.0)
     assert best_weight(extra, np.zeros((1, 2)), np.array([1]))[0] == 1.0
+
+
+def test_a_weight_in_the_middle_of_a_plateau_stays_clear_of_the_tie_there():
+    """One row turns wrong at 2 as another turns right: the plateau's centre would tie both."""
+    lower, upper = np.array([0.0, 2.0, 0.0]), np.array([2.0, 4.0, 4.0])
+    weight, share = best_of_intervals(lower, upper, (0.0, 4.0))
+    assert share == np.mean((lower < weight) & (weight < upper)) == 2 / 3

@@ -9,7 +9,7 @@ from torch import nn
 
 from recollect.core.errors import UserError
 from recollect.core.types import Source
-from recollect.data.batches.mixture import Mixture
+from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.stream import CONTEXT_VIEW, BatchStream
 from recollect.data.sources import open_source
 from recollect.data.sources.derived import corpus
@@ -66,7 +66,7 @@ def assemble(recipe: Recipe, place: ProcessRanks, saved_model: Path | None) -> P
     if recipe.model.freeze != "none":
         model.freeze(recipe.model.freeze)
     stream = BatchStream(
-        Mixture(sources, data.weights or None, data.sampling),
+        DataMix(sources, data.weights or None, data.sampling),
         recipe.batch_size,
         crops,
         seed=recipe.seed,

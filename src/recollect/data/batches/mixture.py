@@ -14,7 +14,7 @@ Sampling = Literal["proportional", "equal", "debiased"]
 
 
 @dataclass(frozen=True)
-class Mixture:
+class DataMix:
     """Sources to train on, and how a batch is made of them (prefix conditioning, section 3.2).
 
     Attributes:

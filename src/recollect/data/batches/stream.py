@@ -11,7 +11,7 @@ from torch.nn.functional import interpolate
 from recollect.core.errors import UserError
 from recollect.core.seeding import derive_seed
 from recollect.core.types import NO_LABEL, Batch, Kind, Sample
-from recollect.data.batches.mixture import Mixture
+from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.order import choose, mix, shuffled
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect.data.sources.images import BrokenImageError
@@ -66,7 +66,7 @@ class BatchStream:
         tally: what was read so far and what could not be.
     """
 
-    mixture: Mixture
+    mixture: DataMix
     batch_size: int
     transform: ImageTransform | None
     seed: int = 0
