@@ -33,6 +33,7 @@ STUDIES: dict[str, Study] = {
     "lixp/figure-4": Study("lixp.tables", "figure_4", "post-training with context"),
     "lixp/figure-5": Study("lixp.tables", "figure_5", "gain against the number of examples"),
     "lixp/figure-6": Study("lixp.tables", "figure_6", "training dynamics"),
+    "lixp/real": Study("lixp.real", "real", "context on real images: a strong locked tower, controls, paired tests"),
     "prefix/table-1": Study("prefix.tables", "table_1", "labels and captions together, with and without prefixes"),
     "prefix/table-2": Study("prefix.tables", "table_2", "equal and debiased sampling, with and without prefixes"),
     "prefix/table-3": Study("prefix.tables", "table_3", "linear probes"),

@@ -388,3 +388,30 @@ class LockedTowers(nn.Module):
     def save(self, folder: Path) -> Path:
         """Write the whole model, its frozen parts too, so that it opens and reads pictures as any other."""
         return self.encoder.save(folder)
+
+
+class FeatureEncoder:
+    """An encoder seen from behind its locked tower: it embeds features that `lock_source` made, and texts.
+
+    With it, every evaluation reads the same features instead of embedding its pictures anew for each model.
+    """
+
+    def __init__(self, encoder: DualEncoder) -> None:
+        self.encoder = encoder.eval()
+        self.width, self.scale = encoder.width, encoder.scale
+
+    @property
+    def fingerprint(self) -> str:
+        """The encoder's own."""
+        return self.encoder.fingerprint
+
+    @torch.no_grad()
+    def embed_images(self, images: Tensor | Sequence[ImageLike]) -> Float[Tensor, "n width"]:
+        """Unit-norm embeddings of feature vectors (n, features)."""
+        features = images if isinstance(images, Tensor) else torch.from_numpy(np.stack(images))  # type: ignore[arg-type]
+        raw = self.encoder.project_images(features.to(self.encoder.device))
+        return nn.functional.normalize(raw.float(), dim=1).cpu()
+
+    def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Float[Tensor, "n width"]:
+        """The encoder's own."""
+        return self.encoder.embed_texts(texts, prefix)

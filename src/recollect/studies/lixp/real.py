@@ -1,0 +1,253 @@
+"""``lixp/real``: SigLIP against SigLIxP, and CLIP against CLIxP, on real images, on a strong tower that is locked.
+
+Every arm is a training of the same head and text tower on the same features; each (arm, seed) leaves one small JSON
+file in ``OUT/real``, and the tables are a function of these files alone: without ``--data`` the study reads what is
+there. Settings are chosen on the choosing sets (`sets.CHOOSING`) and tested on the others.
+"""
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recollect.core.errors import UserError
+from recollect.core.files import read_json, write_json
+from recollect.core.types import Encoder
+from recollect.data.sources import open_source
+from recollect.data.sources.derived import corpus
+from recollect.evaluation.analysis import SpanEncoder, energy_outside, text_span
+from recollect.evaluation.features import image_features
+from recollect.evaluation.few_shot import few_shot, with_enough_examples
+from recollect.evaluation.results import Result
+from recollect.evaluation.retrieval import retrieval
+from recollect.evaluation.zero_shot import zero_shot
+from recollect.fewshot.protocol import Protocol
+from recollect.models import DualEncoder, load_model
+from recollect.objectives import ContextOptions
+from recollect.studies.lixp.real_tables import tables
+from recollect.studies.lixp.sets import CHOOSING, RETRIEVAL, TESTING, TRAINING, RealSet, place
+from recollect.studies.study import StudyOptions, StudyReport
+from recollect.tasks.classification import ClassificationTask, Division, classification_task
+from recollect.tasks.retrieval import retrieval_task
+from recollect.tasks.worlds import world_tasks
+from recollect.training.locked import FeatureEncoder, lock_source
+from recollect.training.loop import train
+from recollect.training.options import Data, Recipe
+from recollect.training.recipes import RECIPES, with_context
+
+FORMAT = 1
+SHOTS = (4, 16)
+METHODS = ("prototype", "softmax")
+DROPOUT, ALPHA, TAU = 0.5, 0.7, 0.01
+"""As earlier trials on the choosing sets left them: dropout for SigLIP without context, then alpha and tau_context."""
+
+_SPAN_TEXTS = 4000
+_TEMPLATES = 8  # every eighth of CLIP's 80
+_WORLD = (
+    "real pictures of 32 × 32: a locked tower of patches, whose head and text tower are trained on emoji, aerial "
+    "photographs, everyday photographs and shop pictures with captions"
+)
+_MADE = "glyphs, a few steps: shows that it runs, not what it finds"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way of training, compared with another of the same seed.
+
+    Attributes:
+        name: in files and tables.
+        recipe: without data and seed.
+        against: the arm whose figures its gain is over; empty for a baseline.
+        seeds: how many of the study's seeds it is run with; None takes all.
+    """
+
+    name: str
+    recipe: Recipe
+    against: str = ""
+    seeds: int | None = None
+
+
+def arms(options: StudyOptions) -> list[Arm]:
+    """What is trained, in the order of its worth."""
+    siglip, clip = (_shortened(RECIPES[name](), options) for name in ("siglip-locked", "clip-locked"))
+    return [
+        Arm("SigLIP", siglip),
+        Arm("SigLIxP", with_context(siglip, TAU, ALPHA), "SigLIP"),
+        Arm("SigLIP, other dropout", _with_dropout(siglip, 0.2), "SigLIP", 1),
+        Arm("SigLIP, weight decay 0.3", _with_decay(siglip, 0.3), "SigLIP", 1),
+        Arm("SigLIxP, no mask", _without_mask(with_context(siglip, TAU, ALPHA)), "SigLIP", 1),
+        Arm("CLIP", clip, seeds=1),
+        Arm("CLIxP", with_context(clip, TAU, ALPHA), "CLIP", 1),
+    ]
+
+
+def _shortened(recipe: Recipe, options: StudyOptions) -> Recipe:
+    recipe = replace(recipe, model=replace(recipe.model, dropout=DROPOUT))
+    if options.scale == "smoke":
+        model = replace(recipe.model, start="glyph-random", dropout=None)
+        return replace(recipe, model=model, batch_size=64, steps=6, log_every=2, checkpoint_every=6)
+    # At scale small a batch that two shared cores can do several seeds of in an hour; full is the recipe's own.
+    size = 2048 if options.scale == "small" else recipe.batch_size
+    return replace(recipe, batch_size=size, log_every=20, checkpoint_every=recipe.steps)
+
+
+def _with_dropout(recipe: Recipe, share: float) -> Recipe:
+    dropout = share if recipe.model.start == "patches" else None
+    return replace(recipe, model=replace(recipe.model, dropout=dropout))
+
+
+def _with_decay(recipe: Recipe, decay: float) -> Recipe:
+    return replace(recipe, optimiser=replace(recipe.optimiser, weight_decay=decay))
+
+
+def _without_mask(recipe: Recipe) -> Recipe:
+    context = recipe.objective.context
+    assert context is not None
+    context = replace(context, options=ContextOptions(mask=False))
+    return replace(recipe, objective=replace(recipe.objective, context=context))
+
+
+def real(options: StudyOptions) -> StudyReport:
+    """Train and evaluate what has no file yet, where data was named, and make the tables of all files.
+
+    Raises:
+        UserError: no data was named and there are no files; a data file is missing.
+    """
+    folder = options.out / "real"
+    if options.data or options.scale == "smoke":
+        data = _data_folder(options)
+        for arm, seed in _jobs(options):
+            file = folder / f"{_slug(arm.name)}-seed{seed}.json"
+            if not file.exists():
+                write_json(file, run_one(arm, seed, data, options))
+    records = [read_json(file) for file in sorted(folder.glob("*.json"))] if folder.is_dir() else []
+    if not records:
+        raise UserError(f"{folder}: no results yet. Name the folder of the real files: --data FOLDER.")
+    world = _MADE if options.scale == "smoke" else _WORLD
+    return StudyReport("lixp/real", options.scale, world, tables(records))
+
+
+def _data_folder(options: StudyOptions) -> Path | None:
+    if not options.data:
+        return None
+    folder = Path(options.data[0]).expanduser()
+    for each in (*TRAINING.values(), *(one.file for one in (CHOOSING | TESTING).values())):
+        place(folder, each)  # before hours of training
+    return folder
+
+
+def _jobs(options: StudyOptions) -> Iterator[tuple[Arm, int]]:
+    """The main pair seed after seed, then the controls, so that a study that is stopped has whole comparisons."""
+    count, every = options.seeds or {"smoke": 2, "small": 3, "full": 5}[options.scale], arms(options)
+    yield from ((arm, seed) for seed in range(count) for arm in every if arm.seeds is None)
+    yield from ((arm, seed) for arm in every if arm.seeds is not None for seed in range(min(arm.seeds, count)))
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
+
+
+def run_one(arm: Arm, seed: int, data: Path | None, options: StudyOptions) -> dict[str, Any]:
+    """Train one arm with one seed and measure it: what its file holds."""
+    captions = tuple(place(data, file) for file in TRAINING.values()) if data else ("glyphs:captions",)
+    recipe = replace(arm.recipe, data=Data(captions=captions), seed=seed)
+    digest = hashlib.blake2b(json.dumps(asdict(recipe), sort_keys=True).encode(), digest_size=5).hexdigest()
+    folder = options.out / "runs" / f"real-{_slug(arm.name)}-seed{seed}-{digest}"
+    start = time.perf_counter()
+    model = load_model(train(recipe, folder, resume=folder.exists()), "cpu")
+    seconds = time.perf_counter() - start
+    named = "--data FOLDER " if data else ""
+    command = f"recollect study lixp/real --scale {options.scale} {named}--seeds {options.seeds or seed + 1}"
+    return describe(arm, recipe, command, round(seconds)) | measure(model, data, recipe)
+
+
+def describe(arm: Arm, recipe: Recipe, command: str, seconds: int) -> dict[str, Any]:
+    """What a file says of a run beside its figures; no path of the machine."""
+    return {
+        "format": FORMAT,
+        "arm": arm.name,
+        "against": arm.against,
+        "seed": recipe.seed,
+        "command": command,
+        "recipe": {
+            "start": recipe.model.start,
+            "dropout": recipe.model.dropout,
+            "weight_decay": recipe.optimiser.weight_decay,
+            "objective": asdict(recipe.objective),
+            "batch_size": recipe.batch_size,
+            "steps": recipe.steps,
+        },
+        "training_seconds": seconds,
+    }
+
+
+def measure(model: DualEncoder, data: Path | None, recipe: Recipe) -> dict[str, Any]:
+    """Few-shot accuracy with and without the projection onto the texts' span, zero-shot accuracy, retrieval, energy."""
+    encoder = FeatureEncoder(model)
+    texts = [text for spec in recipe.data.captions for text in list(corpus(open_source(spec), _SPAN_TEXTS))]
+    span = text_span(encoder.embed_texts(texts[:: max(1, len(texts) // _SPAN_TEXTS)]).numpy())
+    found: dict[str, Any] = {"few-shot": {}, "few-shot on the span": {}, "zero-shot": {}, "outside": {}, "classes": {}}
+    for name, group, task, named in _tasks(model, data):
+        found["few-shot"][name] = {"group": group, **_few_shot(encoder, task)}
+        found["few-shot on the span"][name] = {"group": group, **_few_shot(SpanEncoder(encoder, span), task)}
+        images = image_features(encoder, task.query)
+        found["outside"][name] = round(100 * energy_outside(images.images, span), 2)
+        if named:
+            asked = replace(task, templates=task.templates[::_TEMPLATES])
+            found["zero-shot"][name] = {"group": group, "top-1": _value(zero_shot(encoder, asked, model="model"))}
+    found["retrieval"] = dict(_retrieval(encoder, model, data))
+    return found | {"model": model.fingerprint, "environment": dict(Result("", "", "", 0, ()).environment)}
+
+
+def _tasks(model: DualEncoder, data: Path | None) -> Iterator[tuple[str, str, ClassificationTask, bool]]:
+    """Every set with its group, its images replaced by the locked tower's features of them."""
+    if data is None:
+        for number, task in enumerate(world_tasks("glyphs:captions")[:2]):
+            yield task.name, ("choosing", "foreign")[number], _locked(model, task), True
+        return
+    for role, sets in (("choosing", CHOOSING), ("testing", TESTING)):
+        for name, one in sets.items():
+            group = "choosing" if role == "choosing" else ("scenes" if one.scenes else "foreign")
+            yield name, group, with_enough_examples(_locked(model, _open(data, name, one)), SHOTS[-1]), one.named
+
+
+def _open(data: Path, name: str, one: RealSet) -> ClassificationTask:
+    division = Division(within=one.within) if one.within else Division(one.support, one.query)
+    if one.within:  # 10 of a class's 20 pictures would be too few for 16 shots
+        division = replace(division, query_share=0.2)
+    return classification_task(place(data, one.file), name=name, division=division)
+
+
+def _locked(model: DualEncoder, task: ClassificationTask) -> ClassificationTask:
+    return replace(task, support=lock_source(model, task.support), query=lock_source(model, task.query))
+
+
+def _few_shot(encoder: Encoder, task: ClassificationTask) -> dict[str, float]:
+    """Accuracy by method and shots, a mean over five draws."""
+    rows = few_shot(encoder, task, Protocol(METHODS, SHOTS), model="model").rows
+    return {f"{method} {shots}": _mean(rows, method=method, shots=shots) for method in METHODS for shots in SHOTS}
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], **keys: Any) -> float:
+    chosen = [row["value"] for row in rows if all(row[key] == value for key, value in keys.items())]
+    return round(float(np.mean(chosen)), 3)
+
+
+def _value(result: Result) -> float:
+    return _mean(result.rows, metric="top-1")
+
+
+def _retrieval(encoder: Encoder, model: DualEncoder, data: Path | None) -> Iterator[tuple[str, float]]:
+    """Recall at 10 from text to image."""
+    for name, file in RETRIEVAL.items() if data else ():
+        assert data is not None
+        task = retrieval_task(place(data, file), name=name)
+        task = replace(task, images=lock_source(model, task.images))
+        rows = retrieval(encoder, task, model="model").rows
+        yield name, _mean(rows, direction="text to image", domain="all", k=10)
