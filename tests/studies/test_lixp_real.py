@@ -77,7 +77,7 @@ def test_choosing_and_testing_share_no_set_and_no_training_picture():
     chosen, tested = ({one.file for one in part.values()} for part in (sets.CHOOSING, sets.TESTING))
     assert not chosen & tested
     trained = {file.split("?")[0] for file in sets.TRAINING.values()}
-    for one in (sets.CHOOSING | sets.TESTING).values():
+    for one in {**sets.CHOOSING, **sets.TESTING}.values():
         if one.file in trained:  # its training split was trained on: examples come from it only where captions do
             assert one.query == "test"
             assert one.scenes

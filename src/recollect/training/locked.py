@@ -26,7 +26,7 @@ from recollect.core.errors import UserError
 from recollect.core.files import atomic_path, cache_folder
 from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed
-from recollect.core.types import NO_LABEL, BatchRead, ImageLike, Kind, Sample, Source
+from recollect.core.types import NO_LABEL, BatchRead, EncoderBase, ImageLike, Kind, Sample, Source
 from recollect.data.batches.order import choose, mix
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect.data.sources.images import BrokenImageError
@@ -390,7 +390,7 @@ class LockedTowers(nn.Module):
         return self.encoder.save(folder)
 
 
-class FeatureEncoder:
+class FeatureEncoder(EncoderBase):
     """An encoder seen from behind its locked tower: it embeds features that `lock_source` made, and texts.
 
     With it, every evaluation reads the same features instead of embedding its pictures anew for each model.
@@ -398,7 +398,17 @@ class FeatureEncoder:
 
     def __init__(self, encoder: DualEncoder) -> None:
         self.encoder = encoder.eval()
-        self.width, self.scale = encoder.width, encoder.scale
+        self.width = encoder.width
+
+    @property
+    def scale(self) -> float | None:
+        """The encoder's own."""
+        return self.encoder.scale
+
+    @property
+    def prefixes(self) -> Mapping[Kind, tuple[str, ...]]:
+        """The encoder's own."""
+        return self.encoder.prefixes
 
     @property
     def fingerprint(self) -> str:

@@ -137,7 +137,7 @@ def _data_folder(options: StudyOptions) -> Path | None:
     if not options.data:
         return None
     folder = Path(options.data[0]).expanduser()
-    for each in (*TRAINING.values(), *(one.file for one in (CHOOSING | TESTING).values())):
+    for each in (*TRAINING.values(), *(one.file for one in {**CHOOSING, **TESTING}.values())):
         place(folder, each)  # before hours of training
     return folder
 
