@@ -1,5 +1,6 @@
 """The fusion against a full transformer block written out in loops and against torch's own."""
 
+import json
 import math
 
 import pytest
@@ -49,7 +50,8 @@ def unit(*shape, seed=0, dtype=torch.float64):
 
 
 def test_two_modules_have_the_papers_number_of_parameters():
-    assert sum(parameter.numel() for parameter in FusionModule(FusionSettings(512)).parameters()) == 3_155_968
+    paper = FusionModule(FusionSettings(512, start="embedding"))
+    assert sum(parameter.numel() for parameter in paper.parameters()) == 3_155_968
 
 
 @pytest.mark.parametrize("width", [64, 192, 512, 768])
@@ -125,7 +127,84 @@ def test_the_order_of_what_was_found_does_not_matter():
 @pytest.mark.parametrize("modality", ["image", "text"])
 def test_an_untrained_fusion_returns_the_embedding_as_it_is(kind, modality):
     tokens = unit(5, 11, 64, dtype=torch.float32)
-    torch.testing.assert_close(FusionModule(FusionSettings(64, kind))(modality, tokens), tokens[:, 0])
+    fusion = FusionModule(FusionSettings(64, kind, start="embedding"))
+    torch.testing.assert_close(fusion(modality, tokens), tokens[:, 0])
+
+
+@pytest.mark.parametrize("modality", ["image", "text"])
+def test_an_untrained_fusion_that_starts_at_the_mean_is_the_plain_mean(modality):
+    tokens = unit(5, 11, 64, dtype=torch.float32)
+    tokens[2, 4:] = 0
+    plain = FusionModule(FusionSettings(64, "mean"))(modality, tokens)
+    torch.testing.assert_close(FusionModule(FusionSettings(64, start="mean"))(modality, tokens), plain)
+
+
+def where_it_starts(start, gate, tokens):
+    """One sample at a time: the embedding, the mean, or the mixture, in plain words."""
+    results = []
+    for sample in tokens:
+        own, read = sample[0], [row for row in sample[1:] if row.abs().max() > 0]
+        total = sum(read, torch.zeros_like(own))
+        direction = total / total.norm() if len(read) else total
+        if start == "embedding":
+            results.append(own)
+        elif start == "mean":
+            results.append((own + total) / (own + total).norm())
+        else:
+            weight = 1 / (1 + math.exp(-gate))
+            results.append(2 * (1 - weight) * own + 2 * weight * direction)
+    return torch.stack(results)
+
+
+@given(
+    start=st.sampled_from(["embedding", "mean", "gate"]), places=st.integers(1, 6), empty=st.integers(0, 4),
+    gate=st.floats(-3, 3), seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_a_block_adds_the_same_correction_wherever_it_starts(start, places, empty, gate, seed):
+    paper = randomised(FusionBlock(64).double(), seed)
+    block = FusionBlock(64, start).double()
+    block.load_state_dict(paper.state_dict(), strict=False)
+    if start == "gate":
+        block.gate.data.fill_(gate)
+    tokens = unit(3, places, 64, seed=seed)
+    tokens[1, max(1, places - empty) :] = 0
+    expected = where_it_starts(start, gate, tokens) + full_block(paper, tokens) - tokens[:, 0]
+    torch.testing.assert_close(block(tokens), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_the_gate_is_learned():
+    block = FusionBlock(64, "gate").double()
+    tokens = unit(4, 3, 64)
+    block(tokens).square().sum().backward()
+    own, read = tokens[:, 0], functional.normalize(tokens[:, 1:].sum(1), dim=1)
+    # at w = 1/2 the output is own + read, and dw/dgate = 1/4
+    expected = (2 * (own + read) * 2 * (read - own)).sum() / 4
+    torch.testing.assert_close(block.gate.grad, expected)
+    assert block.gate.grad.abs() < 1e-12  # own and read are as long as each other: neither is favoured by length
+    block.zero_grad()
+    (block(tokens) * read).sum().backward()
+    assert block.gate.grad > 0
+
+
+def test_a_fusion_that_was_saved_before_there_was_a_start_opens_as_it_was(tmp_path):
+    """Format 1 had no start; it was the embedding."""
+    fusion = randomised(FusionModule(FusionSettings(64, start="embedding"), "model-a", {"k": 7}))
+    record = json.loads((fusion.save(tmp_path / "fusion") / "fusion.json").read_text())
+    del record["settings"]["start"]
+    (tmp_path / "fusion" / "fusion.json").write_text(json.dumps(record | {"format": 1}))
+    again, tokens = FusionModule.open(tmp_path / "fusion"), unit(3, 5, 64, dtype=torch.float32)
+    assert again.settings.start == "embedding"
+    assert torch.equal(again("image", tokens), fusion("image", tokens))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("change", [{"format": 99}, {"settings": {"width": 64, "start": "nowhere"}}])
+def test_a_fusion_of_a_kind_that_is_not_known_is_one_line(tmp_path, change):
+    folder = FusionModule(FusionSettings(64)).save(tmp_path / "fusion")
+    record = json.loads((folder / "fusion.json").read_text())
+    (folder / "fusion.json").write_text(json.dumps(record | change))
+    with pytest.raises(UserError, match=r"newer recollect|cannot be opened \(start 'nowhere'"):
+        FusionModule.open(folder)
 
 
 def test_the_mean_is_the_mean_of_what_is_there():
@@ -156,9 +235,10 @@ def test_what_is_searched_and_read(search, read):
 
 
 @pytest.mark.parametrize("kind", ["transformer", "mean", "mlp"])
-@pytest.mark.parametrize("modalities", ["both", "image"])
-def test_a_saved_fusion_opens_as_it_was(tmp_path, kind, modalities):
-    fusion = randomised(FusionModule(FusionSettings(64, kind, "cross", "uni", modalities), "model-a", {"k": 7}))
+@pytest.mark.parametrize(("modalities", "start"), [("both", "gate"), ("image", "mean"), ("text", "embedding")])
+def test_a_saved_fusion_opens_as_it_was(tmp_path, kind, modalities, start):
+    settings = FusionSettings(64, kind, "cross", "uni", modalities, start)
+    fusion = randomised(FusionModule(settings, "model-a", {"k": 7}))
     again = FusionModule.open(fusion.save(tmp_path / "fusion"))
     assert again.settings == fusion.settings
     assert (again.model, again.trained, again.fingerprint) == ("model-a", {"k": 7}, fusion.fingerprint)
@@ -173,7 +253,7 @@ def test_the_fingerprint_changes_with_any_weight():
     prints = {fusion.fingerprint}
     for parameter in fusion.parameters():
         with torch.no_grad():
-            parameter.view(-1)[0] += 1
+            parameter.view(-1)[0] += 1  # the gate, which has no dimension, as well
         prints.add(fusion.fingerprint)
     assert len(prints) == 1 + len(list(fusion.parameters()))
 

@@ -6,25 +6,33 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from recollect.core.errors import UserError
 from recollect.core.types import EncoderBase
-from recollect.memory import Memory
+from recollect.memory import Memory, Pairs
 from recollect.memory.fusion import learning
 from recollect.memory.fusion.block import FusionModule, FusionSettings
-from recollect.memory.fusion.learning import TERMS, FusionObjective, FusionRecipe, train_fusion
-from recollect.memory.fusion.neighbours import Neighbours, find_neighbours
+from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder
+from recollect.memory.fusion.learning import FusionRecipe, train_fusion
+from recollect.memory.fusion.neighbours import Neighbours, caption_key, find_neighbours
+from recollect.memory.fusion.newness import Disturbance, Newness
+from recollect.memory.fusion.objective import TERMS, FusionObjective, masked_contrastive
+from recollect.objectives import softmax_contrastive
 from recollect.training.optimiser import Optimiser
 from recollect.training.options import Data
 
 
-def loop_neighbours(pairs, memory_rows, searched, taken, own, k, max_score):
+def loop_neighbours(pairs, memory_rows, searched, taken, own, k, max_score, score_of):
     """For each pair: sort all rows, leave out itself and near-duplicates, take the other side's vectors."""
     read = []
     for row, id in enumerate(pairs.ids):
         cosines = getattr(memory_rows, f"{searched}_vectors").astype(np.float64) @ own[row].astype(np.float64)
-        order = [other for other in np.argsort(-cosines) if cosines[other] < max_score and memory_rows.ids[other] != id]
+        images = memory_rows.image_vectors.astype(np.float64) @ pairs.image_vectors[row].astype(np.float64)
+        near = cosines if score_of == "searched" else images
+        order = [other for other in np.argsort(-cosines) if near[other] < max_score and memory_rows.ids[other] != id]
         found = [getattr(memory_rows, f"{taken}_vectors")[other] for other in order[:k]]
         read.append(found + [np.zeros_like(own[row])] * (k - len(found)))
     return np.array(read)
@@ -32,17 +40,99 @@ def loop_neighbours(pairs, memory_rows, searched, taken, own, k, max_score):
 
 @pytest.mark.parametrize(("search", "read"), [("uni", "cross"), ("cross", "cross"), ("uni", "uni"), ("cross", "uni")])
 @pytest.mark.parametrize("max_score", [0.94, 0.2, -0.3])
-def test_a_pair_reads_what_a_loop_over_the_memory_finds(on_disk, pairs, search, read, max_score):
+@pytest.mark.parametrize("score_of", ["image", "searched"])
+def test_a_pair_reads_what_a_loop_over_the_memory_finds(on_disk, pairs, search, read, max_score, score_of):
     some, everything = pairs(12, first=30), pairs(40)  # ten of them are in the memory
     settings = FusionSettings(16, search=search, read=read)
-    found = find_neighbours(some, on_disk, settings, 5, max_score)
+    found = find_neighbours(some, on_disk, settings, 5, max_score, score_of)
     for modality, own in (("image", some.image_vectors), ("text", some.text_vectors)):
         expected = loop_neighbours(
-            some, everything, settings.searched(modality), settings.taken(modality), own, 5, max_score
+            some, everything, settings.searched(modality), settings.taken(modality), own, 5, max_score, score_of
         )
         tokens = found.tokens(modality, torch.arange(12))
         np.testing.assert_array_equal(tokens[:, 0], own)
         np.testing.assert_array_equal(tokens[:, 1:], expected)
+
+
+def unit_rows(generator, *shape):
+    rows = generator.normal(size=shape)
+    return (rows / np.linalg.norm(rows, axis=-1, keepdims=True)).astype(np.float32)
+
+
+def test_a_text_reads_rows_of_its_own_caption_in_training_as_it_does_at_test(tmp_path):
+    """Many rows of a memory may share a caption, and thus a text vector: their cosine is 1, their pictures differ."""
+    generator = np.random.default_rng(0)
+    texts = np.repeat(unit_rows(generator, 5, 16), 8, axis=0)
+    captions = [f"caption {row // 8}" for row in range(40)]
+    ids = [f"pair:{row}" for row in range(40)]
+    stored = Pairs(ids, unit_rows(generator, 40, 16), texts, captions, "model-a")
+    memory = Memory.create(tmp_path / "memory", width=16, model="model-a")
+    memory.add(stored)
+
+    tested = stored.take(range(0, 40, 8))
+    encoder = RetrievalEnhancedEncoder(Frozen(16), memory, FusionModule(FusionSettings(16)), "text", 4)
+    for pair, values in zip(range(5), encoder.read("text", torch.from_numpy(tested.text_vectors)), strict=True):
+        own_caption = stored.image_vectors[8 * pair : 8 * pair + 8]
+        assert all((own_caption == value).all(1).any() for value in values)
+
+    def own_captions_read(score_of):
+        found = find_neighbours(stored, memory, FusionSettings(16), 4, 0.94, score_of)
+        read = found.token_captions("text", torch.arange(40))
+        return float((read[:, 1:] == read[:, :1]).float().mean())
+
+    assert own_captions_read("image") == 1
+    assert own_captions_read("searched") == 0  # the paper's: what is read at test is never read in training
+
+
+def test_a_near_duplicate_picture_is_passed_over_by_both_searches(tmp_path, pairs):
+    some = pairs(10)
+    twins = replace(some, ids=[f"twin:{row}" for row in range(10)])  # the same pictures and texts under other ids
+    memory = Memory.create(tmp_path / "memory", width=16, model="model-a")
+    memory.add(some)
+    memory.add(twins)
+    found = find_neighbours(some, memory, FusionSettings(16), 5, 0.999)
+    for modality, own in (("image", some.text_vectors), ("text", some.image_vectors)):
+        read = found.tokens(modality, torch.arange(10))[:, 1:]
+        assert not (read == torch.from_numpy(own)[:, None]).all(2).any()
+
+
+def test_a_picture_never_reads_its_own_other_captions(tmp_path):
+    """Rows of one picture with several captions are named ``id``, ``id#1``, ``id#2``."""
+    generator = np.random.default_rng(1)
+    images = np.repeat(unit_rows(generator, 6, 16), 3, axis=0)
+    ids = [f"photo-{row // 3}.png" + (f"#{row % 3}" if row % 3 else "") for row in range(18)]
+    texts = unit_rows(generator, 18, 16)
+    stored = Pairs(ids, images, texts, [f"caption {row}" for row in range(18)], "model-a")
+    memory = Memory.create(tmp_path / "memory", width=16, model="model-a")
+    memory.add(stored)
+    found = find_neighbours(stored, memory, FusionSettings(16), 5, 1.01)
+    for row in range(18):
+        own = texts[row // 3 * 3 : row // 3 * 3 + 3]
+        read = found.tokens("image", torch.tensor([row]))[0, 1:].numpy()
+        assert not (read[:, None] == own[None]).all(2).any()
+    assert len(torch.unique(found.pictures)) == 6
+    assert len(torch.unique(found.captions)) == 18
+
+
+def test_captions_are_the_same_but_for_case_and_spaces():
+    assert caption_key("A red  bridge ", "a") == caption_key("a red bridge", "b")
+    assert caption_key("a red bridge") != caption_key("a red bridges")
+    assert caption_key("", "a") != caption_key(" ", "b")  # nothing is known of a pair without a caption
+
+
+def test_it_is_known_of_what_caption_each_token_is(on_disk, pairs):
+    some = pairs(12, first=30)
+    found = find_neighbours(some, on_disk, FusionSettings(16), 5)
+    everything = pairs(40)
+    of = {
+        row.tobytes(): caption_key(caption)
+        for row, caption in zip(everything.text_vectors, everything.captions, strict=True)
+    }
+    keys = found.token_captions("image", torch.arange(12))
+    tokens = found.tokens("image", torch.arange(12))
+    for row in range(12):
+        assert keys[row, 0] == caption_key(some.captions[row])
+        assert keys[row, 1:].tolist() == [of[value.numpy().tobytes()] for value in tokens[row, 1:]]
 
 
 def test_a_side_that_is_not_refined_looks_nothing_up(on_disk, pairs):
@@ -57,8 +147,11 @@ def test_stored_neighbours_are_read_as_they_were(on_disk, pairs, tmp_path):
     found = find_neighbours(pairs(8, first=36), on_disk, FusionSettings(16), 3)
     found.save(tmp_path / "n.safetensors")
     again = Neighbours.open(tmp_path / "n.safetensors")
+    everything = torch.arange(8)
     for modality in ("image", "text"):
-        assert torch.equal(again.tokens(modality, torch.arange(8)), found.tokens(modality, torch.arange(8)))
+        assert torch.equal(again.tokens(modality, everything), found.tokens(modality, everything))
+        assert torch.equal(again.token_captions(modality, everything), found.token_captions(modality, everything))
+    assert torch.equal(again.pictures, found.pictures)
     (tmp_path / "n.safetensors").write_bytes(b"cut")
     with pytest.raises(UserError, match="cannot be read"):
         Neighbours.open(tmp_path / "n.safetensors")
@@ -99,6 +192,58 @@ def test_the_loss_is_the_sum_of_its_terms(terms):
     assert set(report) == {"loss", "scale", *(f"{term}_loss" for term in terms)}
 
 
+def masked_info_nce(images, texts, scale, groups):
+    """Both cross-entropies, one row and one candidate at a time; who shares a group with a row is no candidate."""
+    total = 0.0
+    for one, other in ((images, texts), (texts, images)):
+        for row in range(len(one)):
+            terms = [
+                np.exp(scale * float(one[row] @ other[column]))
+                for column in range(len(other))
+                if column == row or not any(a == b for a, b in zip(groups[row], groups[column], strict=True))
+            ]
+            total += np.log(np.sum(terms)) - scale * float(one[row] @ other[row])
+    return total / (2 * len(images))
+
+
+@given(
+    rows=st.integers(2, 12), keys=st.integers(1, 2), distinct=st.integers(1, 6), tile=st.sampled_from([1, 3, 4096]),
+    seed=st.integers(0, 10_000),
+)  # fmt: skip
+def test_pairs_of_one_group_are_no_negatives(rows, keys, distinct, tile, seed):
+    generator = np.random.default_rng(seed)
+    images, texts = (torch.from_numpy(unit_rows(generator, rows, 8)).double() for _ in range(2))
+    groups = torch.from_numpy(generator.integers(0, distinct, (rows, keys)))
+    scale = torch.tensor(7.0, dtype=torch.float64)
+    loss = masked_contrastive(images, texts, scale, groups, tile)
+    assert loss.item() == pytest.approx(masked_info_nce(images, texts, 7.0, groups.tolist()), rel=1e-9, abs=1e-12)
+
+
+def test_tiles_change_no_gradient_and_without_groups_it_is_infonce():
+    generator = np.random.default_rng(0)
+    groups = torch.tensor([[0], [0], [1], [2], [1], [3], [0]])
+    grads = []
+    for tile in (2, 4096):
+        generator = np.random.default_rng(0)
+        images, texts = (torch.from_numpy(unit_rows(generator, 7, 8)).double().requires_grad_() for _ in range(2))
+        scale = torch.tensor(5.0, dtype=torch.float64, requires_grad=True)
+        grads.append(
+            torch.autograd.grad(masked_contrastive(images, texts, scale, groups, tile), [images, texts, scale])
+        )
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other)
+    apart = torch.arange(7)[:, None]
+    torch.testing.assert_close(
+        masked_contrastive(images, texts, scale, apart), softmax_contrastive(images, texts, scale)
+    )
+
+
+def test_a_batch_of_one_caption_has_nothing_to_tell_apart():
+    vectors = torch.from_numpy(unit_rows(np.random.default_rng(0), 4, 8))
+    loss = masked_contrastive(vectors, vectors.flip(0), torch.tensor(3.0), torch.zeros(4, 1, dtype=torch.int64))
+    assert loss.item() == pytest.approx(0, abs=1e-6)
+
+
 @pytest.fixture
 def world(tmp_path):
     """Images that do not say which text is theirs, and a memory whose pairs do.
@@ -106,8 +251,6 @@ def world(tmp_path):
     An image is a key vector; its text is another, unrelated one, and a memory of noisy copies of the same pairs tells
     which belongs to which. Without the memory nothing can be learnt that helps new concepts.
     """
-    from recollect.memory import Pairs
-
     generator = np.random.default_rng(0)
 
     def unit(rows):
@@ -134,7 +277,10 @@ def world(tmp_path):
 class Frozen(EncoderBase):
     """Stands for the model that embedded the world."""
 
-    width, fingerprint, scale = 32, "model-a", None
+    fingerprint, scale = "model-a", None
+
+    def __init__(self, width=32):
+        self.width = width
 
     def embed_images(self, images):
         raise AssertionError("training reads stored embeddings")
@@ -144,7 +290,8 @@ class Frozen(EncoderBase):
 
 def recipe_of(made, **changes):
     recipe = FusionRecipe(
-        data=Data(sources=("train",)), memory=made.address, fusion=FusionSettings(1), k=3, epochs=12, batch_size=100,
+        data=Data(sources=("train",)), memory=made.address, fusion=FusionSettings(1, start="embedding"), k=3, epochs=12,
+        batch_size=100, mask="none", newness=Newness("none"),
         optimiser=Optimiser(3e-3, weight_decay=1e-5, warmup=0.0), log_every=5, checkpoint_every=10,
     )  # fmt: skip
     return replace(recipe, **changes)
@@ -166,7 +313,7 @@ def test_a_trained_fusion_reads_concepts_it_was_never_trained_on(world, tmp_path
     folder = train_fusion(recipe_of(memory), Frozen(), train, tmp_path / "run", device="cpu")
     fusion = FusionModule.open(folder)
     with torch.no_grad():
-        before = recall(FusionModule(FusionSettings(32)), memory, test, "both")
+        before = recall(FusionModule(FusionSettings(32, start="embedding")), memory, test, "both")
         after = {mode: recall(fusion, memory, test, mode) for mode in ("image", "text", "both")}
     assert before < 0.05
     assert min(after.values()) > 0.3, after
@@ -185,9 +332,18 @@ def test_an_mlp_of_the_same_size_without_memory_learns_nothing_about_new_concept
         assert recall(fusion, memory, test, "both") < 0.15
 
 
-def test_a_run_that_was_stopped_resumes_to_the_same_weights(world, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"newness": Newness("offsets"), "mask": "both", "fusion": FusionSettings(1)},
+        {"newness": Newness("rotation")},
+    ],
+    ids=["paper", "offsets", "rotation"],
+)
+def test_a_run_that_was_stopped_resumes_to_the_same_weights(world, tmp_path, monkeypatch, changes):
     train, _, memory = world
-    recipe = recipe_of(memory, epochs=4)
+    recipe = recipe_of(memory, epochs=4, **changes)
     whole = train_fusion(recipe, Frozen(), train, tmp_path / "whole", device="cpu")
 
     feed = learning._feed
@@ -231,17 +387,142 @@ def test_neighbours_are_found_again_when_the_memory_has_changed(world, tmp_path)
 def test_every_pair_is_seen_once_an_epoch(world):
     train, _, memory = world
     found = find_neighbours(train, memory, FusionSettings(32), 2)
-    place = learning.Ranks(0, 1, torch.device("cpu"))
+    place = learning.ProcessRanks(0, 1, torch.device("cpu"))
     steps = list(learning._feed(found, recipe_of(memory), place, "train")(0, 16))
     for epoch in (steps[:8], steps[8:]):
         seen = torch.cat([inputs.images[:, 0] for inputs, _ in epoch])
         assert len(torch.unique(seen, dim=0)) == 800
     halves = [
-        list(learning._feed(found, recipe_of(memory), learning.Ranks(rank, 2, torch.device("cpu")), "train")(3, 4))
+        list(
+            learning._feed(found, recipe_of(memory), learning.ProcessRanks(rank, 2, torch.device("cpu")), "train")(3, 4)
+        )
         for rank in (0, 1)
     ]
     joined = torch.cat([half[0][0].images for half in halves])
     assert torch.equal(joined, steps[3][0].images)
+
+
+def test_ten_epochs_of_few_pairs_are_ten_steps(world, tmp_path):
+    """A batch is never larger than the pairs there are, and an epoch is still an epoch."""
+    train, _, memory = world
+    recipe = recipe_of(memory, batch_size=4096, epochs=10, log_every=1)
+    train_fusion(recipe, Frozen(), train, tmp_path / "run", device="cpu")
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["step"] == 10
+
+
+def loop_offsets(tokens, captions, modalities, newness, seed, step):
+    """One token at a time, in float64: the offset of its caption and modality, if that caption is disturbed."""
+    from recollect.core.hashing import normals, uniforms
+    from recollect.core.seeding import derive_seed
+
+    result = tokens.double().clone()
+    for row in range(tokens.shape[0]):
+        for place in range(tokens.shape[1]):
+            caption = np.array([int(captions[row, place])])
+            chosen = uniforms(derive_seed("newness", seed, step, "captions"), caption, 1)[0, 0] < newness.share
+            if not chosen or not tokens[row, place].any():
+                continue
+            modality = modalities[0] if place == 0 else modalities[1]
+            drawn = normals(derive_seed("newness", seed, step, modality), caption, tokens.shape[2])[0]
+            moved = result[row, place] + newness.strength / tokens.shape[2] ** 0.5 * torch.from_numpy(drawn).double()
+            result[row, place] = moved / moved.norm()
+    return result
+
+
+@given(
+    seed=st.integers(0, 100), step=st.integers(0, 10**6), share=st.sampled_from([0.3, 0.5, 1.0]),
+    strength=st.sampled_from([0.1, 2.0]), modality=st.sampled_from(["image", "text"]),
+)  # fmt: skip
+def test_offsets_are_those_of_a_loop_over_tokens(seed, step, share, strength, modality):
+    generator = np.random.default_rng(seed)
+    tokens = torch.from_numpy(unit_rows(generator, 6, 4, 16))
+    tokens[2, 2:] = 0
+    captions = torch.from_numpy(generator.integers(0, 2**62, 5)[generator.integers(0, 5, (6, 4))])
+    newness, modalities = Newness("offsets", strength, share), (modality, "text" if modality == "image" else "image")
+    disturbed = Disturbance(newness, seed, step)(tokens, modalities, captions)
+    expected = loop_offsets(tokens, captions, modalities, newness, seed, step)
+    torch.testing.assert_close(disturbed.double(), expected, rtol=0, atol=1e-5)
+    assert not disturbed[2, 2:].any()
+
+
+def test_an_offset_is_shared_by_all_that_is_of_a_caption_and_differs_between_modalities():
+    vector = torch.from_numpy(unit_rows(np.random.default_rng(0), 16))
+    tokens = vector.expand(2, 3, 16).contiguous()
+    captions = torch.tensor([[7, 7, 8], [7, 8, 8]])
+    disturb = Disturbance(Newness("offsets", 2.0, 1.0), seed=3, step=5)
+    images, texts = disturb(tokens, ("image", "image"), captions), disturb(tokens, ("text", "text"), captions)
+    for disturbed in (images, texts):
+        assert torch.equal(disturbed[0, 0], disturbed[0, 1])
+        assert torch.equal(disturbed[0, 0], disturbed[1, 0])
+        assert not torch.allclose(disturbed[0, 0], disturbed[0, 2])
+    assert not torch.allclose(images, texts)
+    again = Disturbance(Newness("offsets", 2.0, 1.0), seed=3, step=6)(tokens, ("image", "image"), captions)
+    assert not torch.allclose(again, images)
+
+
+def test_offsets_have_the_length_and_share_that_are_asked_for():
+    tokens = torch.from_numpy(unit_rows(np.random.default_rng(0), 2000, 1, 256))
+    captions = torch.arange(2000)[:, None]
+    disturbed = Disturbance(Newness("offsets", 2.0, 0.25), 0, 0)(tokens, ("image", "text"), captions)
+    moved = (disturbed != tokens).any(2)[:, 0]
+    # 2,000 draws of a probability of 1/4: a standard deviation of 0.0097; five of them
+    assert float(moved.float().mean()) == pytest.approx(0.25, abs=0.05)
+    cosines = (disturbed * tokens).sum(2)[moved]
+    # an offset of length 2 at a right angle leaves a cosine of 1/sqrt(1 + 4)
+    assert float(cosines.mean()) == pytest.approx(5**-0.5, abs=0.02)
+
+
+def test_a_rotation_keeps_neighbourhoods_and_breaks_the_alignment():
+    generator = np.random.default_rng(0)
+    tokens = torch.from_numpy(unit_rows(generator, 20, 4, 16))
+    captions = torch.zeros(20, 4, dtype=torch.int64)
+    disturb = Disturbance(Newness("rotation", 1.0), 0, 1)
+    turned = disturb(tokens, ("image", "text"), captions)
+    for places in (slice(0, 1), slice(1, 4)):  # within a modality all angles stay
+        before, after = (part[:, places].flatten(0, 1).double() for part in (tokens, turned))
+        torch.testing.assert_close(after @ after.T, before @ before.T, rtol=0, atol=1e-5)
+    rotations = [disturb.rotation(modality, 16).double() for modality in ("image", "text")]
+    for rotation in rotations:
+        torch.testing.assert_close(rotation @ rotation.T, torch.eye(16).double(), rtol=0, atol=1e-5)
+        assert float(torch.linalg.det(rotation)) == pytest.approx(1, abs=1e-4)
+    assert not torch.allclose(*rotations, atol=1e-2)
+    other = Disturbance(Newness("rotation", 1.0), 0, 2).rotation("image", 16)
+    assert not torch.allclose(other.double(), rotations[0], atol=1e-2)
+
+
+def test_newness_teaches_a_fusion_to_read_pairs_that_the_model_gets_right(tmp_path):
+    """The model is right about its training pairs, and wrong about new ones, of which the memory knows."""
+    generator = np.random.default_rng(0)
+    width, concepts = 32, 400
+
+    def near(which, vectors):
+        noisy = vectors[which] + 0.35 / width**0.5 * generator.normal(size=(len(which), width))
+        return (noisy / np.linalg.norm(noisy, axis=1, keepdims=True)).astype(np.float32)
+
+    keys, values = unit_rows(generator, concepts, width), unit_rows(generator, concepts, width)
+    values[:300] = keys[:300]  # trained on: image and text agree
+
+    def pairs(which, name):
+        ids = [f"{name}:{number}" for number in range(len(which))]
+        captions = [f"concept {number}" for number in which]
+        return Pairs(ids, near(which, keys), near(which, values), captions, "model-a", sources=[name] * len(ids))
+
+    memory = Memory.create(tmp_path / "memory", width=width, model="model-a")
+    train = pairs(np.repeat(np.arange(300), 4), "train")
+    memory.add(train)
+    new, recalls = pairs(np.arange(300, 400), "test"), {}
+    for name, changes in {
+        "paper": {},
+        "reading": {"fusion": FusionSettings(1), "mask": "caption", "newness": Newness("offsets")},
+    }.items():
+        recipe = recipe_of(memory, max_score=1.01, **changes)
+        recalls[name] = train_fusion(recipe, Frozen(), train, tmp_path / name, device="cpu")
+    memory.add(pairs(np.repeat(np.arange(300, 400), 3), "grown"))
+    with torch.no_grad():
+        paper, reading = (recall(FusionModule.open(folder), memory, new, "both") for folder in recalls.values())
+    assert reading > 0.5
+    assert reading > paper + 0.2, (reading, paper)
 
 
 @pytest.mark.parametrize(
@@ -251,6 +532,9 @@ def test_every_pair_is_seen_once_an_epoch(world):
         ({"k": 901}, "k = 901, but the memory holds 900 rows"),
         ({"terms": ("text",), "fusion": FusionSettings(1, modalities="image")}, "none of them refines"),
         ({"fusion": FusionSettings(1, "mean")}, "a mean has nothing to learn"),
+        ({"newness": Newness("offsets", 0.0)}, "--newness-strength 0.0"),
+        ({"newness": Newness("offsets", float("nan"))}, "--newness-strength nan"),
+        ({"newness": Newness("offsets", 1.0, 1.5)}, "--newness-share 1.5"),
         ({"memory": "nowhere"}, "nowhere: no such memory"),
     ],
 )

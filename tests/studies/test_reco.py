@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from recollect import cli
+from recollect.data.sources.derived import Subset
 from recollect.evaluation.entities import harmonic_mean
 from recollect.memory import Memory
 from recollect.memory.fusion.block import FusionSettings
@@ -80,19 +81,19 @@ def test_the_pool_matches_captions_with_their_pictures():
 def test_table_1_has_every_model_beside_the_papers(options):
     (table,) = tables("table-1", options)
     assert [row[0] for row in table.rows[:4]] == [
-        "random filters", "random filters + RECO", "convnet", "convnet + RECO",
+        "random filters", "random filters + RECO", "random filters + RECO that learns to read", "convnet",
     ]  # fmt: skip
     printed = [row for row in table.rows if row[0].startswith("paper: ")]
     assert [row[-7:] for row in printed] == list(reco_paper.TABLE_1.values())
     assert all(len(set(row[1:6])) == 1 for row in printed)
-    model, fused = (float(row[1]) for row in table.rows[2:4])
+    model, fused = (float(row[1]) for row in table.rows[3:5])
     assert fused - model == pytest.approx(2 * (6 * 256**2 + 10 * 256) / 1e6, abs=0.011)  # two blocks (METHODS 7)
 
 
 def test_table_2_is_the_result_files(options, bench):
     (table,) = tables("table-2", options)
     rows = {row[0]: row for row in table.rows}
-    assert len(rows) == 6 + len(reco_paper.TABLE_2)
+    assert len(rows) == 7 + len(reco_paper.TABLE_2)
     figures = bench.figures(FusionArm(), "entities")
     assert [number(cell) for cell in rows["convnet + RECO"][1:4]] == pytest.approx(list(figures.values()), abs=0.051)
     assert figures["harmonic mean"] == pytest.approx(harmonic_mean(figures["seen"], figures["unseen"]))
@@ -101,13 +102,13 @@ def test_table_2_is_the_result_files(options, bench):
 
 def test_table_3_has_the_eight_variants_in_the_papers_order(options, bench):
     (table,) = tables("table-3", options)
-    assert [row[:3] for row in table.rows[1:]] == [key for key in reco_paper.TABLE_3 if key[0] != "none"]
-    assert [row[-6:] for row in table.rows] == list(reco_paper.TABLE_3.values())
+    assert [row[:3] for row in table.rows[1:9]] == [key for key in reco_paper.TABLE_3 if key[0] != "none"]
+    assert [row[-6:] for row in table.rows[:9]] == list(reco_paper.TABLE_3.values())
     base, mean = bench.figures(None), bench.figures(FusionArm(FusionSettings(1, "mean", "cross", "uni")))
-    gains = [float(re.search(r"\((.*)\)", cell)[1]) for cell in table.rows[-1][3:7]]
+    gains = [float(re.search(r"\((.*)\)", cell)[1]) for cell in table.rows[8][3:7]]
     assert gains == pytest.approx([mean[column] - base[column] for column in base], abs=0.051)
     change = np.mean([100 * (mean[column] - base[column]) / base[column] for column in base if base[column]])
-    assert number(table.rows[-1][7]) == pytest.approx(change, abs=0.051)
+    assert number(table.rows[8][7]) == pytest.approx(change, abs=0.051)
 
 
 def test_table_4_leaves_out_modes_that_a_fusion_does_not_have(options):
@@ -120,7 +121,7 @@ def test_table_4_leaves_out_modes_that_a_fusion_does_not_have(options):
 def test_figure_3_compares_training_growing_and_reading(options):
     report = find_study("reco/figure-3").load()(options)
     left, middle, right = report.tables
-    assert [row[2] for row in left.rows] == ["52.8", "44.8", "46.8", "63.0"]
+    assert [row[2] for row in left.rows] == ["52.8", "44.8", "46.8", "63.0", ""]
     assert middle.columns[1:] == ("5%", "20%", "100%")
     own, whole = middle.rows
     assert own[-1] == whole[-1]  # trained and tested with all of it
@@ -179,7 +180,38 @@ def test_nothing_is_made_twice(options, bench):
     before = times()
     assert tables("table-3", options) == first
     changed = {path for path, when in times().items() if before.get(path) != when}
-    assert not {path for path in changed if {"figures", "model", "memory-1"} & set(path.parts)}
+    assert not {path for path in changed if {"figures", "model"} & set(path.parts)}
+    assert not any(part.startswith("memory-") for path in changed for part in path.parts)
+
+
+def test_another_memory_in_the_same_folder_is_built_and_read(bench, tmp_path):
+    """What was made once is found again by its content, never by the name of a folder or a source."""
+    source = bench.memory[0]
+    first, second = (Subset(source, np.arange(start, start + 40), name="pairs") for start in (0, 100))
+    one, other = (replace(bench, folder=tmp_path, memory=(memory,), training=(memory,)) for memory in (first, second))
+    captions = [{item.caption for item in memory.fetch(_ids(memory))} for memory in (
+        Memory.open(each.memory_of()) for each in (one, other))]  # fmt: skip
+    assert captions == [{sample.texts[0] for sample in part} for part in (first, second)]
+    assert one.memory_of() == replace(one, label="another name").memory_of()
+    arm = FusionArm(FusionSettings(1, "mlp"))  # reads no memory: only its training pairs differ
+    assert one.fusion(arm).fingerprint != other.fusion(arm).fingerprint
+    assert one.fusion(arm).fingerprint == one.fusion(arm).fingerprint
+
+
+def test_a_figure_belongs_to_what_was_asked(bench, tmp_path):
+    """Other classes, prompts or entities on the same images are other figures."""
+    column, tasks = next(iter(bench.tasks.items()))
+    asked = replace(bench, folder=tmp_path, tasks={column: tasks[:1]})
+    task = tasks[0]
+    turned = replace(task, class_names=(*task.class_names[1:], task.class_names[0]))
+    wrong = replace(asked, tasks={column: [turned]})
+    prompted = replace(asked, tasks={column: [replace(task, templates=("nothing of {}",))]})
+    assert wrong.figures(None) != asked.figures(None)
+    assert len({asked._figure_file(None, "tasks"), prompted._figure_file(None, "tasks")}) == 2
+    entities, seen = asked.entities
+    other = replace(asked, entities=(entities, ~seen))
+    assert asked._figure_file(None, "entities") != other._figure_file(None, "entities")
+    assert asked._figure_file(None, "tasks") == other._figure_file(None, "tasks")
 
 
 def test_an_arm_trains_what_it_says(bench):
@@ -189,6 +221,15 @@ def test_an_arm_trains_what_it_says(bench):
     encoder = bench.encoder(FusionArm(FusionSettings(1, modalities="text"), "text", k=5))
     picture = torch.zeros(1, 3, 32, 32)
     assert torch.equal(encoder.embed_images(picture), bench.model.embed_images(picture))
+
+
+def test_a_preset_decides_how_an_arm_learns_to_read(bench):
+    paper, reading = bench.fusion(FusionArm()), bench.fusion(FusionArm(preset="reading"))
+    assert (paper.settings.start, paper.trained["mask"], paper.trained["newness"]["kind"]) == (
+        "embedding", "none", "none",
+    )  # fmt: skip
+    assert reading.settings.start != "embedding"
+    assert reading.trained["newness"]["kind"] != "none"
 
 
 def test_small_scale_has_three_seeds_and_the_whole_world():

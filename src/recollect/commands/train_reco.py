@@ -9,8 +9,11 @@ import tyro
 from recollect.core.errors import UserError
 from recollect.core.progress import output
 from recollect.data.sources import open_source
-from recollect.memory.fusion.block import FusionKind, FusionSettings
-from recollect.memory.fusion.learning import TERMS, FusionRecipe, Term, embed_pairs, train_fusion
+from recollect.memory.fusion.block import FusionKind, FusionSettings, Start
+from recollect.memory.fusion.learning import PRESETS, FusionRecipe, Preset, embed_pairs, train_fusion
+from recollect.memory.fusion.neighbours import ScoreOf
+from recollect.memory.fusion.newness import STRENGTHS, Newness, NewnessKind
+from recollect.memory.fusion.objective import TERMS, Mask, Term
 from recollect.memory.store import NEAR, Memory
 from recollect.models import load_model
 from recollect.training.optimiser import Optimiser
@@ -22,8 +25,9 @@ class TrainReco:
     """Train the fusion that reads a memory, on top of a frozen model (RECO).
 
     The training pairs are embedded once and their neighbours are found once; training then reads embeddings, so that
-    ten epochs take minutes. The defaults are the paper's. OUT/model is the fusion, OUT/metrics.jsonl has a line for
-    each logged step. A run that was stopped goes on with the same command and --resume.
+    ten epochs take minutes. The fusion learns to read by --start, --mask and --newness; --preset paper trains as RECO
+    is printed. OUT/model is the fusion, OUT/metrics.jsonl has a line for each logged step. A run that was stopped goes
+    on with the same command and --resume.
     """
 
     model: tyro.conf.Positional[str]
@@ -38,10 +42,30 @@ class TrainReco:
     """Split of the sources; the training split by default."""
     limit: int | None = None
     """Take at most so many pairs of each source."""
+    preset: Preset = "reading"
+    """What --start, --mask, --newness and --score-of are where they are not given: what reads best on concepts held out
+    for that choice, or the paper's own."""
+    start: Start | None = None
+    """What the block corrects: the embedding (the paper), the mean of it and of what it reads, or a mixture of both
+    whose weight is learned (gate); by default as the preset says: gate, paper: embedding."""
+    mask: Mask | None = None
+    """Pairs of a batch that are no negatives of each other: of equal caption, of one id with several captions, both, or
+    none; by default as the preset says: caption, paper: none."""
+    newness: NewnessKind | None = None
+    """Make training pairs look new to the model: random offsets for each caption and modality, or a random rotation of
+    each modality in each step; by default as the preset says: offsets, paper: none."""
+    newness_strength: float | None = None
+    """Length of an offset (2 by default), where an embedding's is 1; or the largest rotation (1 by default)."""
+    newness_share: float = 0.5
+    """Share of the captions that have an offset in a step."""
     k: int = 10
     """Rows that each embedding reads."""
     max_score: float = NEAR
-    """Pass over rows with at least this cosine to the training embedding."""
+    """Pass over rows that are at least this near to the training pair, as near-duplicates."""
+    score_of: ScoreOf | None = None
+    """Whose cosine --max-score is: that of the two images for both searches, so that a text reads rows of its own
+    caption as it does at test; or that of the vectors that are searched; by default as the preset says: image, paper:
+    searched."""
     kind: FusionKind = "transformer"
     """The paper's block, or an MLP of the same size that reads no memory."""
     search: Literal["uni", "cross"] = "uni"
@@ -90,7 +114,15 @@ class TrainReco:
 
     def recipe(self) -> FusionRecipe:
         """What these options ask for."""
-        return FusionRecipe(
+        preset = PRESETS[self.preset]()
+        newness = preset.newness
+        if self.newness is not None:
+            newness = Newness(self.newness, STRENGTHS[self.newness])
+        strength = newness.strength if self.newness_strength is None else self.newness_strength
+        newness = replace(newness, strength=strength, share=self.newness_share)
+        start = self.start or preset.fusion.start
+        return replace(
+            preset,
             model=Model(start=self.model),
             data=Data(sources=self.data, split=self.split),
             objective=Objective(base="softmax", scale=self.scale),
@@ -100,11 +132,14 @@ class TrainReco:
             seed=self.seed,
             log_every=self.log_every,
             checkpoint_every=self.checkpoint_every,
-            fusion=FusionSettings(1, self.kind, self.search, self.read, self.modalities),
+            fusion=FusionSettings(1, self.kind, self.search, self.read, self.modalities, start),
             memory=self.memory,
             terms=self.terms,
             k=self.k,
             max_score=self.max_score,
+            score_of=self.score_of or preset.score_of,
+            mask=self.mask or preset.mask,
+            newness=newness,
             limit=self.limit,
             epochs=self.epochs,
         )

@@ -5,7 +5,7 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -19,12 +19,18 @@ from recollect.core.files import fresh_folder, read_json, write_json
 from recollect.memory.rows import Modality
 
 WEIGHTS, RECORD = "fusion.safetensors", "fusion.json"
-FUSION_FORMAT = 1
+FUSION_FORMAT = 2
+"""1: before a block could start elsewhere than at the embedding."""
 HEAD = 64
 """Entries of an attention head."""
 
 FusionKind = Literal["transformer", "mean", "mlp"]
 """RECO's block; the plain mean (Table 3); or a residual MLP of the same size that reads no memory (Figure 3, left)."""
+
+Start = Literal["embedding", "mean", "gate"]
+"""What an untrained block returns, to which it learns a correction: the embedding as it is (the paper's); the mean of
+the embedding and of what it reads; or a mixture of the embedding and the mean of what it reads, whose weight is learned
+and starts at one half."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,7 @@ class FusionSettings:
         search: find by the vectors of the query's own modality (uni), or of the other (cross).
         read: read the found pairs' other modality (cross), or the query's own (uni).
         modalities: which embeddings are refined (Table 4).
+        start: what an untrained block returns; the other kinds have none.
     """
 
     width: int
@@ -44,10 +51,13 @@ class FusionSettings:
     search: Literal["uni", "cross"] = "uni"
     read: Literal["cross", "uni"] = "cross"
     modalities: Literal["both", "image", "text"] = "both"
+    start: Start = "gate"
 
     def __post_init__(self) -> None:
         if self.width < 1:
             raise ValueError(f"width must be at least 1, got {self.width}")
+        if self.start not in get_args(Start):
+            raise ValueError(f"start {self.start!r}: choose {', '.join(get_args(Start))}")
 
     def refines(self, modality: Modality) -> bool:
         """Whether embeddings of a modality are refined."""
@@ -74,14 +84,24 @@ class FusionBlock(nn.Module):
     is a query, and its keys and values are never formed: with ``q`` its query in a head,
     ``q · (W_k x_j + b_k) = (W_kᵀ q) · x_j + q · b_k`` and ``Σ_j a_j (W_v x_j + b_v) = W_v (Σ_j a_j x_j) + b_v``, so a
     projection costs the same for ten neighbours as for none. Both residual branches start at zero: an untrained block
-    returns the embedding as it is.
+    returns what it starts at, with ``x_0`` the embedding, ``x_j`` what it reads and ``n`` the division by the length::
+
+        embedding:  x_0                                              (RECO)
+        mean:       n(x_0 + Σ_j x_j)
+        gate:       2 (1 − w) x_0 + 2 w n(Σ_j x_j),  w = σ(gate),    gate learned from 0
+
+    What the branches add is the same function of the tokens for every start.
 
     Args:
         width: entries of an embedding.
+        start: where the block starts.
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, start: Start = "embedding") -> None:
         super().__init__()
+        self.start = start
+        if start == "gate":
+            self.gate = nn.Parameter(torch.zeros(()))
         self.heads = next(heads for heads in range(max(1, width // HEAD), 0, -1) if width % heads == 0)
         self.norm_attention, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
         self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
@@ -110,8 +130,18 @@ class FusionBlock(nn.Module):
         scores = asked @ normed.transpose(1, 2) + offset
         weights = scores.masked_fill(empty[:, None, :], -math.inf).softmax(dim=2)
         read = torch.einsum("bhw,hsw->bhs", weights @ normed, self.value.weight.view(self.heads, size, width))
-        attended = tokens[:, 0] + self.output(read.flatten(1) + self.value.bias)
-        return attended + self.down(functional.gelu(self.up(self.norm_mlp(attended))))
+        attention = self.output(read.flatten(1) + self.value.bias)
+        mlp = self.down(functional.gelu(self.up(self.norm_mlp(tokens[:, 0] + attention))))
+        return self._origin(tokens) + attention + mlp
+
+    def _origin(self, tokens: Float[Tensor, "batch places width"]) -> Float[Tensor, "batch width"]:
+        """What an untrained block returns; rows of zeros add nothing."""
+        if self.start == "embedding":
+            return tokens[:, 0]
+        if self.start == "mean":
+            return functional.normalize(tokens.sum(dim=1), dim=1)
+        weight = self.gate.sigmoid()
+        return 2 * (1 - weight) * tokens[:, 0] + 2 * weight * functional.normalize(tokens[:, 1:].sum(dim=1), dim=1)
 
 
 class MeanFusion(nn.Module):
@@ -159,13 +189,13 @@ class FusionModule(nn.Module):
         width = self.settings.width
         if self.settings.kind == "mean":
             return MeanFusion()
-        return FusionBlock(width) if self.settings.kind == "transformer" else MlpFusion(width)
+        return FusionBlock(width, self.settings.start) if self.settings.kind == "transformer" else MlpFusion(width)
 
     def forward(self, modality: Modality, tokens: Float[Tensor, "batch places width"]) -> Float[Tensor, "batch width"]:
         """Refine embeddings of one modality.
 
         Args:
-            side: their modality.
+            modality: theirs.
             tokens: the embedding, then what it found (zeros where it found nothing more).
 
         Returns:
@@ -186,7 +216,7 @@ class FusionModule(nn.Module):
         made = hashlib.blake2b(json.dumps(asdict(self.settings), sort_keys=True).encode(), digest_size=16)
         for name, tensor in sorted(self.state_dict().items()):
             made.update(name.encode())
-            made.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            made.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
         return made.hexdigest()
 
     def save(self, folder: str | Path) -> Path:
@@ -214,9 +244,11 @@ class FusionModule(nn.Module):
             raise UserError(f"{folder}: no fusion ({RECORD} is not there).{hint}")
         record = read_json(folder / RECORD)
         if not isinstance(record, dict) or record.get("format", FUSION_FORMAT + 1) > FUSION_FORMAT:
-            raise UserError(f"{folder / RECORD}: written by a newer recollect, or by none")
+            raise UserError(f"{folder / RECORD}: written by a newer recollect, or by none. Update recollect.")
         try:
-            fusion = cls(FusionSettings(**record["settings"]), record["model"], record["trained"])
+            # what was saved before there was a choice started at the embedding
+            settings = FusionSettings(**({"start": "embedding"} | record["settings"]))
+            fusion = cls(settings, record["model"], record["trained"])
             fusion.load_state_dict(load_file(folder / WEIGHTS))
         except (OSError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
             reason = str(error).strip().splitlines()[0][:200]

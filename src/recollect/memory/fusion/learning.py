@@ -1,7 +1,7 @@
 """Training a fusion on stored embeddings: the encoders are frozen, so no image is opened (RECO, section 3.2)."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,11 +21,11 @@ from recollect.data.sources.reading import BrokenCounter
 from recollect.memory.build.building import join
 from recollect.memory.build.reading import ROWS_AT_ONCE, Reader, ReadOptions
 from recollect.memory.fusion.block import FusionModule, FusionSettings
-from recollect.memory.fusion.neighbours import Neighbours, find_neighbours
-from recollect.memory.rows import Pairs
+from recollect.memory.fusion.neighbours import Neighbours, ScoreOf, find_neighbours
+from recollect.memory.fusion.newness import Disturbance, Newness
+from recollect.memory.fusion.objective import CLIP_SCALE, TERMS, FusionObjective, Mask, Term
+from recollect.memory.rows import Modality, Pairs
 from recollect.memory.store import NEAR, Memory
-from recollect.objectives import softmax_contrastive
-from recollect.objectives.base import LossTerms, unit
 from recollect.training.assembly import Parts
 from recollect.training.loop import train
 from recollect.training.optimiser import Optimiser
@@ -33,18 +33,19 @@ from recollect.training.options import Recipe
 from recollect.training.ranks import ProcessRanks
 from recollect.training.step import Inputs
 
-Term = Literal["refined", "image", "text"]
-"""``L(v̂, t̂)``, ``L(v̂, t)`` or ``L(v, t̂)``, the terms of Eq. 2."""
-
-TERMS: tuple[Term, ...] = ("refined", "image", "text")
+_NEIGHBOURS_FORMAT = 2
 NEIGHBOURS = "neighbours.safetensors"
 
-_CLIP_SCALE = 1 / 0.07
+Preset = Literal["reading", "paper"]
+"""What decides how a fusion learns to read: our choice on held-out concepts, or RECO as it is printed."""
 
 
 @dataclass(frozen=True)
 class FusionRecipe(Recipe):
-    """All that decides the outcome of training a fusion; the values are the paper's (section 4.1).
+    """All that decides the outcome of training a fusion.
+
+    The values are the paper's (section 4.1) but for what makes a fusion read: its start, what is no negative, simulated
+    newness, and which near-duplicates are passed over. `paper_recipe` has the paper's own of these too.
 
     Of a recipe's other settings ``model.start`` names the frozen model, ``data`` the training pairs and ``chunk`` how
     many of them are fused at a time.
@@ -54,7 +55,10 @@ class FusionRecipe(Recipe):
         memory: where the memory is.
         terms: of the loss; those that refine what the fusion does not are left out.
         k: rows that each embedding reads.
-        max_score: pass over rows of the memory with at least this cosine to a training embedding.
+        max_score: pass over rows of the memory that are at least so near to a training pair.
+        score_of: whose cosine says how near they are.
+        mask: which pairs of a batch are no negatives of each other.
+        newness: how training pairs are made to look new to the model.
         limit: train on so many pairs at most.
         epochs: over the training pairs; decides ``steps``.
     """
@@ -64,6 +68,9 @@ class FusionRecipe(Recipe):
     terms: tuple[Term, ...] = TERMS
     k: int = 10
     max_score: float = NEAR
+    score_of: ScoreOf = "image"
+    mask: Mask = "caption"
+    newness: Newness = field(default_factory=lambda: Newness("offsets"))
     limit: int | None = None
     epochs: int = 10
     optimiser: Optimiser = field(default_factory=lambda: Optimiser(1e-3, weight_decay=1e-5, warmup=0.0))
@@ -78,6 +85,7 @@ class FusionRecipe(Recipe):
         super().check()
         if self.k < 1 or self.epochs < 1:
             raise UserError(f"--k {self.k}, --epochs {self.epochs}: must be at least 1.")
+        self.newness.check()
         if not self.active_terms:
             raise UserError(
                 f"--terms {' '.join(self.terms)}: none of them refines what --modalities {self.fusion.modalities} does."
@@ -92,57 +100,13 @@ class FusionRecipe(Recipe):
         return tuple(term for term in TERMS if term in self.terms and modalities in {"both", term})
 
 
-class FusionObjective(nn.Module):
-    """``L(v̂, t̂) + L(v̂, t) + L(v, t̂)``, each a symmetric InfoNCE, with one learned temperature (RECO, Eq. 2).
+def paper_recipe() -> FusionRecipe:
+    """RECO as it is printed: starts at the embedding, all other pairs are negatives, pairs as the model sees them."""
+    fusion = FusionSettings(1, start="embedding")
+    return FusionRecipe(fusion=fusion, score_of="searched", mask="none", newness=Newness("none"))
 
-    Args:
-        terms: which of them.
-        scale: inverse temperature at the start.
-    """
 
-    needs: frozenset[str] = frozenset()
-
-    def __init__(self, terms: tuple[Term, ...] = TERMS, scale: float = _CLIP_SCALE) -> None:
-        super().__init__()
-        self.terms = terms
-        self.term = LossTerms("softmax", scale, 0.0, "auto")
-
-    def temperatures(self) -> list[nn.Parameter]:
-        """Parameters that take no weight decay."""
-        return [self.term.log_scale]
-
-    def forward(
-        self,
-        images: Float[Tensor, "batch two_widths"],
-        texts: Float[Tensor, "batch two_widths"],
-        *,
-        labels: Tensor | None = None,
-        views: Tensor | None = None,
-        context: Tensor | None = None,
-        seed: int = 0,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of a batch.
-
-        Args:
-            images: each row a refined image embedding, then the model's own.
-            texts: likewise.
-            labels: unused, as are ``views``, ``context`` and ``seed``; all objectives are called alike.
-
-        Returns:
-            The loss and a report with ``loss``, a ``…_loss`` for each term, and ``scale``.
-        """
-        refined_images, own_images = (unit(half) for half in images.chunk(2, dim=1))
-        refined_texts, own_texts = (unit(half) for half in texts.chunk(2, dim=1))
-        pairs = {
-            "refined": (refined_images, refined_texts),
-            "image": (refined_images, own_texts),
-            "text": (own_images, refined_texts),
-        }
-        scale = self.term.log_scale.exp()
-        losses = {term: softmax_contrastive(*pairs[term], scale) for term in self.terms}
-        loss = torch.stack(list(losses.values())).sum()
-        report = {f"{term}_loss": value.detach() for term, value in losses.items()}
-        return loss, {"loss": loss.detach(), **report, "scale": scale.detach()}
+PRESETS: Mapping[Preset, Callable[[], FusionRecipe]] = {"reading": FusionRecipe, "paper": paper_recipe}
 
 
 class FusionTowers(nn.Module):
@@ -223,20 +187,28 @@ def train_fusion(
     Raises:
         UserError: the memory is of another model, empty, or smaller than k; or the run cannot be made.
     """
-    steps = max(1, round(recipe.epochs * len(pairs) / recipe.batch_size))
+    batch = min(recipe.batch_size, len(pairs))
     settings = replace(recipe.fusion, width=encoder.width)
-    recipe = replace(recipe, fusion=settings, steps=steps, batch_size=min(recipe.batch_size, len(pairs)))
+    steps = max(1, round(recipe.epochs * len(pairs) / batch))
+    recipe = replace(recipe, fusion=settings, steps=steps, batch_size=batch)
     recipe.check()
     found = _found(recipe, pairs, out.with_name(f"{out.name}.neighbours"))
-    scale = recipe.objective.scale or encoder.scale or _CLIP_SCALE
+    scale = recipe.objective.scale or encoder.scale or CLIP_SCALE
     name = pairs.sources[0] if pairs.sources else "pairs"
 
     def assemble(given: Recipe, place: ProcessRanks, saved: Path | None) -> Parts:
         torch.manual_seed(given.seed)
-        trained = {"k": recipe.k, "memory": recipe.memory, "pairs": len(pairs), "terms": list(recipe.active_terms)}
+        trained = {
+            "k": recipe.k,
+            "memory": recipe.memory,
+            "pairs": len(pairs),
+            "terms": list(recipe.active_terms),
+            "mask": recipe.mask,
+            "newness": asdict(recipe.newness),
+        }
         fusion = FusionModule.open(saved) if saved else FusionModule(settings, pairs.model, trained)
         towers = FusionTowers(fusion.train())
-        return Parts(towers, FusionObjective(recipe.active_terms, scale), (name,), _feed(found, given, place, name))
+        return Parts(towers, FusionObjective(recipe.active_terms, scale), (name,), _feed(found, recipe, place, name))
 
     return train(recipe, out, resume=resume, device=device, assemble=assemble)
 
@@ -247,28 +219,32 @@ def _found(recipe: FusionRecipe, pairs: Pairs, folder: Path) -> Neighbours:
     made = hashlib.blake2b(digest_size=16)
     for array in (pairs.image_vectors, pairs.text_vectors):
         made.update(np.ascontiguousarray(array).data)
-    made.update(repr(list(pairs.ids)).encode())
+    made.update(repr((list(pairs.ids), list(pairs.captions))).encode())
+    fusion = recipe.fusion
     key: dict[str, Any] = {
+        "format": _NEIGHBOURS_FORMAT,
         "pairs": made.hexdigest(),
         "memory": memory.fingerprint,
         "k": recipe.k,
-        "below": recipe.max_score,
+        "max_score": recipe.max_score,
+        "score_of": recipe.score_of,
+        "reads": [fusion.kind != "mlp", fusion.search, fusion.read, fusion.modalities],
     }
-    key["fusion"] = asdict(recipe.fusion)
     if (folder / "key.json").is_file() and read_json(folder / "key.json") == key:
         return Neighbours.open(folder / NEIGHBOURS)
-    found = find_neighbours(pairs, memory, recipe.fusion, recipe.k, recipe.max_score)
+    found = find_neighbours(pairs, memory, recipe.fusion, recipe.k, recipe.max_score, recipe.score_of)
     (folder / "key.json").unlink(missing_ok=True)
     found.save(folder / NEIGHBOURS)
     write_json(folder / "key.json", key)
     return found
 
 
-def _feed(found: Neighbours, recipe: Recipe, place: ProcessRanks, name: str) -> Any:
-    """Batches without repetition within an epoch; those of a step are a function of the seed and the step."""
+def _feed(found: Neighbours, recipe: FusionRecipe, place: ProcessRanks, name: str) -> Any:
+    """Batches without repetition within an epoch; what a step reads is a function of the seed and the step."""
     per_epoch = max(1, len(found) // recipe.batch_size)
     share = recipe.batch_size // place.size
     mine = slice(place.rank * share, (place.rank + 1) * share)
+    columns = _GROUPS[recipe.mask]
 
     def feed(start: int, stop: int) -> Iterator[tuple[Inputs, Mapping[str, int]]]:
         epoch, order = -1, torch.empty(0, dtype=torch.int64)
@@ -278,7 +254,28 @@ def _feed(found: Neighbours, recipe: Recipe, place: ProcessRanks, name: str) -> 
                 order = torch.randperm(len(found), generator=torch_generator(recipe.seed, "fusion epoch", epoch))
             first = step % per_epoch * recipe.batch_size
             pairs = order[first : first + recipe.batch_size][mine]
-            texts = {"tokens": found.tokens("text", pairs)}
-            yield Inputs(found.tokens("image", pairs), texts), {name: recipe.batch_size}
+            disturb = Disturbance(recipe.newness, recipe.seed, step)
+            images, texts = (_tokens(found, recipe, disturb, modality, pairs) for modality in ("image", "text"))
+            groups = torch.stack([getattr(found, name)[pairs] for name in columns], dim=1) if columns else None
+            yield Inputs(images, {"tokens": texts}, groups), {name: recipe.batch_size}
 
     return feed
+
+
+_GROUPS: Mapping[Mask, tuple[str, ...]] = {
+    "none": (),
+    "caption": ("captions",),
+    "id": ("pictures",),
+    "both": ("captions", "pictures"),
+}
+
+
+def _tokens(
+    found: Neighbours, recipe: FusionRecipe, disturb: Disturbance, modality: Modality, pairs: Tensor
+) -> Float[Tensor, "some places width"]:
+    """What the fusion reads for some pairs in a step."""
+    tokens = found.tokens(modality, pairs)
+    if recipe.newness.kind == "none":
+        return tokens
+    captions = found.token_captions(modality, pairs)
+    return disturb(tokens, (modality, recipe.fusion.taken(modality)), captions)

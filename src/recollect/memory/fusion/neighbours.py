@@ -1,8 +1,9 @@
 """Training pairs with what each of them finds in a memory: found once, stored, and read at every epoch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,11 +15,25 @@ from torch import Tensor
 from recollect.core.errors import UserError
 from recollect.core.files import atomic_path
 from recollect.core.progress import progress
+from recollect.core.seeding import derive_seed
+from recollect.memory.backends.base import Hits
 from recollect.memory.fusion.block import FusionSettings
-from recollect.memory.rows import Modality, Pairs
+from recollect.memory.rows import Modality, Pairs, picture_of
 from recollect.memory.store import NEAR, Memory
 
-_QUERIES = 4_096
+ScoreOf = Literal["image", "searched"]
+"""Whose cosine says that a row is a near-duplicate of a pair: that of the two images, whichever way the row was found;
+or that of the query with the vector it was compared with (RECO, section 4.1). The second also takes from a text all
+rows of its own caption, which at test a text does find."""
+
+_QUERIES = 2_048
+_MORE = 32  # rows asked for beyond k, since some of them may not count
+
+
+def caption_key(caption: str, id: str = "") -> int:
+    """A number that two captions share if they are the same but for case and spaces; without a caption, of the id."""
+    words = " ".join(caption.split()).casefold()
+    return derive_seed("caption", words) if words else derive_seed("no caption", id)
 
 
 @dataclass(frozen=True)
@@ -30,12 +45,18 @@ class Neighbours:
         texts: embeddings of the training texts.
         values: for each modality the vectors that some embedding of it reads; row 0 is zeros, an empty place.
         rows: for each modality and pair the k rows of ``values`` that it reads, nearest first.
+        captions: `caption_key` of each pair.
+        pictures: a number that pairs of one picture share.
+        read_captions: for each modality the `caption_key` of each row of ``values``; of row 0 nothing is said.
     """
 
     images: Float32[Tensor, "pairs width"]
     texts: Float32[Tensor, "pairs width"]
     values: dict[str, Float32[Tensor, "rows width"]]
     rows: dict[str, Int64[Tensor, "pairs k"]]
+    captions: Int64[Tensor, " pairs"]
+    pictures: Int64[Tensor, " pairs"]
+    read_captions: dict[str, Int64[Tensor, " rows"]]
 
     def __len__(self) -> int:
         return len(self.images)
@@ -45,11 +66,16 @@ class Neighbours:
         own = (self.images if modality == "image" else self.texts)[pairs]
         return torch.cat([own[:, None], self.values[modality][self.rows[modality][pairs]]], dim=1)
 
+    def token_captions(self, modality: Modality, pairs: Int64[Tensor, " some"]) -> Int64[Tensor, "some places"]:
+        """For each of `tokens` the key of the caption that it belongs to."""
+        read = self.read_captions[modality][self.rows[modality][pairs]]
+        return torch.cat([self.captions[pairs, None], read], dim=1)
+
     def save(self, path: Path) -> None:
         """Write everything to a safetensors file."""
-        tensors = {"images": self.images, "texts": self.texts}
-        tensors |= {f"values.{modality}": values for modality, values in self.values.items()}
-        tensors |= {f"rows.{modality}": rows for modality, rows in self.rows.items()}
+        tensors = {name: getattr(self, name) for name in _SINGLE}
+        for name in _PAIRED:
+            tensors |= {f"{name}.{modality}": value for modality, value in getattr(self, name).items()}
         with atomic_path(path) as temporary:
             save_file(tensors, temporary)
 
@@ -62,22 +88,28 @@ class Neighbours:
         """
         try:
             tensors = load_file(path)
-            values, rows = (
-                {modality: tensors[f"{name}.{modality}"] for modality in ("image", "text")}
-                for name in ("values", "rows")
-            )
-            return cls(tensors["images"], tensors["texts"], values, rows)
+            single = {name: tensors[name] for name in _SINGLE}
+            paired = {name: {side: tensors[f"{name}.{side}"] for side in ("image", "text")} for name in _PAIRED}
+            return cls(**single, **paired)
         except (OSError, SafetensorError, KeyError) as error:
             raise UserError(f"{path}: cannot be read ({error}). Remove it; it is made again.") from error
 
 
+_SINGLE = ("images", "texts", "captions", "pictures")
+_PAIRED = ("values", "rows", "read_captions")
+
+
 def find_neighbours(
-    pairs: Pairs, memory: Memory, settings: FusionSettings, k: int = 10, max_score: float = NEAR
+    pairs: Pairs,
+    memory: Memory,
+    settings: FusionSettings,
+    k: int = 10,
+    max_score: float = NEAR,
+    score_of: ScoreOf = "image",
 ) -> Neighbours:
     """Look up every training pair from both sides (RECO, section 3.1).
 
-    A pair never finds itself (a row of the same id), nor rows with a cosine of at least ``max_score`` to it in the
-    vectors that are searched.
+    A pair never finds itself (a row of the same id, or of another caption of the same picture), nor near-duplicates.
 
     Args:
         pairs: embedded training pairs.
@@ -85,55 +117,99 @@ def find_neighbours(
         settings: which vectors are searched and which are read.
         k: rows for each embedding; places stay empty where fewer count.
         max_score: cosine from which a row counts as a near-duplicate.
+        score_of: whose cosine that is.
 
     Raises:
         UserError: another model, an empty memory, or one smaller than k.
     """
     memory.check_model(pairs.model, "the training pairs'")
     memory.check_k(k)
-    own = {"image": pairs.image_vectors, "text": pairs.text_vectors}
     values: dict[str, Tensor] = {}
     rows: dict[str, Tensor] = {}
+    read_captions: dict[str, Tensor] = {}
     for modality in ("image", "text"):
         values[modality] = torch.zeros(1, memory.width)
         rows[modality] = torch.zeros(len(pairs), 0, dtype=torch.int64)
+        read_captions[modality] = torch.zeros(1, dtype=torch.int64)
         if settings.refines(modality) and settings.kind != "mlp":
-            memory.check_k(k, with_text=settings.taken(modality) == "text")
-            ids = _search(own[modality], pairs.ids, memory, settings, modality, k, max_score)
-            values[modality], rows[modality] = _gather(ids, memory, settings.taken(modality))
-    return Neighbours(torch.from_numpy(pairs.image_vectors), torch.from_numpy(pairs.text_vectors), values, rows)
+            with_text = settings.taken(modality) == "text"
+            searched = settings.searched(modality)
+            ids = _Search(pairs, memory, searched, with_text, k, max_score, score_of).find(modality)
+            values[modality], rows[modality], read_captions[modality] = _gather(ids, memory, settings.taken(modality))
+    return Neighbours(
+        torch.from_numpy(pairs.image_vectors),
+        torch.from_numpy(pairs.text_vectors),
+        values,
+        rows,
+        _keys(caption_key(caption, id) for caption, id in zip(pairs.captions, pairs.ids, strict=True)),
+        _keys(derive_seed("picture", picture_of(id)) for id in pairs.ids),
+        read_captions,
+    )
 
 
-def _search(
-    vectors: np.ndarray,
-    ids: Sequence[str],
-    memory: Memory,
-    settings: FusionSettings,
-    modality: Modality,
-    k: int,
-    max_score: float,
-) -> np.ndarray:
-    found = []
-    with progress(f"neighbours by {modality}", len(vectors), "pairs") as counter:
-        for start in range(0, len(vectors), _QUERIES):
-            some = slice(start, start + _QUERIES)
-            hits = memory.search(
-                vectors[some],
-                k,
-                settings.searched(modality),
-                max_score=max_score,
-                exclude=ids[some],
-                with_text=settings.taken(modality) == "text",
-            )
-            found.append(hits.ids)
-            counter.advance(len(hits.ids))
-    return np.concatenate(found) if found else np.empty((0, k), dtype=object)
+def _keys(keys: Iterable[int]) -> Tensor:
+    return torch.tensor(list(keys), dtype=torch.int64)
 
 
-def _gather(ids: np.ndarray, memory: Memory, modality: Modality) -> tuple[Tensor, Tensor]:
-    """Each vector once, and where each place finds it."""
+@dataclass(frozen=True)
+class _Search:
+    """A search by training pairs that passes over the pairs themselves and near-duplicates."""
+
+    pairs: Pairs
+    memory: Memory
+    searched: Modality
+    with_text: bool
+    k: int
+    max_score: float
+    score_of: ScoreOf
+
+    def find(self, modality: Modality) -> np.ndarray:
+        """Ids that the pairs' vectors of a modality find, (pairs, k); an empty one is an empty place."""
+        queries = self.pairs.image_vectors if modality == "image" else self.pairs.text_vectors
+        found = np.full((len(queries), self.k), "", dtype=object)
+        with progress(f"neighbours by {self.searched}", len(queries), "pairs") as counter:
+            for start in range(0, len(queries), _QUERIES):
+                some = np.arange(start, min(start + _QUERIES, len(queries)))
+                self._fill(found, some, queries)
+                counter.advance(len(some))
+        return found
+
+    def _fill(self, found: np.ndarray, waiting: np.ndarray, queries: np.ndarray) -> None:
+        """Ask for more than k, pass over what does not count, and ask again for those left with too few."""
+        there = self.memory.check_k(self.k, self.with_text or self.searched == "text")
+        asked = min(self.k + _MORE, there)
+        while len(waiting):
+            hits = self.memory.search(queries[waiting], asked, self.searched, with_text=self.with_text)
+            counts = self._counts(hits, waiting)
+            order = np.argsort(~counts, axis=1, kind="stable")[:, : self.k]
+            kept = np.where(np.take_along_axis(counts, order, 1), np.take_along_axis(hits.ids, order, 1), "")
+            found[waiting, : order.shape[1]] = kept
+            if asked == there:
+                return
+            waiting, asked = waiting[counts.sum(1) < self.k], min(4 * asked, there)
+
+    def _counts(self, hits: Hits, rows: np.ndarray) -> np.ndarray:
+        """Which hits of some pairs may be read."""
+        own = np.array([picture_of(self.pairs.ids[row]) for row in rows], dtype=object)
+        distinct, places = np.unique(hits.ids, return_inverse=True)
+        places = places.reshape(hits.ids.shape)
+        counts = np.array([picture_of(id) for id in distinct], dtype=object)[places] != own[:, None]
+        if self.score_of == "searched":
+            return counts & (hits.scores < self.max_score)
+        if self.max_score > 1:  # above every cosine
+            return counts
+        images = self.memory.vectors(distinct.tolist(), "image")
+        for row, (pair, found) in enumerate(zip(rows, places, strict=True)):
+            counts[row] &= images[found] @ self.pairs.image_vectors[pair] < self.max_score
+        return counts
+
+
+def _gather(ids: np.ndarray, memory: Memory, modality: Modality) -> tuple[Tensor, Tensor, Tensor]:
+    """Each vector once with its caption's key, and where each place finds it."""
     distinct, places = np.unique(ids.ravel(), return_inverse=True)
     missing = int(len(distinct) > 0 and distinct[0] == "")  # an empty id sorts first
-    vectors = memory.vectors(distinct[missing:].tolist(), modality)
-    values = np.concatenate([np.zeros((1, memory.width), dtype=np.float32), vectors])
-    return torch.from_numpy(values), torch.from_numpy((places + 1 - missing).astype(np.int64).reshape(ids.shape))
+    known = distinct[missing:].tolist()
+    values = np.concatenate([np.zeros((1, memory.width), dtype=np.float32), memory.vectors(known, modality)])
+    captions = _keys([0, *(caption_key(item.caption, item.id) for item in memory.fetch(known, pictures=False))])
+    rows = torch.from_numpy((places + 1 - missing).astype(np.int64).reshape(ids.shape))
+    return torch.from_numpy(values), rows, captions

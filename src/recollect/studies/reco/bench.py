@@ -22,7 +22,8 @@ from recollect.memory.build.building import BuildOptions, fill_memory, open_for_
 from recollect.memory.build.reading import Reader
 from recollect.memory.fusion.block import FusionModule, FusionSettings
 from recollect.memory.fusion.encoder import Mode, RetrievalEnhancedEncoder
-from recollect.memory.fusion.learning import TERMS, FusionRecipe, Term, embed_pairs, train_fusion
+from recollect.memory.fusion.learning import PRESETS, Preset, embed_pairs, train_fusion
+from recollect.memory.fusion.objective import TERMS, Term
 from recollect.memory.rows import Pairs
 from recollect.memory.store import NEAR, Memory
 from recollect.models import DualEncoder
@@ -38,7 +39,7 @@ class FusionArm:
     """One way to use a memory.
 
     Attributes:
-        fusion: what is trained; its width is the model's.
+        fusion: what is trained; its width is the model's, its start the preset's.
         mode: which embeddings read, when it is evaluated.
         terms: of the loss.
         k: rows read in training.
@@ -46,6 +47,7 @@ class FusionArm:
         share: of the memory that training reads.
         test_share: of the memory that evaluation reads; as in training by default.
         more: also train on the rows of the memory that the training pairs find (Figure 3, left).
+        preset: how it learns to read (`recollect.memory.fusion.learning.PRESETS`).
     """
 
     fusion: FusionSettings = field(default_factory=lambda: FusionSettings(1))
@@ -56,6 +58,7 @@ class FusionArm:
     share: float = 1.0
     test_share: float | None = None
     more: bool = False
+    preset: Preset = "paper"
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Learning:
 
     Attributes:
         epochs, batch_size, learning_rate: of the fusion; the paper's by default.
-        max_score: see `FusionRecipe`.
+        max_score: see `recollect.memory.fusion.learning.FusionRecipe`.
         limit: train on so many pairs at most.
     """
 
@@ -114,8 +117,9 @@ class Bench:
         return FeatureCache(self.folder / "features")
 
     def memory_of(self, share: float = 1.0) -> Path:
-        """The memory, or a random share of it; built once."""
-        folder = self.folder / f"memory-{share:g}"
+        """The memory, or a random share of it; built once for the same pairs and model."""
+        content = [self.model.fingerprint, *(source.fingerprint for source in self.memory)]
+        folder = self.folder / f"memory-{share:g}-{_hash(content)}"
         done = folder.with_name(f"{folder.name}.done")
         if not done.exists():
             memory = open_for_build(folder, self.model, self.label)
@@ -128,11 +132,12 @@ class Bench:
 
     def fusion(self, arm: FusionArm) -> FusionModule:
         """The trained fusion of an arm."""
-        settings = replace(arm.fusion, width=self.model.width)
+        preset, learning = PRESETS[arm.preset](), self.learning
+        settings = replace(arm.fusion, width=self.model.width, start=preset.fusion.start)
         if settings.kind == "mean":
             return FusionModule(settings)
-        learning = self.learning
-        recipe = FusionRecipe(
+        recipe = replace(
+            preset,
             data=Data(sources=tuple(source.name for source in self.training)),
             batch_size=learning.batch_size,
             seed=self.seed,
@@ -146,7 +151,8 @@ class Bench:
             checkpoint_every=10**9,
         )
         recipe = replace(recipe, optimiser=replace(recipe.optimiser, learning_rate=learning.learning_rate))
-        out = self.folder / "fusions" / _hash([asdict(recipe), arm.more])
+        content = [self.model.fingerprint, *(source.fingerprint for source in self.training)]
+        out = self.folder / "fusions" / _hash([asdict(recipe), content, arm.more])
         if not (out / "model").exists():
             pairs = self._with_found(arm) if arm.more else self.pairs
             train_fusion(recipe, self.model, pairs, out, resume=out.exists())
@@ -167,11 +173,13 @@ class Bench:
             Of ``tasks`` the mean top-1 of each column; of ``retrieval`` R@1 and R@5 from text to image; of ``entities``
             top-1 on seen and unseen ones and their harmonic mean.
         """
-        encoder = self.encoder(arm)
-        path = self.folder / "figures" / f"{part}-{_hash([encoder.fingerprint, self._asked(part)])}.json"
+        path = self._figure_file(arm, part)
         if not path.exists():
-            write_json(path, self._measure(encoder, part))
+            write_json(path, self._measure(self.encoder(arm), part))
         return read_json(path)
+
+    def _figure_file(self, arm: FusionArm | None, part: MemoryPart) -> Path:
+        return self.folder / "figures" / f"{part}-{_hash([self.encoder(arm).fingerprint, self._asked(part)])}.json"
 
     def _measure(self, encoder: Encoder, part: MemoryPart) -> dict[str, float]:
         if part == "retrieval":
@@ -190,11 +198,12 @@ class Bench:
         return found
 
     def _asked(self, part: MemoryPart) -> Any:
+        """All that decides a figure beside the encoder."""
         if part == "retrieval":
-            return self.pool and [self.pool.images.fingerprint, _hash(list(self.pool.texts))]
+            return self.pool and [self.pool.images.fingerprint, self.pool.texts, self.pool.matches, self.pool.counts]
         if part == "entities":
-            return self.entities and self.entities[0].query.fingerprint
-        return {column: [task.query.fingerprint for task in tasks] for column, tasks in self.tasks.items()}
+            return self.entities and [_question(self.entities[0]), self.entities[1].tolist()]
+        return {column: [_question(task) for task in tasks] for column, tasks in self.tasks.items()}
 
     def _with_found(self, arm: FusionArm) -> Pairs:
         """The training pairs and every row of the memory that one of them finds by its image (the paper's R-WebLI)."""
@@ -210,6 +219,11 @@ class Bench:
             [*pairs.captions, *(item.caption for item in items)],
             pairs.model,
         )
+
+
+def _question(task: ClassificationTask) -> list[Any]:
+    """What a task asks: its images and labels, and the texts of its classes."""
+    return [task.query.fingerprint, task.class_names, task.templates, task.class_texts]
 
 
 def _sample(count: int, share: float, name: str) -> np.ndarray:

@@ -1,0 +1,123 @@
+"""Simulated newness: training pairs whose own embeddings are wrong while their neighbours are still right.
+
+A frozen model is right about the pairs that it was fitted to, so a fusion that is trained on them learns to trust the
+embedding and to ignore the memory. What the model never saw is different: its image and its text lie apart, yet similar
+images still lie together, and so do similar texts. Both ways here make training pairs look like that, without any pair
+that is new to the model.
+
+``offsets``: each caption has, for each modality, one random direction. It is added to the embeddings of its pairs and
+to all that is read of it, so that image and text of the caption no longer agree, but image agrees with image and text
+with text. A share of the captions is disturbed in a step, others in the next.
+
+``rotation``: all vectors of a modality are turned by one partial random rotation a step, those of the other modality by
+another: neighbourhoods stay exactly, the alignment of the modalities breaks.
+
+All numbers are functions of (seed, step) and of the caption's key, so a run that was stopped goes on bit for bit, and
+processes that share a batch agree about a caption that several of them hold.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.nn import functional
+
+from recollect.core.errors import UserError
+from recollect.core.hashing import normals, uniforms
+from recollect.core.seeding import derive_seed, torch_generator
+from recollect.memory.rows import Modality
+
+NewnessKind = Literal["none", "offsets", "rotation"]
+"""Leave training pairs as they are; disturb captions one by one; or turn each modality as a whole."""
+
+STRENGTHS: Mapping[NewnessKind, float] = {"none": 2.0, "offsets": 2.0, "rotation": 1.0}
+"""What is taken where no strength is given."""
+
+
+@dataclass(frozen=True)
+class Newness:
+    """How training pairs are made to look new to the model.
+
+    Attributes:
+        kind: the way.
+        strength: of ``offsets`` the length of an offset, where an embedding's is 1; of ``rotation`` the largest ``s``
+            in ``expm(s (A − Aᵀ))``, with entries of A from N(0, 1 / width); a step takes s from U(0, strength).
+        share: of the captions that have an offset in a step; a rotation turns everything.
+    """
+
+    kind: NewnessKind = "none"
+    strength: float = 2.0
+    share: float = 0.5
+
+    def check(self) -> None:
+        """Refuse what is no strength or share.
+
+        Raises:
+            UserError: naming the option.
+        """
+        if not 0 < self.strength < float("inf"):
+            raise UserError(f"--newness-strength {self.strength}: must be a positive, finite number.")
+        if not 0 < self.share <= 1:
+            raise UserError(f"--newness-share {self.share}: must be more than 0 and at most 1.")
+
+
+class Disturbance:
+    """What one step does to the vectors of each modality.
+
+    Args:
+        newness: the way, and how much.
+        seed: of the run.
+        step: of the run.
+    """
+
+    def __init__(self, newness: Newness, seed: int, step: int) -> None:
+        self.newness, self.seed, self.step = newness, seed, step
+
+    def __call__(
+        self,
+        tokens: Float[Tensor, "some places width"],
+        modalities: tuple[Modality, Modality],
+        captions: Int64[Tensor, "some places"],
+    ) -> Float[Tensor, "some places width"]:
+        """Disturbed tokens; rows of zeros, the empty places, stay zeros.
+
+        Args:
+            tokens: embeddings, each with what it reads.
+            modalities: of the embeddings, and of what they read.
+            captions: key of the caption that each token belongs to.
+        """
+        if self.newness.kind == "none":
+            return tokens
+        turned = self._offset if self.newness.kind == "offsets" else self._rotate
+        own, read = modalities
+        return torch.cat([turned(tokens[:, :1], own, captions[:, :1]), turned(tokens[:, 1:], read, captions[:, 1:])], 1)
+
+    def _offset(self, vectors: Tensor, modality: Modality, captions: Tensor) -> Tensor:
+        """``n(x + strength · e / √width)``, e ~ N(0, 1) of the caption and modality, where the caption is disturbed."""
+        distinct, places = np.unique(captions.numpy(), return_inverse=True)
+        width = vectors.shape[2]
+        chosen = uniforms(self._key("captions"), distinct, 1)[:, 0] < self.newness.share
+        offsets = np.zeros((len(distinct), width), dtype=np.float32)
+        drawn = normals(self._key(modality), distinct[chosen], width)
+        offsets[chosen] = drawn * np.float32(self.newness.strength / width**0.5)
+        moved = torch.from_numpy(chosen)[torch.from_numpy(places.reshape(captions.shape))]
+        moved &= vectors.abs().amax(dim=2) > 0
+        shifted = vectors[moved] + torch.from_numpy(offsets[places.reshape(captions.shape)[moved.numpy()]])
+        return vectors.index_put((moved,), functional.normalize(shifted, dim=1).to(vectors.dtype))
+
+    def _rotate(self, vectors: Tensor, modality: Modality, captions: Tensor) -> Tensor:
+        return vectors @ self.rotation(modality, vectors.shape[2]).T
+
+    def rotation(self, modality: Modality, width: int) -> Float[Tensor, "width width"]:
+        """The rotation of a modality in this step: ``expm(s (A − Aᵀ))``; s is the same for both modalities."""
+        amount = self.newness.strength * float(uniforms(self._key("amount"), np.zeros(1, dtype=np.int64), 1)[0, 0])
+        drawn = torch.randn(width, width, generator=torch_generator(self._key(modality)), dtype=torch.float64)
+        generator = (drawn - drawn.T) / width**0.5
+        return torch.linalg.matrix_exp(amount * generator).float()
+
+    def _key(self, what: str) -> int:
+        return derive_seed("newness", self.seed, self.step, what)

@@ -1,0 +1,123 @@
+"""What training a fusion minimises: three InfoNCE terms, in which pairs of one caption need not be negatives."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from recollect.objectives import softmax_contrastive
+from recollect.objectives.base import LossTerms, unit
+
+Term = Literal["refined", "image", "text"]
+"""``L(v̂, t̂)``, ``L(v̂, t)`` or ``L(v, t̂)``, the terms of Eq. 2."""
+
+Mask = Literal["none", "caption", "id", "both"]
+"""Pairs of a batch that are no negatives of each other: none; those of equal captions (but for case and spaces); those
+of one picture with several captions (ids that differ in ``#1``, ``#2``, … only); or either."""
+
+TERMS: tuple[Term, ...] = ("refined", "image", "text")
+CLIP_SCALE = 1 / 0.07
+
+_TILE = 4_096  # rows whose logits are formed at once
+
+
+def masked_contrastive(
+    images: Float[Tensor, "batch width"],
+    texts: Float[Tensor, "batch width"],
+    scale: Float[Tensor, ""],
+    groups: Int64[Tensor, "batch keys"],
+    tile: int = _TILE,
+) -> Float[Tensor, ""]:
+    """Symmetric InfoNCE in which no pair is a negative of another one that shares a group with it.
+
+    ``−1/B Σ_i log exp(l_ii) / Σ_{j = i or j in no group of i} exp(l_ij)``, ``l_ij = scale x_i·t_j``, mean of both
+    directions. Where no two pairs share a group it is `softmax_contrastive`.
+
+    Args:
+        images: unit-norm; row i belongs to text i.
+        texts: unit-norm.
+        scale: inverse temperature.
+        groups: of each pair; two pairs share a group if they agree in any column.
+        tile: rows of logits formed at once; with more rows they are formed again in the backward pass.
+    """
+
+    def part(queries: Tensor, candidates: Tensor, start: int) -> Tensor:
+        rows = torch.arange(start, start + len(queries), device=queries.device)
+        logits = scale * queries @ candidates.T
+        same = (groups[rows, None] == groups[None]).any(dim=2)
+        same[torch.arange(len(rows), device=queries.device), rows] = False  # its own partner always counts
+        positive = scale * (queries * candidates[rows]).sum(dim=1)
+        return (logits.masked_fill(same, -torch.inf).logsumexp(dim=1) - positive).sum()
+
+    losses = []
+    for queries, candidates in ((images, texts), (texts, images)):
+        for start in range(0, len(queries), tile):
+            some = queries[start : start + tile]
+            tiled = len(queries) > tile
+            losses.append(
+                checkpoint(part, some, candidates, start, use_reentrant=False, preserve_rng_state=False)
+                if tiled
+                else part(some, candidates, start)
+            )
+    return torch.stack(losses).sum() / (2 * len(images))
+
+
+class FusionObjective(nn.Module):
+    """``L(v̂, t̂) + L(v̂, t) + L(v, t̂)``, each a symmetric InfoNCE, with one learned temperature (RECO, Eq. 2).
+
+    Args:
+        terms: which of them.
+        scale: inverse temperature at the start.
+    """
+
+    needs: frozenset[str] = frozenset()
+
+    def __init__(self, terms: tuple[Term, ...] = TERMS, scale: float = CLIP_SCALE) -> None:
+        super().__init__()
+        self.terms = terms
+        self.term = LossTerms("softmax", scale, 0.0, "auto")
+
+    def temperatures(self) -> list[nn.Parameter]:
+        """Parameters that take no weight decay."""
+        return [self.term.log_scale]
+
+    def forward(
+        self,
+        images: Float[Tensor, "batch two_widths"],
+        texts: Float[Tensor, "batch two_widths"],
+        *,
+        labels: Int64[Tensor, "batch keys"] | None = None,
+        views: Tensor | None = None,
+        context: Tensor | None = None,
+        seed: int = 0,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of a batch.
+
+        Args:
+            images: each row a refined image embedding, then the model's own.
+            texts: likewise.
+            labels: groups of pairs that are no negatives of each other (`masked_contrastive`); None if all are.
+            views: unused, as are ``context`` and ``seed``; all objectives are called alike.
+
+        Returns:
+            The loss and a report with ``loss``, a ``…_loss`` for each term, and ``scale``.
+        """
+        refined_images, own_images = (unit(half) for half in images.chunk(2, dim=1))
+        refined_texts, own_texts = (unit(half) for half in texts.chunk(2, dim=1))
+        pairs = {
+            "refined": (refined_images, refined_texts),
+            "image": (refined_images, own_texts),
+            "text": (own_images, refined_texts),
+        }
+        scale = self.term.log_scale.exp()
+        losses = {
+            term: softmax_contrastive(*pairs[term], scale)
+            if labels is None
+            else masked_contrastive(*pairs[term], scale, labels)
+            for term in self.terms
+        }
+        loss = torch.stack(list(losses.values())).sum()
+        report = {f"{term}_loss": value.detach() for term, value in losses.items()}
+        return loss, {"loss": loss.detach(), **report, "scale": scale.detach()}
