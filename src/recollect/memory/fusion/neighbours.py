@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -88,9 +88,9 @@ class Neighbours:
         """
         try:
             tensors = load_file(path)
-            single = {name: tensors[name] for name in _SINGLE}
-            paired = {name: {side: tensors[f"{name}.{side}"] for side in ("image", "text")} for name in _PAIRED}
-            return cls(**single, **paired)
+            parts: dict[str, Any] = {name: tensors[name] for name in _SINGLE}
+            parts |= {name: {side: tensors[f"{name}.{side}"] for side in ("image", "text")} for name in _PAIRED}
+            return cls(**parts)
         except (OSError, SafetensorError, KeyError) as error:
             raise UserError(f"{path}: cannot be read ({error}). Remove it; it is made again.") from error
 
