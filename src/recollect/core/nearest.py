@@ -1,16 +1,20 @@
 """Exact nearest neighbours: the reference that every index is measured against, and the default."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from recollect.core.types import best_device
 
 _SCORES = 2**21
 """Scores in memory at a time (8 MB: they stay in a cache), and so the rows of a block."""
+
+_WIDENED = 16_384
+"""Rows of half precision that are widened at a time."""
 
 _GROUP = 64
 _QUERIES = 512
@@ -26,7 +30,7 @@ class ExactNeighbours:
 
 def exact_neighbours(
     queries: Float32[np.ndarray, "queries width"],
-    matrix: Float32[np.ndarray, "rows width"],
+    matrix: Float[np.ndarray, "rows width"],
     k: int,
     among: Int64[np.ndarray, " some"] | None = None,
     device: torch.device | None = None,
@@ -38,7 +42,7 @@ def exact_neighbours(
 
     Args:
         queries: unit-norm rows.
-        matrix: unit-norm rows.
+        matrix: unit-norm rows; of half precision they are widened, block by block, before they are multiplied.
         k: at most the number of rows searched.
         among: positions to search; all by default. Positions of the result are those of ``matrix``.
         device: where to compute; the best of the machine by default.
@@ -62,17 +66,29 @@ def exact_neighbours(
     return ExactNeighbours(rows if among is None else among[rows], scores)
 
 
+def merged(found: Sequence[ExactNeighbours], k: int) -> ExactNeighbours:
+    """The k best of what was found in several places, or all if there are fewer."""
+    rows = np.concatenate([each.rows for each in found], axis=1)
+    scores = np.concatenate([each.scores for each in found], axis=1)
+    if len(found) == 1:
+        return ExactNeighbours(rows[:, :k], scores[:, :k])
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return ExactNeighbours(np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1))
+
+
 def _search(
     queries: Tensor, matrix: np.ndarray, k: int, among: np.ndarray | None, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     count = len(matrix) if among is None else len(among)
     block = max(_GROUP * k, _SCORES // max(1, len(queries)))
+    if matrix.dtype != np.float32:
+        block = min(block, max(_GROUP * k, _WIDENED))
     best_scores = queries.new_full((len(queries), 0), 0.0)
     best_rows = torch.zeros(len(queries), 0, dtype=torch.int64, device=device)
     for start in range(0, count, block):
         stop = min(start + block, count)
         part = matrix[start:stop] if among is None else matrix[among[start:stop]]
-        products = queries @ torch.from_numpy(part).to(device).T
+        products = queries @ torch.from_numpy(part).to(device, torch.float32).T
         found_scores, found = best_of(products, min(k, stop - start))
         best_scores = torch.cat([best_scores, found_scores], dim=1)
         best_rows = torch.cat([best_rows, found + start], dim=1)

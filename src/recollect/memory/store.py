@@ -15,6 +15,7 @@ from torch import Tensor
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind
 from recollect.memory.backends.base import Backend, Hits
+from recollect.memory.backends.cells import IndexRecord
 from recollect.memory.backends.lance import LanceBackend
 from recollect.memory.filters import Filter, parse_filter
 from recollect.memory.rows import Item, Modality, Pairs, Precision, Record, check_vectors, picture_of
@@ -25,6 +26,7 @@ NEAR = 0.94
 Vectors = Tensor | np.ndarray
 
 _MORE = 32  # rows asked for beyond k where some of them may not count
+_FEW = 40  # texts that need no index
 _AT_ONCE = 2_048  # rows of a commit where rows are changed
 
 
@@ -50,6 +52,7 @@ class MemoryInfo:
     precision: str
     sources: dict[str, int]
     places: dict[str, tuple[str, ...]]
+    indexes: tuple[IndexRecord, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -311,6 +314,7 @@ class Memory:
         exclude: Sequence[str] | None = None,
         exclude_ids: Collection[str] = (),
         with_text: bool = False,
+        exact: bool = False,
     ) -> Hits:
         """The k rows nearest to each query, many queries at a time.
 
@@ -323,6 +327,7 @@ class Memory:
             exclude: one id for each query: it finds no row of that picture (itself).
             exclude_ids: ids that no query must find.
             with_text: search only rows that have a text, also among images.
+            exact: use no index (see `index`); exclusions and filters never do.
 
         Returns:
             Ids and cosines, best first, all of shape (queries, k). A filter may leave fewer than k columns;
@@ -335,7 +340,8 @@ class Memory:
         """
         queries = self._queries(vectors)
         searched = self.check_k(k, with_text or modality == "text")
-        asked = _Asked(modality, None if where is None else parse_filter(where), where, with_text)
+        exact = exact or max_score is not None or exclude is not None or bool(exclude_ids)
+        asked = _Asked(modality, None if where is None else parse_filter(where), where, with_text, exact)
         if max_score is None and exclude is None and not exclude_ids:
             return self._found(queries, k, asked)
         own = None if exclude is None else np.array([picture_of(str(id)) for id in exclude], dtype=object)
@@ -378,7 +384,7 @@ class Memory:
         rows = self.texts if modality == "text" else len(self)
         k = min(_MORE, rows)
         while len(queries) and rows:
-            found = self.backend.search(queries, k, modality, None)
+            found = self.backend.search(queries, k, modality, None, exact=True)
             near |= dict.fromkeys(found.ids[found.scores >= threshold].tolist())
             queries = queries[found.scores[:, -1] >= threshold] if k < rows else queries[:0]
             k = min(8 * k, rows)
@@ -412,10 +418,33 @@ class Memory:
         """See what other processes have changed since this memory was opened."""
         self.backend.refresh()
 
-    def index(self) -> None:
-        """Make searches of millions of rows fast; they stay exact up to a million."""
-        for modality in ("image", "text"):
-            self.backend.index(modality)
+    def index(self, recall: float = 0.99) -> list[IndexRecord]:
+        """Make searches fast, at a recall that is measured on this memory's own rows.
+
+        Without an index every search is exact. With one, searches without filters and exclusions read as few rows as
+        reach ``recall`` (of the ten nearest, on sampled rows as queries of either modality), and score these exactly;
+        where exact search was faster, it stays. ``exact=True`` passes it by. Adding rows does not train it anew.
+
+        Returns:
+            What was measured, for images and for texts; empty where the store has an index of its own (Milvus).
+
+        Raises:
+            UserError: too few rows, or a recall outside of (0, 1].
+        """
+        made = [self.backend.index("image", recall)]
+        if self.texts > _FEW:
+            made.append(self.backend.index("text", recall))
+        return [record for record in made if record is not None]
+
+    def renew_indexes(self) -> None:
+        """Measure the recall of indexes again where rows have doubled since, and read more cells if that needs it."""
+        for record in self.backend.indexes():
+            if len(self) >= 2 * record.rows:
+                self.backend.index(record.modality, record.target)
+
+    def damage(self) -> list[str]:
+        """Read everything, and say what cannot be trusted, a line each: rows, checksums, vectors that are none."""
+        return self.backend.damage()
 
     def info(self) -> MemoryInfo:
         """What it holds."""
@@ -438,6 +467,7 @@ class Memory:
             precision=record.precision,
             sources=sources,
             places={source: tuple(filter(None, known)) for source, known in places.items()},
+            indexes=tuple(self.backend.indexes()),
         )
 
     def metadata_keys(self) -> tuple[str, ...]:
@@ -465,7 +495,7 @@ class Memory:
     def _found(self, queries: np.ndarray, k: int, asked: "_Asked") -> Hits:
         if not len(queries):
             return Hits(np.empty((0, k), dtype=object), np.empty((0, k), dtype=np.float32))
-        found = self.backend.search(queries, k, asked.modality, asked.where, asked.with_text)
+        found = self.backend.search(queries, k, asked.modality, asked.where, asked.with_text, asked.exact)
         if found.scores.shape[1] == 0:
             raise self._nothing(str(asked.words))
         return found
@@ -543,6 +573,7 @@ class _Asked:
     where: Filter | None
     words: str | None
     with_text: bool
+    exact: bool
 
 
 def _backend(address: str) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float32, Shaped
 
+from recollect.memory.backends.cells import IndexRecord
 from recollect.memory.filters import Filter
 from recollect.memory.rows import Item, Modality, Pairs, Record
 
@@ -97,16 +98,30 @@ class Backend(Protocol):
         modality: Modality,
         where: Filter | None,
         has_text: bool = False,
+        exact: bool = False,
     ) -> Hits:
         """The k nearest rows; fewer columns, or none, where fewer satisfy the filter.
 
         Args:
             has_text: search only rows that have a text, as a search among texts always does.
+            exact: use no index.
         """
         ...
 
-    def index(self, modality: Modality) -> None:
-        """Make searches of a side fast for millions of rows."""
+    def index(self, modality: Modality, target: float) -> IndexRecord | None:
+        """Make searches of a modality fast, at a measured recall@10; None where the store has an index of its own."""
+        ...
+
+    def indexes(self) -> list[IndexRecord]:
+        """What was measured of them."""
+        ...
+
+    def drop_index(self) -> None:
+        """Search exactly from now on."""
+        ...
+
+    def damage(self) -> list[str]:
+        """What of the rows or of what was derived from them cannot be trusted, a line each."""
         ...
 
     def refresh(self) -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from jaxtyping import Float32, Int64
 
 from recollect.core.errors import UserError
 from recollect.core.files import fresh_folder, locked
-from recollect.core.nearest import exact_neighbours
+from recollect.core.nearest import ExactNeighbours
 from recollect.memory.backends.base import Hits
+from recollect.memory.backends.cells import Cells, CellSearch, IndexRecord, train_cells
 from recollect.memory.backends.matrix import Matrices
 from recollect.memory.filters import Filter
 from recollect.memory.rows import COLUMNS, Item, Modality, Pairs, Record, schema
@@ -21,13 +23,8 @@ TABLE = "pairs"
 _RECORD = "recollect"
 _LOCK = ".writers"
 
-EXACT_ROWS = 1_000_000
-"""Up to so many rows are searched exactly; beyond, by an index if there is one."""
-
-# The index proposes so many times k rows, which exact vectors then rank, from so many of its cells. With 200,000 rows
-# around a thousand centres, recall@10 was 0.892 with 10 and 20, 0.991 with 20 and 20, and 0.999 with 20 and 40.
-_REFINE, _PROBES = 20, 40
 _SCAN = 8_192
+_MOST_COSINE = 1.02
 
 
 class LanceBackend:
@@ -155,8 +152,7 @@ class LanceBackend:
 
     def vectors(self, ids: Sequence[str], modality: Modality) -> Float32[np.ndarray, "rows width"]:
         """Vectors in the order of their ids."""
-        matrices = self._matrices
-        return np.array(matrices.modality(modality)[matrices.positions(ids)])
+        return self._matrices.take(self._matrices.positions(ids), modality)
 
     def columns(self, names: Sequence[str], where: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """Columns of all rows whose columns in ``where`` have these values."""
@@ -173,23 +169,74 @@ class LanceBackend:
         modality: Modality,
         where: Filter | None,
         has_text: bool = False,
+        exact: bool = False,
     ) -> Hits:
-        """Exact up to `EXACT_ROWS` rows, and wherever there is no index."""
-        clause = None if where is None else where.sql()
-        if (has_text or modality == "text") and self.count_texts() < len(self):
-            clause = f"has_text AND ({clause})" if clause else "has_text"
-        if len(self) <= EXACT_ROWS or not self._indexed(modality):
-            return self._exact(vectors, k, modality, clause)
-        found = self._approximate(vectors, k, modality, clause)
-        return self._exact(vectors, k, modality, clause) if found is None else found
+        """Exact, but where an index was made, is faster for so many queries, and no filter is set."""
+        spoken = has_text and modality == "image" and self.count_texts() < len(self)
+        if not (exact or where or spoken) and (search := self._cell_search(modality, len(vectors))) is not None:
+            hits = search.search(vectors, k, search.cells.record.probes)
+            if hits is not None and _sound(hits.scores):
+                return Hits(self._matrices.ids_at(hits.rows), hits.scores)
+        found = self._search(vectors, k, modality, where, has_text)
+        if not _sound(found.scores):
+            self._matrices.drop()  # a part was damaged after it was opened; NaN included
+            self._loaded = None
+            found = self._search(vectors, k, modality, where, has_text)
+        return found
 
-    def index(self, modality: Modality) -> None:
-        """An inverted file of vectors quantised to a few bits an entry (IVF_RQ), whose proposals are scored exactly."""
-        from lancedb.index import IvfRq
+    def _search(self, vectors: np.ndarray, k: int, modality: Modality, where: Filter | None, has_text: bool) -> Hits:
+        matrices = self._matrices
+        among = matrices.searchable(has_text or modality == "text")
+        if where is not None:
+            some = matrices.positions_of(self._numbers_where(where.sql()))
+            among = some if among is None else np.intersect1d(some, among, assume_unique=True)
+        count = sum(len(part.numbers) for part in matrices.parts) if among is None else len(among)
+        if count == 0:
+            return Hits(np.empty((len(vectors), 0), dtype=object), np.empty((len(vectors), 0), dtype=np.float32))
+        found = matrices.search(vectors, modality, min(k, count), among)
+        return Hits(matrices.ids_at(found.rows), found.scores)
 
+    def index(self, modality: Modality, target: float) -> IndexRecord:
+        """Cells around centres, of which so many are read as reach the target; the centres stay when rows are added."""
         self._check_writable()
-        with self._told():
-            self.table.create_index(f"{modality}_vector", config=IvfRq(distance_type="dot"))
+        old = self._cells(modality)
+        if old is not None and len(self) > 4 * old.record.rows:
+            old = None
+        exact = partial(self._exact_rows, modality=modality)
+        cells = train_cells(self._matrices, modality, target, exact, self._index_path(modality), old)
+        self._indexes[modality] = (self.version, cells, None)
+        return cells.record
+
+    def indexes(self) -> list[IndexRecord]:
+        """What the indexes say of themselves."""
+        found = (self._cells(modality) for modality in ("image", "text"))
+        return [cells.record for cells in found if cells is not None]
+
+    def drop_index(self) -> None:
+        """Search exactly from now on."""
+        for modality in ("image", "text"):
+            self._index_path(modality).unlink(missing_ok=True)
+        self._indexes.clear()
+
+    def _index_path(self, modality: str) -> Path:
+        return Path(self.address) / "index" / f"{modality}.safetensors"
+
+    def _cells(self, modality: Modality) -> Cells | None:
+        return Cells.open(self._index_path(modality))
+
+    def _cell_search(self, modality: Modality, queries: int) -> CellSearch | None:
+        """The index over this version, where there is one that is faster than exact search for so many queries."""
+        version, cells, search = self._indexes.get(modality, (-1, None, None))
+        if version != self.version:
+            cells, search = self._cells(modality), None
+        if cells is not None and search is None and cells.faster(queries):
+            search = CellSearch(cells, self._matrices, modality)
+        self._indexes[modality] = (self.version, cells, search)
+        return search if cells is not None and cells.faster(queries) else None
+
+    def _exact_rows(self, vectors: np.ndarray, k: int, modality: Modality) -> ExactNeighbours:
+        matrices = self._matrices
+        return matrices.search(vectors, modality, k, matrices.searchable(modality == "text"))
 
     def refresh(self) -> None:
         """See what others have changed."""
@@ -201,54 +248,56 @@ class LanceBackend:
         """The version that this one reads."""
         return LanceBackend(self.address, self.version)
 
-    def _exact(self, vectors: np.ndarray, k: int, modality: Modality, where: str | None) -> Hits:
-        matrices = self._matrices
-        among = None if where is None else self._positions_where(where)
-        count = len(self) if among is None else len(among)
-        if count == 0:
-            return Hits(np.empty((len(vectors), 0), dtype=object), np.empty((len(vectors), 0), dtype=np.float32))
-        found = exact_neighbours(vectors, matrices.modality(modality), min(k, count), among)
-        return Hits(matrices.ids_at(found.rows), found.scores)
-
-    def _approximate(self, vectors: np.ndarray, k: int, modality: Modality, where: str | None) -> Hits | None:
-        """What the index finds; None where it finds fewer rows for some query than for another."""
-        query = self.table.search(vectors, vector_column_name=f"{modality}_vector").distance_type("dot")
-        query = query.limit(k).nprobes(_PROBES).refine_factor(_REFINE).select(["id", "_distance"])
-        with self._told():
-            result = (query.where(where) if where else query).to_arrow()
-        if result.num_rows == 0 or result.num_rows % len(vectors):
-            return None
-        single = "query_index" not in result.column_names  # Lance leaves it out where there is one query
-        owners = np.zeros(result.num_rows, dtype=np.int64) if single else result["query_index"].to_numpy()
-        owners = owners.reshape(len(vectors), -1)
-        if owners.shape[1] < k or (owners != np.arange(len(vectors))[:, None]).any():
-            return None
-        ids = np.array(result["id"].to_pylist(), dtype=object).reshape(owners.shape)
-        return Hits(ids, (1 - result["_distance"].to_numpy()).astype(np.float32).reshape(owners.shape))
-
-    def _indexed(self, modality: Modality) -> bool:
-        return any(index.columns == [f"{modality}_vector"] for index in self.table.list_indices())
-
     @property
     def _matrices(self) -> Matrices:
         if self._loaded is None or self._loaded.version != self.version:
+            kind = (self.record.width, self.record.precision)
+            cache = Path(self.address) / "cache"
             self._loaded = Matrices.open(
-                Path(self.address) / "cache", self.version, len(self), self.record.width, self._rows
+                cache, self.version, self._there(), kind, self._rows, self._loaded, not self.pinned
             )
         return self._loaded
 
     _loaded: Matrices | None = None
 
-    def _rows(self) -> Iterator[tuple[list[str], np.ndarray, np.ndarray, np.ndarray]]:
+    @cached_property
+    def _indexes(self) -> dict[str, tuple[int, Cells | None, CellSearch | None]]:
+        return {}
+
+    def _there(self) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of all rows, and whether each has a text, in one scan."""
+        numbers, texts = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=bool)]
+        for batch in self._scan(["has_text"], numbers=True):
+            numbers.append(batch["_rowid"].to_numpy().astype(np.int64))
+            texts.append(batch["has_text"].to_numpy(zero_copy_only=False))
+        order = np.argsort(together := np.concatenate(numbers), kind="stable")
+        return together[order], np.concatenate(texts)[order]
+
+    def _rows(self, first: int) -> Iterator[tuple[list[str], np.ndarray, np.ndarray, np.ndarray]]:
         """Ids, row numbers and both vectors, in one scan, so that they cannot fall apart."""
-        for batch in self._scan(["id", "image_vector", "text_vector"], numbers=True):
+        names = ["id", "image_vector", "text_vector"]
+        for batch in self._scan(names, f"_rowid >= {first}" if first else None, numbers=True):
             vectors = (vectors_of(batch[f"{modality}_vector"]) for modality in ("image", "text"))
             yield batch["id"].to_pylist(), batch["_rowid"].to_numpy().astype(np.int64), *vectors
 
-    def _positions_where(self, where: str) -> Int64[np.ndarray, " some"]:
+    def _numbers_where(self, where: str) -> Int64[np.ndarray, " some"]:
         numbers = [batch["_rowid"].to_numpy() for batch in self._scan(["id"], where, numbers=True)]
-        wanted = np.concatenate([np.empty(0, dtype=np.int64), *numbers]).astype(np.int64)
-        return np.sort(np.searchsorted(self._matrices.numbers, wanted))
+        return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *numbers]).astype(np.int64))
+
+    def damage(self) -> list[str]:
+        """What cannot be trusted, a line each: rows that cannot be read or are no unit vectors, the cache."""
+        found: list[str] = []
+        try:
+            for batch in self._scan(["id", "image_vector", "text_vector", "has_text"]):
+                images, texts = (vectors_of(batch[f"{modality}_vector"]) for modality in ("image", "text"))
+                spoken = batch["has_text"].to_numpy(zero_copy_only=False)
+                wrong = ~(np.abs(np.linalg.norm(images, axis=1) - 1) < 1e-2)
+                wrong |= ~(np.abs(np.linalg.norm(texts, axis=1) - spoken) < 1e-2)
+                found += [f"row '{batch['id'][row].as_py()}': its vectors are damaged" for row in np.flatnonzero(wrong)]
+        except UserError as error:
+            found.append(str(error))
+            return found
+        return found + self._matrices.damage()
 
     def _scan(self, names: list[str], where: str | None = None, numbers: bool = False) -> Iterator[Any]:
         query = self.table.search().select(names)
@@ -279,6 +328,11 @@ def as_item(row: Mapping[str, Any], address: str) -> Item:
     if not isinstance(metadata, Mapping):
         metadata = json.loads(metadata)
     return Item(row["id"], row["caption"], row["source"], metadata, image, f"{address}, row '{row['id']}'", path)
+
+
+def _sound(scores: np.ndarray) -> bool:
+    """Whether these can be cosines; NaN cannot."""
+    return not scores.size or bool((np.abs(scores) <= _MOST_COSINE).all())
 
 
 def vectors_of(column: Any) -> Float32[np.ndarray, "rows width"]:

@@ -1,70 +1,170 @@
-"""The vectors of one version of a memory as memory-mapped matrices, written once and shared by every process."""
+"""The vectors of a memory as memory-mapped matrices: written once, in parts that grow with it, shared by every process.
 
+What stands at one row number of the store never changes, so a part stays right whatever is added or deleted later: a
+new version needs a part for its new rows and a note of which old ones are gone.
+"""
+
+import json
+import os
 import shutil
+import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Int64, Shaped
+from jaxtyping import Bool, Float, Int64, Shaped
 
 from recollect.core.files import atomic_folder
-from recollect.memory.rows import Modality
+from recollect.core.nearest import ExactNeighbours, exact_neighbours, merged
+from recollect.memory.rows import Modality, Precision
 
-Rows = Callable[[], Iterator[tuple[list[str], np.ndarray, np.ndarray, np.ndarray]]]
-"""Ids, row numbers, image vectors and text vectors, in batches."""
+Rows = Callable[[int], Iterator[tuple[list[str], np.ndarray, np.ndarray, np.ndarray]]]
+"""Ids, row numbers, image vectors and text vectors, in batches, of the rows from a number on."""
+
+_PARTS = 8  # more are joined to one
+_DEAD = 0.3  # share of deleted rows from which a part is written anew
+_READ_THROUGH = 2**28  # bytes up to which a part's checksums are read at every start: a tenth of a second
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, EOFError)
+_FILES = ("numbers.npy", "ids.arrow", "images.npy", "texts.npy")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows, in the order of their numbers.
+
+    Attributes:
+        folder: where it lies; None if it is in this process's memory alone.
+        ids: an Arrow array of texts.
+        numbers: the store's own row numbers, rising.
+        images: vectors.
+        texts: vectors.
+    """
+
+    folder: Path | None
+    ids: Any
+    numbers: Int64[np.ndarray, " rows"]
+    images: Float[np.ndarray, "rows width"]
+    texts: Float[np.ndarray, "rows width"]
+
+    def modality(self, modality: Modality) -> Float[np.ndarray, "rows width"]:
+        """The vectors of images or of texts."""
+        return self.images if modality == "image" else self.texts
 
 
 @dataclass(frozen=True)
 class Matrices:
-    """Both vectors of every row, in the order of the row numbers.
+    """Both vectors of every row of one version.
 
     Attributes:
         version: of the memory.
-        ids: an Arrow array of texts.
-        numbers: the store's own row numbers, rising.
-        images: vectors, memory-mapped where the folder can be written to.
-        texts: vectors, likewise.
+        parts: their rows, one part after the other, are the positions that searches return.
+        alive: which positions are rows of this version; None if all are.
+        with_text: likewise, those that have a text.
     """
 
     version: int
-    ids: Any
-    numbers: Int64[np.ndarray, " rows"]
-    images: Float32[np.ndarray, "rows width"]
-    texts: Float32[np.ndarray, "rows width"]
+    parts: tuple[Part, ...]
+    alive: Bool[np.ndarray, " rows"] | None
+    with_text: Bool[np.ndarray, " rows"] | None
 
     @classmethod
-    def open(cls, cache: Path, version: int, count: int, width: int, rows: Rows) -> "Matrices":
-        """Open the matrices of a version, after writing them if that was not done yet.
+    def open(
+        cls,
+        cache: Path,
+        version: int,
+        there: tuple[np.ndarray, np.ndarray],
+        kind: tuple[int, Precision],
+        rows: Rows,
+        known: "Matrices | None" = None,
+        tidy: bool = True,
+    ) -> "Matrices":
+        """Open the matrices of a version, after writing what is missing of them.
 
         Args:
-            cache: folder for the matrices of this memory; those of other versions are removed.
+            cache: folder for the matrices of this memory.
             version: of the memory.
-            count: rows of that version.
-            width: entries of a vector.
+            there: numbers of the rows of that version, rising, and whether each has a text.
+            kind: entries of a vector, and their precision.
             rows: reads them.
+            known: matrices of an earlier version, whose parts need not be opened again.
+            tidy: join parts and write anew what is mostly gone; not for a reader of an earlier version.
         """
-        folder = cache / str(version)
-        if not folder.exists():
-            try:
-                with atomic_folder(folder) as unfinished:
-                    shape = (count, width)
-                    made = {name: _new(unfinished / f"{name}.npy", shape) for name in ("images", "texts")}
-                    _fill(unfinished, made, rows)
-            except FileExistsError:
-                pass  # another process was faster
-            except PermissionError:
-                return cls(version, *_in_memory(rows, width))
-            for other in cache.iterdir():
-                if other.name != folder.name:
-                    shutil.rmtree(other, ignore_errors=True)
-        return cls(version, *_read(folder))
+        numbers, texts = there
+        parts = list(known.parts) if known is not None else _stored(cache, kind)
+        covered = _covered(parts)
+        parts = [part for part in parts if np.isin(part.numbers, numbers).any()]
+        dead = 1 - len(numbers) / max(1, sum(len(part.numbers) for part in parts))
+        missing = np.setdiff1d(numbers, covered)
+        if not tidy and len(missing):  # rows that were rewritten since; nobody else will ask for them
+            parts, missing = [_in_memory(numbers, kind, rows)], missing[:0]
+        lost = len(missing) > 0 and covered.size > 0 and bool(missing[0] <= covered.max())
+        if tidy and (lost or len(parts) > _PARTS or dead > _DEAD):
+            old = [part.folder for part in _stored(cache, kind) if part.folder]
+            parts = [_made(cache, numbers, kind, rows)] if len(numbers) else []
+            for folder in old:  # complete, and of no more use; whoever has them open keeps them
+                if all(folder != part.folder for part in parts):
+                    shutil.rmtree(folder, ignore_errors=True)
+        elif len(missing):
+            parts.append(_made(cache, missing, kind, rows))
+        place = np.concatenate([np.empty(0, dtype=np.int64), *(part.numbers for part in parts)])
+        alive = np.isin(place, numbers)
+        spoken = np.isin(place, numbers[texts])
+        return cls(version, tuple(parts), None if alive.all() else alive, None if spoken[alive].all() else spoken)
 
-    def modality(self, modality: Modality) -> Float32[np.ndarray, "rows width"]:
-        """The vectors of images or of texts."""
-        return self.images if modality == "image" else self.texts
+    @property
+    def width(self) -> int:
+        """Entries of a vector."""
+        return self.parts[0].images.shape[1]
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """Position of the first row of each part."""
+        return [0, *np.cumsum([len(part.numbers) for part in self.parts])[:-1].tolist()]
+
+    @cached_property
+    def ids(self) -> Any:
+        """The ids of all positions; empty for rows that are gone."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        found = pa.concat_arrays([part.ids for part in self.parts]) if self.parts else pa.array([], pa.string())
+        return found if self.alive is None else pc.if_else(pa.array(self.alive), found, "")
+
+    def search(
+        self,
+        queries: Float[np.ndarray, "queries width"],
+        modality: Modality,
+        k: int,
+        among: Int64[np.ndarray, " some"] | None,
+    ) -> ExactNeighbours:
+        """The k nearest rows by exact products; positions as `among` counts them."""
+        found = []
+        for start, part in zip(self.starts, self.parts, strict=True):
+            inside = None
+            count = len(part.numbers)
+            if among is not None:
+                inside = among[np.searchsorted(among, start) : np.searchsorted(among, start + count)] - start
+                count = len(inside)
+            if count:
+                hits = exact_neighbours(queries, part.modality(modality), min(k, count), inside)
+                found.append(ExactNeighbours(hits.rows + start, hits.scores))
+        return merged(found, k)
+
+    def searchable(self, with_text: bool) -> Int64[np.ndarray, " some"] | None:
+        """Positions of the rows of this version, or of those with a text; None if that is all of them."""
+        mask = self.with_text if with_text and self.with_text is not None else self.alive
+        return None if mask is None else np.flatnonzero(mask)
+
+    def take(self, positions: Int64[np.ndarray, " some"], modality: Modality) -> Float[np.ndarray, "some width"]:
+        """Vectors of positions, as float32."""
+        out = np.empty((len(positions), self.width), dtype=np.float32)
+        for start, part in zip(self.starts, self.parts, strict=True):
+            mine = (positions >= start) & (positions < start + len(part.numbers))
+            out[mine] = part.modality(modality)[positions[mine] - start]
+        return out
 
     def ids_at(self, rows: Int64[np.ndarray, "queries k"]) -> Shaped[np.ndarray, "queries k"]:
         """The ids of rows, as an array of texts."""
@@ -75,71 +175,177 @@ class Matrices:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        return (
-            pc.index_in(pa.array(ids, pa.string()), value_set=self.ids).to_numpy(zero_copy_only=False).astype(np.int64)
-        )
+        found = pc.index_in(pa.array(ids, pa.string()), value_set=self.ids)
+        return found.to_numpy(zero_copy_only=False).astype(np.int64)
+
+    def positions_of(self, numbers: Int64[np.ndarray, " some"]) -> Int64[np.ndarray, " some"]:
+        """The positions of the store's row numbers, rising."""
+        found = []
+        for start, part in zip(self.starts, self.parts, strict=True):
+            mine = np.searchsorted(part.numbers, numbers)
+            inside = mine < len(part.numbers)
+            inside[inside] = part.numbers[mine[inside]] == numbers[inside]
+            found.append(mine[inside] + start)
+        return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *found]))
+
+    def damage(self) -> list[str]:
+        """What differs from the checksums that were written with the parts, a line each."""
+        return [line for part in self.parts if part.folder for line in _damage(part.folder)]
+
+    def drop(self) -> None:
+        """Remove the parts from disk, so that they are made again."""
+        for part in self.parts:
+            if part.folder is not None:
+                shutil.rmtree(part.folder, ignore_errors=True)
 
 
-def _new(path: Path, shape: tuple[int, int]) -> np.ndarray:
-    if 0 in shape:  # nothing can be mapped from an empty file
-        np.save(path, np.empty(shape, dtype=np.float32))
-        return np.empty(shape, dtype=np.float32)
-    return np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+def _covered(parts: Sequence[Part]) -> np.ndarray:
+    return np.concatenate([np.empty(0, dtype=np.int64), *(part.numbers for part in parts)])
 
 
-def _fill(folder: Path, made: dict[str, np.ndarray], rows: Rows) -> None:
+def _stored(cache: Path, kind: tuple[int, Precision]) -> list[Part]:
+    """The parts on disk that are whole, without overlaps; what is damaged is removed, to be made again."""
+    found: list[Part] = []
+    names = sorted(cache.iterdir(), key=lambda path: path.name) if cache.is_dir() else []
+    for folder in names:
+        if folder.name.startswith("."):
+            _clear_if_left_behind(folder)
+            continue
+        try:
+            found.append(_read(folder, kind))
+        except _DAMAGE:
+            shutil.rmtree(folder, ignore_errors=True)
+    return sorted(_apart(found), key=lambda part: int(part.numbers[0]))
+
+
+def _apart(parts: list[Part]) -> list[Part]:
+    """Parts that share no row, the largest first: two processes may have written overlapping ones at once."""
+    kept: list[Part] = []
+    for part in sorted(parts, key=lambda each: -len(each.numbers)):
+        if not any(np.isin(part.numbers, other.numbers, assume_unique=True).any() for other in kept):
+            kept.append(part)
+    return kept
+
+
+def _clear_if_left_behind(folder: Path) -> None:
+    """Remove the unfinished folder of a process that has died; one that is alive may still be writing."""
+    try:
+        owner = int((folder / "owner").read_text())
+        os.kill(owner, 0)
+    except ProcessLookupError:
+        shutil.rmtree(folder, ignore_errors=True)
+    except (OSError, ValueError):
+        pass
+
+
+def _made(cache: Path, numbers: np.ndarray, kind: tuple[int, Precision], rows: Rows) -> Part:
+    """A new part; in this process's memory alone where the disk is full or cannot be written to."""
+    folder = cache / f"{int(numbers[0])}-{int(numbers[-1])}-{len(numbers)}"
+    try:
+        with atomic_folder(folder) as unfinished:
+            (unfinished / "owner").write_text(str(os.getpid()))
+            _write(unfinished, numbers, kind, rows)
+            (unfinished / "owner").unlink()
+        return _read(folder, kind)
+    except FileExistsError:  # another process was faster
+        try:
+            return _read(folder, kind)
+        except _DAMAGE:
+            return _in_memory(numbers, kind, rows)
+    except OSError:
+        return _in_memory(numbers, kind, rows)
+
+
+def _batches(numbers: np.ndarray, rows: Rows) -> Iterator[tuple[list[str], np.ndarray, np.ndarray, np.ndarray]]:
+    """What `rows` reads from the first of these numbers on, without rows that are not among them."""
+    seen = [np.empty(0, dtype=np.int64)]
+    for ids, theirs, images, texts in rows(int(numbers[0])):
+        wanted = np.flatnonzero(np.isin(theirs, numbers))
+        seen.append(theirs[wanted])
+        yield [ids[row] for row in wanted.tolist()], theirs[wanted], images[wanted], texts[wanted]
+    if not np.array_equal(np.concatenate(seen), numbers):
+        raise RuntimeError("rows were not read in the order of their numbers")
+
+
+def _write(folder: Path, numbers: np.ndarray, kind: tuple[int, Precision], rows: Rows) -> None:
+    """Written row by row rather than mapped: on a full disk that is an error, while a map would kill the process."""
     import pyarrow as pa
 
+    width, precision = kind
     ids: list[str] = []
-    numbers = [np.empty(0, dtype=np.int64)]
-    for some, their_numbers, images, texts in rows():
-        place = slice(len(ids), len(ids) + len(some))
-        made["images"][place], made["texts"][place] = images, texts
-        ids += some
-        numbers.append(their_numbers)
-    _check_rising(np.concatenate(numbers))
-    np.save(folder / "numbers.npy", np.concatenate(numbers))
-    with (
-        pa.OSFile(str(folder / "ids.arrow"), "wb") as file,
-        pa.ipc.new_file(file, pa.schema([("id", pa.string())])) as w,
-    ):
-        w.write_table(pa.table({"id": pa.array(ids, pa.string())}))
-    for matrix in made.values():
-        with suppress(AttributeError):
-            matrix.flush()  # type: ignore[attr-defined]
+    header: dict[str, Any] = {"descr": np.lib.format.dtype_to_descr(np.dtype(precision)), "fortran_order": False}
+    header["shape"] = (len(numbers), width)
+    with (folder / "images.npy").open("wb") as images, (folder / "texts.npy").open("wb") as texts:
+        for file in (images, texts):
+            np.lib.format.write_array_header_1_0(file, header)
+        for some, _, image_rows, text_rows in _batches(numbers, rows):
+            ids += some
+            images.write(np.ascontiguousarray(image_rows, dtype=precision).data)
+            texts.write(np.ascontiguousarray(text_rows, dtype=precision).data)
+    np.save(folder / "numbers.npy", numbers)
+    with pa.OSFile(str(folder / "ids.arrow"), "wb") as file:
+        table = pa.table({"id": pa.array(ids, pa.string())})
+        with pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+    sums = {name: {"bytes": (folder / name).stat().st_size, "crc32": _checksum(folder / name)} for name in _FILES}
+    (folder / "sums.json").write_text(json.dumps(sums))
 
 
-def _read(folder: Path) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray]:
+def _checksum(path: Path) -> int:
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            value = zlib.crc32(block, value)
+    return value
+
+
+def _damage(folder: Path) -> list[str]:
+    try:
+        sums = json.loads((folder / "sums.json").read_text())
+        return [
+            f"{folder / name}: differs from its checksum"
+            for name in _FILES
+            if _checksum(folder / name) != sums[name]["crc32"]
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [f"{folder}: cannot be read ({error})"]
+
+
+def _read(folder: Path, kind: tuple[int, Precision]) -> Part:
+    """Open a part.
+
+    Raises:
+        OSError, ValueError, KeyError: it is not whole.
+    """
     import pyarrow as pa
 
+    sums = json.loads((folder / "sums.json").read_text())
+    sizes = {name: (folder / name).stat().st_size for name in _FILES}
+    if any(sums[name]["bytes"] != size for name, size in sizes.items()):
+        raise ValueError(f"{folder}: not whole")
+    if sum(sizes.values()) <= _READ_THROUGH and (damaged := _damage(folder)):
+        raise ValueError(damaged[0])
+    numbers = np.load(folder / "numbers.npy")
     with pa.memory_map(str(folder / "ids.arrow")) as file:
         column = pa.ipc.open_file(file).read_all()["id"]
-    ids = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], pa.string())
-    mapped = (
-        np.load(folder / f"{name}.npy", mmap_mode="c") if len(ids) else np.load(folder / f"{name}.npy")
-        for name in ("images", "texts")
-    )
-    return ids, np.load(folder / "numbers.npy"), *mapped
+    ids = pa.concat_arrays(column.chunks)
+    images, texts = (np.load(folder / f"{name}.npy", mmap_mode="c") for name in ("images", "texts"))
+    width, precision = kind
+    shapes = {images.shape, texts.shape, (len(numbers), width), (len(ids), width)}
+    if len(shapes) != 1 or {images.dtype, texts.dtype} != {np.dtype(precision)} or not len(numbers):
+        raise ValueError(f"{folder}: of another shape")
+    return Part(folder, ids, numbers, images, texts)
 
 
-def _in_memory(rows: Rows, width: int) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray]:
+def _in_memory(numbers: np.ndarray, kind: tuple[int, Precision], rows: Rows) -> Part:
     """For a folder that cannot be written to."""
     import pyarrow as pa
 
+    width, precision = kind
     ids: list[str] = []
-    parts: list[list[np.ndarray]] = [
-        [np.empty(0, dtype=np.int64)],
-        *([np.empty((0, width), dtype=np.float32)] for _ in range(2)),
-    ]
-    for some, *arrays in rows():
+    images, texts = (np.empty((len(numbers), width), dtype=precision) for _ in range(2))
+    for some, _, image_rows, text_rows in _batches(numbers, rows):
+        place = slice(len(ids), len(ids) + len(some))
+        images[place], texts[place] = image_rows, text_rows
         ids += some
-        for part, array in zip(parts, arrays, strict=True):
-            part.append(array)
-    numbers, images, texts = (np.concatenate(part) for part in parts)
-    _check_rising(numbers)
-    return pa.array(ids, pa.string()), numbers, images, texts
-
-
-def _check_rising(numbers: np.ndarray) -> None:
-    if (np.diff(numbers) <= 0).any():
-        raise RuntimeError("rows were not read in the order of their numbers")
+    return Part(None, pa.array(ids, pa.string()), numbers, images, texts)

@@ -15,6 +15,7 @@ from jaxtyping import Float32
 
 from recollect.core.errors import UserError
 from recollect.memory.backends.base import Hits
+from recollect.memory.backends.cells import IndexRecord
 from recollect.memory.backends.lance import as_item
 from recollect.memory.filters import Filter
 from recollect.memory.rows import COLUMNS, Item, Modality, Pairs, Record
@@ -202,6 +203,7 @@ class MilvusBackend:
         modality: Modality,
         where: Filter | None,
         has_text: bool = False,
+        exact: bool = False,
     ) -> Hits:
         """By the collection's index."""
         clause = where.milvus() if where else ""
@@ -224,8 +226,26 @@ class MilvusBackend:
         scores = np.array([[hit["distance"] for hit in row[:fewest]] for row in hits], dtype=np.float32)
         return Hits(ids.reshape(len(hits), fewest), scores.reshape(len(hits), fewest))
 
-    def index(self, modality: Modality) -> None:
+    def index(self, modality: Modality, target: float) -> IndexRecord | None:
         """Chosen at creation; nothing to do."""
+        return None
+
+    def indexes(self) -> list[IndexRecord]:
+        """The collection's own says nothing of its recall."""
+        return []
+
+    def drop_index(self) -> None:
+        """Chosen at creation; nothing to do."""
+
+    def damage(self) -> list[str]:
+        """Vectors that are not of unit norm; files are the server's own matter."""
+        found = []
+        for batch in self._all(["id", "image_vector"], 'id >= ""'):
+            norms = np.linalg.norm(np.array(batch["image_vector"], dtype=np.float32), axis=1)
+            found += [
+                f"row '{batch['id'][row]}': its vectors are damaged" for row in np.flatnonzero(abs(norms - 1) > 1e-2)
+            ]
+        return found
 
     def refresh(self) -> None:
         """Every read sees every write."""

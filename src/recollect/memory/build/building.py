@@ -13,7 +13,6 @@ from recollect.core.nearest import exact_neighbours
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, caption_prefix
 from recollect.data.sources.reading import BROKEN_SHARE, BrokenCounter
-from recollect.memory.backends.lance import EXACT_ROWS
 from recollect.memory.build.reading import ROWS_AT_ONCE, Reader, ReadOptions, RowBlock
 from recollect.memory.rows import Pairs, Precision, further_id, picture_of
 from recollect.memory.store import Memory
@@ -150,8 +149,7 @@ def fill_memory(
         _fill(memory, replace(reader, known=edition.stamps), (start, stop), options, edition, report, engine)
     if start == 0 and stop == len(reader.source) and (gone := edition.gone()):
         report.removed = memory.delete(gone)
-    if memory.backend.whole_commits and len(memory) > EXACT_ROWS:
-        memory.index()
+    memory.renew_indexes()
     return report
 
 
