@@ -12,6 +12,7 @@ from recollect.memory import Memory
 from recollect.memory.filters import parse_filter
 
 VALUES = [0, 3, -2, 2.5, "3", "x", "it's", 'say "x"', "", "ü%_", True, False, None, [1], {"a": 1}]
+VALUES += ["a\nb", "a\\nb", "\t", "\\", "\x01\x02", "\\u0001", "\x7f\x1b[0m", '\\"']
 
 
 @pytest.fixture(scope="module", params=["lance", "milvus"])
@@ -61,7 +62,7 @@ comparisons = st.one_of(
     st.builds(
         lambda name, word, value: f"{name} {word} '{value}'",
         st.sampled_from(["a", "caption"]), st.sampled_from(["like", "not like"]),
-        st.sampled_from(["%", "x", "_", "%x%", "it%", "%\"", "ü%", "_x", ""]),
+        st.sampled_from(["%", "x", "_", "%x%", "it%", "%\"", "ü%", "_x", "", "a_b", "%\n%", "\t", "%\x02", "%\x1b%"]),
     ),
 )  # fmt: skip
 filters = st.recursive(

@@ -283,3 +283,16 @@ def test_columns_come_in_one_order(memory, pairs):
         assert digest == everything.digests[row]
         assert vector == everything.text_vectors[row].tolist()
         assert metadata == everything.metadata[row]
+
+
+def test_ids_may_hold_any_sign(memory, pairs):
+    nasty = ["a\\b", "a\\nb", "a\nb", 'say "x"', "it's", "tab\t", "\\", "ü%_", "\x01", "[1]"]
+    more = pairs(len(nasty), first=40)
+    memory.add(type(more)(**{**vars(more), "ids": nasty}))
+    assert [item.id for item in memory.fetch(nasty)] == nasty
+    np.testing.assert_array_equal(memory.vectors(nasty, "image"), more.image_vectors)
+    assert memory.search(more.text_vectors, 1, "text").ids[:, 0].tolist() == nasty
+    with pytest.raises(UserError, match="are there already"):
+        memory.add(type(more)(**{**vars(more), "ids": nasty}).take([0]))
+    assert memory.delete(nasty) == len(nasty)
+    assert len(memory) == 40

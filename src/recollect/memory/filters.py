@@ -67,16 +67,19 @@ class Condition:
             other = _sql_value(not self.value)
             return f"{raw} = '{value if self.operator == '=' else other}'"
         if isinstance(self.value, str):
-            # json_get_string fails where it meets a list, and AND looks at both its sides.
-            found = rf"""replace(replace(left(substr({raw}, 2), -1), '\"', '"'), '\\', '\')"""
-            return f"({raw} LIKE '\"%' AND {found} {self.operator} {value})"
+            # json_get_string fails where it meets a list, and AND looks at both its sides. Lance writes a text as
+            # Python does, so equality needs no reading of it.
+            if self.operator in ("=", "!="):
+                written = _sql_value(json.dumps(self.value, ensure_ascii=False))
+                return f"({raw} LIKE '\"%' AND {raw} {self.operator} {written})"
+            return f"({raw} LIKE '\"%' AND {_unescaped(f'left(substr({raw}, 2), -1)')} {self.operator} {value})"
         # json_get_float fails on a text that is no number; in JSON, texts stand in quotes and cast to nothing.
         return f"TRY_CAST({raw} AS DOUBLE) {self.operator} {value}"
 
     def milvus(self) -> str:
         """As Milvus reads it."""
         name = self.name if self.name in FILTER_COLUMNS else f"metadata[{json.dumps(self.name, ensure_ascii=False)}]"
-        value = json.dumps(self.value, ensure_ascii=False)
+        value = milvus_text(self.value) if isinstance(self.value, str) else json.dumps(self.value)
         if self.operator == "!=":  # which Milvus also takes to hold between values of two types
             if isinstance(self.value, bool):
                 return f"{name} == {json.dumps(not self.value)}"
@@ -136,6 +139,25 @@ def _sql_value(value: Value) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else repr(value)
+
+
+def milvus_text(text: str) -> str:
+    """A text as Milvus reads it: its escapes are those of C, without JSON's ``\\u``."""
+    escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+    return '"' + "".join(escapes.get(char, char) for char in text) + '"'
+
+
+def _unescaped(sql: str) -> str:
+    """The text that a JSON string stands for.
+
+    No control character stands in JSON as it is, so one of them can stand for what is not to be read twice: a backslash
+    that was escaped becomes ``\\x01\\x02`` and ``\\x01`` itself ``\\x01\\x03``, until all else is read.
+    """
+    escapes = {"\\\\": "\x01\x02", '\\"': '"', "\\u0001": "\x01\x03"}
+    escapes |= {json.dumps(chr(code))[1:-1]: chr(code) for code in range(32) if code != 1}
+    for written, meant in (escapes | {"\x01\x02": "\\", "\x01\x03": "\x01"}).items():
+        sql = f"replace({sql}, {_sql_value(written)}, {_sql_value(meant)})"
+    return sql
 
 
 class _Parser:
