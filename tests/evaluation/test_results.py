@@ -4,7 +4,7 @@ import math
 import pytest
 
 from recollect.core.errors import UserError
-from recollect.evaluation.results import Result, load_result, load_results, summarise
+from recollect.evaluation.results import Result, load_result, load_results, save_together, summarise
 
 
 def make(**changes):
@@ -18,9 +18,35 @@ def test_a_result_reads_back_as_it_was_written(tmp_path):
 
 
 def test_different_evaluations_never_share_a_file(tmp_path):
-    results = [make(), make(seed=4), make(data="dtd"), make(model="runs/b/model"), make(protocol="few-shot")]
+    results = [make(), make(seed=4), make(data="dtd"), make(model="runs/b/model"), make(protocol="few-shot"),
+               make(model="runs-a/model"), make(settings={"methods": ["gda"]}), make(settings={"shots": [1, 2]}),
+               make(settings={"data_content": "a"}), make(settings={"data_content": "b"}), make(data="x" * 300),
+               make(data="x" * 301)]  # fmt: skip
     assert len({result.save(tmp_path) for result in results}) == len(results)
     assert len(load_results(tmp_path)) == len(results)
+
+
+def test_an_evaluation_made_again_takes_its_own_place_and_nothing_elses(tmp_path):
+    path = make(settings={"shots": (1, 2)}).save(tmp_path)
+    again = make(settings={"shots": [1, 2]}, rows=[{"metric": "top-1", "value": 62.0}])
+    assert again.save(tmp_path) == path
+    assert load_result(path).rows[0]["value"] == 62.0
+    path.write_text(json.dumps(make(seed=9).as_json()))
+    with pytest.raises(UserError, match="holds another evaluation"):
+        again.save(tmp_path)
+
+
+def test_one_file_for_all_figures_overwrites_only_the_same(tmp_path):
+    path = tmp_path / "all.json"
+    save_together([make(), make(seed=4)], path)
+    save_together([make(rows=[]), make(seed=4)], path)
+    for other in ([make()], [make(), make(seed=5)]):
+        with pytest.raises(UserError, match="holds something else"):
+            save_together(other, path)
+    path.write_text('{"notes": "mine"}')
+    with pytest.raises(UserError, match="holds something else"):
+        save_together([make()], path)
+    assert json.loads(path.read_text()) == {"notes": "mine"}
 
 
 def test_a_result_of_another_format_is_refused_by_name(tmp_path):

@@ -5,6 +5,7 @@ from scipy.stats import t as student_t
 from recollect.evaluation.results import Result
 from recollect.evaluation.tables import (
     gain_by_examples,
+    gain_over_draws,
     log_linear_fit,
     mean_over_tasks,
     paired_gain,
@@ -50,8 +51,50 @@ def test_sample_efficiency_is_the_ratio_of_shots_for_the_same_accuracy():
             few_shot("context", "one", 0, {("tip-adapter", k, 0): v for k, v in {1: 45, 8: 61, 32: 66}.items()}),
         ]
     )
-    assert sample_efficiency(frame, "context", "base", "tip-adapter") == 4.0
-    assert sample_efficiency(frame, "base", "context", "tip-adapter") is None
+    saved = sample_efficiency(frame, "context", "base", "tip-adapter")
+    shots = 2 ** (3 * (60 - 45) / (61 - 45))  # between 1 and 8 shots, over their logarithm
+    assert saved.factor == pytest.approx(32 / shots)
+    assert (saved.bound, saved.accuracy, saved.baseline_shots) == ("exactly", 60.0, 32.0)
+    never = sample_efficiency(frame, "base", "context", "tip-adapter")
+    assert (never.bound, never.factor) == ("less than", 1.0)
+    assert str(never) == "less than 1x"
+
+
+@pytest.mark.parametrize("curve", [{1: 40, 8: 55, 32: 60}, {1: 40, 8: 60, 32: 60}, {1: 60, 8: 61, 32: 60}])
+def test_a_model_against_itself_saves_nothing(curve):
+    rows = {("prototype", k, 0): v for k, v in curve.items()}
+    frame = tidy([few_shot("base", "one", 0, rows), few_shot("same", "one", 0, rows)])
+    saved = sample_efficiency(frame, "same", "base", "prototype")
+    assert (saved.factor, saved.bound) == (1.0, "exactly")
+
+
+def test_a_flat_baseline_is_asked_where_it_gets_there_first():
+    frame = tidy([
+        few_shot("base", "one", 0, {("prototype", k, 0): v for k, v in {1: 40, 2: 50, 4: 60, 32: 60}.items()}),
+        few_shot("model", "one", 0, {("prototype", k, 0): v for k, v in {1: 60, 2: 61, 4: 62, 32: 63}.items()}),
+    ])  # fmt: skip
+    saved = sample_efficiency(frame, "model", "base", "prototype")
+    assert (saved.factor, saved.bound) == (4.0, "at least")
+    assert str(saved) == "at least 4x"
+    with pytest.raises(ValueError, match="'other' has no figures"):
+        sample_efficiency(frame, "other", "base", "prototype")
+
+
+def test_gains_are_paired_by_draw():
+    frame = tidy([
+        few_shot(name, data, 0, {("prototype", 4, draw): base + 10 * draw + gain for draw in range(3)})
+        for name, gain in (("base", 0), ("model", 2)) for data, base in (("one", 30), ("two", 60))
+    ])  # fmt: skip
+    gain = gain_over_draws(frame, "model", "base", "prototype", 4)
+    assert (gain.mean, gain.std, gain.count) == (2.0, 0.0, 3)
+
+
+def test_two_sets_of_one_name_are_not_one_set():
+    results = [
+        Result("few-shot", "m", "birds", 0, [{"method": "prototype", "shots": 1, "seed": 0, "value": value}],
+               {"classes": 3, "data_content": content}) for value, content in ((20.0, "a"), (60.0, "b"))
+    ]  # fmt: skip
+    assert tidy(results).groupby("data")["value"].mean().to_dict() == {"birds": 20.0, "birds (2)": 60.0}
 
 
 def test_relative_gain_and_number_of_examples():

@@ -9,7 +9,13 @@ from sklearn.base import clone
 
 from fewshot.worlds import unit, world
 from recollect import fewshot
-from recollect.fewshot.calibration import conformal_p, expected_calibration_error, fit_temperature, log_softmax
+from recollect.fewshot.calibration import (
+    conformal_p,
+    conformal_thresholds,
+    expected_calibration_error,
+    fit_temperature,
+    log_softmax,
+)
 from recollect.fewshot.holdout import HoldOut
 
 METHODS = [name for name in fewshot.__all__ if name not in {"EmbeddingClassifier", "best_weight"}]
@@ -104,6 +110,8 @@ def test_conformal_p_values_count_the_class_that_fits_no_better(seed):
         for label in range(4):
             mine = known[labels == label]
             assert found[query, label] == pytest.approx((1 + (mine <= asked[query, label]).sum()) / (len(mine) + 1))
+    for alpha in (0.1, 0.21, 0.34, 0.6):
+        np.testing.assert_array_equal(asked >= conformal_thresholds(known, labels, 4, alpha), found > alpha)
 
 
 CLOSED_FORMS = [

@@ -12,7 +12,6 @@ from rich.table import Table
 
 from recollect.commands.memory_options import MemoryOptions, with_memory
 from recollect.core.errors import UserError
-from recollect.core.files import write_json
 from recollect.core.progress import output
 from recollect.core.types import Encoder, Kind, Source
 from recollect.data.prompts import GENERAL_TEMPLATES
@@ -21,10 +20,10 @@ from recollect.evaluation.features import FeatureCache
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
 from recollect.evaluation.language import own_prefixes
 from recollect.evaluation.probe import linear_probe
-from recollect.evaluation.results import Result, summarise
-from recollect.evaluation.tables import sample_efficiency, tidy
+from recollect.evaluation.results import Result, save_together, summarise
+from recollect.evaluation.tables import gain_over_draws, sample_efficiency, tidy
 from recollect.evaluation.zero_shot import zero_shot
-from recollect.fewshot.protocol import FEW_SHOT_METHODS, PAPER_METHODS, Protocol
+from recollect.fewshot.protocol import FEW_SHOT_METHODS, PAPER_METHODS, SET_ALPHA, TRUST_COLUMNS, Protocol
 from recollect.models import load_model
 from recollect.reports.plots import few_shot_curves, gain_against_examples, gain_per_data_set, save_figure
 from recollect.tasks.classification import ClassificationTask, Division
@@ -141,7 +140,7 @@ class ModelOptions:
         if self.out is None:
             return
         if self.out.suffix == ".json":
-            write_json(self.out, [result.as_json() for result in results])
+            save_together(results, self.out)
             console.print(f"figures: {self.out}", highlight=False)
             return
         for result in results:
@@ -243,12 +242,16 @@ class FewShot:
         for model in models[1:]:
             table = Table("method", *(f"{k} shots" for k in sorted(self.shots)), "fewer shots by")
             for method in methods:
-                chosen = frame[frame["method"] == method]
-                means = chosen.groupby(["model", "shots", "data"])["value"].mean().groupby(["model", "shots"]).mean()
                 saved = sample_efficiency(frame, model, models[0], method)
-                cells = [f"{means[model, k] - means[models[0], k]:+.1f}" for k in sorted(self.shots)]
-                table.add_row(method, *cells, "none" if saved is None else f"{saved:g}x")
-            console.print(f"\n{model} minus {models[0]}", highlight=False, soft_wrap=True)
+                cells = [gain_over_draws(frame, model, models[0], method, k).signed() for k in sorted(self.shots)]
+                table.add_row(method, *cells, f"{saved} ({saved.accuracy:.1f} %)")
+            sets, draws = frame["data"].nunique(), frame[frame["shots"] > 0]["seed"].nunique()
+            of = f"mean of {sets} sets" if sets > 1 else f"{frame['data'].iloc[0]}"
+            console.print(
+                f"\n{model} minus {models[0]}, {of}, ± over {draws} draws that both had",
+                highlight=False,
+                soft_wrap=True,
+            )
             console.print(table)
         if self.model.out is None or self.model.out.suffix == ".json":
             return
@@ -281,6 +284,20 @@ def _few_shot_table(title: str, frame: pd.DataFrame, console: Console) -> None:
         table.add_row(method, *(str(summarise(draws[k])) for k in shots))
     console.print(f"\n{title}", highlight=False, soft_wrap=True)
     console.print(table)
+    _trust_table(frame, shots[-1], console)
+
+
+def _trust_table(frame: pd.DataFrame, shots: int, console: Console) -> None:
+    """At the most shots: how far confidence is off, and what the conformal sets hold."""
+    table = Table("method", "left-out accuracy", "calibration error", "coverage", "classes a set")
+    for method in dict.fromkeys(frame["method"]):
+        means = frame[(frame["method"] == method) & frame["shots"].isin((0, shots))][list(TRUST_COLUMNS)].mean()
+        cells = ["" if pd.isna(means[name]) else f"{means[name]:.1f}" for name in TRUST_COLUMNS]
+        table.add_row(method, *cells)
+    console.print(
+        f"trust at {shots} shots, in percent; sets at an error rate of {100 * SET_ALPHA:g} %", highlight=False
+    )
+    console.print(table)
 
 
 @dataclass(frozen=True)
@@ -301,7 +318,7 @@ class Probe:
         table = Table("model", "data", "metric", "accuracy", "C")
         for result in results:
             row = result.rows[0]
-            table.add_row(result.model, result.data, row["metric"], f"{row['value']:.1f}", f"{result.settings['C']:g}")
+            table.add_row(result.model, result.data, row["metric"], f"{row['value']:.1f}", f"{row['C']:g}")
         console.print(table)
         _say_left_out(opened, console)
         self.model.save(results, console)

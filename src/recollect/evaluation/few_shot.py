@@ -9,7 +9,7 @@ from recollect.core.progress import progress
 from recollect.core.types import Encoder, Kind
 from recollect.data.sources.derived import Subset
 from recollect.evaluation.features import FeatureCache, class_text_features, image_features
-from recollect.evaluation.results import Result
+from recollect.evaluation.results import Result, content_of
 from recollect.fewshot.mixture import TEXT_SCALE
 from recollect.fewshot.protocol import FewShotTask, Protocol, draw, run_protocol
 from recollect.tasks.classification import ClassificationTask, keep_classes
@@ -63,6 +63,7 @@ def few_shot(
         rows = run_protocol(arrays, protocol, counter.advance, dict(zip(orders, columns, strict=True)))
     settings = {"classes": classes, "queries": len(query.labels), "pool": len(labels), "prefix": prefix, "scale": scale}
     settings |= {key: value for key, value in asdict(protocol).items() if key != "memory"}
+    settings |= content_of(encoder, task.support, task.query)
     return Result("few-shot", model, task.name, seed, rows, settings)
 
 

@@ -3,9 +3,10 @@
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder
 from recollect.evaluation.features import FeatureCache, image_features
-from recollect.evaluation.results import Result
+from recollect.evaluation.results import Result, content_of
 from recollect.evaluation.zero_shot import mean_per_class, top_1
 from recollect.fewshot import LinearProbe
+from recollect.fewshot.calibration import expected_calibration_error
 from recollect.fewshot.protocol import Metric
 from recollect.tasks.classification import ClassificationTask
 
@@ -37,6 +38,7 @@ def linear_probe(
     probe = LinearProbe().fit(support.images, support.labels)
     predictions = probe.predict(query.images)
     score = top_1 if metric == "top-1" else mean_per_class
-    rows = [{"metric": metric, "value": score(predictions, query.labels)}]
+    ece = 100 * expected_calibration_error(probe.predict_proba(query.images), query.labels)
+    rows = [{"metric": metric, "value": score(predictions, query.labels), "ece": ece, "C": probe.C_}]
     settings = {"classes": len(task.class_names), "queries": len(query.labels), "pool": len(support.labels)}
-    return Result("probe", model, task.name, seed, rows, settings | {"C": probe.C_})
+    return Result("probe", model, task.name, seed, rows, settings | content_of(encoder, task.support, task.query))

@@ -1,6 +1,7 @@
 """Numbers come from files: one JSON for each (model, data, protocol, seed), and tables that are functions of them."""
 
 import hashlib
+import json
 import platform
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 from recollect import __version__
 from recollect.core.errors import UserError
 from recollect.core.files import read_json, write_json
+from recollect.core.types import Encoder, Source
 
 RESULT_FORMAT = 1
 """Version of the files; raised when a reader of older files would misread newer ones."""
@@ -61,26 +63,69 @@ class Result:
     environment: Mapping[str, str] = field(default_factory=_environment)
 
     @property
+    def identity(self) -> str:
+        """16 hex digits of what was evaluated: protocol, model, data, seed and every setting, not the figures."""
+        asked = [self.protocol, self.model, self.data, self.seed, self.settings]
+        return hashlib.blake2b(_canonical(asked), digest_size=8).hexdigest()
+
+    @property
     def file_name(self) -> str:
-        """A name that two different evaluations do not share."""
+        """A name that two different evaluations do not share: what it is about, to be read, and its `identity`."""
         prefix = self.settings.get("prefix")
         read = [f"{prefix}-prefix"] if prefix else []
         parts = (self.protocol, self.model, self.data, *read, f"seed{self.seed}")
         name = "--".join(re.sub(r"[^A-Za-z0-9._=-]+", "-", part).strip("-") for part in parts)
-        if len(name) > _LONGEST:  # file systems take 255
-            digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
-            name = f"{name[: _LONGEST - len(digest) - 2]}--{digest}"
-        return f"{name}.json"
+        return f"{name[: _LONGEST - 18]}--{self.identity}.json"  # file systems take 255
 
     def save(self, folder: str | Path) -> Path:
-        """Write the result into ``folder`` under its own name."""
+        """Write the result into ``folder`` under its own name; the same evaluation, made again, takes its place.
+
+        Raises:
+            UserError: the file is there and is not of this evaluation.
+        """
         path = Path(folder) / self.file_name
+        if path.exists() and load_result(path).identity != self.identity:
+            raise UserError(f"{path}: holds another evaluation. Move it away, or name another folder.")
         write_json(path, self.as_json())
         return path
 
     def as_json(self) -> dict[str, Any]:
         """The result as its file holds it."""
         return {"format": RESULT_FORMAT, **asdict(self)}
+
+
+def _canonical(value: Any) -> bytes:
+    """JSON that does not depend on the order of keys, nor on tuple or list."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str).encode()
+
+
+def content_of(encoder: Encoder, *sources: Source) -> dict[str, str]:
+    """What tells models and data apart that go by one name: settings for a `Result`.
+
+    Args:
+        encoder: its fingerprint covers weights, transform and dtype.
+        sources: of the images, whose fingerprints cover every sample.
+    """
+    data = "".join(str(source.fingerprint) for source in sources)
+    parts = {"model_content": str(encoder.fingerprint), "data_content": data}
+    return {name: hashlib.blake2b(text.encode(), digest_size=8).hexdigest() for name, text in parts.items()}
+
+
+def save_together(results: Sequence[Result], path: Path) -> None:
+    """Write results into one JSON file; it may take the place of the same evaluations only.
+
+    Raises:
+        UserError: the file is there and holds something else.
+    """
+    if path.exists():
+        try:
+            old = {Result(**{key: item for key, item in one.items() if key != "format"}).identity
+                   for one in read_json(path)}  # fmt: skip
+        except (TypeError, AttributeError, ValueError, UserError):
+            old = {"not results"}
+        if old != {result.identity for result in results}:
+            raise UserError(f"{path}: is there already and holds something else. Name another file, or move it away.")
+    write_json(path, [result.as_json() for result in results])
 
 
 def load_result(path: str | Path) -> Result:

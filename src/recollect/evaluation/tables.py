@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -13,13 +14,16 @@ from recollect.evaluation.results import Result, Summary, summarise
 def tidy(results: Iterable[Result]) -> pd.DataFrame:
     """One line for each figure: ``protocol, model, data, training_seed`` and the row's own keys.
 
-    A few-shot row has its own ``seed`` (of the support draw); the result's seed is kept as ``training_seed``.
+    A few-shot row has its own ``seed`` (of the support draw); the result's seed is kept as ``training_seed``. Two data
+    sets that go by one name are told apart by what they hold: ``birds``, ``birds (2)``.
     """
+    results = list(results)
+    names = _told_apart(results)
     lines = [
         {
             "protocol": result.protocol,
             "model": result.model,
-            "data": result.data,
+            "data": names[result.data, result.settings.get("data_content")],
             "training_seed": result.seed,
             "classes": result.settings.get("classes"),
             **row,
@@ -28,6 +32,18 @@ def tidy(results: Iterable[Result]) -> pd.DataFrame:
         for row in result.rows
     ]
     return pd.DataFrame(lines)
+
+
+def _told_apart(results: Sequence[Result]) -> dict[tuple[str, str | None], str]:
+    """A name of its own for each data set."""
+    names: dict[tuple[str, str | None], str] = {}
+    seen: dict[str, int] = {}
+    for result in results:
+        key = result.data, result.settings.get("data_content")
+        if key not in names:
+            seen[result.data] = seen.get(result.data, 0) + 1
+            names[key] = result.data if seen[result.data] == 1 else f"{result.data} ({seen[result.data]})"
+    return names
 
 
 def mean_over_tasks(frame: pd.DataFrame, keys: Sequence[str]) -> pd.Series:
@@ -58,18 +74,79 @@ def paired_gain(frame: pd.DataFrame, model: str, baseline: str, keys: Sequence[s
     return gain
 
 
-def sample_efficiency(frame: pd.DataFrame, model: str, baseline: str, method: str) -> float | None:
-    """How many times fewer shots ``model`` needs for what ``baseline`` reaches with the most (LIxP, Fig. 1).
+def gain_over_draws(frame: pd.DataFrame, model: str, baseline: str, method: str, shots: int) -> Summary:
+    """``model`` minus ``baseline``, paired: both had the same supports; mean and deviation over draws and seeds.
 
-    The ratio of the largest number of shots measured to the smallest at which the mean accuracy of ``model`` is at
-    least the baseline's there; None if it never is.
+    The difference is taken set by set and draw by draw, the mean over sets of each draw is one value.
     """
-    frame = frame[frame["method"] == method]
-    curves = {name: mean_over_tasks(frame[frame["model"] == name], ["shots"]) for name in (model, baseline)}
-    curves = {name: curve.groupby("shots").mean().sort_index() for name, curve in curves.items()}
-    most = curves[baseline].index.max()
-    reached = curves[model][curves[model] >= curves[baseline][most]]
-    return None if reached.empty else float(most) / float(reached.index.min())
+    chosen = frame[(frame["method"] == method) & (frame["shots"] == shots)]
+    values = chosen.groupby(["model", "data", "seed", "training_seed"])["value"].mean()
+    pairs = (values.loc[model] - values.loc[baseline]).dropna()
+    return summarise(pairs.groupby(["seed", "training_seed"]).mean().to_numpy())
+
+
+@dataclass(frozen=True)
+class SampleEfficiency:
+    """How many times fewer shots a model needs for one accuracy than its baseline (LIxP, Fig. 1).
+
+    Attributes:
+        factor: the baseline's shots over the model's.
+        bound: ``exactly``; ``at least`` where the model is there already at the fewest shots measured; ``less than``
+            where it is not there at the most.
+        accuracy: in percent, the baseline's at the most shots.
+        shots: at which the model reaches it, NaN if it does not.
+        baseline_shots: at which the baseline reaches it first.
+    """
+
+    factor: float
+    bound: Literal["exactly", "at least", "less than"]
+    accuracy: float
+    shots: float
+    baseline_shots: float
+
+    def __str__(self) -> str:
+        sign = {"exactly": "", "at least": "at least ", "less than": "less than "}[self.bound]
+        return f"{sign}{self.factor:.2g}x"
+
+
+def sample_efficiency(frame: pd.DataFrame, model: str, baseline: str, method: str) -> SampleEfficiency:
+    """By how much fewer shots ``model`` reaches the accuracy that ``baseline`` has with the most.
+
+    Both curves are means over sets, draws and seeds, linear between measured points over the logarithm of the shots;
+    each is asked for the fewest shots at which it gets there, the baseline too (where its curve is flat, that is before
+    the most): a model against itself gives 1.
+
+    Raises:
+        ValueError: one of the two has no such figures.
+    """
+    frame = frame[(frame["method"] == method) & (frame["shots"] > 0)]
+    curves = {}
+    for name in (model, baseline):
+        if (frame["model"] == name).sum() == 0:
+            raise ValueError(f"{name!r} has no figures of {method}")
+        curve = mean_over_tasks(frame[frame["model"] == name], ["shots"]).groupby("shots").mean().sort_index()
+        curves[name] = curve.index.to_numpy(dtype=float), curve.to_numpy(dtype=float)
+    accuracy = float(curves[baseline][1][-1])
+    mine, theirs = (_first_reached(*curves[name], accuracy) for name in (model, baseline))
+    shots = curves[model][0]
+    if np.isnan(mine):
+        return SampleEfficiency(theirs / shots[-1], "less than", accuracy, mine, theirs)
+    # At the fewest shots measured a curve may have been there before; the baseline then as well as the model.
+    beyond = mine <= shots[0] and theirs > mine
+    return SampleEfficiency(theirs / mine, "at least" if beyond else "exactly", accuracy, mine, theirs)
+
+
+def _first_reached(shots: np.ndarray, values: np.ndarray, wanted: float) -> float:
+    """The fewest shots at which the curve is at ``wanted``, NaN if nowhere."""
+    at = np.flatnonzero(values >= wanted - 1e-9)
+    if not len(at):
+        return float("nan")
+    first = int(at[0])
+    if first == 0 or values[first] <= wanted + 1e-9:
+        return float(shots[first])
+    share = (wanted - values[first - 1]) / (values[first] - values[first - 1])
+    low, high = np.log(shots[first - 1 : first + 1])
+    return float(np.exp(low + share * (high - low)))
 
 
 @dataclass(frozen=True)

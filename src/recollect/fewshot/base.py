@@ -9,7 +9,13 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
-from recollect.fewshot.calibration import conformal_p, expected_calibration_error, fit_temperature, log_softmax
+from recollect.fewshot.calibration import (
+    conformal_p,
+    conformal_thresholds,
+    expected_calibration_error,
+    fit_temperature,
+    log_softmax,
+)
 from recollect.fewshot.holdout import HoldOut
 
 UNIT_TOLERANCE = 1e-2
@@ -223,7 +229,14 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         """
         if not 0 < alpha < 1:
             raise ValueError(f"alpha is a share between 0 and 1, got {alpha}")
-        return self.conformal_p(X) > alpha
+        return self._possible(self._queries(X), alpha)
+
+    def _possible(self, queries: np.ndarray, alpha: float) -> np.ndarray:
+        return self._kept(self._probabilities(self._scores(queries)), alpha)
+
+    def _kept(self, probabilities: np.ndarray, alpha: float) -> np.ndarray:
+        least = conformal_thresholds(self._known, self._known_labels, len(self.classes_), alpha)
+        return probabilities >= least.astype(probabilities.dtype)
 
     def conformal_p(self, X: Any) -> np.ndarray:
         """The p-value of each class that `predict_set` compares with ``alpha`` (queries, classes)."""

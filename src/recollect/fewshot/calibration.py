@@ -77,6 +77,18 @@ def calibration_error(confidence: np.ndarray, right: np.ndarray, bins: int = BIN
     return float(np.abs(gap).sum() / len(confidence))
 
 
+def conformal_thresholds(known: np.ndarray, known_labels: np.ndarray, classes: int, alpha: float) -> np.ndarray:
+    """The least fit at which `conformal_p` is above ``alpha``, -inf where a class has too few examples: (classes,)."""
+    least = np.full(classes, -np.inf)
+    order = np.lexsort((known, known_labels))
+    counts = np.bincount(known_labels, minlength=classes)
+    place = np.floor(alpha * (counts + 1) + 1e-9).astype(np.int64)  # so many of the class must fit no better
+    starts = np.cumsum(counts) - counts
+    some = place > 0
+    least[some] = known[order[starts[some] + place[some] - 1]]
+    return least
+
+
 def conformal_p(known: np.ndarray, known_labels: np.ndarray, asked: np.ndarray) -> np.ndarray:
     """Conformal p-value of each class for each query, class by class (Mondrian): (queries, classes).
 

@@ -192,9 +192,14 @@ class ProKeR(EmbeddingClassifier):
         missing with probability at most alpha; that bandwidth, ridge and s were chosen on these examples is not
         counted. A support beyond 4,000 examples is treated as the other methods treat theirs.
         """
-        queries = self._queries(X)
         if self._ridge is None:
             return super().conformal_p(X)
+        return self._exact_p(self._queries(X))
+
+    def _possible(self, queries: np.ndarray, alpha: float) -> np.ndarray:
+        return super()._possible(queries, alpha) if self._ridge is None else self._exact_p(queries) > alpha
+
+    def _exact_p(self, queries: np.ndarray) -> np.ndarray:
         block = max(1, 2**24 // max(len(self.labels_), len(self.classes_)))
         parts = [self._full_conformal(queries[start : start + block]) for start in range(0, len(queries), block)]
         return np.concatenate(parts)

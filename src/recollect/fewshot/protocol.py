@@ -18,7 +18,8 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from recollect.fewshot.ape import ApeClassifier
-from recollect.fewshot.base import EmbeddingClassifier, unit_rows
+from recollect.fewshot.base import EmbeddingClassifier, softmax, unit_rows
+from recollect.fewshot.calibration import BINS
 from recollect.fewshot.mixture import TEXT_SCALE, DualMemory, GaussianDiscriminant, ZeroShotMix
 from recollect.fewshot.proker import ProKeR
 from recollect.fewshot.prototype import PrototypeClassifier
@@ -58,6 +59,19 @@ PAPER_METHODS = ("prototype", "tip-adapter", "tip-adapter-cv", "plurality", "ran
 """The six training-free classifiers of LIxP's Table 1."""
 
 Metric = Literal["top-1", "mean per class"]
+
+SET_ALPHA = 0.1
+"""Error rate of the conformal sets whose coverage is measured."""
+
+TRUST_COLUMNS = ("loo", "ece", "coverage", "set_size")
+"""What a row says about trust beside its accuracy."""
+
+SET_QUERIES = 2000
+"""Most queries whose sets are measured where a set costs more than a comparison."""
+
+
+_UNIT = 2**30
+"""Confidences are summed as integers of this resolution, so that the order of blocks and threads cannot matter."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +164,10 @@ def run_protocol(
         orders: the draws, if they were made before (`draw`), e.g. to embed only the examples that they use.
 
     Returns:
-        Rows ``{"method", "shots", "seed", "metric", "value"}``; ``zero-shot`` has one row, of 0 shots and seed 0.
+        Rows ``{"method", "shots", "seed", "metric", "value"}``; ``zero-shot`` has one row, of 0 shots and seed 0. And
+        in percent: ``loo``, accuracy on held-out examples (absent at one shot); ``ece``, the expected calibration error
+        of the probabilities of the queries; ``coverage``, how often a set at an error rate of 0.1 holds the class; and
+        ``set_size``, the mean number of classes in a set.
 
     Raises:
         ValueError: more shots than a class has examples.
@@ -166,14 +183,21 @@ def run_protocol(
         if name in _SHARED:
             continue
         if name == "zero-shot":
-            score.add((name, 0, 0), slice(None), task.queries @ task.texts.T)
+            found = task.queries @ task.texts.T
+            score.add((name, 0, 0), slice(None), found)
+            score.add_confidence((name, 0, 0), slice(None), softmax(task.scale * found))
             continue
         for seed, order in orders.items():
             for shots in protocol.shots:
                 estimator = _fitted(name, task, order, shots)
+                score.add_fit((name, shots, seed), estimator)
+                some = slice(None, None, -(-len(task.queries) // SET_QUERIES))
+                score.add_sets((name, shots, seed), some, estimator._possible(task.queries[some], SET_ALPHA))
                 for start in range(0, len(task.queries), _block(task, protocol)):
                     rows = slice(start, start + _block(task, protocol))
-                    score.add((name, shots, seed), rows, estimator.scores(task.queries[rows]))
+                    found = estimator._scores(task.queries[rows])
+                    score.add((name, shots, seed), rows, found)
+                    score.add_confidence((name, shots, seed), rows, estimator._probabilities(found))
                     tick(len(task.queries[rows]))
     return score.rows(protocol)
 
@@ -195,21 +219,56 @@ def _fitted(name: str, task: FewShotTask, order: np.ndarray, shots: int) -> Embe
     )
 
 
+_Key = tuple[str, int, int]
+
+
 @dataclass
 class _Score:
-    """Right predictions of each class, summed over blocks."""
+    """Right predictions of each class, calibration and sets, summed over blocks as integers, in any order."""
 
     labels: np.ndarray
     classes: int
     metric: Metric
-    right: dict[tuple[str, int, int], np.ndarray] = field(default_factory=dict)
+    right: dict[_Key, np.ndarray] = field(default_factory=dict)
+    gaps: dict[_Key, np.ndarray] = field(default_factory=dict)
+    sets: dict[_Key, np.ndarray] = field(default_factory=dict)
+    fits: dict[_Key, float] = field(default_factory=dict)
     lock: Any = field(default_factory=Lock)
 
-    def add(self, key: tuple[str, int, int], rows: slice, scores: np.ndarray) -> None:
+    def add(self, key: _Key, rows: slice, scores: np.ndarray) -> None:
         labels = self.labels[rows]
         hits = np.bincount(labels[scores.argmax(axis=1) == labels], minlength=self.classes)
         with self.lock:
             self.right[key] = self.right.get(key, 0) + hits
+
+    def add_fit(self, key: _Key, estimator: EmbeddingClassifier) -> None:
+        self.fits[key] = estimator.loo_accuracy_
+
+    def add_confidence(self, key: _Key, rows: slice, probabilities: np.ndarray) -> None:
+        best = probabilities.argmax(axis=1)
+        sure = probabilities[np.arange(len(best)), best].astype(np.float64)
+        place = np.clip((sure * BINS).astype(np.int64), 0, BINS - 1)
+        found = np.zeros(BINS, dtype=np.int64)
+        np.add.at(found, place, np.rint((sure - (best == self.labels[rows])) * _UNIT).astype(np.int64))
+        with self.lock:
+            self.gaps[key] = self.gaps.get(key, 0) + found
+
+    def add_sets(self, key: _Key, rows: slice, kept: np.ndarray) -> None:
+        labels = self.labels[rows]
+        found = np.array([kept[np.arange(len(labels)), labels].sum(), kept.sum(), len(labels)])
+        with self.lock:
+            self.sets[key] = self.sets.get(key, 0) + found
+
+    def _trust(self, key: _Key) -> dict[str, float]:
+        found = {}
+        if np.isfinite(self.fits.get(key, np.nan)):
+            found["loo"] = 100.0 * self.fits[key]
+        if key in self.gaps:
+            found["ece"] = 100.0 * float(np.abs(self.gaps[key]).sum()) / _UNIT / len(self.labels)
+        if key in self.sets:
+            held, size, count = self.sets[key].tolist()
+            found |= {"coverage": 100.0 * held / count, "set_size": size / count}
+        return found
 
     def rows(self, protocol: Protocol) -> list[dict[str, Any]]:
         order = {name: place for place, name in enumerate(protocol.methods)}
@@ -219,7 +278,7 @@ class _Score:
         for (method, shots, seed), right in sorted(self.right.items(), key=lambda item: (order[item[0][0]], item[0])):
             share = right.sum() / counts.sum() if self.metric == "top-1" else (right[there] / counts[there]).mean()
             rows.append({"method": method, "shots": shots, "seed": seed, "metric": self.metric})
-            rows[-1]["value"] = 100.0 * float(share)
+            rows[-1] |= {"value": 100.0 * float(share), **self._trust((method, shots, seed))}
         return rows
 
 
@@ -314,11 +373,13 @@ def _evaluate_shared(
     columns = dict(zip(orders, torch.from_numpy(places.reshape(len(orders), -1)), strict=True))
     pool, block = task.support[used], _block(task, protocol)
 
-    def learn(key: tuple[str, int, int]) -> EmbeddingClassifier:
+    def learn(key: _Key) -> EmbeddingClassifier:
         name, shots, seed = key
-        return _without_support(_fitted(name, task, orders[seed], shots))
+        estimator = _fitted(name, task, orders[seed], shots)
+        score.add_fit(key, estimator)
+        return _without_support(estimator)
 
-    def scores(start: int) -> Iterator[tuple[tuple[str, int, int], slice, np.ndarray]]:
+    def scores(start: int) -> Iterator[tuple[_Key, slice, np.ndarray]]:
         rows = slice(start, start + block)
         queries = task.queries[rows]
         texts, similarity = queries @ task.texts.T, torch.from_numpy(queries @ pool.T)
@@ -332,7 +393,10 @@ def _evaluate_shared(
 
     def count(start: int) -> None:
         for key, rows, found in scores(start):
+            probabilities = fitted[key]._probabilities(found)
             score.add(key, rows, found)
+            score.add_confidence(key, rows, probabilities)
+            score.add_sets(key, rows, fitted[key]._kept(probabilities, SET_ALPHA))
             tick(len(found))
 
     keys = [(name, shots, seed) for seed in orders for shots in reversed(protocol.shots) for name in methods]
@@ -344,6 +408,6 @@ def _evaluate_shared(
 def _without_support(estimator: Any) -> EmbeddingClassifier:
     """The estimator without its copy of the examples: there is one for each method, shots and seed."""
     for owner in (estimator, getattr(estimator, "estimator_", estimator)):
-        for name in ("support_", "values_"):
+        for name in ("support_", "loo_scores_", "_familiar"):
             vars(owner).pop(name, None)
     return estimator

@@ -304,7 +304,7 @@ def figure_1(options: StudyOptions) -> StudyReport:
     means = {name: _mean(pair.zero, name).mean for name in (pair.plain, pair.context)}
     figure = plots.few_shot_curves(pair.few, [pair.plain, pair.context], PAPER_METHODS, means)
     saved = {method: efficiency(pair.few, pair.context, pair.plain, method) for method in PAPER_METHODS}
-    words = ", ".join(f"{plots.METHOD_NAMES[m]} {'not reached' if v is None else f'{v:g}x'}" for m, v in saved.items())
+    words = ", ".join(f"{plots.METHOD_NAMES[m]} {v}" for m, v in saved.items())
     most = max(pair.few["shots"])
     note = f"fewer shots with context for what {pair.plain} reaches with {most}: {words}"
     return _figure_report(options, 1, figure, note, f"paper: {paper.FIGURE_1}")
