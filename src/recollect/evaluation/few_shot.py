@@ -61,7 +61,8 @@ def few_shot(
     fits = sum(name != "zero-shot" for name in protocol.methods) * len(protocol.shots) * len(protocol.seeds)
     with progress(f"classify {task.name}", fits * len(query.labels), "predictions") as counter:
         rows = run_protocol(arrays, protocol, counter.advance, dict(zip(orders, columns, strict=True)))
-    settings = {"classes": classes, "queries": len(query.labels), "pool": len(labels), "prefix": prefix, "scale": scale}
+    settings: dict[str, Any] = {"classes": classes, "queries": len(query.labels), "pool": len(labels)}
+    settings |= {"prefix": prefix, "scale": scale}
     settings |= {key: value for key, value in asdict(protocol).items() if key != "memory"}
     settings |= content_of(encoder, task.support, task.query)
     return Result("few-shot", model, task.name, seed, rows, settings)
