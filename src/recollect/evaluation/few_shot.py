@@ -1,6 +1,7 @@
 """Classification with a few labelled images: the protocol of LIxP on a task and a model."""
 
 from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 
