@@ -15,6 +15,9 @@ Read = Callable[[Record], dict[str, float]]
 """From a run's record to one figure of each set."""
 
 SPAN = "+ projection onto the span of the texts"
+PAIRS = {"SigLIxP": "SigLIP", "CLIxP": "CLIP"}
+"""Each model with context, and the one without."""
+
 _GROUPS = {"foreign": "foreign test sets", "scenes": "test sets that captions speak of", "choosing": "choosing sets"}
 
 
@@ -123,7 +126,7 @@ def _gains(records: Sequence[Record], arms: Sequence[str], groups: Mapping[str, 
             for names in groups.values()
         ]
         rows.append((arm, against and f"gain over {against}", str(_seeds(records, arm)), *cells))
-        if not against:
+        if not against or arm in PAIRS:
             span = paired(records, arm, arm, few_shot_on_the_span, few_shot)
             kept = [span.over(names).signed() for names in groups.values()]
             rows.append((f"{arm} {SPAN}", f"gain over {arm}", str(_seeds(records, arm)), *kept))
@@ -145,7 +148,7 @@ def _gains(records: Sequence[Record], arms: Sequence[str], groups: Mapping[str, 
 def _tests(records: Sequence[Record], groups: Mapping[str, list[str]]) -> list[str]:
     tested = [name for group, names in groups.items() if group != "choosing" for name in names]
     notes = []
-    for arm, against in (("SigLIxP", "SigLIP"), ("CLIxP", "CLIP")):
+    for arm, against in PAIRS.items():
         try:
             gains = paired(records, arm, against)
         except ValueError:
@@ -155,15 +158,31 @@ def _tests(records: Sequence[Record], groups: Mapping[str, list[str]]) -> list[s
         if gains.over(tested).count > 1:
             words += f"; over seeds, t-test p = {gains.over_seeds_p(tested):.2g}"
         notes.append(words)
+        notes += _over_other_baselines(records, arm, against, groups)
+    return notes
+
+
+def _over_other_baselines(
+    records: Sequence[Record], arm: str, against: str, groups: Mapping[str, list[str]]
+) -> list[str]:
+    """The same gain over every other way of regularising the baseline, so that a weak one explains nothing."""
+    others = {
+        record["arm"]
+        for record in records
+        if record["against"] == against and record["recipe"]["objective"]["context"] is None
+    }
+    notes = []
+    for other in sorted(others):
+        gains = paired(records, arm, other)
+        parts = (f"{gains.over(names).signed()} on {_GROUPS[group]}" for group, names in groups.items())
+        notes.append(f"{arm} over '{other}': {', '.join(parts)}")
     return notes
 
 
 def _by_set(records: Sequence[Record], groups: Mapping[str, list[str]]) -> StudyTable:
     rows = []
     pairs = [
-        (arm, against)
-        for arm, against in (("SigLIxP", "SigLIP"), ("CLIxP", "CLIP"))
-        if {arm, against} <= {record["arm"] for record in records}
+        (arm, against) for arm, against in PAIRS.items() if {arm, against} <= {record["arm"] for record in records}
     ]
     for group, names in groups.items():
         for name in names:

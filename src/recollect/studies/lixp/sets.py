@@ -1,7 +1,7 @@
 """The real images of ``lixp/real``: what is trained on, what settings are chosen on, and what they are tested on.
 
-Files are Parquet tables in one folder of the user's; the columns are those that `recollect.data` finds by itself. The
-choosing sets are all that any setting was ever looked at on; nothing was chosen on the test sets.
+Files are Parquet tables in one folder of the user's; the columns are those that `recollect.data` finds by itself. Settings
+were chosen on the choosing sets alone.
 """
 
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ CHOOSING: Mapping[str, RealSet] = {
 }
 TESTING: Mapping[str, RealSet] = {
     "imagenette": RealSet("imagenette.parquet"),
-    "resisc12": RealSet("resisc12.parquet"),
+    "resisc12": RealSet("resisc12.parquet", scenes=True),
     "gtsrb": RealSet("gtsrb.parquet"),
     "flowers12": RealSet("flowers12.parquet"),
     "grocery": RealSet("grocery.parquet"),
