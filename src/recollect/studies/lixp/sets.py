@@ -1,7 +1,7 @@
 """The real images of ``lixp/real``: what is trained on, what settings are chosen on, and what they are tested on.
 
-Files are Parquet tables in one folder of the user's; the columns are those that `recollect.data` finds by itself. Settings
-were chosen on the choosing sets alone.
+Files are Parquet tables in one folder of the user's; the columns are those that `recollect.data` finds by itself.
+Settings were chosen on the choosing sets alone.
 """
 
 from collections.abc import Mapping
