@@ -37,7 +37,13 @@ COMMANDS: dict[str, Command] = {
     "memory add": Command("memory", "Add", "add the pairs of another source to a memory"),
     "memory remove": Command("memory", "Remove", "remove rows, or near-duplicates of test images, from a memory"),
     "memory search": Command("search", "Search", "the same as `recollect search`"),
-    "memory info": Command("memory", "Info", "what a memory holds"),
+    "memory info": Command("memory", "Info", "what a memory holds, and whether all of it is sound"),
+    "memory watch": Command("memory_upkeep", "Watch", "keep a memory in step with a folder of pictures"),
+    "memory export": Command("memory_upkeep", "Export", "write a memory to Parquet, with a map and neighbours"),
+    "memory duplicates": Command(
+        "memory_upkeep", "FindDuplicates", "the same files, pictures encoded again, similar shots"
+    ),
+    "memory index": Command("memory_upkeep", "Index", "make searches fast, at a recall that is measured"),
     "serve": Command("serve", "Serve", "a memory in the browser: search, look, teach classes by clicks"),
     "study": Command("study", "RunStudy", "run a table or figure of a paper"),
 }

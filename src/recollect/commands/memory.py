@@ -7,6 +7,7 @@ from typing import Literal
 import tyro
 from rich.table import Table
 
+from recollect.commands.memory_upkeep import index_table, remove_rows
 from recollect.core.errors import UserError
 from recollect.core.files import write_json
 from recollect.core.progress import output, printable
@@ -26,6 +27,8 @@ from recollect.memory.build.reading import KeepPictures, Reader, ReadOptions
 from recollect.memory.rows import Precision
 from recollect.memory.store import NEAR, Memory
 from recollect.models import DualEncoder, load_model
+
+_SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,7 @@ class Remove:
     memory: tyro.conf.Positional[str]
     """Its folder, or milvus://host:port/collection."""
     ids: tuple[str, ...] = ()
-    """Ids of rows."""
+    """Ids of rows, or the files of their pictures."""
     where: str | None = None
     """A filter, e.g. "source = 'emoji' and year < 2015"."""
     near: str | None = None
@@ -152,6 +155,8 @@ class Remove:
     """For --near, the source's split."""
     threshold: float = NEAR
     """For --near, the cosine from which two images count as one."""
+    dry_run: bool = False
+    """Only say what would go, and what share of all rows that is."""
     device: str | None = None
     """For --near, where to compute."""
 
@@ -160,9 +165,11 @@ class Remove:
         if sum((bool(self.ids), self.where is not None, self.near is not None)) != 1:
             raise UserError("say what to remove: one of --ids, --where and --near")
         memory = Memory.open(self.memory)
-        ids = self._near_ids(memory) if self.near else list(self.ids) or None
-        removed = memory.delete(ids, where=self.where)
-        output().print(f"{removed:,} rows removed, {len(memory):,} left", highlight=False)
+        if self.where is not None:
+            ids = memory.ids_where(self.where)
+        else:
+            ids = self._near_ids(memory) if self.near else memory.ids_of(list(dict.fromkeys(self.ids)))
+        remove_rows(memory, ids, self.dry_run)
 
     def _near_ids(self, memory: Memory) -> list[str]:
         assert self.near is not None
@@ -176,10 +183,12 @@ class Remove:
 
 @dataclass(frozen=True)
 class Info:
-    """Say what a memory holds: rows, sources, metadata, model, version."""
+    """Say what a memory holds: rows, sources, metadata, model, version, and the recall of its indexes."""
 
     memory: tyro.conf.Positional[str]
     """Its folder, or milvus://host:port/collection."""
+    check: bool = False
+    """Read everything: rows, vectors and checksums; what is damaged is named, and the status is 2."""
     out: Path | None = None
     """JSON file for the same."""
 
@@ -202,8 +211,23 @@ class Info:
         table.add_row("version", str(info.version))
         console = output()
         console.print(table)
+        if info.indexes:
+            console.print(index_table(list(info.indexes), info.rows))
         if self.out:
             write_json(self.out, asdict(info) | {"metadata": list(keys)})
+        if self.check:
+            self._check(memory)
+
+    def _check(self, memory: Memory) -> None:
+        damaged = memory.damage()
+        for line in damaged[:_SHOWN]:
+            output().print(printable(line), highlight=False, soft_wrap=True)
+        if damaged:
+            raise UserError(
+                f"{memory.address}: {len(damaged):,} damages found. A damaged cache is made again once it is removed; "
+                "rows are restored from a copy, or by building the memory again."
+            )
+        output().print("nothing is damaged", highlight=False)
 
 
 def _say(memory: Memory, report: BuildReport, name: str) -> None:

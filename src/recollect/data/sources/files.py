@@ -26,7 +26,8 @@ SPLITS: Mapping[str, str] = {
 }  # fmt: skip
 """Usual spellings of the three usual splits."""
 
-_PICTURES = frozenset(ImageFolder.EXTENSIONS)
+PICTURES = frozenset(ImageFolder.EXTENSIONS)
+"""Endings of files that are pictures."""
 _TABLES = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "json"}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
@@ -134,11 +135,11 @@ def _open_folder(folder: Path, lost_share: float) -> OpenedTables:
     if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
         return _open_saved(folder)
     files = sorted(file for file in folder.rglob("*") if file.is_file() and not _hidden(file.relative_to(folder)))
-    for suffixes in ({".tar"}, {".parquet"}, _PICTURES, {".csv", ".tsv", ".jsonl"}):
+    for suffixes in ({".tar"}, {".parquet"}, PICTURES, {".csv", ".tsv", ".jsonl"}):
         chosen = [file for file in files if file.suffix.lower() in suffixes]
         if suffixes == {".parquet"}:
             chosen = [file for file in chosen if file.name not in _METADATA]
-        if chosen and suffixes is _PICTURES:
+        if chosen and suffixes is PICTURES:
             return _open_pictures(folder, files)
         if chosen:
             return _open_files(chosen, folder, folder.name, lost_share)
@@ -158,7 +159,7 @@ def _open_saved(folder: Path) -> OpenedTables:
 
 def _open_pictures(folder: Path, files: list[Path]) -> OpenedTables:
     """Images in one folder a class, or with a metadata file; top folders named like splits are splits."""
-    pictures = [file for file in files if file.suffix.lower() in _PICTURES]
+    pictures = [file for file in files if file.suffix.lower() in PICTURES]
     groups = _by_top_folder([*pictures, *(file for file in files if file.name in _METADATA)], folder)
     splits = _load("imagefolder", groups, folder.name)
     return OpenedTables(splits, folder.name, tuple(files), base=folder)
@@ -230,7 +231,7 @@ def _shard_features(shard: Path, where: str) -> datasets.Features:
     kinds |= {"text": kinds["txt"], "cls": lambda: datasets.Value("int64")}
     features = {}
     for name in dict.fromkeys(names):
-        if f".{name.rsplit('.', 1)[-1].lower()}" in _PICTURES:
+        if f".{name.rsplit('.', 1)[-1].lower()}" in PICTURES:
             features[name] = datasets.Image(decode=False)
         elif name in kinds:
             features[name] = kinds[name]()

@@ -103,14 +103,17 @@ def check_alone(memory: Memory, reader: Reader) -> None:
         )
 
 
-def check_name(memory: Memory, reader: Reader) -> None:
+def check_name(memory: Memory, reader: Reader, given: bool | None = None) -> None:
     """Refuse a source whose name belongs to another one, unless the user gave it that name.
+
+    Args:
+        given: whether the user did; by default whether the reader has a name.
 
     Raises:
         UserError: saying where the other one lies, before anything is embedded.
     """
     places = memory.info().places.get(reader.called)
-    if reader.name or places is None or reader.place in places:
+    if (bool(reader.name) if given is None else given) or places is None or reader.place in places:
         return
     other = f"read from {places[0]}" if places else "added without a source"
     raise UserError(

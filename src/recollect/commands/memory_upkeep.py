@@ -1,0 +1,196 @@
+"""``recollect memory watch|export|duplicates|index``: keeping a memory in step, in order and fast."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import tyro
+from rich.table import Table
+
+from recollect.core.errors import UserError
+from recollect.core.files import write_json
+from recollect.core.progress import output, printable
+from recollect.memory.backends.cells import IndexRecord
+from recollect.memory.build.building import BuildReport
+from recollect.memory.build.watching import FolderWatch
+from recollect.memory.duplicates import LEVELS, Duplicates, Level, find_duplicates
+from recollect.memory.export import MapMethod, export_memory
+from recollect.memory.store import NEAR, Memory
+from recollect.models import load_model
+
+_SHOWN = 10
+_WORDS: dict[Level, str] = {
+    "same": "the same file",
+    "encoded": "the same picture, encoded or resized again",
+    "similar": "similar shots",
+}
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Keep a memory in step with a folder of pictures: new ones are added, changed ones replaced, gone ones removed.
+
+    Ends when interrupted (Ctrl-C), at any time: what was taken up stays, and the next call goes on. A folder that is
+    gone or empty takes no row away.
+    """
+
+    memory: tyro.conf.Positional[str]
+    """Its folder, or milvus://host:port/collection."""
+    folder: tyro.conf.Positional[Path]
+    """The folder of pictures, with all folders below it."""
+    model: str | None = None
+    """The model that embedded the memory; by default where it was then."""
+    name: str = ""
+    """What the memory calls the folder; by default its own name."""
+    every: float = 2.0
+    """Seconds between two looks; a change is taken up once nothing has changed between two."""
+    once: bool = False
+    """Look once, take up everything, and end."""
+    device: str | None = None
+    """Where to compute; the best there is by default."""
+
+    def run(self) -> None:
+        """Watch."""
+        if not 0 < self.every < float("inf"):
+            raise UserError(f"--every {self.every:g}: must be above 0 and finite")
+        memory = Memory.open(self.memory)
+        name = self.model or memory.info().model_name
+        if not name:
+            raise UserError(f"{self.memory}: does not say which model embedded it. Name it with --model.")
+        encoder = load_model(name, self.device)
+        memory.check_model(encoder.fingerprint, name)
+        watch = FolderWatch(memory, encoder, self.folder, self.name)
+        if self.once:
+            report = watch.look(settled=True)
+            if report is None:
+                raise UserError(f"{self.folder}: holds no picture; nothing was changed")
+            self._say(memory, report)
+            return
+        output().print(printable(f"watching {self.folder}; Ctrl-C ends"), highlight=False, soft_wrap=True)
+        watch.follow(self.every, lambda report: self._say(memory, report))
+
+    def _say(self, memory: Memory, report: BuildReport) -> None:
+        counts = {"added": report.added, "replaced": report.replaced, "removed": report.removed}
+        counts["not readable"] = report.broken
+        done = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "nothing to do"
+        output().print(printable(f"{self.folder}: {done}; {len(memory):,} rows"), highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a memory to a Parquet file with vectors, a map (x, y) and neighbours, e.g. for embedding-atlas."""
+
+    memory: tyro.conf.Positional[str]
+    """Its folder, or milvus://host:port/collection."""
+    out: Path
+    """The .parquet file."""
+    map: MapMethod = "pca"
+    """How images are laid out in the plane: principal components, or t-SNE (up to 50,000 rows)."""
+    k: int = 10
+    """Neighbours of each row."""
+
+    def run(self) -> None:
+        """Write."""
+        rows = export_memory(Memory.open(self.memory), self.out, self.map, self.k)
+        output().print(printable(f"{rows:,} rows: {self.out}"), highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class FindDuplicates:
+    """Find duplicates, three levels apart: the same file, the same picture encoded again, similar shots."""
+
+    memory: tyro.conf.Positional[str]
+    """Its folder, or milvus://host:port/collection."""
+    threshold: float = NEAR
+    """Cosine from which two pictures are similar shots."""
+    remove: Level | None = None
+    """Remove all but the first of each group of this level and of stricter ones."""
+    dry_run: bool = False
+    """With --remove: only say what would go."""
+    out: Path | None = None
+    """JSON file for all groups."""
+
+    def run(self) -> None:
+        """Find, print, and remove where that was asked for."""
+        memory = Memory.open(self.memory)
+        found = find_duplicates(memory, self.threshold)
+        paths = self._show(memory, found)
+        console = output()
+        if self.out is not None:
+            write_json(self.out, {level: [[{"id": id, "path": paths[id]} for id in group] for group in groups]
+                                  for level, groups in found.groups.items()})  # fmt: skip
+            console.print(printable(f"groups: {self.out}"), highlight=False, soft_wrap=True)
+        if self.remove is not None:
+            remove_rows(memory, found.spare(self.remove), self.dry_run)
+
+    def _show(self, memory: Memory, found: Duplicates) -> dict[str, str | None]:
+        ids = sorted({id for groups in found.groups.values() for group in groups for id in group})
+        items = memory.fetch(ids, pictures=False) if ids else []
+        paths = {item.id: None if item.path is None else str(item.path) for item in items}
+        console = output()
+        for level in LEVELS:
+            groups = found.groups[level]
+            spare = sum(len(group) - 1 for group in groups)
+            console.print(f"{_WORDS[level]}: {len(groups):,} groups, {spare:,} rows to spare", highlight=False)
+            for group in groups[:_SHOWN]:
+                console.print(printable("  " + "  ".join(paths[id] or id for id in group)), soft_wrap=True)
+            if len(groups) > _SHOWN:
+                console.print(f"  … and {len(groups) - _SHOWN:,} more (--out FILE.json has all)", highlight=False)
+        return paths
+
+
+@dataclass(frozen=True)
+class Index:
+    """Make searches of a large memory fast, at a recall that is measured on its own rows; rows added later are in it.
+
+    Searches with filters or exclusions, and everything where exact search was faster, stay exact.
+    """
+
+    memory: tyro.conf.Positional[str]
+    """Its folder."""
+    recall: float = 0.99
+    """Share of the ten nearest rows that is to be found."""
+    drop: bool = False
+    """Remove the index: every search is exact again."""
+    out: Path | None = None
+    """JSON file for what was measured."""
+
+    def run(self) -> None:
+        """Build, measure and say."""
+        memory = Memory.open(self.memory)
+        if self.drop:
+            memory.backend.drop_index()
+            output().print("no index: every search is exact", highlight=False)
+            return
+        records = memory.index(self.recall)
+        if not records:
+            raise UserError(f"{self.memory}: Milvus chooses its index at creation: milvus://…/collection?index=HNSW")
+        table = index_table(records, len(memory))
+        output().print(table)
+        if self.out is not None:
+            write_json(self.out, [asdict(record) for record in records])
+
+
+def index_table(records: list[IndexRecord], rows: int) -> Table:
+    """What indexes say of themselves, with what is no longer so."""
+    table = Table("index of", "recall@10", "asked for", "measured at", "cells read", "one query", "of 256 at once")
+    for record in records:
+        single, block = (f"{exact:.2f} → {index:.2f} ms" for exact, index in (record.single_ms, record.block_ms))
+        read = f"{record.probes:,} of {record.cells:,}" if record.probes else "none: exact search is as fast"
+        reached = f"{record.reached:.4f}" + (" (below)" if record.reached < record.target else "")
+        measured = f"{record.rows:,} rows" + (", which have doubled since" if rows >= 2 * record.rows else "")
+        table.add_row(f"{record.modality}s", reached, f"{record.target:g}", measured, read, single, block)
+    return table
+
+
+def remove_rows(memory: Memory, ids: list[str], dry_run: bool) -> None:
+    """Remove rows, or only say what would go and what share of all that is."""
+    rows = len(memory)
+    share = f"{len(ids):,} of {rows:,} rows ({len(ids) / max(1, rows):.1%})"
+    if dry_run:
+        shown = "".join(f"\n  {id}" for id in ids[:_SHOWN]) + ("\n  …" if len(ids) > _SHOWN else "")
+        lines = [printable(line) for line in f"{share} would be removed{shown}".split("\n")]
+        for line in lines:
+            output().print(line, highlight=False, soft_wrap=True)
+        return
+    removed = memory.delete(ids) if ids else 0
+    output().print(f"{share} removed, {rows - removed:,} left", highlight=False)

@@ -1,0 +1,156 @@
+"""Duplicates in three levels, each apart: the same file, the same picture encoded again, and similar shots."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from recollect.core.errors import UserError
+from recollect.core.progress import progress
+from recollect.memory.build.looks import bits_apart, looks_array
+from recollect.memory.rows import picture_of
+from recollect.memory.store import NEAR, Memory
+
+Level = Literal["same", "encoded", "similar"]
+LEVELS: tuple[Level, ...] = ("same", "encoded", "similar")
+
+LOOK_BITS = 6
+"""Bits of 64 in which the perceptual hashes of one picture, encoded or resized again, may differ."""
+
+LOOK_COSINE = 0.95
+"""And the cosine that its embedding keeps: a hash alone takes two plain pictures for one."""
+
+_QUERIES, _FIRST = 512, 32
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Groups of rows, by level; a group of a level has at least one pair that no stricter level explains.
+
+    Attributes:
+        groups: for each level its groups of ids, each sorted; the first of a group is the one to keep.
+    """
+
+    groups: dict[Level, list[list[str]]] = field(default_factory=dict)
+
+    def spare(self, level: Level) -> list[str]:
+        """All but the first of each group of a level and of those that are stricter."""
+        spare: list[str] = []
+        covered: set[str] = set()
+        for each in reversed(LEVELS[: LEVELS.index(level) + 1]):  # wide groups hold the stricter ones
+            for group in self.groups.get(each, []):
+                if covered.isdisjoint(group):
+                    spare += group[1:]
+                    covered.update(group)
+        return spare
+
+
+def find_duplicates(memory: Memory, threshold: float = NEAR) -> Duplicates:
+    """Compare every picture of a memory with its nearest ones, exactly.
+
+    Two rows are the *same* where the encoded bytes are; the same picture *encoded* again where the decoded pixels are
+    the same, or perceptual hashes differ in at most `LOOK_BITS` and embeddings agree to `LOOK_COSINE`; and *similar*
+    where embeddings agree to ``threshold``. Rows of one picture with several captions are no duplicates.
+
+    Args:
+        memory: what is searched.
+        threshold: cosine from which two pictures count as similar.
+
+    Raises:
+        UserError: a threshold outside of (0, 1].
+    """
+    if not 0 < threshold <= 1:
+        raise UserError(f"--threshold {threshold}: a cosine lies above 0 and at most at 1")
+    memory = memory.snapshot() if memory.backend.whole_commits else memory
+    ids, facts = _facts(memory)
+    levels: dict[Level, list[tuple[int, int]]] = {level: [] for level in LEVELS}
+    for one, other, cosine in _near_pairs(memory, ids, min(threshold, LOOK_COSINE)):
+        level = _level(facts, one, other, cosine, threshold)
+        if level is not None:
+            levels[level].append((one, other))
+    for same in _equal(facts.content):  # also where a model would not see it, and pictures of no embedding's reach
+        levels["same"] += [(same[0], each) for each in same[1:]]
+    groups: dict[Level, list[list[str]]] = {}
+    edges: list[tuple[int, int]] = []
+    for level in LEVELS:
+        edges += levels[level]
+        groups[level] = _groups(ids, edges, levels[level], facts.pictures)
+    return Duplicates(groups)
+
+
+@dataclass(frozen=True)
+class _Facts:
+    content: list[str]
+    digests: list[str]
+    looks: np.ndarray
+    pictures: list[str]
+
+
+def _facts(memory: Memory) -> tuple[list[str], _Facts]:
+    ids, content, digests, looks = [], [], [], []
+    for batch in memory.columns(["id", "stamp", "digest", "look"]):
+        ids += batch["id"]
+        content += [stamp.partition("-")[0] for stamp in batch["stamp"]]
+        digests += batch["digest"]
+        looks += batch["look"]
+    return ids, _Facts(content, digests, looks_array(looks), [picture_of(id) for id in ids])
+
+
+def _level(facts: _Facts, one: int, other: int, cosine: float, threshold: float) -> Level | None:
+    if facts.pictures[one] == facts.pictures[other]:
+        return None
+    if facts.content[one] and facts.content[one] == facts.content[other]:
+        return "same"
+    if facts.digests[one] and facts.digests[one] == facts.digests[other]:
+        return "encoded"
+    looks = facts.looks[[one, other]]
+    if looks.all() and cosine >= LOOK_COSINE and bits_apart(looks[:1], looks[1:])[0] <= LOOK_BITS:
+        return "encoded"
+    return "similar" if cosine >= threshold else None
+
+
+def _near_pairs(memory: Memory, ids: list[str], threshold: float) -> Iterator[tuple[int, int, float]]:
+    """Pairs of rows (the smaller number first) with at least this cosine, each once."""
+    row_of = {id: row for row, id in enumerate(ids)}
+    with progress("compare pictures", len(ids), "rows") as counter:
+        for start in range(0, len(ids), _QUERIES):
+            waiting, k = np.arange(start, min(start + _QUERIES, len(ids))), min(_FIRST, len(ids))
+            vectors = memory.vectors([ids[row] for row in waiting.tolist()], "image")
+            while len(waiting):
+                found = memory.search(vectors, k, exact=True)
+                full = (found.scores[:, -1] >= threshold) & (k < len(ids))
+                for row, names, scores in zip(
+                    waiting[~full].tolist(), found.ids[~full].tolist(), found.scores[~full].tolist(), strict=True
+                ):
+                    for name, score in zip(names, scores, strict=True):
+                        if score >= threshold and row_of[name] > row:
+                            yield row, row_of[name], score
+                waiting, vectors, k = waiting[full], vectors[full], min(8 * k, len(ids))
+            counter.advance(min(_QUERIES, len(ids) - start))
+
+
+def _equal(content: list[str]) -> list[list[int]]:
+    places: dict[str, list[int]] = {}
+    for row, each in enumerate(content):
+        if each:
+            places.setdefault(each, []).append(row)
+    return [rows for rows in places.values() if len(rows) > 1]
+
+
+def _groups(
+    ids: list[str], edges: list[tuple[int, int]], own: list[tuple[int, int]], pictures: list[str]
+) -> list[list[str]]:
+    """Rows that edges join, where one of the level's own edges takes part; one row for each picture."""
+    if not own:
+        return []
+    ends = np.array(edges).T
+    graph = coo_array((np.ones(ends.shape[1]), (ends[0], ends[1])), shape=(len(ids), len(ids)))
+    member = connected_components(graph, directed=False)[1]
+    groups: dict[int, dict[str, str]] = {int(member[one]): {} for one, _ in own}
+    for row in np.unique(ends).tolist():
+        if int(member[row]) in groups:
+            groups[int(member[row])].setdefault(pictures[row], ids[row])
+    return sorted(sorted(group.values()) for group in groups.values() if len(group) > 1)

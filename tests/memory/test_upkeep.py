@@ -1,0 +1,254 @@
+"""Keeping a memory: following a folder, exporting, duplicates in three levels, and saying what goes before it goes."""
+
+import io
+import json
+import os
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image, ImageDraw
+
+from recollect import cli
+from recollect.core.errors import UserError
+from recollect.data.sources import open_source
+from recollect.memory import Memory
+from recollect.memory.build.building import BuildOptions, fill_memory, open_for_build
+from recollect.memory.build.looks import bits_apart, look_of, looks_array
+from recollect.memory.build.reading import Reader
+from recollect.memory.build.watching import FolderWatch
+from recollect.memory.duplicates import Duplicates, find_duplicates
+from recollect.memory.export import export_memory
+from recollect.models import build_model
+
+
+def scene(number, size=96):
+    """A picture with shapes, as photographs have them: not noise, which no encoding keeps."""
+    draw = np.random.default_rng(number)
+    image = Image.new("RGB", (size, size), tuple(draw.integers(0, 256, 3).tolist()))
+    pen = ImageDraw.Draw(image)
+    for _ in range(6):
+        corners = np.sort(draw.integers(0, size, (2, 2)), axis=0).reshape(-1).tolist()
+        pen.rectangle(corners, fill=tuple(draw.integers(0, 256, 3).tolist()))
+    return image
+
+
+class Thumbnails:
+    """Embeds a picture by its colours at 8 × 8: like pictures get like vectors."""
+
+    width = 192
+    fingerprint = "thumbnails"
+    scale, prefixes, base = None, {}, None
+
+    def __init__(self):
+        self.seen = 0
+
+    def embed_images(self, images):
+        import torch
+
+        self.seen += len(images)
+        small = [np.asarray(Image.fromarray(np.asarray(each)).resize((8, 8), Image.Resampling.BOX)) for each in images]
+        rows = torch.tensor(np.array(small).reshape(len(small), -1).astype(np.float32)) / 128 - 1
+        return torch.nn.functional.normalize(rows, dim=1)
+
+    def embed_texts(self, texts, prefix=None):
+        raise AssertionError("nothing has a text")
+
+    def refine_images(self, embeddings):
+        return embeddings
+
+
+@pytest.fixture
+def photos(tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for number in range(8):
+        scene(number).save(folder / f"{number}.png")
+    return folder
+
+
+@pytest.fixture
+def followed(tmp_path, photos):
+    encoder = Thumbnails()
+    memory = open_for_build(tmp_path / "memory", encoder, "m")
+    return memory, encoder, FolderWatch(memory, encoder, photos)
+
+
+def names(memory):
+    return sorted(id for batch in memory.columns(["id"]) for id in batch["id"])
+
+
+def test_a_watched_folder_is_followed(followed, photos):
+    memory, encoder, watch = followed
+    assert watch.look(settled=True).added == 8
+    assert watch.look() is None  # nothing has changed
+    scene(100).save(photos / "new.png")
+    scene(101).save(photos / "3.png")
+    (photos / "5.png").unlink()
+    (photos / "below").mkdir()
+    scene(102).save(photos / "below" / "deep.png")
+    (photos / ".hidden.png").write_bytes(b"not a picture")
+    encoder.seen = 0
+    assert watch.look() is None  # perhaps still being copied
+    report = watch.look()
+    assert (report.added, report.replaced, report.removed) == (2, 1, 1)
+    assert encoder.seen == 3
+    expected = {f"photos:{name}.png" for name in (0, 1, 2, 3, 4, 6, 7, "new", "below/deep")}
+    assert set(names(memory)) == expected
+    vector = encoder.embed_images([scene(101)]).numpy()
+    assert memory.search(vector, 1).ids.tolist() == [["photos:3.png"]]
+    assert watch.look() is None
+
+
+def test_a_picture_that_is_half_copied_is_read_when_it_is_whole(followed, photos):
+    memory, _, watch = followed
+    watch.look(settled=True)
+    whole = io.BytesIO()
+    scene(200).save(whole, "PNG")
+    (photos / "8.png").write_bytes(whole.getvalue()[:60])
+    watch.look(), watch.look()
+    assert len(memory) == 8
+    (photos / "8.png").write_bytes(whole.getvalue())
+    watch.look(), watch.look()
+    assert len(memory) == 9
+
+
+def test_an_emptied_or_missing_folder_takes_no_row_away(followed, photos):
+    memory, _, watch = followed
+    watch.look(settled=True)
+    for file in photos.iterdir():
+        file.unlink()
+    assert [watch.look(), watch.look(settled=True)] == [None, None]
+    photos.rmdir()
+    assert watch.look(settled=True) is None
+    assert len(memory) == 8
+    with pytest.raises(UserError, match="no such folder to watch"):
+        FolderWatch(memory, watch.encoder, photos)
+
+
+def test_a_watch_goes_on_where_another_ended_and_touches_no_other_source(followed, photos, tmp_path):
+    memory, encoder, watch = followed
+    watch.look(settled=True)
+    other = tmp_path / "other" / "photos"
+    other.mkdir(parents=True)
+    scene(300).save(other / "0.png")
+    with pytest.raises(UserError, match="rows of another source called 'photos' already"):
+        FolderWatch(memory, encoder, other).look(settled=True)
+    FolderWatch(memory, encoder, other, "more").look(settled=True)
+    assert len(memory) == 9
+    (photos / "0.png").unlink()
+    encoder.seen = 0
+    report = FolderWatch(Memory.open(memory.address), encoder, photos).look(settled=True)
+    assert (report.removed, encoder.seen) == (1, 0)
+    memory.refresh()
+    assert "more:0.png" in names(memory)
+
+
+def test_a_perceptual_hash_survives_encoding_and_resizing_and_tells_pictures_apart():
+    for number in range(12):
+        picture, buffer = scene(number), io.BytesIO()
+        picture.save(buffer, "JPEG", quality=60)
+        again = Image.open(io.BytesIO(buffer.getvalue())).resize((70, 70))
+        looks = looks_array([look_of(picture), look_of(again), look_of(scene(number + 50))])
+        assert bits_apart(looks[:1], looks[1:2])[0] <= 6
+        assert bits_apart(looks[:1], looks[2:])[0] > 12
+    assert look_of(np.zeros(5, dtype=np.float32)) == ""
+    assert look_of(Image.new("RGB", (9, 9), (5, 5, 5))) == ""
+
+
+@pytest.fixture
+def doubles(tmp_path, photos):
+    """Eight pictures, and beside them a copy, a re-encoded one and a similar shot."""
+    (photos / "copy of 1.png").write_bytes((photos / "1.png").read_bytes())
+    scene(2).save(photos / "2 again.jpg", quality=70)
+    scene(2).resize((60, 60)).save(photos / "2 small.png")
+    similar = scene(3)
+    ImageDraw.Draw(similar).rectangle((5, 5, 30, 30), fill=(255, 255, 255))
+    similar.save(photos / "3 later.png")
+    encoder = Thumbnails()
+    memory = open_for_build(tmp_path / "memory", encoder, "m")
+    source = open_source(str(photos), keep_textless=True)
+    fill_memory(memory, Reader(encoder, source, encoder.fingerprint), BuildOptions(same=False))
+    return memory
+
+
+def test_duplicates_come_in_three_levels_apart(doubles):
+    found = find_duplicates(doubles, threshold=0.7)
+    assert found.groups["same"] == [["photos:1.png", "photos:copy of 1.png"]]
+    assert found.groups["encoded"] == [["photos:2 again.jpg", "photos:2 small.png", "photos:2.png"]]
+    assert ["photos:3 later.png", "photos:3.png"] in found.groups["similar"]
+    assert found.spare("same") == ["photos:copy of 1.png"]
+    assert set(found.spare("encoded")) == {"photos:copy of 1.png", "photos:2 small.png", "photos:2.png"}
+    assert find_duplicates(doubles, threshold=1.0).groups["similar"] == []
+    with pytest.raises(UserError, match="a cosine lies above 0"):
+        find_duplicates(doubles, threshold=0.0)
+
+
+def test_removing_duplicates_never_removes_the_last_of_a_group():
+    found = Duplicates({"same": [["b", "c"]], "encoded": [["a", "b", "c"]], "similar": [["a", "b", "c", "d"]]})
+    assert set(found.spare("same")) == {"c"}
+    assert set(found.spare("encoded")) == {"b", "c"}
+    assert set(found.spare("similar")) == {"b", "c", "d"}
+
+
+def test_an_exported_memory_opens_as_parquet_with_a_map_and_true_neighbours(memory, pairs, tmp_path):
+    silent = pairs(1, first=40)
+    memory.add(type(silent)(**{**vars(silent), "text_vectors": silent.text_vectors * 0, "captions": [""]}))
+    assert export_memory(memory, tmp_path / "memory.parquet", k=4) == 41
+    rows = pq.read_table(tmp_path / "memory.parquet").to_pylist()
+    everything = pairs(41)
+    vectors = {id: vector for id, vector in zip(everything.ids, everything.image_vectors, strict=True)}
+    for number, row in enumerate(rows):
+        np.testing.assert_allclose(row["image_vector"], vectors[row["id"]], atol=1e-6)
+        cosines = np.array([vectors[other["id"]] @ vectors[row["id"]] for other in rows])
+        cosines[number] = -2
+        assert row["neighbors"]["ids"] == np.argsort(-cosines)[:4].tolist()
+        np.testing.assert_allclose(row["neighbors"]["distances"], 1 - np.sort(cosines)[::-1][:4], atol=1e-5)
+        assert (row["text_vector"] is None) == (row["id"] == "row 40")
+    places = np.array([[row["x"], row["y"]] for row in rows])
+    centred = np.array([vectors[row["id"]] for row in rows], dtype=np.float64)
+    centred -= centred.mean(0)
+    spread = np.linalg.svd(centred, compute_uv=False)[:2]
+    np.testing.assert_allclose(np.linalg.norm(places, axis=0), spread, rtol=1e-4)
+    with pytest.raises(UserError, match=r"written as .parquet"):
+        export_memory(memory, tmp_path / "memory.csv")
+
+
+def test_the_commands_as_their_users_run_them(photos, tmp_path, capsys):
+    model, memory = tmp_path / "model", tmp_path / "memory"
+    build_model("tiny", texts=["a"]).save(model)
+
+    def run(*words, status=0):
+        assert cli.main([str(word) for word in words]) == status
+        printed = capsys.readouterr()
+        return printed.out if status == 0 else printed.err + printed.out
+
+    run("memory", "build", model, photos, "--out", memory)
+    scene(50).save(photos / "new.png")
+    (photos / "copy.png").write_bytes((photos / "1.png").read_bytes())
+    assert "2 added; 10 rows" in run("memory", "watch", memory, photos, "--once")
+    assert "nothing is damaged" in run("memory", "info", memory, "--check")
+    text = run("memory", "duplicates", memory, "--out", tmp_path / "groups.json", "--remove", "same", "--dry-run")
+    assert "the same file: 1 groups, 1 rows to spare" in text
+    assert "1 of 10 rows (10.0%) would be removed" in text
+    groups = json.loads((tmp_path / "groups.json").read_text())
+    assert {row["path"] for row in groups["same"][0]} == {str(photos / "1.png"), str(photos / "copy.png")}
+    assert "1 of 10 rows (10.0%) removed, 9 left" in run("memory", "duplicates", memory, "--remove", "same")
+    near = ("--near", photos, "--model", model, "--split", "all", "--threshold", "-1")
+    text = run("memory", "remove", memory, *near, "--dry-run")
+    assert "9 of 9 rows (100.0%) would be removed" in text
+    text = run("memory", "remove", memory, "--ids", photos / "2.png", "photos:3.png", "--dry-run")
+    assert "2 of 9 rows (22.2%) would be removed\n  photos:2.png\n  photos:3.png" in text
+    assert len(Memory.open(memory)) == 9
+    assert "9 rows:" in run("memory", "export", memory, "--out", tmp_path / "memory.parquet", "--map", "tsne")
+    assert "9 rows of images need no index" in run("memory", "index", memory, status=2)
+    assert "no index" in run("memory", "index", memory, "--drop")
+    assert "no such folder to watch" in run("memory", "watch", memory, tmp_path / "nowhere", status=2)
+    Memory.open(memory).search(np.eye(Memory.open(memory).width, dtype=np.float32), 1)
+    (part,) = (memory / "cache").iterdir()
+    data = (memory / "pairs.lance" / "data").iterdir()
+    largest = max(data, key=lambda file: os.stat(file).st_size)
+    content = bytearray(largest.read_bytes())
+    content[200:600] = os.urandom(400)
+    largest.write_bytes(bytes(content))
+    assert "damages found" in run("memory", "info", memory, "--check", status=2)
