@@ -1,0 +1,193 @@
+"""How many clicks find a class: a simulated clicker on labelled sets, beside a forest's loop and random order.
+
+    python benchmarks/clicks.py MODEL eurosat.parquet emoji.parquet:group:test --classes 10 --out results/page
+
+Each class of a set is looked for among its pictures by a clicker who is always right. What counts is the list
+that the page would show: clicked Yes first, clicked No last, the others by score; its average precision after every
+round of 20 clicks. Ours asks `next_to_label`. The forest's loop is what LightlyStudio 1.2 does, on the same embeddings
+(`RandomForestClassifier(class_weight="balanced", random_state=42)`; ten random pictures that it calls Yes, ten that it
+does not). *Random order* clicks at random and ranks as ours. These start from the same ten Yes and ten No, which count
+as 20 clicks; *from words* starts from the class's name and no click.
+"""
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.metrics import average_precision_score
+
+from recollect.apps.classify.clicks import ClickModel, cut_off, next_to_label
+from recollect.core.files import write_json
+from recollect.core.progress import track
+from recollect.core.seeding import numpy_generator
+from recollect.data.prompts import GENERAL_TEMPLATES, fill
+from recollect.data.sources import open_source
+from recollect.data.sources.derived import Subset
+from recollect.evaluation.features import image_features, prompt_ensemble
+from recollect.models import load_model
+
+GOALS = (0.5, 0.7, 0.9)
+ROUND = 20
+
+
+class Ours:
+    """The page's own loop; with ``ask`` false the clicks are made at random."""
+
+    def __init__(
+        self, pool: np.ndarray, text: np.ndarray | None, random: np.random.Generator, ask: bool = True
+    ) -> None:
+        self.model, self.random, self.ask = ClickModel(pool, text), random, ask
+        self.fit = self.model.fit({})
+
+    def learn(self, marks: dict[int, int]) -> np.ndarray:
+        """Scores of the pool."""
+        self.fit = self.model.fit(marks)
+        return self.fit.scores
+
+    def next(self, free: np.ndarray) -> np.ndarray:
+        """What to click."""
+        if self.ask:
+            return next_to_label(self.model, self.fit, ROUND)
+        return self.random.choice(free, min(ROUND, len(free)), replace=False)
+
+
+class Forest:
+    """The forest's loop."""
+
+    def __init__(self, pool: np.ndarray, random: np.random.Generator) -> None:
+        self.pool, self.random = pool, random
+
+    def learn(self, marks: dict[int, int]) -> np.ndarray:
+        """Scores of the pool."""
+        rows = np.array(list(marks))
+        forest = RandomForestClassifier(class_weight="balanced", random_state=42)
+        forest.fit(self.pool[rows], np.array(list(marks.values())))
+        self.yes = forest.predict_proba(self.pool)[:, list(forest.classes_).index(1)]
+        return self.yes
+
+    def next(self, free: np.ndarray) -> np.ndarray:
+        """What to click."""
+        sides = (free[self.yes[free] > 0.5], free[self.yes[free] <= 0.5])
+        picks = [self.random.choice(side, min(ROUND // 2, len(side)), replace=False) for side in sides]
+        return np.concatenate(picks)
+
+
+def shown(scores: np.ndarray, marks: dict[int, int]) -> np.ndarray:
+    """Scores of the list that a person sees."""
+    scores = np.argsort(np.argsort(scores)).astype(np.float64)
+    for row, mark in marks.items():
+        scores[row] = mark * 10.0 * len(scores)
+    return scores
+
+
+def run(loop: Ours | Forest, truth: np.ndarray, marks: dict[int, int], most: int) -> dict[str, Any]:
+    """Click until the highest goal or the budget is reached."""
+    clicks: list[int] = []
+    precisions: list[float] = []
+    took: list[float] = []
+    stopped = None
+    while True:
+        began = time.perf_counter()
+        scores = loop.learn(marks)
+        took.append(time.perf_counter() - began)
+        clicks.append(len(marks))
+        precisions.append(float(average_precision_score(truth, shown(scores, marks))))
+        if isinstance(loop, Ours) and stopped is None and (cut := cut_off(loop.fit)) is not None and cut.stop:
+            stopped = {
+                "clicks": len(marks),
+                "precision": float(truth[cut.above].mean()),
+                "coverage": float(cut.above[truth].mean()),
+            }
+        if precisions[-1] >= GOALS[-1] or len(marks) >= most:
+            break
+        free = np.setdiff1d(np.arange(len(truth)), list(marks))
+        marks = marks | {row: 1 if truth[row] else -1 for row in loop.next(free).tolist()}
+    reached = {
+        str(goal): next((count for count, ap in zip(clicks, precisions, strict=True) if ap >= goal), None)
+        for goal in GOALS
+    }
+    return {"clicks": clicks, "precision": precisions, "reached": reached, "seconds": took, "stop": stopped}
+
+
+def looked_for(spec: str, model: Any, rows: int) -> tuple[str, np.ndarray, np.ndarray, list[str]]:
+    """A set's name, embeddings of some of its pictures, their labels, and what these are called."""
+    path, column, split = [*spec.split(":"), "", ""][:3]
+    split = split or "train"
+    name = Path(path).stem
+    source = open_source(path, split=split)
+    if column:
+        table = pq.read_table(path, columns=[column, "split"]).to_pandas()
+        names, labels = np.unique(table[table["split"] == split][column].astype(str).to_numpy(), return_inverse=True)
+        called = names.tolist()
+    else:
+        labels, called = np.asarray(source.labels), list(source.class_names)
+    some = np.arange(len(labels))
+    if len(some) > rows:
+        some = np.sort(numpy_generator(0, "pool", name).choice(len(labels), rows, replace=False))
+    return name, image_features(model, Subset(source, some)).images, labels[some], called
+
+
+def measure(spec: str, model: Any, classes: int, most: int, rows: int) -> dict[str, Any]:
+    """Every loop on every class of a set."""
+    called, pool, labels, names = looked_for(spec, model, rows)
+    random = numpy_generator(0, "clicks", called)
+    counts = np.bincount(labels, minlength=len(names))
+    able = np.flatnonzero(counts >= 20)
+    chosen = np.sort(random.choice(able, min(classes, len(able)), replace=False))
+    texts = prompt_ensemble(model, [[fill(template, names[c]) for template in GENERAL_TEMPLATES] for c in chosen])
+    results: dict[str, list[dict[str, Any]]] = {}
+    for c, text in track(list(zip(chosen.tolist(), texts, strict=True)), called, unit="classes"):
+        truth = labels == c
+        rng = numpy_generator(0, "start", called, c)
+        yes, no = (
+            rng.choice(np.flatnonzero(truth), 10, replace=False),
+            rng.choice(np.flatnonzero(~truth), 10, replace=False),
+        )
+        start = dict.fromkeys(yes.tolist(), 1) | dict.fromkeys(no.tolist(), -1)
+        loops: dict[str, tuple[Ours | Forest, dict[int, int]]] = {
+            "ours": (Ours(pool, None, rng), start),
+            "ours from words": (Ours(pool, text, rng), {}),
+            "forest": (Forest(pool, rng), start),
+            "random order": (Ours(pool, None, rng, ask=False), start),
+        }
+        for name, (loop, marks) in loops.items():
+            results.setdefault(name, []).append({"class": names[c], **run(loop, truth, marks, most)})
+    return {"set": called, "pictures": len(pool), "classes": len(chosen), "budget": most, "loops": results}
+
+
+def summary(found: dict[str, Any], goal: float) -> dict[str, str]:
+    """Mean clicks to the goal, a class that misses it counting the whole budget, and how many reach it."""
+    said = {}
+    for name, each in found["loops"].items():
+        clicks = [one["reached"][str(goal)] for one in each]
+        mean = np.mean([found["budget"] if count is None else count for count in clicks])
+        said[name] = f"{mean:.0f} ({sum(count is not None for count in clicks)}/{len(clicks)})"
+    return said
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("data", nargs="+", help="a Parquet file; FILE:COLUMN:SPLIT names its classes by another column")
+    parser.add_argument("--classes", type=int, default=10)
+    parser.add_argument("--clicks", type=int, default=500)
+    parser.add_argument("--rows", type=int, default=4000, help="pictures of a set, at most")
+    parser.add_argument("--out", type=Path, default=Path("results/page"))
+    given = parser.parse_args()
+    model = load_model(given.model)
+    for spec in given.data:
+        found = measure(spec, model, given.classes, given.clicks, given.rows)
+        write_json(given.out / f"clicks-{found['set']}.json", {"format": 1, "model": model.fingerprint, **found})
+        for goal in GOALS:
+            print(f"{found['set']} AP {goal}", summary(found, goal), flush=True)
+        ours = [second for one in found["loops"]["ours"] for second in one["seconds"]]
+        print(f"{found['set']} milliseconds of a refit: median {1000 * np.median(ours):.0f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
