@@ -450,16 +450,17 @@ def main() -> None:
     results: dict[str, list[dict[str, float]]] = {arm: [] for arm in wanted}
     for seed in options.seeds:
         folder = options.work / f"{options.world}-{options.split}-{seed}"
-        world = opened(options, seed)
-        prepare(world, folder)
-        print(f"seed {seed}: {len(world.pairs):,} pairs, {len(world.grown):,} grown, {len(world.queries):,} queries, "
-              f"{int((~world.seen).sum()):,} new names of {len(world.seen):,}", flush=True)  # fmt: skip
-        for arm in wanted:
-            stored = folder / "figures" / f"{slug(arm, ways[arm])}.json"
-            if not stored.exists():
-                stored.parent.mkdir(exist_ok=True)
-                stored.write_text(json.dumps(measure(world, fuse(world, arm, ways[arm], seed, folder), folder)))
-            results[arm].append(json.loads(stored.read_text()))
+        stored = {arm: folder / "figures" / f"{slug(arm, ways[arm])}.json" for arm in wanted}
+        if not all(path.exists() for path in stored.values()):
+            world = opened(options, seed)
+            prepare(world, folder)
+            print(f"seed {seed}: {len(world.pairs):,} pairs, {len(world.grown):,} grown, {len(world.queries):,} queries, "
+                  f"{int((~world.seen).sum()):,} new names of {len(world.seen):,}", flush=True)  # fmt: skip
+        for arm, path in stored.items():
+            if not path.exists():
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(json.dumps(measure(world, fuse(world, arm, ways[arm], seed, folder), folder)))
+            results[arm].append(json.loads(path.read_text()))
             last = results[arm][-1]
             print(f"{arm:34s} {last['B both']:6.2f} (image {last['B image']:.2f}, text {last['B text']:.2f}; A "
                   f"{last['A both']:.2f}) entities {last['B both entities harmonic']:.2f}", flush=True)  # fmt: skip

@@ -52,11 +52,11 @@ class Neighbours:
 
     images: Float32[Tensor, "pairs width"]
     texts: Float32[Tensor, "pairs width"]
-    values: dict[str, Float32[Tensor, "rows width"]]
+    values: dict[str, Float32[Tensor, "_rows width"]]
     rows: dict[str, Int64[Tensor, "pairs k"]]
     captions: Int64[Tensor, " pairs"]
     pictures: Int64[Tensor, " pairs"]
-    read_captions: dict[str, Int64[Tensor, " rows"]]
+    read_captions: dict[str, Int64[Tensor, " _rows"]]
 
     def __len__(self) -> int:
         return len(self.images)
