@@ -454,8 +454,8 @@ def main() -> None:
         if not all(path.exists() for path in stored.values()):
             world = opened(options, seed)
             prepare(world, folder)
-            print(f"seed {seed}: {len(world.pairs):,} pairs, {len(world.grown):,} grown, "
-                  f"{len(world.queries):,} queries, {int((~world.seen).sum()):,} new names of {len(world.seen):,}", flush=True)  # fmt: skip
+            counts = f"{len(world.pairs):,} pairs, {len(world.grown):,} grown, {len(world.queries):,} queries"
+            print(f"seed {seed}: {counts}, {int((~world.seen).sum()):,} new names of {len(world.seen):,}", flush=True)
         for arm, path in stored.items():
             if not path.exists():
                 path.parent.mkdir(exist_ok=True)
