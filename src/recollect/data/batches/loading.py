@@ -2,14 +2,16 @@
 
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from recollect.core.errors import UserError
 from recollect.core.types import Batch
-from recollect.data.batches.stream import BatchStream, Piece
 
 _PIECE = 256
 """Rows that a worker makes at once: a batch of 32,768 is shared out instead of being one worker's (5 GB at 224 px)."""
@@ -21,6 +23,45 @@ PieceOfStep = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
+class Piece:
+    """Some rows of a batch, as a worker hands them over.
+
+    Attributes:
+        images: uint8 (n, size, size, 3), still to be normalised, or float32 that is ready.
+        texts: one for each row.
+        labels: int64 (n,), unique across sources.
+        sources: int64 (n,), the number of each row's source.
+        ids: of each row.
+        broken: for each source number, what was wrong with images that had to be replaced.
+    """
+
+    images: Tensor
+    texts: list[str]
+    labels: np.ndarray
+    sources: np.ndarray
+    ids: list[str]
+    broken: dict[int, list[str]] = field(default_factory=dict)
+
+
+@runtime_checkable
+class PieceMaker(Protocol):
+    """What makes the batches of which some rows can be made by themselves: `BatchStream`."""
+
+    @property
+    def local_size(self) -> int:
+        """Rows of a step's batch that this process makes."""
+        ...
+
+    def piece(self, step: int, start: int, stop: int, *, view: int = 0) -> Piece:
+        """Rows ``start`` to ``stop`` of them."""
+        ...
+
+    def join(self, pieces: list[Piece], device: torch.device | None) -> Batch:
+        """All pieces of a step, in order, as its batch."""
+        ...
+
+
+@dataclass(frozen=True)
 class _Failure:
     """What went wrong in a worker, carried home as a value: raised there, it would come wrapped in a traceback."""
 
@@ -28,7 +69,7 @@ class _Failure:
 
 
 class _Pieces(Dataset[Piece | _Failure]):
-    def __init__(self, stream: BatchStream, view: int) -> None:
+    def __init__(self, stream: PieceMaker, view: int) -> None:
         self.stream, self.view = stream, view
 
     def __getitem__(self, task: PieceOfStep) -> Piece | _Failure:
@@ -39,7 +80,7 @@ class _Pieces(Dataset[Piece | _Failure]):
 
 
 def iterate(
-    stream: BatchStream, start: int, stop: int, workers: int, *, view: int, device: torch.device | None
+    stream: PieceMaker, start: int, stop: int, workers: int, *, view: int, device: torch.device | None
 ) -> Iterator[Batch]:
     """See `BatchStream.iterate`."""
     size = stream.local_size

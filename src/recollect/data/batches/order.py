@@ -3,8 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+
+from recollect.core.hashing import GOLDEN, splitmix64
 
 _UNIT = 2**32  # shares of sources are whole numbers of this unit, so that counts are exact
 _BLOCK = 4096
@@ -16,13 +19,10 @@ def mix(*parts: int | np.ndarray) -> np.ndarray:
 
     Arrays broadcast. The same everywhere, and fast enough for a number for each image of a batch.
     """
-    state: np.ndarray = np.asarray(0x9E3779B97F4A7C15, dtype=np.uint64)
+    state: Any = GOLDEN
     with np.errstate(over="ignore"):
         for part in parts:
-            state = (state ^ np.asarray(part).astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
-            state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            state = state ^ (state >> np.uint64(31))
+            state = splitmix64((state ^ np.asarray(part).astype(np.uint64)) * GOLDEN)
     return np.asarray(state)
 
 

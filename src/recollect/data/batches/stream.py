@@ -11,6 +11,7 @@ from torch.nn.functional import interpolate
 from recollect.core.errors import UserError
 from recollect.core.seeding import derive_seed
 from recollect.core.types import NO_LABEL, Batch, Kind, Sample
+from recollect.data.batches.loading import Piece, iterate
 from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.order import choose, mix, shuffled
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
@@ -22,27 +23,6 @@ CONTEXT_VIEW = 2
 """The view under which a step's samples serve as context of the step before."""
 
 _REPLACEMENTS = 32  # in a row; with one image in a hundred broken, that many never are
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Some rows of a batch, as a worker hands them over.
-
-    Attributes:
-        images: uint8 (n, size, size, 3), still to be normalised, or float32 that is ready.
-        texts: one for each row.
-        labels: int64 (n,), unique across sources.
-        sources: int64 (n,), the number of each row's source.
-        ids: of each row.
-        broken: for each source number, what was wrong with images that had to be replaced.
-    """
-
-    images: Tensor
-    texts: list[str]
-    labels: np.ndarray
-    sources: np.ndarray
-    ids: list[str]
-    broken: dict[int, list[str]] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -126,8 +106,6 @@ class BatchStream:
         Raises:
             UserError: too many images are broken.
         """
-        from recollect.data.batches.loading import iterate
-
         return iterate(self, start, stop, workers, view=view, device=device)
 
     def rows(self, step: int) -> tuple[np.ndarray, np.ndarray]:
