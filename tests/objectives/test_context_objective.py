@@ -259,7 +259,7 @@ def test_alpha_one_is_the_plain_objective(base):
 
 
 def test_temperatures_are_set_apart_from_ordinary_parameters():
-    objective = make(stages=2, value_head=1, augmented="none")
+    objective = make(value_head=1, layer_norm="both", augmented="none")
     apart = {id(parameter) for parameter in objective.temperatures()}
     named = {name for name, parameter in objective.named_parameters() if id(parameter) in apart}
     assert named == {"term.log_scale", "term.bias", "context_term.log_scale", "context_term.bias", "log_tau"}
@@ -295,10 +295,34 @@ def test_the_report_has_the_names_that_logs_use_and_carries_no_graph():
         {"stale_rows": -1},
         {"tied": "all", "freeze_temperature": True},
         {"stages": 2, "active_rows": 4},
+        {"stages": 2, "stop_gradient": "keys"},
+        {"stages": 2, "value_head": 1},
+        {"stages": 2, "layer_norm": "values"},
+        {"stages": 2, "values": "texts"},
+        {"stages": 2, "normalise_keys": False},
+        {"residual": True, "augmented": "all"},
+        {"residual": True, "tied": "scales"},
     ],
 )
 def test_options_that_contradict_each_other_are_refused(wrong):
     with pytest.raises(ValueError):
+        ContextOptions(**wrong)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"values": "captions"}, "values must be 'images' or 'texts', got 'captions'"),
+        ({"tied": "both"}, "tied must be 'none', 'scales', 'context' or 'all', got 'both'"),
+        ({"stages": 3}, "stages must be 1 or 2, got 3"),
+        ({"stages": True}, "stages must be 1 or 2, got True"),
+        ({"augmented": ""}, "augmented must be"),
+        ({"stop_gradient": None}, "stop_gradient must be"),
+    ],
+)
+def test_options_take_their_own_words_only(wrong, words):
+    with pytest.raises(ValueError, match=words):
         ContextOptions(**wrong)
 
 
@@ -342,3 +366,108 @@ def test_the_blockwise_objective_keeps_at_most_eight_numbers_for_each_entry(base
     assert kept <= 8 * count * width
     dense = retained(lambda: ContextObjective(base, form="dense")(images, texts)[0])
     assert dense > 3 * count * count
+
+
+# --- ablations that were once ignored, or fell -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [{}, {"value_head": 2}, {"residual": True}, {"layer_norm": "both"}, {"mask": False}])
+def test_stale_rows_are_remembered_and_learned_from_step_after_step(more):
+    objective = make(stale_rows=BATCH + 3, **more)
+    steps = [pairs() | {"images": rows(BATCH, seed=10 + step)} for step in range(3)]
+    past: list = []
+    for step in steps:
+        given = {name: step[name] for name in ("images", "texts")}
+        expected = reference(objective, **given, stale=past)
+        loss, _ = objective(**given)
+        torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-10)
+        loss.backward()
+        past = (past + list(given["images"]))[-objective.options.stale_rows :]
+        # The oldest row stands where the next one will be written; an attention does not see the order.
+        assert {tuple(row.tolist()) for row in objective.stale[: len(past)]} == {tuple(row.tolist()) for row in past}
+
+
+# --- copies of one sample in a batch -----------------------------------------------------------------------------
+
+MARKS = torch.tensor([[5], [6], [5], [7], [8], [6], [5], [9], [3]])
+
+
+def without_copies(objective, images, texts, marks, labels):
+    """The reference on a batch with copies: loops that leave them out, of a pair's negatives and of a row's context."""
+    options, count = objective.options, len(images)
+    copy = [[i != j and bool((marks[i] == marks[j]).any()) for j in range(count)] for i in range(count)]
+    unit = images / images.norm(dim=1, keepdim=True)
+    words = texts / texts.norm(dim=1, keepdim=True)
+    found = []
+    for i in range(count):
+        seen = [j for j in range(count) if j != i and not copy[i][j]] if options.mask else list(range(count))
+        if not seen:
+            found.append(torch.zeros(WIDTH, dtype=torch.float64))
+            continue
+        logits = torch.stack([unit[i].dot(unit[j]) for j in seen]) / (objective.log_tau.exp() * math.sqrt(WIDTH))
+        value = sum(w * images[j] for w, j in zip(logits.softmax(0), seen, strict=True))
+        found.append(value / value.norm())
+
+    def loss(rows, term):
+        logits, scale = rows @ words.T, term.log_scale.exp()
+        total = 0.0
+        for i in range(count):
+            if objective.term.base == "sigmoid":
+                z = scale * logits[i] + term.bias
+                total = total - torch.nn.functional.logsigmoid(z[i])
+                total = total - sum(
+                    torch.nn.functional.logsigmoid(-z[j]) for j in range(count) if j != i and not copy[i][j]
+                )
+                continue
+            alike = [
+                j for j in range(count) if j == i or (labels is not None and labels[i] >= 0 and labels[j] == labels[i])
+            ]
+            against = [j for j in range(count) if j in alike or not copy[i][j]]
+            for line in (scale * logits[i], scale * logits[:, i]):
+                total = total - sum(line[j] - line[against].logsumexp(0) for j in alike) / len(alike) / 2
+        return total / count
+
+    return objective.alpha * loss(unit, objective.term) + (1 - objective.alpha) * loss(
+        torch.stack(found), objective.context_term
+    )
+
+
+@pytest.mark.parametrize("form", ["dense", "blockwise"])
+@pytest.mark.parametrize("mask", [True, False])
+@pytest.mark.parametrize("base", ["sigmoid", "softmax", "label"])
+@pytest.mark.parametrize("marks", [MARKS, torch.cat([MARKS, MARKS.flip(0)], 1), torch.full_like(MARKS, 2)])
+def test_copies_are_neither_negatives_nor_context(base, mask, marks, form, monkeypatch):
+    monkeypatch.setattr("recollect.objectives.context.tile_size", lambda device: 4)
+    monkeypatch.setattr("recollect.objectives.sigmoid.tile_size", lambda device: 4)
+    monkeypatch.setattr("recollect.objectives.softmax.tile_size", lambda device: 4)
+    objective = make(base, mask=mask)
+    objective.form = objective.term.form = form
+    given = {"images": rows(BATCH).requires_grad_(), "texts": rows(BATCH, seed=1).requires_grad_()}
+    labels = torch.tensor([0, 1, 0, -1, -1, 2, -1, 1, -1]) if base == "label" else None
+    expected = without_copies(objective, **given, marks=marks, labels=labels)
+    leaves = [*given.values(), *objective.parameters()]
+    wanted = torch.autograd.grad(expected, leaves, allow_unused=True, materialize_grads=True)
+    loss, report = objective(**given, marks=marks, labels=labels)
+    torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(report["loss"], expected.detach(), rtol=1e-10, atol=1e-10)
+    assert all(value.isfinite() for value in report.values())
+    for ours, theirs in zip(torch.autograd.grad(loss, leaves, materialize_grads=True), wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_marks_that_are_all_different_change_nothing():
+    objective = make()
+    given = {"images": rows(BATCH), "texts": rows(BATCH, seed=1)}
+    assert torch.equal(objective(**given)[0], objective(**given, marks=torch.arange(BATCH)[:, None])[0])
+
+
+@pytest.mark.parametrize("form", ["dense", "blockwise"])
+def test_a_separate_context_hides_the_samples_that_ask(form):
+    objective = make(separate=True)
+    objective.form = form
+    given, context = {"images": rows(4), "texts": rows(4, seed=1)}, rows(5, seed=3)
+    marks, there = torch.tensor([[1], [2], [3], [4]]), torch.tensor([[9], [2], [8], [4], [7]])
+    _, report = objective(**given, context=context, marks=marks, context_marks=there)
+    fewer = [objective(**given, context=context[[j for j in range(5) if j != hidden]])[1] for hidden in (1, 3)]
+    assert report["effective_neighbours"] < objective(**given, context=context)[1]["effective_neighbours"]
+    assert fewer[0]["effective_neighbours"] != fewer[1]["effective_neighbours"]

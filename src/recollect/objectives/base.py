@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recollect.objectives.shards import WHOLE, Shard, find_copies
 from recollect.objectives.sigmoid import SigmoidTerm, sigmoid_sides
 from recollect.objectives.softmax import label_contrastive, softmax_contrastive
 from recollect.objectives.tiles import Form, check_pairs, full_precision
@@ -54,25 +55,33 @@ class LossTerms(nn.Module):
 
 
 def weighted_losses(
-    base: Base, sides: list[SigmoidTerm], texts: Tensor, labels: Tensor | None, form: Form
+    base: Base,
+    sides: list[SigmoidTerm],
+    texts: Tensor,
+    labels: Tensor | None,
+    form: Form,
+    marks: Tensor | None = None,
+    shard: Shard = WHOLE,
 ) -> tuple[Tensor, list[Tensor]]:
-    """The weighted sum of one base loss over several sets of images, and each loss without graph.
+    """The weighted sum of one base loss over several sets of images, and each loss, of all processes, without graph.
 
     Raises:
         ValueError: the base is ``label`` and there are no labels.
     """
-    if base == "sigmoid":
-        return sigmoid_sides(sides, texts, form=form)
     if base == "label" and labels is None:
         raise ValueError("the 'label' objective needs labels; use -1 for samples that have none")
-    losses = []
-    for side in sides:
-        if base == "label" and labels is not None:
-            losses.append(label_contrastive(side.images, texts, labels, side.scale, form=form))
-        else:
-            losses.append(softmax_contrastive(side.images, texts, side.scale, form=form))
-    total = sum((side.weight * loss for side, loss in zip(sides, losses, strict=True)), texts.new_zeros(()))
-    return total, [loss.detach() for loss in losses]
+    if base == "sigmoid":
+        total, losses = sigmoid_sides(sides, texts, find_copies(marks, shard), form=form, shard=shard)
+    else:
+        losses = []
+        for side in sides:
+            if base == "label" and labels is not None:
+                loss = label_contrastive(side.images, texts, labels, side.scale, marks=marks, form=form, shard=shard)
+            else:
+                loss = softmax_contrastive(side.images, texts, side.scale, marks=marks, form=form, shard=shard)
+            losses.append(loss)
+        total = sum((side.weight * loss for side, loss in zip(sides, losses, strict=True)), texts.new_zeros(()))
+    return total, list(shard.total(torch.stack([loss.detach() for loss in losses])))
 
 
 class ContrastiveObjective(nn.Module):
@@ -111,7 +120,10 @@ class ContrastiveObjective(nn.Module):
         labels: Int[Tensor, " batch"] | None = None,
         views: Float[Tensor, "batch width"] | None = None,
         context: Float[Tensor, "rows width"] | None = None,
+        marks: Int[Tensor, "batch marks"] | None = None,
+        context_marks: Int[Tensor, "rows marks"] | None = None,
         seed: int = 0,
+        shard: Shard = WHOLE,
     ) -> tuple[Tensor, Report]:
         """The loss of a batch of raw tower outputs.
 
@@ -120,14 +132,18 @@ class ContrastiveObjective(nn.Module):
             texts: raw text embeddings; row i describes image i.
             labels: classes, for UniCL; negative where a sample is a caption.
             views: unused, as are ``context`` and ``seed``; they are there so that all objectives are called alike.
+            marks: rows that share a number (not negative) in a column are copies of one sample: no negatives of each
+                other.
+            shard: which rows of the batch these are; the losses of all processes add up to that of the batch.
 
         Returns:
-            The loss and a report with ``loss``, ``base_loss``, ``scale`` and, for SigLIP, ``bias``.
+            The loss (of these rows) and a report (of the batch) with ``loss``, ``base_loss``, ``scale`` and, for
+            SigLIP, ``bias``.
         """
         check_pairs(images, texts)
         sides = [self.term.side(unit(images), 1.0)]
-        loss, _ = weighted_losses(self.term.base, sides, unit(texts), labels, self.term.form)
-        report = {"loss": loss.detach(), "base_loss": loss.detach(), "scale": self.term.log_scale.detach().exp()}
+        loss, (whole,) = weighted_losses(self.term.base, sides, unit(texts), labels, self.term.form, marks, shard)
+        report = {"loss": whole, "base_loss": whole, "scale": self.term.log_scale.detach().exp()}
         if self.term.bias is not None:
             report["bias"] = self.term.bias.detach().clone()
         return loss, report

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from recollect.objectives.shards import Copies
 from recollect.objectives.tiles import Form, accumulator, full_precision, no_autocast, resolve, tile_size, tiles
 
 
@@ -58,6 +59,7 @@ def look_up(
     scale: Float[Tensor, ""],
     own: Int[Tensor, " queries"] | None = None,
     *,
+    copies: Copies | None = None,
     form: Form = "auto",
     tile: int | None = None,
 ) -> Attended:
@@ -69,6 +71,7 @@ def look_up(
         values: what is returned, one for each key.
         scale: factor of the logits, ``1 / (tau_context sqrt(d))``.
         own: the key that each query must not see, -1 where it may see all; None lets every query see every key.
+        copies: keys that a query must not see either; one that sees none finds zeros.
         form: block-wise keeps no queries × keys tensor for the backward pass.
         tile: edge of a tile of the block-wise form.
 
@@ -84,26 +87,42 @@ def look_up(
     with no_autocast(queries.device):
         queries, keys, values = (full_precision(tensor) for tensor in (queries, keys, values))
         if resolve(form, min(len(queries), len(keys))) == "dense":
-            return _dense(queries, keys, values, scale, own)
-        return Attended(*_Tiled.apply(queries, keys, values, scale, own, tile or tile_size(queries.device)))
+            return _dense(queries, keys, values, scale, own, copies)
+        return Attended(*_Tiled.apply(queries, keys, values, scale, own, copies, tile or tile_size(queries.device)))
 
 
-def _dense(queries: Tensor, keys: Tensor, values: Tensor, scale: Tensor, own: Tensor | None) -> Attended:
+def _dense(
+    queries: Tensor, keys: Tensor, values: Tensor, scale: Tensor, own: Tensor | None, copies: Copies | None
+) -> Attended:
     logits = scale * (queries @ keys.T)
-    if own is not None:
+    everything = slice(0, len(queries)), slice(0, len(keys))
+    hidden = None if own is None else own[:, None] == torch.arange(len(keys), device=keys.device)
+    if copies is not None:
+        hidden = copies.among(*everything) if hidden is None else hidden | copies.among(*everything)
+    if hidden is not None:
         # Filled before the softmax: subtracting the self term afterwards would cancel catastrophically.
-        logits = logits.masked_fill(own[:, None] == torch.arange(len(keys), device=keys.device), -torch.inf)
+        logits = logits.masked_fill(hidden, torch.finfo(logits.dtype).min / 2)
     weights = logits.softmax(1)
+    if hidden is not None:
+        weights = weights.masked_fill(hidden, 0.0)
     return Attended(weights @ values, torch.special.entr(weights.detach()).sum(1))
 
 
-def _own_in_tile(own: Tensor | None, rows: slice, columns: slice) -> tuple[Tensor, Tensor] | None:
-    """Positions inside a tile of the keys that queries must not see; None for the many tiles that have none."""
-    if own is None:
-        return None
-    place = own[rows] - columns.start
-    inside = ((place >= 0) & (place < columns.stop - columns.start)).nonzero().squeeze(1)
-    return (inside, place[inside]) if len(inside) else None
+def _hidden_in_tile(
+    own: Tensor | None, copies: Copies | None, rows: slice, columns: slice
+) -> Tensor | tuple[Tensor, Tensor] | None:
+    """What a tile's queries must not see, as an index of it; None for the many tiles where they may see all."""
+    hidden: tuple[Tensor, Tensor] | None = None
+    if own is not None:
+        place = own[rows] - columns.start
+        inside = ((place >= 0) & (place < columns.stop - columns.start)).nonzero().squeeze(1)
+        hidden = (inside, place[inside]) if len(inside) else None
+    if copies is None:
+        return hidden
+    mask = copies.among(rows, columns)
+    if hidden is not None:
+        mask[hidden] = True
+    return mask
 
 
 class _Tiled(torch.autograd.Function):
@@ -115,19 +134,26 @@ class _Tiled(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, scale: Tensor, own: Tensor | None, tile: int
+        ctx: Any,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        scale: Tensor,
+        own: Tensor | None,
+        copies: Copies | None,
+        tile: int,
     ) -> tuple[Tensor, Tensor]:
         found = torch.empty(len(queries), values.shape[1], dtype=values.dtype, device=values.device)
         statistics = torch.empty(3, len(queries), dtype=queries.dtype, device=queries.device)
         for rows in tiles(len(queries), tile):
             scaled = queries[rows] * scale
             # Not minus infinity: a tile may hold only a query's own key, and inf - inf would be NaN.
-            peak = scaled.new_full((len(scaled),), torch.finfo(scaled.dtype).min)
+            peak = scaled.new_full((len(scaled),), torch.finfo(scaled.dtype).min / 2)
             mass, energy = torch.zeros_like(peak), torch.zeros_like(peak)
             mixed = torch.zeros_like(found[rows])
             for columns in tiles(len(keys), tile):
                 logits = scaled @ keys[columns].T
-                hidden = _own_in_tile(own, rows, columns)
+                hidden = _hidden_in_tile(own, copies, rows, columns)
                 if hidden is not None:
                     logits[hidden] = -torch.inf
                 new_peak = torch.maximum(peak, logits.amax(1))
@@ -141,11 +167,14 @@ class _Tiled(torch.autograd.Function):
                 mass = mass * kept + weights.sum(1)
                 mixed = torch.addmm(mixed * kept[:, None], weights, values[columns])
                 peak = new_peak
+            mass = mass.clamp_min(torch.finfo(mass.dtype).tiny)  # of a query that may see no key at all: it finds zeros
             found[rows] = mixed / mass[:, None]
             statistics[:, rows] = torch.stack([peak, mass, energy / mass])
         ctx.save_for_backward(queries, keys, values, scale, own, found, statistics)
-        ctx.tile = tile
-        entropy = statistics[1].log() - statistics[2]
+        ctx.copies, ctx.tile = copies, tile
+        entropy = torch.where(
+            statistics[0] > torch.finfo(scale.dtype).min / 4, statistics[1].log() - statistics[2], 0.0
+        )
         ctx.mark_non_differentiable(entropy)
         return found, entropy
 
@@ -157,7 +186,7 @@ class _Tiled(torch.autograd.Function):
             query_gradient, key_gradient = torch.zeros_like(queries), torch.zeros_like(keys)
             value_gradient = torch.zeros_like(values)
             scale_gradient = accumulator(scale)
-            pass_over = partial(_weights, keys=keys, own=own, tile=ctx.tile)
+            pass_over = partial(_weights, keys=keys, own=own, copies=ctx.copies, tile=ctx.tile)
             for rows in tiles(len(queries), ctx.tile):
                 scaled, incoming, about = queries[rows] * scale, gradient[rows], statistics[:, rows, None]
                 mean = torch.linalg.vecdot(incoming, found[rows])
@@ -175,7 +204,7 @@ class _Tiled(torch.autograd.Function):
                     query_gradient[rows].addmm_(slope, keys[columns])
                     key_gradient[columns].addmm_(slope.T, scaled)
             scale_gradient = (scale_gradient / scale).to(scale.dtype)
-            return query_gradient.mul_(scale), key_gradient, value_gradient, scale_gradient, None, None
+            return query_gradient.mul_(scale), key_gradient, value_gradient, scale_gradient, None, None, None
 
 
 def _is_steep(scale: Tensor) -> bool:
@@ -184,7 +213,7 @@ def _is_steep(scale: Tensor) -> bool:
 
 
 def _weights(
-    scaled: Tensor, about: Tensor, rows: slice, *, keys: Tensor, own: Tensor | None, tile: int
+    scaled: Tensor, about: Tensor, rows: slice, *, keys: Tensor, own: Tensor | None, copies: Copies | None, tile: int
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Of one row of tiles, each tile's columns, weights, and logits below their peak (0 where a key is hidden)."""
     peak, mass, _ = about
@@ -192,7 +221,7 @@ def _weights(
         # Equal products are equal bits on one device, but for libraries that promise it not: hence the clamp.
         logits = (scaled @ keys[columns].T).sub_(peak).clamp_max_(0.0)
         weights = logits.exp().div_(mass)
-        hidden = _own_in_tile(own, rows, columns)
+        hidden = _hidden_in_tile(own, copies, rows, columns)
         if hidden is not None:
             weights[hidden] = 0.0
             logits[hidden] = 0.0

@@ -11,6 +11,8 @@ from torch.nn import functional
 from recollect.objectives.base import Base, LossTerms, Report, logarithm, unit, weighted_losses
 from recollect.objectives.context import Attended, look_up
 from recollect.objectives.options import ContextOptions
+from recollect.objectives.shards import WHOLE, Copies, Shard, find_copies
+from recollect.objectives.sigmoid import SigmoidTerm
 from recollect.objectives.softmax import softmax_contrastive
 from recollect.objectives.tiles import Form, check_pairs, full_precision
 
@@ -21,6 +23,7 @@ class Buffer(NamedTuple):
     keys: Tensor
     values: Tensor
     own: Tensor | None
+    copies: Copies | None
 
 
 class ContextObjective(nn.Module):
@@ -109,7 +112,10 @@ class ContextObjective(nn.Module):
         labels: Int[Tensor, " batch"] | None = None,
         views: Float[Tensor, "batch width"] | None = None,
         context: Float[Tensor, "rows width"] | None = None,
+        marks: Int[Tensor, "batch marks"] | None = None,
+        context_marks: Int[Tensor, "rows marks"] | None = None,
         seed: int = 0,
+        shard: Shard = WHOLE,
     ) -> tuple[Tensor, Report]:
         """The loss of a batch of raw tower outputs.
 
@@ -119,11 +125,15 @@ class ContextObjective(nn.Module):
             labels: classes, for UniCL; negative where a sample is a caption.
             views: raw embeddings of a second view of each image, for ``augmented``.
             context: raw embeddings of a separate batch, for ``separate``.
+            marks: rows that share a number (not negative) in a column are copies of one sample: no negatives of each
+                other, and, unless the mask is off, no context.
+            context_marks: the same of ``context``.
             seed: of the random subset, for ``active_rows``; give each step its own.
+            shard: which rows of the batch these are; the losses of all processes add up to that of the batch.
 
         Returns:
-            The loss and a report: ``loss``, ``base_loss``, ``context_loss``, ``scale``, ``scale_context``,
-            ``tau_context``, ``bias``, ``bias_context``, ``effective_neighbours``.
+            The loss (of these rows) and a report (of the batch): ``loss``, ``base_loss``, ``context_loss``, ``scale``,
+            ``scale_context``, ``tau_context``, ``bias``, ``bias_context``, ``effective_neighbours``.
 
         Raises:
             ValueError: the shapes differ, something that the options need is missing, or nothing is left to look up.
@@ -131,51 +141,62 @@ class ContextObjective(nn.Module):
         check_pairs(images, texts)
         images, texts = full_precision(images), unit(texts)
         unit_images = unit(images)
-        found = self._look_up(images, unit_images, self._buffer(images, unit_images, texts, views, context, seed))
+        rows = _Rows(images, unit_images, texts, labels, marks, shard)
+        buffer = self._buffer(rows, views, context, context_marks, seed)
+        found = self._look_up(rows, buffer)
         if self.context_term is None:
-            return self._residual_loss(unit_images, found, texts, labels)
-        looked_up = unit(found.values)
-        sides = [self.term.side(unit_images, self.alpha)]
+            loss, report = self._residual_loss(rows, found)
+        else:
+            loss, report = self._two_losses(rows, found, views)
+        self._remember(images, shard)
+        return loss, report
+
+    def _two_losses(self, rows: "_Rows", found: Attended, views: Tensor | None) -> tuple[Tensor, Report]:
+        """One loss on the embeddings and one on what they find (Eq. 6), and what the views add (Table 6)."""
+        assert self.context_term is not None  # else the loss is the residual one
+        sides = [self.term.side(rows.unit_images, self.alpha)]
         if views is not None and self.options.augmented.startswith("all"):
-            sides = [self.term.side(rows, self.alpha / 2) for rows in (unit_images, unit(views))]
-        sides.append(self.context_term.side(looked_up, 1 - self.alpha))
-        loss, parts = weighted_losses(self.term.base, sides, texts, labels, self.form)
+            sides = [self.term.side(seen, self.alpha / 2) for seen in (rows.unit_images, unit(views))]
+        sides.append(self.context_term.side(unit(found.values), 1 - self.alpha))
+        loss, parts = rows.losses(self.term.base, sides, self.form)
+        whole = sum((side.weight * part for side, part in zip(sides, parts, strict=True)), torch.zeros_like(parts[0]))
         if views is not None and self.log_scale_views is not None:
-            loss = loss + softmax_contrastive(unit_images, unit(views), self.log_scale_views.exp(), form=self.form)
-        self._remember(images)
+            scale = self.log_scale_views.exp()
+            alike = softmax_contrastive(
+                rows.unit_images, unit(views), scale, marks=rows.marks, form=self.form, shard=rows.shard
+            )
+            loss, whole = loss + alike, whole + rows.shard.total(alike.detach().clone())
         base = torch.stack(parts[:-1]).mean()
-        return loss, self._report(loss, base, parts[-1], found)
+        return loss, self._report(whole, base, parts[-1], found, rows.shard)
 
-    def _residual_loss(
-        self, unit_images: Tensor, found: Attended, texts: Tensor, labels: Tensor | None
-    ) -> tuple[Tensor, Report]:
+    def _residual_loss(self, rows: "_Rows", found: Attended) -> tuple[Tensor, Report]:
         """One loss on the mixture of an embedding and what it finds (Table 4c)."""
-        mixed = functional.normalize(self.alpha * unit_images + (1 - self.alpha) * unit(found.values), dim=1)
-        loss, parts = weighted_losses(self.term.base, [self.term.side(mixed, 1.0)], texts, labels, self.form)
-        return loss, self._report(loss, parts[0], None, found)
+        mixed = functional.normalize(self.alpha * rows.unit_images + (1 - self.alpha) * unit(found.values), dim=1)
+        loss, (whole,) = rows.losses(self.term.base, [self.term.side(mixed, 1.0)], self.form)
+        return loss, self._report(whole, whole, None, found, rows.shard)
 
-    def _look_up(self, images: Tensor, unit_images: Tensor, buffer: Buffer) -> Attended:
-        queries = unit_images if self.options.normalise_keys else images
-        tau = self.log_tau.exp()
-        scale = 1 / (tau * math.sqrt(images.shape[1]))
-        found = look_up(queries, buffer.keys, buffer.values, scale, buffer.own, form=self.form)
+    def _look_up(self, rows: "_Rows", buffer: Buffer) -> Attended:
+        queries = rows.unit_images if self.options.normalise_keys else rows.images
+        scale = 1 / (self.log_tau.exp() * math.sqrt(rows.images.shape[1]))
+        how = {"copies": buffer.copies, "form": self.form}
+        found = look_up(queries, buffer.keys, buffer.values, scale, buffer.own, **how)
         if self.map is None:
             return found
         # Second stage (Eq. 9): what was found looks up again, among mapped keys and values.
-        mapped = self.map(images)
-        return look_up(unit(found.values), unit(mapped), mapped, scale, buffer.own, form=self.form)
+        mapped = rows.shard.gather(self.map(rows.images))
+        return look_up(unit(found.values), unit(mapped), mapped, scale, buffer.own, **how)
 
     def _buffer(
         self,
-        images: Tensor,
-        unit_images: Tensor,
-        texts: Tensor,
+        batch: "_Rows",
         views: Tensor | None,
         context: Tensor | None,
+        context_marks: Tensor | None,
         seed: int,
     ) -> Buffer:
-        options = self.options
-        rows, own = images, torch.arange(len(images), device=images.device) if options.mask else None
+        options, shard = self.options, batch.shard
+        rows, own = batch.images, batch.numbers() if options.mask else None
+        copies = find_copies(batch.marks, shard) if options.mask else None
         if options.separate or options.augmented != "none":
             given = context if options.separate else views
             if given is None:
@@ -183,19 +204,27 @@ class ContextObjective(nn.Module):
                     f"these options need {'context' if options.separate else 'views'} to look things up in"
                 )
             rows, own = full_precision(given), None
+            copies = _copies_in(context_marks, batch.marks, shard) if options.separate and options.mask else None
         keys = rows
         if options.normalise_keys:
-            keys = unit_images if rows is images else unit(rows)
-        values = texts if options.values == "texts" else rows
-        if options.active_rows is not None and options.active_rows < len(rows):
-            chosen, own = _subset(len(rows), options.active_rows, seed, own)
-            keys, values = keys[chosen.to(keys.device)], values[chosen.to(keys.device)]
-        keys, values = self._shape(keys, values)
+            keys = batch.unit_images if rows is batch.images else unit(rows)
+        values = batch.texts if options.values == "texts" else rows
+        # Shaped before they are gathered, so that no process does another's work.
+        keys, values = (shard.gather(part) for part in self._shape(keys, values))
+        if options.active_rows is not None and options.active_rows < len(keys):
+            chosen, own = _subset(len(keys), options.active_rows, seed, own)
+            chosen = chosen.to(keys.device)
+            keys, values = keys[chosen], values[chosen]
+            copies = copies and copies._replace(columns=copies.columns[chosen], first=None)
         if self.stale is not None and int(self.stale_count) > 0:
-            past = self.stale[: int(self.stale_count.clamp_max(len(self.stale)))].to(images)
+            # A copy, since this step's rows take the place of the oldest before the backward pass has read them.
+            past = self.stale[: int(self.stale_count.clamp_max(len(self.stale)))].to(rows, copy=True)
             past_keys, past_values = self._shape(unit(past) if options.normalise_keys else past, past)
             keys, values = torch.cat([keys, past_keys]), torch.cat([values, past_values])
-        return Buffer(keys, values, own)
+            if copies is not None:
+                unknown = copies.columns.new_full((len(past), copies.columns.shape[1]), -1)
+                copies = copies._replace(columns=torch.cat([copies.columns, unknown]))
+        return Buffer(keys, values, own, copies)
 
     def _shape(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """LayerNorm, value head and cut gradients (Tables 4e, 5b, 5d)."""
@@ -207,21 +236,22 @@ class ContextObjective(nn.Module):
         return keys, values
 
     @torch.no_grad()
-    def _remember(self, images: Tensor) -> None:
-        """Put this step's rows in the stale buffer, over the oldest."""
+    def _remember(self, images: Tensor, shard: Shard) -> None:
+        """Put this step's rows in the stale buffer, over the oldest; every process remembers all."""
         if self.stale is None or not self.training:
             return
-        rows = images.detach()[-len(self.stale) :]
+        images = shard.gather(images.detach())
+        rows = images[-len(self.stale) :]
         first = int(self.stale_count) + len(images) - len(rows)
         places = (first + torch.arange(len(rows), device=images.device)) % len(self.stale)
         self.stale[places] = rows.to(self.stale)
         self.stale_count += len(images)
 
     @torch.no_grad()
-    def _report(self, loss: Tensor, base: Tensor, context: Tensor | None, found: Attended) -> Report:
-        report = {"loss": loss.detach(), "base_loss": base, "scale": self.term.log_scale.exp()}
+    def _report(self, loss: Tensor, base: Tensor, context: Tensor | None, found: Attended, shard: Shard) -> Report:
+        report = {"loss": loss, "base_loss": base, "scale": self.term.log_scale.exp()}
         report["tau_context"] = self.log_tau.exp()
-        report["effective_neighbours"] = found.entropy.exp().mean()
+        report["effective_neighbours"] = shard.total(found.entropy.exp().mean()) / shard.size
         if self.term.bias is not None:
             report["bias"] = self.term.bias.detach().clone()
         if self.context_term is not None and context is not None:
@@ -230,6 +260,34 @@ class ContextObjective(nn.Module):
             if self.context_term.bias is not None:
                 report["bias_context"] = self.context_term.bias.detach().clone()
         return report
+
+
+class _Rows(NamedTuple):
+    """What one process holds of a batch; texts and the unit images are unit-norm."""
+
+    images: Tensor
+    unit_images: Tensor
+    texts: Tensor
+    labels: Tensor | None
+    marks: Tensor | None
+    shard: Shard
+
+    def numbers(self) -> Tensor:
+        """The number of each row in the whole batch."""
+        return self.shard.first(len(self.images)) + torch.arange(len(self.images), device=self.images.device)
+
+    def losses(self, base: Base, sides: list[SigmoidTerm], form: Form) -> tuple[Tensor, list[Tensor]]:
+        """See `weighted_losses`."""
+        return weighted_losses(base, sides, self.texts, self.labels, form, self.marks, self.shard)
+
+
+def _copies_in(columns: Tensor | None, rows: Tensor | None, shard: Shard) -> Copies | None:
+    """The samples of another batch that are in this one too."""
+    if rows is None or columns is None:
+        return None
+    columns = shard.gather(columns)
+    found = any(bool(torch.isin(row, column).any()) for row, column in zip(rows.T, columns.T, strict=True))
+    return Copies(rows, columns, None) if found else None
 
 
 def _subset(rows: int, size: int, seed: int, own: Tensor | None) -> tuple[Tensor, Tensor | None]:

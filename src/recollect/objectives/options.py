@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from recollect.core.choices import check_choices
+
 
 @dataclass(frozen=True)
 class ContextOptions:
@@ -43,6 +45,7 @@ class ContextOptions:
     augmented: Literal["none", "buffer", "all", "all+infonce"] = "none"
 
     def __post_init__(self) -> None:
+        check_choices(self)
         foreign = self.separate or self.augmented != "none"
         if self.separate and self.augmented != "none":
             raise ValueError("separate and augmented both name the buffer; choose one")
@@ -56,6 +59,14 @@ class ContextOptions:
             raise ValueError("a tied tau_context cannot be frozen by itself")
         if self.stages == 2 and (foreign or self.stale_rows or self.active_rows is not None):
             raise ValueError("stages=2 is defined for the batch itself as the buffer")
+        if self.stages == 2 and (self.value_head or not self.normalise_keys or self.values == "texts"):
+            raise ValueError("stages=2 has a map of its own: no value_head, no texts, and normalised keys only")
+        if self.stages == 2 and (self.stop_gradient != "none" or self.layer_norm != "none"):
+            raise ValueError("stages=2 is not defined with stop_gradient or layer_norm; choose one ablation")
+        if self.residual and self.augmented.startswith("all"):
+            raise ValueError("residual has one loss, on the mixture; views can be its buffer only (augmented='buffer')")
+        if self.residual and self.tied in {"context", "scales"}:
+            raise ValueError("residual has one loss and no tau_2 to tie; tied='all' ties tau_1 and tau_context")
 
     @property
     def needs_width(self) -> bool:

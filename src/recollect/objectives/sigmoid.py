@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from recollect.objectives.shards import WHOLE, Copies, Shard, find_copies, own_diagonal
 from recollect.objectives.tiles import (
     Form,
     accumulator,
@@ -35,8 +36,10 @@ def sigmoid_contrastive(
     scale: Float[Tensor, ""],
     bias: Float[Tensor, ""],
     *,
+    marks: Int[Tensor, "batch marks"] | None = None,
     form: Form = "auto",
     tile: int | None = None,
+    shard: Shard = WHOLE,
 ) -> Float[Tensor, ""]:
     """Every image against every text, each pair judged by itself (LIxP, Eq. 2, with SigLIP's sign).
 
@@ -48,8 +51,10 @@ def sigmoid_contrastive(
         texts: unit-norm text embeddings; row i describes image i.
         scale: inverse temperature, 10 at the start in the paper.
         bias: -10 at the start; about ``-log B`` for small batches.
+        marks: rows that share a number (not negative) in a column are copies of one sample: no negatives of each other.
         form: block-wise keeps no B × B tensor for the backward pass and has the same value and gradients.
         tile: edge of a tile of the block-wise form.
+        shard: which rows of the batch these are; the losses of all processes add up to that of the batch.
 
     Returns:
         The loss, a scalar, at least float32.
@@ -58,72 +63,64 @@ def sigmoid_contrastive(
         ValueError: the shapes differ.
     """
     check_pairs(images, texts)
-    total, _ = sigmoid_sides([SigmoidTerm(images, scale, bias, 1.0)], texts, form=form, tile=tile)
+    sides = [SigmoidTerm(images, scale, bias, 1.0)]
+    total, _ = sigmoid_sides(sides, texts, find_copies(marks, shard), form=form, tile=tile, shard=shard)
     return total
 
 
 def sigmoid_sides(
-    sides: Sequence[SigmoidTerm], texts: Float[Tensor, "batch width"], *, form: Form = "auto", tile: int | None = None
+    sides: Sequence[SigmoidTerm],
+    texts: Float[Tensor, "batch width"],
+    copies: Copies | None = None,
+    *,
+    form: Form = "auto",
+    tile: int | None = None,
+    shard: Shard = WHOLE,
 ) -> tuple[Float[Tensor, ""], list[Float[Tensor, ""]]]:
     """The weighted sum of several sigmoid losses against the same texts, and each of them without graph.
 
     Together they keep one gradient of the texts for the backward pass instead of one for each loss.
     """
     with no_autocast(texts.device):
-        texts = full_precision(texts)
+        first = shard.first(len(texts))
+        texts = shard.gather(full_precision(texts))
         sides = [side._replace(images=full_precision(side.images)) for side in sides]
         if resolve(form, len(texts)) == "dense":
-            losses = [_dense(side, texts) for side in sides]
+            losses = [_dense(side, texts, first, copies) for side in sides]
             total = sum((side.weight * loss for side, loss in zip(sides, losses, strict=True)), texts.new_zeros(()))
             return total, [loss.detach() for loss in losses]
         flat = [tensor for side in sides for tensor in (side.images, side.scale, side.bias)]
         weights = tuple(side.weight for side in sides)
-        total, *parts = _Tiled.apply(tile or tile_size(texts.device), weights, texts, *flat)
+        total, *parts = _Tiled.apply(tile or tile_size(texts.device), weights, first, copies, texts, *flat)
         return total, parts
 
 
-def _dense(side: SigmoidTerm, texts: Tensor) -> Tensor:
+def _dense(side: SigmoidTerm, texts: Tensor, first: int, copies: Copies | None) -> Tensor:
     logits = side.scale * (side.images @ texts.T) + side.bias
+    attraction = logits.diagonal(first).sum()
+    if copies is not None:
+        logits = logits.masked_fill(copies.among(slice(0, len(logits)), slice(0, len(texts))), -torch.inf)
     # log sigmoid(-l) = -softplus(l) and log sigmoid(l) = l - softplus(l): stable, and no matrix of signs.
-    return (functional.softplus(logits).sum() - logits.diagonal().sum()) / len(texts)
+    return (functional.softplus(logits).sum() - attraction) / len(texts)
 
 
 class _Tiled(torch.autograd.Function):
     """Forms the gradients in the tile of the forward pass: nothing of size B × B is ever kept."""
 
     @staticmethod
-    def forward(ctx: Any, tile: int, weights: tuple[float, ...], texts: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
-        wanted = any(ctx.needs_input_grad)
-        text_gradient = torch.zeros_like(texts) if wanted else None
+    def forward(
+        ctx: Any, tile: int, weights: tuple[float, ...], first: int, copies: Copies | None, texts: Tensor, *flat: Tensor
+    ) -> tuple[Tensor, ...]:
+        text_gradient = torch.zeros_like(texts) if any(ctx.needs_input_grad) else None
         total = texts.new_zeros(())
         losses: list[Tensor] = []
         saved: list[Tensor] = []
-        for index, weight in enumerate(weights):
-            images, scale, bias = flat[3 * index : 3 * index + 3]
-            factor = weight / len(texts)
-            gradients = (torch.zeros_like(images), accumulator(scale), accumulator(bias)) if wanted else None
-            loss = accumulator(texts)
-            for rows in tiles(len(images), tile):
-                for columns in tiles(len(texts), tile):
-                    similarity = images[rows] @ texts[columns].T
-                    logits = similarity * scale + bias
-                    loss += functional.softplus(logits).sum(dtype=loss.dtype)
-                    if rows == columns:
-                        loss -= logits.diagonal().sum()
-                    if gradients is None or text_gradient is None:
-                        continue
-                    slope = logits.sigmoid_()
-                    if rows == columns:
-                        slope.diagonal().sub_(1)
-                    gradients[1].add_(torch.linalg.vecdot(slope, similarity).sum(dtype=loss.dtype))
-                    gradients[2].add_(slope.sum(dtype=loss.dtype))
-                    gradients[0][rows].addmm_(slope, texts[columns])
-                    text_gradient[columns].addmm_(slope.T, images[rows] * (scale * factor))
+        for place, weight in enumerate(weights):
+            side = SigmoidTerm(*flat[3 * place : 3 * place + 3], weight / len(texts))
+            loss, gradients = _one_side(side, texts, first, copies, tile, text_gradient)
             losses.append((loss / len(texts)).to(texts.dtype))
             total = total + weight * losses[-1]
-            if gradients is not None:
-                of_images, of_scale, of_bias = gradients
-                saved += (of_images.mul_(scale * factor), (of_scale * factor).to(scale), (of_bias * factor).to(bias))
+            saved += gradients
         if text_gradient is not None:
             ctx.save_for_backward(text_gradient, *saved)
         ctx.mark_non_differentiable(*losses)
@@ -132,4 +129,37 @@ class _Tiled(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *(gradient * saved for saved in ctx.saved_tensors)
+        return None, None, None, None, *(gradient * saved for saved in ctx.saved_tensors)
+
+
+def _one_side(
+    side: SigmoidTerm, texts: Tensor, first: int, copies: Copies | None, tile: int, text_gradient: Tensor | None
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Sum of one side's terms, and its gradients times its weight; adds to the texts' gradient, which None spares."""
+    images, scale, bias, factor = side
+    image_gradient = torch.zeros_like(images)
+    loss, bias_gradient = accumulator(texts), accumulator(texts)
+    for rows in tiles(len(images), tile):
+        scaled = images[rows] * scale
+        for columns in tiles(len(texts), tile):
+            logits = torch.addmm(bias, scaled, texts[columns].T)
+            if copies is not None:
+                logits.masked_fill_(copies.among(rows, columns), -torch.inf)
+            own = own_diagonal(logits, first, rows, columns)
+            loss += functional.softplus(logits).sum(dtype=loss.dtype)
+            if own is not None:
+                loss -= own.sum(dtype=loss.dtype)
+            if text_gradient is None:
+                continue
+            slope = logits.sigmoid_()
+            if own is not None:
+                own.sub_(1)
+            bias_gradient += slope.sum(dtype=loss.dtype)
+            image_gradient[rows].addmm_(slope, texts[columns])
+            text_gradient[columns].addmm_(slope.T, scaled, alpha=factor)
+    if text_gradient is None:
+        return loss, ()
+    # sum_ij slope_ij x_i·t_j, of which every row's part is at hand
+    scale_gradient = torch.linalg.vecdot(image_gradient, images).sum(dtype=loss.dtype)
+    image_gradient.mul_(scale * factor)
+    return loss, (image_gradient, (scale_gradient * factor).to(scale), (bias_gradient * factor).to(bias))

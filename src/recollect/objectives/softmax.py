@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from recollect.objectives.shards import WHOLE, Copies, Shard, find_copies
 from recollect.objectives.tiles import (
     Form,
     accumulator,
@@ -23,8 +24,10 @@ def softmax_contrastive(
     texts: Float[Tensor, "batch width"],
     scale: Float[Tensor, ""],
     *,
+    marks: Int[Tensor, "batch marks"] | None = None,
     form: Form = "auto",
     tile: int | None = None,
+    shard: Shard = WHOLE,
 ) -> Float[Tensor, ""]:
     """Each image picks its text out of the batch, and each text its image (CLIP; LIxP, Eq. 1; prefix, Eq. 1–3).
 
@@ -34,8 +37,10 @@ def softmax_contrastive(
         images: unit-norm image embeddings.
         texts: unit-norm text embeddings; row i describes image i.
         scale: inverse temperature.
+        marks: rows that share a number (not negative) in a column are copies of one sample: no negatives of each other.
         form: block-wise keeps no B × B tensor for the backward pass and has the same value and gradients.
         tile: edge of a tile of the block-wise form.
+        shard: which rows of the batch these are; the losses of all processes add up to that of the batch.
 
     Returns:
         The loss, a scalar, at least float32.
@@ -44,7 +49,7 @@ def softmax_contrastive(
         ValueError: the shapes differ.
     """
     check_pairs(images, texts)
-    return _contrastive(images, texts, scale, None, form, tile)
+    return _contrastive(images, texts, scale, None, marks, form, tile, shard)
 
 
 def label_contrastive(
@@ -53,8 +58,10 @@ def label_contrastive(
     labels: Int[Tensor, " batch"],
     scale: Float[Tensor, ""],
     *,
+    marks: Int[Tensor, "batch marks"] | None = None,
     form: Form = "auto",
     tile: int | None = None,
+    shard: Shard = WHOLE,
 ) -> Float[Tensor, ""]:
     """UniCL: every sample of the same class is a positive (Yang et al., 2022; prefix conditioning, section 3.1).
 
@@ -66,8 +73,10 @@ def label_contrastive(
         texts: unit-norm text embeddings; row i describes image i.
         labels: class of each sample; a negative one marks a caption, whose only positive is its own pair.
         scale: inverse temperature.
+        marks: see `softmax_contrastive`; copies of one class stay positives.
         form: block-wise keeps no B × B tensor for the backward pass and has the same value and gradients.
         tile: edge of a tile of the block-wise form.
+        shard: see `softmax_contrastive`.
 
     Returns:
         The loss, a scalar, at least float32.
@@ -78,94 +87,100 @@ def label_contrastive(
     check_pairs(images, texts)
     if labels.shape != images.shape[:1]:
         raise ValueError(f"need one label for each of {len(images)} rows, got labels of shape {tuple(labels.shape)}")
+    labels = shard.gather(labels)
     alone = -1 - torch.arange(len(labels), device=labels.device)
-    return _contrastive(images, texts, scale, torch.where(labels < 0, alone, labels), form, tile)
+    return _contrastive(images, texts, scale, torch.where(labels < 0, alone, labels), marks, form, tile, shard)
 
 
 def _contrastive(
-    images: Tensor, texts: Tensor, scale: Tensor, groups: Tensor | None, form: Form, tile: int | None
+    images: Tensor,
+    texts: Tensor,
+    scale: Tensor,
+    groups: Tensor | None,
+    marks: Tensor | None,
+    form: Form,
+    tile: int | None,
+    shard: Shard,
 ) -> Tensor:
+    """``groups`` are the whole batch's."""
     with no_autocast(images.device):
-        images, texts = full_precision(images), full_precision(texts)
-        if resolve(form, len(images)) == "dense":
-            return _dense(images, texts, scale, groups)
-        return _Tiled.apply(images, texts, scale, groups, tile or tile_size(images.device))
+        images, texts = full_precision(images), shard.gather(full_precision(texts))
+        copies = find_copies(marks, shard, groups)
+        of_rows, of_columns = log_sums(images, texts, scale, copies, form, tile)
+        first = shard.first(len(images))
+        own = slice(first, first + len(images))
+        # Every process answers for the columns of its own rows, so that each is counted once.
+        wide = accumulator(images).dtype
+        partition = of_rows.sum(dtype=wide) + shard.log_sum(of_columns)[own].sum(dtype=wide)
+        attraction = scale * torch.linalg.vecdot(images, _positives(texts, groups, own)).sum(dtype=wide)
+        # A class is as large seen from its rows as from its columns, so both directions attract alike.
+        return ((partition - 2 * attraction) / (2 * len(texts))).to(images.dtype)
 
 
-def _dense(images: Tensor, texts: Tensor, scale: Tensor, groups: Tensor | None) -> Tensor:
-    logits = scale * (images @ texts.T)
-    partition = logits.logsumexp(1).sum() + logits.logsumexp(0).sum()
+def _positives(texts: Tensor, groups: Tensor | None, own: slice) -> Tensor:
+    """For each of the rows ``own`` the mean of its positives: its text, or all those of its class."""
     if groups is None:
-        return (partition - 2 * logits.diagonal().sum()) / (2 * len(images))
-    positives = (groups[:, None] == groups[None, :]).to(logits.dtype)
-    # A class is as large seen from its rows as from its columns, so both directions share one weight.
-    weights = positives / positives.sum(1, keepdim=True)
-    return (partition - 2 * (weights * logits).sum()) / (2 * len(images))
-
-
-def _group_sizes(groups: Tensor) -> Tensor:
+        return texts[own]
     _, inverse, counts = groups.unique(return_inverse=True, return_counts=True)
-    return counts[inverse]
+    means = texts.new_zeros(len(counts), texts.shape[1]).index_add(0, inverse, texts) / counts[:, None]
+    return means[inverse[own]]
 
 
-def _positives(groups: Tensor | None, sizes: Tensor | None, rows: slice, columns: slice) -> Tensor | None:
-    """Weights 1/|P(i)| of the positives in a tile, or None where only its diagonal has any."""
-    if groups is None or sizes is None:
-        return None
-    same = groups[rows, None] == groups[None, columns]
-    return same / sizes[rows, None]
+def log_sums(
+    images: Tensor, texts: Tensor, scale: Tensor, copies: Copies | None, form: Form, tile: int | None
+) -> tuple[Tensor, Tensor]:
+    """``log sum exp`` of the logits of every row, and of every column over these rows; copies do not count."""
+    if resolve(form, len(texts)) == "dense":
+        logits = scale * (images @ texts.T)
+        if copies is not None:
+            logits = logits.masked_fill(copies.among(slice(0, len(images)), slice(0, len(texts))), -torch.inf)
+        # Of a column that consists of copies, these rows add nothing; autograd would make NaN of its slope.
+        columns = logits if copies is None else logits.masked_fill(logits.isneginf().all(0), _LEAST)
+        return logits.logsumexp(1), columns.logsumexp(0)
+    return _LogSums.apply(images, texts, scale, copies, tile or tile_size(images.device))
 
 
-class _Tiled(torch.autograd.Function):
+_LEAST = -1e30  # the logarithm of nothing, as a number that can be subtracted from itself
+
+
+class _LogSums(torch.autograd.Function):
     """Row and column statistics from one pass over the tiles; the backward pass computes each tile again."""
 
     @staticmethod
-    def forward(ctx: Any, images: Tensor, texts: Tensor, scale: Tensor, groups: Tensor | None, tile: int) -> Tensor:
-        rows_total = images.new_full((2, len(images)), -torch.inf)  # log-sum-exp of each row, and of each column
-        sizes = None if groups is None else _group_sizes(groups).to(images.dtype)
-        attraction = accumulator(images)
+    def forward(
+        ctx: Any, images: Tensor, texts: Tensor, scale: Tensor, copies: Copies | None, tile: int
+    ) -> tuple[Tensor, Tensor]:
+        of_rows = images.new_full((len(images),), _LEAST)
+        of_columns = images.new_full((len(texts),), _LEAST)
         for rows in tiles(len(images), tile):
             scaled = images[rows] * scale
             for columns in tiles(len(texts), tile):
                 logits = scaled @ texts[columns].T
-                rows_total[0, rows] = torch.logaddexp(rows_total[0, rows], logits.logsumexp(1))
-                rows_total[1, columns] = torch.logaddexp(rows_total[1, columns], logits.logsumexp(0))
-                weights = _positives(groups, sizes, rows, columns)
-                if weights is not None:
-                    attraction += torch.dot(weights.to(logits.dtype).flatten(), logits.flatten())
-                elif rows == columns:
-                    attraction += logits.diagonal().sum()
-        ctx.save_for_backward(images, texts, scale, groups, sizes, rows_total)
-        ctx.tile = tile
-        partition = rows_total.sum(dtype=attraction.dtype)
-        return ((partition - 2 * attraction) / (2 * len(images))).to(images.dtype)
+                if copies is not None:
+                    logits.masked_fill_(copies.among(rows, columns), _LEAST)
+                of_rows[rows] = torch.logaddexp(of_rows[rows], logits.logsumexp(1))
+                of_columns[columns] = torch.logaddexp(of_columns[columns], logits.logsumexp(0))
+        ctx.save_for_backward(images, texts, scale, of_rows, of_columns)
+        ctx.copies, ctx.tile = copies, tile
+        return of_rows, of_columns
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        images, texts, scale, groups, sizes, totals = ctx.saved_tensors
+    def backward(ctx: Any, row_gradient: Tensor, column_gradient: Tensor) -> tuple[Tensor | None, ...]:
+        images, texts, scale, of_rows, of_columns = ctx.saved_tensors
         with no_autocast(images.device):
             image_gradient, text_gradient = torch.zeros_like(images), torch.zeros_like(texts)
-            scale_gradient = accumulator(scale)
             for rows in tiles(len(images), ctx.tile):
                 scaled = images[rows] * scale  # as in the forward pass: equal products of equal factors
                 for columns in tiles(len(texts), ctx.tile):
                     logits = scaled @ texts[columns].T
-                    slope = (logits - totals[0, rows, None]).exp_()
-                    slope += (logits - totals[1, None, columns]).exp_()
-                    weights = _positives(groups, sizes, rows, columns)
-                    if weights is not None:
-                        slope -= 2 * weights
-                    elif rows == columns:
-                        slope.diagonal().sub_(2)
-                    scale_gradient += torch.linalg.vecdot(slope, logits).sum(dtype=scale_gradient.dtype)
+                    slope = (logits - of_rows[rows, None]).exp_().mul_(row_gradient[rows, None])
+                    slope.addcmul_((logits.sub_(of_columns[None, columns])).exp_(), column_gradient[None, columns])
+                    if ctx.copies is not None:
+                        slope.masked_fill_(ctx.copies.among(rows, columns), 0.0)
                     image_gradient[rows].addmm_(slope, texts[columns])
                     text_gradient[columns].addmm_(slope.T, scaled)
-            factor = gradient / (2 * len(images))
-            return (
-                image_gradient.mul_(factor * scale),
-                text_gradient.mul_(factor),
-                (scale_gradient / scale * factor).to(scale.dtype),
-                None,
-                None,
-            )
+            # sum_ij slope_ij x_i·t_j, of which every row's part is at hand
+            wide = accumulator(scale).dtype
+            scale_gradient = torch.linalg.vecdot(image_gradient, images).sum(dtype=wide).to(scale.dtype)
+            return image_gradient.mul_(scale), text_gradient, scale_gradient, None, None
