@@ -101,6 +101,15 @@ def test_a_source_is_seen_whole_before_any_of_it_is_seen_again(captions):
     assert len({frozenset(one[:10]) for one in passes}) == 5  # each in another order
 
 
+@pytest.mark.parametrize("batch_size", [7, 13, 16, 39, 40])
+def test_a_batch_across_two_passes_holds_no_sample_twice(captions, batch_size):
+    stream = BatchStream(DataMix((captions,)), batch_size, TRANSFORM)
+    for step in range(60):
+        assert len(set(stream.rows(step)[1].tolist())) == batch_size
+    drawn = np.concatenate([np.bincount(stream.rows(step)[1], minlength=40)[None] for step in range(40)]).sum(0)
+    assert drawn.max() - drawn.min() <= 1, "every sample is seen as often as every other"
+
+
 def test_a_batch_larger_than_its_source_goes_round(captions):
     batch = stream(DataMix((captions,)), 100).batch(0)
     assert set(Counter(batch.ids).values()) == {2, 3}

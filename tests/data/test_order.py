@@ -7,12 +7,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from recollect.data.batches.order import Plan, choose, mix, shuffled
+from recollect.data.batches.order import Plan, choose, endless, mix, shuffled
 
 
 @given(size=st.integers(1, 3000), key=st.integers(0, 2**62))
 def test_every_thing_is_drawn_exactly_once(size, key):
     assert np.array_equal(np.sort(shuffled(np.arange(size), size, key)), np.arange(size))
+
+
+@given(size=st.integers(1, 60), window=st.integers(1, 60), key=st.integers(0, 99))
+def test_endless_passes_are_whole_and_no_window_holds_a_thing_twice(size, window, key):
+    order = endless(np.arange(7 * size), size, window, lambda turn: 1000 * key + turn)
+    for turn in range(7):
+        assert sorted(order[turn * size : (turn + 1) * size]) == list(range(size))
+    if window <= size:
+        for start in range(len(order) - window):
+            assert len(set(order[start : start + window])) == window
+    some = np.array([6 * size, 0, 3 * size + size // 2])
+    assert np.array_equal(endless(some, size, window, lambda turn: 1000 * key + turn), order[some])
+
+
+@pytest.mark.parametrize(("size", "window"), [(40, 10), (25, 10), (30, 29)])
+def test_every_pass_comes_in_another_order(size, window):
+    order = endless(np.arange(20 * size), size, window, lambda turn: turn).reshape(20, size)
+    assert len({tuple(turn) for turn in order}) == 20
+
+
+@given(shares=st.lists(st.floats(0.01, 1), min_size=1, max_size=4), batch_size=st.integers(1, 500), whole=st.booleans())
+def test_no_step_takes_more_of_a_source_than_is_said(shares, batch_size, whole):
+    plan = Plan(tuple(share / sum(shares) for share in shares), batch_size, whole, 3)
+    assert (plan.counts(np.arange(200)).max(0) <= np.array(plan.most)).all()
 
 
 def test_every_order_of_six_things_is_equally_likely():

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recollect.core.seeding import torch_generator
+from recollect.objectives.shards import WHOLE, Shard
 from recollect.training.assembly import Parts
 from recollect.training.step import Inputs
 
@@ -85,8 +86,15 @@ class SmallObjective(nn.Module):
         labels: Tensor | None = None,
         views: Tensor | None = None,
         context: Tensor | None = None,
+        marks: Tensor | None = None,
+        context_marks: Tensor | None = None,
         seed: int = 0,
+        shard: Shard = WHOLE,
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        # Every process forms the whole loss, and answers for its share of it.
+        images, texts = shard.gather(images), shard.gather(texts)
+        labels = None if labels is None else shard.gather(labels)
+        views, context = (None if rows is None else shard.gather(rows) for rows in (views, context))
         x, t = functional.normalize(self.head(images)), functional.normalize(texts)
         logits = self.log_scale.exp() * x @ t.T + self.bias
         same = torch.eye(len(x), dtype=logits.dtype) if labels is None else (labels[:, None] == labels).to(logits.dtype)
@@ -97,7 +105,7 @@ class SmallObjective(nn.Module):
                 loss = loss + (x @ functional.normalize(others).T).square().mean()
         with torch.no_grad():
             self.remembered.copy_(images.detach().mean(0))
-        return loss, {"loss": loss.detach(), "scale": self.log_scale.detach().exp()}
+        return loss / shard.size, {"loss": loss.detach(), "scale": self.log_scale.detach().exp()}
 
 
 def inputs_of_step(step: int, rows: int = 12, first: int = 0, last: int | None = None) -> Inputs:

@@ -178,13 +178,14 @@ class ContextObjective(nn.Module):
     def _look_up(self, rows: "_Rows", buffer: Buffer) -> Attended:
         queries = rows.unit_images if self.options.normalise_keys else rows.images
         scale = 1 / (self.log_tau.exp() * math.sqrt(rows.images.shape[1]))
-        how = {"copies": buffer.copies, "form": self.form}
-        found = look_up(queries, buffer.keys, buffer.values, scale, buffer.own, **how)
+        found = look_up(queries, buffer.keys, buffer.values, scale, buffer.own, copies=buffer.copies, form=self.form)
         if self.map is None:
             return found
         # Second stage (Eq. 9): what was found looks up again, among mapped keys and values.
         mapped = rows.shard.gather(self.map(rows.images))
-        return look_up(unit(found.values), unit(mapped), mapped, scale, buffer.own, **how)
+        return look_up(
+            unit(found.values), unit(mapped), mapped, scale, buffer.own, copies=buffer.copies, form=self.form
+        )
 
     def _buffer(
         self,
@@ -291,14 +292,14 @@ def _copies_in(columns: Tensor | None, rows: Tensor | None, shard: Shard) -> Cop
 
 
 def _subset(rows: int, size: int, seed: int, own: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """A random subset of the batch, and where in it each row finds itself: only members are masked."""
+    """A random subset of the batch, and where in it each of the rows ``own`` finds itself: only members are masked."""
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(rows, generator=generator)[:size].sort().values
     if own is None:
         return chosen, None
     place = torch.full((rows,), -1, dtype=torch.int64)
     place[chosen] = torch.arange(size)
-    return chosen, place.to(own.device)
+    return chosen, place.to(own.device)[own]
 
 
 def _heads(

@@ -116,7 +116,8 @@ class _Tiled(torch.autograd.Function):
         losses: list[Tensor] = []
         saved: list[Tensor] = []
         for place, weight in enumerate(weights):
-            side = SigmoidTerm(*flat[3 * place : 3 * place + 3], weight / len(texts))
+            images, scale, bias = flat[3 * place : 3 * place + 3]
+            side = SigmoidTerm(images, scale, bias, weight / len(texts))
             loss, gradients = _one_side(side, texts, first, copies, tile, text_gradient)
             losses.append((loss / len(texts)).to(texts.dtype))
             total = total + weight * losses[-1]

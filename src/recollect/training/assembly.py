@@ -5,19 +5,22 @@ from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from recollect.core.errors import UserError
-from recollect.core.types import Source
+from recollect.core.seeding import derive_seed
+from recollect.core.types import Batch, Source
 from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.stream import CONTEXT_VIEW, BatchStream
 from recollect.data.sources import open_source
 from recollect.data.sources.derived import corpus
+from recollect.data.sources.images import note
 from recollect.data.transforms import ImageTransform
 from recollect.models import PRESETS, DualEncoder, PatchEncoder, build_model, load_model
 from recollect.objectives import ContextObjective, ContrastiveObjective
 from recollect.training.locked import LockedSource, LockedTowers, TextFeatures, fit_patches, lock_source
-from recollect.training.options import Data, Model, Objective, Recipe
+from recollect.training.options import Copies, Data, Model, Objective, Recipe
 from recollect.training.ranks import ProcessRanks
 from recollect.training.step import Inputs, Towers
 
@@ -74,6 +77,12 @@ def assemble(recipe: Recipe, place: ProcessRanks, saved_model: Path | None) -> P
         world_size=place.size,
         broken_share=data.broken_share,
     )
+    if place.first:
+        for source, count in zip(sources, stream.most_at_once, strict=True):
+            if count > len(source):
+                note(
+                    f"{source.name}: {len(source):,} samples for {count:,} of a batch; copies are left out of the loss"
+                )
     feed = _feed(stream, towers, objective.needs, recipe, place)
     return Parts(towers, objective, tuple(source.name for source in sources), feed)
 
@@ -145,18 +154,32 @@ def _feed(
     device = place.device if recipe.chunk is None else None
 
     def feed(start: int, stop: int) -> Iterator[tuple[Inputs, Mapping[str, int]]]:
-        def images(first: int, last: int, view: int, needed: bool) -> Iterator:
-            if not needed:
-                return repeat(None)
-            batches = stream.iterate(first, last, recipe.workers, view=view, device=device)
-            return (batch.images for batch in batches)
+        def others(first: int, last: int, view: int, needed: bool) -> Iterator[Batch | None]:
+            return stream.iterate(first, last, recipe.workers, view=view, device=device) if needed else repeat(None)
 
         batches = stream.iterate(start, stop, recipe.workers, device=device)
-        views = images(start, stop, _SECOND_VIEW, "views" in needs)
-        contexts = images(start + 1, stop + 1, CONTEXT_VIEW, "context" in needs)
+        views = others(start, stop, _SECOND_VIEW, "views" in needs)
+        contexts = others(start + 1, stop + 1, CONTEXT_VIEW, "context" in needs)
         for step, batch, view, context in zip(range(start, stop), batches, views, contexts, strict=False):
             tokens = model.tokenize(batch.texts, batch.kinds)
             labels = batch.labels if "labels" in needs else None
-            yield Inputs(batch.images, tokens, labels, view, context), stream.composition(step)
+            inputs = Inputs(batch.images, tokens, labels, marks=marks_of(batch, recipe.data.copies))
+            if view is not None:
+                inputs = replace(inputs, views=view.images)
+            if context is not None:
+                marks = marks_of(context, recipe.data.copies)
+                inputs = replace(inputs, context=context.images, context_marks=marks)
+            yield inputs, stream.composition(step)
 
     return feed
+
+
+def marks_of(batch: Batch, copies: Copies) -> Tensor:
+    """Numbers by which objectives know copies of one sample: of its id and, where asked, of its text; int64 (n, marks).
+
+    The same in every process; 63 bits, so that two of a billion samples share one by chance once in ten billion steps.
+    """
+    words = [[f"{source}\0{id}" for source, id in zip(batch.sources, batch.ids, strict=True)]]
+    if copies == "captions":
+        words.append(["text\0" + " ".join(text.lower().split()) for text in batch.texts])
+    return torch.tensor([[derive_seed("copy", word) for word in column] for column in words]).T.contiguous()

@@ -40,6 +40,10 @@ class Model:
     dropout: float | None = None
 
 
+Copies = Literal["ids", "captions"]
+"""What makes two samples of a batch copies of each other: being the same sample, or having the same text as well."""
+
+
 @dataclass(frozen=True)
 class Data:
     """What to train on. A source is glyphs:NAME, latents:NAME, a hub id, or a path: Parquet, WebDataset, images, CSV.
@@ -54,6 +58,8 @@ class Data:
         crop: least share of a picture that a random crop shows; 1 shows all of it. The model's own by default.
         flip: mirror half of the pictures; not where they hold letters or captions say left and right.
         broken_share: share of pictures that may be unreadable before the run stops.
+        copies: samples of a batch that are neither negatives of each other nor context: those of the same id (where a
+            source is smaller than the batch), or those of the same caption too.
         image_column: where its name is unusual, as for the columns below.
         caption_column: a text or a list of texts.
         label_column: class numbers or names.
@@ -71,6 +77,7 @@ class Data:
     crop: float | None = None
     flip: bool = False
     broken_share: float = 0.01
+    copies: Copies = "ids"
     image_column: str | None = None
     caption_column: str | None = None
     label_column: str | None = None

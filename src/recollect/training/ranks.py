@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from recollect.core.errors import UserError
 from recollect.core.types import best_device
+from recollect.objectives.shards import WHOLE, Shard
 
 Decision = TypeVar("Decision")
 
@@ -79,34 +80,75 @@ def rank() -> int:
     return dist.get_rank() if in_parallel() else 0
 
 
-def gather(rows: Tensor) -> Tensor:
-    """The rows of all processes in rank order; the gradient flows to this process's own rows only.
+class RankShard(Shard):
+    """The rows that this process holds of a batch that all share; every process holds as many."""
 
-    Every process computes the whole loss, so the gradient that its own rows receive is already the complete one
-    and no collective is needed on the way back: `sum_gradients` adds what each process's rows did to the weights.
-    """
-    if not in_parallel():
-        return rows
+    def __init__(self) -> None:
+        self.size, self.place = dist.get_world_size(), dist.get_rank()
+
+    def gather(self, rows: Tensor) -> Tensor:
+        return _Gather.apply(rows)
+
+    def log_sum(self, parts: Tensor) -> Tensor:
+        return _LogSum.apply(parts)
+
+    def total(self, numbers: Tensor) -> Tensor:
+        return total(numbers.detach().clone())
+
+
+def shard_of_this_process() -> Shard:
+    """Which part of each batch this process holds."""
+    return RankShard() if in_parallel() else WHOLE
+
+
+def _all_rows(rows: Tensor) -> Tensor:
     parts = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, rows.detach().contiguous())
-    parts[rank()] = rows
+    dist.all_gather(parts, rows.contiguous())
     return torch.cat(parts)
 
 
-def sum_gradients(towers: Iterable[nn.Parameter], objective: Iterable[nn.Parameter]) -> None:
-    """Make the gradients of all processes those of the whole batch.
+class _Gather(torch.autograd.Function):
+    """The rows of all processes; what all of them found to be the gradient of this one's is added up."""
 
-    Towers saw only their own rows: sum. The objective saw every row in every process: its gradients agree already
-    up to the order of additions, and their mean keeps the processes from drifting apart.
-    """
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        ctx.rows = len(rows)
+        return _all_rows(rows.detach())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        own = slice(rank() * ctx.rows, (rank() + 1) * ctx.rows)
+        if dist.get_backend() == "nccl":
+            added = torch.empty_like(gradient[own])
+            dist.reduce_scatter_tensor(added, gradient.contiguous())
+            return added
+        added = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(added)
+        return added[own]
+
+
+class _LogSum(torch.autograd.Function):
+    """``log sum exp`` over processes of a vector that each has a part of."""
+
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor) -> Tensor:
+        whole = _all_rows(parts.detach()[None]).logsumexp(0)
+        ctx.save_for_backward(parts, whole)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        parts, whole = ctx.saved_tensors
+        return total(gradient.clone()) * (parts - whole).exp()
+
+
+def sum_gradients(modules: Iterable[nn.Parameter]) -> None:
+    """Make the gradients of all processes those of the whole batch: each found those of its rows."""
     if not in_parallel():
         return
-    own = [parameter.grad for parameter in towers if parameter.grad is not None]
-    shared = [parameter.grad for parameter in objective if parameter.grad is not None]
-    for handle in [dist.all_reduce(gradient, async_op=True) for gradient in own + shared]:
+    found = [parameter.grad for parameter in modules if parameter.grad is not None]
+    for handle in [dist.all_reduce(gradient, async_op=True) for gradient in found]:
         handle.wait()
-    for gradient in shared:
-        gradient.div_(dist.get_world_size())
 
 
 def first_decides(decide: Callable[[], Decision]) -> Decision:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from recollect.core.seeding import derive_seed
-from recollect.training.ranks import gather, rank, sum_gradients
+from recollect.training.ranks import rank, shard_of_this_process, sum_gradients
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -64,6 +64,8 @@ class Inputs:
         labels: int64 (n,), or None.
         views: a second augmented view of each image, or None.
         context: images of a separate batch to look things up in, or None; any number of rows.
+        marks: int64 (n, marks), not negative; samples that share one are copies. None where none are.
+        context_marks: the same of ``context``.
     """
 
     images: Tensor
@@ -71,6 +73,8 @@ class Inputs:
     labels: Tensor | None = None
     views: Tensor | None = None
     context: Tensor | None = None
+    marks: Tensor | None = None
+    context_marks: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,8 @@ def train_step(
 
     Args:
         model: a dual encoder.
-        objective: maps raw embeddings to a loss and a report (`recollect.objectives`).
+        objective: maps this process's raw embeddings to its part of the loss, and to a report of the whole batch
+            (`recollect.objectives`).
         inputs: this process's rows of the batch.
         options: chunk, precision and seed; the seed must differ from step to step and agree between processes.
 
@@ -147,19 +152,23 @@ def train_step(
     def embed_images(pixels: Tensor | None, what: str) -> Tensor | None:
         if pixels is None:
             return None
-        return gather(
-            embed(lambda chunk: model.encode_images(chunk["pixels"]), {"pixels": pixels}, device, options, what)
-        )
+        return embed(lambda chunk: model.encode_images(chunk["pixels"]), {"pixels": pixels}, device, options, what)
+
+    def here(numbers: Tensor | None) -> Tensor | None:
+        return None if numbers is None else numbers.to(device)
 
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         loss, report = objective(
             embed_images(inputs.images, "images"),
-            gather(embed(lambda chunk: model.encode_texts(dict(chunk)), inputs.tokens, device, options, "texts")),
-            labels=None if inputs.labels is None else gather(inputs.labels.to(device)),
+            embed(lambda chunk: model.encode_texts(dict(chunk)), inputs.tokens, device, options, "texts"),
+            labels=here(inputs.labels),
             views=embed_images(inputs.views, "views"),
             context=embed_images(inputs.context, "context"),
+            marks=here(inputs.marks),
+            context_marks=here(inputs.context_marks),
             seed=options.seed,
+            shard=shard_of_this_process(),
         )
         loss.backward()
-    sum_gradients(model.parameters(), objective.parameters())
+    sum_gradients([*model.parameters(), *objective.parameters()])
     return report

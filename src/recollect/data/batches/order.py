@@ -1,7 +1,7 @@
 """Which sample comes when, as a pure function: hashes, shuffled orders, and how many of each source a batch takes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +52,59 @@ def shuffled(positions: np.ndarray, size: int, key: int) -> np.ndarray:
     return places
 
 
+def endless(positions: np.ndarray, size: int, window: int, key: Callable[[int], int]) -> np.ndarray:
+    """Where each position of endless passes through ``size`` things goes: every pass is a permutation of them.
+
+    No thing comes twice within ``window`` positions, also across the end of a pass, if there are that many things: a
+    batch of at most ``window`` holds no copies.
+
+    Args:
+        positions: int64, not negative.
+        size: number of things.
+        window: positions within which all things differ.
+        key: seed of a pass, by its number.
+    """
+    passes, places = np.divmod(positions, size)
+    for turn in np.unique(passes).tolist():
+        here = passes == turn
+        if window > size:
+            places[here] = shuffled(places[here], size, key(turn))
+        elif size < 3 * window:
+            places[here] = _in_blocks(places[here], size, size - window + 1, key(0), key(turn))
+        else:
+            places[here] = _clear_of_the_last(places[here], size, window, turn, key)
+    return places
+
+
+def _in_blocks(places: np.ndarray, size: int, block: int, base: int, key: int) -> np.ndarray:
+    """Shuffled within blocks of an order that every pass shares: a thing moves by less than a block."""
+    starts = places // block * block
+    inner = places - starts
+    for start in np.unique(starts).tolist():
+        here = starts == start
+        inner[here] = shuffled(inner[here], min(block, size - start), int(mix(key, start)))
+    return shuffled(starts + inner, size, base)
+
+
+def _clear_of_the_last(places: np.ndarray, size: int, window: int, turn: int, key: Callable[[int], int]) -> np.ndarray:
+    """A pass whose first ``window`` things are none of the last ``window`` of the pass before.
+
+    Those that are change places with later ones, all before the pass's own last ``window``, which thus stay as they
+    were shuffled: no pass needs to know more than the one before.
+    """
+    found = shuffled(places, size, key(turn))
+    early = places < 2 * window
+    if turn == 0 or not early.any():
+        return found
+    start = shuffled(np.arange(2 * window), size, key(turn))
+    last = np.isin(start, shuffled(np.arange(size - window, size), size, key(turn - 1)))
+    met = np.flatnonzero(last[:window])
+    free = window + np.flatnonzero(~last[window:])[: len(met)]
+    start[met], start[free] = start[free], start[met]
+    found[early] = start[places[early]]
+    return found
+
+
 @dataclass
 class Plan:
     """How many samples of each source each step takes.
@@ -88,6 +141,15 @@ class Plan:
         # Python's floor of a whole number of units: (ends * batch + offset) / 2^32, without floating point.
         ends = (self._ends * self.batch_size + offset) // _UNIT
         return np.diff(ends, prepend=0)
+
+    @property
+    def most(self) -> tuple[int, ...]:
+        """The most samples of each source that any step takes."""
+        if self.whole:
+            return (self.batch_size,) * len(self.shares)
+        # A share that falls just short of a whole number may be one of the units above it.
+        parts = (share / math.fsum(self.shares) * self.batch_size for share in self.shares)
+        return tuple(min(self.batch_size, math.floor(part + 1e-3) + 1) for part in parts)
 
     def before(self, step: int) -> np.ndarray:
         """Samples of each source in all steps before ``step``; sums of whole blocks are kept."""

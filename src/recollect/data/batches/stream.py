@@ -13,7 +13,7 @@ from recollect.core.seeding import derive_seed
 from recollect.core.types import NO_LABEL, Batch, Kind, Sample
 from recollect.data.batches.loading import Piece, iterate
 from recollect.data.batches.mixture import DataMix
-from recollect.data.batches.order import choose, mix, shuffled
+from recollect.data.batches.order import choose, endless, mix, shuffled
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect.data.sources.images import BrokenImageError
 from recollect.data.sources.reading import BROKEN_SHARE, BrokenCounter
@@ -30,9 +30,10 @@ class BatchStream:
     """An endless sequence of batches of which any can be made by itself.
 
     Each source is passed through in an order of its own, without repetition until all of it was seen, and then in
-    another. Texts are drawn anew at every visit: one of the captions, or a template filled with the class name (or
-    with one of the sample's own texts if it has any: synonyms). An image that cannot be read is replaced by another of
-    its source, chosen by (seed, step, row), so that the sequence is the same whoever makes it.
+    another; a batch across two passes holds no sample twice, unless it takes more than the source has. Texts are drawn
+    anew at every visit: one of the captions, or a template filled with the class name (or with one of the sample's own
+    texts if it has any: synonyms). An image that cannot be read is replaced by another of its source, chosen by
+    (seed, step, row), so that the sequence is the same whoever makes it.
 
     Attributes:
         mixture: what to draw from.
@@ -87,6 +88,11 @@ class BatchStream:
         """How many samples each source gives to the global batch."""
         counts = self._plan.counts(np.array([step]))[0]
         return {source.name: int(count) for source, count in zip(self.mixture.sources, counts, strict=True)}
+
+    @property
+    def most_at_once(self) -> tuple[int, ...]:
+        """The most samples that each source gives to one global batch; copies among them only if it has fewer."""
+        return self._plan.most
 
     @property
     def local_size(self) -> int:
@@ -170,11 +176,11 @@ class BatchStream:
     def _order(self, number: int, positions: np.ndarray) -> np.ndarray:
         """Samples at these positions of the endless passes through a source."""
         source = self.mixture.sources[number]
-        passes, places = np.divmod(positions, len(source))
-        for turn in np.unique(passes).tolist():
-            here = passes == turn
-            places[here] = shuffled(places[here], len(source), derive_seed(self.seed, "pass", source.name, turn))
-        return places
+        window = self.most_at_once[number]
+        return endless(positions, len(source), window, lambda turn: self._key_of_pass(source.name, turn))
+
+    def _key_of_pass(self, name: str, turn: int) -> int:
+        return derive_seed(self.seed, "pass", name, turn)
 
     def _normalised(self, images: Tensor) -> Tensor:
         if images.dtype != torch.uint8:

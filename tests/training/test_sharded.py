@@ -1,0 +1,125 @@
+"""The loss over many processes: each keeps its rows, and together they have the loss and gradients of one."""
+
+import pytest
+import torch
+
+from recollect.objectives import ContextObjective, ContextOptions, ContrastiveObjective
+from recollect.training.ranks import ranks, shard_of_this_process, sum_gradients
+
+BATCH, WIDTH = 12, 6
+
+ABLATIONS = [
+    None,
+    {},
+    {"mask": False},
+    {"residual": True},
+    {"values": "texts"},
+    {"stages": 2},
+    {"tied": "all"},
+    {"tied": "context"},
+    {"freeze_temperature": True},
+    {"stop_gradient": "keys"},
+    {"stop_gradient": "both"},
+    {"separate": True},
+    {"value_head": 2},
+    {"normalise_keys": False},
+    {"layer_norm": "both"},
+    {"stale_rows": 7, "value_head": 1},
+    {"stale_rows": 30, "residual": True},
+    {"active_rows": 5},
+    {"augmented": "buffer"},
+    {"augmented": "all"},
+    {"augmented": "all+infonce"},
+]
+CASES = [
+    (base, ("dense", "blockwise")[(place + number) % 2], options)
+    for place, base in enumerate(("sigmoid", "softmax", "label"))
+    for number, options in enumerate(ABLATIONS)
+]
+
+
+def numbers(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def objective_of(base, form, options):
+    torch.manual_seed(1)
+    how = {"scale": 5.0, "bias": -2.0, "form": form}
+    if options is None:
+        made = ContrastiveObjective(base, **how)
+    else:
+        made = ContextObjective(base, 0.7, ContextOptions(**options), width=WIDTH, tau_context=0.2, **how)
+    made = made.double()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(torch.randn(parameter.shape, dtype=torch.float64) * 0.1)
+    return made
+
+
+def outcome(place, case, shard):
+    """Losses, reports and gradients of two steps (a stale buffer fills in the first), for this process's rows."""
+    base, form, options = CASES[case]
+    objective = objective_of(base, form, options)
+    part = slice(place * BATCH // shard.size, (place + 1) * BATCH // shard.size)
+    marks = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 8, 97])[:, None] if case % 2 else torch.arange(BATCH)[:, None]
+    found = []
+    for step in range(2):
+        rows = {name: numbers(BATCH, WIDTH, seed=10 * step + number)[part].requires_grad_()
+                for number, name in enumerate(("images", "texts", "views", "context"))}  # fmt: skip
+        given = {name: row for name, row in rows.items() if name in {"images", "texts"} | objective.needs}
+        if "labels" in objective.needs:
+            given["labels"] = (torch.arange(BATCH) % 4 - 1)[part]
+        objective.zero_grad()
+        loss, report = objective(
+            **given, marks=marks[part], context_marks=(marks.flip(0) + 1)[part], seed=step, shard=shard
+        )
+        loss.backward()
+        sum_gradients(objective.parameters())
+        own = {name: shard.gather(row.grad) for name, row in rows.items() if row.grad is not None}
+        learned = {name: p.grad for name, p in objective.named_parameters() if p.grad is not None}
+        found.append({"loss": shard.total(loss), **report, **own, **learned})
+    return found
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_processes_have_the_loss_and_gradients_of_one(processes, in_processes, tmp_path, monkeypatch):
+    for module in ("context", "sigmoid", "softmax"):
+        monkeypatch.setattr(f"recollect.objectives.{module}.tile_size", lambda device: 5)
+
+    def work(rank):
+        with ranks("cpu"):
+            found = [outcome(rank, case, shard_of_this_process()) for case in range(len(CASES))]
+            torch.save(found, tmp_path / f"{rank}.pt")
+
+    in_processes(work, processes)
+    shares = [torch.load(tmp_path / f"{rank}.pt") for rank in range(processes)]
+    for case, name in enumerate(CASES):
+        for step, expected in enumerate(outcome(0, case, shard_of_this_process())):
+            assert expected["loss"].isfinite()
+            for share in shares:
+                assert share[case][step].keys() == expected.keys(), name
+                for key, value in expected.items():
+                    error = (share[case][step][key] - value.detach()).abs().max()
+                    assert error < 1e-9, f"{name} {key} {error}"
+
+
+def test_no_process_forms_more_than_its_rows_of_the_logits(in_processes, tmp_path):
+    """Each has a quarter of the products; all columns of all rows would be the work of one process four times."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    batch, width = 256, 16
+
+    def flops(shard, rows):
+        objective = ContextObjective("softmax", form="blockwise").double()
+        images, texts = (numbers(rows, width, seed=seed).requires_grad_() for seed in (0, 1))
+        with FlopCounterMode(display=False) as counter:
+            objective(images, texts, shard=shard)[0].backward()
+        return counter.get_total_flops()
+
+    def work(rank):
+        with ranks("cpu"):
+            torch.save(flops(shard_of_this_process(), batch // 4), tmp_path / f"{rank}.pt")
+
+    in_processes(work, 4)
+    alone = flops(shard_of_this_process(), batch)
+    assert [torch.load(tmp_path / f"{rank}.pt") for rank in range(4)] == [alone // 4] * 4
