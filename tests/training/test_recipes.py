@@ -15,7 +15,7 @@ from recollect.training.run_folder import as_json, check_run_folder, prepare_run
 
 OPTIONS = """
 model.start model.tokenizer model.prefixes model.freeze model.locked model.views model.dropout
-data.sources data.captions data.labels data.split data.weights data.sampling data.crop data.flip data.broken_share
+data.sources data.captions data.labels data.split data.weights data.sampling data.crop data.flip data.broken_share data.copies
 data.image_column data.caption_column data.label_column data.class_name_column data.synonyms_column data.split_column
 objective.base objective.scale objective.bias objective.context.alpha objective.context.tau
 objective.context.options.mask objective.context.options.residual objective.context.options.values
@@ -155,7 +155,7 @@ def test_what_was_run_is_kept_whole(name, tmp_path):
     """A recipe can be resumed with itself, with its tuples and its missing parts as JSON has them."""
     recipe = RECIPES[name]()
     (tmp_path / name).mkdir()
-    prepare_run_folder(tmp_path / name, recipe, 2)
+    prepare_run_folder(tmp_path / name, recipe, None)
     assert json.loads((tmp_path / name / "recipe.json").read_text()) == as_json(recipe)
     check_run_folder(tmp_path / name, recipe, resume=True)
     other = replace(recipe, objective=replace(recipe.objective, context=Context(alpha=0.123)))
