@@ -299,7 +299,9 @@ def test_a_finished_run_may_be_made_longer_and_no_shorter(small, unbroken, tmp_p
     assert "the learning rate follows the new length" in " ".join(capfd.readouterr().err.split())
     assert [line["step"] for line in lines(out)] == [1, 2, 4, 6, 7, 8, 10]
     assert files(out / "model") != unbroken[0]
-    assert files(out / "model") == files(out / "checkpoints" / "step-00000010" / "model")
+    model = files(out / "model")
+    assert "10 steps of" in model.pop("README.md").decode()
+    assert model == files(out / "checkpoints" / "step-00000010" / "model")
     with pytest.raises(UserError, match="10 steps were made already, more than --steps 7"):
         train(RECIPE, out, resume=True, device="cpu", assemble=small.parts)
     shutil.rmtree(out / "checkpoints")

@@ -9,10 +9,11 @@ from typing import Annotated
 import tyro
 from rich.table import Table
 
+from recollect.commands.train_hooks import protocols
 from recollect.core.errors import UserError
 from recollect.core.progress import output
-from recollect.training.loop import train
-from recollect.training.options import Recipe
+from recollect.training.loop import Hook, train
+from recollect.training.options import Recipe, recipe_from_json
 from recollect.training.recipes import RECIPES
 
 SOURCE_OPTIONS = frozenset({"--data.sources", "--data.captions", "--data.labels"})
@@ -29,6 +30,8 @@ class Train:
     OUT/model is a checkpoint that transformers opens, OUT/metrics.jsonl has a line for each logged step, and
     OUT/recipe.json says what was run. A run that was stopped or killed goes on with the same command and --resume.
 
+    `recollect train --config OTHER/recipe.json` takes the recipe of another run.
+
     `recollect train` lists the recipes; the options below show the values of the recipe that was named. Sources that
     are named (--data SOURCE ..., or --data.captions and --data.labels) take the place of the recipe's own.
     """
@@ -40,6 +43,13 @@ class Train:
     """Go on from the last checkpoint of --out."""
     device: str | None = None
     """Where to compute, e.g. cpu or cuda; the best there is by default."""
+    evaluate_every: int | None = None
+    """Steps between measurements of --zero-shot and --retrieval, whose figures go to metrics.jsonl; by default as often
+    as checkpoints."""
+    zero_shot: tuple[str, ...] = ()
+    """Labelled sources to classify while training, by class names alone."""
+    retrieval: tuple[str, ...] = ()
+    """Captioned sources to search both ways while training."""
     name: tyro.conf.Suppress[str] = ""
 
     @classmethod
@@ -50,17 +60,38 @@ class Train:
             UserError: no such recipe.
         """
         name, rest = (words[0], words[1:]) if words and not words[0].startswith("-") else ("", words)
+        if not name and (given := _config(words)):
+            file, rest = given
+            return cls._with(recipe_from_json(file), rest, file.resolve().parent.name, prog)
         if name and name not in RECIPES:
             near = difflib.get_close_matches(name, RECIPES, 3, 0.5)
             guess = f"Did you mean {' or '.join(near)}? " if near else ""
             raise UserError(f"{name}: no such recipe. {guess}`recollect train` lists them.")
-        recipe = RECIPES[name]() if name else Recipe()
+        return cls._with(RECIPES[name]() if name else Recipe(), rest, name, prog)
+
+    @classmethod
+    def _with(cls, recipe: Recipe, rest: list[str], name: str, prog: str) -> "Train":
         rest = [full_name(word) for word in rest]
         if SOURCE_OPTIONS & {word.split("=")[0] for word in rest}:
             recipe = replace(recipe, data=replace(recipe.data, sources=(), captions=(), labels=()))
         default = cls(recipe, name=name)
         config = (tyro.conf.AvoidSubcommands,)
         return tyro.cli(cls, args=rest, default=default, prog=f"{prog} {name or 'RECIPE'}", config=config)
+
+    def hooks(self) -> list[Hook]:
+        """What to measure while training.
+
+        Raises:
+            UserError: an option that measures nothing, or a source that cannot be opened; before the first step.
+        """
+        every = self.recipe.checkpoint_every if self.evaluate_every is None else self.evaluate_every
+        if every < 1:
+            raise UserError(f"--evaluate-every {every}: must be at least 1.")
+        if not (self.zero_shot or self.retrieval):
+            if self.evaluate_every is not None:
+                raise UserError("--evaluate-every: nothing to measure. Name a source with --zero-shot or --retrieval.")
+            return []
+        return [Hook(every, protocols(self.zero_shot, self.retrieval))]
 
     def run(self) -> None:
         """Train, or list the recipes."""
@@ -72,9 +103,21 @@ class Train:
             console.print(listing)
             return
         out = self.out or Path("runs") / self.name
-        model = train(self.recipe, out, resume=self.resume, device=self.device)
+        model = train(self.recipe, out, resume=self.resume, device=self.device, hooks=self.hooks())
         if int(os.environ.get("RANK", "0")) == 0:  # of all processes of this launch, the one that wrote them
             console.print(f"model: {model}\nmetrics: {out / 'metrics.jsonl'}", highlight=False)
+
+
+def _config(words: list[str]) -> tuple[Path, list[str]] | None:
+    """The file behind ``--config``, and the words without it."""
+    for place, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if option == "--config":
+            if not equals and place + 1 == len(words):
+                raise UserError("--config: name a recipe.json")
+            behind = place + (1 if equals else 2)
+            return Path(value if equals else words[place + 1]), words[:place] + words[behind:]
+    return None
 
 
 def full_name(word: str) -> str:

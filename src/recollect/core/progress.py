@@ -1,8 +1,10 @@
 """One way to show progress: a bar with a rate and the time left, on standard error."""
 
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TypeVar
 
 from rich.console import Console
@@ -10,6 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 Step = TypeVar("Step")
+
+LINE_SECONDS = 30.0
+"""Between two lines of progress where there is no terminal: a log that one can follow and still read."""
 
 console = Console(stderr=True, emoji=False)  # ":train:" in a name is no picture of a train
 
@@ -41,18 +46,43 @@ class _Rate(ProgressColumn):
 class Counter:
     """Advances one bar; made by `progress`."""
 
-    def __init__(self, bar: Progress, task: int) -> None:
+    def __init__(self, bar: Progress, task: int, unit: str, lines: bool) -> None:
         self._bar = bar
         self._task = task
+        self._unit = unit
+        self._lines = lines
+        self._start = self._said = time.monotonic()
+        self._before = bar.tasks[-1].completed
 
     def advance(self, amount: int | float = 1, note: str = "") -> None:
         """Add ``amount`` to what is done, and show ``note`` (a loss, a file) behind the bar."""
         self._bar.update(self._task, advance=amount, note=note)  # type: ignore[arg-type]
+        now = time.monotonic()
+        if self._lines and now - self._said >= LINE_SECONDS:
+            self._said = now
+            console.print(self._line(now - self._start, note), markup=False, highlight=False, soft_wrap=True)
+
+    def _line(self, seconds: float, note: str) -> str:
+        task = self._bar.tasks[-1]
+        rate = (task.completed - self._before) / seconds
+        of, left = "", ""
+        if task.total:
+            of = f" of {task.total:,.0f} ({task.completed / task.total:.1%})"
+            left = f", {timedelta(seconds=round((task.total - task.completed) / rate))} left" if rate else ""
+        speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+        words = f"{task.description}: {task.completed:,.0f}{of}, {speed} {self._unit}/s{left}"
+        return f"{words}, {note}" if note else words
 
 
 @contextmanager
-def progress(description: str, total: int | float | None, unit: str = "it", done: int | float = 0) -> Iterator[Counter]:
-    """Show a bar on standard error while the block runs; nothing but a last line where it is no terminal."""
+def progress(
+    description: str, total: int | float | None, unit: str = "it", done: int | float = 0, *, shown: bool = True
+) -> Iterator[Counter]:
+    """Show a bar on standard error while the block runs; where it is no terminal, a plain line now and then.
+
+    Args:
+        shown: of several processes that do the same, one shows it.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -61,8 +91,10 @@ def progress(description: str, total: int | float | None, unit: str = "it", done
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bar:
-        yield Counter(bar, bar.add_task(description, total=total, completed=int(done), note=""))
+    terminal = sys.stderr.isatty()
+    with Progress(*columns, console=console, disable=not (terminal and shown)) as bar:
+        task = bar.add_task(description, total=total, completed=int(done), note="")
+        yield Counter(bar, task, unit, shown and not terminal)
 
 
 def track(

@@ -17,7 +17,7 @@ from recollect.data.sources import open_source
 from recollect.data.sources.derived import corpus
 from recollect.data.sources.images import note
 from recollect.data.transforms import ImageTransform
-from recollect.models import PRESETS, DualEncoder, PatchEncoder, build_model, load_model
+from recollect.models import PRESETS, DualEncoder, PatchEncoder, TransformersEncoder, build_model, load_model
 from recollect.objectives import ContextObjective, ContrastiveObjective
 from recollect.training.locked import LockedSource, LockedTowers, TextFeatures, fit_patches, lock_source
 from recollect.training.options import Copies, Data, Model, Objective, Recipe
@@ -66,6 +66,12 @@ def assemble(recipe: Recipe, place: ProcessRanks, saved_model: Path | None) -> P
     towers: DualEncoder | LockedTowers = model
     if recipe.model.locked != "none":
         towers, sources = lock_towers(model.to(place.device), sources, recipe, crops)
+    if recipe.checkpoint_activations:
+        if not isinstance(model, TransformersEncoder):
+            raise UserError(
+                f"--checkpoint-activations: {recipe.model.start} has no layers of transformers. Take --chunk."
+            )
+        model.checkpoint_activations()
     if recipe.model.freeze != "none":
         model.freeze(recipe.model.freeze)
     stream = BatchStream(

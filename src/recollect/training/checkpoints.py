@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from recollect.core.errors import UserError
-from recollect.core.files import atomic_folder, read_json, write_json
+from recollect.core.files import atomic_folder, read_json, write_json, write_text
 from recollect.data.sources.images import note
+from recollect.training.averages import Averages
 from recollect.training.optimiser import parameters
 from recollect.training.step import Towers
 
@@ -39,7 +40,15 @@ class State:
     seen: dict[str, int] = field(default_factory=dict)
 
 
-def save(folder: Path, state: State, model: Towers, objective: nn.Module, optimiser: AdamW, keep: int = 2) -> None:
+def save(
+    folder: Path,
+    state: State,
+    model: Towers,
+    objective: nn.Module,
+    optimiser: AdamW,
+    keep: int = 2,
+    averages: Averages | None = None,
+) -> None:
     """Write ``folder/step-XXXXXXXX`` atomically, then remove all but the last ``keep``.
 
     Raises:
@@ -48,20 +57,24 @@ def save(folder: Path, state: State, model: Towers, objective: nn.Module, optimi
     path = folder / f"step-{state.step:08d}"
     with _written(path, latest(folder)) as unfinished:
         model.save(unfinished / "model")
-        save_file(_training_tensors(objective, optimiser), unfinished / "training.safetensors")
+        tensors = _training_tensors(objective, optimiser)
+        means = averages.tensors() if averages else {}
+        tensors |= {f"average/{name}": tensor for name, tensor in means.items()}
+        save_file(tensors, unfinished / "training.safetensors")
         write_json(unfinished / "state.json", asdict(state))
         write_json(unfinished / CHECKSUMS, _digests(unfinished))
     prune_checkpoints(folder, keep)
 
 
-def save_model(path: Path, model: Towers) -> None:
-    """Write the model to the folder ``path``, whole or not at all.
+def save_model(path: Path, model: Towers, card: str) -> None:
+    """Write the model, and its card, to the folder ``path``, whole or not at all.
 
     Raises:
         UserError: it cannot be written.
     """
     with _written(path, latest(path.parent / "checkpoints")) as unfinished:
         model.save(unfinished)
+        write_text(unfinished / "README.md", card)
 
 
 @contextmanager
@@ -128,8 +141,8 @@ def _damage(checkpoint: Path) -> str | None:
     return f"{names[0]} is {'not as it was written' if names[0] in found else 'missing'}" if names else None
 
 
-def restore(checkpoint: Path, objective: nn.Module, optimiser: AdamW) -> State:
-    """Give objective and optimiser the tensors of a checkpoint; its model is opened from ``checkpoint/model``.
+def restore(checkpoint: Path, objective: nn.Module, optimiser: AdamW, averages: Averages | None = None) -> State:
+    """Give objective, optimiser and averages a checkpoint's tensors; its model is opened from ``checkpoint/model``.
 
     Returns:
         How far the run had come.
@@ -143,6 +156,8 @@ def restore(checkpoint: Path, objective: nn.Module, optimiser: AdamW) -> State:
         objective.load_state_dict(_under("objective/", tensors))
     except (OSError, SafetensorError, RuntimeError) as error:
         raise UserError(f"{file}: cannot be restored ({error}). Was the recipe changed?") from error
+    if averages:
+        averages.load(_under("average/", tensors))
     moments = _under("optimiser/", tensors)
     for name, parameter in parameters(optimiser).items():
         entries = _under(f"{name}/", moments)

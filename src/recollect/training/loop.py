@@ -3,8 +3,9 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed
 from recollect.training import checkpoints
 from recollect.training.assembly import Parts, assemble
+from recollect.training.averages import Averages
+from recollect.training.card import model_card
 from recollect.training.checkpoints import State
 from recollect.training.optimiser import build_optimiser, learning_rate, parameters, set_learning_rate
 from recollect.training.options import Recipe
@@ -23,20 +26,40 @@ from recollect.training.ranks import ProcessRanks, first_decides, ranks, total, 
 from recollect.training.run_folder import (
     Metrics,
     StopRequest,
+    as_json,
     check_run_folder,
     finished,
     prepare_run_folder,
     run_lock,
     stop_requests,
 )
-from recollect.training.step import Inputs, StepOptions, train_step
+from recollect.training.step import Inputs, StepOptions, Towers, train_step
 
 Assemble = Callable[[Recipe, ProcessRanks, Path | None], Parts]
 """Recipe, process and, when resuming, the folder of the saved model, to what a run trains and reads."""
 
 
+@dataclass(frozen=True)
+class Hook:
+    """What is measured while a run goes on.
+
+    Attributes:
+        every: steps between two measurements; there is one after the last step too.
+        measure: from the model, in evaluation mode, to figures by name; one process calls it.
+    """
+
+    every: int
+    measure: Callable[[Towers], Mapping[str, float]]
+
+
 def train(
-    recipe: Recipe, out: Path, *, resume: bool = False, device: str | None = None, assemble: Assemble = assemble
+    recipe: Recipe,
+    out: Path,
+    *,
+    resume: bool = False,
+    device: str | None = None,
+    assemble: Assemble = assemble,
+    hooks: Sequence[Hook] = (),
 ) -> Path:
     """Train by ``recipe`` in the folder ``out``.
 
@@ -50,6 +73,8 @@ def train(
         resume: go on from the last checkpoint, or from the start if there is none.
         device: where to compute; the best device of the machine by default.
         assemble: makes model, objective and batches.
+        hooks: what to measure every so many steps; each adds a line ``{"step": ..., "evaluation": {...}}`` to the
+            metrics. They change nothing in the run.
 
     Returns:
         Folder of the trained model.
@@ -69,7 +94,7 @@ def train(
         wait_for_all()  # every process has read the folder before the first one writes to it
         if place.first:
             prepare_run_folder(out, recipe, last)
-        run = _Run(recipe, out, parts, place, last)
+        run = _Run(recipe, out, parts, place, last, hooks)
         with stop_requests() as request:
             run.finish(request)
         wait_for_all()
@@ -96,36 +121,71 @@ def _last_checkpoint(out: Path, recipe: Recipe) -> str | None:
     return last.name if last else None
 
 
+@contextmanager
+def _evaluating(model: Towers) -> Iterator[None]:
+    """The model in evaluation mode, and the random numbers of the run untouched."""
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices), torch.no_grad():
+        model.train(False)
+        try:
+            yield
+        finally:
+            model.train()
+
+
 class _Run:
     """What changes from step to step, and what changes it."""
 
-    def __init__(self, recipe: Recipe, out: Path, parts: Parts, place: ProcessRanks, last: Path | None) -> None:
-        self.recipe, self.out, self.place, self.feed = recipe, out, place, parts.feed
+    def __init__(
+        self, recipe: Recipe, out: Path, parts: Parts, place: ProcessRanks, last: Path | None, hooks: Sequence[Hook]
+    ) -> None:
+        self.recipe, self.out, self.place, self.feed, self.hooks = recipe, out, place, parts.feed, hooks
         self.model = parts.model.to(place.device).train()
         self.objective = parts.objective.to(place.device).train()
         self.optimiser = build_optimiser(self.model, self.objective, recipe.optimiser)
         self.state = State(seen=dict.fromkeys(parts.sources, 0))
+        self.averages = None
+        if recipe.average is not None:
+            learning = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
+            self.averages = Averages(learning, recipe.average)
         if last:
-            self.state = checkpoints.restore(last, self.objective, self.optimiser)
+            self.state = checkpoints.restore(last, self.objective, self.optimiser, self.averages)
+        self.report: dict[str, float] = {}
         self.metrics = Metrics(out / "metrics.jsonl", self.state.step) if place.first else None
         self.last_line = (self.state.step, time.perf_counter())
 
     def finish(self, request: StopRequest) -> None:
         """Make the steps that are left, then write the model."""
         size, steps = self.recipe.batch_size, self.recipe.steps
-        with progress("training", steps * size, "example", self.state.step * size) as counter:
+        done = self.state.step * size
+        with progress("training", steps * size, "example", done, shown=self.place.first) as counter:
             for inputs, composition in self.feed(self.state.step, steps):
-                report = self.step(inputs, composition)
+                self.report = self.step(inputs, composition)
                 stop = self.stop_requested(request)
                 if self.state.step in (1, steps) or self.state.step % self.recipe.log_every == 0:
-                    self.log(report)
-                counter.advance(size, f"loss {report['loss']:.4g}")
+                    self.log(self.report)
+                self.measure()
+                counter.advance(size, f"loss {self.report['loss']:.4g}")
                 if stop or self.state.step == steps or self.state.step % self.recipe.checkpoint_every == 0:
                     self.save()
                 if stop and self.state.step < steps:
                     self.leave(request)
         if self.place.first:
-            checkpoints.save_model(self.out / "model", self.model)
+            card = model_card(as_json(self.recipe), self.state.seen, self.report)
+            with self.averages.in_place() if self.averages else nullcontext():
+                checkpoints.save_model(self.out / "model", self.model, card)
+
+    def measure(self) -> None:
+        """Let the hooks whose turn it is look at the model as it would be saved."""
+        step = self.state.step
+        due = [hook for hook in self.hooks if step % hook.every == 0 or step == self.recipe.steps]
+        if not due or not self.metrics:
+            return
+        began = time.perf_counter()
+        with self.averages.in_place() if self.averages else nullcontext(), _evaluating(self.model):
+            for hook in due:
+                self.metrics.write({"step": step, "evaluation": dict(hook.measure(self.model))})
+        self.last_line = (self.last_line[0], self.last_line[1] + time.perf_counter() - began)
 
     def step(self, inputs: Inputs, composition: Mapping[str, int]) -> dict[str, float]:
         """One update; leaves the weights alone if loss or gradient is not a number.
@@ -148,6 +208,8 @@ class _Run:
         if not math.isfinite(numbers["loss"] + numbers["gradient_norm"]):
             raise UserError(self.divergence(numbers, number))
         self.optimiser.step()
+        if self.averages:
+            self.averages.update(number)
         self.state = State(number, {name: seen + composition[name] for name, seen in self.state.seen.items()})
         return numbers | {"learning_rate": rate}
 
@@ -174,7 +236,7 @@ class _Run:
             self.model.set_scale(term.log_scale.exp().item(), bias)
             self.metrics.sync()
             folder, keep = self.out / "checkpoints", self.recipe.checkpoints_kept
-            checkpoints.save(folder, self.state, self.model, self.objective, self.optimiser, keep)
+            checkpoints.save(folder, self.state, self.model, self.objective, self.optimiser, keep, self.averages)
 
     def leave(self, request: StopRequest) -> None:
         """Say where the run stands, and end the process as the signal would have."""

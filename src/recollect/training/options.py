@@ -1,11 +1,15 @@
 """What a recipe is made of; the command line, its help and ``recipe.json`` are derived from these fields."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from math import inf, isfinite
-from typing import Any, Literal
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from recollect.core.choices import check_choices
 from recollect.core.errors import UserError
+from recollect.core.files import read_json
 from recollect.core.types import Kind
 from recollect.data.batches.mixture import Sampling
 from recollect.data.sources.columns import Columns
@@ -153,7 +157,7 @@ _LIMITS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     **dict.fromkeys(("optimiser.learning_rate", "optimiser.weight_decay"), _NOT_NEGATIVE),
     **dict.fromkeys(("optimiser.temperature_factor", "workers"), _NOT_NEGATIVE),
     **dict.fromkeys(("objective.context.alpha", "optimiser.warmup", "data.broken_share"), _SHARE),
-    **dict.fromkeys(("optimiser.beta1", "optimiser.beta2", "model.dropout"), _DECAY),
+    **dict.fromkeys(("optimiser.beta1", "optimiser.beta2", "model.dropout", "average"), _DECAY),
     "objective.bias": (isfinite, "a finite number"),
     "data.crop": (lambda value: 0 < value <= 1, "more than 0 and at most 1"),
 }
@@ -178,6 +182,8 @@ class Recipe:
         log_every: steps between lines of metrics.jsonl.
         checkpoint_every: steps between checkpoints.
         checkpoints_kept: the last few that stay.
+        average: decay (0.999 or so) of a running mean of the weights, EMA, which then is the model. None keeps the last.
+        checkpoint_activations: recompute each layer's activations in the backward pass instead of keeping them.
     """
 
     model: Model = field(default_factory=Model)
@@ -193,6 +199,8 @@ class Recipe:
     log_every: int = 10
     checkpoint_every: int = 500
     checkpoints_kept: int = 2
+    average: float | None = None
+    checkpoint_activations: bool = False
 
     def check(self) -> None:
         """Refuse what no run can be made of.
@@ -200,6 +208,11 @@ class Recipe:
         Raises:
             UserError: naming the option.
         """
+        for room in (self, self.model, self.data, self.objective):
+            try:
+                check_choices(room)
+            except ValueError as error:
+                raise UserError(f"recipe: {error}") from None
         for name, (right, words) in _LIMITS.items():
             value: Any = self
             for part in name.split("."):
@@ -215,5 +228,46 @@ class Recipe:
             raise UserError(
                 "--model.locked keeps one view of each picture. Augmented entries need --model.views 2 or more."
             )
+        rows = self.objective.context.options.active_rows if self.objective.context else None
+        if rows is not None and rows > self.batch_size:
+            raise UserError(
+                f"--objective.context.options.active-rows {rows}: more than the batch of {self.batch_size}."
+            )
         if not self.data.specs:
             raise UserError("no source of data was named. Name one with --data SOURCE.")
+
+
+def recipe_from_json(file: Path) -> Recipe:
+    """The recipe that a ``recipe.json`` holds.
+
+    Raises:
+        UserError: no such file, not a recipe, or an option that there is not.
+    """
+    return _from_json(Recipe, read_json(file), file, "")
+
+
+def _from_json(kind: Any, value: Any, file: Path, name: str) -> Any:
+    """``value`` as the type of a recipe's field."""
+    members = get_args(kind) if get_origin(kind) in (UnionType, Union) else (kind,)
+    if value is None and type(None) in members:
+        return None
+    member = next(member for member in members if member is not type(None))
+    if is_dataclass(member):
+        if not isinstance(value, Mapping):
+            raise UserError(f"{file}: {name or 'it'} is no set of options. Is it a recipe.json?")
+        hints = get_type_hints(member)
+        if unknown := sorted(value.keys() - hints.keys()):
+            raise UserError(f"{file}: there is no option {name}{unknown[0]}. Was it written by another version?")
+        parts = {key: _from_json(hints[key], part, file, f"{name}{key}.") for key, part in value.items()}
+        try:
+            return member(**parts)  # type: ignore[operator]
+        except ValueError as error:
+            raise UserError(f"{file}: {name}{error}") from None
+    if get_origin(member) is tuple and isinstance(value, list):
+        return tuple(_from_json(get_args(member)[0], part, file, name) for part in value)
+    choices = get_args(member) if get_origin(member) is Literal else ()
+    fits = value in choices if choices else isinstance(value, {float: (int, float)}.get(member, member))
+    if not fits or (isinstance(value, bool) and member is not bool):
+        words = f"one of {', '.join(map(repr, choices))}" if choices else f"a {getattr(member, '__name__', member)}"
+        raise UserError(f"{file}: {name.rstrip('.')} is {value!r}; it must be {words}")
+    return float(value) if member is float else value

@@ -1,0 +1,54 @@
+"""A running mean of the weights (EMA), which often embeds better than the last ones."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+class Averages:
+    """The exponential moving mean of parameters; of every one that learns, in float32.
+
+    Args:
+        parameters: by name.
+        decay: what is kept of the mean at each step, at most; the first steps keep less, (1 + t) / (10 + t) at step t,
+            so that the random start is forgotten.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float) -> None:
+        self.parameters, self.decay = dict(parameters), decay
+        self.means = {name: parameter.detach().float().clone() for name, parameter in self.parameters.items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Take in the weights after update ``step`` (from 1)."""
+        share = 1 - min(self.decay, (1 + step) / (10 + step))
+        for name, mean in self.means.items():
+            mean.lerp_(self.parameters[name].detach().float(), share)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The means, by name, for a checkpoint."""
+        return dict(self.means)
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from what `tensors` returned; means that are not there stay what they are."""
+        for name, mean in self.means.items():
+            if name in tensors:
+                mean.copy_(tensors[name])
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Let the model have the means for its weights while the block runs."""
+        kept = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        try:
+            self._set(self.means)
+            yield
+        finally:
+            self._set(kept)
+
+    @torch.no_grad()
+    def _set(self, values: Mapping[str, Tensor]) -> None:
+        for name, parameter in self.parameters.items():
+            parameter.copy_(values[name])

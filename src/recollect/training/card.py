@@ -1,0 +1,63 @@
+"""The model card that lies beside a trained model: what it is, what it was made of, how to open it."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_NAMES = {"sigmoid": ("SigLIP", "SigLIxP"), "softmax": ("CLIP", "CLIxP"), "label": ("UniCL", "UniCL with context")}
+
+
+def model_card(recipe: Mapping[str, Any], seen: Mapping[str, int], last: Mapping[str, Any]) -> str:
+    """A ``README.md``; the same for the same run, so no dates and no clock.
+
+    Args:
+        recipe: as in ``recipe.json``.
+        seen: samples seen of each source.
+        last: the last line of the metrics.
+    """
+    start, objective = recipe["model"]["start"], recipe["objective"]
+    name = _NAMES[objective["base"]][objective["context"] is not None]
+    sources = "\n".join(f"- `{Path(source).name}`: {count:,} samples seen" for source, count in seen.items())
+    figures = "\n".join(
+        f"| {key} | {value:.4g} |" for key, value in last.items() if isinstance(value, float) and key not in _CLOCK
+    )
+    return f"""---
+library_name: transformers
+tags: [recollect, contrastive, {name.lower().replace(" ", "-")}]
+---
+
+# {name}, from {start}
+
+An image-text dual encoder, trained with [recollect](https://pypi.org/project/recollect/): {recipe["steps"]:,} steps of
+{recipe["batch_size"]:,} pairs.
+
+```python
+from recollect.models import load_model
+
+model = load_model("THIS-FOLDER")
+model.embed_images(pictures), model.embed_texts(["a photo of a cat"])
+```
+
+## Trained on
+
+{sources}
+
+It knows what these hold, with their errors and their one-sidedness; evaluate it on your own data before you rely on it.
+State their licence with the model's.
+
+## The last step
+
+| | |
+|---|---|
+{figures}
+
+## Recipe
+
+```json
+{json.dumps(recipe, indent=2, ensure_ascii=False)}
+```
+"""
+
+
+_CLOCK = frozenset({"examples_per_second"})

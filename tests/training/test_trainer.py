@@ -1,0 +1,195 @@
+"""What people expect of a trainer: averages, measurements on the way, cards, recipes as input, plain lines."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from recollect import cli
+from recollect.core import progress
+from recollect.core.errors import UserError
+from recollect.training.averages import Averages
+from recollect.training.loop import Hook, train
+from recollect.training.options import Data, Recipe, recipe_from_json
+from recollect.training.recipes import RECIPES
+from recollect.training.run_folder import as_json
+
+RECIPE = Recipe(data=Data(sources=("stand-in",)), steps=6, batch_size=8, log_every=3, checkpoint_every=3)
+
+
+def metrics(out):
+    found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "examples_per_second"} for line in found]
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+# --- running means of the weights ---------------------------------------------------------------------------------
+
+
+def test_averages_are_the_weighted_mean_of_all_weights_so_far():
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    averages, slow = Averages({"w": parameter}, 0.9), torch.zeros(3, dtype=torch.float64)
+    for step in range(1, 200):
+        with torch.no_grad():
+            parameter.copy_(torch.tensor([step, -step, 1.0]))
+        averages.update(step)
+        decay = min(0.9, (1 + step) / (10 + step))
+        slow = decay * slow + (1 - decay) * parameter.detach().double()
+    torch.testing.assert_close(averages.tensors()["w"].double(), slow, rtol=1e-6, atol=0)
+    with averages.in_place():
+        torch.testing.assert_close(parameter.detach().double(), slow, rtol=1e-6, atol=0)
+    assert parameter.tolist() == [199, -199, 1]
+
+
+def test_the_model_is_the_average_and_a_resumed_run_has_the_same(small, tmp_path):
+    recipe = replace(RECIPE, average=0.5)
+    last = weights(train(RECIPE, tmp_path / "plain", device="cpu", assemble=small.parts))
+    mean = weights(train(recipe, tmp_path / "mean", device="cpu", assemble=small.parts))
+    moved = [name for name in last if not torch.equal(last[name], mean[name])]
+    assert "image.0.weight" in moved
+    raw = weights(tmp_path / "mean" / "checkpoints" / "step-00000006" / "model")
+    assert all(torch.equal(last[name], raw[name]) for name in raw if name != "scale"), "training itself is the same"
+
+    def stop_at_four(recipe, place, saved):
+        made = small.parts(recipe, place, saved)
+
+        def feed(start, stop):
+            for step, item in enumerate(made.feed(start, stop), start):
+                if step == 4:
+                    raise RuntimeError("power")
+                yield item
+
+        return replace(made, feed=feed)
+
+    with pytest.raises(RuntimeError, match="power"):
+        train(recipe, tmp_path / "again", device="cpu", assemble=stop_at_four)
+    again = weights(train(recipe, tmp_path / "again", resume=True, device="cpu", assemble=small.parts))
+    assert all(torch.equal(mean[name], again[name]) for name in mean)
+
+
+# --- measurements while training ----------------------------------------------------------------------------------
+
+
+def test_hooks_write_their_figures_and_change_nothing_in_the_run(small, tmp_path):
+    seen = []
+
+    def measure(model):
+        seen.append((model.training, torch.is_grad_enabled()))
+        torch.rand(7)  # a protocol may draw numbers of its own
+        return {"weight": float(model.image[0].weight.detach().norm())}
+
+    plain = train(RECIPE, tmp_path / "plain", device="cpu", assemble=small.parts)
+    hooks = [Hook(4, measure)]
+    watched = train(RECIPE, tmp_path / "watched", device="cpu", assemble=small.parts, hooks=hooks)
+    assert seen == [(False, False)] * 2
+    lines = metrics(tmp_path / "watched")
+    measured = [line for line in lines if "evaluation" in line]
+    assert [line["step"] for line in measured] == [4, 6]
+    assert measured[1]["evaluation"]["weight"] == pytest.approx(float(weights(watched)["image.0.weight"].norm()))
+    assert [line for line in lines if "evaluation" not in line] == metrics(tmp_path / "plain")
+    assert (plain / "model.safetensors").read_bytes() == (watched / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--evaluate-every", "5"], "nothing to measure"),
+        (["--evaluate-every", "0", "--zero-shot", "latents:captions"], "must be at least 1"),
+        (["--zero-shot", "no/such.parquet"], "no such file or folder"),
+        (["--retrieval", "no/such.parquet"], "no such file or folder"),
+    ],
+)
+def test_what_cannot_be_measured_stops_before_the_first_step(tmp_path, words, message, capfd):
+    out = tmp_path / "run"
+    assert cli.main(["train", "latents-siglip", "--out", str(out), *words]) == 2
+    assert message in " ".join(capfd.readouterr().err.split())
+    assert not out.exists()
+
+
+# --- the card, and a recipe as input ------------------------------------------------------------------------------
+
+
+def test_a_card_lies_beside_the_model_and_says_what_it_was_made_of(small, tmp_path):
+    card = (train(RECIPE, tmp_path / "run", device="cpu", assemble=small.parts) / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert "6 steps of\n8 pairs" in card
+    assert "- `even`: 24 samples seen" in card
+    assert "| loss |" in card
+    assert json.loads(card.split("```json\n")[1].split("```")[0]) == as_json(RECIPE)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_comes_back_from_its_file(name, tmp_path):
+    file = tmp_path / "recipe.json"
+    file.write_text(json.dumps(as_json(RECIPES[name]())))
+    assert recipe_from_json(file) == RECIPES[name]()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"stpes": 3}, "there is no option stpes"),
+        ({"steps": "many"}, "steps is 'many'; it must be a int"),
+        ({"steps": True}, "steps is True; it must be a int"),
+        ({"model": {"freeze": "both"}}, "model.freeze is 'both'; it must be one of 'none', 'image', 'text'"),
+        ({"model": 3}, "model. is no set of options"),
+        ({"objective": {"context": {"options": {"stages": 2, "value_head": 1}}}}, "stages=2 has a map of its own"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_named(tmp_path, change, message):
+    file = tmp_path / "recipe.json"
+    file.write_text(json.dumps(change))
+    with pytest.raises(UserError, match=message):
+        recipe_from_json(file)
+
+
+def test_the_recipe_of_a_run_is_the_input_of_another(tmp_path, capfd):
+    short = ["--steps", "2", "--batch-size", "16", "--device", "cpu"]
+    assert cli.main(["train", "latents-siglip", "--out", str(tmp_path / "one"), *short]) == 0
+    recipe = str(tmp_path / "one" / "recipe.json")
+    assert cli.main(["train", "--config", recipe, "--out", str(tmp_path / "two"), "--device", "cpu"]) == 0
+    assert metrics(tmp_path / "one") == metrics(tmp_path / "two")
+    assert (
+        cli.main(["train", f"--config={recipe}", "--out", str(tmp_path / "three"), "--steps", "1", "--device", "cpu"])
+        == 0
+    )
+    assert len(metrics(tmp_path / "three")) == 1
+    capfd.readouterr()
+    assert cli.main(["train", "--config"]) == 2
+    assert "--config: name a recipe.json" in capfd.readouterr().err
+    assert cli.main(["train", "--config", str(tmp_path / "none.json")]) == 2
+    assert "no such file" in capfd.readouterr().err
+
+
+def test_zero_shot_accuracy_is_measured_on_the_way(tmp_path):
+    words = ["--steps", "4", "--batch-size", "32", "--device", "cpu", "--evaluate-every", "2"]
+    out = tmp_path / "run"
+    assert cli.main(["train", "latents-siglip", "--out", str(out), *words, "--zero-shot", "latents:strong"]) == 0
+    figures = [line["evaluation"] for line in metrics(out) if "evaluation" in line]
+    assert len(figures) == 2
+    assert all(0 <= value <= 100 for line in figures for value in line.values())
+    assert any(name.startswith("zero-shot/") and name.endswith("top-1") for name in figures[0])
+
+
+# --- progress without a terminal ----------------------------------------------------------------------------------
+
+
+def test_without_a_terminal_there_is_a_plain_line_now_and_then(monkeypatch, capfd):
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.progress("training", 5000, "example", 1000) as counter:
+        for step in range(8):
+            now[0] += 20
+            counter.advance(500, f"loss {step}")
+    said = capfd.readouterr().err.splitlines()
+    assert said[0] == "training: 2,000 of 5,000 (40.0%), 25 example/s, 0:02:00 left, loss 1"
+    assert len(said) == 4
+    with progress.progress("training", 10, shown=False) as counter:
+        now[0] += 100
+        counter.advance(1)
+    assert capfd.readouterr().err == ""
