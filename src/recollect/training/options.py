@@ -182,7 +182,7 @@ class Recipe:
         log_every: steps between lines of metrics.jsonl.
         checkpoint_every: steps between checkpoints.
         checkpoints_kept: the last few that stay.
-        average: decay (0.999 or so) of a running mean of the weights, EMA, which then is the model. None keeps the last.
+        average: decay (0.999 or so) of a running mean of the weights, EMA, that becomes the model; None keeps the last.
         checkpoint_activations: recompute each layer's activations in the backward pass instead of keeping them.
     """
 
