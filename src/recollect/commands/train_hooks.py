@@ -25,7 +25,7 @@ def protocols(labelled: tuple[str, ...], captioned: tuple[str, ...]) -> Callable
     def measure(model: Any) -> dict[str, float]:
         encoder: Encoder = model.encoder if isinstance(model, LockedTowers) else model
         figures: dict[str, float] = {}
-        for task, _ in classify:
+        for task in classify:
             for row in zero_shot(encoder, task, model="").rows:
                 figures[f"zero-shot/{task.name}/{row['metric']}"] = float(row["value"])
         for pool in search:
