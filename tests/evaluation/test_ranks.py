@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.evaluation import ranks as module
-from recollect.evaluation.ranks import NO_RANK, hits, streaming_ranks
+from recollect.evaluation.ranks import NO_RANK, streaming_ranks
 
 
 def unit(rows):
@@ -72,10 +72,6 @@ def test_a_model_that_embeds_everything_alike_finds_nothing():
 def test_identical_pictures_that_are_not_true_are_ties_and_count_against():
     images = unit(np.array([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [0.0, 1.0, 0.0]]))
     assert streaming_ranks(images, unit(np.array([[1.0, 1.0, 1.0]])), [(1,)]).texts.tolist() == [2]
-
-
-def test_queries_without_a_match_are_no_misses():
-    assert hits(np.array([1, NO_RANK, 7, 2]), 2).tolist() == [True, False, True]
 
 
 def test_matches_must_be_given_for_every_text():

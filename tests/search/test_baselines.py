@@ -20,7 +20,7 @@ from recollect.search.pixels import PixelCache
 from recollect.search.searcher import Searcher
 
 QUERIES = ["a red snowman", "large river", "the bridge right of a tree"]
-EPISODE = EpisodeOptions(k=6, rank=4, scale=15.0, in_flight=2)
+EPISODE = EpisodeOptions.paper(k=6, rank=4, scale=15.0, in_flight=2)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def reference_tuning(encoder, pictures, captions, options, tuning):
 def test_fine_tuning_is_peft_on_the_captioned_pool(encoder, make_pool, pictures):
     captions = [None if row in (3, 4) else pictures.texts(row)[0] for row in range(24)]
     captions[9] = captions[8]
-    tuning = TuningOptions(epochs=2, batch_size=8, seed=5)
+    tuning = TuningOptions(epochs=2, batch_size=8, learning_rate=None, seed=5)
     before = copy.deepcopy(encoder.state_dict())
     tuned = fine_tune(encoder, make_pool(encoder, captions), EPISODE, tuning, PixelCache(encoder.transform))
     assert all(torch.equal(tensor, before[name]) for name, tensor in encoder.state_dict().items())
@@ -199,7 +199,9 @@ def test_a_method_that_lacks_something_or_does_not_exist_says_so(encoder, make_p
 def test_a_fine_tuning_that_breaks_down_says_so(encoder, make_pool):
     options = replace(EPISODE, learning_rate=1e30, scale=1e30)
     with pytest.raises(UserError, match="not finite"):
-        fine_tune(encoder, make_pool(encoder), options, TuningOptions(), PixelCache(encoder.transform))
+        fine_tune(
+            encoder, make_pool(encoder), options, TuningOptions(learning_rate=None), PixelCache(encoder.transform)
+        )
 
 
 @pytest.mark.parametrize("wrong", [{"sampled": 1}, {"candidates": 3}, {"steps": 0}])

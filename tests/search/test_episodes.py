@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from recollect.core.errors import UserError
 from recollect.search.episodes.batch import number_texts, shared_rows
 from recollect.search.episodes.batched import Episodes
-from recollect.search.episodes.options import EpisodeOptions
+from recollect.search.episodes.options import EpisodeOptions, RewardOptions, TuningOptions
 from recollect.search.episodes.sequential import FullEpisodes, SequentialEpisodes
+from recollect.search.methods import MethodOptions
 
-BASE = EpisodeOptions(k=5, rank=4)
+BASE = EpisodeOptions.paper(k=5, rank=4)
 ALTERNATIVES = {
     "as settled": BASE,
     "scale 15": replace(BASE, scale=15.0),
@@ -187,7 +188,42 @@ def test_wordings_are_numbered_by_what_they_say():
     assert number_texts(["a  b", None, "a b ", "", "c"]) == (("a b", "c"), [0, -1, 0, -1, 1])
 
 
-@pytest.mark.parametrize("wrong", [{"k": 1}, {"steps": 0}, {"rank": 0}, {"temperature": 0.0}, {"in_flight": 0}])
+@pytest.mark.parametrize("rate", [float("nan"), -1.0, 0.0, float("inf")])
+def test_a_learning_rate_is_a_number_above_0(rate):
+    for make in (EpisodeOptions, TuningOptions, RewardOptions):
+        with pytest.raises(UserError, match="learning_rate"):
+            make(learning_rate=rate)
+    with pytest.raises(UserError, match="full_learning_rate"):
+        MethodOptions(full_learning_rate=rate)
+
+
+def test_the_paper_s_settings_have_a_name():
+    printed = EpisodeOptions.paper(k=8)
+    assert (printed.direction, printed.learning_rate, printed.temperature, printed.k) == (
+        "image-to-text",
+        5e-4,
+        None,
+        8,
+    )
+    assert EpisodeOptions(k=8, rank=4, soft=0.5, mix=0.3).as_printed() == EpisodeOptions.paper(k=8, rank=4)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"k": 1},
+        {"steps": 0},
+        {"rank": 0},
+        {"temperature": 0.0},
+        {"temperature": float("nan")},
+        {"in_flight": 0},
+        {"soft": 1.5},
+        {"mix": -0.1},
+        {"margin": float("inf")},
+        {"weight_decay": -1.0},
+        {"scale": float("nan")},
+    ],
+)
 def test_settings_that_make_no_sense_are_refused(wrong):
     with pytest.raises(UserError, match=next(iter(wrong))):
         EpisodeOptions(**wrong)

@@ -327,3 +327,14 @@ def test_a_query_that_is_too_long_for_the_model_is_found_and_said(encoder, make_
     assert "of which the model reads the first 32" in long.notes[0]
     assert searcher.report.shortened == 1
     assert searcher.search("a red snowman", 3).notes == ()
+
+
+@pytest.mark.parametrize("mix", [0.0, 0.4])
+def test_an_episode_may_be_mixed_with_the_ranking_before_it(encoder, make_pool, mix):
+    pool = make_pool(encoder)
+    alone = EpisodicSearcher(encoder, pool, options=OPTIONS).search(QUERIES, 6)
+    mixed = EpisodicSearcher(encoder, pool, options=replace(OPTIONS, mix=mix)).search(QUERIES, 6)
+    for one, other in zip(alone, mixed, strict=True):
+        wanted = {hit.item.id: mix * hit.score + (1 - mix) * hit.model_score for hit in one.hits}
+        assert {hit.item.id: hit.score for hit in other.hits} == pytest.approx(wanted, abs=1e-9)
+        assert [hit.score for hit in other.hits] == sorted(wanted.values(), reverse=True) or mix == 0.0

@@ -194,6 +194,22 @@ def test_full_scale_is_the_users_pool_captions_and_model(own, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["--search.split", "test", "--search.validation-split", "test"],
+        ["--search.split", "all"],
+        ["--search.validation", "{data}", "--search.split", "validation"],
+    ],
+)
+def test_choices_are_never_made_on_what_is_tested(own, tmp_path, capsys, words):
+    data = str(own / "coco.csv")
+    asked = ["study", "efsa/choices", "--scale", "full", "--data", data, "--search.models", str(own / "model")]
+    asked += ["--search.captions", "column:second", *(word.format(data=data) for word in words)]
+    assert cli.main([*asked, "--out", str(tmp_path)]) == 2
+    assert f"but these are tested: {data}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         ([], "--scale full searches your pools. Name them with --data"),

@@ -67,8 +67,9 @@ class Search:
     """Leave out images whose cosine by the model as it is lies below; how many, is said."""
     among: Literal["images", "captions"] = "images"
     """Find images by what they show, or by what their captions say."""
-    rerank: Literal["none", "episode", "episode-full"] = "none"
-    """Rank the first --episode.k again by the model adapted to the query; episode-full changes all parameters."""
+    rerank: Literal["none", "episode", "episode-paper", "episode-full"] = "none"
+    """Rank the first --episode.k again by the model adapted to the query; episode-paper has the loss and step that the
+    paper prints, episode-full changes all parameters."""
     episode: EpisodeOptions = field(default_factory=EpisodeOptions)
     model: str | None = None
     """The model that embedded the memory; by default where it was then."""

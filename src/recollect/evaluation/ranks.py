@@ -99,8 +99,3 @@ def _best(
 
 def _on(rows: np.ndarray, device: torch.device | str) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32)).to(device)
-
-
-def hits(ranks: Int64[np.ndarray, " n"], k: int) -> np.ndarray:
-    """Whether each query has a true match among its first k; queries without any are left out."""
-    return ranks[ranks != NO_RANK] <= k

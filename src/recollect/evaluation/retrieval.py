@@ -4,14 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64, Shaped
 
 from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, Kind, Source
 from recollect.data.sources.derived import Joined
 from recollect.evaluation.features import FeatureCache, image_features
-from recollect.evaluation.ranks import NO_RANK, TIE, hits, streaming_ranks
+from recollect.evaluation.intervals import gain_interval, gain_test, mean_interval
+from recollect.evaluation.ranks import NO_RANK, TIE, streaming_ranks
 from recollect.evaluation.results import Result, Row
 from recollect.models import DualEncoder
 from recollect.search.captioning.corruption import PoolCaptions
@@ -51,9 +52,9 @@ def retrieval(
 
     Returns:
         Rows with ``method`` (zero-shot), ``metric`` (recall), ``direction``, ``domain``, ``k``, the number of
-        ``queries``, and ``value`` in percent with its 95 % bootstrap interval, ``low`` and ``high``. The domain is that
-        of the image, or of the text's images where they agree, else the name of their source; ``all`` and ``mean of
-        domains`` are of the whole.
+        ``queries`` and of ``pictures`` that they are about, and ``value`` in percent with its 95 % interval, ``low``
+        and ``high``, by resampling pictures. The domain is that of the image, or of most of the text's images, or the
+        name of their source where most of its texts are in several; ``all`` and ``mean of domains`` are of the whole.
     """
     features = image_features(encoder, task.images, cache)
     task, images = keep_images(task, features.rows), features.images
@@ -68,52 +69,84 @@ def retrieval(
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """Which texts and images are queries, and of which domain each is.
+class QueryGroups:
+    """What is known of queries in one direction; one entry for each.
 
     Attributes:
-        texts, images: whether it is asked.
-        text_domains, image_domains: of each.
+        asked: whether it is a query.
+        domains: where it is counted.
+        sources: which source it is from; in the mean of domains each counts once, however many domains it has.
+        clusters: queries with the same entry are about the same picture, and are resampled together.
     """
 
-    texts: np.ndarray
-    images: np.ndarray
-    text_domains: np.ndarray
-    image_domains: np.ndarray
+    asked: Bool[np.ndarray, " n"]
+    domains: Shaped[np.ndarray, " n"]
+    sources: Shaped[np.ndarray, " n"]
+    clusters: Shaped[np.ndarray, " n"]
+
+    @classmethod
+    def plain(cls, domains: Shaped[np.ndarray, " n"]) -> "QueryGroups":
+        """Every entry a query, each about a picture of its own, all of one source."""
+        number = len(domains)
+        return cls(np.ones(number, dtype=bool), domains, np.zeros(number, dtype=np.int64), np.arange(number))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Which texts and images are queries, and what is known of each."""
+
+    texts: QueryGroups
+    images: QueryGroups
 
     @classmethod
     def of(cls, task: RetrievalTask, reserved: frozenset[str] = frozenset()) -> "_Asked":
         ambiguous, domains = np.array(task.ambiguous, dtype=bool), np.array(task.domains)
         certain = np.array([not ambiguous[list(found)].all() for found in task.matches])
         free = np.array([text not in reserved for text in task.texts])
-        of_texts = np.array(_text_domains(task))
-        return cls(certain & free, ~ambiguous, of_texts, domains)
+        first = np.array([found[0] for found in task.matches])
+        origins = np.array(_origins(task.images))
+        told = np.arange(len(task.images)) - len(task.images)  # an image without a text is about itself
+        for text, found in reversed(list(enumerate(task.matches))):
+            told[list(found)] = text
+        return cls(
+            QueryGroups(certain & free, np.array(_text_domains(task, origins)), origins[first], first),
+            QueryGroups(~ambiguous, domains, origins, told),
+        )
 
     def sampled(self, number: int | None, seed: int) -> "_Asked":
         """At most ``number`` texts of each domain, drawn at random."""
         if number is None:
             return self
-        chosen = np.zeros(len(self.texts), dtype=bool)
-        for domain in sorted(set(self.text_domains.tolist())):
-            rows = np.flatnonzero(self.texts & (self.text_domains == domain))
+        chosen = np.zeros(len(self.texts.asked), dtype=bool)
+        for domain in sorted(set(self.texts.domains.tolist())):
+            rows = np.flatnonzero(self.texts.asked & (self.texts.domains == domain))
             chosen[numpy_generator("queries", seed, domain).permutation(rows)[:number]] = True
-        return replace(self, texts=chosen)
+        return replace(self, texts=replace(self.texts, asked=chosen))
 
-    def only(self, direction: str, ranks: Int64[np.ndarray, " n"]) -> tuple[np.ndarray, np.ndarray]:
-        """The ranks with what is not asked taken out, and the domains."""
-        asked, domains = (
-            (self.texts, self.text_domains) if direction == DIRECTIONS[0] else (self.images, self.image_domains)
-        )
-        return np.where(asked, ranks, NO_RANK), domains
+    def only(self, direction: str, ranks: Int64[np.ndarray, " n"]) -> tuple[np.ndarray, QueryGroups]:
+        """The ranks with what is not asked taken out, and what is known of each."""
+        groups = self.texts if direction == DIRECTIONS[0] else self.images
+        return np.where(groups.asked, ranks, NO_RANK), groups
 
 
-def _text_domains(task: RetrievalTask) -> list[str]:
-    """The domain of each text's images where they agree, else the name of the source that the first comes from."""
-    origins = _origins(task.images)
-    found = [{task.domains[image] for image in images} for images in task.matches]
+def _text_domains(task: RetrievalTask, origins: np.ndarray) -> list[str]:
+    """Where each text counts: a source is divided into its domains, or, if most of its texts are in several, is one.
+
+    So a text that happens to be drawn in one style only is no domain beside its source, and one that happens to be in
+    two is none either: it counts for the domain of most of its images.
+    """
+    sources = [str(origins[images[0]]) for images in task.matches]
+    found = [
+        [task.domains[image] for image in images if origins[image] == source]
+        for images, source in zip(task.matches, sources, strict=True)
+    ]
+    several: dict[str, list[bool]] = {}
+    for source, domains in zip(sources, found, strict=True):
+        several.setdefault(source, []).append(len(set(domains)) > 1)
+    whole = {source for source, each in several.items() if 2 * sum(each) > len(each)}
     return [
-        next(iter(domains)) if len(domains) == 1 else origins[images[0]]
-        for domains, images in zip(found, task.matches, strict=True)
+        source if source in whole else max(domains, key=domains.count)
+        for source, domains in zip(sources, found, strict=True)
     ]
 
 
@@ -127,76 +160,69 @@ def _origins(images: Source) -> list[str]:
 def asked_texts(task: RetrievalTask, captions: PoolCaptions | None, queries: int | None, seed: int = 0) -> list[int]:
     """Which texts `compare_methods` asks, by their numbers."""
     reserved = captions.reserved if captions is not None else frozenset[str]()
-    return np.flatnonzero(_Asked.of(task, reserved).sampled(queries, seed).texts).tolist()
+    return np.flatnonzero(_Asked.of(task, reserved).sampled(queries, seed).texts.asked).tolist()
 
 
 def recall_rows(
     method: str,
     direction: str,
-    ranks: np.ndarray,
-    domains: np.ndarray,
+    ranks: Int64[np.ndarray, " n"],
+    groups: QueryGroups,
     depths: Sequence[int],
-    baseline: np.ndarray | None = None,
+    baseline: Int64[np.ndarray, " n"] | None = None,
 ) -> list[Row]:
     """Recall at each depth, for each domain, for all queries, and as the mean of domains.
 
+    The mean of domains is the mean over sources of the mean over a source's domains. Intervals and tests resample
+    pictures, not queries (see `recollect.evaluation.intervals`).
+
     Args:
         ranks: of the first true match; `NO_RANK` for what is not asked.
-        domains: of each query.
+        groups: domain, source and picture of each query.
         baseline: ranks of the same queries by another method; then each row says by how much this one is better, with
-            the interval of that difference over the same resampled queries.
+            the interval of that difference over the same resampled pictures and the p-value of no difference.
     """
-    names = sorted(set(domains[ranks != NO_RANK].tolist()))
+    asked = ranks != NO_RANK
+    names = sorted(set(groups.domains[asked].tolist()))
     rows: list[Row] = []
     for k in depths:
-        values = []
+        every = ranks <= k
+        before = None if baseline is None else baseline <= k
+        key = {"method": method, "metric": "recall", "direction": direction}
         for name in [*names, "all"]:
-            mine = np.ones(len(ranks), dtype=bool) if name == "all" else domains == name
-            row = {"method": method, "metric": "recall", "direction": direction, "domain": name, "k": k}
-            hit = hits(ranks[mine], k)
-            row |= _figures(hit)
-            if baseline is not None:
-                row |= _gain(hit, hits(np.where(ranks == NO_RANK, NO_RANK, baseline)[mine], k))
+            mine = asked & ((groups.domains == name) if name != "all" else True)
+            clusters = groups.clusters[mine]
+            row = {**key, "domain": name, "k": k, **_figures(every[mine], clusters)}
+            if before is not None:
+                row |= _gain(every[mine], before[mine], clusters)
             rows.append(row)
-            values.append(row["value"])
         if len(names) > 1:
-            mean = float(np.mean(values[:-1]))
-            rows.append({**{key: rows[-1][key] for key in _KEYS}, "domain": "mean of domains", "value": mean})
+            mean = _mean_of_domains(100.0 * every[asked], groups.domains[asked], groups.sources[asked])
+            rows.append({**key, "domain": "mean of domains", "k": k, "value": mean})
     return rows
 
 
-_KEYS = ("method", "metric", "direction", "k")
+def _mean_of_domains(values: np.ndarray, domains: np.ndarray, sources: np.ndarray) -> float:
+    def mean(source: object) -> float:
+        mine, names = values[sources == source], domains[sources == source]
+        return float(np.mean([mine[names == name].mean() for name in sorted(set(names.tolist()))]))
+
+    return float(np.mean([mean(source) for source in sorted(set(sources.tolist()))]))
 
 
-def _figures(hit: np.ndarray) -> dict[str, float]:
-    low, high = bootstrap_interval(hit)
-    return {"value": 100 * float(hit.mean()), "low": 100 * low, "high": 100 * high, "queries": len(hit)}
+def _figures(hit: np.ndarray, clusters: np.ndarray) -> dict[str, float]:
+    low, high = mean_interval(hit, clusters)
+    return {
+        "value": 100 * float(hit.mean()), "low": 100 * low, "high": 100 * high, "queries": len(hit),
+        "pictures": len(np.unique(clusters)),
+    }  # fmt: skip
 
 
-def _gain(hit: np.ndarray, before: np.ndarray, draws: int = 2000, level: float = 0.95) -> dict[str, float]:
-    """Percentile interval of the difference of two recalls when the same queries are resampled for both.
-
-    A query wins, loses or stays, so that resampled counts are multinomial and no sample is drawn row by row.
-    """
-    wins, losses = int((hit & ~before).sum()), int((before & ~hit).sum())
-    shares = np.array([wins, losses, len(hit) - wins - losses]) / len(hit)
-    counts = numpy_generator("bootstrap gain", len(hit)).multinomial(len(hit), shares, draws)
-    low, high = np.quantile((counts[:, 0] - counts[:, 1]) / len(hit), [(1 - level) / 2, (1 + level) / 2])
-    gain = (wins - losses) / len(hit)
-    return {"gain": 100 * gain, "gain_low": 100 * float(low), "gain_high": 100 * float(high)}
-
-
-def bootstrap_interval(hit: np.ndarray, draws: int = 2000, level: float = 0.95) -> tuple[float, float]:
-    """Percentile interval of the mean of ``hit`` under resampling of queries.
-
-    Resampled means of zeros and ones are binomial, so no sample is drawn row by row.
-
-    Args:
-        hit: (queries,), boolean; at least one.
-    """
-    counts = numpy_generator("bootstrap", len(hit)).binomial(len(hit), hit.mean(), draws)
-    low, high = np.quantile(counts / len(hit), [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+def _gain(hit: np.ndarray, before: np.ndarray, clusters: np.ndarray) -> dict[str, float]:
+    low, high = gain_interval(hit, before, clusters)
+    gain = float(hit.mean() - before.mean())
+    p_value = gain_test(hit, before, clusters)
+    return {"gain": 100 * gain, "gain_low": 100 * low, "gain_high": 100 * high, "gain_p": p_value}
 
 
 @dataclass(frozen=True)
@@ -241,7 +267,8 @@ def compare_methods(
         seed: of the model's training.
 
     Returns:
-        Rows as `retrieval` gives them, with ``gain``, ``gain_low``, ``gain_high`` over the first method, and rows of
+        Rows as `retrieval` gives them, with ``gain``, ``gain_low``, ``gain_high`` and ``gain_p`` over the first method,
+        and rows of
         other ``metric``: seconds, rows through each tower and products per query, and memory in bytes (see `Cost`).
 
     Raises:
@@ -256,28 +283,28 @@ def compare_methods(
     pool = SourcePool(encoder, task.images, captions.captions, vectors)
     setting = SearchContext(encoder, pool, comparison.options, PixelCache(encoder.transform), comparison.teacher)
     asked = _Asked.of(task, captions.reserved).sampled(comparison.queries, comparison.seed)
-    if not asked.texts.any():
+    if not asked.texts.asked.any():
         raise UserError(f"{task.name}: no text is left to ask by. Are all of them captions of the pool?")
     rows: list[Row] = []
     notes: dict[str, object] = {}
     baseline: Mapping[str, np.ndarray] = {}
     for name in comparison.methods:
         prepared = prepare(name, setting)
-        ranks, cost = _search_ranks(prepared, task, np.flatnonzero(asked.texts), max(comparison.depths))
+        ranks, cost = _search_ranks(prepared, task, np.flatnonzero(asked.texts.asked), max(comparison.depths))
         found = {DIRECTIONS[0]: ranks}
         if prepared.encoder is not None:
             known = vectors if prepared.encoder is encoder else None
             found[DIRECTIONS[1]] = _image_ranks(prepared.encoder, task, captions.reserved, known)
         for direction, mine in found.items():
-            only, domains = asked.only(direction, mine)
-            rows += recall_rows(name, direction, only, domains, comparison.depths, baseline.get(direction))
+            only, groups = asked.only(direction, mine)
+            rows += recall_rows(name, direction, only, groups, comparison.depths, baseline.get(direction))
         rows += _cost_rows(name, cost)
         notes[name] = {"report": asdict(prepared.search.report), "preparation": prepared.preparation.as_dict()}
         baseline = baseline or found
     settings = {
         "images": len(task.images),
         "texts": len(task.texts),
-        "queries": int(asked.texts.sum()),
+        "queries": int(asked.texts.asked.sum()),
         "captions": sum(caption is not None for caption in captions.captions),
         "options": asdict(comparison.options),
         "methods": notes,

@@ -9,7 +9,7 @@ from recollect.models import DualEncoder
 from recollect.search.baselines.pool_wide import by_captions, by_model, fine_tune
 from recollect.search.baselines.rlcf import RewardSearcher
 from recollect.search.counters import CostCounters
-from recollect.search.episodes.options import EpisodeOptions, RewardOptions, TuningOptions
+from recollect.search.episodes.options import EpisodeOptions, RewardOptions, TuningOptions, check_positive
 from recollect.search.episodes.searcher import EpisodicSearcher
 from recollect.search.pixels import PixelCache
 from recollect.search.pool import Pool
@@ -24,13 +24,18 @@ class MethodOptions:
         episode: of episodes, and of the loss, adapters and optimiser of fine-tuning.
         tuning: of fine-tuning.
         reward: of RLCF.
-        full_learning_rate: of episodes that change all parameters; None takes the episodes' own.
+        full_learning_rate: of episodes that change all parameters, which the adapters' rate would destroy; None takes
+            the episodes' own.
     """
 
     episode: EpisodeOptions = field(default_factory=EpisodeOptions)
     tuning: TuningOptions = field(default_factory=TuningOptions)
     reward: RewardOptions = field(default_factory=RewardOptions)
-    full_learning_rate: float | None = None
+    full_learning_rate: float | None = 3e-6
+
+    def __post_init__(self) -> None:
+        if self.full_learning_rate is not None:
+            check_positive("full_learning_rate", self.full_learning_rate)
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,11 @@ def _episode(setting: SearchContext) -> Prepared:
     return Prepared(EpisodicSearcher(setting.encoder, setting.pool, options=options, pixels=setting.pixels))
 
 
+def _paper_episode(setting: SearchContext) -> Prepared:
+    options = replace(setting.options.episode.as_printed(), parameters="adapters")
+    return Prepared(EpisodicSearcher(setting.encoder, setting.pool, options=options, pixels=setting.pixels))
+
+
 def _full_episode(setting: SearchContext) -> Prepared:
     options = replace(setting.options.episode, parameters="all")
     if setting.options.full_learning_rate is not None:
@@ -108,9 +118,11 @@ SEARCH_METHODS: Mapping[str, Callable[[SearchContext], Prepared]] = {
     "text-to-text": _text_to_text,
     "rlcf": _rlcf,
     "episode-full": _full_episode,
+    "episode-paper": _paper_episode,
     "episode": _episode,
 }
-"""EFSA's rows of Tables 2 and 3, and full-parameter episodes (Fig. 4), in the order of a table."""
+"""EFSA's rows of Tables 2 and 3, full-parameter episodes (Fig. 4) and episodes with the loss and step as printed, in
+the order of a table."""
 
 
 def prepare(name: str, setting: SearchContext) -> Prepared:

@@ -16,7 +16,7 @@ from recollect.search.methods import MethodOptions, SearchContext, prepare
 from recollect.search.pixels import PixelCache
 from recollect.search.searcher import Searcher
 
-Rerank = Literal["none", "episode", "episode-full"]
+Rerank = Literal["none", "episode", "episode-paper", "episode-full"]
 Among = Literal["images", "captions"]
 
 
@@ -38,8 +38,8 @@ def open_searcher(
     Args:
         memory: opened, or its address.
         model: where the model is now; by default where it was when the memory was built.
-        rerank: rank the first images again by the model adapted to the query (EFSA), by low-rank adapters or all
-            parameters.
+        rerank: rank the first images again by the model adapted to the query (EFSA): by low-rank adapters, the same
+            with the loss and step as the paper prints them, or by all parameters.
         among: find images by what they show, or by what their captions say.
         episode: settings of ``rerank``.
         captions: captions that a model wrote, if not in the memory's folder.

@@ -26,8 +26,11 @@ class SearchSettings:
         captions: of the pools, as `recollect evaluate retrieval` takes them; the first is used wherever captions are
             not compared.
         split: of every source.
+        validation: sources that settings are chosen on; the data by default.
+        validation_split: of those, never the split that is tested.
+        adapter_seeds: random starts of the adapters that choices go over.
         queries: ask at most this many texts of each domain; the pools stay whole.
-        episode: of episodes, and of the loss, adapters and optimiser of fine-tuning.
+        episode: of episodes (the paper's by default), and of the loss, adapters and optimiser of fine-tuning.
         tuning: of fine-tuning.
         full_learning_rate: of episodes that change all parameters; the episodes' own by default.
         reward: of RLCF.
@@ -38,9 +41,12 @@ class SearchSettings:
     captions: tuple[str, ...] = ()
     rewording: CaptionCorruption = field(default_factory=CaptionCorruption)
     split: str = "test"
+    validation: tuple[str, ...] = ()
+    validation_split: str = "validation"
+    adapter_seeds: int = 2
     queries: int | None = None
-    episode: EpisodeOptions = field(default_factory=EpisodeOptions)
-    tuning: TuningOptions = field(default_factory=TuningOptions)
+    episode: EpisodeOptions = field(default_factory=EpisodeOptions.paper)
+    tuning: TuningOptions = field(default_factory=lambda: TuningOptions(learning_rate=None))
     full_learning_rate: float | None = None
     reward: RewardOptions = field(default_factory=RewardOptions)
 

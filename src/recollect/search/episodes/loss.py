@@ -32,16 +32,24 @@ def episode_loss(
     Contrastive is Eq. 1, the cross-entropy of each image's caption among the captions that are wrong for it. Hinge is
     ``1/N Σ_i Σ_{j≠i} max(0, m − s_ii + s_ij)``: Eq. 2 as printed would push positives away.
 
+    With soft negatives a wrong caption counts ``1 − soft · max(0, cos(t_i, t_j))`` times in both sums, so that one that
+    says nearly the same is hardly wrong; the factors are constants to the gradient.
+
     Args:
         images, texts: raw tower outputs.
         pairs: which of the k places hold a pair; the others count for nothing.
         negative: see `negatives`.
         scale: 1/τ of Eq. 1.
     """
-    similarity = F.normalize(images, dim=2) @ F.normalize(texts, dim=2).transpose(1, 2)
-    loss = _one_way(similarity, pairs, negative, scale, options)
+    captions = F.normalize(texts, dim=2)
+    similarity = F.normalize(images, dim=2) @ captions.transpose(1, 2)
+    weight = negative.to(similarity.dtype)
+    if options.soft:
+        alike = (captions @ captions.transpose(1, 2)).detach().clamp(0, 1)
+        weight = weight * (1 - options.soft * alike)
+    loss = _one_way(similarity, pairs, weight, scale, options)
     if options.direction == "symmetric":
-        back = _one_way(similarity.transpose(1, 2), pairs, negative.transpose(1, 2), scale, options)
+        back = _one_way(similarity.transpose(1, 2), pairs, weight.transpose(1, 2), scale, options)
         loss = (loss + back) / 2
     return loss
 
@@ -49,14 +57,13 @@ def episode_loss(
 def _one_way(
     similarity: Float[Tensor, "queries k k"],
     pairs: Bool[Tensor, "queries k"],
-    negative: Bool[Tensor, "queries k k"],
+    weight: Float[Tensor, "queries k k"],
     scale: float,
     options: EpisodeOptions,
 ) -> Float[Tensor, " queries"]:
     own = similarity.diagonal(dim1=1, dim2=2)
-    among = negative | torch.eye(similarity.shape[1], dtype=torch.bool, device=similarity.device)
-    logits = (scale * similarity).masked_fill(~among, -torch.inf)
-    contrastive = logits.logsumexp(dim=2) - scale * own
-    hinge = (options.margin - own[:, :, None] + similarity).clamp(min=0).masked_fill(~negative, 0).sum(dim=2)
+    among = weight + torch.eye(similarity.shape[1], dtype=weight.dtype, device=weight.device)
+    contrastive = (scale * similarity + among.log()).logsumexp(dim=2) - scale * own
+    hinge = (weight * (options.margin - own[:, :, None] + similarity).clamp(min=0)).sum(dim=2)
     each = options.contrastive * contrastive + options.hinge * hinge
     return each.masked_fill(~pairs, 0).sum(dim=1) / pairs.sum(dim=1).clamp(min=1)

@@ -1,7 +1,8 @@
 """The settings of an episode."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from recollect.core.errors import UserError
 
@@ -9,9 +10,28 @@ if TYPE_CHECKING:
     from recollect.models.lora.layers import AdapterOptions
 
 
+_PRINTED: dict[str, Any] = {
+    "direction": "image-to-text", "learning_rate": 5e-4, "temperature": None, "contrastive": 1.7, "hinge": 0.3,
+    "margin": 0.2, "soft": 0.0, "mix": 1.0, "steps": 1,
+}  # fmt: skip
+
+
+def check_positive(name: str, value: float) -> None:
+    """Refuse what is not above 0, NaN and infinity included.
+
+    Raises:
+        UserError: naming it.
+    """
+    if not 0 < value < math.inf:
+        raise UserError(f"{name} {value}: must be a finite number above 0.")
+
+
 @dataclass(frozen=True)
 class EpisodeOptions:
     """How a model adapts to one query and what it may change (EFSA, §3.2 and §4.1).
+
+    The defaults are what gained on validation pools (`recollect study efsa/choices`): the loss in both directions, at
+    three times the paper's step. `EpisodeOptions.paper` is as printed.
 
     Attributes:
         k: images that the frozen model finds, that the episode learns from, and that are ranked again.
@@ -22,6 +42,9 @@ class EpisodeOptions:
         hinge: weight of the hinge loss, Eq. 2 (the paper's β).
         margin: of the hinge loss.
         direction: image → text as printed in Eq. 1 and 2, or the mean of both directions.
+        soft: how much less a wrong caption counts the more it says the same as the right one, from 0 (all count in
+            full, as printed) to 1 (one that is embedded the same does not count).
+        mix: weight of the adapted model's cosine in what ranks again; the rest is the cosine before.
         temperature: of Eq. 1; None takes the model's own.
         rank: of the low-rank adapters.
         scale: factor of the adapters; 15/64, or 15 or 15/√64 as other readings of "a scaling factor of 15".
@@ -33,12 +56,14 @@ class EpisodeOptions:
 
     k: int = 16
     steps: int = 1
-    learning_rate: float = 5e-4
+    learning_rate: float = 1.5e-3
     weight_decay: float = 0.01
     contrastive: float = 1.7
     hinge: float = 0.3
     margin: float = 0.2
-    direction: Literal["image-to-text", "symmetric"] = "image-to-text"
+    direction: Literal["image-to-text", "symmetric"] = "symmetric"
+    soft: float = 0.0
+    mix: float = 1.0
     temperature: float | None = None
     rank: int = 64
     scale: float = 15 / 64
@@ -53,8 +78,23 @@ class EpisodeOptions:
         for name in ("steps", "rank", "in_flight"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} {getattr(self, name)}: must be at least 1.")
-        if self.temperature is not None and self.temperature <= 0:
-            raise UserError(f"temperature {self.temperature}: must be above 0.")
+        for name in ("learning_rate", "scale", *(() if self.temperature is None else ("temperature",))):
+            check_positive(name, getattr(self, name))
+        for name in ("weight_decay", "contrastive", "hinge", "margin"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UserError(f"{name} {getattr(self, name)}: must be a finite number from 0 on.")
+        for name in ("soft", "mix"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"{name} {getattr(self, name)}: a share, from 0 to 1.")
+
+    @classmethod
+    def paper(cls, **changed: Any) -> "EpisodeOptions":
+        """The paper's settings: image → text at the model's own temperature, one step of 5e-4 (§4.1)."""
+        return cls(**{**_PRINTED, **changed})
+
+    def as_printed(self) -> "EpisodeOptions":
+        """The same with the loss, the step and the ranking of the paper."""
+        return replace(self, **_PRINTED)
 
     @property
     def adapters(self) -> "AdapterOptions":
@@ -76,18 +116,20 @@ class TuningOptions:
     Attributes:
         epochs: passes over the captioned images.
         batch_size: pairs of a step; as many as an episode has.
-        learning_rate: of AdamW; None takes the episodes' own.
+        learning_rate: of AdamW, as found on validation pools; None takes the episodes' own, as the paper does.
         seed: of their order.
     """
 
     epochs: int = 4
     batch_size: int = 16
-    learning_rate: float | None = None
+    learning_rate: float | None = 1.5e-4
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 2:
             raise UserError(f"{self.epochs} epochs of batches of {self.batch_size}: at least 1 epoch of 2 pairs.")
+        if self.learning_rate is not None:
+            check_positive("learning_rate", self.learning_rate)
 
 
 @dataclass(frozen=True)
@@ -110,3 +152,6 @@ class RewardOptions:
     def __post_init__(self) -> None:
         if self.sampled < 2 or self.candidates < self.sampled or self.steps < 1:
             raise UserError("RLCF needs at least 2 sampled images, as many candidates, and 1 step.")
+        check_positive("learning_rate", self.learning_rate)
+        if not 0 <= self.weight_decay < math.inf:
+            raise UserError(f"weight_decay {self.weight_decay}: must be a finite number from 0 on.")

@@ -68,7 +68,8 @@ class EpisodicSearcher(Searcher):
     def _reordered(self, result: SearchResult, again: Reranked, number: int) -> SearchResult:
         first = result.hits[: self.options.k]
         notes = self._notes(first, bool(again.failed[number]), int(again.pairs[number]))
-        scores = again.scores[number].numpy()[: len(first)]
+        before = np.array([hit.score for hit in first])
+        scores = self.options.mix * again.scores[number].numpy()[: len(first)] + (1 - self.options.mix) * before
         hits = list(first)
         ranked = np.flatnonzero(np.isfinite(scores))
         order = ranked[np.argsort(-scores[ranked], kind="stable")]

@@ -404,21 +404,47 @@ def _over(
 
 
 def choices(options: StudyOptions) -> StudyReport:
-    """One setting after the other on validation pools, merged, with the first base model: what tables then use.
+    """One setting after the other on validation pools, merged, over base models and random starts of the adapters.
 
     With one step from B = 0, AdamW moves every entry of B by the learning rate, so scale and learning rate matter only
     as their product, the size of the step.
     """
-    where = efsa_world(options)
-    where = replace(where, models=where.models[:1], data=where.validation)
-    start = replace(where.methods.episode, temperature=None, direction="image-to-text")
-    rates = (1e-3,) if options.scale == "smoke" else (1.5e-4, 5e-4, 1.5e-3, 5e-3, 1.5e-2)
-    arms: dict[str, tuple[str, MethodOptions]] = {}
+    where = efsa_world(options).for_choices()
+    rows: dict[str, tuple[Recalls, str]] = {}
+    for name, (method, settings) in _choices(where, options.scale == "smoke").items():
+        found = []
+        for seed in range(where.adapter_seeds if method == "episode" else 1):
+            mine = replace(settings, episode=replace(settings.episode, seed=seed))
+            search = SearchRun(("zero-shot", method), mine, where.captions[0], "merged", where.data)
+            found += searched(search, where, options)
+        rows[name] = (Recalls.of(found), method)
+    first = next(iter(rows.values()))[0]
+    table = _recall_table("Choices, on validation pools", "setting", {"zero-shot": (first, "zero-shot")} | rows, where)
+    seeds = (
+        f"episodes go over {where.adapter_seeds} random starts of their adapters; validation: {', '.join(where.data)}"
+    )
+    return StudyReport("efsa/choices", options.scale, where.world, (table,), notes=(seeds,))
+
+
+def _choices(where: EfsaWorld, smoke: bool) -> dict[str, tuple[str, MethodOptions]]:
+    """Every setting that is tried, by name, with its method."""
+    start = where.methods.episode.as_printed()
+    rates = (1e-3,) if smoke else (1.5e-4, 5e-4, 1.5e-3, 5e-3)
+    episodes: dict[str, EpisodeOptions] = {}
     for rate in rates:
-        changed = replace(start, learning_rate=rate)
-        arms[f"step {rate * start.scale:.2g} (learning rate {rate:g})"] = ("episode", _with(where, changed))
-        arms[f"the same at temperature 1, {rate:g}"] = ("episode", _with(where, replace(changed, temperature=1.0)))
-        arms[f"the same both ways, {rate:g}"] = ("episode", _with(where, replace(changed, direction="symmetric")))
+        each = replace(start, learning_rate=rate)
+        episodes[f"step {rate * start.scale:.2g} (learning rate {rate:g})"] = each
+        episodes[f"the same at temperature 1, {rate:g}"] = replace(each, temperature=1.0)
+        both = replace(each, direction="symmetric")
+        episodes[f"the same both ways, {rate:g}"] = both
+        episodes[f"both ways, rank 16, {rate:g}"] = replace(both, rank=16)
+    best = replace(start, learning_rate=1e-3 if smoke else 1.5e-3, direction="symmetric")
+    episodes["both ways at temperature 1"] = replace(best, temperature=1.0)
+    for share in (0.5,) if smoke else (0.5, 1.0):
+        episodes[f"both ways, soft negatives {share:g}"] = replace(best, soft=share)
+    for share in (0.5,) if smoke else (0.3, 0.5, 0.7):
+        episodes[f"both ways, mixed {share:g} with the score before"] = replace(best, mix=share)
+    arms = {name: ("episode", _with(where, each)) for name, each in episodes.items()}
     for rate in rates[::2]:
         low = rate / 50
         arms[f"all parameters, learning rate {low:g}"] = (
@@ -432,13 +458,7 @@ def choices(options: StudyOptions) -> StudyReport:
         for rate in (1e-6, 1e-5, 1e-4)[: len(rates)]:
             reward = replace(where.methods.reward, learning_rate=rate)
             arms[f"RLCF, learning rate {rate:g}"] = ("rlcf", replace(where.methods, reward=reward))
-    rows: dict[str, tuple[Recalls, str]] = {}
-    for name, (method, settings) in arms.items():
-        search = SearchRun(("zero-shot", method), settings, where.captions[0], "merged", where.data)
-        rows[name] = (Recalls.of(searched(search, where, options)), method)
-    first = next(iter(rows.values()))[0]
-    table = _recall_table("Choices, on validation pools", "setting", {"zero-shot": (first, "zero-shot")} | rows, where)
-    return StudyReport("efsa/choices", options.scale, where.world, (table,))
+    return arms
 
 
 def _with(where: EfsaWorld, episode: EpisodeOptions) -> MethodOptions:

@@ -74,7 +74,8 @@ class EfsaWorld:
     Attributes:
         world: in words.
         data: sources of the test pools, one for each domain.
-        validation: sources that choices are made on.
+        validation: sources that choices are made on; none of their images is tested.
+        validation_split: of those sources.
         captions: of the pools; the first is the one that tables use if they do not compare them.
         models: base models, one for each seed.
         teachers: of RLCF, one for each base model; none if there is no judge.
@@ -92,6 +93,24 @@ class EfsaWorld:
     split: str
     queries: int | None
     methods: MethodOptions
+    validation_split: str = "validation"
+    adapter_seeds: int = 1
+
+    def for_choices(self) -> "EfsaWorld":
+        """The same on the validation pools.
+
+        Raises:
+            UserError: they are the test pools.
+        """
+        both = set(self.validation) & set(self.data)
+        if self.validation_split != self.split and "all" not in (self.validation_split, self.split):
+            both = {source for source in both if "split=" in source and not source.startswith(WORLDS)}
+        if both:
+            raise UserError(
+                f"settings are chosen on validation pools, but these are tested: {', '.join(sorted(both))}. Name "
+                "another split with --search.validation-split, or other sources with --search.validation."
+            )
+        return replace(self, data=self.validation, split=self.validation_split)
 
 
 def efsa_world(options: StudyOptions, loss: Base = "softmax") -> EfsaWorld:
@@ -131,7 +150,8 @@ def _full(options: StudyOptions, loss: Base, world: str) -> EfsaWorld:
     methods = MethodOptions(asked.episode, asked.tuning, asked.reward, asked.full_learning_rate)
     teachers = () if teacher is None else (teacher,) * len(models)
     return EfsaWorld(
-        world, options.data, options.data, captions, models, teachers, asked.split, asked.queries, methods
+        world, options.data, asked.validation or options.data, captions, models, teachers, asked.split, asked.queries,
+        methods, asked.validation_split, max(1, asked.adapter_seeds),
     )  # fmt: skip
 
 
@@ -144,7 +164,7 @@ TRUE = Captions("Ground-truth", "true")
 
 _METHODS: Mapping[Scale, MethodOptions] = {
     "smoke": MethodOptions(
-        EpisodeOptions(k=6, rank=4),
+        EpisodeOptions.paper(k=6, rank=4),
         TuningOptions(epochs=1),
         RewardOptions(sampled=4, candidates=16),
     ),

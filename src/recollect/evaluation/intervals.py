@@ -1,0 +1,99 @@
+"""Intervals and tests of recalls whose queries are not independent: the captions of one picture stand or fall together.
+
+Queries are resampled picture by picture (cluster bootstrap). Clusters with the same numbers are alike, so that a sample
+is one multinomial draw over the kinds of clusters that there are, and nothing is drawn row by row.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64, Shaped
+
+from recollect.core.seeding import numpy_generator
+
+DRAWS = 4_000
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """Clusters of queries, alike ones counted together.
+
+    Attributes:
+        total: sum over a cluster's queries.
+        size: its queries.
+        count: how many clusters have these two.
+    """
+
+    total: Float64[np.ndarray, " kinds"]
+    size: Float64[np.ndarray, " kinds"]
+    count: Int64[np.ndarray, " kinds"]
+
+    @classmethod
+    def of(cls, values: Shaped[np.ndarray, " queries"], clusters: Shaped[np.ndarray, " queries"]) -> "Kinds":
+        """Sum the values of each cluster, and count equal ones."""
+        _, numbers = np.unique(clusters, return_inverse=True)
+        size = np.bincount(numbers)
+        total = np.bincount(numbers, weights=np.asarray(values, dtype=np.float64))
+        kinds, count = np.unique(np.stack([total, size]), axis=1, return_counts=True)
+        return cls(kinds[0], kinds[1], count)
+
+    @property
+    def clusters(self) -> int:
+        """How many there are."""
+        return int(self.count.sum())
+
+    def interval(self) -> tuple[float, float]:
+        """Percentile interval of the mean over queries when clusters are resampled; two at least must differ."""
+        drawn = numpy_generator("cluster bootstrap", self.clusters).multinomial(
+            self.clusters, self.count / self.clusters, DRAWS
+        )
+        low, high = np.quantile(drawn @ self.total / (drawn @ self.size), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        return float(low), float(high)
+
+
+def surprise(clusters: int) -> float:
+    """The largest share of clusters that could be otherwise though none of those seen is (Clopper–Pearson)."""
+    return 1 - float(((1 - LEVEL) / 2) ** (1 / clusters))
+
+
+def mean_interval(hit: Bool[np.ndarray, " queries"], clusters: Shaped[np.ndarray, " queries"]) -> tuple[float, float]:
+    """95 % interval of a share of queries.
+
+    Where all queries agree, resampling says nothing: the exact interval of as many independent trials as there are
+    clusters is given, so that 0 of 125 is no certainty.
+
+    Args:
+        hit: at least one.
+        clusters: queries with the same entry stand or fall together.
+    """
+    if hit.all() or not hit.any():
+        bound = surprise(len(np.unique(clusters)))
+        return (0.0, bound) if not hit.any() else (1 - bound, 1.0)
+    return Kinds.of(hit, clusters).interval()
+
+
+def gain_interval(
+    hit: Bool[np.ndarray, " queries"], before: Bool[np.ndarray, " queries"], clusters: Shaped[np.ndarray, " queries"]
+) -> tuple[float, float]:
+    """95 % interval of the difference of two shares of the same queries, resampled together."""
+    gain = hit.astype(np.int64) - before.astype(np.int64)
+    if (gain == gain[0]).all():
+        bound = surprise(len(np.unique(clusters)))
+        return max(-1.0, float(gain[0]) - bound), min(1.0, float(gain[0]) + bound)
+    return Kinds.of(gain, clusters).interval()
+
+
+def gain_test(
+    hit: Bool[np.ndarray, " queries"], before: Bool[np.ndarray, " queries"], clusters: Shaped[np.ndarray, " queries"]
+) -> float:
+    """Two-sided p-value of no difference: the sign of each cluster's gain is drawn at random (paired, clustered).
+
+    The sum over c alike clusters of gain g is g · (2 · Binomial(c, ½) − c). Of at least 1/(draws + 1), as a
+    permutation test has it.
+    """
+    kinds = Kinds.of(hit.astype(np.int64) - before.astype(np.int64), clusters)
+    ups = numpy_generator("sign flips", kinds.clusters).binomial(kinds.count, 0.5, (DRAWS, len(kinds.count)))
+    sums = (2 * ups - kinds.count) @ kinds.total
+    seen = abs(float(kinds.count @ kinds.total))
+    return float((1 + (np.abs(sums) >= seen - 1e-9).sum()) / (1 + DRAWS))

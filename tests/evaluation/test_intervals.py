@@ -1,0 +1,75 @@
+"""Intervals of recalls whose queries hang together, against drawing pictures one by one."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recollect.evaluation.intervals import gain_interval, gain_test, mean_interval
+
+
+def five_captions(generator, pictures=200, share=0.3):
+    """Whether each of five captions of each picture finds it: some pictures are easy, others hard."""
+    easy = generator.beta(0.6 * share, 0.6 * (1 - share), pictures)
+    return (generator.random((pictures, 5)) < easy[:, None]).ravel(), np.repeat(np.arange(pictures), 5)
+
+
+def test_the_interval_is_that_of_drawing_pictures():
+    generator = np.random.default_rng(0)
+    hit, clusters = five_captions(generator)
+    low, high = mean_interval(hit, clusters)
+    means = hit.reshape(200, 5)[generator.integers(0, 200, (4000, 200))].mean(axis=(1, 2))
+    assert low == pytest.approx(np.quantile(means, 0.025), abs=0.006)
+    assert high == pytest.approx(np.quantile(means, 0.975), abs=0.006)
+    alone = mean_interval(hit, np.arange(1000))
+    assert high - low > 1.3 * (alone[1] - alone[0])  # captions of one picture are no independent witnesses
+
+
+def test_it_covers_the_truth_as_often_as_it_says():
+    generator, covered = np.random.default_rng(1), 0
+    for _ in range(300):
+        low, high = mean_interval(*five_captions(generator))
+        covered += low <= 0.3 <= high
+    assert 0.90 < covered / 300 < 0.985
+
+
+@pytest.mark.parametrize("number", [1, 5, 125])
+def test_none_of_a_few_is_no_certainty(number):
+    """Clopper and Pearson: the share at which all misses have a chance of 2.5 %."""
+    nothing = np.zeros(number, dtype=bool)
+    low, high = mean_interval(nothing, np.arange(number))
+    assert low == 0
+    assert (1 - high) ** number == pytest.approx(0.025)
+    assert mean_interval(~nothing, np.arange(number)) == (pytest.approx(1 - high), 1.0)
+    assert mean_interval(np.repeat(nothing, 5), np.repeat(np.arange(number), 5)) == (low, high)  # as many pictures
+    unchanged = gain_interval(nothing, nothing, np.arange(number))
+    assert unchanged == (pytest.approx(-high), pytest.approx(high))
+
+
+@given(st.integers(0, 10_000), st.integers(2, 30))
+def test_an_interval_holds_its_share(seed, number):
+    generator = np.random.default_rng(seed)
+    hit, before = generator.random((2, number)) < 0.5
+    clusters = generator.integers(0, 5, number)
+    low, high = mean_interval(hit, clusters)
+    assert 0 <= low <= hit.mean() + 1e-12
+    assert hit.mean() - 1e-12 <= high <= 1
+    low, high = gain_interval(hit, before, clusters)
+    assert -1 <= low <= high <= 1
+    assert 0 < gain_test(hit, before, clusters) <= 1
+
+
+def test_the_p_value_is_that_of_drawn_signs_and_fair_where_nothing_differs():
+    generator = np.random.default_rng(2)
+    hit, clusters = five_captions(generator, 60)
+    before, _ = five_captions(generator, 60)
+    gains = (hit.astype(int) - before.astype(int)).reshape(60, 5).sum(axis=1)
+    sums = (gains * generator.choice([-1, 1], (20_000, 60))).sum(axis=1)
+    wanted = (np.abs(sums) >= abs(gains.sum())).mean()
+    assert gain_test(hit, before, clusters) == pytest.approx(wanted, abs=0.03)
+    assert gain_test(hit, hit, clusters) == 1
+    better = hit.copy()
+    better[::5] = True
+    assert gain_test(better, np.zeros_like(hit), clusters) < 0.001
+    few = [gain_test(*five_captions(generator, 40)[:1], *five_captions(generator, 40)) for _ in range(200)]
+    assert np.mean(np.array(few) < 0.05) < 0.11
