@@ -156,7 +156,8 @@ def test_when_no_image_can_be_judged_the_ranking_is_zero_shot(encoder, teacher, 
 
 def test_a_reward_that_is_not_finite_falls_back_to_zero_shot_and_is_counted(encoder, teacher, make_pool):
     pool = make_pool(encoder)
-    searcher = RewardSearcher(encoder, pool, teacher=teacher, options=RewardOptions(learning_rate=1e38))
+    broken = RewardOptions(learning_rate=1e300, weight_decay=1e300)
+    searcher = RewardSearcher(encoder, pool, teacher=teacher, options=broken)
     plain = Searcher(encoder, pool).search(QUERIES, 8)
     found = searcher.search(QUERIES, 8)
     assert [ids(result) for result in found] == [ids(result) for result in plain]

@@ -106,6 +106,16 @@ def test_scores_of_an_episode_and_of_the_model_stand_apart(run, memory, tmp_path
     assert printed.index("scored by: episode") < printed.index("scored by: model")
 
 
+def test_normalised_scores_say_what_was_chosen(run, memory, tmp_path):
+    found, printed = hits_of(run, memory, tmp_path, "queen", "--normalise", "--k", 24)
+    assert {hit["scored_by"] for hit in found["hits"]} == {"normalised"}
+    assert "normalised: alpha" in printed
+    assert json.loads((tmp_path / "found.json").read_text())["normalisation"]["reciprocal_rank"] > 0
+    status, _, err = run("search", memory.address, "queen", "--normalise", "--rerank", "episode", "--device", "cpu")
+    assert status == 2
+    assert "leave out the re-ranking" in err
+
+
 def test_a_byte_order_mark_is_no_part_of_a_query(run, memory, tmp_path):
     (tmp_path / "queries.txt").write_bytes(b"\xef\xbb\xbfqueen\r\n")
     found, _ = hits_of(run, memory, tmp_path, "--queries", tmp_path / "queries.txt")

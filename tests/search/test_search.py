@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.core.errors import UserError
+from recollect.search.cost import Meter
 from recollect.search.episodes.options import EpisodeOptions
 from recollect.search.episodes.searcher import EpisodicSearcher
 from recollect.search.episodes.sequential import SequentialEpisodes
@@ -338,3 +339,27 @@ def test_an_episode_may_be_mixed_with_the_ranking_before_it(encoder, make_pool, 
         wanted = {hit.item.id: mix * hit.score + (1 - mix) * hit.model_score for hit in one.hits}
         assert {hit.item.id: hit.score for hit in other.hits} == pytest.approx(wanted, abs=1e-9)
         assert [hit.score for hit in other.hits] == sorted(wanted.values(), reverse=True) or mix == 0.0
+
+
+class Measured(EpisodicSearcher):
+    """Notes how many queries ran together and what all of it held."""
+
+    def _flight(self, queries, results):
+        with Meter() as meter:
+            found = super()._flight(queries, results)
+        self.flights = [*getattr(self, "flights", []), (len(queries), meter.peak)]
+        return found
+
+
+@pytest.mark.parametrize("times", [0.5, 1.5, 3.5])
+def test_queries_adapt_together_as_far_as_measured_memory_allows(encoder, make_pool, times):
+    pool, queries = make_pool(encoder), QUERIES * 3
+    free = Measured(encoder, pool, options=replace(OPTIONS, in_flight=8))
+    wanted = free.search(queries, 6)
+    assert max(number for number, _ in free.flights) == 8
+    each = free.plan.dearest
+    bound = replace(OPTIONS, in_flight=8, gibibytes=times * each / 2**30)
+    held = Measured(encoder, pool, options=bound)
+    assert [ids(result) for result in held.search(queries, 6)] == [ids(result) for result in wanted]
+    assert max(number for number, _ in held.flights) == max(1, int(times))
+    assert all(peak <= max(times, 1) * each for _, peak in held.flights)

@@ -1,6 +1,6 @@
 """``recollect search``: images of a memory by words, by pictures, or by both."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -67,6 +67,9 @@ class Search:
     """Leave out images whose cosine by the model as it is lies below; how many, is said."""
     among: Literal["images", "captions"] = "images"
     """Find images by what they show, or by what their captions say."""
+    normalise: bool = False
+    """Take from each score what the image gets from any query (the memory's captions), so that no image is found by
+    everything; how much, is chosen by the captions, and printed."""
     rerank: Literal["none", "episode", "episode-paper", "episode-full"] = "none"
     """Rank the first --episode.k again by the model adapted to the query; episode-paper has the loss and step that the
     paper prints, episode-full changes all parameters."""
@@ -87,18 +90,22 @@ class Search:
         queries = self._queries()
         from recollect.core.progress import output
         from recollect.reports.gallery import save_results
+        from recollect.search.normalisation import NormalisedPool
         from recollect.search.opening import open_searcher
 
         searcher = open_searcher(
-            self.memory, model=self.model, rerank=self.rerank, among=self.among, episode=self.episode,
-            captions=self.captions, device=self.device,
+            self.memory, model=self.model, rerank=self.rerank, among=self.among, normalise=self.normalise,
+            episode=self.episode, captions=self.captions, device=self.device,
         )  # fmt: skip
         name = self._reads(searcher)
         results = searcher.search(queries, self.k, where=self.where, page=self.page, min_score=self.min_score)
-        about = {
+        about: dict[str, Any] = {
             "memory": self.memory, "model": name, "among": self.among, "rerank": self.rerank, "where": self.where,
             "k": self.k, "page": self.page, "min_score": self.min_score,
         }  # fmt: skip
+        if isinstance(searcher.pool, NormalisedPool):
+            about["normalisation"] = asdict(settings := searcher.pool.settings)
+            output().print(f"normalised: {settings}", highlight=False, markup=False, soft_wrap=True)
         show(results, searcher.report, output())
         if self.out is not None:
             save_results(results, searcher.report, about, self.out)

@@ -11,6 +11,7 @@ from recollect.search.baselines.rlcf import RewardSearcher
 from recollect.search.counters import CostCounters
 from recollect.search.episodes.options import EpisodeOptions, RewardOptions, TuningOptions, check_positive
 from recollect.search.episodes.searcher import EpisodicSearcher
+from recollect.search.normalisation import Normalisation, normalised
 from recollect.search.pixels import PixelCache
 from recollect.search.pool import Pool
 from recollect.search.searcher import Searcher, TextSearch
@@ -26,12 +27,14 @@ class MethodOptions:
         reward: of RLCF.
         full_learning_rate: of episodes that change all parameters, which the adapters' rate would destroy; None takes
             the episodes' own.
+        normalisation: of scores by reference queries; None lets the pool's own captions choose.
     """
 
     episode: EpisodeOptions = field(default_factory=EpisodeOptions)
     tuning: TuningOptions = field(default_factory=TuningOptions)
     reward: RewardOptions = field(default_factory=RewardOptions)
     full_learning_rate: float | None = 3e-6
+    normalisation: Normalisation | None = None
 
     def __post_init__(self) -> None:
         if self.full_learning_rate is not None:
@@ -84,6 +87,12 @@ def _fine_tuning(setting: SearchContext) -> Prepared:
     return Prepared(Searcher(tuned, pool, scored_by="fine-tuned model"), done, tuned)
 
 
+def _normalised(setting: SearchContext) -> Prepared:
+    done = CostCounters()
+    pool = normalised(setting.encoder, setting.pool, setting.options.normalisation, tally=done)
+    return Prepared(Searcher(setting.encoder, pool, scored_by="normalised"), done)
+
+
 def _text_to_text(setting: SearchContext) -> Prepared:
     done = CostCounters()
     pool = by_captions(setting.encoder, setting.pool, done)
@@ -114,6 +123,7 @@ def _full_episode(setting: SearchContext) -> Prepared:
 
 SEARCH_METHODS: Mapping[str, Callable[[SearchContext], Prepared]] = {
     "zero-shot": _zero_shot,
+    "normalised": _normalised,
     "fine-tuning": _fine_tuning,
     "text-to-text": _text_to_text,
     "rlcf": _rlcf,

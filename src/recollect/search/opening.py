@@ -26,6 +26,7 @@ def open_searcher(
     model: str | None = None,
     rerank: Rerank = "none",
     among: Among = "images",
+    normalise: bool = False,
     episode: EpisodeOptions | None = None,
     captions: str | Path | None = None,
     device: torch.device | str | None = None,
@@ -41,6 +42,8 @@ def open_searcher(
         rerank: rank the first images again by the model adapted to the query (EFSA): by low-rank adapters, the same
             with the loss and step as the paper prints them, or by all parameters.
         among: find images by what they show, or by what their captions say.
+        normalise: take from each score what the image gets from any query (NNN), with the memory's captions as
+            references; alpha and k are those that find the captions' own images best.
         episode: settings of ``rerank``.
         captions: captions that a model wrote, if not in the memory's folder.
         device: where to compute; the best there is by default.
@@ -55,7 +58,7 @@ def open_searcher(
             f"{captions}: no such file. Write it with `recollect caption {store.address} --model CAPTIONER`."
         )
     pool = MemoryPool(store, written=None if captions is None else CaptionFile(captions))
-    if (rerank != "none" or among == "captions") and not pool.has_captions():
+    if (rerank != "none" or among == "captions" or normalise) and not pool.has_captions():
         raise UserError(NO_CAPTIONS)
     name = model or store.backend.record.model_name
     if not name:
@@ -64,7 +67,10 @@ def open_searcher(
     store.check_model(encoder.fingerprint, name)
     if among == "captions" and rerank != "none":
         raise UserError("an episode ranks images that the model found, not their captions: leave out one of both")
-    method = "text-to-text" if among == "captions" else {"none": "zero-shot"}.get(rerank, rerank)
+    if normalise and (rerank != "none" or among == "captions"):
+        raise UserError("normalised scores are of images by the model as it is: leave out the re-ranking and captions")
+    plain = "text-to-text" if among == "captions" else "normalised" if normalise else "zero-shot"
+    method = plain if rerank == "none" else rerank
     options = MethodOptions(episode=episode or EpisodeOptions())
     search = prepare(method, SearchContext(encoder, pool, options, PixelCache(encoder.transform))).search
     assert isinstance(search, Searcher)

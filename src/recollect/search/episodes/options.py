@@ -50,7 +50,9 @@ class EpisodeOptions:
         scale: factor of the adapters; 15/64, or 15 or 15/√64 as other readings of "a scaling factor of 15".
         both_xavier: begin with both matrices of an adapter random, so not at the pretrained model.
         parameters: learn low-rank adapters, or all parameters of both towers (Fig. 4; one query at a time).
-        in_flight: queries that adapt at once; memory grows with it.
+        in_flight: most queries that adapt at once; fewer where they would hold more than ``gibibytes``.
+        gibibytes: that the tensors of queries that adapt at once may hold, as measured on the first; one query always
+            runs.
         seed: of the adapters' random start, the same for every query.
     """
 
@@ -70,6 +72,7 @@ class EpisodeOptions:
     both_xavier: bool = False
     parameters: Literal["adapters", "all"] = "adapters"
     in_flight: int = 8
+    gibibytes: float = 2.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -78,7 +81,7 @@ class EpisodeOptions:
         for name in ("steps", "rank", "in_flight"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} {getattr(self, name)}: must be at least 1.")
-        for name in ("learning_rate", "scale", *(() if self.temperature is None else ("temperature",))):
+        for name in ("learning_rate", "scale", "gibibytes", *(() if self.temperature is None else ("temperature",))):
             check_positive(name, getattr(self, name))
         for name in ("weight_decay", "contrastive", "hinge", "margin"):
             if not 0 <= getattr(self, name) < math.inf:

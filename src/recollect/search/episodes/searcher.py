@@ -8,14 +8,16 @@ import torch
 
 from recollect.core.progress import progress
 from recollect.memory import Item
+from recollect.search.cost import Meter
 from recollect.search.episodes.batch import Asked, EpisodeBatch, Reranked, number_texts
 from recollect.search.episodes.batched import LEAST_PAIRS, Episodes
 from recollect.search.episodes.options import EpisodeOptions
+from recollect.search.episodes.planning import FlightPlan, Load
 from recollect.search.episodes.sequential import FullEpisodes
 from recollect.search.pixels import PixelCache
 from recollect.search.pool import Pool
 from recollect.search.query import Query
-from recollect.search.searcher import Hit, Searcher, SearchResult, as_result, open_items
+from recollect.search.searcher import Hit, Searcher, SearchResult, as_result, caption_kind, open_items
 
 NOT_FINITE = "the episode's loss or scores were not finite: zero-shot ranking"
 EPISODE = "episode"
@@ -31,6 +33,7 @@ class EpisodicSearcher(Searcher):
     Attributes:
         options: of the episodes.
         pixels: decoded pictures.
+        plan: how many queries adapt at once; the first alone, to measure what one holds.
     """
 
     options: EpisodeOptions = field(default_factory=EpisodeOptions)
@@ -41,18 +44,45 @@ class EpisodicSearcher(Searcher):
         kind = Episodes if self.options.parameters == "adapters" else FullEpisodes
         self.episodes: Episodes | FullEpisodes = kind(self.encoder, self.options)
         self.episodes.tally = self.tally
+        self.plan = FlightPlan(self.options.in_flight, self.options.gibibytes * 2**30)
 
     def _search(self, queries: list[Query], k: int, pool: Pool) -> list[SearchResult]:
         found = self._nearest(queries, max(k, self.options.k), pool)
         items = open_items(pool, found)
         plain = [as_result(str(query), found, row, items) for row, query in enumerate(queries)]
-        results = []
+        results: list[SearchResult] = []
         with progress("episodes", len(queries), "queries") as counter:
-            for start in range(0, len(queries), self.options.in_flight):
-                some = slice(start, start + self.options.in_flight)
-                results += self._flight(queries[some], plain[some])
+            while len(results) < len(queries):
+                some = self._next(queries, plain, len(results))
+                results += self._measured_flight(queries[some], plain[some])
                 counter.advance(len(queries[some]))
         return results
+
+    def _next(self, queries: list[Query], plain: list[SearchResult], start: int) -> slice:
+        """Which queries adapt together now: as many as measured memory allows."""
+        some = slice(start, start + self.options.in_flight)
+        loads = [self._load(query, result) for query, result in zip(queries[some], plain[some], strict=True)]
+        return slice(start, start + self.plan.number(loads))
+
+    def _measured_flight(self, queries: list[Query], plain: list[SearchResult]) -> list[SearchResult]:
+        load = self._load(queries[0], plain[0])
+        if len(queries) > 1 or self.plan.knows(load):
+            return self._flight(queries, plain)
+        with Meter() as meter:
+            results = self._flight(queries, plain)
+        self.plan.learn(load, meter.peak)
+        return results
+
+    def _load(self, query: Query, result: SearchResult) -> Load:
+        first = result.hits[: self.options.k]
+        texts = [hit.item.caption for hit in first] + [term.words for term in query.terms if term.words is not None]
+        lengths = self.encoder.text_lengths([text or "" for text in texts], caption_kind(self.encoder))
+        longest = max(lengths, default=0)
+        pictures = len(first) + sum(term.words is None for term in query.terms)
+        captioned = sum(bool(hit.item.caption.strip()) for hit in first)
+        return pictures + captioned, longest if self.encoder.longest_text is None else min(
+            longest, self.encoder.longest_text
+        )
 
     def _flight(self, queries: list[Query], results: list[SearchResult]) -> list[SearchResult]:
         assert self.pixels is not None

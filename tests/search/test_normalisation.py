@@ -1,0 +1,134 @@
+"""Normalised scores: the index form is the formula, and hubs fall."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recollect.core.errors import UserError
+from recollect.search.normalisation import Normalisation, NormalisedPool, choose, normalised, reference_means
+from recollect.search.pool import SourcePool
+from recollect.search.searcher import Searcher
+
+
+def unit(generator, *shape):
+    rows = generator.normal(size=shape).astype(np.float32)
+    return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+
+
+class Bare:
+    """A pool whose pictures nobody asks for."""
+
+    def __init__(self, names):
+        self.names = names
+
+    def __len__(self):
+        return len(self.names)
+
+    def ids(self):
+        return self.names
+
+    def nearest(self, vectors, k):
+        raise NotImplementedError
+
+    items = filtered = vectors = nearest
+
+
+def ranking(vectors, means, alpha, queries):
+    ids = [str(row) for row in range(len(vectors))]
+    pool = NormalisedPool(Bare(ids), ids, vectors, means, Normalisation(alpha, 1))
+    return pool.nearest(torch.from_numpy(queries), len(vectors))
+
+
+@given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 9), st.integers(1, 12), st.floats(0, 2))
+def test_the_index_form_is_the_formula(seed, images, references, k, alpha):
+    generator = np.random.default_rng(seed)
+    gallery, asked, queries = (unit(generator, number, 4) for number in (images, references, 3))
+    means = reference_means(gallery, asked, k)
+    exact = gallery.astype(np.float64) @ asked.astype(np.float64).T
+    slow = [np.mean(sorted(row, reverse=True)[:k]) for row in exact]
+    assert means == pytest.approx(slow, abs=1e-6)
+    found = ranking(gallery, means, alpha, queries)
+    for query, ids, scores in zip(queries, found.ids, found.scores, strict=True):
+        wanted = gallery.astype(np.float64) @ query - alpha * np.array(slow)
+        assert scores == pytest.approx(sorted(wanted, reverse=True), abs=1e-5)
+        assert [wanted[int(id)] for id in ids] == pytest.approx(scores.tolist(), abs=1e-5)
+
+
+def test_alpha_0_changes_nothing_and_equal_means_keep_the_ranks():
+    generator = np.random.default_rng(0)
+    gallery, queries = unit(generator, 20, 6), unit(generator, 5, 6)
+    plain = np.argsort(-(queries @ gallery.T), axis=1, kind="stable").astype(str)
+    assert (ranking(gallery, generator.random(20).astype(np.float32), 0.0, queries).ids == plain).all()
+    assert (ranking(gallery, np.full(20, 0.3, dtype=np.float32), 0.8, queries).ids == plain).all()
+
+
+def test_a_hub_falls():
+    """An image near to every reference is found first by each of these queries, and by none once it is normalised."""
+    generator = np.random.default_rng(1)
+    common = np.eye(8, dtype=np.float32)[0]
+    references = unit(generator, 60, 8) + 1.2 * common
+    references /= np.linalg.norm(references, axis=1, keepdims=True)
+    gallery = references[:10] - 0.9 * common
+    gallery = np.concatenate([gallery / np.linalg.norm(gallery, axis=1, keepdims=True), common[None]]).astype(
+        np.float32
+    )
+    queries = references[:10]
+    means = reference_means(gallery, references, 30)
+    before, after = (ranking(gallery.astype(np.float32), means, alpha, queries).ids for alpha in (0.0, 1.0))
+    assert (before[:, 0] == "10").sum() >= 8
+    assert (after[:, 0] == [str(row) for row in range(10)]).all()
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_choice_is_that_of_leaving_each_caption_out(seed):
+    """Against a loop that takes each caption away, forms every mean anew and ranks its own image."""
+    generator = np.random.default_rng(seed)
+    images, owners = unit(generator, 12, 5), np.arange(9)
+    texts = unit(generator, 9, 5) + images[:9] + 0.8 * unit(generator, 1, 5)
+    texts = (texts / np.linalg.norm(texts, axis=1, keepdims=True)).astype(np.float32)
+    slow = {}
+    for alpha in (0.0, 0.5, 1.0):
+        for k in (1, 3, 8):
+            values = []
+            for text in range(9):
+                rest = np.delete(texts, text, axis=0).astype(np.float64)
+                means = np.sort(images.astype(np.float64) @ rest.T, axis=1)[:, ::-1][:, :k].mean(axis=1)
+                scores = images.astype(np.float64) @ texts[text] - alpha * means
+                values.append(1 / (1 + (scores > scores[owners[text]] + 1e-9).sum()))
+            slow[alpha, k] = np.mean(values)
+    found = choose(images, texts, owners, alphas=(0.0, 0.5, 1.0), nearest=(1, 3, 8))
+    assert found.reciprocal_rank == pytest.approx(max(slow.values()))
+    assert slow[found.alpha, found.k] == pytest.approx(found.reciprocal_rank)
+    assert found.plain == pytest.approx(slow[0.0, 1])
+    assert found.alpha == min(alpha for (alpha, _), value in slow.items() if value > max(slow.values()) - 1e-9)
+
+
+@pytest.fixture(scope="module")
+def encoder(make_encoder):
+    return make_encoder("clip")
+
+
+def test_a_pool_is_searched_by_normalised_scores(encoder, make_pool):
+    pool = make_pool(encoder)
+    plain = normalised(encoder, pool, Normalisation(0.0, 8))
+    ids = lambda pool: [hit.item.id for hit in Searcher(encoder, pool).search("queen", 24).hits]  # noqa: E731
+    assert ids(plain) == ids(pool)
+    chosen = normalised(encoder, pool)
+    assert chosen.settings.reciprocal_rank >= chosen.settings.plain
+    half = normalised(encoder, pool, Normalisation(0.5, 8))
+    odd = [id for id in ids(half) if int(id) % 2]
+    assert ids(half.filtered("domain = 'odd'")) == odd  # with the means of the whole pool
+    np.testing.assert_array_equal(half.vectors(["3", "1"]), pool.vectors(["3", "1"]))
+
+
+def test_without_captions_there_are_no_references(encoder, pictures):
+    with pytest.raises(UserError, match="no captions"):
+        normalised(encoder, SourcePool(encoder, pictures))
+
+
+@pytest.mark.parametrize("wrong", [{"alpha": float("nan"), "k": 1}, {"alpha": -1.0, "k": 1}, {"alpha": 0.5, "k": 0}])
+def test_settings_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(UserError):
+        Normalisation(**wrong)
