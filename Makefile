@@ -1,12 +1,18 @@
 # Two commands on a fresh machine with Python 3.11 or newer:
 #   make demo   the main job, on the built-in data: demo/report.html
 #   make test   lint, types, room order and the whole test suite
+# Also: make docs (the site, strictly, into site/), make results (docs/results.md from results/), make matrix (the suite
+# on every Python of PYTHONS that is there), make lowest (the suite with the lowest versions that pyproject.toml promises).
+SHELL       := /bin/bash
+.SHELLFLAGS := -o pipefail -ec
 PYTHON ?= python3
 SCALE  ?= default
 OUT    ?= demo
 BIN    := .venv/bin
+PYTHONS ?= python3.11 python3.12 python3.13
+PYTEST := -n auto --dist worksteal --jaxtyping-packages=recollect,beartype.beartype
 
-.PHONY: demo test lint setup clean
+.PHONY: demo test lint docs results matrix lowest setup clean
 
 setup: .venv/.installed
 
@@ -27,7 +33,32 @@ lint: setup
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/pytest -n auto --dist worksteal --jaxtyping-packages=recollect,beartype.beartype
+	$(BIN)/pytest $(PYTEST)
+
+# A dead link or anchor and a name that is not there stop the build; so does a docstring that speaks of no parameter.
+docs: setup
+	$(BIN)/zensical build --strict --clean 2>&1 | tee .site.log
+	! grep -E '^griffe:|Warning|Error' .site.log
+	@echo "site: site/index.html"
+
+results: setup
+	$(BIN)/python -m recollect.reports.results results docs/results.md
+
+matrix:
+	for python in $(PYTHONS); do \
+	  command -v $$python > /dev/null || { echo "$$python: not here, left out"; continue; }; \
+	  test -x .venv-$$python/bin/python || $$python -m venv .venv-$$python; \
+	  .venv-$$python/bin/pip install --quiet --constraint constraints.txt --editable '.[dev]'; \
+	  .venv-$$python/bin/pytest $(PYTEST); \
+	done
+
+# The versions are those of pyproject.toml; tools of tests come in any version that goes with them.
+lowest:
+	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
+	$(PYTHON) .ci/lowest.py > .venv-lowest/constraints.txt
+	.venv-lowest/bin/pip install --quiet --constraint .venv-lowest/constraints.txt --editable '.[adapters,memory]' \
+	  beartype hypothesis pytest pytest-xdist build
+	.venv-lowest/bin/pytest $(PYTEST)
 
 clean:
-	rm -rf .venv build dist *.egg-info src/*.egg-info
+	rm -rf .venv .venv-* site .site.log build dist *.egg-info src/*.egg-info
