@@ -121,10 +121,10 @@ def folders(root: Path, names: list[str], each: int, first: int) -> None:
 
 def checkpoint(folder: Path) -> None:
     """A SigLIP with two tiny towers, as transformers writes it."""
-    tokenizer = train_unigram([caption(i) for i in range(200)], 320, 24)
+    tokenizer = train_unigram([caption(i) for i in range(200)], 320, 64)
     tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = ["input_ids"]
     special = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
-    text = _TOWER | special | {"vocab_size": len(tokenizer), "max_position_embeddings": 24}
+    text = _TOWER | special | {"vocab_size": len(tokenizer), "max_position_embeddings": 64}
     config = SiglipConfig(text_config=text, vision_config=_TOWER | {"image_size": SIZE, "patch_size": 8})
     processor = SiglipProcessor(SiglipImageProcessorPil(size={"height": SIZE, "width": SIZE}), tokenizer)
     model = SiglipModel(config)
