@@ -12,11 +12,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from fewshot.worlds import CLASSIFIERS, QUICK
 from recollect import fewshot
 
-ESTIMATORS = {
-    name: getattr(fewshot, name)() for name in fewshot.__all__ if name not in {"EmbeddingClassifier", "best_weight"}
-}
+ESTIMATORS = {name: getattr(fewshot, name)(**QUICK.get(name, {})) for name in CLASSIFIERS}
 
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # scikit-learn sets any parameter to -1

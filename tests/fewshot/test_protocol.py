@@ -5,8 +5,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from recollect.fewshot import ClassAdaptiveProbe, ClipAdapter, LinearProbePlusPlus, ResidualMap
 from recollect.fewshot.calibration import expected_calibration_error
 from recollect.fewshot.protocol import FEW_SHOT_METHODS, FewShotTask, Protocol, nested_supports, run_protocol
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Trained methods with few steps: what is tested is the engine."""
+    monkeypatch.setitem(FEW_SHOT_METHODS, "clap", lambda texts, scale: ClassAdaptiveProbe(texts, 1.0, 10, 0.01, scale))
+    monkeypatch.setitem(FEW_SHOT_METHODS, "rla", lambda texts, scale: ResidualMap(texts, 0.1, 10, scale=scale))
+    monkeypatch.setitem(FEW_SHOT_METHODS, "lp++", lambda texts, scale: LinearProbePlusPlus(texts, 0.01))
+    monkeypatch.setitem(
+        FEW_SHOT_METHODS, "clip-adapter", lambda texts, scale: ClipAdapter(texts, epochs=5, scale=scale)
+    )
+
 
 SHOTS = (1, 2, 5)
 SEEDS = (0, 3)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from sklearn.base import clone
 
-from fewshot.worlds import unit, world
+from fewshot.worlds import CLASSIFIERS, QUICK, unit, world
 from recollect import fewshot
 from recollect.fewshot.calibration import (
     conformal_p,
@@ -18,12 +18,12 @@ from recollect.fewshot.calibration import (
 )
 from recollect.fewshot.holdout import HoldOut
 
-METHODS = [name for name in fewshot.__all__ if name not in {"EmbeddingClassifier", "best_weight"}]
+METHODS = CLASSIFIERS
 
 
 def fitted(name, counts=(10, 10, 10), queries=60, noise=1.2, **options):
     support, labels, asked, own, texts = world(counts, queries=queries, noise=noise, seed=1)
-    model = getattr(fewshot, name)(**options)
+    model = getattr(fewshot, name)(**QUICK.get(name, {}), **options)
     if "text_features" in model.get_params():
         model.set_params(text_features=texts)
     return model.fit(support, labels), support, labels, asked, own
@@ -195,11 +195,11 @@ class TestEveryMethod:
         """A support of pure noise: what sees itself is always right, what does not guesses."""
         generator = np.random.default_rng(2)
         support, labels = unit(generator.normal(size=(60, 40))), np.tile(np.arange(3), 20)
-        model = getattr(fewshot, name)()
+        model = getattr(fewshot, name)(**QUICK.get(name, {}))
         if "text_features" in model.get_params():
             model.set_params(text_features=unit(generator.normal(size=(3, 40))))
         assert model.fit(support, labels).loo_accuracy_ < 0.6
 
     def test_texts_that_are_made_from_the_examples_go_without_a_row_too(self, name):
         support, labels = unit(np.random.default_rng(2).normal(size=(60, 40))), np.tile(np.arange(3), 20)
-        assert getattr(fewshot, name)().fit(support, labels).loo_accuracy_ < 0.6
+        assert getattr(fewshot, name)(**QUICK.get(name, {})).fit(support, labels).loo_accuracy_ < 0.6

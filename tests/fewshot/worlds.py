@@ -1,6 +1,29 @@
 """Small made-up support sets for the tests of this room."""
 
+import inspect
+
 import numpy as np
+
+from recollect import fewshot
+
+CLASSIFIERS = [
+    name
+    for name in fewshot.__all__
+    if inspect.isclass(getattr(fewshot, name))
+    and issubclass(getattr(fewshot, name), fewshot.EmbeddingClassifier)
+    and name != "EmbeddingClassifier"
+]
+"""Names of all estimators."""
+
+QUICK = {
+    "ApeTrained": {"epochs": 10},
+    "ClassAdaptiveProbe": {"epochs": 20, "factor": 1.0, "learning_rate": 0.01},
+    "ClipAdapter": {"epochs": 20},
+    "LinearProbePlusPlus": {"ridge": 0.01},
+    "ResidualMap": {"epochs": 20, "penalty": 0.1},
+    "TipAdapterF": {"epochs": 10},
+}
+"""Settings of trained methods with which a suite of many fits takes seconds."""
 
 
 def unit(matrix):

@@ -20,9 +20,11 @@ from torch import Tensor
 from recollect.fewshot.ape import ApeClassifier
 from recollect.fewshot.base import EmbeddingClassifier, softmax, unit_rows
 from recollect.fewshot.calibration import BINS
+from recollect.fewshot.heads import ClassAdaptiveProbe, LinearProbePlusPlus, ResidualMap
 from recollect.fewshot.mixture import TEXT_SCALE, DualMemory, GaussianDiscriminant, ZeroShotMix
 from recollect.fewshot.proker import ProKeR
 from recollect.fewshot.prototype import PrototypeClassifier
+from recollect.fewshot.timo import Timo
 from recollect.fewshot.tip import CrossValidatedTipAdapter, TipAdapter, TipX, ZeroShotClassifier
 from recollect.fewshot.trained import ApeTrained, ClipAdapter, LinearProbe, TipAdapterF
 from recollect.fewshot.voting import PluralityVoting, RankVoting, SoftmaxVoting, top_similar
@@ -48,6 +50,10 @@ FEW_SHOT_METHODS: Mapping[str, MakeEstimator] = {
     "gda": lambda texts, scale: GaussianDiscriminant(texts, scale=scale),
     "dmn-tf": lambda texts, scale: DualMemory(texts, scale=scale),
     "dmn-tf-published": lambda texts, scale: DualMemory(texts, scale=scale, preset="published"),
+    "timo": lambda texts, scale: Timo(texts),
+    "clap": lambda texts, scale: ClassAdaptiveProbe(texts, scale=scale),
+    "lp++": lambda texts, scale: LinearProbePlusPlus(texts),
+    "rla": lambda texts, scale: ResidualMap(texts, scale=scale),
     "linear-probe": lambda texts, scale: LinearProbe(),
     "clip-adapter": lambda texts, scale: ClipAdapter(texts, scale=scale),
     "tip-adapter-f": lambda texts, scale: TipAdapterF(texts, scale=scale),

@@ -79,6 +79,7 @@ def fit_by_gradient(
     count: int,
     generator: torch.Generator,
     schedule: Schedule,
+    after: Callable[[float], None] | None = None,
 ) -> None:
     """Train on shuffled batches of the support set.
 
@@ -86,6 +87,7 @@ def fit_by_gradient(
         optimiser: of what is trained; its rate is the highest.
         loss: from row indices of the support set to the loss.
         count: rows of the support set.
+        after: called after each step with its rate.
     """
     steps = -(-count // schedule.batch)
     warm = steps if schedule.warm_up is not None and schedule.epochs > 1 else 0
@@ -100,6 +102,8 @@ def fit_by_gradient(
             optimiser.zero_grad()
             value.backward()
             optimiser.step()
+            if after is not None:
+                after(optimiser.param_groups[0]["lr"])
             done += 1
 
 

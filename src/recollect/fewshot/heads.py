@@ -1,0 +1,223 @@
+"""Linear heads held near the class texts: CLAP, LP++, and a residual map of the image embeddings (RLA, ProLIP)."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor, nn
+
+from recollect.fewshot.base import EmbeddingClassifier, class_means, softmax
+from recollect.fewshot.holdout import MOST_TUNING_ROWS, HoldOut
+from recollect.fewshot.mixture import TEXT_SCALE
+from recollect.fewshot.trained import Schedule, fit_by_gradient, make_generator
+
+
+class _Anchored(EmbeddingClassifier):
+    """A trained head with one strength that holds it near the texts, chosen on folds; the first of equals."""
+
+    strength_name: str
+
+    def _values(self, labels: np.ndarray) -> tuple[float, ...]:
+        """What to choose among; the first where nothing can be held out."""
+        raise NotImplementedError
+
+    def _train(self, support: np.ndarray, labels: np.ndarray, strength: float) -> None:
+        raise NotImplementedError
+
+    def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
+        given, values = getattr(self, self.strength_name), self._values(labels)
+        plan = HoldOut.of(labels).first(MOST_TUNING_ROWS)
+        if given is None and len(plan.rows) and len(values) > 1:
+            right = []
+            for value in values:
+                folds = ((self._refitted(support[learn], labels[learn], {self.strength_name: value}), choose)
+                         for learn, choose in plan.folds())  # fmt: skip
+                right.append(sum((fold._scores(support[at]).argmax(axis=1) == labels[at]).sum() for fold, at in folds))
+            given = values[int(np.argmax(right))]
+        strength = values[0] if given is None else given
+        setattr(self, self.strength_name + "_", strength)
+        self._train(support, labels, strength)
+
+    def _chosen(self) -> dict[str, Any]:
+        return {self.strength_name: getattr(self, self.strength_name + "_")}
+
+
+class ClassAdaptiveProbe(_Anchored):
+    """CLAP: a linear probe that starts at the class texts and is held to them, class by class (Silva-Rodríguez et al.,
+    2024).
+
+    Logits ``scale cos(x, w_c)``, loss cross-entropy ``+ factor mean_c lambda_c |w_c - t_c|^2`` with ``lambda_c`` the
+    mean over the class's examples of the zero-shot probability of their label: the better its text, the nearer a class
+    stays. Stochastic gradient descent at 0.1 with momentum 0.9, a cosine after one epoch at 1e-5; the penalty's step is
+    implicit, so that no factor is too large for the rate. The texts are unit-norm (in the public code they are not,
+    so that its penalty depends on the model), hence the factor. Factor 0 is ZS-LP.
+
+    Args:
+        text_features: class texts W, in the order of ``classes_``.
+        factor: of the penalty; None chooses among 10, 1 and 100 on folds.
+        epochs, learning_rate: 300 and 0.1 as published.
+        scale: inverse temperature of the text scores.
+        random_state: seed of the shuffling.
+    """
+
+    strength_name = "factor"
+
+    def __init__(
+        self,
+        text_features: Any = None,
+        factor: float | None = None,
+        epochs: int = 300,
+        learning_rate: float = 0.1,
+        scale: float = TEXT_SCALE,
+        random_state: Any = 0,
+    ) -> None:
+        self.text_features = text_features
+        self.factor = factor
+        self.epochs = epochs
+        self.learning_rate = learning_rate
+        self.scale = scale
+        self.random_state = random_state
+
+    def _values(self, labels: np.ndarray) -> tuple[float, ...]:
+        return 10.0, 1.0, 100.0
+
+    def _train(self, support: np.ndarray, labels: np.ndarray, strength: float) -> None:
+        zero_shot = softmax(self.scale * support @ self.texts_.T)[np.arange(len(labels)), labels]
+        counts = np.bincount(labels)
+        self.lambda_ = np.bincount(labels, zero_shot) / counts
+        pull = torch.from_numpy(2 * strength * self.lambda_ / len(counts)).float()[:, None]
+        images, texts = torch.from_numpy(support).float(), torch.from_numpy(self.texts_).float()
+        own, weights = torch.from_numpy(labels), nn.Parameter(texts.clone())
+
+        def loss(rows: Tensor) -> Tensor:
+            cosines = images[rows] @ nn.functional.normalize(weights, dim=1).T
+            return nn.functional.cross_entropy(self.scale * cosines, own[rows])
+
+        def hold(rate: float) -> None:
+            weights.data = texts + (weights.data - texts) / (1 + rate * pull)
+
+        optimiser = torch.optim.SGD([weights], lr=self.learning_rate, momentum=0.9)
+        schedule = Schedule(self.epochs, 256, 1e-5)
+        fit_by_gradient(optimiser, loss, len(images), make_generator(self.random_state), schedule, hold)
+        self.coef_ = nn.functional.normalize(weights.detach(), dim=1).numpy()
+
+    def _scores(self, queries: np.ndarray) -> np.ndarray:
+        return self.scale * queries @ self.coef_.T
+
+
+class LinearProbePlusPlus(_Anchored):
+    """LP++: ``f·(w_c + alpha_c t_c) + b_c``, learned prototypes and learned text weights (Huang et al., 2024).
+
+    As published it starts from ``w_c`` the sum of the class's examples and ``alpha = 250 mean(x·t)``, and stops where a
+    validation set says. The loss is convex, so here it is minimised (L-BFGS), and a ridge about the same start, chosen
+    on folds, stands for the early stop: mean cross-entropy ``+ ridge/2 (|w - w_0|^2 + |alpha / alpha_0 - 1|^2)``.
+
+    Args:
+        text_features: class texts W, in the order of ``classes_``.
+        ridge: None chooses among 1e-3, 1e-2, 1e-1 and 1e-4 on folds.
+        max_iter: of L-BFGS.
+    """
+
+    strength_name = "ridge"
+
+    def __init__(self, text_features: Any = None, ridge: float | None = None, max_iter: int = 500) -> None:
+        self.text_features = text_features
+        self.ridge = ridge
+        self.max_iter = max_iter
+
+    def _values(self, labels: np.ndarray) -> tuple[float, ...]:
+        return 1e-3, 1e-2, 1e-1, 1e-4
+
+    def start(self, support: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """``w_0`` (classes, width) and ``alpha_0`` (classes,)."""
+        classes = len(self.classes_)
+        own = (support * self.texts_[labels]).sum(axis=1)
+        alpha = 250.0 * float((np.bincount(labels, own) / np.bincount(labels)).mean())
+        sums = class_means(support, labels, classes) * np.bincount(labels)[:, None]
+        return sums.astype(np.float64), np.full(classes, alpha if abs(alpha) > 1e-3 else 1e-3)
+
+    def _train(self, support: np.ndarray, labels: np.ndarray, strength: float) -> None:
+        sums, alphas = self.start(support, labels)
+        images, similarity = support.astype(np.float64), (support @ self.texts_.T).astype(np.float64)
+        classes, width = sums.shape
+        rows, count = np.arange(len(labels)), len(labels)
+
+        def loss(moved: np.ndarray) -> tuple[float, np.ndarray]:
+            shift, stretch, bias = moved[: sums.size].reshape(sums.shape), moved[sums.size : -classes], moved[-classes:]
+            logits = images @ (sums + shift).T + similarity * (alphas * (1 + stretch)) + bias
+            errors = softmax(logits)
+            peak = logits.max(axis=1)
+            value = (peak + np.log(np.exp(logits - peak[:, None]).sum(axis=1)) - logits[rows, labels]).mean()
+            errors[rows, labels] -= 1
+            errors /= count
+            of_shift = errors.T @ images + strength * shift
+            of_stretch = (errors * similarity).sum(axis=0) * alphas + strength * stretch
+            value += strength / 2 * float((shift**2).sum() + (stretch**2).sum())
+            return value, np.concatenate([of_shift.ravel(), of_stretch, errors.sum(axis=0)])
+
+        found = minimize(loss, np.zeros(classes * (width + 2)), jac=True, method="L-BFGS-B",
+                         options={"maxiter": self.max_iter, "ftol": 1e-12, "gtol": 1e-7})  # fmt: skip
+        shift, stretch, bias = (
+            found.x[: sums.size].reshape(sums.shape),
+            found.x[sums.size : -classes],
+            found.x[-classes:],
+        )
+        self.alpha_ = alphas * (1 + stretch)
+        self.coef_ = (sums + shift + self.alpha_[:, None] * self.texts_).astype(support.dtype)
+        self.intercept_ = bias.astype(support.dtype)
+
+    def _scores(self, queries: np.ndarray) -> np.ndarray:
+        return queries @ self.coef_.T + self.intercept_
+
+
+class ResidualMap(_Anchored):
+    """A map of the image embeddings held near the identity: ``scale norm(f A)·W`` (RLA; ProLIP on the projection).
+
+    Loss cross-entropy ``+ penalty |A - I|^2``; 300 full-batch steps of Adam at 1e-3 along a cosine. On embeddings there
+    are no views to learn from, so the penalty matters: chosen on folds among 1/K, 1/K^2, 1 and 10.
+
+    Args:
+        text_features: class texts W, in the order of ``classes_``.
+        penalty: None chooses.
+        epochs, learning_rate: of Adam.
+        scale: inverse temperature of the text scores.
+    """
+
+    strength_name = "penalty"
+
+    def __init__(
+        self,
+        text_features: Any = None,
+        penalty: float | None = None,
+        epochs: int = 300,
+        learning_rate: float = 1e-3,
+        scale: float = TEXT_SCALE,
+    ) -> None:
+        self.text_features = text_features
+        self.penalty = penalty
+        self.epochs = epochs
+        self.learning_rate = learning_rate
+        self.scale = scale
+
+    def _values(self, labels: np.ndarray) -> tuple[float, ...]:
+        shots = len(labels) / len(self.classes_)
+        return tuple(dict.fromkeys((1 / shots, 1 / shots**2, 1.0, 10.0)))
+
+    def _train(self, support: np.ndarray, labels: np.ndarray, strength: float) -> None:
+        images, texts = torch.from_numpy(support).float(), torch.from_numpy(self.texts_).float()
+        own, move = torch.from_numpy(labels), nn.Parameter(torch.zeros(support.shape[1], support.shape[1]))
+
+        def loss(rows: Tensor) -> Tensor:
+            mapped = nn.functional.normalize(images[rows] + images[rows] @ move, dim=1)
+            return (
+                nn.functional.cross_entropy(self.scale * mapped @ texts.T, own[rows]) + strength * move.square().sum()
+            )
+
+        optimiser = torch.optim.Adam([move], lr=self.learning_rate, eps=1e-4)
+        fit_by_gradient(optimiser, loss, len(images), make_generator(0), Schedule(self.epochs, len(images)))
+        self.map_ = (torch.eye(len(move)) + move.detach()).numpy()
+
+    def _scores(self, queries: np.ndarray) -> np.ndarray:
+        mapped = torch.nn.functional.normalize(torch.from_numpy(queries).float() @ torch.from_numpy(self.map_), dim=1)
+        return self.scale * mapped.numpy() @ self.texts_.T.astype(np.float32)

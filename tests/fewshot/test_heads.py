@@ -1,0 +1,111 @@
+"""Heads near the texts: where they start, what holds them, and that the minimum is the minimum."""
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+from fewshot.worlds import unit, world
+from recollect.fewshot import ClassAdaptiveProbe, GaussianDiscriminant, LinearProbePlusPlus, ResidualMap, Timo
+from recollect.fewshot.mixture import discriminant
+
+
+@pytest.mark.parametrize("model", [ClassAdaptiveProbe(epochs=0), ResidualMap(epochs=0, penalty=1.0),
+                                   ClassAdaptiveProbe(factor=1e9, epochs=10)], ids=str)  # fmt: skip
+def test_untrained_or_held_fast_a_head_is_zero_shot(model):
+    support, labels, queries, _, texts = world()
+    found = model.set_params(text_features=texts).fit(support, labels).scores(queries)
+    np.testing.assert_allclose(found, 100 * queries @ texts.T, rtol=1e-4, atol=1e-3)
+
+
+def test_a_large_penalty_keeps_the_map_at_the_identity():
+    support, labels, _, _, texts = world()
+    model = ResidualMap(texts, penalty=1e6, epochs=100).fit(support, labels)
+    assert np.abs(model.map_ - np.eye(12)).max() < 5e-3
+    free = ResidualMap(texts, penalty=0.0, epochs=100).fit(support, labels)
+    assert np.abs(free.map_ - np.eye(12)).max() > 2e-2
+
+
+def test_clap_holds_a_class_the_more_the_better_its_text():
+    support, labels, _, _, texts = world()
+    model = ClassAdaptiveProbe(texts, factor=1.0, epochs=5).fit(support, labels)
+    zero_shot = np.exp(100 * support @ texts.T)
+    zero_shot /= zero_shot.sum(axis=1, keepdims=True)
+    expected = [zero_shot[labels == label, label].mean() for label in range(4)]
+    np.testing.assert_allclose(model.lambda_, expected)
+
+
+def test_training_improves_on_zero_shot():
+    support, labels, queries, asked, texts = world((12,) * 4, queries=200, noise=1.3)
+    texts = unit(texts + 0.8 * texts[[1, 2, 3, 0]])
+    before = ((queries @ texts.T).argmax(axis=1) == asked).mean()
+    for model in (ClassAdaptiveProbe(texts, factor=0.0, epochs=60), LinearProbePlusPlus(texts, ridge=1e-3),
+                  ResidualMap(texts, penalty=0.01, epochs=60)):  # fmt: skip
+        assert (model.fit(support, labels).predict(queries) == asked).mean() > before
+
+
+def test_lp_plus_plus_is_at_its_minimum_whatever_the_optimiser():
+    support, labels, queries, _, texts = world((3, 4, 3), width=6)
+    ridge = 0.05
+    model = LinearProbePlusPlus(texts, ridge=ridge).fit(support, labels)
+    start, alphas = model.start(support, labels)
+
+    def loss(moved):
+        shift, stretch, bias = moved[:18].reshape(3, 6), moved[18:21], moved[21:]
+        total = 0.0
+        for row, label in zip(support, labels, strict=True):
+            logits = [row @ (start[c] + shift[c] + alphas[c] * (1 + stretch[c]) * texts[c]) + bias[c] for c in range(3)]
+            total -= logits[label] - np.log(np.sum(np.exp(logits)))
+        return total / len(labels) + ridge / 2 * ((shift**2).sum() + (stretch**2).sum())
+
+    slow = minimize(loss, np.zeros(24), method="BFGS", options={"gtol": 1e-6})
+    shift, stretch, bias = slow.x[:18].reshape(3, 6), slow.x[18:21], slow.x[21:]
+    scores = queries @ (start + shift + (alphas * (1 + stretch))[:, None] * texts).T + bias
+    found = model.scores(queries)
+    np.testing.assert_allclose(found - found.mean(1, keepdims=True), scores - scores.mean(1, keepdims=True), atol=2e-3)
+
+
+def prompts(texts, count, seed=0):
+    noise = np.random.default_rng(seed).normal(size=(len(texts), count, texts.shape[1]))
+    return unit(texts[:, None] + 0.3 * noise)
+
+
+def test_timo_with_one_prompt_keeps_the_text_and_without_sharpness_takes_the_mean():
+    support, labels, _, _, texts = world()
+    np.testing.assert_allclose(Timo(texts, gamma=20.0).fit(support, labels).weighed_, texts)
+    several = prompts(texts, 5)
+    flat = Timo(several, gamma=0.0, prompts=1.0, alpha=1.0).fit(support, labels)
+    np.testing.assert_allclose(flat.weighed_, unit(several.mean(axis=1)))
+    sharp = Timo(several, gamma=1e6, prompts=1.0, alpha=1.0).fit(support, labels)
+    for label in range(4):
+        best = np.argmax(several[label] @ support[labels == label].mean(axis=0))
+        np.testing.assert_allclose(sharp.weighed_[label], several[label, best])
+
+
+def test_timo_without_prompts_in_the_support_is_the_discriminant():
+    support, labels, queries, _, texts = world()
+    timo = Timo(prompts(texts, 4), alpha=0.0, gamma=1.0, prompts=0.0).fit(support, labels).scores(queries)
+    gda = GaussianDiscriminant(texts, alpha=1.0, scale=0.0).fit(support, labels).scores(queries)
+    np.testing.assert_allclose(timo, gda)
+
+
+def test_timo_adds_the_nearest_prompts_as_samples_again_from_the_first():
+    support, labels, queries, _, texts = world()
+    several = prompts(texts, 3)
+    rows, own = [*support], [*labels]
+    for label in range(4):
+        match = several[label] @ unit(support[labels == label].mean(axis=0))
+        for place in [*np.argsort(-match), *np.argsort(-match)][:5]:
+            rows.append(several[label, place] * match[place])
+            own.append(label)
+    weights, bias = discriminant(np.array(rows), np.array(own), 4)
+    found = Timo(several, alpha=0.0, gamma=1.0, prompts=5 / 3).fit(support, labels).scores(queries)
+    np.testing.assert_allclose(found, queries @ weights.T + bias)
+
+
+def test_timo_chooses_by_what_it_held_out_and_names_prompts_that_do_not_fit():
+    support, labels, queries, asked, texts = world((8,) * 4, queries=100)
+    model = Timo(prompts(texts, 6)).fit(support, labels)
+    assert model.gamma_ in (1.0, 5.0, 20.0, 50.0, 100.0)
+    assert (model.predict(queries) == asked).mean() > 0.7
+    with pytest.raises(ValueError, match=r"needs \(4, prompts, 12\)"):
+        Timo(prompts(texts[:3], 6)).fit(support, labels)
