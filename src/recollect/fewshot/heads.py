@@ -117,6 +117,9 @@ class LinearProbePlusPlus(_Anchored):
         text_features: class texts W, in the order of ``classes_``.
         ridge: None chooses among 1e-3, 1e-2, 1e-1 and 1e-4 on folds.
         max_iter: of L-BFGS.
+
+    Attributes:
+        n_iter_: iterations it took.
     """
 
     strength_name = "ridge"
@@ -163,6 +166,7 @@ class LinearProbePlusPlus(_Anchored):
             found.x[sums.size : -classes],
             found.x[-classes:],
         )
+        self.n_iter_ = max(1, int(found.nit))
         self.alpha_ = alphas * (1 + stretch)
         self.coef_ = (sums + shift + self.alpha_[:, None] * self.texts_).astype(support.dtype)
         self.intercept_ = bias.astype(support.dtype)

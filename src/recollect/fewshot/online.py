@@ -73,7 +73,7 @@ def _keep(bank: _Bank, label: int, item: _Item, most: int) -> None:
 
 def _read(bank: _Bank, row: np.ndarray, beta: float) -> np.ndarray:
     items = [item for kept in bank.values() for item in kept]
-    return np.sum([np.exp(-beta * (1 - row @ key)) * value for _, key, value in items], axis=0)
+    return np.asarray(sum(np.exp(-beta * (1 - row @ key)) * value for _, key, value in items))
 
 
 def vote_of_views(views: np.ndarray, texts: np.ndarray, *, scale: float = 100.0, share: float = 0.3) -> int:
