@@ -14,7 +14,7 @@ from pictures import encoded
 from recollect.memory.rows import Pairs
 from recollect.memory.store import Memory
 
-HOSTILE = '<img src=x onerror="window.hacked=1">'
+HOSTILE = '<img src=x onerror="window.hacked=1">green'
 
 
 def colour_memory(folder, rows=60):

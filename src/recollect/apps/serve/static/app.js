@@ -33,11 +33,11 @@ const search = new SearchBox((answer, terms) => {
 
 async function clicked(tile, mark, key = classes.active) {
   if (!tile) return;
-  const before = tile.mark;
+  const earlier = tile.mark;
   const answer = await classes.mark(tile, mark, state.version, key);
   if (!answer) return;
-  if (key !== classes.active || state.listing === "search") { grid.refresh(); step(tile.mark !== 0 && before !== tile.mark); return; }
-  if (state.listing === "next" && !(before === 0 && --state.left <= 0)) { grid.refresh(); step(true); return; }
+  if (key !== classes.active || state.listing === "search") { grid.refresh(); step(tile.mark !== 0 && earlier !== tile.mark); return; }
+  if (state.listing === "next" && !(earlier === 0 && --state.left <= 0)) { grid.refresh(); step(true); return; }
   if (state.listing === "next") { state.left = answer.total; grid.show(answer, { label: key }); return; }
   if (state.listing === "clicked") { grid.refresh(); return; }
   grid.show(answer, { label: key, keep: true }); // sorted anew at once: the next picture comes under the same place
@@ -97,7 +97,7 @@ document.addEventListener("keydown", (event) => {
   if (moves[key]) grid.move(grid.focus + moves[key]());
   else if (key === " ") clickedByKey(1);
   else if (key === "x") clickedByKey(-1);
-  else if (key === "u") classes.undo();
+  else if (key === "u") before = before.then(() => classes.undo());
   else if (key === "Enter") look(grid.current);
   else if (key === "/") get("words").focus();
   else if (/^[1-9]$/.test(key) && classes.list[key - 1]) clickedByKey(1, classes.list[key - 1].class);
@@ -105,7 +105,10 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
-const clickedByKey = guarded((mark, key) => clicked(grid.current, mark, key));
+let before = Promise.resolve(); // keys are answered in their order, each on the list that the one before it left
+function clickedByKey(mark, key) {
+  before = before.then(guarded(async () => clicked(await grid.loaded(), mark, key)));
+}
 
 async function synchronise() { // another tab may have clicked
   if (document.hidden) return;

@@ -125,6 +125,7 @@ export class Grid {
 
   release(index, tile) {
     this.tiles.delete(index);
+    tile.box.classList.remove("focus");
     tile.box.hidden = true;
     this.free.push(tile);
   }
@@ -158,4 +159,9 @@ export class Grid {
 
   refresh() { for (const tile of this.tiles.values()) this.fill(tile); }
   get current() { return this.at(this.focus); }
+
+  async loaded() { // the tile in focus, as soon as it is known: a key that is faster than the list is not lost
+    for (let tries = 0; tries < 100 && this.total && !this.current; tries++) await new Promise((done) => setTimeout(done, 50));
+    return this.current;
+  }
 }

@@ -21,7 +21,8 @@ export class SearchBox {
     this.run = guarded(this.run.bind(this));
   }
 
-  async upload(files) {
+  async upload(chosen) {
+    const files = [...chosen]; // a list of chosen files empties itself when the field is cleared
     for (const file of files) {
       const { upload } = await api.upload(file);
       this.terms.push({ upload, weight: 1, name: file.name, source: URL.createObjectURL(file) });
