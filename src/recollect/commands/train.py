@@ -86,7 +86,8 @@ class Train:
         """
         every = self.recipe.checkpoint_every if self.evaluate_every is None else self.evaluate_every
         if every < 1:
-            raise UserError(f"--evaluate-every {every}: must be at least 1.")
+            option = "checkpoint" if self.evaluate_every is None else "evaluate"
+            raise UserError(f"--{option}-every {every}: must be at least 1.")
         if not (self.zero_shot or self.retrieval):
             if self.evaluate_every is not None:
                 raise UserError("--evaluate-every: nothing to measure. Name a source with --zero-shot or --retrieval.")
