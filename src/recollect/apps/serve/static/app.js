@@ -97,7 +97,7 @@ document.addEventListener("keydown", (event) => {
   if (moves[key]) grid.move(grid.focus + moves[key]());
   else if (key === " ") clickedByKey(1);
   else if (key === "x") clickedByKey(-1);
-  else if (key === "u") before = before.then(() => classes.undo());
+  else if (key === "u") classes.undo();
   else if (key === "Enter") look(grid.current);
   else if (key === "/") get("words").focus();
   else if (/^[1-9]$/.test(key) && classes.list[key - 1]) clickedByKey(1, classes.list[key - 1].class);
@@ -105,10 +105,8 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
-let before = Promise.resolve(); // keys are answered in their order, each on the list that the one before it left
-function clickedByKey(mark, key) {
-  before = before.then(guarded(async () => clicked(await grid.loaded(), mark, key)));
-}
+// a key on a picture that is not shown yet does nothing: what nobody has seen is never marked
+const clickedByKey = guarded((mark, key) => clicked(grid.current, mark, key));
 
 async function synchronise() { // another tab may have clicked
   if (document.hidden) return;

@@ -159,9 +159,4 @@ export class Grid {
 
   refresh() { for (const tile of this.tiles.values()) this.fill(tile); }
   get current() { return this.at(this.focus); }
-
-  async loaded() { // the tile in focus, as soon as it is known: a key that is faster than the list is not lost
-    for (let tries = 0; tries < 100 && this.total && !this.current; tries++) await new Promise((done) => setTimeout(done, 50));
-    return this.current;
-  }
 }
