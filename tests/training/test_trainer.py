@@ -76,7 +76,7 @@ def test_the_model_is_the_average_and_a_resumed_run_has_the_same(small, tmp_path
 
 
 def test_hooks_write_their_figures_and_change_nothing_in_the_run(small, tmp_path):
-    seen = []
+    seen: list = []
 
     def measure(model):
         seen.append((model.training, torch.is_grad_enabled()))

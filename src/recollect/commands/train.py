@@ -84,14 +84,14 @@ class Train:
         Raises:
             UserError: an option that measures nothing, or a source that cannot be opened; before the first step.
         """
-        every = self.recipe.checkpoint_every if self.evaluate_every is None else self.evaluate_every
-        if every < 1:
-            option = "checkpoint" if self.evaluate_every is None else "evaluate"
-            raise UserError(f"--{option}-every {every}: must be at least 1.")
+        if self.evaluate_every is not None and self.evaluate_every < 1:
+            raise UserError(f"--evaluate-every {self.evaluate_every}: must be at least 1.")
         if not (self.zero_shot or self.retrieval):
             if self.evaluate_every is not None:
                 raise UserError("--evaluate-every: nothing to measure. Name a source with --zero-shot or --retrieval.")
             return []
+        self.recipe.check()
+        every = self.recipe.checkpoint_every if self.evaluate_every is None else self.evaluate_every
         return [Hook(every, protocols(self.zero_shot, self.retrieval))]
 
     def run(self) -> None:
