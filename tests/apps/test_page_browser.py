@@ -1,0 +1,247 @@
+"""The journeys of the page in a real browser, at desktop and phone width."""
+
+import os
+import shutil
+import time
+
+import pytest
+
+from colours import COLOURS, ColourEncoder, shade
+from pages import HOSTILE, colour_memory
+from pictures import encoded
+from recollect.apps.classify.classifier import Classifier
+
+CHROMIUM = os.environ.get("RECOLLECT_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
+SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
+            "--disable-sync", "--no-first-run"]  # fmt: skip
+WIDTHS = {"desktop": (1200, 760), "phone": (390, 780)}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'recollect[dev]'")
+    if not os.path.exists(CHROMIUM):
+        pytest.skip(f"no chromium at {CHROMIUM} (apt-get install chromium, or set RECOLLECT_CHROMIUM)")
+    with playwright.sync_playwright() as starter:
+        opened = starter.chromium.launch(executable_path=CHROMIUM, args=SWITCHES)
+        yield opened
+        opened.close()
+
+
+class Tab:
+    """A tab of the page that notes every error and every request that leaves it."""
+
+    def __init__(self, browser, page, size="desktop"):
+        width, height = WIDTHS[size]
+        self.tab = browser.new_page(viewport={"width": width, "height": height}, has_touch=size == "phone")
+        self.tab.set_default_timeout(60_000)
+        self.problems, self.elsewhere = [], []
+        self.tab.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.tab.on("console", lambda said: self.problems.append(said.text) if said.type == "error" else None)
+        self.tab.on("request", lambda asked: None if asked.url.startswith((page.address, "blob:")) else
+                    self.elsewhere.append(asked.url))  # fmt: skip
+        self.tab.goto(page.address)
+        self.tab.wait_for_selector(".tile .caption:not(:empty)")
+
+    def wait(self, script, given=None, seconds=60):
+        """Until the script says true; the page's own policy forbids playwright's waiting, which evaluates texts."""
+        end = time.monotonic() + seconds
+        while not self.tab.evaluate(script, given):
+            assert time.monotonic() < end, f"never true: {script} {given or ''}"
+            self.tab.wait_for_timeout(50)
+
+    def ready(self):
+        """Until the picture in focus is shown: before that no click or key counts."""
+        self.wait("document.querySelector('.tile.focus:not([hidden]) .caption')?.textContent > ''")
+
+    def search(self, words):
+        self.tab.fill("#words", words)
+        self.tab.press("#words", "Enter")
+        self.wait("document.querySelector('#status').textContent.includes('best first')")
+
+    def captions(self, count=6):
+        """Of the first tiles, from the top."""
+        return self.tab.evaluate(
+            "count => [...document.querySelectorAll('.tile:not([hidden])')].map(t => [t.getBoundingClientRect(), t])"
+            ".sort((a, b) => a[0].y - b[0].y || a[0].x - b[0].x).slice(0, count)"
+            ".map(([, t]) => t.querySelector('.caption').textContent)",
+            count,
+        )
+
+    def shows(self, word, count=6):
+        self.wait(
+            "([word, count]) => { const t = [...document.querySelectorAll('.tile:not([hidden])')].map(t => "
+            "[t.getBoundingClientRect(), t]).sort((a, b) => a[0].y - b[0].y || a[0].x - b[0].x).slice(0, count); "
+            "return t.length === count && t.every(([, t]) => "
+            "t.querySelector('.caption').textContent.includes(word)); }",
+            [word, count],
+        )
+
+    def panel(self):
+        """Open the panel of classes, which a phone hides at first."""
+        if not self.tab.is_visible("#panel"):
+            self.tab.click("#toggle-classes")
+
+    def new_class(self, name, text=""):
+        self.panel()
+        self.tab.fill("#class-name", name)
+        self.tab.fill("#class-text", text)
+        self.tab.press("#class-name", "Enter")
+        self.tab.wait_for_selector("#about:not([hidden])")
+
+    def clean(self):
+        known = [said for said in self.problems if "404" not in said]  # a picture that is broken on purpose
+        assert known == []
+        assert self.elsewhere == [], "nothing is asked from anywhere else"
+        self.tab.close()
+
+
+@pytest.mark.parametrize("size", WIDTHS)
+def test_search_by_words_by_a_picture_and_away(browser, page, size):
+    tab = Tab(browser, page, size)
+    tab.search("red")
+    tab.shows("red")
+    data = encoded(shade(COLOURS["blue"], 999))
+    tab.tab.fill("#words", "")
+    tab.tab.set_input_files("#file", {"name": "blue.png", "mimeType": "image/png", "buffer": data})
+    tab.tab.wait_for_selector(".term img")
+    tab.shows("blue")
+    tab.tab.click(".term button >> nth=0")  # turn the picture round: away from it
+    tab.tab.wait_for_selector(".term.away")
+    tab.wait("!document.querySelector('.tile .caption').textContent.includes('blue')")
+    tab.tab.click(".term button >> nth=1")
+    tab.tab.fill("#where", "number < 4")
+    tab.tab.click("#search .main")
+    tab.wait("document.querySelector('#status').textContent.startsWith('4 pictures')")
+    tab.clean()
+
+
+@pytest.mark.parametrize("size", WIDTHS)
+def test_a_class_by_clicks_is_saved_and_survives_a_reload(browser, page, size):
+    tab = Tab(browser, page, size)
+    tab.new_class("reds", "red")
+    tab.shows("red", 4)
+    for _ in range(3):
+        before = tab.tab.inner_text(".counts")
+        tab.ready()
+        tab.tab.click(".tile.focus:not([hidden]) .marks .yes")
+        tab.wait("before => document.querySelector('.counts').textContent !== before", before)
+    tab.search("green")
+    tab.shows("green")
+    for index in (0, 1, 2):
+        before = tab.tab.inner_text(".counts")
+        tab.tab.click(f".tile:not([hidden]):not(.no) .marks .no >> nth={index}")
+        tab.wait("before => document.querySelector('.counts').textContent !== before", before)
+    assert tab.tab.inner_text(".counts") == "✓3 ✗3"
+    tab.tab.click("[data-show=likely]")
+    tab.wait("document.querySelector('#cut').textContent.includes('above the cut')")
+    tab.shows("red", 4)
+    tab.tab.fill("#save-name", "reds")
+    tab.tab.press("#save-name", "Enter")
+    tab.wait("document.querySelector('#notice').textContent.startsWith('Saved')")
+    kept = Classifier.load(page.folder / "page/classifiers/reds")
+    assert kept.predict(ColourEncoder().embed_images([shade(COLOURS["red"], 77)])).tolist() == ["reds"]
+    tab.tab.reload()
+    tab.tab.wait_for_selector(".tile .caption:not(:empty)")
+    tab.panel()
+    tab.tab.wait_for_selector(".counts")
+    assert tab.tab.inner_text(".counts") == "✓3 ✗3"
+    tab.clean()
+
+
+def test_keys_mark_undo_and_move(browser, page):
+    tab = Tab(browser, page)
+    tab.new_class("reds", "red")
+    tab.shows("red")
+    tab.tab.focus("#grid")
+    for key, counts in ((" ", "✓1 ✗0"), ("x", "✓1 ✗1"), ("u", "✓1 ✗0"), ("Control+z", "✓0 ✗0"), ("1", "✓1 ✗0")):
+        tab.ready()
+        tab.tab.keyboard.press("Space" if key == " " else key)
+        tab.wait("counts => document.querySelector('.counts').textContent === counts", counts)
+    tab.ready()
+    tab.tab.keyboard.press("ArrowRight")
+    tab.ready()
+    tab.tab.keyboard.press("Enter")
+    tab.tab.wait_for_selector("#viewer[open]")
+    tab.wait("document.querySelector('#view').naturalWidth > 0")
+    tab.tab.keyboard.press("Escape")
+    tab.tab.keyboard.press("/")
+    assert tab.tab.evaluate("document.activeElement.id") == "words"
+    tab.clean()
+
+
+def test_hostile_captions_are_only_text(browser, page):
+    tab = Tab(browser, page)
+    tab.tab.fill("#where", "number = 58")
+    tab.tab.click("#search .main")
+    tab.wait("document.querySelector('#status').textContent.startsWith('1 pictures')")
+    tab.wait("caption => document.querySelector('.tile:not([hidden]) .caption').textContent === caption",
+                              HOSTILE)  # fmt: skip
+    tab.tab.click(".tile:not([hidden]) img")
+    tab.wait("caption => document.querySelector('#view-caption').textContent === caption", HOSTILE)
+    tab.tab.click("#more")
+    tab.tab.wait_for_selector(".term")
+    tab.new_class(HOSTILE)
+    assert tab.tab.evaluate("window.hacked") is None
+    tab.clean()
+
+
+def test_two_tabs_show_the_same_clicks(browser, page):
+    one, two = Tab(browser, page), Tab(browser, page)
+    one.new_class("reds", "red")
+    two.panel()
+    two.tab.wait_for_selector("#classes .counts")
+    one.shows("red")
+    one.tab.click(".tile.focus:not([hidden]) .marks .yes")
+    two.wait("document.querySelector('.counts').textContent === '✓1 ✗0'")
+    one.clean()
+    two.clean()
+
+
+def test_a_server_that_is_gone_is_said(browser, tmp_path):
+    from pages import start
+
+    colour_memory(tmp_path / "memory")
+    page, stop = start(tmp_path / "memory")
+    tab = Tab(browser, page)
+    stop()
+    tab.tab.fill("#words", "red")
+    tab.tab.press("#words", "Enter")
+    tab.wait("document.querySelector('#notice').textContent.includes('does not answer')")
+    tab.tab.close()
+
+
+@pytest.mark.parametrize("size", WIDTHS)
+def test_map_and_duplicates_open(browser, page, size):
+    tab = Tab(browser, page, size)
+    tab.tab.click("#show-map")
+    tab.wait("document.querySelector('#status').textContent.startsWith('Map of 60')")
+    tab.wait("document.querySelector('#map').width > 0")
+    tab.tab.click("#show-duplicates")
+    tab.wait("document.querySelector('#status').textContent.includes('same file')")
+    tab.tab.click("#show-grid")
+    tab.tab.wait_for_selector(".tile:not([hidden])")
+    tab.clean()
+
+
+def test_a_million_rows_scroll_to_the_last_in_few_elements(browser, page, monkeypatch):
+    """The list is longer than a browser can lay out; sixty pictures stand for all of it."""
+    import numpy as np
+
+    session = page.session
+    rows = np.arange(1_000_000) % 60
+    monkeypatch.setattr(type(session), "everything", lambda self, where=None: self._keep(
+        rows, np.full(len(rows), np.nan, dtype=np.float32), "all"))  # fmt: skip
+    tab = Tab(browser, page)
+    tab.wait("document.querySelector('#status').textContent.startsWith('1,000,000')")
+    tab.tab.focus("#grid")
+    tab.tab.keyboard.press("End")
+    tab.wait(
+        "[...document.querySelectorAll('.tile:not([hidden]) .caption')].some(c => c.textContent.includes('number 39'))"
+    )
+    assert tab.tab.evaluate("document.querySelectorAll('.tile').length") < 120
+    tab.tab.keyboard.press("Home")
+    tab.wait(
+        "[...document.querySelectorAll('.tile:not([hidden]) .caption')].some(c => c.textContent === 'red number 0')"
+    )
+    tab.clean()
