@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from recollect.objectives import softmax_contrastive
 from recollect.objectives.base import LossTerms, unit
+from recollect.objectives.shards import WHOLE, Shard
 
 Term = Literal["refined", "image", "text"]
 """``L(v̂, t̂)``, ``L(v̂, t)`` or ``L(v, t̂)``, the terms of Eq. 2."""
@@ -91,7 +92,10 @@ class FusionObjective(nn.Module):
         labels: Int64[Tensor, "batch keys"] | None = None,
         views: Tensor | None = None,
         context: Tensor | None = None,
+        marks: Tensor | None = None,
+        context_marks: Tensor | None = None,
         seed: int = 0,
+        shard: Shard = WHOLE,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a batch.
 
@@ -99,11 +103,14 @@ class FusionObjective(nn.Module):
             images: each row a refined image embedding, then the model's own.
             texts: likewise.
             labels: groups of pairs that are no negatives of each other (`masked_contrastive`); None if all are.
-            views: unused, as are ``context`` and ``seed``; all objectives are called alike.
+            views: unused, as are ``context``, ``marks``, ``context_marks`` and ``seed``; all are called alike.
+            shard: which rows of the batch these are; the losses of all processes add up to that of the batch.
 
         Returns:
             The loss and a report with ``loss``, a ``…_loss`` for each term, and ``scale``.
         """
+        images, texts = shard.gather(images), shard.gather(texts)
+        labels = None if labels is None else shard.gather(labels)
         refined_images, own_images = (unit(half) for half in images.chunk(2, dim=1))
         refined_texts, own_texts = (unit(half) for half in texts.chunk(2, dim=1))
         pairs = {
@@ -120,4 +127,4 @@ class FusionObjective(nn.Module):
         }
         loss = torch.stack(list(losses.values())).sum()
         report = {f"{term}_loss": value.detach() for term, value in losses.items()}
-        return loss, {"loss": loss.detach(), **report, "scale": scale.detach()}
+        return loss / shard.size, {"loss": loss.detach(), **report, "scale": scale.detach()}
