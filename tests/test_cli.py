@@ -46,3 +46,19 @@ def test_an_interrupt_leaves_with_130(monkeypatch):
 
     monkeypatch.setattr(cli, "_run", interrupt)
     assert cli.main(["study"]) == 130
+
+
+@pytest.mark.parametrize("group", ["memory", "evaluate"])
+def test_a_group_lists_its_commands(group, capsys):
+    assert cli.main([group, "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert f"usage: recollect {group} COMMAND" in printed
+    assert all((name in printed) == name.startswith(f"{group} ") for name in cli.COMMANDS if " " in name)
+
+
+@pytest.mark.parametrize("words", [("--data", "a", "--data", "b"), ("--data=a", "--data", "b")])
+def test_an_option_that_is_given_twice_loses_nothing_silently(words, capsys):
+    assert cli.main(["train", "siglip-tiny", *words, "--out", "run"]) == 2
+    assert (
+        capsys.readouterr().err == "error: --data: given twice. Give several values behind one: --data FIRST SECOND.\n"
+    )

@@ -50,13 +50,19 @@ COMMANDS: dict[str, Command] = {
 }
 
 
-def _usage() -> str:
-    width = max(map(len, COMMANDS))
-    rows = "\n".join(f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items())
+def _usage(group: str = "") -> str:
+    """All commands, or those of one group."""
+    chosen = {name: command for name, command in COMMANDS.items() if not group or name.split()[0] == group}
+    width = max(map(len, chosen))
+    rows = "\n".join(f"  {name:<{width}}  {command.help}" for name, command in chosen.items())
     return (
-        f"usage: recollect COMMAND [options]\n\ncommands:\n{rows}\n\n"
+        f"usage: recollect {f'{group} ' if group else ''}COMMAND [options]\n\ncommands:\n{rows}\n\n"
         "`recollect COMMAND --help` lists a command's options. --debug shows the traceback of an error.\n"
     )
+
+
+def _is_group(word: str) -> bool:
+    return any(name.startswith(f"{word} ") for name in COMMANDS)
 
 
 def _choose(words: Sequence[str]) -> tuple[str, list[str]]:
@@ -73,11 +79,23 @@ def _choose(words: Sequence[str]) -> tuple[str, list[str]]:
     raise UserError(f"recollect {wanted}: no such command. Choose one of: {names}.")
 
 
+def _refuse_repeats(words: Sequence[str]) -> None:
+    """An option that is given twice would silently lose what was given first.
+
+    Raises:
+        UserError: naming the option.
+    """
+    options = [word.partition("=")[0] for word in words if word.startswith("--") and word != "--"]
+    if twice := next((option for option in options if options.count(option) > 1), None):
+        raise UserError(f"{twice}: given twice. Give several values behind one: {twice} FIRST SECOND.")
+
+
 def _run(words: list[str]) -> None:
     import tyro
 
     name, rest = _choose(words)
     command = COMMANDS[name]
+    _refuse_repeats(rest)
     options = getattr(import_module(f"recollect.commands.{command.module}"), command.name)
     prog = f"recollect {name}"
     parsed = options.parse(rest, prog) if hasattr(options, "parse") else tyro.cli(options, args=rest, prog=prog)
@@ -91,6 +109,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [word for word in words if word != "--debug"]
     if not words or words[0] in {"-h", "--help", "help"}:
         print(_usage(), end="")
+        return 0
+    if words[0] not in COMMANDS and words[1:] in (["-h"], ["--help"]) and _is_group(words[0]):
+        print(_usage(words[0]), end="")
         return 0
     if words[0] == "--version":
         from recollect import __version__
