@@ -29,6 +29,7 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").r
 NOT_RUN = {
     r"^--suite lixp-21": "opens 21 sets on the hub",
     r"milvus://db\.example\.org": "needs a Milvus cluster; tests/memory runs the same code on Milvus Lite",
+    r"^memory index\b": "needs thousands of rows; tests/memory makes and measures an index",
     r"^memory watch\b": "goes on until it is stopped; tests/memory follows a folder",
     r"glyphs:labels glyphs:prompts": "draws thousands of pictures; tests/tasks and tests/studies open the same sets",
     r"^(study|demo)\b": "takes minutes to hours; tests/studies and tests/apps run each one at smoke scale",
