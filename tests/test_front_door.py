@@ -7,6 +7,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+import grimp
 import pytest
 
 import recollect
@@ -65,3 +66,13 @@ def test_no_public_class_name_stands_for_two_things():
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].add(file.relative_to(PACKAGE).as_posix())
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+def test_no_import_goes_in_a_circle():
+    """Inside a room too; imports inside functions count."""
+    graph = grimp.build_graph("recollect")
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    while leaves := [module for module, wanted in imports.items() if not wanted & imports.keys()]:
+        for module in leaves:
+            del imports[module]
+    assert {module: sorted(wanted & imports.keys()) for module, wanted in imports.items()} == {}

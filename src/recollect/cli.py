@@ -40,7 +40,7 @@ COMMANDS: dict[str, Command] = {
     "memory search": Command("search", "Search", "the same as `recollect search`"),
     "memory info": Command("memory", "Info", "what a memory holds, and whether all of it is sound"),
     "memory watch": Command("memory_upkeep", "Watch", "keep a memory in step with a folder of pictures"),
-    "memory export": Command("memory_upkeep", "Export", "write a memory to Parquet, with a map and neighbours"),
+    "memory export": Command("memory_upkeep", "ExportMemory", "write a memory to Parquet, with a map and neighbours"),
     "memory duplicates": Command(
         "memory_upkeep", "FindDuplicates", "the same files, pictures encoded again, similar shots"
     ),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from colours import COLOURS, ColourEncoder, paint
-from recollect.apps.classify.choosing import fitted, settings_of
+from recollect.apps.classify.choosing import by_names, settings_of
 from recollect.apps.classify.classifier import Classifier
 from recollect.apps.classify.folder import CLASSIFIER_FILE
 from recollect.apps.classify.pictures import find_examples, find_images, read_names
@@ -314,6 +314,6 @@ def test_a_formula_in_a_name_is_text_in_the_table(folders):
 def test_what_a_method_could_not_measure_is_no_setting():
     """Zero-shot reads no example, so that no left-out accuracy is known; a file holds no NaN."""
     texts = np.eye(3, 4, dtype=np.float32)
-    taught = fitted("zero-shot", texts, 10.0, texts, np.arange(3))
+    taught = by_names(texts, 10.0)
     assert np.isnan(taught.loo_accuracy_)
     assert all(value == value for value in settings_of(taught).values())

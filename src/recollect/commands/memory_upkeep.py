@@ -76,7 +76,7 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class Export:
+class ExportMemory:
     """Write a memory to a Parquet file with vectors, a map (x, y) and neighbours, e.g. for embedding-atlas."""
 
     memory: tyro.conf.Positional[str]

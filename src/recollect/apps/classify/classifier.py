@@ -1,7 +1,7 @@
 """A classifier that can be kept: taught from examples or names, saved, opened, extended, and honest about itself."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from recollect.apps.classify.choosing import BEST, CANDIDATES, by_names, choose, settings_of
+from recollect.apps.classify.folder import load_classifier, save_classifier
 from recollect.apps.classify.pictures import Example, embed_files
 from recollect.apps.classify.unknown import least_similarity
 from recollect.core.errors import UserError
@@ -180,9 +181,7 @@ class Classifier:
         Raises:
             UserError: nothing is there, or it is damaged or of a newer format.
         """
-        from recollect.apps.classify.folder import load_classifier
-
-        return load_classifier(Path(folder))
+        return load_classifier(Path(folder), cls._restored)
 
     def save(self, folder: str | Path, *, replace: bool = False) -> Path:
         """Write it to a folder, whole or not at all.
@@ -193,9 +192,57 @@ class Classifier:
         Raises:
             UserError: something else is there, or what is there was changed since it was opened.
         """
-        from recollect.apps.classify.folder import save_classifier
+        support = self.support
+        numbers: dict[str, np.ndarray] = {
+            "texts": np.asarray(self.texts, dtype=np.float32),
+            "support": np.asarray(support.features, dtype=np.float32),
+            "labels": np.asarray(support.labels, dtype=np.int64),
+        }
+        return save_classifier(self._described(), numbers, Path(folder), replace)
 
-        return save_classifier(self, Path(folder), replace)
+    def _described(self) -> dict[str, Any]:
+        """Everything but the numbers, as JSON."""
+        support = self.support
+        counts = np.bincount(support.labels, minlength=len(self.classes))
+        return {
+            "classes": [
+                {"name": name, "texts": list(self.class_texts.get(name, ())), "examples": int(count)}
+                for name, count in zip(self.classes, counts, strict=True)
+            ],
+            "model": asdict(self.model),
+            "method": {"asked": self.asked, "used": self.method, "settings": self.settings},
+            "held_out": {**self.calibration, "methods": dict(self.accuracies)},
+            "calibration": {
+                "calibrated": self.calibrated,
+                "temperature": float(self.estimator.temperature_),
+                "unknown_below": self.unknown_below,
+                "unknown_rate": self.unknown_rate,
+            },
+            "examples": [
+                {"file": file, "class": self.classes[label], "digest": digest}
+                for file, label, digest in zip(support.files, support.labels.tolist(), support.digests, strict=True)
+            ],
+        }
+
+    @classmethod
+    def _restored(cls, record: Mapping[str, Any], numbers: Mapping[str, np.ndarray]) -> "Classifier":
+        examples = record["examples"]
+        support = Support(
+            numbers["support"],
+            numbers["labels"],
+            tuple(each["file"] for each in examples),
+            tuple(each["digest"] for each in examples),
+        )
+        if not len(support) == len(support.features) == len(support.labels):
+            raise ValueError("its examples and their numbers differ in count")
+        return cls(
+            tuple(each["name"] for each in record["classes"]),
+            {each["name"]: tuple(each["texts"]) for each in record["classes"] if each["texts"]},
+            numbers["texts"],
+            support,
+            ClassifierModel(**record["model"]),
+            record["method"]["asked"],
+        )
 
     @property
     def width(self) -> int:

@@ -8,11 +8,10 @@ the JSON, so a reader, or a kill, meets the old edition or the new one.
 import fcntl
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import numpy as np
 from safetensors import SafetensorError
@@ -22,17 +21,21 @@ from safetensors.numpy import save as dump_tensors
 from recollect.core.errors import UserError
 from recollect.core.files import atomic_path, fresh_folder, read_json, write_json
 
-if TYPE_CHECKING:
-    from recollect.apps.classify.classifier import Classifier
+Restored = TypeVar("Restored")
 
 CLASSIFIER_FORMAT = 1
 CLASSIFIER_FILE = "classifier.json"
 _LOCK = ".lock"
 
 
-def save_classifier(classifier: "Classifier", folder: Path, replace: bool) -> Path:
-    """See `Classifier.save`."""
-    record, numbers = _contents(classifier)
+def save_classifier(
+    described: Mapping[str, Any], tensors: Mapping[str, np.ndarray], folder: Path, replace: bool
+) -> Path:
+    """Write what a classifier says of itself and its numbers (see `Classifier.save`)."""
+    numbers = dump_tensors({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()})
+    named = {"numbers": f"numbers-{_digest(numbers)[:16]}.safetensors", "numbers_digest": _digest(numbers)}
+    record = {"format": CLASSIFIER_FORMAT, **described, **named}
+    record["digest"] = _digest(_canonical(record))
     if replace and (folder / CLASSIFIER_FILE).exists():
         with _locked(folder):
             _write(folder, record, numbers)
@@ -59,43 +62,8 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _contents(classifier: "Classifier") -> tuple[dict[str, Any], bytes]:
-    support = classifier.support
-    numbers = dump_tensors(
-        {
-            "texts": np.ascontiguousarray(classifier.texts, dtype=np.float32),
-            "support": np.ascontiguousarray(support.features, dtype=np.float32),
-            "labels": np.ascontiguousarray(support.labels, dtype=np.int64),
-        }
-    )
-    counts = np.bincount(support.labels, minlength=len(classifier.classes))
-    record = {
-        "format": CLASSIFIER_FORMAT,
-        "classes": [
-            {"name": name, "texts": list(classifier.class_texts.get(name, ())), "examples": int(count)}
-            for name, count in zip(classifier.classes, counts, strict=True)
-        ],
-        "model": asdict(classifier.model),
-        "method": {"asked": classifier.asked, "used": classifier.method, "settings": classifier.settings},
-        "held_out": {**classifier.calibration, "methods": dict(classifier.accuracies)},
-        "calibration": {
-            "calibrated": classifier.calibrated,
-            "temperature": float(classifier.estimator.temperature_),
-            "unknown_below": classifier.unknown_below,
-            "unknown_rate": classifier.unknown_rate,
-        },
-        "examples": [
-            {"file": file, "class": classifier.classes[label], "digest": digest}
-            for file, label, digest in zip(support.files, support.labels.tolist(), support.digests, strict=True)
-        ],
-        "numbers": f"numbers-{_digest(numbers)[:16]}.safetensors",
-        "numbers_digest": _digest(numbers),
-    }
-    return {**record, "digest": _digest(_canonical(record))}, numbers
-
-
-def load_classifier(folder: Path) -> "Classifier":
-    """See `Classifier.load`."""
+def load_classifier(folder: Path, restore: Callable[[dict[str, Any], dict[str, np.ndarray]], Restored]) -> Restored:
+    """What ``restore`` makes of a folder's record and numbers (see `Classifier.load`)."""
     if not folder.is_dir():
         raise UserError(
             f"{folder}: no such classifier. Teach one with `recollect classify --support ... --save {folder}`."
@@ -114,7 +82,7 @@ def load_classifier(folder: Path) -> "Classifier":
     if _digest(data) != record["numbers_digest"]:
         raise UserError(f"{folder}: {record['numbers']} is damaged (its checksum differs). Copy the folder again.")
     try:
-        return _opened(record, load_tensors(data))
+        return restore(record, load_tensors(data))
     except (SafetensorError, KeyError, TypeError, ValueError, IndexError) as error:
         raise UserError(f"{folder}: cannot be opened ({error}). Copy the folder again.") from error
 
@@ -131,28 +99,6 @@ def _checked(record: Any, folder: Path) -> dict[str, Any]:
     if Path(record["numbers"]).name != record["numbers"]:
         raise UserError(f"{where}: its numbers lie outside the folder. Copy the folder again.")
     return record
-
-
-def _opened(record: Mapping[str, Any], numbers: Mapping[str, np.ndarray]) -> "Classifier":
-    from recollect.apps.classify.classifier import Classifier, ClassifierModel, Support
-
-    examples = record["examples"]
-    support = Support(
-        numbers["support"],
-        numbers["labels"],
-        tuple(each["file"] for each in examples),
-        tuple(each["digest"] for each in examples),
-    )
-    if not len(support) == len(support.features) == len(support.labels):
-        raise ValueError("its examples and their numbers differ in count")
-    return Classifier(
-        tuple(each["name"] for each in record["classes"]),
-        {each["name"]: tuple(each["texts"]) for each in record["classes"] if each["texts"]},
-        numbers["texts"],
-        support,
-        ClassifierModel(**record["model"]),
-        record["method"]["asked"],
-    )
 
 
 def _canonical(record: Any) -> bytes:
