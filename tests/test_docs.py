@@ -30,6 +30,7 @@ NOT_RUN = {
     r"^--suite lixp-21": "opens 21 sets on the hub",
     r"milvus://db\.example\.org": "needs a Milvus cluster; tests/memory runs the same code on Milvus Lite",
     r"^memory index\b": "needs thousands of rows; tests/memory makes and measures an index",
+    r"^serve\b": "goes on until it is stopped; tests/apps drives the page",
     r"^memory watch\b": "goes on until it is stopped; tests/memory follows a folder",
     r"glyphs:labels glyphs:prompts": "draws thousands of pictures; tests/tasks and tests/studies open the same sets",
     r"^(study|demo)\b": "takes minutes to hours; tests/studies and tests/apps run each one at smoke scale",
@@ -60,7 +61,7 @@ def blocks(page):
 
 
 def is_shell(block):
-    return block.language in {"", "bash", "sh", "shell"} and re.search(r"\brecollect\b", block.text) is not None
+    return block.language in {"", "bash", "sh", "shell"} and re.search(r"(^|\s)recollect\s", block.text) is not None
 
 
 def reason_not_to_run(words):
