@@ -94,8 +94,9 @@ def test_every_evaluation_runs_with_a_memory_and_says_which(
     assert len({result.model for result in results}) == 3
     kinds = [result.settings.get("reads", {}).get("kind") for result in results]
     assert set(kinds) == {None, "mean", "transformer"}
-    values = {str([row["value"] for row in result.rows]) for result in results}
-    assert len(values) > 1
+    assert len({str(result.settings.get("reads")) for result in results}) == 3
+    if protocol != "probe":  # a probe of these few pictures is as right with what is read as without
+        assert len({str([row["value"] for row in result.rows]) for result in results}) > 1
 
 
 def test_entities_are_recognised_with_a_memory(recollect, model, memory, fusion, shapes, tmp_path):
@@ -156,17 +157,17 @@ def test_near_duplicates_of_tested_images_are_left_out_and_counted(
         shutil.copy(test / shape / "0.png", tmp_path / "twice" / "test" / shape / "0.png")
     leaky = tmp_path / "leaky"
     shutil.copytree(memory, leaky)
-    recollect("memory", "add", leaky, model, tmp_path / "twice", "--split", "test")
+    recollect("memory", "add", leaky, model, tmp_path / "twice", "--split", "test", "--template", "a photo of a {}.")
     words = ("evaluate", "zero-shot", model, "--data", tmp_path / "twice", "--memory", leaky, "--fusion", fusion)
-    done = recollect(*words, "--k", 5, "--near", 0.999999, "--out", tmp_path / "near.json")
+    done = recollect(*words, "--k", 5, "--near", 0.9999, "--out", tmp_path / "near.json")
     assert "2 of 62 rows" in done.stdout
     result = figures(tmp_path / "near.json")
     assert result["settings"]["reads"]["without"] == 2
-    assert "near 0.999999" in result["model"]
+    assert "near 0.9999" in result["model"]
     # What is left out is not read: the same as from a memory that never held it.
     source = open_source(str(tmp_path / "twice"), split="test", kind="label")
     base, left_out = load_model(model), Memory.open(leaky)
-    near = left_out.near_duplicates(image_features(base, source).images, 0.999999)
+    near = left_out.near_duplicates(image_features(base, source).images, 0.9999)
     opened = FusionModule.open(fusion)
     exclude_ids = RetrievalEnhancedEncoder(base, left_out, opened, k=5, exclude_ids=near)
     never = RetrievalEnhancedEncoder(base, Memory.open(memory), opened, k=5)
@@ -184,8 +185,8 @@ def test_near_duplicates_of_tested_images_are_left_out_and_counted(
 
 
 def test_search_by_words_that_read_the_memory(recollect, model, memory, fusion, tmp_path):
-    words = ("search", memory, "a white circle", "a white cross", "--top", 4, "--out", tmp_path / "found.json")
-    reading = ("--memory", memory, "--fusion", fusion, "--k", 5)
+    words = ("search", memory, "a white circle", "a white cross", "--k", 4, "--out", tmp_path / "found.json")
+    reading = ("--read.memory", memory, "--read.fusion", fusion, "--read.k", 5)
     recollect(*words, *reading)
     found = json.loads((tmp_path / "found.json").read_text())
     encoder = open_encoder(load_model(model), memory, fusion, "text", 5)
@@ -243,8 +244,8 @@ def test_what_a_memory_cannot_be_joined_with_is_refused(recollect, model, traine
         ("evaluate", "retrieval", model, *pool, "--methods", "zero-shot", "episode", *reading):
             "only the plain search reads it",
         ("evaluate", "zero-shot", *trained, "--data", shapes, *reading): "is another model",
-        ("search", memory, "a cross", "--rerank", "episode", *reading): "cannot be joined with --rerank episode",
-        ("search", memory, "a cross", "--mode", "image", *reading): "only words read the memory",
+        ("search", memory, "a cross", "--rerank", "episode", "--read.memory", memory, "--read.fusion", fusion):
+            "cannot be joined with --rerank episode",
         ("classify", "--support", shapes / "train", "--images", shapes / "test", "--model", model, *reading,
          "--near", 0.9): "here nothing is tested",
     }  # fmt: skip

@@ -111,9 +111,11 @@ def test_search_by_text_and_by_image_finds_the_row_itself(built, model, table, t
 def test_a_memory_grows_and_shrinks(memory, model, table, capsys):
     assert "10 rows added; 59 rows now" in run(capsys, "memory", "add", memory, model, f"{table}?split=test")
     assert len(Memory.open(memory)) == 59
-    assert "20 rows removed, 39 left" in run(capsys, "memory", "remove", memory, "--where", "colour = 'red'")
+    assert "20 of 59 rows (33.9%) removed, 39 left" in run(
+        capsys, "memory", "remove", memory, "--where", "colour = 'red'"
+    )
     one = next(Memory.open(memory).columns(["id"]))["id"][0]
-    assert "1 rows removed, 38 left" in run(capsys, "memory", "remove", memory, "--ids", one)
+    assert "1 of 39 rows (2.6%) removed, 38 left" in run(capsys, "memory", "remove", memory, "--ids", one)
 
 
 def test_near_duplicates_of_test_images_are_removed(memory, model, table, capsys):
@@ -146,7 +148,7 @@ def test_bad_input_is_one_line_and_nothing_is_lost(memory, model, table, tmp_pat
         ("search", memory, "a", "--where", "colour = 'pink'"): "no row satisfies colour = 'pink'",
         ("search", memory, "--image", table): "not a picture",
         ("remove", memory): "one of --ids, --where and --near",
-        ("remove", memory, "--ids", "a"): "no row with id 'a'",
+        ("remove", memory, "--ids", "a"): "no row of 'a'",
         ("remove", memory, "--where", "colour = 'pink'"): "no row satisfies",
         ("remove", memory, "--near", table): "name the model",
         ("add", memory, other, table): "is another model",

@@ -247,6 +247,7 @@ def test_the_commands_as_their_users_run_them(photos, tmp_path, capsys):
     data = (memory / "pairs.lance" / "data").iterdir()
     largest = max(data, key=lambda file: os.stat(file).st_size)
     content = bytearray(largest.read_bytes())
-    content[200:600] = os.urandom(400)
+    content[200:600] = bytes(255 - byte for byte in content[200:600])
     largest.write_bytes(bytes(content))
-    assert "damages found" in run("memory", "info", memory, "--check", status=2)
+    said = run("memory", "info", memory, "--check", status=2)  # whichever notices first, the checksum or the library
+    assert "damages found" in said or "Was it copied whole?" in said

@@ -164,7 +164,8 @@ def test_the_command_leaves_with_the_status_of_its_signal(number, status, in_chi
             os.kill(parent, number)
             os._exit(0)
         try:
-            os._exit(recollect("train", *RUNS["vectors"], "--steps", "100000", "--out", tmp_path / "run"))
+            long = ["100000" if word == "40" else word for word in RUNS["vectors"]]
+            os._exit(recollect("train", *long, "--out", tmp_path / "run"))
         except SystemExit as stop:
             os._exit(stop.code)
 

@@ -284,7 +284,7 @@ def _few_shot_table(title: str, frame: pd.DataFrame, console: Console) -> None:
         table.add_row(method, *(str(summarise(draws[k])) for k in shots))
     console.print(f"\n{title}", highlight=False, soft_wrap=True)
     console.print(table)
-    _trust_table(frame, shots[-1], console)
+    _trust_table(frame, int(shots[-1]), console)
 
 
 def _trust_table(frame: pd.DataFrame, shots: int, console: Console) -> None:

@@ -29,11 +29,11 @@ tags: [recollect, contrastive, {name.lower().replace(" ", "-")}]
 
 # {name}, from {start}
 
-An image-text dual encoder, trained with [recollect](https://pypi.org/project/recollect/): {recipe["steps"]:,} steps of
+An image-text dual encoder, trained with recollect (`pip install recollect`): {recipe["steps"]:,} steps of
 {recipe["batch_size"]:,} pairs.
 
 ```python
-from recollect.models import load_model
+from recollect import load_model
 
 model = load_model("THIS-FOLDER")
 model.embed_images(pictures), model.embed_texts(["a photo of a cat"])

@@ -150,7 +150,6 @@ class _Run:
             self.averages = Averages(learning, recipe.average)
         if last:
             self.state = checkpoints.restore(last, self.objective, self.optimiser, self.averages)
-        self.report: dict[str, float] = {}
         self.metrics = Metrics(out / "metrics.jsonl", self.state.step) if place.first else None
         self.last_line = (self.state.step, time.perf_counter())
 
@@ -160,18 +159,18 @@ class _Run:
         done = self.state.step * size
         with progress("training", steps * size, "example", done, shown=self.place.first) as counter:
             for inputs, composition in self.feed(self.state.step, steps):
-                self.report = self.step(inputs, composition)
+                report = self.step(inputs, composition)
                 stop = self.stop_requested(request)
                 if self.state.step in (1, steps) or self.state.step % self.recipe.log_every == 0:
-                    self.log(self.report)
+                    self.log(report)
                 self.measure()
-                counter.advance(size, f"loss {self.report['loss']:.4g}")
+                counter.advance(size, f"loss {report['loss']:.4g}")
                 if stop or self.state.step == steps or self.state.step % self.recipe.checkpoint_every == 0:
                     self.save()
                 if stop and self.state.step < steps:
                     self.leave(request)
-        if self.place.first:
-            card = model_card(as_json(self.recipe), self.state.seen, self.report)
+        if self.metrics:  # from the file: a run that was killed after its last step has made none since
+            card = model_card(as_json(self.recipe), self.state.seen, self.metrics.last)
             with self.averages.in_place() if self.averages else nullcontext():
                 checkpoints.save_model(self.out / "model", self.model, card)
 

@@ -130,16 +130,25 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
 
 
 class Metrics:
-    """``metrics.jsonl``: one line for each logged step, none for a step after the checkpoint a run resumes from."""
+    """``metrics.jsonl``: one line for each logged step, none for a step after the checkpoint a run resumes from.
+
+    Attributes:
+        last: the last line that speaks of a loss; empty before the first.
+    """
 
     def __init__(self, path: Path, step: int) -> None:
+        self.last: Mapping[str, Any] = {}
         if path.exists():
             kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step(line) <= step]
             write_text(path, "".join(f"{line}\n" for line in kept))
+            steps = [read for read in map(json.loads, kept) if "loss" in read]
+            self.last = steps[-1] if steps else {}
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Add one line, so that a reader sees it at once."""
+        if "loss" in values:
+            self.last = dict(values)
         self._file.write(json.dumps(values, allow_nan=False) + "\n")
         self._file.flush()
 
