@@ -438,7 +438,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--world", choices=["emoji", "fashion", "characters", "characters-new"], default="emoji")
     parser.add_argument("--split", choices=["validation", "test"], default="validation")
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of the Parquet files")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="folder of the Parquet files")
     parser.add_argument("--work", type=Path, default=Path("runs/fusion-benchmark"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", help="some of the ways to train; all by default")
