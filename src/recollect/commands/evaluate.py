@@ -291,7 +291,8 @@ def _trust_table(frame: pd.DataFrame, shots: int, console: Console) -> None:
     """At the most shots: how far confidence is off, and what the conformal sets hold."""
     table = Table("method", "left-out accuracy", "calibration error", "coverage", "classes a set")
     for method in dict.fromkeys(frame["method"]):
-        means = frame[(frame["method"] == method) & frame["shots"].isin((0, shots))][list(TRUST_COLUMNS)].mean()
+        chosen = frame[(frame["method"] == method) & frame["shots"].isin((0, shots))]
+        means = chosen.reindex(columns=list(TRUST_COLUMNS)).mean()  # what no method of these measures has no column
         cells = ["" if pd.isna(means[name]) else f"{means[name]:.1f}" for name in TRUST_COLUMNS]
         table.add_row(method, *cells)
     console.print(
