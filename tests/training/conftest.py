@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recollect.core.seeding import torch_generator
+from recollect.objectives import Objective
 from recollect.objectives.shards import WHOLE, Shard
 from recollect.training.assembly import Parts
 from recollect.training.step import Inputs
@@ -59,10 +60,8 @@ class SmallModel(nn.Module):
         return model
 
 
-class SmallObjective(nn.Module):
+class SmallObjective(Objective):
     """A sigmoid loss with temperatures, a head that decays, and a buffer that remembers the last batch."""
-
-    needs: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,9 +70,8 @@ class SmallObjective(nn.Module):
         self.head = nn.Linear(WIDTH, WIDTH, bias=False)
         self.register_buffer("remembered", torch.zeros(WIDTH))
 
-    @property
-    def term(self) -> "SmallObjective":
-        return self
+    def scale_and_bias(self) -> tuple[float, float]:
+        return self.log_scale.exp().item(), self.bias.item()
 
     def temperatures(self) -> list[nn.Parameter]:
         return [self.log_scale, self.bias]

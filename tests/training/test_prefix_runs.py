@@ -10,7 +10,7 @@ import torch
 from recollect.models import build_model, load_model
 from recollect.training.assembly import start_model
 from recollect.training.loop import train
-from recollect.training.options import Data, Model, Objective
+from recollect.training.options import Data, Model, ObjectiveOptions
 from recollect.training.recipes import RECIPES
 
 BOTH = Data(captions=("glyphs:captions",), labels=("glyphs:labels",), sampling="debiased")
@@ -81,7 +81,7 @@ def test_a_kind_named_twice_gets_two_tokens_that_the_checkpoint_keeps(tmp_path):
 def test_prefixes_learn_under_every_objective_with_context_too(tmp_path, base):
     from recollect.training.recipes import with_context
 
-    given = with_context(recipe(BOTH, objective=Objective(base, scale=10.0), steps=4), tau=0.02)
+    given = with_context(recipe(BOTH, objective=ObjectiveOptions(base, scale=10.0), steps=4), tau=0.02)
     change = moved(given, tmp_path / "run")
     assert min(change.values()) > 1e-4
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])

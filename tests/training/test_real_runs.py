@@ -19,7 +19,7 @@ from recollect.objectives import ContextObjective
 from recollect.training import checkpoints
 from recollect.training.assembly import build_objective, start_model
 from recollect.training.loop import train
-from recollect.training.options import Context, Data, Model, Objective
+from recollect.training.options import Context, Data, Model, ObjectiveOptions
 from recollect.training.recipes import RECIPES
 
 RUNS = {
@@ -116,11 +116,11 @@ def test_post_training_goes_on_from_the_checkpoints_weights_and_temperature(tmp_
     start = start_model(Model(str(tmp_path / "first"), prefixes=("caption", "label")), (), seed=0)
     assert torch.equal(start.embed_texts(["a cat"]), first.embed_texts(["a cat"]))
     assert set(start.prefixes) == {"caption", "label"}
-    objective = build_objective(Objective(context=Context()), start)
+    objective = build_objective(ObjectiveOptions(context=Context()), start)
     assert isinstance(objective, ContextObjective)
     assert objective.term.log_scale.exp().item() == pytest.approx(42.0)
     assert objective.term.bias.item() == pytest.approx(-3.0)
-    named = build_objective(Objective(scale=7.0, bias=0.0), start)
+    named = build_objective(ObjectiveOptions(scale=7.0, bias=0.0), start)
     assert named.term.log_scale.exp().item() == pytest.approx(7.0)
     assert named.term.bias.item() == 0.0
 

@@ -9,7 +9,7 @@ from recollect import cli
 from recollect.core.errors import UserError
 from recollect.models import PRESETS
 from recollect.objectives import ContextOptions
-from recollect.training.options import Context, Data, Objective, Recipe
+from recollect.training.options import Context, Data, ObjectiveOptions, Recipe
 from recollect.training.recipes import RECIPES
 from recollect.training.run_folder import as_json, check_run_folder, prepare_run_folder
 
@@ -42,7 +42,7 @@ def names(options, before=""):
 
 def test_no_option_is_renamed_by_accident():
     """They are the command line, and the lines of every recipe.json that somebody may want to resume from."""
-    recipe = Recipe(objective=Objective(context=Context(options=ContextOptions())))
+    recipe = Recipe(objective=ObjectiveOptions(context=Context(options=ContextOptions())))
     assert sorted(names(recipe)) == sorted(OPTIONS.split())
 
 
@@ -147,7 +147,7 @@ def test_what_no_run_can_be_made_of_is_named_and_leaves_nothing(words, message, 
 
 
 def test_a_batch_of_one_has_no_context():
-    recipe = Recipe(data=Data(sources=("a",)), batch_size=1, objective=Objective(context=Context()))
+    recipe = Recipe(data=Data(sources=("a",)), batch_size=1, objective=ObjectiveOptions(context=Context()))
     with pytest.raises(UserError, match="--batch-size 1: a batch of one has no context"):
         recipe.check()
 

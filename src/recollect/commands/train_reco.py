@@ -17,7 +17,7 @@ from recollect.memory.fusion.objective import TERMS, Mask, Term
 from recollect.memory.store import NEAR, Memory
 from recollect.models import load_model
 from recollect.training.optimiser import Optimiser
-from recollect.training.options import Data, Model, Objective
+from recollect.training.options import Data, Model, ObjectiveOptions
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class TrainReco:
             preset,
             model=Model(start=self.model),
             data=Data(sources=self.data, split=self.split),
-            objective=Objective(base="softmax", scale=self.scale),
+            objective=ObjectiveOptions(base="softmax", scale=self.scale),
             optimiser=self.optimiser,
             batch_size=self.batch_size,
             chunk=self.chunk,

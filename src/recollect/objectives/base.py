@@ -1,20 +1,29 @@
 """The base objectives as modules that own their temperature and bias: CLIP, SigLIP, UniCL."""
 
 import math
-from typing import Literal
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recollect.objectives.shards import WHOLE, Shard, find_copies
-from recollect.objectives.sigmoid import SigmoidTerm, sigmoid_sides
-from recollect.objectives.softmax import label_contrastive, softmax_contrastive
+from recollect.objectives.shards import WHOLE, Shard
+from recollect.objectives.sigmoid import SIGMOID
+from recollect.objectives.softmax import LABEL, SOFTMAX
+from recollect.objectives.terms import BaseLoss, ImageSet, Losses, Partners
 from recollect.objectives.tiles import Form, check_pairs, full_precision
 
-Base = Literal["sigmoid", "softmax", "label"]
-"""SigLIP's pairwise sigmoid, CLIP's softmax, or UniCL's softmax over classes."""
+OBJECTIVES: Mapping[str, BaseLoss] = {
+    "sigmoid": SIGMOID,
+    "softmax": SOFTMAX,
+    "label": LABEL,
+}
+"""Every base loss by name; one line adds one."""
+
+Base = str
+"""The name of a base loss."""
 
 Report = dict[str, Tensor]
 """Scalars without graph, by name."""
@@ -37,54 +46,92 @@ def unit(embeddings: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]
 
 
 class LossTerms(nn.Module):
-    """Temperature and bias of one loss term, for whichever base."""
+    """Temperature and bias of one loss term, for whichever base.
+
+    Raises:
+        ValueError: an unknown base, or a scale that is not positive.
+    """
 
     def __init__(self, base: Base, scale: float, bias: float, form: Form) -> None:
         super().__init__()
-        if base not in {"sigmoid", "softmax", "label"}:
-            raise ValueError(f"base must be 'sigmoid', 'softmax' or 'label', got {base!r}")
-        self.base = base
+        if base not in OBJECTIVES:
+            raise ValueError(f"base must be one of {', '.join(map(repr, OBJECTIVES))}, got {base!r}")
+        self.base = OBJECTIVES[base]
         self.form: Form = form
         self.log_scale = logarithm(scale)
-        self.bias = nn.Parameter(torch.tensor(float(bias))) if base == "sigmoid" else None
+        self.bias = nn.Parameter(torch.tensor(float(bias))) if self.base.biased else None
 
-    def side(self, images: Tensor, weight: float, log_scale: Tensor | None = None) -> SigmoidTerm:
+    def scale_and_bias(self) -> tuple[float, float | None]:
+        """The temperature and bias as they are now."""
+        return self.log_scale.exp().item(), None if self.bias is None else self.bias.item()
+
+    def set_of(self, images: Tensor, weight: float, log_scale: Tensor | None = None) -> ImageSet:
         """These images under this term's temperature (or another, where temperatures are tied)."""
         scale = (self.log_scale if log_scale is None else log_scale).exp()
-        return SigmoidTerm(images, scale, scale.new_zeros(()) if self.bias is None else self.bias, weight)
+        return ImageSet(images, scale, scale.new_zeros(()) if self.bias is None else self.bias, weight)
+
+    def losses(
+        self, sets: list[ImageSet], texts: Tensor, labels: Tensor | None, marks: Tensor | None, shard: Shard
+    ) -> Losses:
+        """The weighted sum of the base loss over several sets of images, and each, of all processes, without graph."""
+        total, losses = self.base.losses(sets, Partners(texts, labels, marks, self.form, shard))
+        return total, list(shard.total(torch.stack(losses)))
 
 
-def weighted_losses(
-    base: Base,
-    sides: list[SigmoidTerm],
-    texts: Tensor,
-    labels: Tensor | None,
-    form: Form,
-    marks: Tensor | None = None,
-    shard: Shard = WHOLE,
-) -> tuple[Tensor, list[Tensor]]:
-    """The weighted sum of one base loss over several sets of images, and each loss, of all processes, without graph.
+class Objective(nn.Module, ABC):
+    """What training minimises: from the raw embeddings of a batch to a loss, with parameters of its own.
 
-    Raises:
-        ValueError: the base is ``label`` and there are no labels.
+    `recollect.training.train` takes any; `ContrastiveObjective` and `ContextObjective` are those of the recipes.
+
+    Attributes:
+        needs: what else than images and texts `forward` must be given: ``labels``, ``views``, ``context``.
     """
-    if base == "label" and labels is None:
-        raise ValueError("the 'label' objective needs labels; use -1 for samples that have none")
-    if base == "sigmoid":
-        total, losses = sigmoid_sides(sides, texts, find_copies(marks, shard), form=form, shard=shard)
-    else:
-        losses = []
-        for side in sides:
-            if base == "label" and labels is not None:
-                loss = label_contrastive(side.images, texts, labels, side.scale, marks=marks, form=form, shard=shard)
-            else:
-                loss = softmax_contrastive(side.images, texts, side.scale, marks=marks, form=form, shard=shard)
-            losses.append(loss)
-        total = sum((side.weight * loss for side, loss in zip(sides, losses, strict=True)), texts.new_zeros(()))
-    return total, list(shard.total(torch.stack([loss.detach() for loss in losses])))
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset()
+
+    def temperatures(self) -> list[nn.Parameter]:
+        """Parameters that take no weight decay and a learning rate of their own."""
+        return list(self.parameters())
+
+    def scale_and_bias(self) -> tuple[float, float | None] | None:
+        """The inverse temperature and bias that are saved with the model; None where the loss has none."""
+        return None
+
+    @abstractmethod
+    def forward(
+        self,
+        images: Float[Tensor, "batch width"],
+        texts: Float[Tensor, "batch width"],
+        *,
+        labels: Int[Tensor, "batch ..."] | None = None,
+        views: Float[Tensor, "batch width"] | None = None,
+        context: Float[Tensor, "rows width"] | None = None,
+        marks: Int[Tensor, "batch marks"] | None = None,
+        context_marks: Int[Tensor, "rows marks"] | None = None,
+        seed: int = 0,
+        shard: Shard = WHOLE,
+    ) -> tuple[Tensor, Report]:
+        """The loss of a batch of raw tower outputs.
+
+        Args:
+            images: raw image embeddings.
+            texts: raw text embeddings; row i describes image i.
+            labels: the class of each sample; negative where it has none.
+            views: raw embeddings of a second view of each image.
+            context: raw embeddings of a separate batch to attend to.
+            marks: rows that share a number (not negative) in a column are copies of one sample.
+            context_marks: the same of ``context``.
+            seed: of whatever is random; each step has its own.
+            shard: which rows of the batch these are; the losses of all processes add up to that of the batch.
+
+        Returns:
+            The loss (of these rows) and a report (of the batch), which has at least ``loss``.
+        """
 
 
-class ContrastiveObjective(nn.Module):
+class ContrastiveObjective(Objective):
     """SigLIP, CLIP or UniCL with a learned temperature (and SigLIP's bias).
 
     Args:
@@ -105,12 +152,10 @@ class ContrastiveObjective(nn.Module):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What else than images and texts ``forward`` must be given."""
-        return frozenset({"labels"} if self.term.base == "label" else ())
+        return frozenset({"labels"} if self.term.base.labelled else ())
 
-    def temperatures(self) -> list[nn.Parameter]:
-        """Parameters that take no weight decay and a learning rate of their own."""
-        return list(self.parameters())
+    def scale_and_bias(self) -> tuple[float, float | None]:
+        return self.term.scale_and_bias()
 
     def forward(
         self,
@@ -141,8 +186,7 @@ class ContrastiveObjective(nn.Module):
             SigLIP, ``bias``.
         """
         check_pairs(images, texts)
-        sides = [self.term.side(unit(images), 1.0)]
-        loss, (whole,) = weighted_losses(self.term.base, sides, unit(texts), labels, self.term.form, marks, shard)
+        loss, (whole,) = self.term.losses([self.term.set_of(unit(images), 1.0)], unit(texts), labels, marks, shard)
         report = {"loss": whole, "base_loss": whole, "scale": self.term.log_scale.detach().exp()}
         if self.term.bias is not None:
             report["bias"] = self.term.bias.detach().clone()

@@ -8,12 +8,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recollect.objectives.base import Base, LossTerms, Report, logarithm, unit, weighted_losses
+from recollect.objectives.base import Base, LossTerms, Objective, Report, logarithm, unit
 from recollect.objectives.context import Attended, look_up
 from recollect.objectives.options import ContextOptions
 from recollect.objectives.shards import WHOLE, Copies, Shard, find_copies
-from recollect.objectives.sigmoid import SigmoidTerm
 from recollect.objectives.softmax import softmax_contrastive
+from recollect.objectives.terms import ImageSet, Losses
 from recollect.objectives.tiles import Form, check_pairs, full_precision
 
 
@@ -26,7 +26,7 @@ class Buffer(NamedTuple):
     copies: Copies | None
 
 
-class ContextObjective(nn.Module):
+class ContextObjective(Objective):
     """SigLIxP and CLIxP: ``alpha L(x, t; tau_1) + (1 - alpha) L(x_ctx, t; tau_2)`` (LIxP, Eq. 6).
 
     Args:
@@ -89,16 +89,17 @@ class ContextObjective(nn.Module):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What else than images and texts ``forward`` must be given."""
         wanted = {
-            "labels": self.term.base == "label",
+            "labels": self.term.base.labelled,
             "views": self.options.augmented != "none",
             "context": self.options.separate,
         }
         return frozenset(name for name, needed in wanted.items() if needed)
 
+    def scale_and_bias(self) -> tuple[float, float | None]:
+        return self.term.scale_and_bias()
+
     def temperatures(self) -> list[nn.Parameter]:
-        """Temperatures and biases: no weight decay, and a learning rate of their own."""
         own = [*self.term.parameters(), self.log_tau, self.log_scale_views]
         own += list(self.context_term.parameters()) if self.context_term is not None else []
         unique = {id(parameter): parameter for parameter in own if parameter is not None}
@@ -154,12 +155,12 @@ class ContextObjective(nn.Module):
     def _two_losses(self, rows: "_Rows", found: Attended, views: Tensor | None) -> tuple[Tensor, Report]:
         """One loss on the embeddings and one on what they find (Eq. 6), and what the views add (Table 6)."""
         assert self.context_term is not None  # else the loss is the residual one
-        sides = [self.term.side(rows.unit_images, self.alpha)]
+        sets = [self.term.set_of(rows.unit_images, self.alpha)]
         if views is not None and self.options.augmented.startswith("all"):
-            sides = [self.term.side(seen, self.alpha / 2) for seen in (rows.unit_images, unit(views))]
-        sides.append(self.context_term.side(unit(found.values), 1 - self.alpha))
-        loss, parts = rows.losses(self.term.base, sides, self.form)
-        whole = sum((side.weight * part for side, part in zip(sides, parts, strict=True)), torch.zeros_like(parts[0]))
+            sets = [self.term.set_of(seen, self.alpha / 2) for seen in (rows.unit_images, unit(views))]
+        sets.append(self.context_term.set_of(unit(found.values), 1 - self.alpha))
+        loss, parts = rows.losses(self.term, sets)
+        whole = sum((one.weight * part for one, part in zip(sets, parts, strict=True)), torch.zeros_like(parts[0]))
         if views is not None and self.log_scale_views is not None:
             scale = self.log_scale_views.exp()
             alike = softmax_contrastive(
@@ -172,7 +173,7 @@ class ContextObjective(nn.Module):
     def _residual_loss(self, rows: "_Rows", found: Attended) -> tuple[Tensor, Report]:
         """One loss on the mixture of an embedding and what it finds (Table 4c)."""
         mixed = functional.normalize(self.alpha * rows.unit_images + (1 - self.alpha) * unit(found.values), dim=1)
-        loss, (whole,) = rows.losses(self.term.base, [self.term.side(mixed, 1.0)], self.form)
+        loss, (whole,) = rows.losses(self.term, [self.term.set_of(mixed, 1.0)])
         return loss, self._report(whole, whole, None, found, rows.shard)
 
     def _look_up(self, rows: "_Rows", buffer: Buffer) -> Attended:
@@ -277,9 +278,9 @@ class _Rows(NamedTuple):
         """The number of each row in the whole batch."""
         return self.shard.first(len(self.images)) + torch.arange(len(self.images), device=self.images.device)
 
-    def losses(self, base: Base, sides: list[SigmoidTerm], form: Form) -> tuple[Tensor, list[Tensor]]:
-        """See `weighted_losses`."""
-        return weighted_losses(base, sides, self.texts, self.labels, form, self.marks, self.shard)
+    def losses(self, term: LossTerms, sets: list[ImageSet]) -> Losses:
+        """See `LossTerms.losses`."""
+        return term.losses(sets, self.texts, self.labels, self.marks, self.shard)
 
 
 def _copies_in(columns: Tensor | None, rows: Tensor | None, shard: Shard) -> Copies | None:

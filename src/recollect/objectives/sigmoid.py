@@ -1,7 +1,7 @@
 """The pairwise sigmoid loss of SigLIP (Zhai et al., 2023; LIxP, Eq. 2)."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recollect.objectives.shards import WHOLE, Copies, Shard, find_copies, own_diagonal
+from recollect.objectives.terms import BaseLoss, ImageSet, Losses, Partners, weighted_sum
 from recollect.objectives.tiles import (
     Form,
     accumulator,
@@ -19,15 +20,6 @@ from recollect.objectives.tiles import (
     tile_size,
     tiles,
 )
-
-
-class SigmoidTerm(NamedTuple):
-    """One set of images that is held against the texts, with its own temperature, bias and weight."""
-
-    images: Tensor
-    scale: Tensor
-    bias: Tensor
-    weight: float
 
 
 def sigmoid_contrastive(
@@ -63,13 +55,13 @@ def sigmoid_contrastive(
         ValueError: the shapes differ.
     """
     check_pairs(images, texts)
-    sides = [SigmoidTerm(images, scale, bias, 1.0)]
-    total, _ = sigmoid_sides(sides, texts, find_copies(marks, shard), form=form, tile=tile, shard=shard)
+    sets = [ImageSet(images, scale, bias, 1.0)]
+    total, _ = sigmoid_sets(sets, texts, find_copies(marks, shard), form=form, tile=tile, shard=shard)
     return total
 
 
-def sigmoid_sides(
-    sides: Sequence[SigmoidTerm],
+def sigmoid_sets(
+    sets: Sequence[ImageSet],
     texts: Float[Tensor, "batch width"],
     copies: Copies | None = None,
     *,
@@ -84,19 +76,18 @@ def sigmoid_sides(
     with no_autocast(texts.device):
         first = shard.first(len(texts))
         texts = shard.gather(full_precision(texts))
-        sides = [side._replace(images=full_precision(side.images)) for side in sides]
+        sets = [member._replace(images=full_precision(member.images)) for member in sets]
         if resolve(form, len(texts)) == "dense":
-            losses = [_dense(side, texts, first, copies) for side in sides]
-            total = sum((side.weight * loss for side, loss in zip(sides, losses, strict=True)), texts.new_zeros(()))
-            return total, [loss.detach() for loss in losses]
-        flat = [tensor for side in sides for tensor in (side.images, side.scale, side.bias)]
-        weights = tuple(side.weight for side in sides)
+            losses = [_dense(member, texts, first, copies) for member in sets]
+            return weighted_sum(sets, losses)
+        flat = [tensor for member in sets for tensor in (member.images, member.scale, member.bias)]
+        weights = tuple(member.weight for member in sets)
         total, *parts = _Tiled.apply(tile or tile_size(texts.device), weights, first, copies, texts, *flat)
         return total, parts
 
 
-def _dense(side: SigmoidTerm, texts: Tensor, first: int, copies: Copies | None) -> Tensor:
-    logits = side.scale * (side.images @ texts.T) + side.bias
+def _dense(member: ImageSet, texts: Tensor, first: int, copies: Copies | None) -> Tensor:
+    logits = member.scale * (member.images @ texts.T) + member.bias
     attraction = logits.diagonal(first).sum()
     if copies is not None:
         logits = logits.masked_fill(copies.among(slice(0, len(logits)), slice(0, len(texts))), -torch.inf)
@@ -117,8 +108,8 @@ class _Tiled(torch.autograd.Function):
         saved: list[Tensor] = []
         for place, weight in enumerate(weights):
             images, scale, bias = flat[3 * place : 3 * place + 3]
-            side = SigmoidTerm(images, scale, bias, weight / len(texts))
-            loss, gradients = _one_side(side, texts, first, copies, tile, text_gradient)
+            member = ImageSet(images, scale, bias, weight / len(texts))
+            loss, gradients = _one_set(member, texts, first, copies, tile, text_gradient)
             losses.append((loss / len(texts)).to(texts.dtype))
             total = total + weight * losses[-1]
             saved += gradients
@@ -133,11 +124,11 @@ class _Tiled(torch.autograd.Function):
         return None, None, None, None, *(gradient * saved for saved in ctx.saved_tensors)
 
 
-def _one_side(
-    side: SigmoidTerm, texts: Tensor, first: int, copies: Copies | None, tile: int, text_gradient: Tensor | None
+def _one_set(
+    member: ImageSet, texts: Tensor, first: int, copies: Copies | None, tile: int, text_gradient: Tensor | None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Sum of one side's terms, and its gradients times its weight; adds to the texts' gradient, which None spares."""
-    images, scale, bias, factor = side
+    """Sum of one set's terms, and its gradients times its weight; adds to the texts' gradient, which None spares."""
+    images, scale, bias, factor = member
     image_gradient = torch.zeros_like(images)
     loss, bias_gradient = accumulator(texts), accumulator(texts)
     for rows in tiles(len(images), tile):
@@ -164,3 +155,12 @@ def _one_side(
     scale_gradient = torch.linalg.vecdot(image_gradient, images).sum(dtype=loss.dtype)
     image_gradient.mul_(scale * factor)
     return loss, (image_gradient, (scale_gradient * factor).to(scale), (bias_gradient * factor).to(bias))
+
+
+def _losses(sets: list[ImageSet], partners: Partners) -> Losses:
+    copies = find_copies(partners.marks, partners.shard)
+    return sigmoid_sets(sets, partners.texts, copies, form=partners.form, shard=partners.shard)
+
+
+SIGMOID = BaseLoss(_losses, "SigLIP", "SigLIxP", biased=True)
+"""SigLIP's pairwise sigmoid."""

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from recollect.objectives.shards import WHOLE, Copies, Shard, find_copies
+from recollect.objectives.terms import BaseLoss, ImageSet, Losses, Partners, weighted_sum
 from recollect.objectives.tiles import (
     Form,
     accumulator,
@@ -184,3 +185,28 @@ class _LogSums(torch.autograd.Function):
             wide = accumulator(scale).dtype
             scale_gradient = torch.linalg.vecdot(image_gradient, images).sum(dtype=wide).to(scale.dtype)
             return image_gradient.mul_(scale), text_gradient, scale_gradient, None, None
+
+
+def _losses(sets: list[ImageSet], partners: Partners) -> Losses:
+    texts, _, marks, form, shard = partners
+    return weighted_sum(
+        sets,
+        [softmax_contrastive(one.images, texts, one.scale, marks=marks, form=form, shard=shard) for one in sets],
+    )
+
+
+def _label_losses(sets: list[ImageSet], partners: Partners) -> Losses:
+    texts, labels, marks, form, shard = partners
+    if labels is None:
+        raise ValueError("the 'label' objective needs labels; use -1 for samples that have none")
+    return weighted_sum(
+        sets,
+        [label_contrastive(one.images, texts, labels, one.scale, marks=marks, form=form, shard=shard) for one in sets],
+    )
+
+
+SOFTMAX = BaseLoss(_losses, "CLIP", "CLIxP")
+"""CLIP's softmax."""
+
+LABEL = BaseLoss(_label_losses, "UniCL", "UniCL with context", labelled=True)
+"""UniCL's softmax over classes."""

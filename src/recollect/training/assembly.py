@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recollect.core.errors import UserError
 from recollect.core.seeding import derive_seed
-from recollect.core.types import Batch, Source
+from recollect.core.types import Batch, Kind, Source
 from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.stream import CONTEXT_VIEW, BatchStream
 from recollect.data.sources import open_source
@@ -18,15 +19,16 @@ from recollect.data.sources.derived import corpus
 from recollect.data.sources.images import note
 from recollect.data.transforms import ImageTransform
 from recollect.models import PRESETS, DualEncoder, PatchEncoder, TransformersEncoder, build_model, load_model
-from recollect.objectives import ContextObjective, ContrastiveObjective
+from recollect.objectives import ContextObjective, ContrastiveObjective, Objective
 from recollect.training.locked import LockedSource, LockedTowers, TextFeatures, fit_patches, lock_source
-from recollect.training.options import Copies, Data, Model, Objective, Recipe
+from recollect.training.options import Copies, Data, Model, ObjectiveOptions, Recipe
 from recollect.training.ranks import ProcessRanks
 from recollect.training.step import Inputs, Towers
 
 Feed = Callable[[int, int], Iterator[tuple[Inputs, Mapping[str, int]]]]
 """From a first step and the one to stop before, to each step's inputs and how many samples each source gave it."""
 
+_OBJECT = "object:"
 _SECOND_VIEW = 1
 _MOST_TEXTS = 1_000_000  # for a tokenizer; more do not change it, and reading them takes time
 
@@ -43,26 +45,39 @@ class Parts:
     """
 
     model: Towers
-    objective: nn.Module
+    objective: Objective
     sources: tuple[str, ...]
     feed: Feed
 
 
-def assemble(recipe: Recipe, place: ProcessRanks, saved_model: Path | None) -> Parts:
+def object_spec(source: Source) -> str:
+    """How a recipe speaks of a source that is a Python object: by its name and its content."""
+    return f"{_OBJECT}{source.name}@{source.fingerprint}"
+
+
+def assemble_recipe(
+    recipe: Recipe,
+    place: ProcessRanks,
+    saved_model: Path | None,
+    objects: Mapping[str, Source] = MappingProxyType({}),
+    objective: Objective | None = None,
+) -> Parts:
     """Open the sources, and build or open the model.
 
     Args:
         recipe: what to train and on what.
         place: which rows of each batch this process reads.
         saved_model: folder of the model to go on with; None to start as the recipe says.
+        objects: sources that are Python objects, by their spec in the recipe (`object_spec`).
+        objective: what to minimise; None for the recipe's.
+
+    Raises:
+        UserError: bad data, or a recipe of Python objects without them.
     """
     data = recipe.data
-    sources = tuple(
-        open_source(spec, split=data.split, kind=kind, columns=data.columns, lost_share=data.broken_share)
-        for spec, kind in data.specs
-    )
+    sources = tuple(objects.get(spec) or _open(spec, kind, data) for spec, kind in data.specs)
     model = load_model(saved_model, "cpu") if saved_model else start_model(recipe.model, sources, recipe.seed)
-    objective, crops = build_objective(recipe.objective, model), training_transform(model, data)
+    objective, crops = objective or build_objective(recipe.objective, model), training_transform(model, data)
     towers: DualEncoder | LockedTowers = model
     if recipe.model.locked != "none":
         towers, sources = lock_towers(model.to(place.device), sources, recipe, crops)
@@ -93,6 +108,15 @@ def assemble(recipe: Recipe, place: ProcessRanks, saved_model: Path | None) -> P
     return Parts(towers, objective, tuple(source.name for source in sources), feed)
 
 
+def _open(spec: str, kind: Kind | None, data: Data) -> Source:
+    if spec.startswith(_OBJECT):
+        name = spec.removeprefix(_OBJECT).rpartition("@")[0]
+        raise UserError(
+            f"{name} is a Python object of the program that trained: pass it to train(sources=[...]) again."
+        )
+    return open_source(spec, split=data.split, kind=kind, columns=data.columns, lost_share=data.broken_share)
+
+
 def start_model(options: Model, sources: tuple[Source, ...], seed: int) -> DualEncoder:
     """A new model of a preset, its tokenizer trained on the sources' texts; or a checkpoint to go on from."""
     if options.start not in PRESETS:
@@ -113,7 +137,7 @@ def start_model(options: Model, sources: tuple[Source, ...], seed: int) -> DualE
     return model
 
 
-def build_objective(options: Objective, model: DualEncoder) -> ContrastiveObjective | ContextObjective:
+def build_objective(options: ObjectiveOptions, model: DualEncoder) -> ContrastiveObjective | ContextObjective:
     """The objective, with the checkpoint's temperature and bias where the recipe names none."""
     scale = options.scale or model.scale or 10.0
     bias = next(value for value in (options.bias, model.bias, -10.0) if value is not None)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_NAMES = {"sigmoid": ("SigLIP", "SigLIxP"), "softmax": ("CLIP", "CLIxP"), "label": ("UniCL", "UniCL with context")}
+from recollect.objectives import OBJECTIVES
 
 
 def model_card(recipe: Mapping[str, Any], seen: Mapping[str, int], last: Mapping[str, Any]) -> str:
@@ -17,7 +17,8 @@ def model_card(recipe: Mapping[str, Any], seen: Mapping[str, int], last: Mapping
         last: the last line of the metrics.
     """
     start, objective = recipe["model"]["start"], recipe["objective"]
-    name = _NAMES[objective["base"]][objective["context"] is not None]
+    base = OBJECTIVES[objective["base"]]
+    name = base.name if objective["context"] is None else base.name_with_context
     sources = "\n".join(f"- `{Path(source).name}`: {count:,} samples seen" for source, count in seen.items())
     figures = "\n".join(
         f"| {key} | {value:.4g} |" for key, value in last.items() if isinstance(value, float) and key not in _CLOCK

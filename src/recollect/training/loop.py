@@ -5,9 +5,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.nn.utils import clip_grad_norm_
@@ -15,8 +15,10 @@ from torch.nn.utils import clip_grad_norm_
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed
+from recollect.core.types import Source
+from recollect.objectives import Objective
 from recollect.training import checkpoints
-from recollect.training.assembly import Parts, assemble
+from recollect.training.assembly import Parts, assemble_recipe, object_spec
 from recollect.training.averages import Averages
 from recollect.training.card import model_card
 from recollect.training.checkpoints import State
@@ -58,7 +60,9 @@ def train(
     *,
     resume: bool = False,
     device: str | None = None,
-    assemble: Assemble = assemble,
+    sources: Sequence[Source] = (),
+    objective: Objective | None = None,
+    assemble: Assemble | None = None,
     hooks: Sequence[Hook] = (),
 ) -> Path:
     """Train by ``recipe`` in the folder ``out``.
@@ -72,7 +76,10 @@ def train(
         out: folder of the run; must not exist unless ``resume`` is set.
         resume: go on from the last checkpoint, or from the start if there is none.
         device: where to compute; the best device of the machine by default.
-        assemble: makes model, objective and batches.
+        sources: Python objects to train on, after those that the recipe names. ``recipe.json`` holds their names and
+            fingerprints, so that a run is resumed with the same ones only.
+        objective: what to minimise in place of the recipe's objective; it is not part of ``recipe.json``.
+        assemble: makes model, objective and batches in place of all that is said above of sources and objectives.
         hooks: what to measure every so many steps; each adds a line ``{"step": ..., "evaluation": {...}}`` to the
             metrics. They change nothing in the run.
 
@@ -81,9 +88,16 @@ def train(
 
     Raises:
         UserError: bad input, a loss that is not a number, no space left.
+        ValueError: both ``assemble`` and what it makes.
         KeyboardInterrupt, SystemExit: after Ctrl-C or SIGTERM, once a checkpoint is written.
     """
     out = Path(out)
+    objects = {object_spec(source): source for source in sources}
+    if assemble is None:
+        assemble = partial(assemble_recipe, objects=objects, objective=objective)
+    elif sources or objective:
+        raise ValueError("train() takes either sources and an objective, or assemble, which makes both")
+    recipe = replace(recipe, data=replace(recipe.data, sources=(*recipe.data.sources, *objects)))
     recipe.check()
     with ranks(device) as place, ExitStack() as held:
         if first_decides(lambda: _may_start(out, recipe, resume, held)):
@@ -230,9 +244,8 @@ class _Run:
     def save(self) -> None:
         """Write a checkpoint, whose model carries the objective's temperature, as CLIP's does; one process writes."""
         if self.metrics:
-            term: Any = self.objective.term
-            bias = None if term.bias is None else term.bias.item()
-            self.model.set_scale(term.log_scale.exp().item(), bias)
+            if learned := self.objective.scale_and_bias():
+                self.model.set_scale(*learned)
             self.metrics.sync()
             folder, keep = self.out / "checkpoints", self.recipe.checkpoints_kept
             checkpoints.save(folder, self.state, self.model, self.objective, self.optimiser, keep, self.averages)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import nn
 from torch.optim import AdamW
 
+from recollect.objectives import Objective
 from recollect.training.step import Towers
 
 
@@ -41,12 +42,12 @@ def learning_rate(options: Optimiser, step: int, steps: int) -> float:
     return options.learning_rate * rise * fall
 
 
-def build_optimiser(model: Towers, objective: nn.Module, options: Optimiser) -> AdamW:
+def build_optimiser(model: Towers, objective: Objective, options: Optimiser) -> AdamW:
     """AdamW over every parameter that learns, in three groups: decayed, not decayed, temperatures.
 
     Each group carries ``factor``, its multiple of the learning rate.
     """
-    temperatures = {id(parameter) for parameter in objective.temperatures()}  # type: ignore[operator]
+    temperatures = {id(parameter) for parameter in objective.temperatures()}
     groups: dict[str, list[tuple[str, nn.Parameter]]] = {"decayed": [], "plain": [], "temperatures": []}
     for room, module in (("model", model), ("objective", objective)):
         for name, parameter in module.named_parameters():

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, is_dataclass
 from math import inf, isfinite
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from recollect.core.choices import check_choices
 from recollect.core.errors import UserError
@@ -13,7 +13,7 @@ from recollect.core.files import read_json
 from recollect.core.types import Kind
 from recollect.data.batches.mixture import Sampling
 from recollect.data.sources.columns import Columns
-from recollect.objectives import Base, ContextOptions
+from recollect.objectives import OBJECTIVES, ContextOptions
 from recollect.training.optimiser import Optimiser
 from recollect.training.step import Precision
 
@@ -127,8 +127,14 @@ class Context:
     options: ContextOptions = field(default_factory=ContextOptions)
 
 
+if TYPE_CHECKING:
+    BaseName = str
+else:
+    BaseName = Literal[tuple(OBJECTIVES)]
+
+
 @dataclass(frozen=True)
-class Objective:
+class ObjectiveOptions:
     """What training minimises.
 
     Attributes:
@@ -138,7 +144,7 @@ class Objective:
         context: look up the batch as well, for SigLIxP and CLIxP.
     """
 
-    base: Base = "sigmoid"
+    base: BaseName = "sigmoid"
     scale: float | None = None
     bias: float | None = None
     context: Context | None = None
@@ -188,7 +194,7 @@ class Recipe:
 
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
-    objective: Objective = field(default_factory=Objective)
+    objective: ObjectiveOptions = field(default_factory=ObjectiveOptions)
     optimiser: Optimiser = field(default_factory=Optimiser)
     steps: int = 1000
     batch_size: int = 256

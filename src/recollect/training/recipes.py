@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from recollect.training.optimiser import Optimiser
-from recollect.training.options import Context, Data, Model, Objective, Recipe
+from recollect.training.options import Context, Data, Model, ObjectiveOptions, Recipe
 
 __all__ = ["RECIPES", "Recipe", "with_context"]
 
@@ -34,7 +34,7 @@ def siglip_tiny() -> Recipe:
     return Recipe(
         model=Model("tiny"),
         data=Data(captions=("glyphs:captions",)),
-        objective=Objective(scale=10.0, bias=-10.0),
+        objective=ObjectiveOptions(scale=10.0, bias=-10.0),
         optimiser=Optimiser(learning_rate=1e-3, weight_decay=1e-2, temperature_factor=10.0),
         steps=1500,
         batch_size=512,
@@ -75,7 +75,7 @@ def siglip_locked() -> Recipe:
     return Recipe(
         model=Model("patches", locked="image"),
         data=Data(captions=("glyphs:captions",)),
-        objective=Objective(scale=10.0, bias=-10.0),
+        objective=ObjectiveOptions(scale=10.0, bias=-10.0),
         optimiser=Optimiser(learning_rate=1e-3, weight_decay=1e-2, temperature_factor=10.0),
         steps=400,
         batch_size=4096,
@@ -106,7 +106,7 @@ def latents_siglip() -> Recipe:
     return Recipe(
         model=Model("vector-mlp"),
         data=Data(captions=("latents:captions",)),
-        objective=Objective(scale=10.0, bias=-10.0),
+        objective=ObjectiveOptions(scale=10.0, bias=-10.0),
         optimiser=Optimiser(learning_rate=1e-3, temperature_factor=10.0),
         steps=600,
         batch_size=512,
@@ -144,7 +144,7 @@ def _glyphs(model: str, steps: int, rate: float) -> Recipe:
     return Recipe(
         model=Model(model),
         data=Data(captions=("glyphs:captions",)),
-        objective=Objective(scale=30.0, bias=-10.0),
+        objective=ObjectiveOptions(scale=30.0, bias=-10.0),
         optimiser=Optimiser(learning_rate=rate, weight_decay=1e-2, temperature_factor=20.0),
         steps=steps,
         batch_size=512,
@@ -189,7 +189,7 @@ def _paper(preset: str, examples: float, chunk: int) -> Recipe:
     """Batch 32,768, AdamW 1e-3, decay 1e-4, beta2 0.95, clip 1, scale 10, bias -10; the paper names no warm-up."""
     return Recipe(
         model=Model(preset),
-        objective=Objective(scale=10.0, bias=-10.0),
+        objective=ObjectiveOptions(scale=10.0, bias=-10.0),
         optimiser=Optimiser(),
         steps=round(examples / 32_768),
         batch_size=32_768,
@@ -308,7 +308,7 @@ def prefix_swin_t() -> Recipe:
     return Recipe(
         model=Model("swin-t", prefixes=("caption", "label")),
         data=Data(sampling="debiased"),
-        objective=Objective(base="softmax", scale=_CLIP_SCALE),
+        objective=ObjectiveOptions(base="softmax", scale=_CLIP_SCALE),
         optimiser=Optimiser(weight_decay=0.1, beta2=0.999, warmup=10_000 / steps),
         steps=steps,
         batch_size=1024,

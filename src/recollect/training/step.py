@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from recollect.core.seeding import derive_seed
+from recollect.objectives import Objective
 from recollect.training.ranks import rank, shard_of_this_process, sum_gradients
 
 Precision = Literal["float32", "bfloat16"]
@@ -133,7 +134,7 @@ def embed(
 
 
 def train_step(
-    model: Towers, objective: nn.Module, inputs: Inputs, options: StepOptions = StepOptions()
+    model: Towers, objective: Objective, inputs: Inputs, options: StepOptions = StepOptions()
 ) -> dict[str, Tensor]:
     """Add the gradient of the objective on the whole batch, of all processes, to every parameter's ``grad``.
 

@@ -4,11 +4,11 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float, Int64
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from recollect.objectives import softmax_contrastive
-from recollect.objectives.base import LossTerms, unit
+from recollect.objectives.base import LossTerms, Objective, unit
 from recollect.objectives.shards import WHOLE, Shard
 
 Term = Literal["refined", "image", "text"]
@@ -65,7 +65,7 @@ def masked_contrastive(
     return torch.stack(losses).sum() / (2 * len(images))
 
 
-class FusionObjective(nn.Module):
+class FusionObjective(Objective):
     """``L(v̂, t̂) + L(v̂, t) + L(v, t̂)``, each a symmetric InfoNCE, with one learned temperature (RECO, Eq. 2).
 
     Args:
@@ -73,16 +73,13 @@ class FusionObjective(nn.Module):
         scale: inverse temperature at the start.
     """
 
-    needs: frozenset[str] = frozenset()
-
     def __init__(self, terms: tuple[Term, ...] = TERMS, scale: float = CLIP_SCALE) -> None:
         super().__init__()
         self.terms = terms
         self.term = LossTerms("softmax", scale, 0.0, "auto")
 
-    def temperatures(self) -> list[nn.Parameter]:
-        """Parameters that take no weight decay."""
-        return [self.term.log_scale]
+    def scale_and_bias(self) -> tuple[float, float | None]:
+        return self.term.scale_and_bias()
 
     def forward(
         self,

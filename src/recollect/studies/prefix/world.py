@@ -12,7 +12,7 @@ from recollect.evaluation.results import Result, Summary, summarise
 from recollect.objectives import Base
 from recollect.studies.runs import Evaluation, Job, run
 from recollect.studies.study import Scale, StudyOptions
-from recollect.training.options import Data, Model, Objective, Recipe
+from recollect.training.options import Data, Model, ObjectiveOptions, Recipe
 from recollect.training.recipes import RECIPES, with_context
 
 LabelSets = Literal["none", "small", "large", "rest", "renamed"]
@@ -103,7 +103,7 @@ class PrefixWorld:
             base,
             model=Model(base.model.start, prefixes=("caption", "label") if arm.prefix else ()),
             data=Data(captions=tuple(kinds["captions"]), labels=tuple(kinds["labels"]), sampling=arm.sampled),
-            objective=Objective(arm.base, scale=TEMPERATURE),
+            objective=ObjectiveOptions(arm.base, scale=TEMPERATURE),
             batch_size=round(base.batch_size * arm.batch),
             steps=max(1, round(self.epochs.get(arm.labels, base.steps) * arm.length / arm.batch)),
         )
