@@ -1,7 +1,7 @@
 # Two commands on a fresh machine with Python 3.11 or newer:
 #   make demo   the main job, on the built-in data: demo/report.html
 #   make test   lint, types, room order and the whole test suite
-# Also: make docs (the site, strictly, into site/), make matrix (the suite
+# Also: make help (the help that is kept of every command, after an option has changed), make docs (the site, strictly, into site/), make matrix (the suite
 # on every Python of PYTHONS that is there), make lowest (the suite with the lowest versions that pyproject.toml promises).
 SHELL       := /bin/bash
 .SHELLFLAGS := -o pipefail -ec
@@ -12,7 +12,7 @@ BIN    := .venv/bin
 PYTHONS ?= python3.11 python3.12 python3.13
 PYTEST := -n auto --dist worksteal --jaxtyping-packages=recollect,beartype.beartype
 
-.PHONY: demo test lint docs matrix lowest setup clean
+.PHONY: demo test lint help docs matrix lowest setup clean
 
 setup: .venv/.installed
 
@@ -31,6 +31,10 @@ lint: setup
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# What `recollect COMMAND --help` prints, kept as text so that it takes no time.
+help: setup
+	$(BIN)/python .ci/help.py
 
 test: lint
 	$(BIN)/pytest $(PYTEST)

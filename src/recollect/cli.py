@@ -1,11 +1,17 @@
 """The command line: a table of commands, each a dataclass with a ``run`` method that is imported when chosen."""
 
+import io
+import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
+from unittest.mock import patch
 
+from recollect.commands.help import WIDTH, kept_help
 from recollect.core.errors import UserError
 
 
@@ -90,16 +96,36 @@ def _refuse_repeats(words: Sequence[str]) -> None:
         raise UserError(f"{twice}: given twice. Give several values behind one: {twice} FIRST SECOND.")
 
 
-def _run(words: list[str]) -> None:
+def parse(name: str, words: list[str]) -> Any:
+    """The command ``name`` with the options that ``words`` set.
+
+    Raises:
+        UserError: a wrong option that the command itself finds.
+        SystemExit: help was asked for, or an option is wrong.
+    """
     import tyro
 
-    name, rest = _choose(words)
     command = COMMANDS[name]
-    _refuse_repeats(rest)
     options = getattr(import_module(f"recollect.commands.{command.module}"), command.name)
     prog = f"recollect {name}"
-    parsed = options.parse(rest, prog) if hasattr(options, "parse") else tyro.cli(options, args=rest, prog=prog)
-    parsed.run()
+    return options.parse(words, prog) if hasattr(options, "parse") else tyro.cli(options, args=words, prog=prog)
+
+
+def render_help(name: str) -> str:
+    """The help of the command ``name``, made from its options, as wide as what is kept of it."""
+    text = io.StringIO()
+    with patch.dict(os.environ, {"COLUMNS": str(WIDTH)}), redirect_stdout(text), suppress(SystemExit):
+        parse(name, ["--help"])
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+def _run(words: list[str]) -> None:
+    name, rest = _choose(words)
+    if rest in (["-h"], ["--help"]) and (text := kept_help(name)):
+        print(text, end="")
+        return
+    _refuse_repeats(rest)
+    parse(name, rest).run()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

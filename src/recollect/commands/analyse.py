@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
 from rich.table import Table
 
+from recollect.commands.positionals import ModelPlaces
 from recollect.core.errors import UserError
 from recollect.core.files import write_json
 from recollect.core.progress import output
@@ -26,7 +26,7 @@ class Span:
     says how much there is for context to clean up: in worlds where it gains, it is 55 to 85 %.
     """
 
-    models: tyro.conf.Positional[tuple[str, ...]]
+    models: ModelPlaces
     """RUN/model, folders or hub ids."""
     captions: tuple[str, ...] = ()
     """Sources of the captions, as in training."""

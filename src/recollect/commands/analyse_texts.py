@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import tyro
 from rich.table import Table
 
+from recollect.commands.positionals import ModelPlaces
 from recollect.core.errors import UserError
 from recollect.core.files import write_json
 from recollect.core.progress import output
@@ -55,7 +55,7 @@ class Attention:
     layer looks at (exp of the entropy over them).
     """
 
-    models: tyro.conf.Positional[tuple[str, ...]]
+    models: ModelPlaces
     """RUN/model, folders or hub ids; a second one without prefix tokens stands beside the first."""
     texts: tuple[str, ...] = ("a sculpture of an airplane",)
     """What to read; a row of the figure each."""
@@ -107,7 +107,7 @@ class Embeddings:
     drawn side by side.
     """
 
-    models: tyro.conf.Positional[tuple[str, ...]]
+    models: ModelPlaces
     """RUN/model, folders or hub ids."""
     show: Literal["classes", "prefixes", "captions", "images"] = "classes"
     """What to draw."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
@@ -25,7 +26,7 @@ class Caption:
     on where it was.
     """
 
-    target: tyro.conf.Positional[str]
+    target: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MEMORY|SOURCE")]
     """A memory; or a source, whose captions then go into a file."""
     model: str | None = None
     """An image-to-text model of transformers: a folder or a hub id, such as llava-hf/llava-1.5-7b-hf or

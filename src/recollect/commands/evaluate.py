@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recollect.commands.memory_options import MemoryOptions, with_memory
+from recollect.commands.positionals import ModelPlaces
 from recollect.core.errors import UserError
 from recollect.core.progress import output
 from recollect.core.types import Encoder, Kind, Source
@@ -91,7 +92,7 @@ class DataOptions:
 class ModelOptions:
     """The model, and where figures go."""
 
-    models: tyro.conf.Positional[tuple[str, ...]]
+    models: ModelPlaces
     """One or more: RUN/model, any folder of a CLIP-type checkpoint, or a hub id. Gains are over the first."""
     out: Path | None = None
     """Folder for one JSON for each model and set, and for figures; or one .json file for all figures together."""

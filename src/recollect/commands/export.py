@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
+from recollect.commands.positionals import ModelPlace
 from recollect.core.progress import output
 from recollect.models import load_model
 from recollect.models.export import export_onnx
@@ -15,7 +13,7 @@ from recollect.models.export import export_onnx
 class Export:
     """Write both towers of a model as ONNX, with its tokenizer and what must be done to pictures."""
 
-    model: Annotated[str, tyro.conf.Positional]
+    model: ModelPlace
     """A model: RUN/model, the folder of a checkpoint, or a hub id."""
     out: Path = Path("exported")
     """A new folder."""

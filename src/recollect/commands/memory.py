@@ -8,6 +8,7 @@ import tyro
 from rich.table import Table
 
 from recollect.commands.memory_upkeep import index_table, remove_rows
+from recollect.commands.positionals import MemoryPlace, ModelPlace, SourcePlace
 from recollect.core.errors import UserError
 from recollect.core.files import write_json
 from recollect.core.progress import output, printable
@@ -96,9 +97,9 @@ class Build:
     pair is lost or added twice.
     """
 
-    model: tyro.conf.Positional[str]
+    model: ModelPlace
     """RUN/model, any folder of a CLIP-type checkpoint, or a hub id."""
-    data: tyro.conf.Positional[str]
+    data: SourcePlace
     """A folder of pictures; a table, shards or hub id with captions or classes; glyphs:captions or latents:captions."""
     out: str
     """The memory: a folder, or milvus://host:port/collection."""
@@ -119,11 +120,11 @@ class Build:
 class Add:
     """Embed the pairs of a source and add them to a memory, which may be in use meanwhile."""
 
-    memory: tyro.conf.Positional[str]
+    memory: MemoryPlace
     """Its folder, or milvus://host:port/collection."""
-    model: tyro.conf.Positional[str]
+    model: ModelPlace
     """The model that the memory was built with."""
-    data: tyro.conf.Positional[str]
+    data: SourcePlace
     """A source of pairs."""
     pairs: tyro.conf.OmitArgPrefixes[PairOptions] = field(default_factory=PairOptions)
 
@@ -141,7 +142,7 @@ class Add:
 class Remove:
     """Remove rows by id, by filter, or because they are near-duplicates of images that will be tested."""
 
-    memory: tyro.conf.Positional[str]
+    memory: MemoryPlace
     """Its folder, or milvus://host:port/collection."""
     ids: tuple[str, ...] = ()
     """Ids of rows, or the files of their pictures."""
@@ -185,7 +186,7 @@ class Remove:
 class Info:
     """Say what a memory holds: rows, sources, metadata, model, version, and the recall of its indexes."""
 
-    memory: tyro.conf.Positional[str]
+    memory: MemoryPlace
     """Its folder, or milvus://host:port/collection."""
     check: bool = False
     """Read everything: rows, vectors and checksums; what is damaged is named, and the status is 2."""

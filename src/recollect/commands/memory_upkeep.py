@@ -3,9 +3,9 @@
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import tyro
 from rich.table import Table
 
+from recollect.commands.positionals import FolderPlace, MemoryPlace
 from recollect.core.errors import UserError
 from recollect.core.files import write_json
 from recollect.core.progress import output, printable
@@ -33,9 +33,9 @@ class Watch:
     gone or empty takes no row away.
     """
 
-    memory: tyro.conf.Positional[str]
+    memory: MemoryPlace
     """Its folder, or milvus://host:port/collection."""
-    folder: tyro.conf.Positional[Path]
+    folder: FolderPlace
     """The folder of pictures, with all folders below it."""
     model: str | None = None
     """The model that embedded the memory; by default where it was then."""
@@ -79,7 +79,7 @@ class Watch:
 class ExportMemory:
     """Write a memory to a Parquet file with vectors, a map (x, y) and neighbours, e.g. for embedding-atlas."""
 
-    memory: tyro.conf.Positional[str]
+    memory: MemoryPlace
     """Its folder, or milvus://host:port/collection."""
     out: Path
     """The .parquet file."""
@@ -98,7 +98,7 @@ class ExportMemory:
 class FindDuplicates:
     """Find duplicates, three levels apart: the same file, the same picture encoded again, similar shots."""
 
-    memory: tyro.conf.Positional[str]
+    memory: MemoryPlace
     """Its folder, or milvus://host:port/collection."""
     threshold: float = NEAR
     """Cosine from which two pictures are similar shots."""
@@ -145,7 +145,7 @@ class Index:
     Searches with filters or exclusions, and everything where exact search was faster, stay exact.
     """
 
-    memory: tyro.conf.Positional[str]
+    memory: MemoryPlace
     """Its folder."""
     recall: float = 0.99
     """Share of the ten nearest rows that is to be found."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from recollect.commands.positionals import MemoryPlace
 from recollect.core.errors import UserError
 from recollect.search.episodes.options import EpisodeOptions
 
@@ -41,7 +42,7 @@ class Search:
         recollect search MEMORY --image harbour.jpg
     """
 
-    memory: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MEMORY")]
+    memory: MemoryPlace
     """A folder, or milvus://host:port/collection."""
     query: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[QUERY ...]")] = ()
     """One or more, each in quotes."""

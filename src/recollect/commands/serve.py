@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tyro
-
+from recollect.commands.positionals import MemoryPlace
 from recollect.core.errors import UserError
 from recollect.core.progress import output
 
@@ -23,7 +22,7 @@ class Serve:
     MEMORY/page/clicks.jsonl before they are answered.
     """
 
-    memory: tyro.conf.Positional[str]
+    memory: MemoryPlace
     """Its folder, or milvus://host:port/collection."""
     model: str | None = None
     """The model that embedded the memory; by default where it was then."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 from rich.table import Table
@@ -19,7 +20,7 @@ class RunStudy:
     tables that share runs share the work.
     """
 
-    name: tyro.conf.Positional[str | None] = None
+    name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[PAPER/ITEM]")] = None
     """Which study, e.g. lixp/table-4."""
     scale: Scale = "smoke"
     """smoke: minutes, shows that it runs; small: several seeds where an effect can be seen; full: the paper's."""

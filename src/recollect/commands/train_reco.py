@@ -4,8 +4,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-import tyro
-
+from recollect.commands.positionals import ModelPlace
 from recollect.core.errors import UserError
 from recollect.core.progress import output
 from recollect.data.sources import open_source
@@ -30,7 +29,7 @@ class TrainReco:
     on with the same command and --resume.
     """
 
-    model: tyro.conf.Positional[str]
+    model: ModelPlace
     """The frozen model: RUN/model, any folder of a CLIP-type checkpoint, or a hub id."""
     memory: str
     """Its memory: a folder, or milvus://host:port/collection."""
