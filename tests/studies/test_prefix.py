@@ -23,14 +23,16 @@ from recollect.tasks import worlds
 def few_pictures():
     """The world's tasks with a tenth of their pictures: what is tested here are tables, not accuracies."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(label_tasks, "prompt_tasks", partial(label_tasks.prompt_tasks, queries=60, each=2))
-        patch.setattr(label_tasks, "label_set_tasks", partial(label_tasks.label_set_tasks, each=2))
+        few = replace(
+            worlds.TASKS["glyphs"],
+            label_set=partial(label_tasks.label_set_tasks, each=2),
+            named={"prompts": partial(label_tasks.prompt_tasks, queries=60, each=2)},
+        )
+        patch.setitem(worlds.TASKS, "glyphs", few)
         patch.setattr(derived, "_MADE_TEXTS", 300)
-        for kept in (worlds._prompt_tasks, worlds._label_set_tasks):
-            kept.cache_clear()
+        worlds._made.cache_clear()
         yield
-    for kept in (worlds._prompt_tasks, worlds._label_set_tasks):
-        kept.cache_clear()
+    worlds._made.cache_clear()
 
 
 @pytest.fixture(scope="module")

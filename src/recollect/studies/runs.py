@@ -19,6 +19,7 @@ from recollect.core.types import Encoder, Kind
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.derived import corpus
+from recollect.data.worlds import is_built_in
 from recollect.evaluation.analysis import SpanEncoder, text_span
 from recollect.evaluation.features import FeatureCache
 from recollect.evaluation.few_shot import few_shot
@@ -31,7 +32,7 @@ from recollect.fewshot.protocol import Protocol
 from recollect.models import load_model
 from recollect.studies.store import content, content_key, file_content
 from recollect.tasks.classification import ClassificationTask, Division
-from recollect.tasks.opening import WORLDS, Selection, open_tasks
+from recollect.tasks.opening import Selection, open_tasks
 from recollect.tasks.retrieval import retrieval_task
 from recollect.training.loop import train
 from recollect.training.options import Recipe
@@ -225,7 +226,7 @@ def _by_names(model: Encoder, name: str, seed: int, evaluation: Evaluation, cach
             asked = replace(task, templates=task.templates[:: evaluation.templates])
             results += [zero_shot(model, asked, model=name, seed=seed, prefix=each, cache=cache) for each in readings]
     for spec in evaluation.retrieval:
-        pool = retrieval_task(spec, split=None if spec.startswith(WORLDS) else "test")
+        pool = retrieval_task(spec, split=None if is_built_in(spec) else "test")
         results += [retrieval(model, pool, model=name, seed=seed, prefix=each, cache=cache) for each in readings]
     if evaluation.probe:
         for task in open_tasks(Selection(evaluation.probe), "few-shot").tasks:

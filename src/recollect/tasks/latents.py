@@ -58,7 +58,9 @@ def _task(
     return ClassificationTask(name, parts[0], parts[1], names, (), prompts)
 
 
-def zero_shot_task(world: LatentWorld, split: str, *, queries: int = 4000, shots: int = 32) -> ClassificationTask:
+def zero_shot_tasks(
+    world: LatentWorld, split: str, *, queries: int = 4000, shots: int = 32
+) -> list[ClassificationTask]:
     """Tell the coarse classes apart over all fine classes and domains, by their words."""
     name = f"latents-{split}-coarse"
     names = tuple(coarse_word(number, 0) for number in range(world.coarse))
@@ -75,4 +77,4 @@ def zero_shot_task(world: LatentWorld, split: str, *, queries: int = 4000, shots
         attributes = world.attribute_values(fine, key, indices)
         images = world.images(fine, integers(draws[:, 1], world.domains), attributes, key, indices)
         parts.append(ArraySource(f"{name}-{role}", images, coarse, names))
-    return ClassificationTask(name, parts[0], parts[1], names, (), prompts)
+    return [ClassificationTask(name, parts[0], parts[1], names, (), prompts)]

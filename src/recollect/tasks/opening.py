@@ -7,11 +7,10 @@ from typing import Literal
 from recollect.core.errors import UserError
 from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.data.sources.columns import Columns
+from recollect.data.worlds import is_built_in
 from recollect.tasks.catalogue import suite
 from recollect.tasks.classification import RENAMED, ClassificationTask, Division, class_name_shift, classification_task
 from recollect.tasks.worlds import world_tasks, world_zero_shot_tasks
-
-WORLDS = ("glyphs:", "latents:")
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def open_tasks(selection: Selection, purpose: Literal["few-shot", "zero-shot"]) 
         raise UserError("no data was named. Name it with --data SOURCE ... or --suite lixp-21.")
     tasks: list[ClassificationTask] = []
     for spec in selection.data:
-        if spec.startswith(WORLDS):
+        if is_built_in(spec):
             world = world_tasks if purpose == "few-shot" else world_zero_shot_tasks
             tasks += [task for task in world(spec) if not selection.synonyms or task.shift in RENAMED]
             continue

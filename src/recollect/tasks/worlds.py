@@ -1,16 +1,46 @@
 """Tasks of the built-in worlds, by the world's address."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 from recollect.core.errors import UserError
-from recollect.data.worlds import LABEL_SETS, SOURCES, World, world_of
-from recollect.data.worlds.glyph_sources import GlyphLabels
-from recollect.data.worlds.glyphs import GlyphWorld
-from recollect.data.worlds.latents import LatentWorld
+from recollect.data.worlds import LABEL_SETS, SOURCES, world_of
 from recollect.tasks import glyph_labels, glyphs, latents
 from recollect.tasks.classification import RENAMED, ClassificationTask
 
-PROMPTS = "glyphs:prompts"
+Make = Callable[[Any, str], list[ClassificationTask]]
+"""From a world, or a label set of it, and a split to tasks."""
+
+
+@dataclass(frozen=True)
+class WorldTasks:
+    """The tasks of one world.
+
+    Attributes:
+        few_shot: over classes that training never saw.
+        zero_shot: what captions have words for, in those words.
+        label_set: a label set's own classes, under shifts too; None where the world has no label sets.
+        named: further tasks for classification by names, by the name behind ``WORLD:``.
+    """
+
+    few_shot: Make
+    zero_shot: Make
+    label_set: Make | None = None
+    named: Mapping[str, Make] = field(default_factory=dict)
+
+
+TASKS: Mapping[str, WorldTasks] = {
+    "latents": WorldTasks(latents.few_shot_tasks, latents.zero_shot_tasks),
+    "glyphs": WorldTasks(
+        glyphs.few_shot_tasks,
+        glyphs.zero_shot_tasks,
+        glyph_labels.label_set_tasks,
+        {"prompts": glyph_labels.prompt_tasks},
+    ),
+}
+"""The tasks of every world of `recollect.data.worlds.WORLDS`."""
 
 
 def world_tasks(spec: str, split: str = "test") -> list[ClassificationTask]:
@@ -18,18 +48,8 @@ def world_tasks(spec: str, split: str = "test") -> list[ClassificationTask]:
 
     ``glyphs:labels`` and its parts stand for that label set's own classes, under shifts too.
     """
-    world, name = _checked(spec, split), spec.partition("?")[0]
-    if name in LABEL_SETS:
-        return [task for task in _label_set_tasks(name, world, split) if task.shift not in RENAMED]
-    return list(_few_shot_tasks(world, split))
-
-
-@lru_cache(maxsize=4)
-def _few_shot_tasks(world: World, split: str) -> tuple[ClassificationTask, ...]:
-    """Drawn once in a process: many models are evaluated on the same tasks."""
-    if isinstance(world, LatentWorld):
-        return tuple(latents.few_shot_tasks(world, split))
-    return tuple(glyphs.few_shot_tasks(world, split))
+    name = _checked(spec, split)
+    return [task for task in _made(name, world_of(spec), split, True) if task.shift not in RENAMED]
 
 
 def world_zero_shot_tasks(spec: str, split: str = "test") -> list[ClassificationTask]:
@@ -39,34 +59,21 @@ def world_zero_shot_tasks(spec: str, split: str = "test") -> list[Classification
     what captions speak of, asked with prompt templates; any other name for what captions have words for, in those
     words alone: coarse classes; scripts and attributes.
     """
-    world, name = _checked(spec, split), spec.partition("?")[0]
-    if name == PROMPTS and isinstance(world, GlyphWorld):
-        return list(_prompt_tasks(world, split))
-    if name in LABEL_SETS:
-        return list(_label_set_tasks(name, world, split))
-    return list(_zero_shot_tasks(world, split))
+    return list(_made(_checked(spec, split), world_of(spec), split, False))
 
 
-@lru_cache(maxsize=2)
-def _prompt_tasks(world: GlyphWorld, split: str) -> tuple[ClassificationTask, ...]:
-    return tuple(glyph_labels.prompt_tasks(world, split))
+@lru_cache(maxsize=12)
+def _made(name: str, world: Any, split: str, examples: bool) -> tuple[ClassificationTask, ...]:
+    """Drawn once in a process: many models are evaluated on the same tasks."""
+    kind, _, part = name.partition(":")
+    tasks = TASKS[kind]
+    if name in LABEL_SETS and tasks.label_set:
+        return tuple(tasks.label_set(SOURCES[name](world), split))
+    return tuple((tasks.few_shot if examples else tasks.named.get(part, tasks.zero_shot))(world, split))
 
 
-@lru_cache(maxsize=4)
-def _label_set_tasks(name: str, world: World, split: str) -> tuple[ClassificationTask, ...]:
-    source = SOURCES[name](world)
-    assert isinstance(source, GlyphLabels)
-    return tuple(glyph_labels.label_set_tasks(source, split))
-
-
-@lru_cache(maxsize=4)
-def _zero_shot_tasks(world: World, split: str) -> tuple[ClassificationTask, ...]:
-    if isinstance(world, LatentWorld):
-        return (latents.zero_shot_task(world, split),)
-    return tuple(glyphs.zero_shot_tasks(world, split))
-
-
-def _checked(spec: str, split: str) -> World:
+def _checked(spec: str, split: str) -> str:
+    """The address without its settings."""
     if split not in {"validation", "test"}:
         raise UserError(f"{spec}: no split {split!r} of its tasks; choose validation or test")
-    return world_of(spec)
+    return spec.partition("?")[0]

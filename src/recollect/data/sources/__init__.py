@@ -16,8 +16,7 @@ from recollect.data.sources.files import OpenedTables, open_tables
 from recollect.data.sources.images import BROKEN_SHARE, note
 from recollect.data.sources.labels import find_labels
 from recollect.data.sources.table import Origin, TableSource, is_text
-
-_WORLDS = ("glyphs:", "latents:")
+from recollect.data.worlds import is_built_in, open_world_source
 
 
 def open_source(
@@ -45,7 +44,7 @@ def open_source(
     Raises:
         UserError: there is no such source, split or column, nothing is left, or a file is damaged.
     """
-    if spec.startswith(_WORLDS):
+    if is_built_in(spec):
         return _open_world(spec, split, kind)
     return _rows_of(spec, split, columns, lost_share).source(kind, keep_textless)
 
@@ -56,7 +55,7 @@ def split_names(spec: str, columns: Columns | None = None) -> tuple[str, ...]:
     Raises:
         UserError: there is no such source.
     """
-    if spec.startswith(_WORLDS):
+    if is_built_in(spec):
         return ("train", "test")
     return _rows_of(spec, None, columns).split_names()
 
@@ -71,8 +70,6 @@ def _rows_of(spec: str, split: str | None, columns: Columns | None, lost_share: 
 
 
 def _open_world(spec: str, split: str | None, kind: Kind | None) -> Source:
-    from recollect.data.worlds import open_world_source
-
     source = open_world_source(spec, split)
     if kind is not None and source.kind != kind:
         raise UserError(f"{spec}: holds {source.kind}s, not {kind}s")

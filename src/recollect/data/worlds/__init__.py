@@ -1,7 +1,7 @@
 """Worlds that a fresh machine can make for itself: pictures of characters, and vectors of latent factors."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
@@ -16,20 +16,51 @@ from recollect.data.worlds.scenes import GlyphScenes, HardScenes
 
 World = LatentWorld | GlyphWorld
 
-_WORLDS: Mapping[str, Callable[[], World]] = {"latents": LatentWorld, "glyphs": GlyphWorld}
-SOURCES: Mapping[str, Callable[[Any], Source]] = {
-    "latents:captions": LatentCaptions,
-    "glyphs:captions": GlyphCaptions,
-    "glyphs:labels": GlyphLabels,
-    "glyphs:labels-half": partial(GlyphLabels, part="half", name="glyphs:labels-half"),
-    "glyphs:labels-rest": partial(GlyphLabels, part="rest", name="glyphs:labels-rest"),
-    "glyphs:labels-renamed": partial(GlyphLabels, renamed=True, name="glyphs:labels-renamed"),
-    "glyphs:scenes": GlyphScenes,
-    "glyphs:hard": HardScenes,
-}
-"""Every named source of the built-in worlds."""
 
-LABEL_SETS = tuple(name for name in SOURCES if name.startswith("glyphs:labels"))
+@dataclass(frozen=True)
+class BuiltInWorld:
+    """What a fresh machine can make for itself.
+
+    Attributes:
+        make: the world with its default settings; any of its numbers may be set by an address.
+        sources: from the world to each source, by the name behind ``WORLD:``.
+        label_sets: those of the sources that are label sets; each has further pictures of its classes, for tests.
+    """
+
+    make: Callable[[], Any]
+    sources: Mapping[str, Callable[[Any], Source]]
+    label_sets: tuple[str, ...] = ()
+
+
+WORLDS: Mapping[str, BuiltInWorld] = {
+    "latents": BuiltInWorld(LatentWorld, {"captions": LatentCaptions}),
+    "glyphs": BuiltInWorld(
+        GlyphWorld,
+        {
+            "captions": GlyphCaptions,
+            "labels": GlyphLabels,
+            "labels-half": partial(GlyphLabels, part="half", name="glyphs:labels-half"),
+            "labels-rest": partial(GlyphLabels, part="rest", name="glyphs:labels-rest"),
+            "labels-renamed": partial(GlyphLabels, renamed=True, name="glyphs:labels-renamed"),
+            "scenes": GlyphScenes,
+            "hard": HardScenes,
+        },
+        label_sets=("labels", "labels-half", "labels-rest", "labels-renamed"),
+    ),
+}
+"""Every built-in world; one line adds one, and its tasks stand in `recollect.tasks.worlds`."""
+
+SOURCES: Mapping[str, Callable[[Any], Source]] = {
+    f"{world}:{name}": make for world, entry in WORLDS.items() for name, make in entry.sources.items()
+}
+"""Every source of the built-in worlds by its address."""
+
+LABEL_SETS = tuple(f"{world}:{name}" for world, entry in WORLDS.items() for name in entry.label_sets)
+
+
+def is_built_in(spec: str) -> bool:
+    """Whether an address names a built-in world, right or wrong."""
+    return spec.startswith(tuple(f"{world}:" for world in WORLDS))
 
 
 def open_world_source(spec: str, split: str | None = None) -> Source:
@@ -39,7 +70,7 @@ def open_world_source(spec: str, split: str | None = None) -> Source:
         spec: a name of the built-in worlds and settings (numbers): of the world, or how many samples: ``size`` of an
             endless stream, ``groups`` of the look-alikes, ``turned`` percent of the scenes' captions said the other way
             round.
-        split: ``train`` (or None); ``test`` for the label set, whose classes have further pictures.
+        split: ``train`` (or None); ``test`` for the label sets, whose classes have further pictures.
 
     Raises:
         UserError: an unknown name, setting, value or split.
@@ -50,7 +81,7 @@ def open_world_source(spec: str, split: str | None = None) -> Source:
     source = _sized(SOURCES[name], spec)
     if split in (None, "train"):
         return source
-    if split == "test" and isinstance(source, GlyphLabels):
+    if split == "test" and name in LABEL_SETS:
         return unseen_part(source)
     raise UserError(f"{spec}: has no split {split!r}; captions are an endless stream, for tests see the world's tasks")
 
@@ -58,7 +89,7 @@ def open_world_source(spec: str, split: str | None = None) -> Source:
 _AMOUNTS = ("size", "groups", "turned")
 
 
-def _sized(make: Callable[..., Source], spec: str) -> Source:
+def _sized(make: Callable[..., Source], spec: str) -> Any:
     """The source, with as many samples as its address says."""
     name, _, query = spec.partition("?")
     settings = parse_qsl(query, keep_blank_values=True)
@@ -83,9 +114,9 @@ def world_of(spec: str) -> World:
     """
     name, _, query = spec.partition("?")
     kind = name.split(":")[0]
-    if kind not in _WORLDS:
-        raise UserError(f"{spec}: no such built-in world. Choose one of: {', '.join(_WORLDS)}.")
-    world = _WORLDS[kind]()
+    if kind not in WORLDS:
+        raise UserError(f"{spec}: no such built-in world. Choose one of: {', '.join(WORLDS)}.")
+    world: World = WORLDS[kind].make()
     for key, text in parse_qsl(query, keep_blank_values=True):
         world = _with_setting(world, key, text, spec)
     return world

@@ -12,6 +12,7 @@ from typing import Any
 from recollect.core.errors import UserError
 from recollect.core.files import read_json, write_json
 from recollect.core.types import Kind, Sample, Source
+from recollect.data.worlds import is_built_in
 from recollect.evaluation.features import FeatureCache
 from recollect.evaluation.pools import CaptionedPool, PoolKind, PoolSelection, open_pools
 from recollect.evaluation.results import RESULT_FORMAT, Result
@@ -24,7 +25,6 @@ from recollect.search.methods import MethodOptions
 from recollect.studies.runs import Evaluation, Job
 from recollect.studies.store import content, content_key, file_content
 from recollect.studies.study import Scale, StudyOptions
-from recollect.tasks.opening import WORLDS
 from recollect.training.loop import train
 from recollect.training.options import Data, Recipe
 from recollect.training.recipes import RECIPES
@@ -104,7 +104,7 @@ class EfsaWorld:
         """
         both = set(self.validation) & set(self.data)
         if self.validation_split != self.split and "all" not in (self.validation_split, self.split):
-            both = {source for source in both if "split=" in source and not source.startswith(WORLDS)}
+            both = {source for source in both if "split=" in source and not is_built_in(source)}
         if both:
             raise UserError(
                 f"settings are chosen on validation pools, but these are tested: {', '.join(sorted(both))}. Name "
@@ -287,7 +287,7 @@ def _pools(
     data: tuple[str, ...], pool: PoolKind, captions: Captions, split: str, content: tuple[str, ...]
 ) -> list[CaptionedPool]:
     found = open_pools(PoolSelection(data, pool, captions.kind, captions.rewording, split))
-    if not all(spec.startswith(WORLDS) for spec in data):
+    if not all(is_built_in(spec) for spec in data):
         return found
     return [replace(each, task=replace(each.task, images=Album(each.task.images))) for each in found]
 

@@ -11,6 +11,7 @@ from recollect.core.types import Encoder, Source
 from recollect.data.prompts import fill
 from recollect.data.sources import open_source
 from recollect.data.sources.derived import Subset
+from recollect.data.worlds import is_built_in
 from recollect.evaluation.features import class_prompts
 from recollect.evaluation.language import attention_map, in_plane, own_prefixes, reading_name
 from recollect.models import load_model
@@ -28,7 +29,6 @@ from recollect.studies.prefix import paper
 from recollect.studies.prefix.world import WORLDS, PrefixArm, figures, job_of, prefix_world
 from recollect.studies.study import StudyOptions, StudyReport, StudyTable
 from recollect.tasks.classification import ClassificationTask, keep_classes
-from recollect.tasks.opening import WORLDS as WORLD_SOURCES
 from recollect.tasks.opening import Selection, open_tasks
 
 WITH, WITHOUT = PrefixArm(prefix=True), PrefixArm()
@@ -114,7 +114,7 @@ def _some_classes(task: ClassificationTask, count: int) -> ClassificationTask:
 
 def _captioned(options: StudyOptions) -> Source:
     spec = (prefix_world(options).retrieval or (prefix_world(options).sources["captions"],))[0]
-    source = open_source(spec, split=None if spec.startswith(WORLD_SOURCES) else "test", kind="caption")
+    source = open_source(spec, split=None if is_built_in(spec) else "test", kind="caption")
     return _subset(source, SAMPLES[options.scale])
 
 
