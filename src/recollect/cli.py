@@ -51,6 +51,7 @@ COMMANDS: dict[str, Command] = {
         "memory_upkeep", "FindDuplicates", "the same files, pictures encoded again, similar shots"
     ),
     "memory index": Command("memory_upkeep", "Index", "make searches fast, at a recall that is measured"),
+    "memory optimize": Command("memory_upkeep", "Optimize", "join small files, and free what old versions take up"),
     "serve": Command("serve", "Serve", "a memory in the browser: search, look, teach classes by clicks"),
     "study": Command("study", "RunStudy", "run a table or figure of a paper"),
 }

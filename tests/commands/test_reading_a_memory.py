@@ -159,15 +159,15 @@ def test_near_duplicates_of_tested_images_are_left_out_and_counted(
     shutil.copytree(memory, leaky)
     recollect("memory", "add", leaky, model, tmp_path / "twice", "--split", "test", "--template", "a photo of a {}.")
     words = ("evaluate", "zero-shot", model, "--data", tmp_path / "twice", "--memory", leaky, "--fusion", fusion)
-    done = recollect(*words, "--k", 5, "--near", 0.9999, "--out", tmp_path / "near.json")
+    done = recollect(*words, "--k", 5, "--near", 0.999999, "--out", tmp_path / "near.json")
     assert "2 of 62 rows" in done.stdout
     result = figures(tmp_path / "near.json")
     assert result["settings"]["reads"]["without"] == 2
-    assert "near 0.9999" in result["model"]
+    assert "near 0.999999" in result["model"]
     # What is left out is not read: the same as from a memory that never held it.
     source = open_source(str(tmp_path / "twice"), split="test", kind="label")
     base, left_out = load_model(model), Memory.open(leaky)
-    near = left_out.near_duplicates(image_features(base, source).images, 0.9999)
+    near = left_out.near_duplicates(image_features(base, source).images, 0.999999)
     opened = FusionModule.open(fusion)
     exclude_ids = RetrievalEnhancedEncoder(base, left_out, opened, k=5, exclude_ids=near)
     never = RetrievalEnhancedEncoder(base, Memory.open(memory), opened, k=5)

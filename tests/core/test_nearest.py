@@ -49,6 +49,29 @@ def test_among_some_rows_only_those_are_found():
     np.testing.assert_array_equal(found.rows, among[loop(asked, matrix[among], 7)[0]])
 
 
+@given(seed=st.integers(0, 10**6), rows=st.integers(1, 200), queries=st.integers(1, 5), k=st.integers(1, 9))
+def test_of_equal_ones_the_first_row_comes_first(seed, rows, queries, k):
+    generator = np.random.default_rng(seed)
+    asked, matrix = (generator.integers(-1, 2, size=(count, 3)).astype(np.float32) for count in (queries, rows))
+    found = exact_neighbours(asked, matrix, min(k, rows))
+    for positions, scores in zip(found.rows, found.scores, strict=True):
+        for place in range(1, len(positions)):
+            assert scores[place] < scores[place - 1] or positions[place] > positions[place - 1]
+
+
+@pytest.mark.parametrize("among", [None, np.arange(0, 300, 2)])
+def test_norms_make_cosines_of_products(among):
+    generator = np.random.default_rng(2)
+    asked, matrix = (generator.normal(size=(count, 16)).astype(np.float32) for count in (6, 300))
+    asked /= np.linalg.norm(asked, axis=1, keepdims=True)
+    norms = np.linalg.norm(matrix.astype(np.float64), axis=1)
+    found = exact_neighbours(asked, matrix, 9, among, norms=norms.astype(np.float32))
+    rows = np.arange(300) if among is None else among
+    order, cosines = loop(asked, matrix[rows] / norms[rows, None], 9)
+    np.testing.assert_array_equal(found.rows, rows[order])
+    np.testing.assert_allclose(found.scores, cosines, atol=18 * 2**-24)  # 16 products, a sum and a division
+
+
 @given(seed=st.integers(0, 10**6), columns=st.integers(1, 3000), k=st.integers(1, 8))
 def test_the_best_of_a_long_row_are_those_of_topk(seed, columns, k):
     scores = torch.randn(3, columns, generator=torch.Generator().manual_seed(seed))

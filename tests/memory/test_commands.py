@@ -120,7 +120,7 @@ def test_a_memory_grows_and_shrinks(memory, model, table, capsys):
 
 def test_near_duplicates_of_test_images_are_removed(memory, model, table, capsys):
     run(capsys, "memory", "add", memory, model, table, "--split", "test")
-    words = ("--near", table, "--split", "test", "--model", model, "--threshold", "0.9999")
+    words = ("--near", table, "--split", "test", "--model", model, "--threshold", "0.999999")
     run(capsys, "memory", "remove", memory, *words)
     left = [caption for batch in Memory.open(memory).columns(["caption"]) for caption in batch["caption"]]
     assert not [caption for caption in left if int(caption.split()[-1]) >= 50]

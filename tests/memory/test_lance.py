@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 
+from recollect import cli
 from recollect.core.errors import UserError
 from recollect.memory import Memory, Pairs
 from recollect.memory.backends import lance
@@ -224,6 +225,67 @@ def test_vectors_that_are_damaged_under_a_running_search_return_no_cosine_above_
     again = on_disk.search(pairs(3).image_vectors, 5)
     assert again.ids.tolist() == truth.ids.tolist()
     assert Memory.open(on_disk.address).damage() == []
+
+
+@pytest.mark.parametrize(("name", "sums"), [("data", True), ("_versions", True), ("data", False)])
+def test_a_damaged_table_is_said_in_our_own_words_wherever_it_is_damaged(on_disk, capsys, name, sums):
+    """Whoever notices first: the checksums, the library, or the vectors that are of no unit norm any more."""
+    folder, listed = f"{on_disk.address}/pairs.lance/{name}", f"{on_disk.address}/checksums.json"
+    if not sums:
+        os.remove(listed)
+    file = max(os.listdir(folder), key=lambda file: os.stat(f"{folder}/{file}").st_size)
+    with open(f"{folder}/{file}", "rb") as opened:
+        content = opened.read()
+    for start in (0, len(content) // 2, len(content) - 40):
+        flipped = bytes(255 - byte for byte in content[start : start + 40])
+        with open(f"{folder}/{file}", "wb") as opened:
+            opened.write(content[:start] + flipped + content[start + 40 :])
+        found = Memory.examine(on_disk.address)
+        if sums:
+            assert found == [f"{folder}/{file}: differs from its checksum"]
+        assert all(on_disk.address in line or line.startswith("row '") for line in found)
+    assert found, "what stands at a file's end is always needed"
+    assert cli.main(["memory", "info", on_disk.address, "--check"]) == 2
+    assert f"{len(found)} damages found" in capsys.readouterr().err
+    with open(f"{folder}/{file}", "wb") as opened:
+        opened.write(content)
+    assert Memory.examine(on_disk.address) == []
+
+
+def test_optimizing_joins_files_and_frees_what_is_gone_and_changes_no_row(on_disk, pairs):
+    for number in range(40, 60, 2):
+        on_disk.add(pairs(2, first=number))
+    on_disk.delete(where="year < 2010")
+    reader, query = Memory.open(on_disk.address), pairs(60).image_vectors
+    before = on_disk.search(query, 50)
+    done = on_disk.optimize(keep_days=0.0)
+    assert done.files[1] == 1 < done.files[0]
+    assert done.versions[1] < done.versions[0]
+    assert done.bytes[1] < done.bytes[0]
+    for memory in (on_disk, Memory.open(on_disk.address)):
+        after = memory.search(query, 50)
+        assert after.ids.tolist() == before.ids.tolist()
+        np.testing.assert_array_equal(after.scores, before.scores)
+        assert memory.damage() == []
+    reader.refresh()
+    assert reader.search(query, 50).ids.tolist() == before.ids.tolist()
+    on_disk.add(pairs(1, first=99))
+    assert len(on_disk) == 51
+
+
+def test_optimizing_keeps_young_versions_and_the_index(tmp_path):
+    memory = Memory.create(tmp_path / "memory", width=32, model="m")
+    memory.add(Pairs([f"r{n}" for n in range(600)], rows(600), rows(600, seed=1), ["a"] * 600, "m"))
+    memory.add(Pairs([f"s{n}" for n in range(20)], rows(20, seed=2), rows(20, seed=3), ["a"] * 20, "m"))
+    memory.index(0.9)
+    version, records = memory.version, memory.info().indexes
+    assert memory.optimize().files == (2, 1)
+    assert len(Memory.open(memory.address, version)) == 620
+    assert memory.info().indexes == records
+    truth = memory.search(rows(3, seed=9), 5, exact=True)
+    search = CellSearch(Cells.open(memory.backend._index_path("image")), memory.backend._matrices, "image")
+    found = search.search(rows(3, seed=9), 5, 10**6)
+    assert memory.backend._matrices.ids_at(found.rows).tolist() == truth.ids.tolist()
 
 
 def test_a_check_names_the_part_that_is_damaged(on_disk, pairs, monkeypatch):

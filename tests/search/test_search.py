@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.core.errors import UserError
+from recollect.data.sources.images import BrokenImageError
 from recollect.search.cost import Meter
 from recollect.search.episodes.options import EpisodeOptions
 from recollect.search.episodes.searcher import EpisodicSearcher
 from recollect.search.episodes.sequential import SequentialEpisodes
 from recollect.search.pixels import PixelCache
-from recollect.search.pool import SourcePool, VectorIndex, VectorPool
+from recollect.search.pool import SourcePool, VectorPool, nearest_of
 from recollect.search.query import Query, embed_queries
 from recollect.search.searcher import Searcher
 
@@ -54,9 +55,11 @@ def test_search_in_blocks_is_search_at_once(seed, rows, queries, k):
     vectors = generator.integers(-2, 3, size=(rows, 3)).astype(np.float32)  # many equal scores
     asked = torch.from_numpy(generator.integers(-2, 3, size=(queries, 3)).astype(np.float32))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("recollect.search.pool._ROWS", 7)
-        patch.setattr("recollect.search.pool._QUERIES", 4)
-        found, scores = VectorIndex(vectors).nearest(asked, k)
+        patch.setattr("recollect.core.nearest._SCORES", 7)
+        patch.setattr("recollect.core.nearest._GROUP", 1)
+        patch.setattr("recollect.core.nearest._QUERIES", 4)
+        hits = nearest_of(asked, vectors, k)
+    found, scores = hits.rows, hits.scores
     whole = asked.numpy() @ vectors.T
     for query in range(queries):
         order = sorted(range(rows), key=lambda row: (-whole[query, row], row))[:k]
@@ -234,6 +237,23 @@ def test_pixels_from_the_cache_are_what_the_model_reads(encoder, make_pool, pict
 def test_a_pool_says_what_does_not_fit(encoder, pictures):
     with pytest.raises(ValueError, match="24 images, but 2 captions"):
         SourcePool(encoder, pictures, ["one", "two"])
+    with pytest.raises(ValueError, match="24 images, but 3 vectors"):
+        SourcePool(encoder, pictures, vectors=np.eye(3, dtype=np.float32))
+
+
+def test_a_pool_leaves_out_what_cannot_be_read_and_every_other_image_keeps_its_row(encoder, pictures, capsys):
+    class Damaged(type(pictures)):
+        def __getitem__(self, index):
+            if index == 3:
+                raise BrokenImageError("row 3: not a picture")
+            return super().__getitem__(index)
+
+    whole, pool = SourcePool(encoder, pictures), SourcePool(encoder, Damaged(pictures._texts))
+    left = [str(row) for row in range(24) if row != 3]
+    assert (len(pool), list(pool.ids())) == (23, left)
+    np.testing.assert_array_equal(pool.vectors(left), whole.vectors(left))
+    assert pool.nearest(torch.from_numpy(whole.vectors(["7"])), 1).ids.tolist() == [["7"]]
+    assert "row 3: not a picture; left out" in capsys.readouterr().err
 
 
 def test_one_query_has_one_result_and_several_have_a_list(encoder, make_pool):

@@ -7,7 +7,7 @@ from typing import Literal
 import tyro
 from rich.table import Table
 
-from recollect.commands.memory_upkeep import index_table, remove_rows
+from recollect.commands.memory_upkeep import index_table, remove_rows, warn_below
 from recollect.commands.positionals import MemoryPlace, ModelPlace, SourcePlace
 from recollect.core.errors import UserError
 from recollect.core.files import write_json
@@ -195,6 +195,8 @@ class Info:
 
     def run(self) -> None:
         """Print."""
+        if self.check:
+            self._check()
         memory = Memory.open(self.memory)
         info, keys = memory.info(), memory.metadata_keys()
         table = Table(show_header=False)
@@ -214,21 +216,21 @@ class Info:
         console.print(table)
         if info.indexes:
             console.print(index_table(list(info.indexes), info.rows))
+            warn_below(info.indexes)
         if self.out:
             write_json(self.out, asdict(info) | {"metadata": list(keys)})
         if self.check:
-            self._check(memory)
+            console.print("nothing is damaged", highlight=False)
 
-    def _check(self, memory: Memory) -> None:
-        damaged = memory.damage()
+    def _check(self) -> None:
+        damaged = Memory.examine(self.memory)
         for line in damaged[:_SHOWN]:
             output().print(printable(line), highlight=False, soft_wrap=True)
         if damaged:
             raise UserError(
-                f"{memory.address}: {len(damaged):,} damages found. A damaged cache is made again once it is removed; "
+                f"{self.memory}: {len(damaged):,} damages found. A damaged cache is made again once it is removed; "
                 "rows are restored from a copy, or by building the memory again."
             )
-        output().print("nothing is damaged", highlight=False)
 
 
 def _say(memory: Memory, report: BuildReport, name: str) -> None:

@@ -1,5 +1,6 @@
-"""``recollect memory watch|export|duplicates|index``: keeping a memory in step, in order and fast."""
+"""``recollect memory watch|export|duplicates|index|optimize``: keeping a memory in step, in order and fast."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from recollect.commands.positionals import FolderPlace, MemoryPlace
 from recollect.core.errors import UserError
 from recollect.core.files import write_json
 from recollect.core.progress import output, printable
+from recollect.data.sources.images import note
 from recollect.memory.backends.cells import IndexRecord
 from recollect.memory.build.building import BuildReport
 from recollect.memory.build.watching import FolderWatch
@@ -164,10 +166,35 @@ class Index:
         records = memory.index(self.recall)
         if not records:
             raise UserError(f"{self.memory}: Milvus chooses its index at creation: milvus://…/collection?index=HNSW")
-        table = index_table(records, len(memory))
-        output().print(table)
+        output().print(index_table(records, len(memory)))
+        warn_below(records)
         if self.out is not None:
             write_json(self.out, [asdict(record) for record in records])
+
+
+@dataclass(frozen=True)
+class Optimize:
+    """Join the small files of many additions, and free what deleted rows and older versions take up on disk.
+
+    Rows, ids and indexes stay as they are; a reader of a version that is removed has to open the memory again.
+    """
+
+    memory: tyro.conf.Positional[str]
+    """Its folder."""
+    keep_days: float = 1.0
+    """Versions younger than so many days stay, for those who still read them; 0 keeps the newest alone."""
+
+    def run(self) -> None:
+        """Join, free, and say what was there before and is now."""
+        done = Memory.open(self.memory).optimize(self.keep_days)
+        if done is None:
+            raise UserError(f"{self.memory}: Milvus joins and frees by itself; there is nothing to do")
+        parts = [f"{done.files[0]:,} → {done.files[1]:,} files of rows"]
+        parts.append(f"{done.bytes[0] / 1e6:,.1f} → {done.bytes[1] / 1e6:,.1f} MB on disk")
+        parts.append(f"{done.versions[0]:,} → {done.versions[1]:,} versions")
+        if self.keep_days and done.versions[1] > 1:
+            parts.append(f"what older versions take up is freed after {self.keep_days:g} days, or by --keep-days 0")
+        output().print(printable(f"{self.memory}: {', '.join(parts)}"), highlight=False, soft_wrap=True)
 
 
 def index_table(records: list[IndexRecord], rows: int) -> Table:
@@ -180,6 +207,16 @@ def index_table(records: list[IndexRecord], rows: int) -> Table:
         measured = f"{record.rows:,} rows" + (", which have doubled since" if rows >= 2 * record.rows else "")
         table.add_row(f"{record.modality}s", reached, f"{record.target:g}", measured, read, single, block)
     return table
+
+
+def warn_below(records: Sequence[IndexRecord]) -> None:
+    """Say which indexes do not reach the recall that was asked for."""
+    for record in records:
+        if record.probes and record.reached < record.target:
+            note(
+                f"the index of {record.modality}s reaches a recall of {record.reached:.4f}, below {record.target:g}: "
+                "many rows are equally near. Search with --exact where that matters."
+            )
 
 
 def remove_rows(memory: Memory, ids: list[str], dry_run: bool) -> None:

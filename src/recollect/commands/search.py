@@ -71,6 +71,8 @@ class Search:
     normalise: bool = False
     """Take from each score what the image gets from any query (the memory's captions), so that no image is found by
     everything; how much, is chosen by the captions, and printed."""
+    exact: bool = False
+    """Compare with every image, also where the memory has an index (`recollect memory index`)."""
     rerank: Literal["none", "episode", "episode-paper", "episode-full"] = "none"
     """Rank the first --episode.k again by the model adapted to the query; episode-paper has the loss and step that the
     paper prints, episode-full changes all parameters."""
@@ -96,7 +98,7 @@ class Search:
 
         searcher = open_searcher(
             self.memory, model=self.model, rerank=self.rerank, among=self.among, normalise=self.normalise,
-            episode=self.episode, captions=self.captions, device=self.device,
+            episode=self.episode, captions=self.captions, exact=self.exact, device=self.device,
         )  # fmt: skip
         name = self._reads(searcher)
         results = searcher.search(queries, self.k, where=self.where, page=self.page, min_score=self.min_score)

@@ -16,7 +16,7 @@ from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed
 from recollect.core.types import Encoder, Kind, Sample, Source
 from recollect.data.prompts import fill
-from recollect.data.sources.reading import readable_blocks
+from recollect.data.sources.reading import MOST_BROKEN, readable_blocks
 from recollect.tasks.classification import ClassificationTask
 
 
@@ -38,9 +38,6 @@ class Features:
     domains: tuple[str, ...]
     rows: np.ndarray
 
-
-MOST_BROKEN = 0.1
-"""Share of pictures that an evaluation goes on without: it names and counts them, and no night of training is lost."""
 
 _SEEN = np.empty(0, dtype=np.uint8)  # in place of a picture that has been embedded
 

@@ -11,6 +11,7 @@ from scipy.sparse.csgraph import connected_components
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.memory.build.looks import bits_apart, looks_array
+from recollect.memory.lookup import ROUNDING
 from recollect.memory.rows import picture_of
 from recollect.memory.store import NEAR, Memory
 
@@ -67,8 +68,9 @@ def find_duplicates(memory: Memory, threshold: float = NEAR) -> Duplicates:
     memory = memory.snapshot() if memory.backend.whole_commits else memory
     ids, facts = _facts(memory)
     levels: dict[Level, list[tuple[int, int]]] = {level: [] for level in LEVELS}
-    for one, other, cosine in _near_pairs(memory, ids, min(threshold, LOOK_COSINE)):
-        level = _level(facts, one, other, cosine, threshold)
+    similar = threshold - ROUNDING
+    for one, other, cosine in _near_pairs(memory, ids, min(similar, LOOK_COSINE)):
+        level = _level(facts, one, other, cosine, similar)
         if level is not None:
             levels[level].append((one, other))
     for same in _equal(facts.content):  # also where a model would not see it, and pictures of no embedding's reach
@@ -119,6 +121,7 @@ def _near_pairs(memory: Memory, ids: list[str], threshold: float) -> Iterator[tu
         for start in range(0, len(ids), _QUERIES):
             waiting, k = np.arange(start, min(start + _QUERIES, len(ids))), min(_FIRST, len(ids))
             vectors = memory.vectors([ids[row] for row in waiting.tolist()], "image")
+            vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)  # rounding changes norms
             while len(waiting):
                 found = memory.search(vectors, k, exact=True)
                 full = (found.scores[:, -1] >= threshold) & (k < len(ids))

@@ -1,9 +1,7 @@
 """`Memory`: image–text pairs embedded by one frozen model, which can grow, shrink and be searched from both sides."""
 
-import json
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,13 @@ from torch import Tensor
 
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind
-from recollect.memory.backends.base import Backend, Hits
+from recollect.memory.backends.base import Backend, Compaction, DamagedMemoryError, Hits
 from recollect.memory.backends.cells import IndexRecord
 from recollect.memory.backends.lance import LanceBackend
-from recollect.memory.filters import Filter, parse_filter
+from recollect.memory.filters import parse_filter
+from recollect.memory.info import MemoryInfo, describe, metadata_keys
+from recollect.memory.lookup import Exclusions, Question, find, find_beside, find_near, nothing_satisfies
+from recollect.memory.naming import ids_of, set_captions
 from recollect.memory.rows import Item, Modality, Pairs, Precision, Record, check_vectors, picture_of
 
 NEAR = 0.94
@@ -25,56 +26,7 @@ NEAR = 0.94
 
 Vectors = Tensor | np.ndarray
 
-_MORE = 32  # rows asked for beyond k where some of them may not count
 _FEW = 40  # texts that need no index
-_AT_ONCE = 2_048  # rows of a commit where rows are changed
-
-
-@dataclass(frozen=True)
-class MemoryInfo:
-    """What a memory holds.
-
-    Attributes:
-        texts: rows that have a text.
-        sources: rows of each source.
-        places: where each source lies.
-        prefix: how texts are read by a model with prefix tokens.
-    """
-
-    address: str
-    rows: int
-    texts: int
-    width: int
-    model: str
-    model_name: str
-    version: int
-    prefix: str | None
-    precision: str
-    sources: dict[str, int]
-    places: dict[str, tuple[str, ...]]
-    indexes: tuple[IndexRecord, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Exclusions:
-    """What a query may not find: near-duplicates, the rows of one picture for each query, and some rows for all."""
-
-    max_score: float | None
-    own: np.ndarray | None
-    exclude_ids: frozenset[str]
-
-    def counts(self, found: Hits, queries: np.ndarray) -> np.ndarray:
-        """Which places of what some queries found may stay."""
-        counts = np.ones(found.scores.shape, dtype=bool)
-        if self.max_score is not None:
-            counts &= found.scores < self.max_score
-        if self.own is not None:
-            pictures = np.array([picture_of(id) for id in found.ids.ravel().tolist()], dtype=object)
-            counts &= pictures.reshape(counts.shape) != self.own[queries, None]
-        if self.exclude_ids:
-            here = [id not in self.exclude_ids for id in found.ids.ravel().tolist()]
-            counts &= np.array(here, dtype=bool).reshape(counts.shape)
-        return counts
 
 
 class Memory:
@@ -135,6 +87,20 @@ class Memory:
         """Whether something is at this address, be it a memory or not."""
         kind = _backend(str(address))
         return kind.exists(str(address))
+
+    @staticmethod
+    def examine(address: str | Path) -> list[str]:
+        """Read everything at an address, and say what cannot be trusted, a line each; also where it cannot be opened.
+
+        Raises:
+            UserError: there is no memory.
+        """
+        if found := _backend(str(address)).file_damage(str(address)):
+            return list(found)
+        try:
+            return Memory.open(address).damage()
+        except DamagedMemoryError as error:
+            return [str(error)]
 
     @property
     def address(self) -> str:
@@ -224,38 +190,7 @@ class Memory:
             UserError: another model, or an id or file that is not there; then nothing is changed.
         """
         self.check_model(encoder.fingerprint, "the encoder")
-        texts = dict(zip(self.ids_of(list(captions)), (each.strip() for each in captions.values()), strict=True))
-        before: dict[str, str] = {}
-        for start in range(0, len(texts), _AT_ONCE):
-            some = list(texts)[start : start + _AT_ONCE]
-            before |= {item.id: item.caption for item in self.backend.fetch(some, False)}
-        wanted = [id for id, text in texts.items() if before[id] != text]
-        return sum(
-            self._set_some({id: texts[id] for id in wanted[start : start + _AT_ONCE]}, encoder, by)
-            for start in range(0, len(wanted), _AT_ONCE)
-        )
-
-    def _set_some(self, texts: Mapping[str, str], encoder: Encoder, by: str) -> int:
-        vectors = {id: np.zeros(self.width, dtype=np.float32) for id in texts}
-        if spoken := [id for id, text in texts.items() if text]:
-            embedded = encoder.embed_texts([texts[id] for id in spoken], self.prefix).numpy()
-            vectors |= dict(zip(spoken, embedded, strict=True))
-        with self.backend.writing():
-            ids = sorted(self.backend.known(list(texts)))  # another process may have removed some
-            if not ids:
-                return 0
-            rows = self.backend.rows(ids)
-            marks = {"captioned_by": by} if by else {}
-            changed = replace(
-                rows,
-                text_vectors=np.stack([vectors[id] for id in ids]),
-                captions=[texts[id] for id in ids],
-                metadata=[
-                    {key: value for key, value in old.items() if key != "captioned_by"} | marks for old in rows.metadata
-                ],
-            )
-            self.backend.upsert(changed)
-            return len(ids)
+        return set_captions(self.backend, captions, encoder, by)
 
     def ids_of(self, names: Sequence[str]) -> list[str]:
         """The ids of rows that are named by their id, by the file of their picture, or by id or file within a source.
@@ -263,24 +198,7 @@ class Memory:
         Raises:
             UserError: a name is of no row, or of several.
         """
-        known = self.backend.known(names)
-        if len(known) == len(set(names)):
-            return list(names)
-        named: dict[str, set[str]] = {}
-        for batch in self.columns(["id", "source", "path"]):
-            for id, source, path in zip(batch["id"], batch["source"], batch["path"], strict=True):
-                if picture_of(id) == id:
-                    for name in (id.removeprefix(f"{source}:"), path):
-                        if name:
-                            named.setdefault(name, set()).add(id)
-        found = []
-        for name in names:
-            here = {name} if name in known else named.get(name) or named.get(str(Path(name).resolve())) or set()
-            if len(here) != 1:
-                what = "no row" if not here else f"{len(here)} rows"
-                raise UserError(f"{self.address}: {what} of {name!r}. Name rows by their id or their picture's file.")
-            found.append(next(iter(here)))
-        return found
+        return ids_of(self.backend, names)
 
     def delete(self, ids: Sequence[str] | None = None, *, where: str | None = None) -> int:
         """Remove rows by id, or all that satisfy a filter.
@@ -340,12 +258,13 @@ class Memory:
         """
         queries = self._queries(vectors)
         searched = self.check_k(k, with_text or modality == "text")
-        exact = exact or max_score is not None or exclude is not None or bool(exclude_ids)
-        asked = _Asked(modality, None if where is None else parse_filter(where), where, with_text, exact)
-        if max_score is None and exclude is None and not exclude_ids:
-            return self._found(queries, k, asked)
         own = None if exclude is None else np.array([picture_of(str(id)) for id in exclude], dtype=object)
-        return self._sifted(queries, k, asked, _Exclusions(max_score, own, frozenset(exclude_ids)), searched)
+        exclusions = Exclusions(max_score, own, frozenset(exclude_ids))
+        condition = None if where is None else parse_filter(where)
+        question = Question(modality, condition, where, with_text, exact or not exclusions.none)
+        if exclusions.none:
+            return find(self.backend, queries, k, question)
+        return find_beside(self.backend, queries, k, question, exclusions, searched)
 
     def vectors(self, ids: Sequence[str], modality: Modality) -> Float32[np.ndarray, "rows width"]:
         """The vectors of rows, in the order of their ids.
@@ -377,18 +296,12 @@ class Memory:
     def near_duplicates(self, vectors: Vectors, threshold: float = NEAR, modality: Modality = "image") -> list[str]:
         """The ids of all rows with a cosine of at least ``threshold`` to any of the vectors.
 
+        The comparison is exact, with no index. Rounding parts no equals: a cosine counts that is less than the
+        threshold by no more than two roundings to half precision can take from equal vectors (2⁻²¹).
+
         To remove what is too near to test images: ``memory.delete(memory.near_duplicates(features))``.
         """
-        queries = self._queries(vectors)
-        near: dict[str, None] = {}
-        rows = self.texts if modality == "text" else len(self)
-        k = min(_MORE, rows)
-        while len(queries) and rows:
-            found = self.backend.search(queries, k, modality, None, exact=True)
-            near |= dict.fromkeys(found.ids[found.scores >= threshold].tolist())
-            queries = queries[found.scores[:, -1] >= threshold] if k < rows else queries[:0]
-            k = min(8 * k, rows)
-        return list(near)
+        return find_near(self.backend, self._queries(vectors), threshold, modality)
 
     @property
     def texts(self) -> int:
@@ -403,7 +316,7 @@ class Memory:
         """
         ids = self.backend.ids_where(parse_filter(where))
         if not ids:
-            raise self._nothing(where)
+            raise nothing_satisfies(self.backend, where)
         return ids
 
     def snapshot(self) -> "Memory":
@@ -440,7 +353,26 @@ class Memory:
         """Measure the recall of indexes again where rows have doubled since, and read more cells if that needs it."""
         for record in self.backend.indexes():
             if len(self) >= 2 * record.rows:
-                self.backend.index(record.modality, record.target)
+                self.backend.index(record.modality, record.target, train=False)
+
+    def optimize(self, keep_days: float = 1.0) -> Compaction | None:
+        """Join the small files of many additions, and free what deleted rows and older versions take up.
+
+        Rows, ids and indexes stay as they are. A reader that still has an older version open has to open the memory
+        again once that version is gone.
+
+        Args:
+            keep_days: versions younger than so many days stay; 0 keeps the newest alone.
+
+        Returns:
+            What was freed; None where the store does so by itself (Milvus).
+
+        Raises:
+            UserError: a negative number of days.
+        """
+        if not 0 <= keep_days < float("inf"):
+            raise UserError(f"--keep-days {keep_days:g}: from 0 on, and finite")
+        return self.backend.optimize(keep_days)
 
     def damage(self) -> list[str]:
         """Read everything, and say what cannot be trusted, a line each: rows, checksums, vectors that are none."""
@@ -448,32 +380,11 @@ class Memory:
 
     def info(self) -> MemoryInfo:
         """What it holds."""
-        sources: dict[str, int] = {}
-        places: dict[str, dict[str, None]] = {}
-        for batch in self.backend.columns(["source", "place"], {}):
-            for source, place in zip(batch["source"], batch["place"], strict=True):
-                sources[source] = sources.get(source, 0) + 1
-                places.setdefault(source, {})[place] = None
-        record = self.backend.record
-        return MemoryInfo(
-            address=self.address,
-            rows=len(self),
-            texts=self.texts,
-            width=record.width,
-            model=record.model,
-            model_name=record.model_name,
-            version=self.version,
-            prefix=record.prefix,
-            precision=record.precision,
-            sources=sources,
-            places={source: tuple(filter(None, known)) for source, known in places.items()},
-            indexes=tuple(self.backend.indexes()),
-        )
+        return describe(self.backend)
 
     def metadata_keys(self) -> tuple[str, ...]:
         """Names that a filter may use, beside ``id``, ``caption`` and ``source``."""
-        keys = {key for batch in self.columns(["metadata"]) for text in batch["metadata"] for key in json.loads(text)}
-        return tuple(sorted(keys))
+        return metadata_keys(self.backend)
 
     def columns(self, names: Sequence[str], **where: str) -> Iterator[dict[str, Any]]:
         """Columns of all rows, or of those whose ``source``, ``origin``, … is the one given, in batches."""
@@ -491,32 +402,6 @@ class Memory:
                 f"{self.address}: embedded by {named} ({self.model[:12]}), but {what} is another model "
                 f"({fingerprint[:12]}). Use that model, or build a memory with this one."
             )
-
-    def _found(self, queries: np.ndarray, k: int, asked: "_Asked") -> Hits:
-        if not len(queries):
-            return Hits(np.empty((0, k), dtype=object), np.empty((0, k), dtype=np.float32))
-        found = self.backend.search(queries, k, asked.modality, asked.where, asked.with_text, asked.exact)
-        if found.scores.shape[1] == 0:
-            raise self._nothing(str(asked.words))
-        return found
-
-    def _sifted(self, queries: np.ndarray, k: int, asked: "_Asked", exclusions: _Exclusions, rows: int) -> Hits:
-        """Ask for more than k, pass over what does not count, and ask again for queries that are left with too few."""
-        ids = np.full((len(queries), k), "", dtype=object)
-        scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
-        waiting, most = np.arange(len(queries)), min(k + _MORE, rows)
-        while len(waiting):
-            found = self._found(queries[waiting], most, asked)
-            counts = exclusions.counts(found, waiting)
-            order = np.argsort(~counts, axis=1, kind="stable")[:, :k]
-            kept = np.take_along_axis(counts, order, 1)
-            width = order.shape[1]
-            ids[waiting, :width] = np.where(kept, np.take_along_axis(found.ids, order, 1), "")
-            scores[waiting, :width] = np.where(kept, np.take_along_axis(found.scores, order, 1), -np.inf)
-            if found.scores.shape[1] < most or most == rows:
-                break
-            waiting, most = waiting[counts.sum(1) < k], min(4 * most, rows)
-        return Hits(ids, scores)
 
     def _queries(self, vectors: Vectors) -> Float32[np.ndarray, "queries width"]:
         queries = vectors.detach().cpu().numpy() if isinstance(vectors, torch.Tensor) else vectors
@@ -558,22 +443,6 @@ class Memory:
             raise UserError(
                 f"{self.address}: no row with id {first!r} ({len(missing):,} of {len(ids):,} are not there)"
             )
-
-    def _nothing(self, where: str) -> UserError:
-        return UserError(
-            f"{self.address}: no row satisfies {where}. `recollect memory info` shows sources and metadata."
-        )
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """Where a search looks; ``words`` is the filter as the user wrote it."""
-
-    modality: Modality
-    where: Filter | None
-    words: str | None
-    with_text: bool
-    exact: bool
 
 
 def _backend(address: str) -> Any:

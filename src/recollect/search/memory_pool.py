@@ -29,13 +29,16 @@ class MemoryPool:
         memory: what is searched.
         where: a filter, e.g. ``source = 'emoji'``.
         written: captions that a model wrote; by default those in the memory's folder, if it is one.
+        exact: pass the memory's index by, if it has one.
 
     Raises:
         UserError: the filter is malformed or nothing satisfies it.
     """
 
-    def __init__(self, memory: Memory, where: str | None = None, written: CaptionFile | None = None) -> None:
-        self.memory, self.where = memory, where
+    def __init__(
+        self, memory: Memory, where: str | None = None, written: CaptionFile | None = None, exact: bool = False
+    ) -> None:
+        self.memory, self.where, self.exact = memory, where, exact
         path = caption_path(memory)
         if written is None and path is not None:
             written = CaptionFile(path)
@@ -49,7 +52,8 @@ class MemoryPool:
 
     def nearest(self, vectors: Float[Tensor, "n width"], k: int) -> Hits:
         """For each unit vector its k nearest images, or all if there are fewer, best first."""
-        return self.memory.search(vectors, max(1, min(k, len(self))), modality="image", where=self.where)
+        most = max(1, min(k, len(self)))
+        return self.memory.search(vectors, most, modality="image", where=self.where, exact=self.exact)
 
     def items(self, ids: Sequence[str]) -> list[Item]:
         """The items of these ids, in their order; their pictures are read together when one of them is opened."""
@@ -69,7 +73,7 @@ class MemoryPool:
         """Those images that also satisfy ``where``."""
         parse_filter(where)  # by itself, so that a stray bracket cannot change what the other filter means
         both = where if self.where is None else f"({self.where}) and ({where})"
-        return MemoryPool(self.memory, both, self._file)
+        return MemoryPool(self.memory, both, self._file, self.exact)
 
     def vectors(self, ids: Sequence[str]) -> Float32[np.ndarray, "n width"]:
         """The embeddings of these ids, in their order."""

@@ -19,7 +19,7 @@ from recollect.memory.filters import parse_filter
 from recollect.models import DualEncoder
 from recollect.search.baselines.pool_wide import NO_CAPTIONS, has_caption, item_blocks
 from recollect.search.counters import CostCounters
-from recollect.search.pool import Pool, VectorIndex, columns
+from recollect.search.pool import Pool, columns, nearest_of
 from recollect.search.searcher import caption_kind
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -80,7 +80,7 @@ class NormalisedPool:
         settings: Normalisation,
     ) -> None:
         self.inner, self.settings, self._ids = inner, settings, np.array(ids, dtype=object)
-        self._index = VectorIndex(np.concatenate([vectors, means[:, None]], axis=1))
+        self._vectors = np.concatenate([vectors, means[:, None]], axis=1)
         self._row = {id: row for row, id in enumerate(ids)}
 
     def __len__(self) -> int:
@@ -89,8 +89,8 @@ class NormalisedPool:
     def nearest(self, vectors: Float[Tensor, "n width"], k: int) -> Hits:
         """For each unit vector its k best images, or all if there are fewer."""
         minus = vectors.new_full((len(vectors), 1), -self.settings.alpha)
-        rows, scores = self._index.nearest(torch.cat([vectors, minus], dim=1), k)
-        return Hits(self._ids[rows], scores)
+        found = nearest_of(torch.cat([vectors, minus], dim=1), self._vectors, k)
+        return Hits(self._ids[found.rows], found.scores)
 
     def items(self, ids: Sequence[str]) -> list[Item]:
         """The items of these ids, in their order."""
@@ -102,12 +102,12 @@ class NormalisedPool:
         rows = [self._row[item.id] for item in self.inner.items(self.ids()) if condition.matches(columns(item))]
         if not rows:
             raise UserError(f"no image satisfies {where}")
-        kept = self._index.rows[rows]
+        kept = self._vectors[rows]
         return NormalisedPool(self.inner, self._ids[rows].tolist(), kept[:, :-1], kept[:, -1], self.settings)
 
     def vectors(self, ids: Sequence[str]) -> Float32[np.ndarray, "n width"]:
         """The embeddings of these ids, in their order."""
-        return self._index.rows[[self._row[id] for id in ids], :-1]
+        return self._vectors[[self._row[id] for id in ids], :-1]
 
     def ids(self) -> Sequence[str]:
         """Every id, in a fixed order."""

@@ -29,6 +29,7 @@ def open_searcher(
     normalise: bool = False,
     episode: EpisodeOptions | None = None,
     captions: str | Path | None = None,
+    exact: bool = False,
     device: torch.device | str | None = None,
 ) -> Searcher:
     """A search of a memory by the model that embedded it.
@@ -46,6 +47,7 @@ def open_searcher(
             references; alpha and k are those that find the captions' own images best.
         episode: settings of ``rerank``.
         captions: captions that a model wrote, if not in the memory's folder.
+        exact: compare with every image, also where the memory has an index (`Memory.index`).
         device: where to compute; the best there is by default.
 
     Raises:
@@ -57,7 +59,7 @@ def open_searcher(
         raise UserError(
             f"{captions}: no such file. Write it with `recollect caption {store.address} --model CAPTIONER`."
         )
-    pool = MemoryPool(store, written=None if captions is None else CaptionFile(captions))
+    pool = MemoryPool(store, written=None if captions is None else CaptionFile(captions), exact=exact)
     if (rerank != "none" or among == "captions" or normalise) and not pool.has_captions():
         raise UserError(NO_CAPTIONS)
     name = model or store.backend.record.model_name

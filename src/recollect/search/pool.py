@@ -4,16 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from recollect.core.errors import UserError
+from recollect.core.nearest import ExactNeighbours, exact_neighbours
 from recollect.core.types import Encoder, ImageLike, Source
+from recollect.data.sources.reading import MOST_BROKEN, readable_blocks
 from recollect.memory import Hits, Item
 from recollect.memory.filters import parse_filter
-
-_QUERIES, _ROWS = 256, 4_096
 
 
 @runtime_checkable
@@ -48,7 +47,7 @@ class Pool(Protocol):
 
 
 class SourcePool:
-    """The images of a source, embedded in memory.
+    """The images of a source, embedded in memory; those that cannot be read are left out.
 
     Args:
         encoder: embeds them, unless ``vectors`` are given.
@@ -66,19 +65,22 @@ class SourcePool:
     ) -> None:
         if captions is not None and len(captions) != len(source):
             raise ValueError(f"{len(source)} images, but {len(captions)} captions")
+        if vectors is not None and len(vectors) != len(source):
+            raise ValueError(f"{len(source)} images, but {len(vectors)} vectors")
         self.source = source
         self.captions: Sequence[str | None] = [None] * len(source) if captions is None else captions
-        self._index = VectorIndex(embedded(encoder, source) if vectors is None else vectors)
+        rows, self._vectors = embedded(encoder, source) if vectors is None else (np.arange(len(source)), vectors)
         self._domains = source.values("domain")
-        self._ids = np.array([str(row) for row in range(len(source))], dtype=object)
+        self._ids = np.array([str(row) for row in rows.tolist()], dtype=object)
+        self._place = {id: place for place, id in enumerate(self._ids.tolist())}
 
     def __len__(self) -> int:
-        return len(self.source)
+        return len(self._ids)
 
     def nearest(self, vectors: Float[Tensor, "n width"], k: int) -> Hits:
         """For each unit vector its k nearest images, or all if there are fewer, best first."""
-        rows, scores = self._index.nearest(vectors, k)
-        return Hits(self._ids[rows], scores)
+        found = nearest_of(vectors, self._vectors, k)
+        return Hits(self._ids[found.rows], found.scores)
 
     def items(self, ids: Sequence[str]) -> list[Item]:
         """The items of these ids, which are rows of the source written as text."""
@@ -108,10 +110,10 @@ class SourcePool:
 
     def vectors(self, ids: Sequence[str]) -> Float32[np.ndarray, "n width"]:
         """The embeddings of these ids, in their order."""
-        return self._index.rows[[int(id) for id in ids]]
+        return self._vectors[[self._place[id] for id in ids]]
 
     def ids(self) -> Sequence[str]:
-        """Every row, as text."""
+        """Every row whose image could be read, as text."""
         return self._ids.tolist()
 
 
@@ -127,7 +129,7 @@ class VectorPool:
     def __init__(self, inner: Pool, ids: Sequence[str], vectors: Float32[np.ndarray, "n width"]) -> None:
         if len(ids) != len(vectors):
             raise ValueError(f"{len(ids)} ids, but {len(vectors)} vectors")
-        self.inner, self._ids, self._index = inner, np.array(ids, dtype=object), VectorIndex(vectors)
+        self.inner, self._ids, self._vectors = inner, np.array(ids, dtype=object), vectors
         self._row = {id: row for row, id in enumerate(ids)}
 
     def __len__(self) -> int:
@@ -135,8 +137,8 @@ class VectorPool:
 
     def nearest(self, vectors: Float[Tensor, "n width"], k: int) -> Hits:
         """For each vector its k nearest images, or all if there are fewer, best first."""
-        rows, scores = self._index.nearest(vectors, k)
-        return Hits(self._ids[rows], scores)
+        found = nearest_of(vectors, self._vectors, k)
+        return Hits(self._ids[found.rows], found.scores)
 
     def items(self, ids: Sequence[str]) -> list[Item]:
         """The items of these ids, in their order."""
@@ -148,7 +150,7 @@ class VectorPool:
 
     def vectors(self, ids: Sequence[str]) -> Float32[np.ndarray, "n width"]:
         """The embeddings of these ids, in their order."""
-        return self._index.rows[[self._row[id] for id in ids]]
+        return self._vectors[[self._row[id] for id in ids]]
 
     def ids(self) -> Sequence[str]:
         """Every id, in a fixed order."""
@@ -168,48 +170,25 @@ def columns(item: Item) -> dict[str, Any]:
     return {**item.metadata, "id": item.id, "caption": item.caption, "source": item.source}
 
 
-def embedded(encoder: Encoder, source: Source, block: int = 256) -> Float32[np.ndarray, "n width"]:
-    """The embedding of every image of a source."""
-    if not len(source):
-        raise UserError(f"{source.name}: no images to search. Check the split and the filters.")
-    blocks = []
-    for start in range(0, len(source), block):
-        rows = range(start, min(start + block, len(source)))
-        blocks.append(encoder.embed_images([source.read(row, extra=False).image for row in rows]).numpy())
-    return np.concatenate(blocks)
+def embedded(
+    encoder: Encoder, source: Source, block: int = 256
+) -> tuple[Int64[np.ndarray, " n"], Float32[np.ndarray, "n width"]]:
+    """Every image of a source that can be read: its row, and its embedding; the others are named and counted.
 
-
-class VectorIndex:
-    """Exact search by blocked products: no queries × rows matrix is held.
-
-    Attributes:
-        rows: unit-norm float32 (n, width).
+    Raises:
+        UserError: no image can be embedded, or too many cannot be read.
     """
+    rows: list[int] = []
+    blocks = [np.empty((0, encoder.width), dtype=np.float32)]
+    for read in readable_blocks(source, block, share=MOST_BROKEN):
+        if read:
+            blocks.append(encoder.embed_images([sample.image for _, sample in read]).numpy())
+        rows += [row for row, _ in read]
+    if not rows:
+        raise UserError(f"{source.name}: no images to search. Check the split and the filters.")
+    return np.array(rows, dtype=np.int64), np.concatenate(blocks)
 
-    def __init__(self, rows: Float32[np.ndarray, "n width"]) -> None:
-        self.rows = rows
 
-    def nearest(
-        self, vectors: Tensor, k: int
-    ) -> tuple[Int64[np.ndarray, "queries k"], Float32[np.ndarray, "queries k"]]:
-        """The k nearest rows to each vector, or all if there are fewer, best first; of equal ones the first row."""
-        if vectors.shape[1] != self.rows.shape[1]:
-            raise ValueError(f"vectors of width {vectors.shape[1]} in an index of width {self.rows.shape[1]}")
-        k = min(k, len(self.rows))
-        found = [self._block(vectors[start : start + _QUERIES], k) for start in range(0, len(vectors), _QUERIES)]
-        rows, scores = (torch.cat(each).numpy() for each in zip(*found, strict=True)) if found else (None, None)
-        if rows is None or scores is None:
-            return np.empty((0, k), dtype=np.int64), np.empty((0, k), dtype=np.float32)
-        return rows, scores
-
-    def _block(self, vectors: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        scores, rows = torch.empty(len(vectors), 0), torch.empty(len(vectors), 0, dtype=torch.int64)
-        for start in range(0, len(self.rows), _ROWS):
-            block = torch.from_numpy(np.ascontiguousarray(self.rows[start : start + _ROWS]))
-            near = (vectors.float() @ block.T).topk(min(k, len(block)), dim=1)
-            scores, rows = torch.cat([scores, near.values], dim=1), torch.cat([rows, near.indices + start], dim=1)
-            by_row = rows.argsort(dim=1)
-            scores, rows = scores.gather(1, by_row), rows.gather(1, by_row)
-            order = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
-            scores, rows = scores.gather(1, order), rows.gather(1, order)
-        return rows, scores
+def nearest_of(vectors: Tensor, rows: Float32[np.ndarray, "n width"], k: int) -> ExactNeighbours:
+    """The k nearest of some rows to each vector, or all if there are fewer, best first; of equal ones the first row."""
+    return exact_neighbours(vectors.detach().cpu().float().numpy(), rows, min(k, len(rows)))

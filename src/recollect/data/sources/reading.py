@@ -1,14 +1,18 @@
 """Counting pictures that cannot be read, and stopping when they are too many."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
 from recollect.core.errors import UserError
 from recollect.core.types import Sample, Source
 from recollect.data.sources.images import BROKEN_SHARE, BrokenImageError, note
+
+MOST_BROKEN = 0.1
+"""Share of pictures that an evaluation goes on without: it names and counts them, and no night of training is lost."""
 
 _ENOUGH = 1000  # readings before a share means anything: in the first hundred, chance alone can exceed it
 _SHOWN = 3
@@ -59,6 +63,8 @@ class BrokenCounter:
         return {name: len(messages) for name, messages in self.messages.items() if messages}
 
 
+Item = TypeVar("Item")
+
 Outcome = Sample | BrokenImageError
 """What reading a sample gave."""
 
@@ -88,12 +94,26 @@ def read_ahead(
         except BrokenImageError as error:
             return error
 
+    yield from blocks_ahead(read, indices, block, threads=threads)
+
+
+def blocks_ahead(
+    read: Callable[[int], Item], indices: Sequence[int], block: int, *, threads: int = 4
+) -> Iterator[list[Item]]:
+    """What ``read`` returns for each index, in order and in blocks, read in threads a block ahead of the caller.
+
+    Args:
+        read: of one sample; what it raises is raised where its block is due.
+    """
     with ThreadPoolExecutor(threads) as pool:  # decoding lets go of the interpreter's lock
         waiting = [pool.submit(read, int(index)) for index in indices[:block]]
-        for start in range(0, len(indices), block):
-            coming = [pool.submit(read, int(index)) for index in indices[start + block : start + 2 * block]]
-            yield [item.result() for item in waiting]
-            waiting = coming
+        try:
+            for start in range(0, len(indices), block):
+                coming = [pool.submit(read, int(index)) for index in indices[start + block : start + 2 * block]]
+                yield [item.result() for item in waiting]
+                waiting = coming
+        finally:  # a caller that stops in the middle does not wait for what it will not take
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def readable_blocks(

@@ -8,9 +8,14 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float32, Shaped
 
+from recollect.core.errors import UserError
 from recollect.memory.backends.cells import IndexRecord
 from recollect.memory.filters import Filter
 from recollect.memory.rows import Item, Modality, Pairs, Record
+
+
+class DamagedMemoryError(UserError):
+    """What is there cannot be read as it was written."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,21 @@ class Hits:
 
     ids: Shaped[np.ndarray, "queries k"]
     scores: Float32[np.ndarray, "queries k"]
+
+
+@dataclass(frozen=True)
+class Compaction:
+    """What was joined and freed: before and after.
+
+    Attributes:
+        files: that the newest version is read from.
+        bytes: of the whole memory on disk.
+        versions: that can be opened.
+    """
+
+    files: tuple[int, int]
+    bytes: tuple[int, int]
+    versions: tuple[int, int]
 
 
 @runtime_checkable
@@ -108,8 +128,12 @@ class Backend(Protocol):
         """
         ...
 
-    def index(self, modality: Modality, target: float) -> IndexRecord | None:
-        """Make searches of a modality fast, at a measured recall@10; None where the store has an index of its own."""
+    def index(self, modality: Modality, target: float, train: bool = True) -> IndexRecord | None:
+        """Make searches of a modality fast, at a measured recall@10; None where the store has an index of its own.
+
+        Args:
+            train: begin anew; else keep what was trained, and only measure it again.
+        """
         ...
 
     def indexes(self) -> list[IndexRecord]:
@@ -122,6 +146,14 @@ class Backend(Protocol):
 
     def damage(self) -> list[str]:
         """What of the rows or of what was derived from them cannot be trusted, a line each."""
+        ...
+
+    def optimize(self, keep_days: float) -> Compaction | None:
+        """Join small files and let go of what deleted rows and older versions take up; None where the store does so.
+
+        Args:
+            keep_days: versions younger than so many days stay.
+        """
         ...
 
     def refresh(self) -> None:

@@ -1,8 +1,11 @@
 """A memory on disk: one Lance table, versioned, every change of it whole or absent."""
 
 import json
+import shutil
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +16,10 @@ from jaxtyping import Float32, Int64
 from recollect.core.errors import UserError
 from recollect.core.files import fresh_folder, locked
 from recollect.core.nearest import ExactNeighbours
-from recollect.memory.backends.base import Hits
+from recollect.memory.backends.base import Compaction, DamagedMemoryError, Hits
 from recollect.memory.backends.cells import Cells, CellSearch, IndexRecord, train_cells
 from recollect.memory.backends.matrix import Matrices
+from recollect.memory.backends.sums import damaged_files, note_sums
 from recollect.memory.filters import Filter
 from recollect.memory.rows import COLUMNS, Item, Modality, Pairs, Record, schema
 
@@ -95,6 +99,7 @@ class LanceBackend:
         with locked(Path(self.address) / _LOCK):
             self.refresh()
             yield
+            note_sums(Path(self.address), Path(self.address) / f"{TABLE}.lance")
 
     def append(self, pairs: Pairs) -> None:
         """One commit."""
@@ -196,12 +201,10 @@ class LanceBackend:
         found = matrices.search(vectors, modality, min(k, count), among)
         return Hits(matrices.ids_at(found.rows), found.scores)
 
-    def index(self, modality: Modality, target: float) -> IndexRecord:
+    def index(self, modality: Modality, target: float, train: bool = True) -> IndexRecord:
         """Cells around centres, of which so many are read as reach the target; the centres stay when rows are added."""
         self._check_writable()
-        old = self._cells(modality)
-        if old is not None and len(self) > 4 * old.record.rows:
-            old = None
+        old = None if train else self._cells(modality)
         exact = partial(self._exact_rows, modality=modality)
         cells = train_cells(self._matrices, modality, target, exact, self._index_path(modality), old)
         self._indexes[modality] = (self.version, cells, None)
@@ -237,6 +240,23 @@ class LanceBackend:
     def _exact_rows(self, vectors: np.ndarray, k: int, modality: Modality) -> ExactNeighbours:
         matrices = self._matrices
         return matrices.search(vectors, modality, k, matrices.searchable(modality == "text"))
+
+    def optimize(self, keep_days: float) -> Compaction:
+        """Few large files, without deleted rows; the cache is written anew by the next search."""
+        with self.writing():
+            before = self._size()
+            with self._told(), warnings.catch_warnings(action="ignore"):  # that readers of old versions fail is said
+                self.table.optimize(cleanup_older_than=timedelta(days=keep_days))
+            shutil.rmtree(Path(self.address) / "cache", ignore_errors=True)  # rows have other numbers now
+            self._loaded = None
+            self._indexes.clear()
+            files, sizes, versions = zip(before, self._size(), strict=True)
+            return Compaction(files, sizes, versions)
+
+    def _size(self) -> tuple[int, int, int]:
+        on_disk = sum(file.stat().st_size for file in Path(self.address).rglob("*") if file.is_file())
+        with self._told():
+            return self.table.stats()["fragment_stats"]["num_fragments"], on_disk, len(self.table.list_versions())
 
     def refresh(self) -> None:
         """See what others have changed."""
@@ -286,7 +306,9 @@ class LanceBackend:
 
     def damage(self) -> list[str]:
         """What cannot be trusted, a line each: rows that cannot be read or are no unit vectors, the cache."""
-        found: list[str] = []
+        found = self.file_damage(self.address)
+        if found:
+            return found
         try:
             for batch in self._scan(["id", "image_vector", "text_vector", "has_text"]):
                 images, texts = (vectors_of(batch[f"{modality}_vector"]) for modality in ("image", "text"))
@@ -298,6 +320,11 @@ class LanceBackend:
             found.append(str(error))
             return found
         return found + self._matrices.damage()
+
+    @staticmethod
+    def file_damage(address: str) -> list[str]:
+        """Files that differ from their checksums, a line each, without opening the memory."""
+        return damaged_files(Path(address), Path(address) / f"{TABLE}.lance")
 
     def _scan(self, names: list[str], where: str | None = None, numbers: bool = False) -> Iterator[Any]:
         query = self.table.search().select(names)
@@ -315,9 +342,14 @@ class LanceBackend:
             yield
         except (UserError, GeneratorExit):
             raise
-        except Exception as error:  # Lance raises OSError, ValueError and RuntimeError for one and the same fault
-            reason = str(error).strip().splitlines()[0][:200]
-            raise UserError(f"{self.address}: the memory cannot be used ({reason}). Was it copied whole?") from error
+        except BaseException as error:  # OSError, ValueError, RuntimeError and a panic, for one and the same fault
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            raise DamagedMemoryError(
+                f"{self.address}: the memory cannot be used ({reason}). Was it copied whole? "
+                "`recollect memory info --check` says what is damaged."
+            ) from error
 
 
 def as_item(row: Mapping[str, Any], address: str) -> Item:

@@ -226,7 +226,7 @@ class MilvusBackend:
         scores = np.array([[hit["distance"] for hit in row[:fewest]] for row in hits], dtype=np.float32)
         return Hits(ids.reshape(len(hits), fewest), scores.reshape(len(hits), fewest))
 
-    def index(self, modality: Modality, target: float) -> IndexRecord | None:
+    def index(self, modality: Modality, target: float, train: bool = True) -> IndexRecord | None:
         """Chosen at creation; nothing to do."""
         return None
 
@@ -246,6 +246,14 @@ class MilvusBackend:
                 f"row '{batch['id'][row]}': its vectors are damaged" for row in np.flatnonzero(abs(norms - 1) > 1e-2)
             ]
         return found
+
+    def optimize(self, keep_days: float) -> None:
+        """The server's own matter."""
+
+    @staticmethod
+    def file_damage(address: str) -> list[str]:
+        """Files are the server's own matter."""
+        return []
 
     def refresh(self) -> None:
         """Every read sees every write."""

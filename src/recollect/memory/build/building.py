@@ -14,6 +14,7 @@ from recollect.core.progress import progress
 from recollect.core.types import Encoder, caption_prefix
 from recollect.data.sources.reading import BROKEN_SHARE, BrokenCounter
 from recollect.memory.build.reading import ROWS_AT_ONCE, Reader, ReadOptions, RowBlock
+from recollect.memory.lookup import ROUNDING
 from recollect.memory.rows import Pairs, Precision, further_id, picture_of
 from recollect.memory.store import Memory
 
@@ -402,6 +403,7 @@ class Deduplicator:
 
     def _far(self, vectors: np.ndarray, threshold: float) -> list[int]:
         """Rows that are near to nothing seen before, nor to an earlier row that is kept."""
+        threshold -= ROUNDING
         seen = [exact_neighbours(vectors, part, 1).scores[:, 0] for part in self.images if len(part)]
         near = np.max(seen, axis=0) >= threshold if seen else np.zeros(len(vectors), dtype=bool)
         alike = vectors @ vectors.T >= threshold
@@ -413,7 +415,7 @@ class Deduplicator:
 
     def _remember(self, vectors: np.ndarray) -> None:
         """Parts of doubling size, so that a search makes few products and nothing is copied often."""
-        self.images.append(np.array(vectors))
+        self.images.append(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))  # rounding changes norms
         while len(self.images) > 1 and len(self.images[-2]) <= 2 * len(self.images[-1]):
             last = self.images.pop()
             self.images[-1] = np.concatenate([self.images[-1], last])

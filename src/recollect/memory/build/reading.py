@@ -3,7 +3,6 @@
 import hashlib
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +16,7 @@ from recollect.core.types import NO_LABEL, Encoder, ImageLike, Sample, Source, c
 from recollect.data.prompts import fill
 from recollect.data.sources.images import BrokenImageError
 from recollect.data.sources.keys import picture_key, sample_facts, source_place
+from recollect.data.sources.reading import blocks_ahead
 from recollect.memory.build.looks import look_of
 from recollect.memory.rows import Pairs, plain
 
@@ -101,13 +101,9 @@ class Reader:
             start: first sample, a multiple of `ROWS_AT_ONCE`.
             stop: the one to stop before.
         """
-        with ThreadPoolExecutor(4) as pool:
-            waiting = [pool.submit(self._read, index) for index in range(start, min(start + ROWS_AT_ONCE, stop))]
-            for first in range(start, stop, ROWS_AT_ONCE):
-                coming = range(first + ROWS_AT_ONCE, min(first + 2 * ROWS_AT_ONCE, stop))
-                following = [pool.submit(self._read, index) for index in coming]
-                yield self._embed([item.result() for item in waiting], first)
-                waiting = following
+        read = blocks_ahead(self._read, range(start, stop), ROWS_AT_ONCE)
+        for first, outcomes in zip(range(start, stop, ROWS_AT_ONCE), read, strict=True):
+            yield self._embed(outcomes, first)
 
     def _read(self, index: int) -> "_Read | _Unchanged | _Failed":
         picture = ""

@@ -179,7 +179,7 @@ class _Search:
         there = self.memory.check_k(self.k, self.with_text or self.searched == "text")
         asked = min(self.k + _MORE, there)
         while len(waiting):
-            hits = self.memory.search(queries[waiting], asked, self.searched, with_text=self.with_text)
+            hits = self.memory.search(queries[waiting], asked, self.searched, with_text=self.with_text, exact=True)
             counts = self._counts(hits, waiting)
             order = np.argsort(~counts, axis=1, kind="stable")[:, : self.k]
             kept = np.where(np.take_along_axis(counts, order, 1), np.take_along_axis(hits.ids, order, 1), "")

@@ -1,0 +1,78 @@
+"""Rows named by what their user knows of them, and the texts that they are given by these names."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from recollect.core.errors import UserError
+from recollect.core.types import Encoder
+from recollect.memory.backends.base import Backend
+from recollect.memory.rows import picture_of
+
+_AT_ONCE = 2_048  # rows of a commit where rows are changed
+
+
+def ids_of(backend: Backend, names: Sequence[str]) -> list[str]:
+    """The ids of rows that are named by their id, by the file of their picture, or by id or file within a source.
+
+    Raises:
+        UserError: a name is of no row, or of several.
+    """
+    known = backend.known(names)
+    if len(known) == len(set(names)):
+        return list(names)
+    named: dict[str, set[str]] = {}
+    for batch in backend.columns(["id", "source", "path"], {}):
+        for id, source, path in zip(batch["id"], batch["source"], batch["path"], strict=True):
+            if picture_of(id) == id:
+                for name in (id.removeprefix(f"{source}:"), path):
+                    if name:
+                        named.setdefault(name, set()).add(id)
+    found = []
+    for name in names:
+        here = {name} if name in known else named.get(name) or named.get(str(Path(name).resolve())) or set()
+        if len(here) != 1:
+            what = "no row" if not here else f"{len(here)} rows"
+            raise UserError(f"{backend.address}: {what} of {name!r}. Name rows by their id or their picture's file.")
+        found.append(next(iter(here)))
+    return found
+
+
+def set_captions(backend: Backend, captions: Mapping[str, str], encoder: Encoder, by: str) -> int:
+    """Give rows a text, or another one (see `Memory.set_captions`)."""
+    texts = dict(zip(ids_of(backend, list(captions)), (each.strip() for each in captions.values()), strict=True))
+    before: dict[str, str] = {}
+    for start in range(0, len(texts), _AT_ONCE):
+        some = list(texts)[start : start + _AT_ONCE]
+        before |= {item.id: item.caption for item in backend.fetch(some, False)}
+    wanted = [id for id, text in texts.items() if before[id] != text]
+    return sum(
+        _set_some(backend, {id: texts[id] for id in wanted[start : start + _AT_ONCE]}, encoder, by)
+        for start in range(0, len(wanted), _AT_ONCE)
+    )
+
+
+def _set_some(backend: Backend, texts: Mapping[str, str], encoder: Encoder, by: str) -> int:
+    record = backend.record
+    vectors = {id: np.zeros(record.width, dtype=np.float32) for id in texts}
+    if spoken := [id for id, text in texts.items() if text]:
+        embedded = encoder.embed_texts([texts[id] for id in spoken], record.prefix).numpy()
+        vectors |= dict(zip(spoken, embedded, strict=True))
+    with backend.writing():
+        ids = sorted(backend.known(list(texts)))  # another process may have removed some
+        if not ids:
+            return 0
+        rows = backend.rows(ids)
+        marks = {"captioned_by": by} if by else {}
+        changed = replace(
+            rows,
+            text_vectors=np.stack([vectors[id] for id in ids]),
+            captions=[texts[id] for id in ids],
+            metadata=[
+                {key: value for key, value in old.items() if key != "captioned_by"} | marks for old in rows.metadata
+            ],
+        )
+        backend.upsert(changed)
+        return len(ids)
