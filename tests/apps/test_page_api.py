@@ -151,6 +151,21 @@ def test_the_map_and_duplicates(page):
     assert {group["kind"] for group in alike["groups"]} <= {"same file", "same picture", "similar"}
 
 
+def test_the_page_shows_the_duplicates_of_the_memory_and_says_where_it_compares_only_a_part(page, monkeypatch):
+    from recollect.memory.duplicates import LEVELS, find_duplicates
+
+    memory, kinds = page.session.collection.memory, ("same file", "same picture", "similar")
+    found = find_duplicates(memory).groups
+    _, alike = page.call("/api/duplicates")
+    shown = {(group["kind"], frozenset(each["id"] for each in group["pictures"])) for group in alike["groups"]}
+    groups = ((kind, group) for level, kind in zip(LEVELS, kinds, strict=True) for group in found[level])
+    assert shown == {(kind, frozenset(group[:24])) for kind, group in groups}
+    assert "with all" not in alike["note"]
+    monkeypatch.setattr("recollect.apps.serve.layout.MOST_COMPARED", 30)
+    page.session._alike = None
+    assert "(of the first 15 pictures with all 60)" in page.call("/api/duplicates")[1]["note"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [

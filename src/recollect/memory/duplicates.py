@@ -49,7 +49,7 @@ class Duplicates:
         return spare
 
 
-def find_duplicates(memory: Memory, threshold: float = NEAR) -> Duplicates:
+def find_duplicates(memory: Memory, threshold: float = NEAR, limit: int | None = None) -> Duplicates:
     """Compare every picture of a memory with its nearest ones, exactly.
 
     Two rows are the *same* where the encoded bytes are; the same picture *encoded* again where the decoded pixels are
@@ -59,6 +59,7 @@ def find_duplicates(memory: Memory, threshold: float = NEAR) -> Duplicates:
     Args:
         memory: what is searched.
         threshold: cosine from which two pictures count as similar.
+        limit: compare only so many pictures, the first, with all; equal files are found everywhere.
 
     Raises:
         UserError: a threshold outside of (0, 1].
@@ -69,7 +70,7 @@ def find_duplicates(memory: Memory, threshold: float = NEAR) -> Duplicates:
     ids, facts = _facts(memory)
     levels: dict[Level, list[tuple[int, int]]] = {level: [] for level in LEVELS}
     similar = threshold - ROUNDING
-    for one, other, cosine in _near_pairs(memory, ids, min(similar, LOOK_COSINE)):
+    for one, other, cosine in _near_pairs(memory, ids, min(similar, LOOK_COSINE), limit):
         level = _level(facts, one, other, cosine, similar)
         if level is not None:
             levels[level].append((one, other))
@@ -114,12 +115,14 @@ def _level(facts: _Facts, one: int, other: int, cosine: float, threshold: float)
     return "similar" if cosine >= threshold else None
 
 
-def _near_pairs(memory: Memory, ids: list[str], threshold: float) -> Iterator[tuple[int, int, float]]:
-    """Pairs of rows (the smaller number first) with at least this cosine, each once."""
-    row_of = {id: row for row, id in enumerate(ids)}
-    with progress("compare pictures", len(ids), "rows") as counter:
-        for start in range(0, len(ids), _QUERIES):
-            waiting, k = np.arange(start, min(start + _QUERIES, len(ids))), min(_FIRST, len(ids))
+def _near_pairs(
+    memory: Memory, ids: list[str], threshold: float, limit: int | None
+) -> Iterator[tuple[int, int, float]]:
+    """Pairs of rows (the smaller number first, and below the limit) with at least this cosine, each once."""
+    row_of, count = {id: row for row, id in enumerate(ids)}, len(ids) if limit is None else min(limit, len(ids))
+    with progress("compare pictures", count, "rows") as counter:
+        for start in range(0, count, _QUERIES):
+            waiting, k = np.arange(start, min(start + _QUERIES, count)), min(_FIRST, len(ids))
             vectors = memory.vectors([ids[row] for row in waiting.tolist()], "image")
             vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)  # rounding changes norms
             while len(waiting):
@@ -132,7 +135,7 @@ def _near_pairs(memory: Memory, ids: list[str], threshold: float) -> Iterator[tu
                         if score >= threshold and row_of[name] > row:
                             yield row, row_of[name], score
                 waiting, vectors, k = waiting[full], vectors[full], min(8 * k, len(ids))
-            counter.advance(min(_QUERIES, len(ids) - start))
+            counter.advance(min(_QUERIES, count - start))
 
 
 def _equal(content: list[str]) -> list[list[int]]:

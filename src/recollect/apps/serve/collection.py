@@ -1,18 +1,15 @@
 """The memory as the page reads it: rows by number, their vectors, and small pictures of them."""
 
-import hashlib
 import io
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from queue import Empty, Queue
 
 import numpy as np
 from PIL import Image
 
-from recollect.apps.serve.layout import perceptual_hash
 from recollect.core.errors import UserError
 from recollect.memory.rows import Item
 from recollect.memory.store import Memory
@@ -95,17 +92,6 @@ class Collection:
             UserError: as in `picture`.
         """
         return self._thumbs.get(row)
-
-    def looks(self, row: int) -> tuple[str, int] | None:
-        """Digest of a picture's bytes, and its perceptual hash; None where it cannot be read."""
-        try:
-            (item,) = self.memory.fetch([self.ids[row]])
-            picture = item.open()
-            data = item.image.read_bytes() if isinstance(item.image, Path) else item.image
-            data = data if isinstance(data, bytes) else picture.tobytes()
-            return hashlib.blake2b(data, digest_size=16).hexdigest(), perceptual_hash(picture)
-        except (UserError, OSError):
-            return None
 
     def close(self) -> None:
         """Stop making thumbnails."""

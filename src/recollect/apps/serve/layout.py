@@ -1,11 +1,13 @@
 """The map, and what is there twice."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from PIL import Image
+
+from recollect.memory.duplicates import LEVELS, find_duplicates
+from recollect.memory.store import Memory
 
 MOST_POINTS = 5_000
 """Pictures on a map; a random part of a larger memory."""
@@ -14,16 +16,9 @@ TSNE_POINTS = 2_000
 """Up to so many points are laid out by t-SNE (seconds), beyond by principal components."""
 
 MOST_COMPARED = 60_000
-"""Rows compared with one another, as 0.1 s for a thousand of them allows; a larger memory is searched in part."""
+"""Pictures that are all compared with one another; of more, fewer are compared with all (`compared`)."""
 
-SIMILAR, SAME_PICTURE = 0.94, 0.985
 KINDS = ("same file", "same picture", "similar")
-
-_HASH_BITS = 6
-"""Perceptual hashes of 64 bits that differ in so few are one picture, encoded twice."""
-
-_MOST_PAIRS = 20_000
-_BLOCK = 1024
 
 
 @dataclass(frozen=True)
@@ -67,69 +62,22 @@ class Alike:
     rows: tuple[int, ...]
 
 
-def duplicates(vectors: np.ndarray, picture: Callable[[int], tuple[str, int] | None]) -> list[Alike]:
-    """Groups of pictures that are alike, in three levels, each apart.
-
-    *Same file*: equal bytes. *Same picture*: encoded twice, by a perceptual hash and a cosine of `SAME_PICTURE`.
-    *Similar*: a cosine of `SIMILAR` or more, such as shots of a series. A picture stands in its strongest level.
+def duplicates(memory: Memory, row_of: Mapping[str, int]) -> list[Alike]:
+    """Groups of pictures that are alike, in the three levels of `recollect memory duplicates`, each apart.
 
     Args:
-        vectors: unit-norm (rows, width).
-        picture: digest of a row's bytes, and its perceptual hash; None where it cannot be read. Asked only of rows that
-            are alike.
+        memory: what is shown.
+        row_of: the page's number of each id; a picture that was added since is passed over.
     """
-    first, second, cosines = _near_pairs(vectors)
-    known = {row: picture(row) for row in np.unique(np.concatenate([first, second])).tolist()}
-    levels: dict[str, list[tuple[int, int]]] = {kind: [] for kind in KINDS}
-    for a, b, cosine in zip(first.tolist(), second.tolist(), cosines.tolist(), strict=True):
-        one, two = known[a], known[b]
-        if one and two and one[0] == two[0]:
-            levels["same file"].append((a, b))
-        elif one and two and cosine >= SAME_PICTURE and (one[1] ^ two[1]).bit_count() <= _HASH_BITS:
-            levels["same picture"].append((a, b))
-        else:
-            levels["similar"].append((a, b))
-    return [Alike(kind, rows) for kind, pairs in levels.items() for rows in _groups(pairs)]
+    found = find_duplicates(memory, limit=compared(len(memory)))
+    groups = []
+    for level, kind in zip(LEVELS, KINDS, strict=True):
+        rows = (tuple(row_of[id] for id in group if id in row_of) for group in found.groups[level])
+        alike = sorted((each for each in rows if len(each) > 1), key=lambda each: (-len(each), each))
+        groups += [Alike(kind, each) for each in alike]
+    return groups
 
 
-def _near_pairs(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rows = torch.from_numpy(vectors[:MOST_COMPARED])
-    parts: list[tuple[np.ndarray, ...]] = []
-    count = 0
-    for start in range(0, len(rows), _BLOCK):
-        products = rows[start : start + _BLOCK] @ rows[start:].T
-        a, b = torch.nonzero(products >= SIMILAR, as_tuple=True)
-        later = b > a
-        a, b = a[later], b[later]
-        parts.append(((a + start).numpy(), (b + start).numpy(), products[a, b].numpy()))
-        count += len(a)
-        if count > _MOST_PAIRS:
-            break
-    found = [np.concatenate(each) for each in zip(*parts, strict=True)]
-    best = np.argsort(-found[2], kind="stable")[:_MOST_PAIRS]
-    return found[0][best], found[1][best], found[2][best]
-
-
-def _groups(pairs: list[tuple[int, int]]) -> list[tuple[int, ...]]:
-    """Rows joined by pairs, directly or through others; largest group first."""
-    leader: dict[int, int] = {}
-
-    def top(row: int) -> int:
-        while leader.setdefault(row, row) != row:
-            leader[row] = leader[leader[row]]
-            row = leader[row]
-        return row
-
-    for a, b in pairs:
-        leader[top(a)] = top(b)
-    groups: dict[int, list[int]] = {}
-    for row in leader:
-        groups.setdefault(top(row), []).append(row)
-    return sorted((tuple(sorted(rows)) for rows in groups.values()), key=lambda rows: (-len(rows), rows))
-
-
-def perceptual_hash(picture: Image.Image) -> int:
-    """64 bits that survive re-encoding and resizing: which of neighbouring cells of a 9 × 8 picture is brighter."""
-    cells = np.asarray(picture.convert("L").resize((9, 8), Image.Resampling.BOX), dtype=np.int16)
-    bits = (cells[:, 1:] > cells[:, :-1]).ravel()
-    return int.from_bytes(np.packbits(bits).tobytes(), "big")
+def compared(rows: int) -> int:
+    """How many of a memory's pictures are compared with all of them, so that nobody waits for longer than a minute."""
+    return min(rows, MOST_COMPARED**2 // max(1, rows))

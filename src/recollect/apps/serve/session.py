@@ -19,7 +19,7 @@ from recollect.apps.classify.classifier import Classifier, ClassifierModel, Supp
 from recollect.apps.classify.clicks import ClickFit, ClickModel, CutOff, cut_off, next_to_label
 from recollect.apps.serve.collection import Collection
 from recollect.apps.serve.labels import ClickedClass, ClickedLabels
-from recollect.apps.serve.layout import KINDS, MOST_COMPARED, Alike, Layout, duplicates, lay_out
+from recollect.apps.serve.layout import KINDS, Alike, Layout, compared, duplicates, lay_out
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder
 from recollect.data.sources.images import decode
@@ -174,11 +174,12 @@ class Session:
         """Groups of pictures that are alike, and a sentence about them; looked for once."""
         with self._slow:
             if self._alike is None:
-                self._alike = duplicates(self.collection.vectors, self.collection.looks)
+                self._alike = duplicates(self.collection.memory, self.collection.row_of)
             groups = self._alike
         counts = {kind: [len(each.rows) for each in groups if each.kind == kind] for kind in KINDS}
         said = "; ".join(f"{kind}: {len(sizes):,} groups of {sum(sizes):,}" for kind, sizes in counts.items())
-        part = "" if len(self.collection) <= MOST_COMPARED else f" (of the first {MOST_COMPARED:,} pictures)"
+        first, rows = compared(len(self.collection)), len(self.collection)
+        part = "" if first == rows else f" (of the first {first:,} pictures with all {rows:,})"
         return groups, f"{said}{part}"
 
     def window(self, key: str, start: int, count: int, label: int | None = None) -> list[dict[str, Any]]:
