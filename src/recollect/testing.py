@@ -1,4 +1,4 @@
-"""Checks for sources, encoders and classifiers of one's own, and small ones to test with.
+"""Checks for sources, encoders, classifiers and memory backends of one's own, and small ones to test with.
 
 Each check raises `AssertionError` with a sentence that says which promise is broken.
 
@@ -22,6 +22,8 @@ from torch import Tensor
 from recollect.core.types import NO_LABEL, Encoder, EncoderBase, ImageLike, Kind, Sample, Source
 from recollect.data.sources.images import BrokenImageError
 from recollect.fewshot.base import EmbeddingClassifier
+from recollect.memory.conformance import ListBackend as ListBackend
+from recollect.memory.conformance import check_backend as check_backend
 
 
 @dataclass(eq=False)

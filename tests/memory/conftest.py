@@ -52,10 +52,14 @@ def make_pairs(count, first=0, width=WIDTH, model=MODEL, seed=0):
     )
 
 
-@pytest.fixture(params=["lance", "milvus"])
+@pytest.fixture
 def address(request, tmp_path):
-    """Where a memory of each kind may be made."""
-    return str(tmp_path / "memory") if request.param == "lance" else f"milvus://{tmp_path}/lite.db/pairs"
+    """Where a memory may be made: a folder, or a collection for tests that ask for both by ``indirect``.
+
+    What a place does is checked of each by `test_backends.py`; `Memory` asks all of them the same way.
+    """
+    kind = getattr(request, "param", "lance")
+    return str(tmp_path / "memory") if kind == "lance" else f"milvus://{tmp_path}/lite.db/pairs"
 
 
 @pytest.fixture

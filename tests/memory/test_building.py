@@ -19,6 +19,8 @@ from recollect.memory.build.building import BuildOptions, check_alone, fill_memo
 from recollect.memory.build.reading import Reader, ReadOptions
 from recollect.models import build_model
 
+BOTH = pytest.mark.parametrize("address", ["lance", "milvus"], indirect=True)
+
 
 def rows_of(memory):
     """Every row as plain values, by id."""
@@ -42,6 +44,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(building, "COMMIT", 16)
 
 
+@BOTH
 @pytest.mark.usefixtures("small_blocks")
 def test_every_sample_becomes_a_row_with_its_vectors(address, pictures, encoder):
     source = pictures(30)
@@ -61,7 +64,11 @@ def test_every_sample_becomes_a_row_with_its_vectors(address, pictures, encoder)
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("stopped", [1, 13, 16, 17, 29])
+@pytest.mark.parametrize(
+    ("address", "stopped"),
+    [("lance", 1), ("lance", 13), ("lance", 16), ("lance", 17), ("lance", 29), ("milvus", 13)],
+    indirect=["address"],
+)
 def test_a_build_that_was_stopped_anywhere_goes_on_to_the_rows_of_an_unbroken_one(
     tmp_path, address, pictures, encoder, stopped
 ):
@@ -113,6 +120,7 @@ def test_a_commit_that_is_there_in_part_is_completed(pictures, encoder, tmp_path
     assert sorted(row[3] for row in rows_of(memory).values()) == list(range(30))
 
 
+@BOTH
 @pytest.mark.usefixtures("small_blocks")
 def test_a_limit_can_be_raised_later(address, pictures, encoder):
     memory = open_for_build(address, encoder, "m")
@@ -215,6 +223,7 @@ def test_what_is_kept_of_a_picture(tmp_path, encoder, keep, kind):
         assert item.image == (tmp_path / "images" / "cat" / "0.png").read_bytes()
 
 
+@BOTH
 def test_pictures_without_a_text_are_kept_and_counted(address, pictures, encoder):
     class Wordless(pictures):
         def __getitem__(self, index):

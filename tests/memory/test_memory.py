@@ -9,6 +9,8 @@ import torch
 from recollect.core.errors import UserError
 from recollect.memory import Memory
 
+BOTH = pytest.mark.parametrize("address", ["lance", "milvus"], indirect=True)
+
 
 def brute(pairs, queries, k, modality, keep=lambda row: True):
     """Sort every row by its cosine, in double precision."""
@@ -84,6 +86,7 @@ def test_the_fingerprint_changes_with_the_rows(memory, pairs):
     assert len({before, added, memory.fingerprint}) == 3
 
 
+@BOTH
 def test_a_memory_opened_again_is_the_same(memory, address, pairs):
     again = Memory.open(address)
     assert (len(again), again.width, again.model, again.fingerprint) == (40, 16, "model-a", memory.fingerprint)
@@ -206,6 +209,7 @@ def test_k_larger_than_the_memory_says_how_large_it_is(memory, pairs):
         memory.search(pairs(1).image_vectors, k=41)
 
 
+@BOTH
 def test_an_empty_memory_says_how_to_fill_it(address, pairs):
     memory = Memory.create(address, width=16, model="model-a")
     with pytest.raises(UserError, match=r"the memory is empty. Fill it with `recollect memory add"):
@@ -214,6 +218,7 @@ def test_an_empty_memory_says_how_to_fill_it(address, pairs):
     assert memory.info().sources == {}
 
 
+@BOTH
 def test_a_memory_is_never_made_over_another(memory, address):
     with pytest.raises(UserError, match="already exists"):
         Memory.create(address, width=16, model="model-a")
@@ -285,6 +290,7 @@ def test_columns_come_in_one_order(memory, pairs):
         assert metadata == everything.metadata[row]
 
 
+@BOTH
 def test_ids_may_hold_any_sign(memory, pairs):
     nasty = ["a\\b", "a\\nb", "a\nb", 'say "x"', "it's", "tab\t", "\\", "ü%_", "\x01", "[1]"]
     more = pairs(len(nasty), first=40)

@@ -17,6 +17,8 @@ from recollect.memory.build import building
 from recollect.memory.build.building import BuildOptions, fill_memory, open_for_build
 from recollect.memory.build.reading import Reader, ReadOptions
 
+BOTH = pytest.mark.parametrize("address", ["lance", "milvus"], indirect=True)
+
 
 def draw(number):
     pixels = np.random.default_rng(number).integers(0, 256, (6, 6, 3), dtype=np.uint8)
@@ -83,6 +85,7 @@ def test_a_class_folder_gives_labels_and_no_captions(tmp_path, encoder):
     assert memory.search(encoder.embed_images([draw(3)]), 2, where="label = 'dog'").ids[0, 0] == "pets:dog/3.png"
 
 
+@BOTH
 def test_a_folder_with_new_changed_and_vanished_pictures_is_followed(address, photos, encoder):
     memory = open_for_build(address, encoder, "m")
     fill(memory, encoder, photos)
@@ -135,6 +138,7 @@ def test_the_same_pairs_in_another_order_are_the_same_rows(address, tmp_path, en
     assert captions_of(memory) == {pixels(number): f"caption {number}" for number in range(12)}
 
 
+@BOTH
 def test_a_newer_edition_of_a_file_replaces_its_rows(address, tmp_path, encoder):
     memory = open_for_build(address, encoder, "m")
     fill(memory, encoder, table(tmp_path / "pairs.parquet", range(8), year=[2000] * 8))
@@ -190,6 +194,7 @@ def test_one_picture_with_several_captions_has_a_row_for_each(address, tmp_path,
     assert report.removed == 1
 
 
+@BOTH
 def test_captions_come_later_by_id_or_file_and_can_be_replaced_and_taken_away(address, photos, encoder):
     memory = open_for_build(address, encoder, "m")
     fill(memory, encoder, photos)
