@@ -122,7 +122,7 @@ class Caption:
         if not name:
             raise UserError(f"{memory.address}: does not say which model embedded it. Name it with --encoder.")
         encoder = load_model(name, self.device)
-        memory.check_model(encoder.fingerprint, name)
+        memory.check_encoder(encoder, name)
         return encoder
 
 

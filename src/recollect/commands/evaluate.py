@@ -14,12 +14,11 @@ from recollect.commands.memory_options import MemoryOptions, with_memory
 from recollect.commands.positionals import ModelPlaces
 from recollect.core.errors import UserError
 from recollect.core.progress import output
-from recollect.core.types import Encoder, Kind, Source
+from recollect.core.types import Encoder, Kind, Source, caption_prefix
 from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.data.sources.columns import Columns
 from recollect.evaluation.features import FeatureCache
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
-from recollect.evaluation.language import own_prefixes
 from recollect.evaluation.probe import linear_probe
 from recollect.evaluation.results import Result, save_together, summarise
 from recollect.evaluation.tables import gain_over_draws, sample_efficiency, tidy
@@ -133,7 +132,7 @@ class ModelOptions:
     def prefix_for(self, encoder: Encoder) -> Kind | None:
         """The prefix that texts get; none for a model that has none."""
         if self.prefix == "auto":
-            return "caption" if "caption" in own_prefixes(encoder) else None
+            return caption_prefix(encoder)
         return None if self.prefix == "none" else self.prefix
 
     def save(self, results: Sequence[Result], console: Console) -> None:

@@ -132,7 +132,7 @@ class Add:
         """Add, and say what was added."""
         memory = Memory.open(self.memory)
         encoder = load_model(self.model, self.pairs.device)
-        memory.check_model(encoder.fingerprint, self.model)
+        memory.check_encoder(encoder, self.model)
         reader, options = self.pairs.reader(self.data, encoder), self.pairs.build()
         check_name(memory, reader)
         _say(memory, fill_memory(memory, reader, options, self.pairs.engine), reader.called)
@@ -177,7 +177,7 @@ class Remove:
         if self.model is None:
             raise UserError("--near: name the model that the memory was built with: --model MODEL")
         encoder = load_model(self.model, self.device)
-        memory.check_model(encoder.fingerprint, self.model)
+        memory.check_encoder(encoder, self.model)
         features = image_features(encoder, open_source(self.near, split=self.split))
         return memory.near_duplicates(features.images, self.threshold)
 

@@ -59,7 +59,7 @@ class Watch:
         if not name:
             raise UserError(f"{self.memory}: does not say which model embedded it. Name it with --model.")
         encoder = load_model(name, self.device)
-        memory.check_model(encoder.fingerprint, name)
+        memory.check_encoder(encoder, name)
         watch = FolderWatch(memory, encoder, self.folder, self.name)
         if self.once:
             report = watch.look(settled=True)

@@ -106,7 +106,7 @@ class Serve:
         page = Path(self.memory) / "page"
         journal = Journal(self.log or page / "clicks.jsonl")
         encoder = load_model(name, self.device)
-        memory.check_model(encoder.fingerprint, name)
+        memory.check_encoder(encoder, name)
         began = time.perf_counter()
         collection = Collection(memory)
         out = self.out or (self.log.parent if self.log else page) / "classifiers"

@@ -103,7 +103,7 @@ class TrainReco:
         memory = Memory.open(self.memory)  # what is wrong with it should show before anything is embedded
         memory.check_k(self.k)
         encoder = load_model(self.model, self.device)
-        memory.check_model(encoder.fingerprint, self.model)
+        memory.check_encoder(encoder, self.model)
         sources = tuple(open_source(spec, split=self.split) for spec in self.data)
         if self.limit is None and any(source.endless for source in sources):
             raise UserError("a built-in stream has no end. Say how many pairs to take with --limit N.")

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Int64, Shaped
 
 from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator
-from recollect.core.types import Encoder, Kind, Source
+from recollect.core.types import Encoder, Kind, Source, caption_prefix
 from recollect.data.sources.derived import Joined
 from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.intervals import gain_interval, gain_test, mean_interval
@@ -20,7 +20,7 @@ from recollect.search.cost import Cost, measured
 from recollect.search.methods import SEARCH_METHODS, MethodOptions, Prepared, SearchContext, prepare
 from recollect.search.pixels import PixelCache
 from recollect.search.pool import SourcePool
-from recollect.search.searcher import SearchResult, caption_kind
+from recollect.search.searcher import SearchResult
 from recollect.tasks.retrieval import RetrievalTask, keep_images
 
 DIRECTIONS = ("text to image", "image to text")
@@ -349,7 +349,7 @@ def _image_ranks(
     """Rank of each image's best true text among those that are no captions of the pool, which may have been learnt."""
     images = image_features(encoder, task.images).images if vectors is None else vectors
     kept = [number for number, text in enumerate(task.texts) if text not in reserved]
-    texts = encoder.embed_texts([task.texts[number] for number in kept], caption_kind(encoder)).numpy()
+    texts = encoder.embed_texts([task.texts[number] for number in kept], caption_prefix(encoder)).numpy()
     return streaming_ranks(images, texts, [task.matches[number] for number in kept]).images
 
 

@@ -140,9 +140,10 @@ def _check_rows(backend: Backend, rows: Pairs) -> None:
 def _check_search(backend: Backend, rows: Pairs) -> None:
     queries = _rows(7, seed=1).image_vectors
     spoken = rows.has_text
-    for modality, with_text, among in (
-        ("image", False, np.ones(len(rows), bool)), ("image", True, spoken), ("text", False, spoken),
-    ):  # fmt: skip
+    asked: list[tuple[Modality, bool, np.ndarray]] = [
+        ("image", False, np.ones(len(rows), dtype=bool)), ("image", True, spoken), ("text", False, spoken),
+    ]  # fmt: skip
+    for modality, with_text, among in asked:
         found = backend.search(queries, 5, modality, None, with_text, exact=True)
         _same_hits(found, *_brute(rows, queries, 5, modality, among), f"search among {modality}s")
         assert found.scores.dtype == np.float32, "scores are float32"

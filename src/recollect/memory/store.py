@@ -18,6 +18,7 @@ from recollect.memory.backends.lance import LanceBackend
 from recollect.memory.filters import parse_filter
 from recollect.memory.info import MemoryInfo, describe, metadata_keys
 from recollect.memory.lookup import Exclusions, Question, find, find_beside, find_near, nothing_satisfies
+from recollect.memory.matching import check_encoder, check_k, check_model
 from recollect.memory.naming import ids_of, set_captions
 from recollect.memory.rows import Item, Modality, Pairs, Precision, Record, check_vectors, picture_of
 
@@ -189,7 +190,7 @@ class Memory:
         Raises:
             UserError: another model, or an id or file that is not there; then nothing is changed.
         """
-        self.check_model(encoder.fingerprint, "the encoder")
+        self.check_encoder(encoder, "the encoder")
         return set_captions(self.backend, captions, encoder, by)
 
     def ids_of(self, names: Sequence[str]) -> list[str]:
@@ -390,18 +391,23 @@ class Memory:
         """Columns of all rows, or of those whose ``source``, ``origin``, … is the one given, in batches."""
         return self.backend.columns(names, where)
 
+    def check_encoder(self, encoder: Encoder, what: str) -> None:
+        """Refuse a model that would not read texts as the memory's were read, and any but the one that embedded it.
+
+        One rule decides how texts are read (`core.types.caption_prefix`), and the memory's record keeps what it said.
+
+        Raises:
+            UserError: it is another model, or reads otherwise.
+        """
+        check_encoder(self.backend, encoder, what)
+
     def check_model(self, fingerprint: str, what: str) -> None:
         """Refuse another model than the one that embedded the memory.
 
         Raises:
             UserError: it is another.
         """
-        if fingerprint != self.model:
-            named = self.backend.record.model_name or "a model"
-            raise UserError(
-                f"{self.address}: embedded by {named} ({self.model[:12]}), but {what} is another model "
-                f"({fingerprint[:12]}). Use that model, or build a memory with this one."
-            )
+        check_model(self.backend, fingerprint, what)
 
     def _queries(self, vectors: Vectors) -> Float32[np.ndarray, "queries width"]:
         queries = vectors.detach().cpu().numpy() if isinstance(vectors, torch.Tensor) else vectors
@@ -420,22 +426,7 @@ class Memory:
         Raises:
             UserError: k is below 1, or the memory is empty or smaller.
         """
-        if k < 1:
-            raise UserError(f"k = {k}: ask for at least 1 row")
-        rows = len(self)
-        if rows == 0:
-            raise UserError(
-                f"{self.address}: the memory is empty. Fill it with `recollect memory add {self.address} MODEL SOURCE`."
-            )
-        texts = self.texts if with_text else rows
-        if k > rows:
-            raise UserError(f"{self.address}: k = {k}, but the memory holds {rows:,} rows. Ask for at most {rows:,}.")
-        if k > texts:
-            raise UserError(
-                f"{self.address}: k = {k}, but {texts or 'none'} of its {rows:,} rows {'have' if texts > 1 else 'has'} "
-                f"a text. Give its pictures captions with `recollect caption {self.address}`, or search among images."
-            )
-        return texts
+        return check_k(self.backend, k, with_text)
 
     def _check_known(self, ids: Sequence[str]) -> None:
         if missing := set(ids) - self.backend.known(ids):

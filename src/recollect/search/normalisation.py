@@ -14,13 +14,13 @@ from torch import Tensor
 
 from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator
+from recollect.core.types import caption_prefix
 from recollect.memory import Hits, Item
 from recollect.memory.filters import parse_filter
 from recollect.models import DualEncoder
 from recollect.search.baselines.pool_wide import NO_CAPTIONS, has_caption, item_blocks
 from recollect.search.counters import CostCounters
 from recollect.search.pool import Pool, columns, nearest_of
-from recollect.search.searcher import caption_kind
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 NEAREST = (1, 8, 32, 128)
@@ -139,7 +139,7 @@ def normalised(
     owners = list(captions)
     drawn = numpy_generator("references", seed).permutation(len(owners))[:_REFERENCES]
     chosen = [owners[place] for place in sorted(drawn.tolist())]
-    texts = encoder.embed_texts([captions[id] for id in chosen], caption_kind(encoder)).numpy()
+    texts = encoder.embed_texts([captions[id] for id in chosen], caption_prefix(encoder)).numpy()
     if tally is not None:
         tally.forward(texts=len(chosen))
     if settings is None:

@@ -66,7 +66,7 @@ def open_searcher(
     if not name:
         raise UserError(f"{store.address}: does not say which model embedded it. Name it with --model.")
     encoder = load_model(name, device)
-    store.check_model(encoder.fingerprint, name)
+    store.check_encoder(encoder, name)
     if among == "captions" and rerank != "none":
         raise UserError("an episode ranks images that the model found, not their captions: leave out one of both")
     if normalise and (rerank != "none" or among == "captions"):

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recollect.core.errors import UserError
-from recollect.core.types import Encoder, Kind
+from recollect.core.types import Encoder, caption_prefix
 from recollect.memory import Hits, Item
 from recollect.models import DualEncoder
 from recollect.search.counters import CostCounters
@@ -204,7 +204,7 @@ class Searcher:
     def _embed(self, queries: list[Query]) -> Float[Tensor, "queries width"]:
         words = sum(term.words is not None for query in queries for term in query.terms)
         self.tally.forward(texts=words, images=sum(len(query.terms) for query in queries) - words)
-        return embed_queries(self.query_encoder or self.encoder, queries, caption_kind(self.encoder))
+        return embed_queries(self.query_encoder or self.encoder, queries, caption_prefix(self.encoder))
 
     def _told(self, query: Query, result: SearchResult) -> SearchResult:
         """With a note where the model does not read the query to its end."""
@@ -232,18 +232,13 @@ def _model_score(hit: Hit) -> float:
     return hit.score if hit.model_score is None else hit.model_score
 
 
-def caption_kind(encoder: DualEncoder) -> Kind | None:
-    """Queries and captions are read as captions by a model that has a prefix for them."""
-    return "caption" if "caption" in encoder.prefixes else None
-
-
 def shortened_notes(encoder: DualEncoder, query: Query) -> tuple[str, ...]:
     """What to say of words that the model does not read to their end."""
     words = [term.words for term in query.terms if term.words is not None]
     most = encoder.longest_text
     if not words or most is None:
         return ()
-    longest = max(encoder.text_lengths(words, caption_kind(encoder)))
+    longest = max(encoder.text_lengths(words, caption_prefix(encoder)))
     if longest <= most:
         return ()
     return (f"the query has {longest} tokens, of which the model reads the first {most}: its end is not searched for",)

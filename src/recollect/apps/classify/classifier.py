@@ -14,11 +14,10 @@ from recollect.apps.classify.folder import load_classifier, save_classifier
 from recollect.apps.classify.pictures import Example, embed_files
 from recollect.apps.classify.unknown import least_similarity
 from recollect.core.errors import UserError
-from recollect.core.types import Encoder, Kind
+from recollect.core.types import Encoder, Kind, caption_prefix
 from recollect.data.prompts import GENERAL_TEMPLATES, fill, readable
 from recollect.evaluation.features import prompt_ensemble
 from recollect.evaluation.few_shot import learned_scale
-from recollect.evaluation.language import own_prefixes
 from recollect.fewshot import EmbeddingClassifier
 from recollect.fewshot.protocol import FEW_SHOT_METHODS
 
@@ -353,7 +352,7 @@ class Classifier:
 
 def class_prefix(encoder: Encoder) -> Kind | None:
     """How a model reads class names: as captions if it has that prefix (as ``--prefix auto`` does)."""
-    return "caption" if "caption" in own_prefixes(encoder) else None
+    return caption_prefix(encoder)
 
 
 def class_prompts_of(name: str, texts: Sequence[str]) -> list[str]:

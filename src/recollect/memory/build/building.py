@@ -87,7 +87,7 @@ def open_for_build(address: str | Path, encoder: Encoder, name: str, precision: 
             precision=precision,
         )
     memory = Memory.open(address)
-    memory.check_model(fingerprint, name)
+    memory.check_encoder(encoder, name)
     return memory
 
 

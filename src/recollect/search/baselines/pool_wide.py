@@ -11,6 +11,7 @@ from torch import Tensor
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.seeding import numpy_generator
+from recollect.core.types import caption_prefix
 from recollect.memory import Item
 from recollect.models import DualEncoder
 from recollect.models.lora.layers import Adapters, adapted, adapter_sites, initial_adapters, merge_adapters
@@ -21,7 +22,6 @@ from recollect.search.episodes.loss import episode_loss, negatives
 from recollect.search.episodes.options import EpisodeOptions, TuningOptions
 from recollect.search.pixels import PixelCache
 from recollect.search.pool import Pool, VectorPool
-from recollect.search.searcher import caption_kind
 
 _BLOCK = 512
 
@@ -48,7 +48,7 @@ def by_captions(encoder: DualEncoder, pool: Pool, tally: CostCounters | None = N
     for items in item_blocks(pool, "embed captions"):
         there = [item for item in items if has_caption(item)]
         ids += [item.id for item in there]
-        blocks.append(encoder.embed_texts([item.caption for item in there], caption_kind(encoder)).numpy())
+        blocks.append(encoder.embed_texts([item.caption for item in there], caption_prefix(encoder)).numpy())
     if not ids:
         raise UserError(NO_CAPTIONS)
     if tally is not None:
@@ -123,7 +123,7 @@ def fine_tune(
 
 def _loss(encoder: DualEncoder, batch: _Pairs, options: EpisodeOptions) -> Tensor:
     images = encoder.encode_images(batch.pixels.to(encoder.device, encoder.dtype))
-    texts = encoder.encode_texts(encoder.tokenize(batch.captions, caption_kind(encoder)))
+    texts = encoder.encode_texts(encoder.tokenize(batch.captions, caption_prefix(encoder)))
     numbers = torch.tensor([batch.numbers], device=images.device)
     every = torch.ones_like(numbers, dtype=torch.bool)
     scale = contrast_scale(encoder, options)

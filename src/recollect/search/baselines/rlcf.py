@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
-from recollect.core.types import Encoder
+from recollect.core.types import Encoder, caption_prefix
 from recollect.models import DualEncoder
 from recollect.search.counters import CostCounters
 from recollect.search.episodes.batched import contrast_scale
@@ -19,7 +19,7 @@ from recollect.search.episodes.options import EpisodeOptions, RewardOptions
 from recollect.search.episodes.searcher import NOT_FINITE
 from recollect.search.pool import Pool
 from recollect.search.query import Query
-from recollect.search.searcher import Hit, Searcher, SearchResult, as_result, caption_kind, open_items
+from recollect.search.searcher import Hit, Searcher, SearchResult, as_result, open_items
 
 _KEPT = 100_000  # teacher's embeddings of pictures, a few hundred MiB at most
 
@@ -37,7 +37,7 @@ class Teacher:
 
     def rewards(self, query: str, ids: Sequence[str]) -> Float[Tensor, " images"]:
         """``max(2.5 · cos, 0)`` of the query with each image (CLIP score); NaN where one cannot be opened any more."""
-        kind = caption_kind(self.encoder) if isinstance(self.encoder, DualEncoder) else None
+        kind = caption_prefix(self.encoder) if isinstance(self.encoder, DualEncoder) else None
         asked = self.encoder.embed_texts([query], kind)[0]
         self.tally.forward(texts=1)
         self._embed([id for id in ids if id not in self._known])
@@ -147,7 +147,7 @@ class RewardSearcher(Searcher):
         return True
 
     def _embed_one(self, query: str) -> Float[Tensor, "one width"]:
-        return F.normalize(self._copy.encode_texts(self._copy.tokenize([query], caption_kind(self._copy))), dim=1)
+        return F.normalize(self._copy.encode_texts(self._copy.tokenize([query], caption_prefix(self._copy))), dim=1)
 
     @torch.no_grad()
     def _reset(self) -> None:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from recollect.core.types import caption_prefix
 from recollect.models import DualEncoder
 from recollect.models.lora.first_step import FirstStep
 from recollect.models.lora.layers import Adapters, adapted, adapter_sites, initial_adapters
@@ -15,7 +16,6 @@ from recollect.search.counters import CostCounters
 from recollect.search.episodes.batch import EpisodeBatch, Reranked, shared_rows
 from recollect.search.episodes.loss import episode_loss, negatives
 from recollect.search.episodes.options import EpisodeOptions
-from recollect.search.searcher import caption_kind
 
 _NO_TEMPERATURE = 1 / 0.07  # a model that stores none is read with CLIP's at the start
 LEAST_PAIRS = 2
@@ -64,7 +64,7 @@ class Episodes:
         queries, k = flight.images.shape
         pairs = flight.pairs
         images, texts = shared_rows(flight.images, pairs), shared_rows(flight.texts, pairs)
-        tokens = self.encoder.tokenize(flight.captions, caption_kind(self.encoder)) if flight.captions else {}
+        tokens = self.encoder.tokenize(flight.captions, caption_prefix(self.encoder)) if flight.captions else {}
         with step.recording():
             outputs = [self._encode_images(flight.pixels[group.rows]) for group in images]
             outputs += [self.encoder.encode_texts(rows_of(tokens, group.rows)) for group in texts]
@@ -143,7 +143,7 @@ class Episodes:
         """Both towers on every place, each query's places with its own adapters; places without a pair are filled."""
         queries, k = flight.images.shape
         rows = [places.clamp(min=0).reshape(-1) for places in (flight.images, flight.texts)]
-        tokens = self.encoder.tokenize(flight.captions or ("",), caption_kind(self.encoder))
+        tokens = self.encoder.tokenize(flight.captions or ("",), caption_prefix(self.encoder))
         images = self._encode_images(flight.pixels[rows[0]])
         texts = self.encoder.encode_texts(rows_of(tokens, rows[1]))
         self.tally.forward(images=len(images), texts=len(texts))
@@ -194,7 +194,7 @@ def embed_asked(encoder: DualEncoder, flight: EpisodeBatch) -> Float[Tensor, "qu
     most = max(len(query.words) for query in flight.queries)
     if most:
         filled = [(*query.words, *(("", 0.0),) * (most - len(query.words))) for query in flight.queries]
-        tokens = encoder.tokenize([word for each in filled for word, _ in each], caption_kind(encoder))
+        tokens = encoder.tokenize([word for each in filled for word, _ in each], caption_prefix(encoder))
         total = total + _weighted(encoder.encode_texts(tokens), [[weight for _, weight in each] for each in filled])
     most = max(len(query.pictures) for query in flight.queries)
     if most:

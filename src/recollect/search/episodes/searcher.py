@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from recollect.core.progress import progress
+from recollect.core.types import caption_prefix
 from recollect.memory import Item
 from recollect.search.cost import Meter
 from recollect.search.episodes.batch import Asked, EpisodeBatch, Reranked, number_texts
@@ -17,7 +18,7 @@ from recollect.search.episodes.sequential import FullEpisodes
 from recollect.search.pixels import PixelCache
 from recollect.search.pool import Pool
 from recollect.search.query import Query
-from recollect.search.searcher import Hit, Searcher, SearchResult, as_result, caption_kind, open_items
+from recollect.search.searcher import Hit, Searcher, SearchResult, as_result, open_items
 
 NOT_FINITE = "the episode's loss or scores were not finite: zero-shot ranking"
 EPISODE = "episode"
@@ -76,7 +77,7 @@ class EpisodicSearcher(Searcher):
     def _load(self, query: Query, result: SearchResult) -> Load:
         first = result.hits[: self.options.k]
         texts = [hit.item.caption for hit in first] + [term.words for term in query.terms if term.words is not None]
-        lengths = self.encoder.text_lengths([text or "" for text in texts], caption_kind(self.encoder))
+        lengths = self.encoder.text_lengths([text or "" for text in texts], caption_prefix(self.encoder))
         longest = max(lengths, default=0)
         pictures = len(first) + sum(term.words is None for term in query.terms)
         captioned = sum(bool(hit.item.caption.strip()) for hit in first)

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from recollect.core.errors import UserError
+from recollect.core.types import caption_prefix
 from recollect.models import DualEncoder
 from recollect.models.lora.layers import Adapters, adapter_sites, initial_adapters, transformers_model
 from recollect.search.counters import CostCounters
@@ -15,7 +16,6 @@ from recollect.search.episodes.batch import EpisodeBatch, Reranked
 from recollect.search.episodes.batched import LEAST_PAIRS, contrast_scale, embed_asked, finished, similarities
 from recollect.search.episodes.loss import episode_loss, negatives
 from recollect.search.episodes.options import EpisodeOptions
-from recollect.search.searcher import caption_kind
 
 
 class OneAtATime:
@@ -66,7 +66,7 @@ class OneAtATime:
         images, texts = flight.images[0][pairs], flight.texts[0][pairs]
         raw_images = self._encode_images(flight.pixels[images])
         captions = [flight.captions[number] for number in texts.tolist()]
-        raw_texts = self._copy.encode_texts(self._copy.tokenize(captions, caption_kind(self._copy)))
+        raw_texts = self._copy.encode_texts(self._copy.tokenize(captions, caption_prefix(self._copy)))
         self.tally.forward(images=len(images), texts=len(texts))
         self.tally.backward(images=len(images), texts=len(texts))
         every = torch.ones(1, len(images), dtype=torch.bool, device=raw_images.device)
