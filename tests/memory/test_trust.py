@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,12 +19,19 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from PIL import Image
 
 from recollect.core.errors import UserError
+from recollect.core.types import EncoderBase
 from recollect.memory import Memory, Pairs
 from recollect.memory.backends.lance import LanceBackend
+from recollect.memory.build import building, reading
+from recollect.memory.build.watching import FolderWatch
 
 WIDTH = 8
+STEP = 1 if os.environ.get("RECOLLECT_ALL_KILLS") else 6
+"""Every sixth write is killed at, unless all are asked for."""
+
 NAMES = st.sampled_from([f"r{number}" for number in range(12)] + ["a\\b", "a#1", "it's", "tab\t"])
 
 
@@ -181,20 +189,21 @@ def test_the_comparison_catches_a_memory_that_keeps_what_was_replaced(monkeypatc
     assert not isinstance(caught.value, KeyboardInterrupt)
 
 
-def write(address, moment):
-    """Everything that writes, in a process that kills itself before or after its ``moment``-th write."""
+def die_at(moment):
+    """Kill this process before or after its ``moment``-th write: of rows, or of a file that becomes what it is."""
     left = moment
+
+    def step():
+        nonlocal left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def counted(function):
         def call(*args, **more):
-            nonlocal left
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+            step()
             result = function(*args, **more)
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+            step()
             return result
 
         return call
@@ -202,6 +211,11 @@ def write(address, moment):
     for name in ("append", "upsert", "delete"):
         setattr(LanceBackend, name, counted(getattr(LanceBackend, name)))
     os.rename, os.replace = counted(os.rename), counted(os.replace)
+
+
+def write(address, moment):
+    """Everything that writes, in a process that kills itself."""
+    die_at(moment)
     memory = Memory.open(address)
     query = np.eye(WIDTH, dtype=np.float32)
     memory.add(rows([f"new {number}" for number in range(3)], 0))
@@ -228,28 +242,111 @@ def states():
     yield dict(held)
 
 
-def test_a_writer_that_is_killed_at_any_write_leaves_a_whole_memory(tmp_path):
+def killed(target, folder, moment, *more):
+    """Run a writer on a copy of a memory until it kills itself; returns the copy, or None where it came to its end."""
+    copy = folder.parent / f"copy {moment}"
+    shutil.copytree(folder, copy)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    process = context.Process(target=target, args=(str(copy), moment, *more))
+    process.start()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return None if process.exitcode == 0 else copy
+
+
+def ids_of(memory):
+    """All of them, each once."""
+    ids = [id for batch in memory.columns(["id"]) for id in batch["id"]]
+    assert len(ids) == len(set(ids))
+    return ids
+
+
+def test_a_writer_that_is_killed_at_any_write_leaves_a_whole_memory(tmp_path, capsys):
     made = Memory.create(tmp_path / "memory", width=WIDTH, model="m")
     made.add(rows([f"old {number}" for number in range(60)], 0))
     allowed, kills = list(states()), 0
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    for moment in range(1, 60, 5):
-        copy = tmp_path / f"copy {moment}"
-        shutil.copytree(tmp_path / "memory", copy)
-        process = context.Process(target=write, args=(str(copy), moment))
-        process.start()
-        process.join()
+    for moment in range(1, 90, STEP):
+        copy = killed(write, tmp_path / "memory", moment)
+        if copy is None:
+            break
         memory = Memory.open(copy)
-        ids = [id for batch in memory.columns(["id"]) for id in batch["id"]]
-        assert len(ids) == len(set(ids))
+        ids = ids_of(memory)
         assert {item.id: item.caption for item in memory.fetch(ids)} in allowed
         assert sorted(memory.search(vector("q")[None], len(memory)).ids[0]) == sorted(ids)
         assert memory.damage() == []
         memory.upsert(rows(["after"], 0))  # and nobody holds the writers' lock any more
-        if process.exitcode == 0:
-            break
-        assert process.exitcode == -signal.SIGKILL
         kills += 1
-    print(f"{kills} kills")
-    assert kills >= 3
+    with capsys.disabled():
+        print(f"\n{kills} kills during add, upsert, caption, index and delete")
+    assert kills >= 5
+
+
+class Pixels(EncoderBase):
+    """Embeds a picture by its pixels."""
+
+    width, fingerprint = WIDTH, "m"
+
+    def embed_images(self, images):
+        import torch
+
+        return torch.from_numpy(np.stack([vector(str(np.asarray(image).tobytes())) for image in images]))
+
+    def embed_texts(self, texts, prefix=None):
+        raise AssertionError("nothing has a text")
+
+
+def draw(folder, name, shade):
+    (folder / name).write_bytes(b"P6 2 2 255 " + bytes([shade] * 12))
+
+
+def change(folder):
+    """Two new pictures, two that are others now, and two that are gone; again and again the same."""
+    for number in (90, 91, 3, 14):
+        draw(folder, f"{number}.ppm", 200 + number % 50)
+    for number in (5, 13):
+        (folder / f"{number}.ppm").unlink(missing_ok=True)
+
+
+def watched(address, photos):
+    watch = FolderWatch(Memory.open(address), Pixels(), Path(photos))
+    watch.look(settled=True)
+
+
+def watch_and_die(address, moment, photos):
+    """Follow a folder that changes meanwhile, in small commits, in a process that kills itself."""
+    building.COMMIT = building.ROWS_AT_ONCE = reading.ROWS_AT_ONCE = 4
+    die_at(moment)
+    watched(address, photos)
+    change(Path(photos))
+    watched(address, photos)
+    Memory.open(address).search(np.eye(WIDTH, dtype=np.float32), 1)
+
+
+def test_a_watch_that_is_killed_at_any_write_loses_and_doubles_nothing(tmp_path, capsys):
+    Memory.create(tmp_path / "memory", width=WIDTH, model="m")
+    kills = 0
+    for moment in range(1, 90, STEP):
+        photos = tmp_path / f"{moment}" / "photos"
+        photos.mkdir(parents=True)
+        for number in range(18):
+            draw(photos, f"{number}.ppm", number)
+        copy = killed(watch_and_die, tmp_path / "memory", moment, str(photos))
+        if copy is None:
+            break
+        memory = Memory.open(copy)
+        assert set(ids_of(memory)) <= {f"photos:{number}.ppm" for number in (*range(18), 90, 91)}
+        assert memory.damage() == []
+        change(photos)
+        watched(copy, photos)
+        memory.refresh()
+        names = sorted(file.name for file in photos.iterdir())
+        assert sorted(ids_of(memory)) == [f"photos:{name}" for name in names]
+        pictures = [Image.open(photos / name).convert("RGB") for name in names]
+        vectors = memory.vectors([f"photos:{name}" for name in names], "image")
+        np.testing.assert_array_equal(vectors, Pixels().embed_images(pictures).numpy())
+        assert memory.damage() == []
+        kills += 1
+    with capsys.disabled():
+        print(f"\n{kills} kills during a watch")
+    assert kills >= 5
