@@ -179,7 +179,7 @@ class Optimize:
     Rows, ids and indexes stay as they are; a reader of a version that is removed has to open the memory again.
     """
 
-    memory: tyro.conf.Positional[str]
+    memory: MemoryPlace
     """Its folder."""
     keep_days: float = 1.0
     """Versions younger than so many days stay, for those who still read them; 0 keeps the newest alone."""
