@@ -1,12 +1,19 @@
 """Every family of dual encoders, seen through the same methods, gives what transformers gives."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from transformers import AutoModel, AutoProcessor
 
+from recollect.core.errors import UserError
 from recollect.core.types import Encoder
+from recollect.data.transforms import patch_grid
 from recollect.models import load_model
+from recollect.models.export import export_onnx
+from recollect.models.transformers.families import image_inputs
 
 PADDING = {"siglip": "max_length", "naflex": "max_length"}
 
@@ -36,11 +43,56 @@ def test_raw_text_embeddings_are_those_of_transformers(checkpoint, family, capti
 
 
 def test_image_embeddings_are_those_of_transformers(checkpoint, family, pictures):
-    # NaFlex reads a picture in its own shape; here all are read square.
-    shown = [picture.resize((64, 64)) for picture in pictures] if family == "naflex" else pictures
-    embedded = load_model(checkpoint(family), "cpu").embed_images(shown)
-    expected = torch.nn.functional.normalize(plain_images(checkpoint(family), shown), dim=1)
+    embedded = load_model(checkpoint(family), "cpu").embed_images(pictures)
+    expected = torch.nn.functional.normalize(plain_images(checkpoint(family), pictures), dim=1)
     torch.testing.assert_close(embedded, expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [(40, 40), (200, 40), (33, 90), (5, 300), (1, 1), (31, 1000), (127, 128)])
+def test_naflex_keeps_the_shape_of_a_picture_as_transformers_does(checkpoint, shape):
+    pixels = np.random.default_rng(sum(shape)).integers(0, 256, (*shape, 3), dtype=np.uint8)
+    model = load_model(checkpoint("naflex"), "cpu")
+    expected = AutoProcessor.from_pretrained(checkpoint("naflex")).image_processor(
+        [Image.fromarray(pixels)], return_tensors="pt"
+    )
+    found = image_inputs(model.transform(pixels)[None], model.model.config)
+    assert found["spatial_shapes"].tolist() == expected["spatial_shapes"].tolist()
+    assert torch.equal(found["pixel_attention_mask"], expected["pixel_attention_mask"].long())
+    torch.testing.assert_close(found["pixel_values"], expected["pixel_values"].float(), atol=1e-6, rtol=0)
+
+
+def test_naflex_trains_on_crops_of_all_shapes_in_one_batch(checkpoint, pictures):
+    model = load_model(checkpoint("naflex"), "cpu")
+    crops = replace(model.training_transform(), scale=(0.99, 1.0), ratio=(0.2, 5.0))
+    wide = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 80, 3), dtype=np.uint8))
+    batch = torch.from_numpy(
+        np.stack([crops.pixels(picture, np.random.default_rng(seed)) for seed, picture in enumerate([*pictures, wide])])
+    )
+    high, wide_ = patch_grid(batch)
+    assert len({*zip(high.tolist(), wide_.tolist(), strict=True)}) > 2
+    assert (high * wide_ <= 16).all()
+    embedded = model.encode_images(crops.normalise(batch))
+    embedded.square().sum().backward()
+    alone = model.encode_images(crops.normalise(batch[-1:]))
+    torch.testing.assert_close(embedded[-1:], alone, atol=1e-5, rtol=0)  # whatever stands in the rows behind it
+    assert model.model.vision_model.embeddings.patch_embedding.weight.grad.abs().max() > 0
+
+
+def test_a_made_world_and_pictures_of_any_shape_make_one_batch(checkpoint):
+    """The built-in worlds make square pictures, of which a square packed picture is the same."""
+    transform = load_model(checkpoint("naflex"), "cpu").transform
+    square = np.random.default_rng(1).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    assert np.array_equal(transform.pixels(square), transform.pack(square))
+    model = load_model(checkpoint("naflex"), "cpu")
+    flat = replace(transform, fit="squash").normalise(torch.from_numpy(square[None]))
+    packed = transform.normalise(torch.from_numpy(transform.pack(square)[None]))
+    with torch.no_grad():
+        torch.testing.assert_close(model.encode_images(packed), model.encode_images(flat), atol=1e-6, rtol=0)
+
+
+def test_naflex_is_not_exported_as_if_all_pictures_were_square(checkpoint, tmp_path):
+    with pytest.raises(UserError, match=r"any shape \(NaFlex\), which the export does not"):
+        export_onnx(load_model(checkpoint("naflex"), "cpu"), tmp_path / "out")
 
 
 def test_embeddings_are_unit_vectors_without_graph(checkpoint, family, pictures, captions):

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 from PIL import Image
 from torch import Tensor
 
@@ -23,20 +23,22 @@ _CROP_ATTEMPTS = 10
 class ImageTransform:
     """Crop, resize with antialiasing and normalise; without torchvision.
 
-    For evaluation the shorter side becomes ``size`` and the centre is cut out, as CLIP does it (``fit="crop"``), or
-    both sides become ``size``, as SigLIP does it (``fit="squash"``). For training a random part of the picture
-    becomes the image (Inception's random resized crop). A 1-d vector of the latent world passes unchanged.
+    For evaluation the shorter side becomes ``size`` and the centre is cut out, as CLIP does it (``fit="crop"``); or
+    both sides become ``size``, as SigLIP does it (``fit="squash"``); or the picture keeps its shape and is cut into at
+    most ``patches`` squares, as SigLIP 2 NaFlex does it (``fit="patches"``, see `pack`). For training a random part of
+    the picture becomes the image (Inception's random resized crop). A 1-d vector of the latent world passes unchanged.
 
     Attributes:
-        size: height and width of the result.
+        size: height and width of the result; of a square picture where ``fit`` is ``"patches"``.
         mean, std: of the three channels, in units of full brightness.
         training: random crop (and flip) instead of the centre.
         scale: least and greatest share of the picture's area that a training crop covers.
         ratio: least and greatest width/height of a training crop.
         flip: mirror half of the training images; off by default, since letters, signs, maps and "left of" do not
             survive it.
-        fit: how a picture that is not square becomes square in evaluation.
+        fit: how a picture that is not square becomes square in evaluation, or that it does not.
         resample: interpolation.
+        patch, patches: side of a patch, and most of them; where ``fit`` is ``"patches"``.
     """
 
     size: int = 224
@@ -46,8 +48,10 @@ class ImageTransform:
     scale: tuple[float, float] = (0.5, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: bool = False
-    fit: Literal["crop", "squash"] = "crop"
+    fit: Literal["crop", "squash", "patches"] = "crop"
     resample: Literal["bicubic", "bilinear"] = "bicubic"
+    patch: int = 0
+    patches: int = 0
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -56,12 +60,20 @@ class ImageTransform:
             raise ValueError(f"scale must satisfy 0 < least <= greatest <= 1, got {self.scale}")
         if not 0 < self.ratio[0] <= self.ratio[1]:
             raise ValueError(f"ratio must satisfy 0 < least <= greatest, got {self.ratio}")
+        if self.packs and (self.patch < 2 or self.patches < 1):
+            raise ValueError(f"patches need a side of at least 2 and a number, got {self.patch} and {self.patches}")
+
+    @property
+    def packs(self) -> bool:
+        """Whether pictures keep their shape and become rows of patches."""
+        return self.fit == "patches"
 
     @property
     def key(self) -> str:
         """Names everything that decides the result; part of the key of cached features."""
         mean, std = (",".join(f"{value:.8g}" for value in values) for values in (self.mean, self.std))
         common = f"{self.size} {self.resample} mean={mean} std={std}"
+        common += f" patches={self.patches}x{self.patch}" if self.packs else ""
         if not self.training:
             return f"evaluation {self.fit} {common}"
         low, high = (",".join(f"{value:.8g}" for value in values) for values in (self.scale, self.ratio))
@@ -74,7 +86,7 @@ class ImageTransform:
 
     def __call__(
         self, image: ImageLike, generator: np.random.Generator | None = None
-    ) -> Float[Tensor, "3 size size"] | Float[Tensor, " width"]:
+    ) -> Float[Tensor, "3 size size"] | Float[Tensor, "rows entries"] | Float[Tensor, " width"]:
         """Transform one image.
 
         Args:
@@ -90,24 +102,79 @@ class ImageTransform:
 
     def pixels(
         self, image: ImageLike, generator: np.random.Generator | None = None
-    ) -> UInt8[np.ndarray, "size size 3"]:
+    ) -> UInt8[np.ndarray, "size size 3"] | UInt8[np.ndarray, "rows entries"]:
         """Crop and resize only: bytes, a quarter of the memory, to be normalised by the batch or on the GPU."""
         picture = _as_picture(image)
         if not self.training:
-            return np.array(self._centre(picture))
+            return self.pack(np.array(self._patchable(picture))) if self.packs else np.array(self._centre(picture))
         if generator is None:
             raise ValueError("a training transform needs a generator: its crop is random")
-        picture = picture.resize((self.size, self.size), _FILTERS[self.resample], box=self._crop(picture, generator))
-        pixels = np.array(picture)
-        return pixels[:, ::-1].copy() if self.flip and generator.random() < 0.5 else pixels
+        box = self._crop(picture, generator)
+        size = self._patched_size(box[2] - box[0], box[3] - box[1]) if self.packs else (self.size, self.size)
+        pixels = np.array(picture.resize(size, _FILTERS[self.resample], box=box))
+        pixels = pixels[:, ::-1].copy() if self.flip and generator.random() < 0.5 else pixels
+        return self.pack(pixels) if self.packs else pixels
 
-    def normalise(self, pixels: UInt8[Tensor, "n size size 3"]) -> Float[Tensor, "n 3 size size"]:
-        """``(pixels / 255 - mean) / std``, on the device where ``pixels`` are."""
+    def pack(self, pixels: UInt8[np.ndarray, "rows columns 3"]) -> UInt8[np.ndarray, "patches entries"]:
+        """A picture's patches from left to right and top to bottom, and how many stand beside and below each other.
+
+        Returns:
+            ``patches`` rows of ``3 patch²`` bytes, zeros behind the picture's own, and one row more that begins with
+            the number of patches below and beside each other, two bytes each: so pictures of all shapes make a batch.
+        """
+        high, wide, side = pixels.shape[0] // self.patch, pixels.shape[1] // self.patch, self.patch
+        packed = np.zeros((self.patches + 1, 3 * side * side), dtype=np.uint8)
+        cut = pixels[: high * side, : wide * side].reshape(high, side, wide, side, 3).transpose(0, 2, 1, 3, 4)
+        packed[: high * wide] = cut.reshape(high * wide, -1)
+        packed[-1, :4] = (*divmod(high, 256), *divmod(wide, 256))
+        return packed
+
+    def normalise(
+        self, pixels: UInt8[Tensor, "n size size 3"] | UInt8[Tensor, "n rows entries"]
+    ) -> Float[Tensor, "n 3 size size"] | Float[Tensor, "n rows entries"]:
+        """``(pixels / 255 - mean) / std``, on the device where ``pixels`` are; zeros where packed rows are empty."""
+        if pixels.ndim == 3:
+            return self._normalise_packed(pixels)
         mean = torch.tensor(self.mean, device=pixels.device).view(3, 1, 1)
         std = torch.tensor(self.std, device=pixels.device).view(3, 1, 1)
         images = torch.empty(pixels.shape[0], 3, *pixels.shape[1:3], device=pixels.device)
         images.copy_(pixels.permute(0, 3, 1, 2))
         return images.mul_(1 / (255 * std)).sub_(mean / std)
+
+    def _normalise_packed(self, packed: UInt8[Tensor, "n rows entries"]) -> Float[Tensor, "n rows entries"]:
+        mean, std = (torch.tensor(values, device=packed.device) for values in (self.mean, self.std))
+        images = packed.float().unflatten(2, (-1, 3)).mul_(1 / (255 * std)).sub_(mean / std).flatten(2)
+        high, wide = patch_grid(packed)
+        used = torch.arange(packed.shape[1], device=packed.device) < (high * wide)[:, None]
+        images *= used[..., None]
+        images[:, -1] = packed[:, -1].float()
+        return images
+
+    def _patchable(self, picture: Image.Image) -> Image.Image:
+        return picture.resize(self._patched_size(*picture.size), _FILTERS[self.resample])
+
+    def _patched_size(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height, in whole patches, of a picture of this shape that fills at most ``patches`` of them.
+
+        The search of transformers' ``get_image_size_for_max_num_patches``, so that published checkpoints see the very
+        grid they were made for.
+        """
+
+        def scaled(scale: float) -> tuple[int, int]:
+            return (
+                max(1, math.ceil(width * scale / self.patch)) * self.patch,
+                max(1, math.ceil(height * scale / self.patch)) * self.patch,
+            )
+
+        low, high = 1e-6, 100.0
+        while high - low >= 1e-5:
+            middle = (low + high) / 2
+            wide, tall = scaled(middle)
+            if (wide // self.patch) * (tall // self.patch) <= self.patches:
+                low = middle
+            else:
+                high = middle
+        return scaled(low)
 
     def _centre(self, picture: Image.Image) -> Image.Image:
         if self.fit == "squash":
@@ -142,6 +209,12 @@ class ImageTransform:
         tall = min(height, round(width / self.ratio[0])) or 1
         left, top = (width - wide) // 2, (height - tall) // 2
         return left, top, left + wide, top + tall
+
+
+def patch_grid(packed: Tensor) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
+    """How many patches stand below and beside each other in each picture that `ImageTransform.pack` made."""
+    counts = packed[:, -1, :4].long()
+    return counts[:, 0] * 256 + counts[:, 1], counts[:, 2] * 256 + counts[:, 3]
 
 
 def _as_picture(image: ImageLike) -> Image.Image:

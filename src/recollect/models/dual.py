@@ -313,7 +313,10 @@ class DualEncoder(nn.Module, ABC):
         if isinstance(first, np.ndarray) and first.ndim == 1:  # vectors have nothing to transform
             return torch.from_numpy(np.stack(images))  # type: ignore[arg-type]
         size = (self.transform.size, self.transform.size, 3)
-        if all(isinstance(image, np.ndarray) and image.shape == size and image.dtype == np.uint8 for image in images):
+        unchanged = not self.transform.packs
+        if unchanged and all(
+            isinstance(image, np.ndarray) and image.shape == size and image.dtype == np.uint8 for image in images
+        ):
             ready = images  # made pictures that no resizing would change
         else:
             ready = [self.transform.pixels(image) for image in images]

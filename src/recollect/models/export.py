@@ -69,6 +69,11 @@ def export_onnx(model: DualEncoder, folder: str | Path) -> Path:
     """
     if not isinstance(model, TransformersEncoder):
         raise UserError(f"{type(model).__name__}: only models of transformers (CLIP, SigLIP, …) can be exported.")
+    if model.transform.packs:
+        raise UserError(
+            f"{type(model.model).__name__}: reads pictures of any shape (NaFlex), which the export does not. Name a "
+            "checkpoint of one size, such as google/siglip2-base-patch16-256."
+        )
     if find_spec("onnx") is None or find_spec("onnxscript") is None:
         raise UserError("onnx is not installed. Install it with: pip install 'recollect[onnx]'.")
     device, training = model.device, model.training

@@ -246,7 +246,10 @@ class _Draw:
             size, mode = (transform.size, transform.size), transform.resample
             resized = interpolate(pictures.float(), size, mode=mode, antialias=True, align_corners=False)
             pictures = resized.round_().clamp_(0, 255).to(torch.uint8)
-        return pictures.permute(0, 2, 3, 1)
+        pixels = pictures.permute(0, 2, 3, 1)
+        if transform.packs:
+            return torch.from_numpy(np.stack([transform.pack(picture) for picture in pixels.numpy()]))
+        return pixels
 
     def one_by_one(self, indices: np.ndarray, slots: np.ndarray) -> _Block:
         """Sample after sample; random numbers depend on the row's place in the global batch, not on who reads it."""

@@ -91,8 +91,8 @@ class TransformersEncoder(DualEncoder):
             tokens = self.tokenizer(self._prefixed(texts, kinds), padding=False, truncation=False)
         return [len(ids) for ids in tokens["input_ids"]]
 
-    def encode_images(self, pixels: Float[Tensor, "n 3 rows columns"]) -> Float[Tensor, "n width"]:
-        """Raw image embeddings."""
+    def encode_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n width"]:
+        """Raw image embeddings of pixels (n, 3, rows, columns), or of what `ImageTransform.pack` lays out."""
         return features(self.model.get_image_features(**image_inputs(pixels, self.model.config)))
 
     def encode_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "n width"]:
@@ -100,7 +100,7 @@ class TransformersEncoder(DualEncoder):
         device = self.device
         return features(self.model.get_text_features(**{name: ids.to(device) for name, ids in tokens.items()}))
 
-    def pool_images(self, pixels: Float[Tensor, "n 3 rows columns"]) -> Float[Tensor, "n features"]:
+    def pool_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n features"]:
         """The pooled features before the projection (CLIP), or before the pooling's own MLP (SigLIP)."""
         return self._heads["image"].read(lambda: self.encode_images(pixels))
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from recollect.core.errors import UserError
+from recollect.data.transforms import patch_grid
 
 Pooling = Literal["end", "last", "first"]
 
@@ -113,17 +114,29 @@ def store_end_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
     model.text_model.eos_token_id = tokenizer.eos_token_id
 
 
-def image_inputs(pixels: Float[Tensor, "n 3 rows columns"], config: Any) -> dict[str, Tensor]:
-    """What the image tower reads: the pixels, or for NaFlex their patches from left to right and top to bottom."""
+def image_inputs(pixels: Float[Tensor, "n ..."], config: Any) -> dict[str, Tensor]:
+    """What the image tower reads: the pixels, or for NaFlex their patches from left to right and top to bottom.
+
+    NaFlex is given pictures of one shape (n, 3, rows, columns), or of many as `ImageTransform.pack` lays them out.
+    """
     if not is_naflex(config):
         return {"pixel_values": pixels}
+    if pixels.ndim == 3:
+        high, wide = patch_grid(pixels)
+        places = torch.arange(pixels.shape[1] - 1, device=pixels.device)
+        return {
+            "pixel_values": pixels[:, :-1],
+            "pixel_attention_mask": (places < (high * wide)[:, None]).long(),
+            "spatial_shapes": torch.stack([high, wide], dim=1),
+        }
     patch = config.vision_config.patch_size
-    n, channels, high, wide = pixels.shape[0], pixels.shape[1], pixels.shape[2] // patch, pixels.shape[3] // patch
-    patches = pixels.reshape(n, channels, high, patch, wide, patch).permute(0, 2, 4, 3, 5, 1)
+    n, channels, height, width = pixels.shape
+    rows, columns = height // patch, width // patch
+    patches = pixels.reshape(n, channels, rows, patch, columns, patch).permute(0, 2, 4, 3, 5, 1)
     return {
-        "pixel_values": patches.reshape(n, high * wide, patch * patch * channels),
-        "pixel_attention_mask": torch.ones(n, high * wide, dtype=torch.int64, device=pixels.device),
-        "spatial_shapes": torch.tensor([[high, wide]] * n, device=pixels.device),
+        "pixel_values": patches.reshape(n, rows * columns, patch * patch * channels),
+        "pixel_attention_mask": torch.ones(n, rows * columns, dtype=torch.int64, device=pixels.device),
+        "spatial_shapes": torch.tensor([[rows, columns]] * n, device=pixels.device),
     }
 
 

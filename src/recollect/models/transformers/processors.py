@@ -1,5 +1,6 @@
 """Between transformers' image processors and `ImageTransform`, which needs no torchvision."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -26,6 +27,8 @@ def transform_of(processor: Any, config: PreTrainedConfig, name: str) -> ImageTr
         raise _unlike(name, "does not scale pixels to 0…1")
     if setting("do_pad", False):
         raise _unlike(name, "pads pictures")
+    most, patch = int(setting("max_num_patches", 0)), int(setting("patch_size", 0))
+    naflex = {"patch": patch, "patches": most} if most else {}
     size, fit = _size_and_fit(setting, config, name)
     resample = _RESAMPLE.get(int(setting("resample", 3)))
     if resample is None:
@@ -34,12 +37,16 @@ def transform_of(processor: Any, config: PreTrainedConfig, name: str) -> ImageTr
     mean, std = (
         (_three(setting("image_mean", 0.5)), _three(setting("image_std", 0.5))) if normal else ((0.0,) * 3, (1.0,) * 3)
     )
-    return ImageTransform(size=size, mean=mean, std=std, fit=fit, resample=resample)
+    return ImageTransform(size=size, mean=mean, std=std, fit=fit, resample=resample, **naflex)
 
 
-def _size_and_fit(setting: Any, config: PreTrainedConfig, name: str) -> tuple[int, Literal["crop", "squash"]]:
-    if setting("max_num_patches"):  # NaFlex: as many patches as a square of this side has
-        return int(setting("max_num_patches") ** 0.5) * int(setting("patch_size")), "squash"
+def _size_and_fit(
+    setting: Any, config: PreTrainedConfig, name: str
+) -> tuple[int, Literal["crop", "squash", "patches"]]:
+    if setting("max_num_patches"):  # NaFlex: a picture keeps its shape; a square one has this side
+        if not setting("do_resize", True):
+            raise _unlike(name, "does not resize pictures")
+        return math.isqrt(int(setting("max_num_patches"))) * int(setting("patch_size")), "patches"
     if not setting("do_resize", True):
         return int(config.vision_config.image_size), "crop"
     size = setting("size")
