@@ -23,6 +23,20 @@ settings.register_profile(
 settings.load_profile("recollect")
 
 
+def pytest_terminal_summary(terminalreporter):
+    """How many faults of which kind the runs came through."""
+    found = [
+        value
+        for report in terminalreporter.stats.get("passed", [])
+        for name, value in getattr(report, "user_properties", [])
+        if name == "faults" and report.when == "call"
+    ]
+    if found:
+        terminalreporter.section("faults")
+        for value in found:
+            terminalreporter.write_line(value)
+
+
 @pytest.fixture
 def unchecked():
     """Turn off the run-time check of shapes, to see the error that users without it get."""

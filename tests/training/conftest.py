@@ -53,6 +53,9 @@ class SmallModel(nn.Module):
         save_file(self.state_dict(), folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps({"dropout": self.image[2].p}))
 
+    def publish(self, folder: Path) -> None:
+        self.save(folder)
+
     @classmethod
     def load(cls, folder: Path) -> "SmallModel":
         model = cls(**json.loads((folder / "config.json").read_text()))

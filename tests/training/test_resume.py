@@ -59,46 +59,8 @@ def assert_same_run(out: Path, unbroken) -> None:
     assert not [path.name for path in out.rglob(".*")], "nothing half-written stays behind"
 
 
-def kill_at_event(number: int, out: Path):
-    """Kill this process, as `kill -9` would, at its ``number``-th dealing with a file of the run."""
-    count = 0
-
-    def watch(event: str, arguments: tuple) -> None:
-        nonlocal count
-        if event.startswith(("open", "os.", "shutil.")) and any(str(out) in str(part) for part in arguments):
-            count += 1
-            if count == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(watch)
-
-
-def test_a_run_killed_at_any_dealing_with_a_file_resumes_to_the_same_bits(small, in_child, in_memory):
-    recipe = replace(RECIPE, steps=2, checkpoint_every=1, checkpoints_kept=1)
-    whole = in_memory / "whole"
-    train(recipe, whole, device="cpu", assemble=small.parts)
-    unbroken = files(whole / "model"), lines(whole), files(whole / "checkpoints")
-    killed = 0
-    for number in range(1, 1000, 2):
-        out = in_memory / f"{number}"
-
-        def work(out=out, number=number):
-            kill_at_event(number, out)
-            train(recipe, out, device="cpu", assemble=small.parts)
-
-        status = in_child(work)
-        assert status in (0, -signal.SIGKILL)
-        if status == 0:
-            break
-        killed += 1
-        train(recipe, out, resume=True, device="cpu", assemble=small.parts)
-        assert_same_run(out, unbroken)
-        shutil.rmtree(out)
-    assert killed > 50
-
-
 def test_a_run_killed_again_and_again_at_random_times_resumes_to_the_same_bits(small, in_memory):
-    recipe = replace(RECIPE, steps=60, checkpoint_every=5)
+    recipe = replace(RECIPE, steps=40, checkpoint_every=5)
     whole, broken = in_memory / "whole", in_memory / "broken"
     train(recipe, whole, device="cpu", assemble=small.parts)
 
@@ -106,7 +68,7 @@ def test_a_run_killed_again_and_again_at_random_times_resumes_to_the_same_bits(s
         return (broken / "metrics.jsonl").read_bytes().count(b"\n") if (broken / "metrics.jsonl").exists() else 0
 
     fork, chance, kills = multiprocessing.get_context("fork"), random.Random(0), 0
-    for _ in range(30):
+    for _ in range(12):
         arguments = {"resume": broken.exists(), "device": "cpu", "assemble": small.parts}
         child = fork.Process(target=train, args=(recipe, broken), kwargs=arguments)
         goal = logged() + chance.randint(2, 20)
@@ -311,32 +273,6 @@ def test_a_finished_run_may_be_made_longer_and_no_shorter(small, unbroken, tmp_p
     shutil.rmtree(out / "checkpoints")
     with pytest.raises(UserError, match="its checkpoints are gone, so it cannot be made longer"):
         train(replace(RECIPE, steps=12), out, resume=True, device="cpu", assemble=small.parts)
-
-
-def test_a_longer_run_killed_at_its_start_is_not_taken_for_finished(small, in_child, in_memory):
-    longer = replace(RECIPE, steps=8, checkpoints_kept=1)
-    done = in_memory / "done"
-    train(replace(longer, steps=7), done, device="cpu", assemble=small.parts)
-    whole = in_memory / "whole"
-    shutil.copytree(done, whole)
-    train(longer, whole, resume=True, device="cpu", assemble=small.parts)
-    for number in range(1, 400, 4):
-        out = in_memory / f"{number}"
-        shutil.copytree(done, out)
-
-        def work(out=out, number=number):
-            kill_at_event(number, out)
-            train(longer, out, resume=True, device="cpu", assemble=small.parts)
-
-        status = in_child(work)
-        train(longer, out, resume=True, device="cpu", assemble=small.parts)
-        assert files(out / "model") == files(whole / "model")
-        assert lines(out) == lines(whole)
-        shutil.rmtree(out)
-        if status == 0:
-            break
-    assert status == 0
-    assert number > 50
 
 
 def test_a_second_process_in_the_folder_of_a_run_is_refused(small, in_child, unbroken, tmp_path):

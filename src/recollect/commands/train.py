@@ -12,9 +12,11 @@ from rich.table import Table
 from recollect.commands.train_hooks import protocols
 from recollect.core.errors import UserError
 from recollect.core.progress import output
+from recollect.models.hub import check_push, push_model
 from recollect.training.loop import Hook, train
 from recollect.training.options import Recipe, recipe_from_json
 from recollect.training.recipes import RECIPES
+from recollect.training.trackers import Tracker
 
 SOURCE_OPTIONS = frozenset({"--data.sources", "--data.captions", "--data.labels"})
 
@@ -50,6 +52,12 @@ class Train:
     """Labelled sources to classify while training, by class names alone."""
     retrieval: tuple[str, ...] = ()
     """Captioned sources to search both ways while training."""
+    track: tuple[Tracker, ...] = ()
+    """Where else the metrics are shown; TensorBoard's files lie in OUT/tensorboard."""
+    push_to: str | None = None
+    """Repository of the Hugging Face hub, OWNER/NAME, that the finished model is sent to."""
+    public: bool = False
+    """Let everybody see a repository that --push-to makes."""
     name: tyro.conf.Suppress[str] = ""
 
     @classmethod
@@ -104,9 +112,15 @@ class Train:
             console.print(listing)
             return
         out = self.out or Path("runs") / self.name
-        model = train(self.recipe, out, resume=self.resume, device=self.device, hooks=self.hooks())
-        if int(os.environ.get("RANK", "0")) == 0:  # of all processes of this launch, the one that wrote them
-            console.print(f"model: {model}\nmetrics: {out / 'metrics.jsonl'}", highlight=False)
+        first = int(os.environ.get("RANK", "0")) == 0  # of all processes of this launch, the one that writes
+        if self.push_to and first:
+            check_push(self.push_to)
+        model = train(self.recipe, out, resume=self.resume, device=self.device, hooks=self.hooks(), trackers=self.track)
+        if not first:
+            return
+        if self.push_to:
+            console.print(f"pushed: {push_model(model, self.push_to, private=not self.public)}", highlight=False)
+        console.print(f"model: {model}\nmetrics: {out / 'metrics.jsonl'}", highlight=False)
 
 
 def _config(words: list[str]) -> tuple[Path, list[str]] | None:

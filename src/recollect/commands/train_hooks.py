@@ -8,6 +8,7 @@ from recollect.evaluation.retrieval import retrieval
 from recollect.evaluation.zero_shot import zero_shot
 from recollect.tasks.opening import Selection, open_tasks
 from recollect.tasks.retrieval import retrieval_task
+from recollect.training.adapted import AdaptedTowers
 from recollect.training.locked import LockedTowers
 
 
@@ -23,7 +24,7 @@ def protocols(labelled: tuple[str, ...], captioned: tuple[str, ...]) -> Callable
     search = [retrieval_task(spec) for spec in captioned]
 
     def measure(model: Any) -> dict[str, float]:
-        encoder: Encoder = model.encoder if isinstance(model, LockedTowers) else model
+        encoder: Encoder = model.encoder if isinstance(model, LockedTowers | AdaptedTowers) else model
         figures: dict[str, float] = {}
         for task in classify:
             for row in zero_shot(encoder, task, model="").rows:

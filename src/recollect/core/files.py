@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 from recollect.core.errors import UserError
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make a rename inside ``folder`` survive a power cut; a no-op where folders cannot be opened."""
+def sync_folder(folder: Path) -> None:
+    """Make the names inside ``folder`` survive a power cut; a no-op where folders cannot be opened."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -24,6 +24,14 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, that survive a power cut."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync_folder(folder.parent)
+
+
 @contextmanager
 def atomic_path(path: str | Path) -> Iterator[Path]:
     """Yield a temporary sibling of ``path`` to write to; on success it becomes ``path``, else it is removed.
@@ -32,7 +40,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     what a ``kill -9`` leaves behind is not taken for a result.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=f".tmp{path.suffix}", dir=path.parent)
     os.close(handle)
     temporary = Path(name)
@@ -42,7 +50,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
             os.fsync(written.fileno())
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -55,7 +63,7 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
         FileExistsError: ``path`` exists when the folder is finished; nothing is overwritten.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
     try:
         yield temporary
@@ -64,13 +72,13 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
                 with file.open("rb") as written:
                     os.fsync(written.fileno())
             elif file.is_dir():
-                _sync_folder(file)
-        _sync_folder(temporary)
+                sync_folder(file)
+        sync_folder(temporary)
         temporary.chmod(0o777 & ~_umask())
         if path.exists():
             raise FileExistsError(f"{path}: already exists")
         temporary.rename(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

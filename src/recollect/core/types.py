@@ -94,6 +94,11 @@ class Source(ABC):
         """Whether it has `batch`; training then reads it so."""
         return False
 
+    @property
+    def block_sizes(self) -> np.ndarray | None:
+        """Lengths of the runs of samples that lie together and are best read in one stretch; None for any order."""
+        return None
+
     @cached_property
     def labels(self) -> np.ndarray:
         """The label of every sample, int64 (n,)."""

@@ -308,6 +308,10 @@ class DualEncoder(nn.Module, ABC):
             write_json(unfinished / RECORD, record | {"prefixes": self.prefixes, "transform": asdict(self.transform)})
         return Path(folder)
 
+    def publish(self, folder: Path) -> Path:
+        """The same: a model in training and a finished one are written alike."""
+        return self.save(folder)
+
     def _pixels(self, images: Sequence[ImageLike]) -> Tensor:
         first = images[0]
         if isinstance(first, np.ndarray) and first.ndim == 1:  # vectors have nothing to transform

@@ -1,7 +1,7 @@
 """What the block-wise forms share: tiles, precision, and which form to take."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -48,9 +48,19 @@ def accumulator(like: Tensor) -> Tensor:
     return torch.zeros((), dtype=like.dtype if like.device.type == "mps" else torch.float64, device=like.device)
 
 
-def no_autocast(device: torch.device) -> AbstractContextManager[None]:
-    """Keep autocast from rounding the logits of a loss, in forward and backward alike."""
-    return torch.autocast(device.type, enabled=False)
+@contextmanager
+def no_autocast(device: torch.device) -> Iterator[None]:
+    """Keep autocast and TF32 from rounding the logits of a loss, in forward and block-wise backward alike."""
+    matmul = torch.backends.cuda.matmul
+    rounds = device.type == "cuda" and matmul.allow_tf32
+    if rounds:
+        matmul.allow_tf32 = False
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        if rounds:
+            matmul.allow_tf32 = True
 
 
 def check_pairs(images: Tensor, texts: Tensor) -> None:

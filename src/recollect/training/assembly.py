@@ -1,10 +1,12 @@
 """From a recipe to what a run trains and reads."""
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from recollect.data.sources.images import note
 from recollect.data.transforms import ImageTransform
 from recollect.models import PRESETS, DualEncoder, PatchEncoder, TransformersEncoder, build_model, load_model
 from recollect.objectives import ContextObjective, ContrastiveObjective, Objective
+from recollect.training.adapted import AdaptedTowers, adapt, adapt_again
 from recollect.training.locked import LockedSource, LockedTowers, TextFeatures, fit_patches, lock_source
 from recollect.training.options import Copies, Data, Model, ObjectiveOptions, Recipe
 from recollect.training.ranks import ProcessRanks
@@ -30,6 +33,8 @@ Feed = Callable[[int, int], Iterator[tuple[Inputs, Mapping[str, int]]]]
 
 _OBJECT = "object:"
 _SECOND_VIEW = 1
+_MOST_WORKERS = 8
+_SHORT_RUN = 20_000  # examples; to start a process takes as long as to read some hundred
 _MOST_TEXTS = 1_000_000  # for a tokenizer; more do not change it, and reading them takes time
 
 
@@ -76,9 +81,10 @@ def assemble_recipe(
     """
     data = recipe.data
     sources = tuple(objects.get(spec) or _open(spec, kind, data) for spec, kind in data.specs)
-    model = load_model(saved_model, "cpu") if saved_model else start_model(recipe.model, sources, recipe.seed)
+    again = saved_model is not None and recipe.model.lora is None  # LoRA's checkpoints hold the changes alone
+    model = load_model(saved_model, "cpu") if again else start_model(recipe.model, sources, recipe.seed)
     objective, crops = objective or build_objective(recipe.objective, model), training_transform(model, data)
-    towers: DualEncoder | LockedTowers = model
+    towers: DualEncoder | LockedTowers | AdaptedTowers = model
     if recipe.model.locked != "none":
         towers, sources = lock_towers(model.to(place.device), sources, recipe, crops)
     if recipe.checkpoint_activations:
@@ -89,6 +95,8 @@ def assemble_recipe(
         model.checkpoint_activations()
     if recipe.model.freeze != "none":
         model.freeze(recipe.model.freeze)
+    if recipe.model.lora is not None:
+        towers = _adapted(model, recipe, saved_model)
     stream = BatchStream(
         DataMix(sources, data.weights or None, data.sampling),
         recipe.batch_size,
@@ -115,6 +123,29 @@ def _open(spec: str, kind: Kind | None, data: Data) -> Source:
             f"{name} is a Python object of the program that trained: pass it to train(sources=[...]) again."
         )
     return open_source(spec, split=data.split, kind=kind, columns=data.columns, lost_share=data.broken_share)
+
+
+def _adapted(model: DualEncoder, recipe: Recipe, saved: Path | None) -> AdaptedTowers:
+    options = recipe.model
+    if options.start in PRESETS or options.lora is None:
+        raise UserError(
+            f"--model.lora: {options.start} is a preset, whose weights are drawn at random. Name a checkpoint with "
+            "--model.start."
+        )
+    if saved is not None:
+        return adapt_again(model, saved, options.start)
+    return adapt(model, options.lora, options.lora_alpha, options.freeze, options.start, recipe.seed)
+
+
+def workers_of(recipe: Recipe, sources: Sequence[Source], processes: int) -> int:
+    """How many processes read ahead for each of ``processes`` of this machine, where the recipe does not say."""
+    if recipe.workers is not None:
+        return recipe.workers
+    short = recipe.steps * recipe.batch_size < _SHORT_RUN
+    if short or all(source.makes_batches for source in sources):
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(0, min(_MOST_WORKERS, cores // max(1, processes) - 1))
 
 
 def start_model(options: Model, sources: tuple[Source, ...], seed: int) -> DualEncoder:
@@ -178,16 +209,22 @@ def lock_towers(
 
 
 def _feed(
-    stream: BatchStream, model: DualEncoder | LockedTowers, needs: frozenset[str], recipe: Recipe, place: ProcessRanks
+    stream: BatchStream,
+    model: DualEncoder | LockedTowers | AdaptedTowers,
+    needs: frozenset[str],
+    recipe: Recipe,
+    place: ProcessRanks,
 ) -> Feed:
     # Whole batches are normalised on the device; chunks are moved there one by one, so that memory is the chunk's.
     device = place.device if recipe.chunk is None else None
+    workers = workers_of(recipe, stream.mixture.sources, int(os.environ.get("LOCAL_WORLD_SIZE", place.size)))
+    how: Mapping[str, Any] = {"device": device, "pin": place.device.type == "cuda"}
 
     def feed(start: int, stop: int) -> Iterator[tuple[Inputs, Mapping[str, int]]]:
         def others(first: int, last: int, view: int, needed: bool) -> Iterator[Batch | None]:
-            return stream.iterate(first, last, recipe.workers, view=view, device=device) if needed else repeat(None)
+            return stream.iterate(first, last, workers, view=view, **how) if needed else repeat(None)
 
-        batches = stream.iterate(start, stop, recipe.workers, device=device)
+        batches = stream.iterate(start, stop, workers, **how)
         views = others(start, stop, _SECOND_VIEW, "views" in needs)
         contexts = others(start + 1, stop + 1, CONTEXT_VIEW, "context" in needs)
         for step, batch, view, context in zip(range(start, stop), batches, views, contexts, strict=False):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from recollect.core.errors import UserError
-from recollect.core.files import atomic_folder, read_json, write_json, write_text
+from recollect.core.files import atomic_folder, read_json, sync_folder, write_json, write_text
 from recollect.data.sources.images import note
 from recollect.training.averages import Averages
 from recollect.training.optimiser import parameters
@@ -34,10 +34,12 @@ class State:
     Attributes:
         step: updates made.
         seen: examples seen of each source.
+        loss_scale: factor of the loss, and good steps since it last changed (`LossScale`).
     """
 
     step: int = 0
     seen: dict[str, int] = field(default_factory=dict)
+    loss_scale: tuple[float, int] = (1.0, 0)
 
 
 def save(
@@ -73,7 +75,7 @@ def save_model(path: Path, model: Towers, card: str) -> None:
         UserError: it cannot be written.
     """
     with _written(path, latest(path.parent / "checkpoints")) as unfinished:
-        model.save(unfinished)
+        model.publish(unfinished)
         write_text(unfinished / "README.md", card)
 
 
@@ -165,7 +167,8 @@ def restore(checkpoint: Path, objective: nn.Module, optimiser: AdamW, averages: 
             raise UserError(f"{file}: {name} has another shape in this model. Was the recipe changed?")
         if entries:
             optimiser.state[parameter] = {key: value.to(parameter.device) for key, value in entries.items()}
-    return State(**read_json(checkpoint / "state.json"))
+    state = read_json(checkpoint / "state.json")
+    return State(state["step"], state["seen"], (state["loss_scale"][0], state["loss_scale"][1]))
 
 
 def prune_checkpoints(folder: Path, keep: int) -> None:
@@ -189,8 +192,11 @@ def _put_away(path: Path) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """Delete what was being written, or removed, in ``folder`` when a process was killed."""
-    for path in folder.glob(".*.tmp*"):
+    found = list(folder.glob(".*.tmp*"))
+    for path in found:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if found:  # what was pruned does not come back with the power
+        sync_folder(folder)
 
 
 def _training_tensors(objective: nn.Module, optimiser: AdamW) -> dict[str, Tensor]:

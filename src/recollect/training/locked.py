@@ -389,6 +389,10 @@ class LockedTowers(nn.Module):
         """Write the whole model, its frozen parts too, so that it opens and reads pictures as any other."""
         return self.encoder.save(folder)
 
+    def publish(self, folder: Path) -> Path:
+        """The same."""
+        return self.save(folder)
+
 
 class FeatureEncoder(EncoderBase):
     """An encoder seen from behind its locked tower: it embeds features that `lock_source` made, and texts.

@@ -22,8 +22,10 @@ from recollect.training.assembly import Parts, assemble_recipe, object_spec
 from recollect.training.averages import Averages
 from recollect.training.card import model_card
 from recollect.training.checkpoints import State
+from recollect.training.compiled import CompiledTowers
 from recollect.training.optimiser import build_optimiser, learning_rate, parameters, set_learning_rate
 from recollect.training.options import Recipe
+from recollect.training.precision import LossScale, tensor_cores
 from recollect.training.ranks import ProcessRanks, first_decides, ranks, total, wait_for_all
 from recollect.training.run_folder import (
     Metrics,
@@ -36,6 +38,7 @@ from recollect.training.run_folder import (
     stop_requests,
 )
 from recollect.training.step import Inputs, StepOptions, Towers, train_step
+from recollect.training.trackers import Tracker, check_trackers, open_trackers
 
 Assemble = Callable[[Recipe, ProcessRanks, Path | None], Parts]
 """Recipe, process and, when resuming, the folder of the saved model, to what a run trains and reads."""
@@ -64,6 +67,7 @@ def train(
     objective: Objective | None = None,
     assemble: Assemble | None = None,
     hooks: Sequence[Hook] = (),
+    trackers: Sequence[Tracker] = (),
 ) -> Path:
     """Train by ``recipe`` in the folder ``out``.
 
@@ -82,6 +86,7 @@ def train(
         assemble: makes model, objective and batches in place of all that is said above of sources and objectives.
         hooks: what to measure every so many steps; each adds a line ``{"step": ..., "evaluation": {...}}`` to the
             metrics. They change nothing in the run.
+        trackers: where else the lines of the metrics are shown.
 
     Returns:
         Folder of the trained model.
@@ -99,7 +104,8 @@ def train(
         raise ValueError("train() takes either sources and an objective, or assemble, which makes both")
     recipe = replace(recipe, data=replace(recipe.data, sources=(*recipe.data.sources, *objects)))
     recipe.check()
-    with ranks(device) as place, ExitStack() as held:
+    check_trackers(trackers)
+    with ranks(device) as place, tensor_cores(recipe.precision), ExitStack() as held:
         if first_decides(lambda: _may_start(out, recipe, resume, held)):
             return out / "model"
         name = first_decides(lambda: _last_checkpoint(out, recipe))
@@ -109,6 +115,9 @@ def train(
         if place.first:
             prepare_run_folder(out, recipe, last)
         run = _Run(recipe, out, parts, place, last, hooks)
+        if run.metrics:
+            held.callback(run.metrics.close)
+            held.enter_context(run.metrics.shown_by(open_trackers(trackers, out, as_json(recipe), run.state.step)))
         with stop_requests() as request:
             run.finish(request)
         wait_for_all()
@@ -157,7 +166,9 @@ class _Run:
         self.model = parts.model.to(place.device).train()
         self.objective = parts.objective.to(place.device).train()
         self.optimiser = build_optimiser(self.model, self.objective, recipe.optimiser)
-        self.state = State(seen=dict.fromkeys(parts.sources, 0))
+        self.towers: Towers = CompiledTowers(self.model) if recipe.compile else self.model
+        scale = LossScale.of(recipe.precision)
+        self.state = State(seen=dict.fromkeys(parts.sources, 0), loss_scale=(scale.factor, scale.good))
         self.averages = None
         if recipe.average is not None:
             learning = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
@@ -214,16 +225,26 @@ class _Run:
         rate = learning_rate(recipe.optimiser, number, recipe.steps)
         set_learning_rate(self.optimiser, rate)
         self.optimiser.zero_grad()
-        options = StepOptions(recipe.chunk, recipe.precision, derive_seed(recipe.seed, "step", number))
-        report = train_step(self.model, self.objective, inputs, options)
+        scale = LossScale(*self.state.loss_scale)
+        seed = derive_seed(recipe.seed, "step", number)
+        options = StepOptions(recipe.chunk, recipe.precision, seed, scale.factor)
+        report = train_step(self.towers, self.objective, inputs, options)
         report["gradient_norm"] = clip_grad_norm_(parameters(self.optimiser).values(), recipe.optimiser.clip_norm)
         numbers = {name: float(value) for name, value in report.items()}
-        if not math.isfinite(numbers["loss"] + numbers["gradient_norm"]):
+        finite = math.isfinite(numbers["gradient_norm"])
+        if not math.isfinite(numbers["loss"]) or not (finite or scale.may_shrink):
             raise UserError(self.divergence(numbers, number))
-        self.optimiser.step()
+        if finite:
+            self.optimiser.step()
+        else:  # too large for float16: the next step is scaled less
+            del numbers["gradient_norm"]
         if self.averages:
             self.averages.update(number)
-        self.state = State(number, {name: seen + composition[name] for name, seen in self.state.seen.items()})
+        after = scale.after(finite)
+        seen = {name: seen + composition[name] for name, seen in self.state.seen.items()}
+        self.state = State(number, seen, (after.factor, after.good))
+        if recipe.precision == "float16":
+            numbers["loss_scale"] = scale.factor
         return numbers | {"learning_rate": rate}
 
     def stop_requested(self, request: StopRequest) -> bool:

@@ -15,7 +15,7 @@ from recollect.data.batches.mixture import Sampling
 from recollect.data.sources.columns import Columns
 from recollect.objectives import OBJECTIVES, ContextOptions
 from recollect.training.optimiser import Optimiser
-from recollect.training.step import Precision
+from recollect.training.precision import Precision
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,9 @@ class Model:
             tower is frozen too. What lies before is computed once and kept, so that large batches cost little.
         dropout: share of the features that the head of ``patches`` drops; its own by default.
         views: of a locked image tower: how many crops of each picture are computed; 1 takes the picture as it is.
+        lora: rank of low-rank changes (LoRA) of every attention and MLP layer, which learn in the weights' stead; the
+            finished model has them added to its weights, and holds them alone as well, as PEFT reads them.
+        lora_alpha: scale of the changes times their rank; the rank by default.
     """
 
     start: str = "tiny"
@@ -42,6 +45,8 @@ class Model:
     locked: Literal["none", "image", "both"] = "none"
     views: int = 1
     dropout: float | None = None
+    lora: int | None = None
+    lora_alpha: float | None = None
 
 
 Copies = Literal["ids", "captions"]
@@ -157,9 +162,19 @@ _SHARE = (lambda value: 0 <= value <= 1, "between 0 and 1")
 _DECAY = (lambda value: 0 <= value < 1, "at least 0 and less than 1")
 _LIMITS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     **dict.fromkeys(
-        ("steps", "batch_size", "chunk", "log_every", "checkpoint_every", "checkpoints_kept", "model.views"), _COUNT
+        (
+            "steps",
+            "batch_size",
+            "chunk",
+            "log_every",
+            "checkpoint_every",
+            "checkpoints_kept",
+            "model.views",
+            "model.lora",
+        ),
+        _COUNT,
     ),
-    **dict.fromkeys(("objective.scale", "objective.context.tau", "optimiser.clip_norm"), _POSITIVE),
+    **dict.fromkeys(("objective.scale", "objective.context.tau", "optimiser.clip_norm", "model.lora_alpha"), _POSITIVE),
     **dict.fromkeys(("optimiser.learning_rate", "optimiser.weight_decay"), _NOT_NEGATIVE),
     **dict.fromkeys(("optimiser.temperature_factor", "workers"), _NOT_NEGATIVE),
     **dict.fromkeys(("objective.context.alpha", "optimiser.warmup", "data.broken_share"), _SHARE),
@@ -182,14 +197,17 @@ class Recipe:
         steps: updates of the weights.
         batch_size: of all processes together.
         chunk: samples embedded at a time; memory grows with it, not with the batch. None embeds all at once.
-        precision: of the towers' arithmetic; weights, loss and optimiser stay float32.
+        precision: of the towers' arithmetic; weights, loss and optimiser stay float32. tf32 rounds the factors of
+            float32 products on a GPU; float16 scales the loss, and leaves out the steps where that was too much.
         seed: of everything random.
-        workers: processes that read images ahead; 0 reads between steps. The outcome does not depend on it.
+        workers: processes that read images ahead; 0 reads between steps. The outcome does not depend on it. By default
+            one for each core to spare, at most 8, where pictures are read from files and the run is not short.
         log_every: steps between lines of metrics.jsonl.
         checkpoint_every: steps between checkpoints.
         checkpoints_kept: the last few that stay.
         average: decay (0.999 or so) of a running mean of the weights, EMA, that becomes the model; None keeps the last.
         checkpoint_activations: recompute each layer's activations in the backward pass instead of keeping them.
+        compile: compile the towers with torch.compile; the first steps take minutes.
     """
 
     model: Model = field(default_factory=Model)
@@ -201,12 +219,13 @@ class Recipe:
     chunk: int | None = None
     precision: Precision = "float32"
     seed: int = 0
-    workers: int = 0
+    workers: int | None = None
     log_every: int = 10
     checkpoint_every: int = 500
     checkpoints_kept: int = 2
     average: float | None = None
     checkpoint_activations: bool = False
+    compile: bool = False
 
     def check(self) -> None:
         """Refuse what no run can be made of.
@@ -225,6 +244,7 @@ class Recipe:
                 value = getattr(value, part, None)
             if value is not None and not right(value):
                 raise UserError(f"--{name.replace('_', '-')} {value}: must be {words}.")
+        self._check_lora()
         if self.objective.context and self.batch_size < 2:
             raise UserError("--batch-size 1: a batch of one has no context. Take at least 2.")
         if self.model.views > 1 and self.model.locked == "none":
@@ -241,6 +261,17 @@ class Recipe:
             )
         if not self.data.specs:
             raise UserError("no source of data was named. Name one with --data SOURCE.")
+
+    def _check_lora(self) -> None:
+        if self.model.lora is None:
+            if self.model.lora_alpha is not None:
+                raise UserError("--model.lora-alpha: belongs to LoRA. Add --model.lora RANK.")
+            return
+        for name, on in (("locked", self.model.locked != "none"), ("prefixes", bool(self.model.prefixes))):
+            if on:
+                raise UserError(
+                    f"--model.lora and --model.{name}: LoRA leaves all weights as they are. Take one of them."
+                )
 
 
 def recipe_from_json(file: Path) -> Recipe:

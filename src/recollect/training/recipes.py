@@ -59,7 +59,7 @@ def clixp_tiny() -> Recipe:
 
 def siglip_small() -> Recipe:
     """SigLIP with small towers at 64 px: an hour or two on a CPU."""
-    return replace(siglip_tiny(), model=Model("small"), steps=3000, workers=1)
+    return replace(siglip_tiny(), model=Model("small"), steps=3000)
 
 
 def siglixp_small() -> Recipe:
@@ -195,7 +195,6 @@ def _paper(preset: str, examples: float, chunk: int) -> Recipe:
         batch_size=32_768,
         chunk=chunk,
         precision="bfloat16",
-        workers=8,
         checkpoint_every=1000,
     )
 
@@ -242,7 +241,6 @@ def post_train_siglip() -> Recipe:
         batch_size=2048,
         chunk=64,
         precision="bfloat16",
-        workers=4,
         checkpoint_every=250,
     )
 
@@ -264,7 +262,7 @@ def post_train_clixp() -> Recipe:
 
 def _heads(start: str) -> Recipe:
     """A checkpoint whose towers are computed once, so that a step costs the heads and the loss."""
-    recipe = replace(post_train_siglip(), model=Model(start, locked="both"), chunk=None, precision="float32", workers=0)
+    recipe = replace(post_train_siglip(), model=Model(start, locked="both"), chunk=None, precision="float32")
     return replace(recipe, batch_size=8192, optimiser=replace(recipe.optimiser, learning_rate=1e-4))
 
 
@@ -292,7 +290,7 @@ def post_train_projection_clixp() -> Recipe:
 def lit() -> Recipe:
     """LiT (Zhai et al., 2022): a checkpoint's image tower as it is, computed once; its text tower learns."""
     recipe = replace(post_train_siglip(), chunk=512)
-    return replace(recipe, model=replace(recipe.model, freeze="image", locked="image"), workers=0)
+    return replace(recipe, model=replace(recipe.model, freeze="image", locked="image"))
 
 
 # --- Prefix conditioning ----------------------------------------------------------------------------------------------
@@ -313,7 +311,6 @@ def prefix_swin_t() -> Recipe:
         steps=steps,
         batch_size=1024,
         precision="bfloat16",
-        workers=8,
         checkpoint_every=1000,
     )
 

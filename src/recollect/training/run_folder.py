@@ -6,16 +6,17 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from recollect.core.errors import UserError
-from recollect.core.files import read_json, write_json, write_text
+from recollect.core.files import make_folder, read_json, sync_folder, write_json, write_text
 from recollect.data.sources.images import note
 from recollect.training.checkpoints import prune_checkpoints, put_model_away, remove_leftovers, remove_newer
+from recollect.training.trackers import MetricsTracker
 
 _MAY_CHANGE = frozenset({"workers", "chunk", "steps", "log_every", "checkpoint_every", "checkpoints_kept"})
 """What a run may go on with another value of: where and how it computes, what it keeps, and how long it is."""
@@ -29,7 +30,7 @@ def run_lock(out: Path) -> Iterator[None]:
         UserError: another process trains there.
     """
     existed = out.exists()
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     path = out / ".lock"
     with _locked(path):
         try:
@@ -113,7 +114,7 @@ def prepare_run_folder(out: Path, recipe: Any, last: Path | None) -> None:
         put_model_away(out / "model")  # before the recipe says that it was to be a longer run's
     if changes or not file.exists():
         write_json(file, as_json(recipe))  # first of all: it is what makes the folder a run
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
 
 
 def as_json(recipe: Any) -> Any:
@@ -144,6 +145,19 @@ class Metrics:
             steps = [read for read in map(json.loads, kept) if "loss" in read]
             self.last = steps[-1] if steps else {}
         self._file = path.open("a", encoding="utf-8")
+        self._trackers: Sequence[MetricsTracker] = ()
+        self._path, self._named = path, False
+
+    @contextmanager
+    def shown_by(self, trackers: Sequence[MetricsTracker]) -> Iterator[None]:
+        """Let ``trackers`` have every line too while the block runs."""
+        self._trackers = trackers
+        try:
+            yield
+        finally:
+            self._trackers = ()
+            for tracker in trackers:
+                tracker.close()
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Add one line, so that a reader sees it at once."""
@@ -151,10 +165,15 @@ class Metrics:
             self.last = dict(values)
         self._file.write(json.dumps(values, allow_nan=False) + "\n")
         self._file.flush()
+        for tracker in self._trackers:
+            tracker.write(values)
 
     def sync(self) -> None:
         """Bring every line to the disk, before a checkpoint says that they are there."""
         os.fsync(self._file.fileno())
+        if not self._named:
+            sync_folder(self._path.parent)
+            self._named = True
 
     def close(self) -> None:
         self._file.close()

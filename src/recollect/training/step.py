@@ -9,7 +9,7 @@ are those of the whole batch, temperatures included. `torch.utils.checkpoint` is
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -18,9 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from recollect.core.seeding import derive_seed
 from recollect.objectives import Objective
+from recollect.training.precision import Precision, autocast
 from recollect.training.ranks import rank, shard_of_this_process, sum_gradients
-
-Precision = Literal["float32", "bfloat16"]
 
 
 @runtime_checkable
@@ -39,7 +38,11 @@ class Towers(Protocol):
         ...
 
     def save(self, folder: Path) -> Any:
-        """Write everything needed to open the model again into ``folder``."""
+        """Write everything that training needs to go on into ``folder``."""
+        ...
+
+    def publish(self, folder: Path) -> Any:
+        """Write the finished model as those open it who only use it."""
         ...
 
     def set_scale(self, scale: float, bias: float | None = None) -> None:
@@ -86,11 +89,13 @@ class StepOptions:
         chunk: rows embedded at a time; None embeds all at once and keeps their activations.
         precision: of the towers' arithmetic; weights, loss and gradients stay float32.
         seed: of the towers' random numbers (dropout, drop path) and of the objective's.
+        loss_scale: the backward pass is of this many times the loss; gradients are divided by it again.
     """
 
     chunk: int | None = None
     precision: Precision = "float32"
     seed: int = 0
+    loss_scale: float = 1.0
 
 
 EmbeddingColumns = Mapping[str, Tensor]
@@ -113,7 +118,7 @@ def embed(
 
     def encode_chunk(chunk: EmbeddingColumns, seed: int) -> Tensor:
         torch.manual_seed(seed)
-        with torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bfloat16"):
+        with autocast(device, options.precision):
             rows = encode({name: column.to(device, non_blocking=True) for name, column in chunk.items()})
         return rows.float() if rows.dtype in (torch.bfloat16, torch.float16) else rows
 
@@ -170,6 +175,11 @@ def train_step(
             seed=options.seed,
             shard=shard_of_this_process(),
         )
-        loss.backward()
-    sum_gradients([*model.parameters(), *objective.parameters()])
+        (loss * options.loss_scale).backward()
+    learning = [*model.parameters(), *objective.parameters()]
+    sum_gradients(learning)
+    if options.loss_scale != 1:
+        for parameter in learning:
+            if parameter.grad is not None:
+                parameter.grad.div_(options.loss_scale)
     return report

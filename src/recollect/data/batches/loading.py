@@ -1,8 +1,9 @@
 """Batches made ahead by worker processes, so that the model need not wait for its data."""
 
 import signal
+import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -42,6 +43,10 @@ class Piece:
     ids: list[str]
     broken: dict[int, list[str]] = field(default_factory=dict)
 
+    def pin_memory(self) -> "Piece":
+        """The same in memory that a GPU copies from while the machine does other things; torch's loader asks for it."""
+        return replace(self, images=self.images.pin_memory())
+
 
 @runtime_checkable
 class PieceMaker(Protocol):
@@ -80,24 +85,35 @@ class _Pieces(Dataset[Piece | _Failure]):
 
 
 def iterate(
-    stream: PieceMaker, start: int, stop: int, workers: int, *, view: int, device: torch.device | None
+    stream: PieceMaker,
+    start: int,
+    stop: int,
+    workers: int,
+    *,
+    view: int,
+    device: torch.device | None,
+    pin: bool = False,
 ) -> Iterator[Batch]:
     """See `BatchStream.iterate`."""
     size = stream.local_size
     rows = size if workers == 0 else min(size, max(16, min(_PIECE, -(-size // workers))))
     cuts = [(first, min(first + rows, size)) for first in range(0, size, rows)]
     tasks = _Tasks(start, stop, cuts)
-    loader = DataLoader(
-        _Pieces(stream, view),
-        batch_size=None,
-        sampler=tasks,
-        num_workers=workers,
-        prefetch_factor=max(2, -(-_AHEAD * len(cuts) // workers)) if workers else None,
-        worker_init_fn=_ignore_interrupt if workers else None,
-        in_order=True,
-    )
+    with warnings.catch_warnings():  # more workers than cores were asked for by name
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        loader = DataLoader(
+            _Pieces(stream, view),
+            batch_size=None,
+            sampler=tasks,
+            num_workers=workers,
+            prefetch_factor=max(2, -(-_AHEAD * len(cuts) // workers)) if workers else None,
+            worker_init_fn=_ignore_interrupt if workers else None,
+            in_order=True,
+            pin_memory=pin,
+        )
+        made = iter(loader)
     pieces: list[Piece] = []
-    for piece in loader:
+    for piece in made:
         if isinstance(piece, _Failure):
             raise UserError(piece.message)
         pieces.append(piece)

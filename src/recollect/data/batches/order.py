@@ -11,6 +11,7 @@ from recollect.core.hashing import GOLDEN, splitmix64
 
 _UNIT = 2**32  # shares of sources are whole numbers of this unit, so that counts are exact
 _BLOCK = 4096
+_TOGETHER = 16  # blocks that are shuffled into each other: of row groups of a thousand, 16,000 samples
 _ROUNDS = 16  # with 8, some orders of five things came three times too often
 
 
@@ -103,6 +104,61 @@ def _clear_of_the_last(places: np.ndarray, size: int, window: int, turn: int, ke
     start[met], start[free] = start[free], start[met]
     found[early] = start[places[early]]
     return found
+
+
+class BlockOrder:
+    """Endless passes through things that lie in blocks, read a few blocks at a time: every pass is a permutation.
+
+    The blocks of a pass are shuffled; then those of each stretch of ``together`` blocks are shuffled into each other,
+    as a shuffle buffer of that size would do, but so that any position can be asked for. Neighbouring stretches share
+    no block, also across the end of a pass.
+
+    Args:
+        sizes: of the blocks, int64.
+        together: blocks of a stretch.
+        key: seed of a pass, by its number.
+    """
+
+    def __init__(self, sizes: np.ndarray, together: int, key: Callable[[int], int]) -> None:
+        self.sizes, self.together, self.key = sizes, together, key
+        self._starts = np.cumsum([0, *sizes])
+        self._passes: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    @classmethod
+    def of(cls, sizes: np.ndarray | None, window: int, key: Callable[[int], int]) -> "BlockOrder | None":
+        """The order of a source with these blocks, if it has enough of them for an order by blocks to be random too."""
+        if sizes is None or not len(sizes):
+            return None
+        together = max(_TOGETHER, math.ceil(window / sizes.mean()) + 1)
+        return cls(sizes, together, key) if 3 * together <= len(sizes) else None
+
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
+        """Where each position goes, int64."""
+        passes, places = np.divmod(positions, self._starts[-1])
+        found = np.empty_like(places)
+        for turn in np.unique(passes).tolist():
+            here = np.flatnonzero(passes == turn)
+            blocks, ends = self._pass(turn)
+            stretches = np.searchsorted(ends, places[here], side="right")
+            for stretch in np.unique(stretches).tolist():
+                inside = here[stretches == stretch]
+                mine = blocks[stretch * self.together : (stretch + 1) * self.together]
+                size, start = int(self.sizes[mine].sum()), int(ends[stretch] - self.sizes[mine].sum())
+                drawn = shuffled(places[inside] - start, size, int(mix(self.key(turn), stretch)))
+                edges = np.cumsum([0, *self.sizes[mine]])
+                which = np.searchsorted(edges, drawn, side="right") - 1
+                found[inside] = self._starts[mine[which]] + drawn - edges[which]
+        return found
+
+    def _pass(self, turn: int) -> tuple[np.ndarray, np.ndarray]:
+        """The blocks of a pass in their order, and the position behind each stretch of them."""
+        if turn not in self._passes:
+            count = len(self.sizes)
+            blocks = endless(turn * count + np.arange(count), count, 3 * self.together, self.key)
+            sums = np.add.reduceat(self.sizes[blocks], np.arange(0, count, self.together))
+            self._passes = {last: kept for last, kept in self._passes.items() if last == turn - 1}
+            self._passes[turn] = blocks, np.cumsum(sums)
+        return self._passes[turn]
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from recollect.core.seeding import derive_seed
 from recollect.core.types import NO_LABEL, Batch, Kind, Sample
 from recollect.data.batches.loading import Piece, iterate
 from recollect.data.batches.mixture import DataMix
-from recollect.data.batches.order import choose, endless, mix, shuffled
+from recollect.data.batches.order import BlockOrder, choose, endless, mix, shuffled
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect.data.sources.images import BrokenImageError
 from recollect.data.sources.reading import BROKEN_SHARE, BrokenCounter
@@ -64,6 +65,10 @@ class BatchStream:
             raise ValueError(f"there is no rank {self.rank} among {self.world_size}")
         self.tally = BrokenCounter(self.broken_share)
         self._plan = self.mixture.plan(self.batch_size, self._key("plan"))
+        self._blocks = [
+            BlockOrder.of(source.block_sizes, window, partial(self._key_of_pass, source.name))
+            for source, window in zip(self.mixture.sources, self.most_at_once, strict=True)
+        ]
         self._last_rows: tuple[int, np.ndarray, np.ndarray] | None = None
 
     def batch(self, step: int, *, view: int = 0) -> Batch:
@@ -100,7 +105,14 @@ class BatchStream:
         return self.batch_size // self.world_size
 
     def iterate(
-        self, start: int, stop: int, workers: int = 0, *, view: int = 0, device: torch.device | None = None
+        self,
+        start: int,
+        stop: int,
+        workers: int = 0,
+        *,
+        view: int = 0,
+        device: torch.device | None = None,
+        pin: bool = False,
     ) -> Iterator[Batch]:
         """The batches of steps ``start`` to ``stop``, made ahead by worker processes.
 
@@ -108,11 +120,12 @@ class BatchStream:
             workers: processes that read and crop; 0 does it between steps, in this process.
             view: as in `batch`; ``iterate(start + 1, stop + 1, view=CONTEXT_VIEW)`` gives the contexts.
             device: where images are brought as bytes, to be normalised there.
+            pin: make them in page-locked memory, from which a GPU copies while the machine does other things.
 
         Raises:
             UserError: too many images are broken.
         """
-        return iterate(self, start, stop, workers, view=view, device=device)
+        return iterate(self, start, stop, workers, view=view, device=device, pin=pin)
 
     def rows(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Source number and index within the source of every row of the global batch, int64 (batch,) each."""
@@ -122,7 +135,12 @@ class BatchStream:
             drawn = [self._order(number, before[number] + np.arange(count)) for number, count in enumerate(counts)]
             # Mixed, so that every rank gets its part of every source.
             slots = shuffled(np.arange(self.batch_size), self.batch_size, derive_seed(self.seed, "slots", step))
-            self._last_rows = step, sources[slots], np.concatenate(drawn)[slots]
+            sources, indices = sources[slots], np.concatenate(drawn)[slots]
+            for number, order in enumerate(self._blocks):
+                if order is not None:  # so that each rank, and each worker, reads few of the blocks
+                    here = np.flatnonzero(sources == number)
+                    indices[here] = np.sort(indices[here])
+            self._last_rows = step, sources, indices
         return self._last_rows[1:]
 
     def piece(self, step: int, start: int, stop: int, *, view: int = 0) -> Piece:
@@ -158,7 +176,7 @@ class BatchStream:
             messages = [message for piece in pieces for message in piece.broken.get(number, [])]
             if tried := int((sources == number).sum()) + len(messages):
                 self.tally.add(source, tried, messages)
-        images = [self._normalised(piece.images.to(device)) for piece in pieces]
+        images = [self._normalised(piece.images.to(device, non_blocking=True)) for piece in pieces]
         names = [source.name for source in self.mixture.sources]
         kinds: list[Kind] = [source.kind for source in self.mixture.sources]
         return Batch(
@@ -175,7 +193,9 @@ class BatchStream:
 
     def _order(self, number: int, positions: np.ndarray) -> np.ndarray:
         """Samples at these positions of the endless passes through a source."""
-        source = self.mixture.sources[number]
+        source, blocks = self.mixture.sources[number], self._blocks[number]
+        if blocks is not None:
+            return blocks(positions)
         window = self.most_at_once[number]
         return endless(positions, len(source), window, lambda turn: self._key_of_pass(source.name, turn))
 

@@ -12,9 +12,10 @@ from recollect.core.errors import UserError
 from recollect.core.types import NO_LABEL, Kind, Source
 from recollect.data.sources.address import Address, choose_split, filter_mask, parse_address
 from recollect.data.sources.columns import Columns
-from recollect.data.sources.files import OpenedTables, open_tables
+from recollect.data.sources.files import OpenedTables, open_tables, stream_files
 from recollect.data.sources.images import BROKEN_SHARE, note
 from recollect.data.sources.labels import find_labels
+from recollect.data.sources.streamed import open_stream
 from recollect.data.sources.table import Origin, TableSource, is_text
 from recollect.data.worlds import is_built_in, open_world_source
 
@@ -33,7 +34,8 @@ def open_source(
     Args:
         spec: ``glyphs:NAME`` or ``latents:NAME``; a Parquet, CSV, TSV or JSON-lines file; WebDataset shards
             (``shard-{000..099}.tar``); a folder of these or of images; or a hub id. Behind a ``?`` may follow filters
-            and options: ``emoji.parquet?domain=twemoji,noto&ambiguous=false``.
+            and options: ``emoji.parquet?domain=twemoji,noto&ambiguous=false``. ``?stream=yes`` reads Parquet files and
+            WebDataset shards where they lie, here or behind an address, instead of through a copy.
         split: such as ``train``, ``test[:1000]``, ``train+validation``, ``all``; by default the training split, or
             the only one.
         kind: whether texts are captions or class names; by default captions where there is a caption column.
@@ -46,6 +48,8 @@ def open_source(
     """
     if is_built_in(spec):
         return _open_world(spec, split, kind)
+    if (address := parse_address(spec)).stream:
+        return _open_streamed(spec, address, split, kind, columns)
     return _rows_of(spec, split, columns, lost_share).source(kind, keep_textless)
 
 
@@ -67,6 +71,17 @@ def _rows_of(spec: str, split: str | None, columns: Columns | None, lost_share: 
     opened = open_tables(address.place, address.config, address.revision, lost_share)
     present = next(iter(opened.splits.values())).column_names
     return _RowsOf(opened, address, (columns or Columns()).resolve(present, opened.where))
+
+
+def _open_streamed(
+    spec: str, address: Address, split: str | None, kind: Kind | None, columns: Columns | None
+) -> Source:
+    if address.keep or address.drop or address.shuffle is not None:
+        raise UserError(f"{spec}: a stream has no filters: they would have to read all of it. Leave stream=yes out.")
+    if kind == "label":
+        raise UserError(f"{spec}: a stream holds captions. Read classes without stream=yes.")
+    files = stream_files(address.place, address.revision, split or address.split)
+    return open_stream(Path(address.place.rstrip("/")).name, files, columns)
 
 
 def _open_world(spec: str, split: str | None, kind: Kind | None) -> Source:

@@ -30,6 +30,7 @@ class Address:
         config, revision: configuration and revision of a hub set.
         shuffle: seed of the order in which slices count rows; None counts them as they lie.
         paths: "anywhere" lets a table name pictures outside of its own folder.
+        stream: "yes" reads shards where they lie, instead of through a copy.
     """
 
     place: str
@@ -40,6 +41,7 @@ class Address:
     revision: str | None = None
     shuffle: int | None = None
     paths: str | None = None
+    stream: str | None = None
 
     @property
     def filters(self) -> str:
@@ -68,7 +70,7 @@ def parse_address(spec: str) -> Address:
     drop: dict[str, tuple[str, ...]] = {}
     reserved: dict[str, str] = {}
     for key, values in decoded:
-        if key in ("split", "config", "revision", "shuffle", "paths"):
+        if key in ("split", "config", "revision", "shuffle", "paths", "stream"):
             reserved[key] = ",".join(values)
         elif key.endswith("!"):
             drop[key[:-1]] = drop.get(key[:-1], ()) + tuple(values)
@@ -79,6 +81,8 @@ def parse_address(spec: str) -> Address:
         raise UserError(f"{spec}: shuffle takes a whole number, the seed of the order; got '{shuffle}'")
     if reserved.get("paths", "anywhere") != "anywhere":
         raise UserError(f"{spec}: paths takes 'anywhere', which lets pictures lie outside of the table's folder")
+    if reserved.get("stream", "yes") != "yes":
+        raise UserError(f"{spec}: stream takes 'yes', which reads shards where they lie, without a copy")
     return Address(place, keep, drop, shuffle=None if shuffle is None else int(shuffle), **reserved)
 
 

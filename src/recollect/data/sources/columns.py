@@ -84,6 +84,17 @@ def text_reader(table: Table, columns: str) -> Callable[[int], tuple[str, ...]]:
     return read
 
 
+def texts_in(row: Mapping[str, Any], columns: str) -> tuple[str, ...]:
+    """The texts of one row, given as its columns; see `text_reader`."""
+    found: list[str] = []
+    for name in columns.split(","):
+        outer, *inner = (name,) if name in row else name.split(".")
+        value = row.get(outer)
+        value = _structure(value) if inner and isinstance(value, str) else value
+        found += _texts(_descend(value, inner) if inner else value)
+    return tuple(found)
+
+
 def _field_reader(table: Table, name: str) -> Callable[[int], Any]:
     """Reads ``a`` or, if there is no such column, field ``b`` of column ``a`` for ``a.b`` (structure or JSON text)."""
     if name in table.column_names:

@@ -18,6 +18,7 @@ from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from recollect.core.errors import UserError
 from recollect.data.sources.images import BROKEN_SHARE, note
 from recollect.data.sources.shards import check_shards
+from recollect.data.sources.streamed import hub_files
 
 SPLITS: Mapping[str, str] = {
     "train": "train", "training": "train",
@@ -87,6 +88,42 @@ def open_tables(
         # "data/pears" beside a folder "data" is a slip of the pen, not a set of somebody called data.
         raise UserError(f"{place}: no such file or folder{_near(path)} (a hub set? no folder '{path.parent}' then)")
     return _open_hub(place, config, revision)
+
+
+def stream_files(place: str, revision: str | None, split: str | None) -> list[str]:
+    """The Parquet files or tars of a place, for `open_stream`: a file, a folder, a pattern, addresses, or a hub id.
+
+    Args:
+        split: training by default; the files' names or folders say which they are of, as for `open_tables`.
+
+    Raises:
+        UserError: nothing is there, or no such split.
+    """
+    path = Path(place).expanduser()
+    if "://" in place:
+        return list(_expand_braces(place))
+    if path.is_dir():
+        every = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path)))
+        files = next(
+            (found for ending in (".tar", ".parquet") if (found := [f for f in every if f.suffix == ending])), []
+        )
+    elif path.is_file():
+        files = [path]
+    else:
+        files = [Path(name) for each in _expand_braces(place) for name in sorted(glob(str(Path(each).expanduser())))]
+    if not files:
+        if _HUB_ID.fullmatch(place) and not path.suffix:
+            return list(hub_files(place, revision))
+        raise UserError(f"{place}: no Parquet files or tars to stream{_near(path)}")
+    groups = _by_top_folder(files, path) if path.is_dir() else {"train": [str(file) for file in files]}
+    if len(groups) == 1 and len(files) > 1:
+        groups = _by_file_name(files)
+    wanted = SPLITS.get(split or "train", split or "train")
+    if split is None and len(groups) == 1:
+        return next(iter(groups.values()))
+    if wanted not in groups:
+        raise UserError(f"{place}: no split '{wanted}' to stream; it has {', '.join(groups)}")
+    return groups[wanted]
 
 
 def _near(path: Path) -> str:

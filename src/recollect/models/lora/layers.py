@@ -148,7 +148,7 @@ def adapted(encoder: nn.Module, adapters: Adapters) -> Iterator[None]:
         UserError: the adapters name a layer that the model does not have, or of another size.
     """
     sites = named_sites(encoder, adapters)
-    use = _one_set if adapters.queries is None else _many_sets
+    use = one_set if adapters.queries is None else _many_sets
 
     def forward(name: str, layer: nn.Linear) -> Callable[[Tensor], Tensor]:
         down, up = adapters.down[name], adapters.up[name]
@@ -177,7 +177,7 @@ def named_sites(encoder: nn.Module, adapters: Adapters) -> dict[str, nn.Linear]:
     return {name: layers[name] for name in adapters.down}
 
 
-def _one_set(
+def one_set(
     rows: Float[Tensor, "... inputs"],
     weight: Float[Tensor, "outputs inputs"],
     bias: Float[Tensor, " outputs"] | None,
@@ -185,6 +185,7 @@ def _one_set(
     up: Float[Tensor, "outputs rank"],
     scale: float,
 ) -> Float[Tensor, "... outputs"]:
+    """``W x + b + scale · B A x``, without forming ``B A``."""
     return F.linear(rows, weight, bias) + scale * F.linear(F.linear(rows, down), up)
 
 

@@ -28,7 +28,6 @@ def transform_of(processor: Any, config: PreTrainedConfig, name: str) -> ImageTr
     if setting("do_pad", False):
         raise _unlike(name, "pads pictures")
     most, patch = int(setting("max_num_patches", 0)), int(setting("patch_size", 0))
-    naflex = {"patch": patch, "patches": most} if most else {}
     size, fit = _size_and_fit(setting, config, name)
     resample = _RESAMPLE.get(int(setting("resample", 3)))
     if resample is None:
@@ -37,7 +36,9 @@ def transform_of(processor: Any, config: PreTrainedConfig, name: str) -> ImageTr
     mean, std = (
         (_three(setting("image_mean", 0.5)), _three(setting("image_std", 0.5))) if normal else ((0.0,) * 3, (1.0,) * 3)
     )
-    return ImageTransform(size=size, mean=mean, std=std, fit=fit, resample=resample, **naflex)
+    return ImageTransform(
+        size=size, mean=mean, std=std, fit=fit, resample=resample, patch=patch * (most > 0), patches=most
+    )
 
 
 def _size_and_fit(

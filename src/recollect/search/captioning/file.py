@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from recollect.core.errors import UserError
-from recollect.core.files import held
+from recollect.core.files import held, make_folder, sync_folder
 from recollect.core.types import Source
 from recollect.data.sources.keys import picture_key
 
@@ -42,13 +42,16 @@ class CaptionFile:
 
     def write(self, captions: Mapping[str, str]) -> None:
         """Add captions; they are on disk when this returns, beside those that other processes add meanwhile."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
+        new = not self.path.exists()
         with self.path.open("a+b") as file, held(file):
             self._cut(file)
             for id, caption in captions.items():
                 file.write(json.dumps({"id": id, "caption": caption}, ensure_ascii=False).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
+        if new:
+            sync_folder(self.path.parent)
         self.captions |= captions
 
     @staticmethod

@@ -1,0 +1,86 @@
+"""Towers compiled by `torch.compile`, behind the same methods."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recollect.core.errors import UserError
+from recollect.training.step import Towers
+
+BACKEND = "inductor"
+
+
+class CompiledTowers:
+    """Towers whose forward passes are compiled at the first call for each shape; everything else is the towers' own.
+
+    Args:
+        towers: what is trained, saved and evaluated; it is not changed.
+    """
+
+    def __init__(self, towers: Towers) -> None:
+        self.towers = towers
+        self._images = torch.compile(towers.encode_images, backend=BACKEND)
+        self._texts = torch.compile(towers.encode_texts, backend=BACKEND)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.towers.device
+
+    def encode_images(self, pixels: Tensor) -> Tensor:
+        """Raw image embeddings, with graph.
+
+        Raises:
+            UserError: the towers cannot be compiled here.
+        """
+        return _one_line(self._images, pixels)
+
+    def encode_texts(self, tokens: dict[str, Tensor]) -> Tensor:
+        """Raw text embeddings, with graph.
+
+        Raises:
+            UserError: the towers cannot be compiled here.
+        """
+        return _one_line(self._texts, tokens)
+
+    def save(self, folder: Path) -> Any:
+        """See `Towers.save`."""
+        return self.towers.save(folder)
+
+    def publish(self, folder: Path) -> Any:
+        """See `Towers.publish`."""
+        return self.towers.publish(folder)
+
+    def set_scale(self, scale: float, bias: float | None = None) -> None:
+        """See `Towers.set_scale`."""
+        self.towers.set_scale(scale, bias)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The towers' own."""
+        return self.towers.parameters()
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The towers' own."""
+        return self.towers.named_parameters()
+
+    def train(self, mode: bool = True) -> Any:
+        """The towers' own."""
+        return self.towers.train(mode)
+
+    def to(self, device: torch.device) -> Any:
+        """The towers' own."""
+        return self.towers.to(device)
+
+
+def _one_line(encode: Callable[[Any], Tensor], given: Any) -> Tensor:
+    from torch._dynamo.exc import TorchDynamoException
+    from torch._inductor.exc import InductorError
+
+    try:
+        return encode(given)
+    except (TorchDynamoException, InductorError) as error:
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"--compile: torch cannot compile these towers here ({first[:200]}). Leave it out.") from error

@@ -1,0 +1,105 @@
+"""The lines of a run's metrics, shown elsewhere too: TensorBoard, Weights & Biases."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from recollect.core.errors import UserError
+from recollect.core.files import read_json, write_json
+from recollect.core.seeding import derive_seed
+
+Tracker = Literal["tensorboard", "wandb"]
+
+
+@runtime_checkable
+class MetricsTracker(Protocol):
+    """What is told every line of ``metrics.jsonl``."""
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """Show one line; its ``step`` says where."""
+        ...
+
+    def close(self) -> None:
+        """Bring everything to where it is shown."""
+        ...
+
+
+def check_trackers(names: Sequence[Tracker]) -> None:
+    """Refuse what is not installed, before the first step.
+
+    Raises:
+        UserError: saying how to install it.
+    """
+    for name in names:
+        if find_spec(name) is None:
+            raise UserError(f"--track {name}: {name} is not installed. Install it with: pip install {name}")
+
+
+def open_trackers(names: Sequence[Tracker], out: Path, recipe: Mapping[str, Any], step: int) -> list[MetricsTracker]:
+    """Open what the lines of a run are shown by.
+
+    Args:
+        names: which; each is opened once.
+        out: folder of the run.
+        recipe: as in ``recipe.json``.
+        step: after which the run goes on; what was shown of later steps is taken back.
+    """
+    makers = {"tensorboard": lambda: _TensorBoard(out, step), "wandb": lambda: _WeightsAndBiases(out, recipe)}
+    return [makers[name]() for name in dict.fromkeys(names)]
+
+
+class _TensorBoard:
+    """Event files in ``tensorboard/`` of the run; `tensorboard --logdir RUNS` shows all runs beside each other."""
+
+    def __init__(self, out: Path, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(out / "tensorboard"), purge_step=step + 1 if step else None)
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        for name, value in numbers(values):
+            self._writer.add_scalar(name, value, values["step"])
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _WeightsAndBiases:
+    """A run of the project ``WANDB_PROJECT`` (recollect by default); a resumed run goes on in the same one."""
+
+    def __init__(self, out: Path, recipe: Mapping[str, Any]) -> None:
+        import wandb
+
+        file = out / "wandb.json"
+        if not file.exists():
+            write_json(file, {"id": f"{derive_seed('wandb', str(out.resolve()), os.urandom(8).hex()):016x}"})
+        project = os.environ.get("WANDB_PROJECT", "recollect")
+        try:
+            self._run = wandb.init(
+                project=project,
+                name=out.name,
+                dir=str(out),
+                config=dict(recipe),
+                id=read_json(file)["id"],
+                resume="allow",
+            )
+        except Exception as error:  # no key, no network, whatever its libraries raise
+            raise UserError(f"--track wandb: {' '.join(str(error).split())[:200]}. Try WANDB_MODE=offline.") from error
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        self._run.log(dict(numbers(values)), step=values["step"])
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def numbers(values: Mapping[str, Any], under: str = "") -> Iterator[tuple[str, float]]:
+    """Every figure of a line by its name; those of an inner mapping by both names."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from numbers(value, f"{under}{name}/")
+        elif name != "step" and isinstance(value, int | float):
+            yield f"{under}{name}", float(value)

@@ -1,0 +1,216 @@
+"""Shards read where they lie: every sample once a pass, on any ranks and workers, from any position."""
+
+import io
+import json
+import tarfile
+from collections import Counter
+from functools import partial
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from recollect.core.errors import UserError
+from recollect.core.seeding import derive_seed
+from recollect.data.batches.mixture import DataMix
+from recollect.data.batches.order import BlockOrder
+from recollect.data.batches.stream import BatchStream
+from recollect.data.sources import open_source
+from recollect.data.sources.images import BrokenImageError
+from recollect.data.sources.streamed import open_stream
+from recollect.data.transforms import ImageTransform
+
+SHARDS, EACH = 60, 5
+TRANSFORM = ImageTransform(size=8)
+
+
+def png(number: int) -> bytes:
+    data = io.BytesIO()
+    Image.new("RGB", (9, 9), (number % 256, number // 256, 0)).save(data, "PNG")
+    return data.getvalue()
+
+
+def tar_of(numbers) -> bytes:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        for number in numbers:
+            for ending, content in (("png", png(number)), ("txt", f"picture {number}".encode())):
+                info = tarfile.TarInfo(f"{number:06}.{ending}")
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+    return data.getvalue()
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """The same pictures as tars and as one Parquet file of many row groups."""
+    folder = tmp_path_factory.mktemp("streams")
+    (folder / "tars").mkdir()
+    for shard in range(SHARDS):
+        (folder / "tars" / f"s-{shard:03}.tar").write_bytes(tar_of(range(shard * EACH, (shard + 1) * EACH)))
+    numbers = range(SHARDS * EACH)
+    pictures = [{"bytes": png(number), "path": None} for number in numbers]
+    table = pa.table({"image": pictures, "caption": [f"picture {number}" for number in numbers]})
+    pq.write_table(table, folder / "all.parquet", row_group_size=EACH)
+    return {"tar": f"{folder}/tars?stream=yes", "parquet": f"{folder}/all.parquet?stream=yes", "folder": folder}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
+
+
+def stream(source, batch=12, **options):
+    return BatchStream(DataMix((source,)), batch, TRANSFORM, **options)
+
+
+def texts(batches):
+    return [text for batch in batches for text in batch.texts]
+
+
+@pytest.mark.parametrize("kind", ["tar", "parquet"])
+def test_a_stream_has_the_samples_of_its_shards(places, kind):
+    source = open_source(places[kind])
+    assert len(source) == SHARDS * EACH
+    for index in (0, 7, SHARDS * EACH - 1, -1):
+        sample = source[index]
+        assert sample.texts == (f"picture {index % len(source)}",)
+        assert np.asarray(sample.image)[0, 0, 0] == index % len(source) % 256
+    assert len({source.read(index).id for index in range(len(source))}) == len(source)
+    with pytest.raises(IndexError):
+        source[len(source)]
+
+
+@pytest.mark.parametrize("kind", ["tar", "parquet"])
+def test_every_sample_comes_once_a_pass_on_any_ranks_and_workers(places, kind):
+    """Counted: 25 steps of 12 are one pass through 300 samples."""
+    source = open_source(places[kind])
+    whole = texts(stream(source).iterate(0, 50))
+    for start in (0, 300):
+        assert Counter(whole[start : start + 300]) == Counter(f"picture {number}" for number in range(300))
+    assert whole[:300] != whole[300:600]
+    ranks = [texts(stream(source, rank=rank, world_size=3).iterate(0, 25, workers=rank % 2)) for rank in range(3)]
+    joined = [text for step in range(25) for each in ranks for text in each[step * 4 : step * 4 + 4]]
+    assert joined == whole[:300]
+
+
+def test_a_run_goes_on_at_its_very_place(places):
+    whole = texts(stream(open_source(places["tar"])).iterate(0, 40))
+    assert texts(stream(open_source(places["tar"])).iterate(17, 40)) == whole[17 * 12 :]
+
+
+def test_a_stretch_of_a_run_reads_few_shards_and_each_rank_its_part_of_them(places):
+    source = open_source(places["parquet"])
+    for _ in stream(source).iterate(0, 6):  # 72 of the 80 samples of the first stretch
+        pass
+    assert source.opened == 16
+    for rank in range(2):
+        mine = open_source(places["parquet"])
+        for _ in stream(mine, rank=rank, world_size=2).iterate(0, 6):
+            pass
+        assert mine.opened <= 14, "sorted by block, half of a batch is in about half of them"
+
+
+@settings(max_examples=8)
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=60, max_size=90),
+    together=st.integers(1, 20),
+    seed=st.integers(0, 99),
+)
+def test_passes_in_blocks_are_permutations_in_which_neighbours_share_no_block(sizes, together, seed):
+    sizes = np.array(sizes)
+    total = int(sizes.sum())
+    order = BlockOrder(sizes, together, partial(derive_seed, seed))
+    drawn = order(np.arange(3 * total))
+    for turn in range(3):
+        assert sorted(drawn[turn * total : (turn + 1) * total]) == list(range(total))
+    one_by_one = np.concatenate([order(np.array([place])) for place in (0, total - 1, total, 2 * total + 1)])
+    assert one_by_one.tolist() == drawn[[0, total - 1, total, 2 * total + 1]].tolist()
+    around = slice(total - int(np.sort(sizes)[:together].sum()), total + int(np.sort(sizes)[:together].sum()))
+    assert len(set(drawn[around].tolist())) == around.stop - around.start, "no copies across the end of a pass"
+
+
+def test_few_blocks_are_shuffled_as_one(places):
+    assert BlockOrder.of(np.array([100] * 20), 10, partial(derive_seed, 0)) is None
+    assert BlockOrder.of(np.array([5] * 60), 12, partial(derive_seed, 0)) is not None
+    assert BlockOrder.of(np.array([5] * 60), 120, partial(derive_seed, 0)) is None
+    assert BlockOrder.of(None, 10, partial(derive_seed, 0)) is None
+
+
+def test_a_stream_trains_the_same_as_a_copy_would_order_aside(places):
+    copied, streamed = open_source(places["tar"].partition("?")[0]), open_source(places["tar"])
+    mine, theirs = (
+        {s.texts: np.asarray(s.image).tobytes() for s in (x[i] for i in range(len(x)))} for x in (copied, streamed)
+    )
+    assert mine == theirs
+
+
+def test_streams_are_read_behind_an_address(places):
+    memory = fsspec.filesystem("memory")
+    with memory.open("/set/all.parquet", "wb") as file:
+        file.write((places["folder"] / "all.parquet").read_bytes())
+    for shard in range(3):
+        with memory.open(f"/set/s-{shard}.tar", "wb") as file:
+            file.write(tar_of(range(shard * EACH, (shard + 1) * EACH)))
+    parquet = open_source("memory://set/all.parquet?stream=yes")
+    assert parquet[123].texts == ("picture 123",)
+    with pytest.raises(UserError, match=r"how many samples it holds is not said by memory://set/sizes.json"):
+        open_source("memory://set/s-{0..2}.tar?stream=yes")
+    with memory.open("/set/sizes.json", "wb") as file:
+        file.write(json.dumps({f"s-{shard}.tar": EACH for shard in range(3)}).encode())
+    tars = open_source("memory://set/s-{0..2}.tar?stream=yes")
+    assert [tars[index].texts[0] for index in (0, 7, 14)] == ["picture 0", "picture 7", "picture 14"]
+
+
+def test_a_shard_that_is_damaged_is_counted_as_broken_and_replaced(places, tmp_path):
+    for shard in range(4):
+        (tmp_path / f"s-{shard}.tar").write_bytes(tar_of(range(shard * 50, (shard + 1) * 50)))
+    source = open_source(f"{tmp_path}?stream=yes")
+    data = bytearray((tmp_path / "s-2.tar").read_bytes())
+    data[512:600] = bytes(88)  # the first picture
+    (tmp_path / "s-2.tar").write_bytes(data)
+    with pytest.raises(BrokenImageError, match=r"s-2.tar, sample 0: not a picture"):
+        source[100]
+    made = stream(source, batch=50, broken_share=0.1)
+    assert "picture 100" not in texts(made.iterate(0, 4))
+    assert sum(made.tally.broken.values()) >= 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "message"),
+    [
+        ("PARQUET?stream=yes&caption=a", {}, "a stream has no filters"),
+        ("PARQUET?stream=yes", {"kind": "label"}, "a stream holds captions"),
+        ("PARQUET?stream=no", {}, "stream takes 'yes'"),
+        ("PARQUET?stream=yes", {"split": "test"}, "no split 'test' to stream; it has train"),
+        ("FOLDER/nothing-{0..3}.tar?stream=yes", {}, "no Parquet files or tars to stream"),
+        ("FOLDER/words.csv?stream=yes", {}, "streams are Parquet files or WebDataset tars, not .csv"),
+        ("FOLDER/cut.parquet?stream=yes", {}, "cut.parquet: cannot be read as Parquet"),
+        ("FOLDER/cut.tar?stream=yes", {}, "cut.tar: damaged, or no tar"),
+    ],
+)
+def test_bad_addresses_of_streams_are_one_line(places, spec, options, message):
+    folder = places["folder"]
+    (folder / "words.csv").write_text("a,b\n1,2\n")
+    (folder / "cut.parquet").write_bytes((folder / "all.parquet").read_bytes()[:500])
+    (folder / "cut.tar").write_bytes(b"no tar at all" * 100)
+    spec = spec.replace("PARQUET", str(folder / "all.parquet")).replace("FOLDER", str(folder))
+    with pytest.raises(UserError, match=message.replace(".", r"\.")) as met:
+        open_source(spec, **options)
+    assert "\n" not in str(met.value)
+
+
+def test_sizes_of_shards_are_counted_once_and_again_when_a_shard_changes(places, tmp_path, monkeypatch):
+    shard = tmp_path / "s.tar"
+    shard.write_bytes(tar_of(range(7)))
+    assert len(open_stream("s", [str(shard)])) == 7
+    kept = next((tmp_path / "cache" / "streams").glob("*.json"))
+    kept.write_text("{")  # damaged
+    assert len(open_stream("s", [str(shard)])) == 7
+    shard.write_bytes(tar_of(range(9)))
+    assert len(open_stream("s", [str(shard)])) == 9

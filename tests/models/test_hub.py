@@ -1,0 +1,104 @@
+"""Pushing a model: the real client of the hub against a stand-in of its server."""
+
+import base64
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from huggingface_hub import HfApi, constants
+
+from recollect.core.errors import UserError
+from recollect.models import build_model
+from recollect.models.hub import check_push, push_model
+
+
+class Hub(BaseHTTPRequestHandler):
+    """As much of the hub as a push meets: who one is, a repository, how to send files, a commit."""
+
+    def log_message(self, *words):
+        pass
+
+    def answer(self, value, status=200):
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        known = self.headers.get("Authorization") == "Bearer hf_good"
+        self.answer({"name": "somebody"} if known else {"error": "Invalid user token."}, 200 if known else 401)
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        server = self.server
+        if self.path == "/api/repos/create":
+            server.made.append(json.loads(body))
+            self.answer({"url": f"http://{self.headers['Host']}/me/model", "name": "me/model", "id": "me/model"})
+        elif "/preupload/" in self.path:
+            files = json.loads(body)["files"]
+            self.answer({"files": [{**each, "uploadMode": "regular", "shouldIgnore": False} for each in files]})
+        elif "/commit/" in self.path:
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    server.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            self.answer({"commitUrl": f"http://{self.headers['Host']}/me/model/commit/1", "commitOid": "1" * 40})
+        else:
+            self.answer({"error": self.path}, 404)
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.made, server.files = [], {}
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return build_model("tiny", texts=["a cat"]).save(tmp_path_factory.mktemp("push") / "model")
+
+
+def client(hub, token="hf_good"):
+    return HfApi(endpoint=f"http://127.0.0.1:{hub.server_port}", token=token)
+
+
+def test_a_pushed_model_arrives_whole(hub, model):
+    check_push("me/model", client(hub))
+    address = push_model(model, "me/model", api=client(hub))
+    assert address.endswith("/me/model")
+    assert hub.made[0]["name"] == "model"
+    assert hub.made[0]["organization"] == "me"
+    assert hub.made[0].get("private", hub.made[0].get("visibility") == "private")
+    sent = {str(file.relative_to(model)): file.read_bytes() for file in model.rglob("*") if file.is_file()}
+    assert {name: data for name, data in hub.files.items() if name != ".gitattributes"} == sent
+
+
+def test_a_public_repository_is_made_where_asked(hub, model):
+    push_model(model, "me/model", private=False, api=client(hub))
+    assert not hub.made[0].get("private", hub.made[0].get("visibility") == "private")
+
+
+def test_who_may_not_push_is_told_before_any_training(hub):
+    with pytest.raises(UserError, match=r"--push-to me/model: the hub does not let us in .*hf auth login"):
+        check_push("me/model", client(hub, "hf_wrong"))
+    with pytest.raises(UserError, match="no name of a repository"):
+        check_push("me//model", client(hub))
+
+
+def test_what_is_no_model_and_a_hub_that_refuses_are_one_line(hub, model, tmp_path):
+    with pytest.raises(UserError, match="no model there"):
+        push_model(tmp_path, "me/model", api=client(hub))
+    hub.shutdown()
+    hub.server_close()
+    with pytest.raises(UserError, match="could not be pushed to me/model") as met:
+        push_model(model, "me/model", api=client(hub))
+    assert "\n" not in str(met.value)

@@ -1,0 +1,189 @@
+"""Kills, power cuts, full disks and flipped bits at every write of a run: it goes on to the bits of an unbroken one."""
+
+import json
+import shutil
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from faults import full_disk, recorded, write_tree
+from recollect.core.errors import UserError
+from recollect.core.files import make_folder, write_text
+from recollect.search.captioning.file import CaptionFile
+from recollect.training.loop import train
+from recollect.training.options import Data, Recipe
+
+RECIPE = Recipe(
+    data=Data(sources=("stand-in",)), steps=2, batch_size=4, log_every=1, checkpoint_every=1, checkpoints_kept=1
+)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def outcome(out: Path):
+    """All that a run leaves, without what a clock says."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line.pop("examples_per_second", None)
+    assert not [path.name for path in out.rglob(".*")], "nothing half-written stays behind"
+    return files(out / "model"), files(out / "checkpoints"), lines
+
+
+def count(record_property, counts) -> None:
+    for fault, number in counts.items():
+        record_property("faults", f"{fault}: {number}")
+
+
+def test_after_a_kill_or_a_power_cut_at_any_write_of_a_run_it_goes_on_to_the_same_bits(
+    small, in_memory, record_property
+):
+    (in_memory / "first").mkdir()
+    with recorded(in_memory / "first") as disk:
+        train(RECIPE, in_memory / "first" / "run", device="cpu", assemble=small.parts)
+    unbroken = outcome(in_memory / "first" / "run")
+    counts: Counter[str] = Counter()
+    for number, (fault, tree, _) in enumerate(disk.states.values()):
+        place = write_tree(tree, in_memory / f"{number}")
+        train(RECIPE, place / "run", resume=True, device="cpu", assemble=small.parts)
+        assert outcome(place / "run") == unbroken, (fault, sorted(tree))
+        shutil.rmtree(place)
+        counts[fault] += 1
+    assert disk.looked > 50
+    assert counts["kill"] > 10
+    assert counts["power cut"] > 5
+    counts["moments"] = disk.looked
+    count(record_property, {f"training, {fault}": number for fault, number in counts.items()})
+
+
+def test_a_longer_run_that_falls_at_its_start_is_not_taken_for_finished(small, in_memory, record_property):
+    longer = replace(RECIPE, steps=3)
+    (in_memory / "first").mkdir()
+    train(RECIPE, in_memory / "first" / "run", device="cpu", assemble=small.parts)
+    with recorded(in_memory / "first") as disk:
+        train(longer, in_memory / "first" / "run", resume=True, device="cpu", assemble=small.parts)
+    unbroken = outcome(in_memory / "first" / "run")
+    counts: Counter[str] = Counter()
+    for number, (fault, tree, _) in enumerate(disk.states.values()):
+        place = write_tree(tree, in_memory / f"{number}")
+        train(longer, place / "run", resume=True, device="cpu", assemble=small.parts)
+        assert outcome(place / "run") == unbroken, (fault, sorted(tree))
+        shutil.rmtree(place)
+        counts[fault] += 1
+    assert counts["kill"] > 5
+    count(record_property, {f"longer training, {fault}": number for fault, number in counts.items()})
+
+
+def test_a_disk_that_is_full_at_any_write_is_one_line_and_the_run_goes_on_when_there_is_room(
+    small, in_memory, record_property
+):
+    whole = in_memory / "whole"
+    train(RECIPE, whole, device="cpu", assemble=small.parts)
+    unbroken = outcome(whole)
+    met = 0
+    for after in range(1, 200):
+        out = in_memory / f"{after}"
+        out.mkdir()
+        with full_disk(out, after) as refused:
+            said = None
+            try:
+                train(RECIPE, out / "run", device="cpu", assemble=small.parts)
+            except (UserError, OSError) as error:  # the command makes one line of both
+                said = str(error)
+        if refused[0]:
+            assert said is None or ("No space left" in said and "\n" not in said), said
+        if not refused[0]:
+            break
+        met += 1
+        train(RECIPE, out / "run", resume=True, device="cpu", assemble=small.parts)
+        assert outcome(out / "run") == unbroken, after
+        shutil.rmtree(out)
+    assert met > 10
+    count(record_property, {"training, full disk": met})
+
+
+def test_a_flipped_bit_in_any_file_of_a_checkpoint_is_seen(small, in_memory, record_property, capfd):
+    """Every file, and of each file a bit near its start, its middle and its end."""
+    recipe = replace(RECIPE, steps=3, checkpoints_kept=2)
+    whole = in_memory / "whole"
+    train(recipe, whole, device="cpu", assemble=small.parts)
+    unbroken = outcome(whole)
+    broken = in_memory / "broken"
+    shutil.copytree(whole, broken)
+    shutil.rmtree(broken / "model")
+    flips = 0
+    for name, data in unbroken[1].items():
+        if not name.startswith("step-00000003"):
+            continue
+        for place in sorted({0, len(data) // 2, len(data) - 1}):
+            out = in_memory / "again"
+            shutil.copytree(broken, out)
+            changed = bytearray(data)
+            changed[place] ^= 4
+            (out / "checkpoints" / name).write_bytes(changed)
+            train(recipe, out, resume=True, device="cpu", assemble=small.parts)
+            assert "step-00000003: damaged" in " ".join(capfd.readouterr().err.split()), name
+            assert outcome(out) == unbroken, name
+            shutil.rmtree(out)
+            flips += 1
+    assert flips >= 12
+    count(record_property, {"checkpoint, flipped bit": flips})
+
+
+def test_captions_that_were_written_survive_any_kill_or_power_cut(in_memory, record_property):
+    written = {f"{number}": f"a picture called {number}" for number in range(4)}
+    (in_memory / "first").mkdir()
+    with recorded(in_memory / "first") as disk:
+        for id, text in written.items():
+            CaptionFile(in_memory / "first" / "deep" / "captions.jsonl").write({id: text})
+            disk.mark()
+    counts: Counter[str] = Counter()
+    for number, (fault, tree, done) in enumerate(disk.states.values()):
+        path = write_tree(tree, in_memory / f"{number}") / "deep" / "captions.jsonl"
+        assert len(CaptionFile(path).captions) >= done, (fault, done, tree)
+        CaptionFile(path).write({id: text for id, text in written.items() if id not in CaptionFile(path).captions})
+        assert CaptionFile(path).captions == written
+        assert path.read_text().count("\n") == len(written)
+        counts[fault] += 1
+    count(record_property, {f"captions, {fault}": number for fault, number in counts.items()})
+
+
+# --- the faults find bugs that are planted ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("forgotten", ["file", "folder"])
+def test_a_write_that_forgets_an_fsync_is_found(in_memory, monkeypatch, forgotten):
+    """A file that is renamed without being on the disk, or whose name is not: after a power cut it is empty or gone."""
+    import os
+
+    from recollect.core import files
+
+    (in_memory / "disk").mkdir()
+    if forgotten == "folder":
+        monkeypatch.setattr(files, "sync_folder", lambda folder: None)
+    with recorded(in_memory / "disk") as disk:
+        planted = os.fsync
+        if forgotten == "file":
+            monkeypatch.setattr(
+                files.os, "fsync", lambda handle: None if os.path.isfile(f"/proc/self/fd/{handle}") else planted(handle)
+            )
+        write_text(in_memory / "disk" / "a.txt", "whole")
+        disk.mark()
+        disk.look()
+    left = [tree.get("a.txt") for _, tree, done in disk.states.values() if done]
+    assert left
+    assert any(content != b"whole" for content in left)
+
+
+def test_a_write_that_forgets_nothing_is_whole_after_any_fault(in_memory):
+    (in_memory / "disk").mkdir()
+    with recorded(in_memory / "disk") as disk:
+        make_folder(in_memory / "disk" / "a" / "b")
+        write_text(in_memory / "disk" / "a" / "b" / "c.txt", "whole")
+        disk.mark()
+        disk.look()
+    for fault, tree, done in disk.states.values():
+        assert tree.get("a/b/c.txt") in ((b"whole",) if done else (None, b"whole")), fault

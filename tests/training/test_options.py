@@ -1,0 +1,358 @@
+"""What people expect of a trainer: LoRA, half precision, compiled towers, trackers, workers that come by themselves."""
+
+import json
+import math
+import sys
+import warnings
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from recollect import cli
+from recollect.core.errors import UserError
+from recollect.data.batches.loading import Piece
+from recollect.data.sources import open_source
+from recollect.models import build_model, load_model
+from recollect.objectives import tiles
+from recollect.training import compiled
+from recollect.training.adapted import ADAPTER, adapt
+from recollect.training.assembly import workers_of
+from recollect.training.compiled import CompiledTowers
+from recollect.training.loop import Hook, train
+from recollect.training.options import Data, Model, Recipe
+from recollect.training.precision import LossScale, tensor_cores
+from recollect.training.recipes import RECIPES
+from recollect.training.step import StepOptions, train_step
+
+RECIPE = Recipe(data=Data(sources=("stand-in",)), steps=6, batch_size=8, log_every=1, checkpoint_every=2)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """Twelve pictures of noise with captions."""
+    folder, random = tmp_path_factory.mktemp("pairs"), np.random.default_rng(0)
+    rows = ["path,caption"]
+    for number in range(12):
+        Image.fromarray(random.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+        rows.append(f"{number}.png,noise number {number} in many colours")
+    (folder / "pairs.csv").write_text("\n".join(rows))
+    return folder / "pairs.csv"
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """A small CLIP of transformers to go on from."""
+    return build_model("tiny", texts=["noise number many colours"]).save(tmp_path_factory.mktemp("start") / "model")
+
+
+def metrics(out):
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(model):
+    return load_file(model / "model.safetensors")
+
+
+def post_training(start, pairs, **changes):
+    recipe = replace(RECIPES["siglixp-tiny"](), steps=4, batch_size=6, log_every=1, checkpoint_every=2)
+    return replace(recipe, model=Model(str(start), lora=2), data=Data(captions=(str(pairs),)), **changes)
+
+
+# --- LoRA ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def adapted_run(start, pairs, tmp_path_factory):
+    out = tmp_path_factory.mktemp("adapted") / "run"
+    seen = []
+
+    def measure(model):
+        seen.append({name: value.clone() for name, value in model.encoder.named_parameters()})
+        return {}
+
+    train(post_training(start, pairs), out, device="cpu", hooks=[Hook(2, measure)])
+    return out, seen
+
+
+def test_lora_leaves_the_checkpoint_as_it_is_and_the_model_is_the_sum(adapted_run, start):
+    out, seen = adapted_run
+    base = load_model(start, "cpu")
+    for name, value in base.named_parameters():
+        if "logit_" not in name:  # the temperature is noted there, which no embedding depends on
+            assert all(torch.equal(kept[name], value) for kept in seen), name
+    peft = pytest.importorskip("peft")
+    merged = load_model(out / "model", "cpu")
+    pixels = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    changed = peft.PeftModel.from_pretrained(base.model, out / "model" / ADAPTER)
+    with torch.no_grad():
+        found = changed.get_base_model().get_image_features(pixel_values=pixels).pooler_output
+        torch.testing.assert_close(merged.encode_images(pixels), found, atol=1e-5, rtol=0)
+        assert (load_model(start, "cpu").encode_images(pixels) - found).abs().max() > 1e-4
+
+
+def test_a_checkpoint_of_lora_holds_the_changes_alone(adapted_run, start):
+    out, _ = adapted_run
+    saved = out / "checkpoints" / "step-00000004"
+    names = {path.name for path in (saved / "model").iterdir()}
+    assert names == {"adapter_config.json", "adapter_model.safetensors", "adapted.json"}
+    assert (saved / "training.safetensors").stat().st_size < (start / "model.safetensors").stat().st_size
+
+
+def test_lora_resumes_to_the_same_bits(adapted_run, start, pairs, tmp_path):
+    def stop(model):
+        raise RuntimeError("power")
+
+    with pytest.raises(RuntimeError, match="power"):
+        train(post_training(start, pairs), tmp_path / "run", device="cpu", hooks=[Hook(3, stop)])
+    train(post_training(start, pairs), tmp_path / "run", resume=True, device="cpu")
+    whole, again = (weights(out / "model") for out in (adapted_run[0], tmp_path / "run"))
+    assert whole.keys() == again.keys()
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+def test_lora_on_another_checkpoint_than_it_began_with_is_refused(start, pairs, tmp_path):
+    first = load_model(start, "cpu")
+    moved = tmp_path / "start"
+    first.save(moved)
+    recipe = replace(post_training(moved, pairs), steps=2)
+    train(recipe, tmp_path / "run", device="cpu")
+    with torch.no_grad():
+        next(first.parameters()).add_(1.0)
+    for file in moved.iterdir():
+        file.unlink()
+    first.save(moved)
+    with pytest.raises(UserError, match="not the checkpoint that this run began with"):
+        train(replace(recipe, steps=4), tmp_path / "run", resume=True, device="cpu")
+
+
+def test_a_frozen_tower_gets_no_adapters(start):
+    towers = adapt(load_model(start, "cpu"), 2, 4.0, "image", str(start), 0)
+    assert towers.factor == 2.0
+    assert towers.adapters.down
+    assert all(name.startswith("text_model.") for name in towers.adapters.down)
+    learning = [name for name, value in towers.named_parameters() if value.requires_grad]
+    assert learning
+    assert all(name.startswith(("down.", "up.")) for name in learning)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Model("tiny", lora=2), "tiny is a preset, whose weights are drawn at random"),
+        (Model("START", lora=0), "--model.lora 0: must be at least 1"),
+        (Model("START", lora_alpha=2.0), "--model.lora-alpha: belongs to LoRA"),
+        (Model("START", lora=2, locked="image"), "--model.lora and --model.locked"),
+        (Model("START", lora=2, prefixes=("caption",)), "--model.lora and --model.prefixes"),
+    ],
+)
+def test_lora_that_cannot_be_is_one_line(model, message, start, pairs, tmp_path):
+    if model.start == "START":
+        model = replace(model, start=str(start))
+    with pytest.raises(UserError, match=message):
+        train(replace(post_training(start, pairs), model=model), tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+# --- precision ----------------------------------------------------------------------------------------------------
+
+
+def test_float16_scales_the_loss_and_gives_the_gradients_of_float32_nearly(small):
+    found = {}
+    for precision, scale in (("float32", 1.0), ("float16", 1024.0)):
+        torch.manual_seed(0)
+        model, objective = small.Model(0.0), small.Objective()
+        train_step(model, objective, small.inputs(0), StepOptions(precision=precision, loss_scale=scale))
+        found[precision] = {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
+    for name, exact in found["float32"].items():
+        assert not torch.equal(found["float16"][name], exact) or exact.abs().max() == 0
+        torch.testing.assert_close(found["float16"][name], exact, rtol=0.05, atol=5e-3, msg=name)
+
+
+def test_a_gradient_too_large_for_float16_leaves_the_step_out_and_halves_the_scale(small, tmp_path, monkeypatch):
+    from recollect.training import loop
+
+    real, calls = loop.train_step, []
+
+    def burst(model, objective, inputs, options):
+        report = real(model, objective, inputs, options)
+        calls.append(options.loss_scale)
+        if len(calls) in (2, 3):
+            next(iter(model.parameters())).grad.fill_(math.inf)
+        return report
+
+    monkeypatch.setattr(loop, "train_step", burst)
+    monkeypatch.setattr(loop.LossScale, "of", lambda precision: LossScale(2.0**8))
+    train(replace(RECIPE, precision="float16"), tmp_path / "run", device="cpu", assemble=small.parts)
+    assert calls == [2.0**8] * 2 + [2.0**7] + [2.0**6] * 3
+    lines = metrics(tmp_path / "run")
+    assert [line["loss_scale"] for line in lines] == calls
+    assert ["gradient_norm" in line for line in lines] == [True, False, False, True, True, True]
+    state = json.loads((tmp_path / "run" / "checkpoints" / "step-00000006" / "state.json").read_text())
+    assert state["loss_scale"] == [2.0**6, 3]
+
+
+def test_a_run_in_float16_resumes_to_the_same_bits(small, tmp_path):
+    recipe = replace(RECIPE, precision="float16")
+
+    def stop(model):
+        raise RuntimeError("power")
+
+    train(recipe, tmp_path / "whole", device="cpu", assemble=small.parts)
+    with pytest.raises(RuntimeError, match="power"):
+        train(recipe, tmp_path / "run", device="cpu", assemble=small.parts, hooks=[Hook(3, stop)])
+    train(recipe, tmp_path / "run", resume=True, device="cpu", assemble=small.parts)
+    whole, again = (weights(tmp_path / name / "model") for name in ("whole", "run"))
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+def test_the_scale_of_a_loss_doubles_after_many_good_steps_and_never_falls_below_one():
+    scale = LossScale(2.0, 1998)
+    assert scale.after(True).after(True) == LossScale(4.0)
+    assert scale.after(False) == LossScale(1.0)
+    assert not LossScale(1.0).may_shrink
+    assert LossScale.of("bfloat16").after(True) == LossScale()
+
+
+def test_tf32_is_on_for_towers_alone_and_off_afterwards():
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    with tensor_cores("tf32"):
+        assert matmul.allow_tf32
+        with tiles.no_autocast(torch.device("cuda")):
+            assert not matmul.allow_tf32
+        assert matmul.allow_tf32
+    assert matmul.allow_tf32 == before
+    with tensor_cores("float32"):
+        assert not matmul.allow_tf32
+
+
+# --- compiled towers ----------------------------------------------------------------------------------------------
+
+
+def test_compiled_towers_give_the_gradients_of_plain_ones(small, monkeypatch):
+    monkeypatch.setattr(compiled, "BACKEND", "aot_eager")  # all of the compiler but the generation of code
+    found = []
+    for wrap in (lambda model: model, CompiledTowers):
+        torch.manual_seed(0)
+        model, objective = small.Model(0.0), small.Objective()
+        inputs = small.inputs(0)
+        train_step(wrap(model), objective, inputs, StepOptions(chunk=6))
+        found.append([value.grad for value in (*model.parameters(), *objective.parameters()) if value.grad is not None])
+    assert len(found[0]) == len(found[1])
+    for plain, other in zip(*found, strict=True):
+        torch.testing.assert_close(plain, other, rtol=0, atol=1e-6)
+
+
+def test_towers_that_cannot_be_compiled_are_one_line(small, monkeypatch):
+    def broken(graph, example):
+        raise RuntimeError("no C++ compiler")
+
+    monkeypatch.setattr(compiled, "BACKEND", broken)
+    with pytest.raises(UserError, match=r"--compile: torch cannot compile these towers here .*Leave it out"):
+        train_step(CompiledTowers(small.Model()), small.Objective(), small.inputs(0))
+
+
+def test_a_run_compiles_its_towers_and_saves_plain_ones(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    model = train(replace(RECIPE, steps=2, compile=True), tmp_path / "run", device="cpu", assemble=small.parts)
+    assert set(weights(model)) == set(small.Model().state_dict())
+
+
+# --- trackers -----------------------------------------------------------------------------------------------------
+
+
+def test_tensorboard_shows_every_line_of_the_metrics_also_after_a_resume(small, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def stop(model):
+        raise RuntimeError("power")
+
+    out = tmp_path / "run"
+    arguments = {"device": "cpu", "assemble": small.parts, "trackers": ["tensorboard"]}
+    with pytest.raises(RuntimeError, match="power"):
+        train(RECIPE, out, **arguments, hooks=[Hook(3, stop)])
+    train(RECIPE, out, **arguments, resume=True, hooks=[Hook(3, lambda model: {"accuracy": 0.5})])
+    events = EventAccumulator(str(out / "tensorboard")).Reload()
+    shown = {event.step: event.value for event in events.Scalars("loss")}
+    wanted = {line["step"]: line["loss"] for line in metrics(out) if "loss" in line}
+    assert shown.keys() == wanted.keys() == set(range(1, 7))
+    assert all(shown[step] == pytest.approx(wanted[step], rel=1e-6) for step in wanted)
+    assert len(events.Scalars("loss")) == 6, "what a killed run had shown beyond its checkpoint is gone"
+    assert [event.step for event in events.Scalars("evaluation/accuracy")] == [3, 6]
+    assert "seen/even" in events.Tags()["scalars"]
+
+
+def test_wandb_is_told_every_line_and_goes_on_in_the_same_run(small, tmp_path, monkeypatch):
+    told, opened = [], []
+
+    def init(**options):
+        opened.append(options)
+        return SimpleNamespace(log=lambda values, step: told.append((step, values)), finish=lambda: told.append("end"))
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, __spec__=SimpleNamespace()))
+    arguments = {"device": "cpu", "assemble": small.parts, "trackers": ["wandb"]}
+    train(replace(RECIPE, steps=2), tmp_path / "run", **arguments)
+    train(replace(RECIPE, steps=3), tmp_path / "run", **arguments, resume=True)
+    assert [line[0] for line in told if line != "end"] == [1, 2, 3]
+    assert told.count("end") == 2
+    assert opened[0]["id"] == opened[1]["id"]
+    assert opened[1]["resume"] == "allow"
+    assert opened[0]["config"]["steps"] == 2
+    assert {"loss", "seen/even", "learning_rate"} <= told[0][1].keys()
+
+
+def test_a_tracker_that_is_not_installed_stops_before_the_first_step(tmp_path, capfd, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setattr("recollect.training.trackers.find_spec", lambda name: None)
+    assert cli.main(["train", "latents-siglip", "--out", str(tmp_path / "run"), "--track", "wandb"]) == 2
+    assert "wandb is not installed. Install it with: pip install wandb" in " ".join(capfd.readouterr().err.split())
+    assert not (tmp_path / "run").exists()
+
+
+# --- workers and memory -------------------------------------------------------------------------------------------
+
+
+def test_workers_come_by_themselves_where_they_pay(monkeypatch, pairs):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(6), raising=False)
+    files, made = open_source(str(pairs)), open_source("latents:captions")
+    long = replace(RECIPE, steps=100_000)
+    assert workers_of(long, [made, files], 1) == 5
+    assert workers_of(long, [files], 2) == 2
+    assert workers_of(long, [files], 6) == 0
+    assert workers_of(long, [made], 1) == 0, "a built-in world makes whole batches"
+    assert workers_of(RECIPE, [files], 1) == 0, "a short run is over before they have started"
+    assert workers_of(replace(RECIPE, workers=3), [made], 1) == 3
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(64), raising=False)
+    assert workers_of(long, [files], 1) == 8
+
+
+def test_more_workers_than_cores_are_nothing_to_warn_of(pairs, start, tmp_path):
+    recipe = replace(post_training(start, pairs), steps=1, workers=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(recipe, tmp_path / "run", device="cpu")
+
+
+def test_pieces_can_be_brought_to_pinned_memory(monkeypatch):
+    pinned = torch.ones(1)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned)
+    piece = Piece(torch.zeros(1), ["a"], np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), ["0"])
+    assert piece.pin_memory().images is pinned
+    assert piece.pin_memory().texts == ["a"]
+
+
+# --- activation checkpointing -------------------------------------------------------------------------------------
+
+
+def test_recomputed_activations_train_the_same_model(start, pairs, tmp_path):
+    recipe = replace(post_training(start, pairs), model=Model(str(start)), steps=2)
+    plain = weights(train(recipe, tmp_path / "plain", device="cpu"))
+    again = weights(train(replace(recipe, checkpoint_activations=True), tmp_path / "again", device="cpu"))
+    for name in plain:
+        torch.testing.assert_close(plain[name], again[name], rtol=0, atol=1e-6)
