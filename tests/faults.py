@@ -1,6 +1,6 @@
 """Kills, power cuts and full disks, without killing anything: every state in which one may leave a folder is noted.
 
-While `recorded` is open, the folder is looked at before each dealing with a file in it, and after each fsync. A process
+While `recorded` is open, the folder is looked at before each change in it, and after each fsync. A process
 that is killed leaves the folder as it is then. A power cut leaves less: of a file what was fsynced, and of a folder the
 names that stood in it when the folder was fsynced; the names may also have come to the disk before the contents did.
 """
@@ -17,13 +17,18 @@ Tree = Mapping[str, bytes | None]
 
 Fault = Literal["kill", "power cut", "power cut, names first", "power cut, half written"]
 
-_EVENTS = ("open", "os.", "shutil.")
+_CHANGES = frozenset({"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink"})
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _listening: list = []
 
 
 def _hook(event: str, arguments: tuple) -> None:
-    if _listening and event.startswith(_EVENTS):
+    if _listening and (event in _CHANGES or (event == "open" and _writes(arguments))):
         _listening[-1](event, arguments)
+
+
+def _writes(arguments: tuple) -> bool:
+    return len(arguments) > 2 and isinstance(arguments[2], int) and bool(arguments[2] & _WRITING)
 
 
 _hooked: list[bool] = []
@@ -31,7 +36,7 @@ _hooked: list[bool] = []
 
 @contextmanager
 def _listen(root: Path, hear) -> Iterator[None]:
-    """Call ``hear`` for each dealing with a file below ``root``, but for those of its own."""
+    """Call ``hear`` before each change of a file or folder below ``root``, but for its own."""
     if not _hooked:  # an audit hook stays for good
         sys.addaudithook(_hook)
         _hooked.append(True)
@@ -167,8 +172,7 @@ def full_disk(root: Path, after: int) -> Iterator[list[int]]:
     count, refused = [0], [0]
 
     def hear(event: str, arguments: tuple) -> None:
-        flags = arguments[2] if event == "open" and len(arguments) > 2 and isinstance(arguments[2], int) else 0
-        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        if event == "open":
             count[0] += 1
             if count[0] >= after:
                 refused[0] += 1

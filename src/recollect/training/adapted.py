@@ -53,7 +53,7 @@ class AdaptedTowers(nn.Module):
             for half in (adapters.down, adapters.up)
         )
         for name, layer in named_sites(encoder, adapters).items():
-            layer.forward = self._forward(name, layer)  # type: ignore[method-assign]
+            layer.forward = self._forward(name, layer)  # type: ignore[assignment,method-assign]
 
     def _forward(self, name: str, layer: nn.Linear) -> Callable[[Tensor], Tensor]:
         down, up, factor = self.down[_key(name)], self.up[_key(name)], self.factor

@@ -80,9 +80,10 @@ def assemble_recipe(
         UserError: bad data, or a recipe of Python objects without them.
     """
     data = recipe.data
-    sources = tuple(objects.get(spec) or _open(spec, kind, data) for spec, kind in data.specs)
-    again = saved_model is not None and recipe.model.lora is None  # LoRA's checkpoints hold the changes alone
-    model = load_model(saved_model, "cpu") if again else start_model(recipe.model, sources, recipe.seed)
+    if saved_model is not None and recipe.model.lora is None:  # LoRA's checkpoints hold the changes alone
+        model = load_model(saved_model, "cpu")
+    else:
+        model = start_model(recipe.model, sources, recipe.seed)
     objective, crops = objective or build_objective(recipe.objective, model), training_transform(model, data)
     towers: DualEncoder | LockedTowers | AdaptedTowers = model
     if recipe.model.locked != "none":

@@ -1,7 +1,7 @@
 """The lines of a run's metrics, shown elsewhere too: TensorBoard, Weights & Biases."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -46,7 +46,10 @@ def open_trackers(names: Sequence[Tracker], out: Path, recipe: Mapping[str, Any]
         recipe: as in ``recipe.json``.
         step: after which the run goes on; what was shown of later steps is taken back.
     """
-    makers = {"tensorboard": lambda: _TensorBoard(out, step), "wandb": lambda: _WeightsAndBiases(out, recipe)}
+    makers: Mapping[Tracker, Callable[[], MetricsTracker]] = {
+        "tensorboard": lambda: _TensorBoard(out, step),
+        "wandb": lambda: _WeightsAndBiases(out, recipe),
+    }
     return [makers[name]() for name in dict.fromkeys(names)]
 
 

@@ -210,7 +210,7 @@ def _samples_of(tar: Path) -> list[list[Member]]:
             if not samples or samples[-1][0].key != key:
                 samples.append([])
             samples[-1].append(Member(tar, key, column, member.offset_data, member.size))
-            archive.members = []  # tarfile would keep every header it has seen
+            archive.members = []  # type: ignore[attr-defined]  # tarfile would keep every header it has seen
     return samples
 
 

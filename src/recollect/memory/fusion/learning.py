@@ -141,6 +141,10 @@ class FusionTowers(nn.Module):
         """Write the fusion."""
         return self.fusion.save(folder)
 
+    def publish(self, folder: str | Path) -> Path:
+        """The same."""
+        return self.save(folder)
+
 
 def embed_pairs(encoder: Encoder, sources: tuple[Source, ...], limit: int | None, broken_share: float) -> Pairs:
     """Embed training pairs, without those whose picture cannot be read.
