@@ -21,8 +21,7 @@ def test_endless_passes_are_whole_and_no_window_holds_a_thing_twice(size, window
     for turn in range(7):
         assert sorted(order[turn * size : (turn + 1) * size]) == list(range(size))
     if window <= size:
-        for start in range(len(order) - window):
-            assert len(set(order[start : start + window])) == window
+        assert all((order[apart:] != order[:-apart]).all() for apart in range(1, window))
     some = np.array([6 * size, 0, 3 * size + size // 2])
     assert np.array_equal(endless(some, size, window, lambda turn: 1000 * key + turn), order[some])
 
@@ -39,9 +38,9 @@ def test_no_step_takes_more_of_a_source_than_is_said(shares, batch_size, whole):
     assert (plan.counts(np.arange(200)).max(0) <= np.array(plan.most)).all()
 
 
-def test_every_order_of_six_things_is_equally_likely():
-    orders = Counter(tuple(shuffled(np.arange(6), 6, key)) for key in range(3600))
-    seen = [orders[order] for order in itertools.permutations(range(6))]
+def test_every_order_of_five_things_is_equally_likely():
+    orders = Counter(tuple(shuffled(np.arange(5), 5, key)) for key in range(1200))
+    seen = [orders[order] for order in itertools.permutations(range(5))]
     assert chisquare(seen).pvalue > 1e-3
 
 
