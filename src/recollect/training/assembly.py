@@ -80,6 +80,7 @@ def assemble_recipe(
         UserError: bad data, or a recipe of Python objects without them.
     """
     data = recipe.data
+    sources = tuple(objects.get(spec) or _open(spec, kind, data) for spec, kind in data.specs)
     if saved_model is not None and recipe.model.lora is None:  # LoRA's checkpoints hold the changes alone
         model = load_model(saved_model, "cpu")
     else:
