@@ -323,3 +323,67 @@ def test_two_processes_train_as_one_and_one_of_them_writes(small, in_processes, 
     first = load_file(tmp_path / "one" / "model" / "model.safetensors")
     for name, weight in load_file(tmp_path / "two" / "model" / "model.safetensors").items():
         assert (weight - first[name]).abs().max() < 1e-5
+
+
+def without_dropout(small):
+    def parts(recipe, place, saved):
+        made = small.parts(recipe, place, saved)
+        for module in made.model.modules():
+            if hasattr(module, "p"):
+                module.p = 0.0
+        return made
+
+    return parts
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_a_checkpoint_resumes_on_another_number_of_processes(small, in_processes, tmp_path, before, after):
+    parts = without_dropout(small)
+    train(RECIPE, tmp_path / "whole", device="cpu", assemble=parts)
+
+    def stopped_together(rank):
+        """All processes leave after step 5, as if the machine had been switched off."""
+
+        def feeding(recipe, place, saved):
+            made = parts(recipe, place, saved)
+
+            def feed(start, stop):
+                yield from made.feed(start, min(stop, 5))
+                os._exit(0)
+
+            return replace(made, feed=feed)
+
+        train(RECIPE, tmp_path / "run", device="cpu", assemble=feeding)
+
+    in_processes(stopped_together, before)
+    assert checkpoints.latest(tmp_path / "run" / "checkpoints").name == "step-00000004"
+    in_processes(lambda rank: train(RECIPE, tmp_path / "run", device="cpu", assemble=parts, resume=True), after)
+    whole = load_file(tmp_path / "whole" / "model" / "model.safetensors")
+    for name, weight in load_file(tmp_path / "run" / "model" / "model.safetensors").items():
+        assert (weight - whole[name]).abs().max() < 1e-5
+
+
+def test_a_process_that_dies_ends_the_run_in_one_line(small, tmp_path, in_processes):
+    def feeding(recipe, place, saved):
+        made = small.parts(recipe, place, saved)
+
+        def feed(start, stop):
+            for step, item in enumerate(made.feed(start, stop), start):
+                if place.rank == 1 and step == 3:
+                    os._exit(0)  # as if it had been killed for its memory
+                yield item
+
+        return replace(made, feed=feed)
+
+    def work(rank):
+        try:
+            train(RECIPE, tmp_path / "run", device="cpu", assemble=feeding)
+        except UserError as error:
+            (tmp_path / "said").write_text(str(error))
+
+    in_processes(work, 2)
+    said = (tmp_path / "said").read_text()
+    assert "another process of this run has ended" in said
+    assert "--resume goes on from the last checkpoint, on any number of processes" in said
+    assert "\n" not in said
+    assert checkpoints.latest(tmp_path / "run" / "checkpoints").name == "step-00000002"

@@ -17,6 +17,7 @@ from recollect.core.types import Batch, Kind, Source
 from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.stream import CONTEXT_VIEW, BatchStream
 from recollect.data.sources import open_source
+from recollect.data.sources.decoded import decoded
 from recollect.data.sources.derived import corpus
 from recollect.data.sources.images import note
 from recollect.data.transforms import ImageTransform
@@ -25,7 +26,7 @@ from recollect.objectives import ContextObjective, ContrastiveObjective, Objecti
 from recollect.training.adapted import AdaptedTowers, adapt, adapt_again
 from recollect.training.locked import LockedSource, LockedTowers, TextFeatures, fit_patches, lock_source
 from recollect.training.options import Copies, Data, Model, ObjectiveOptions, Recipe
-from recollect.training.ranks import ProcessRanks
+from recollect.training.ranks import ProcessRanks, first_makes
 from recollect.training.step import Inputs, Towers
 
 Feed = Callable[[int, int], Iterator[tuple[Inputs, Mapping[str, int]]]]
@@ -86,6 +87,8 @@ def assemble_recipe(
     else:
         model = start_model(recipe.model, sources, recipe.seed)
     objective, crops = objective or build_objective(recipe.objective, model), training_transform(model, data)
+    if data.decoded and recipe.model.locked == "none":
+        sources = tuple(first_makes(lambda source=source: decoded(source, crops.needed)) for source in sources)
     towers: DualEncoder | LockedTowers | AdaptedTowers = model
     if recipe.model.locked != "none":
         towers, sources = lock_towers(model.to(place.device), sources, recipe, crops)

@@ -26,7 +26,7 @@ from recollect.training.compiled import CompiledTowers
 from recollect.training.optimiser import build_optimiser, learning_rate, parameters, set_learning_rate
 from recollect.training.options import Recipe
 from recollect.training.precision import LossScale, tensor_cores
-from recollect.training.ranks import ProcessRanks, first_decides, ranks, total, wait_for_all
+from recollect.training.ranks import ProcessRanks, dead_ranks, first_decides, ranks, total, wait_for_all
 from recollect.training.run_folder import (
     Metrics,
     StopRequest,
@@ -118,9 +118,9 @@ def train(
         if run.metrics:
             held.callback(run.metrics.close)
             held.enter_context(run.metrics.shown_by(open_trackers(trackers, out, as_json(recipe), run.state.step)))
-        with stop_requests() as request:
+        with stop_requests() as request, dead_ranks(str(out)):
             run.finish(request)
-        wait_for_all()
+            wait_for_all()
     return out / "model"
 
 

@@ -69,6 +69,8 @@ class Data:
         broken_share: share of pictures that may be unreadable before the run stops.
         copies: samples of a batch that are neither negatives of each other nor context: those of the same id (where a
             source is smaller than the batch), or those of the same caption too.
+        decoded: decode every picture once, and keep the bytes in the user's cache folder: for runs of many passes that
+            wait for their pictures.
         image_column: where its name is unusual, as for the columns below.
         caption_column: a text or a list of texts.
         label_column: class numbers or names.
@@ -87,6 +89,7 @@ class Data:
     flip: bool = False
     broken_share: float = 0.01
     copies: Copies = "ids"
+    decoded: bool = False
     image_column: str | None = None
     caption_column: str | None = None
     label_column: str | None = None

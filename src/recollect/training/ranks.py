@@ -171,6 +171,35 @@ def first_decides(decide: Callable[[], Decision]) -> Decision:
     return told[0]
 
 
+def first_makes(make: Callable[[], Decision]) -> Decision:
+    """What ``make`` gives; the first process runs it before the others, who find what it has kept on the disk."""
+    made = make() if rank() == 0 else None
+    wait_for_all()
+    return make() if made is None else made
+
+
+@contextmanager
+def dead_ranks(where: str) -> Iterator[None]:
+    """Say in one line that another process has ended, where a collective cannot go on without it.
+
+    Raises:
+        UserError: in place of what torch's backend raises.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        gone = isinstance(error, dist.DistError) or any(word in str(error) for word in _GONE)
+        if not (in_parallel() and gone):
+            raise
+        raise UserError(
+            f"{where}: another process of this run has ended, or its machine cannot be reached. The same command with "
+            "--resume goes on from the last checkpoint, on any number of processes."
+        ) from error
+
+
+_GONE = ("gloo", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "ProcessGroup")
+
+
 def total(numbers: Tensor) -> Tensor:
     """Sum of ``numbers`` over all processes."""
     if in_parallel():
