@@ -12,7 +12,7 @@ BIN    := .venv/bin
 PYTHONS ?= python3.11 python3.12 python3.13
 PYTEST := -n auto --dist worksteal --jaxtyping-packages=recollect,beartype.beartype
 
-.PHONY: demo test lint help docs matrix lowest setup clean
+.PHONY: demo test lint help bench bench-gpu docs matrix lowest setup clean
 
 setup: .venv/.installed
 
@@ -35,6 +35,13 @@ lint: setup
 # What `recollect COMMAND --help` prints, kept as text so that it takes no time.
 help: setup
 	$(BIN)/python .ci/help.py
+
+# Every ratio of speed and memory, in one run; the JSON says on which machine.
+bench: setup
+	$(BIN)/python benchmarks/bench.py --out results/bench/cpu.json
+
+bench-gpu: setup
+	$(BIN)/python benchmarks/bench.py --scale gpu --out results/bench/gpu.json
 
 test: lint
 	$(BIN)/pytest $(PYTEST)

@@ -205,6 +205,13 @@ def test_bad_addresses_of_streams_are_one_line(places, spec, options, message):
     assert "\n" not in str(met.value)
 
 
+def test_rows_of_a_test_split_are_not_streamed_by_oversight(tmp_path):
+    table = pa.table({"image": [png(0), png(1)], "caption": ["a", "b"], "split": ["train", "test"]})
+    pq.write_table(table, tmp_path / "all.parquet")
+    with pytest.raises(UserError, match="column 'split' says which split a row belongs to"):
+        open_source(f"{tmp_path}/all.parquet?stream=yes")
+
+
 def test_sizes_of_shards_are_counted_once_and_again_when_a_shard_changes(places, tmp_path, monkeypatch):
     shard = tmp_path / "s.tar"
     shard.write_bytes(tar_of(range(7)))
