@@ -163,8 +163,8 @@ def open_stream(name: str, files: Sequence[str], columns: Columns | None = None)
         )
     if resolved.split is not None:
         raise UserError(
-            f"{name}: column '{resolved.split}' says which split a row belongs to, which a stream does not look up. Leave "
-            "stream=yes out, or keep each split in files of its own."
+            f"{name}: column '{resolved.split}' says which split a row belongs to, which a stream does not look up. "
+            "Leave stream=yes out, or keep each split in files of its own."
         )
     return StreamedSource(name, blocks, resolved)
 
