@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 from types import MappingProxyType
@@ -88,7 +89,7 @@ def assemble_recipe(
         model = start_model(recipe.model, sources, recipe.seed)
     objective, crops = objective or build_objective(recipe.objective, model), training_transform(model, data)
     if data.decoded and recipe.model.locked == "none":
-        sources = tuple(first_makes(lambda source=source: decoded(source, crops.needed)) for source in sources)
+        sources = tuple(first_makes(partial(decoded, source, crops.needed)) for source in sources)
     towers: DualEncoder | LockedTowers | AdaptedTowers = model
     if recipe.model.locked != "none":
         towers, sources = lock_towers(model.to(place.device), sources, recipe, crops)

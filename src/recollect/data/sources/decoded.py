@@ -106,7 +106,7 @@ class DecodedSource(Source):
             raise BrokenImageError(self._broken.get(str(index), f"{self.name}, sample {index}: cannot be read"))
         start, shape = int(row["start"]), (int(row["height"]), int(row["width"]), 3)
         data = self._pixels[start : start + shape[0] * shape[1] * 3]
-        if zlib.crc32(data) != int(row["check"]):
+        if zlib.crc32(data.data) != int(row["check"]):
             raise BrokenImageError(
                 f"{self.name}, sample {index}: damaged in {self.folder}. Remove that folder; it is made again."
             )
@@ -161,8 +161,8 @@ def _decode(source: Source, needed: int, folder: Path) -> None:
                     broken[str(done)] = str(outcome)
                 else:
                     pixels = _no_larger(outcome.image, needed)
-                    rows[done] = (place, *pixels.shape[:2], zlib.crc32(pixels))
-                    place += file.write(pixels)
+                    rows[done] = (place, *pixels.shape[:2], zlib.crc32(pixels.data))
+                    place += file.write(pixels.data)
                 done += 1
             counter.advance(len(outcomes))
     np.save(folder / _ROWS, rows, allow_pickle=False)
