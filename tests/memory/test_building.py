@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -307,19 +309,64 @@ def test_a_build_killed_in_the_middle_opens_whole_and_resumes_without_duplicates
         np.testing.assert_allclose(row[6], model.embed_texts([row[0]])[0], atol=1e-6)
 
 
-def test_ray_gives_the_rows_of_one_process(tmp_path, monkeypatch):
-    import ray
+RAY = """
+import os, signal, sys
+from recollect.core.types import EncoderBase
+from recollect.data.sources import open_source
+from recollect.memory.build.building import BuildOptions, fill_memory, open_for_build
+from recollect.memory.build.reading import Reader
+from recollect.testing import HashEncoder
 
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    model = build_model("vector-mlp", texts=["sort15 quality0is4 trait3is4"])
-    reader = Reader(model, open_source("latents:captions"), model.fingerprint)
-    one = open_for_build(tmp_path / "one", model, "m")
-    fill_memory(one, reader, BuildOptions(limit=600))
-    other = open_for_build(tmp_path / "other", model, "m")
-    try:
-        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-        report = fill_memory(other, reader, BuildOptions(limit=600), "ray")
-    finally:
-        ray.shutdown()
-    assert report.added == 600
-    assert rows_of(other) == rows_of(one)
+class Dying(EncoderBase):
+    "Three of the first workers that are asked to embed are killed in the middle of it."
+    width, fingerprint = 16, "hashes"
+    def __init__(self, folder):
+        self.inner, self.folder, self.parent = HashEncoder(16), folder, os.getpid()
+    def embed_images(self, images):
+        for number in range(3) if os.getpid() != self.parent else ():
+            try:
+                os.close(os.open(f"{self.folder}/{number}", os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                continue
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.inner.embed_images(images)
+    def embed_texts(self, texts, prefix=None):
+        return self.inner.embed_texts(texts)
+
+folder = sys.argv[1]
+encoder = Dying(folder)
+for name, engine in (("one", "local"), ("other", "ray")):
+    reader = Reader(encoder, open_source("latents:captions"), encoder.fingerprint)
+    report = fill_memory(open_for_build(f"{folder}/{name}", encoder, "m"), reader, BuildOptions(limit=600), engine)
+    assert report.added == 600, report
+"""
+
+
+def test_ray_gives_the_rows_of_one_process_though_three_workers_are_killed_and_leaves_none_behind(tmp_path):
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'recollect[ray]'")
+    mark = uuid.uuid4().hex
+    extra = {"RAY_AUTH_MODE": "disabled", "RECOLLECT_MARK": mark}
+    done = subprocess.run(
+        [sys.executable, "-c", RAY, str(tmp_path)], env=os.environ | extra, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert {"0", "1", "2"} <= set(os.listdir(tmp_path)), "three workers were killed"
+    assert rows_of(Memory.open(tmp_path / "other")) == rows_of(Memory.open(tmp_path / "one"))
+    deadline = time.monotonic() + 20
+    while (left := processes_marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == []
+    said = [line for line in (done.stderr + done.stdout).splitlines() if "embed latents:captions" not in line]
+    assert [line for line in said if line.strip()] == [], "Ray's own words are not the user's"
+
+
+def processes_marked(mark):
+    """Command lines of processes whose environment has a mark."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (folder / "environ").read_bytes():
+                found.append((folder / "cmdline").read_bytes().decode(errors="replace")[:100])
+        except OSError:
+            continue
+    return found

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -30,15 +32,26 @@ def ray_blocks(reader: Reader, start: int, stop: int) -> Iterator[RowBlock]:
         import ray.data
     except ImportError:
         raise UserError("--engine ray needs Ray: pip install 'recollect[ray]'") from None
+    ours = not ray.is_initialized()
     try:
-        if not ray.is_initialized():
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        if ours:
+            _start(ray)
         yield from _blocks(ray, reader, range(start, stop, ROWS_AT_ONCE), stop)
     except (ray.exceptions.RayError, ConnectionError) as error:
         cause = getattr(error, "cause", None) or error
         if isinstance(cause, UserError):
             raise UserError(str(cause)) from error
         raise UserError(f"Ray: {str(cause).strip().splitlines()[-1][:200]}") from error
+    finally:
+        if ours:  # also where the build was interrupted: no worker is left behind
+            ray.shutdown()
+
+
+def _start(ray: Any) -> None:
+    """Begin, or join the cluster, without a word of Ray's own to the user."""
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of what it will do one day
+    with warnings.catch_warnings(action="ignore"):
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 
 
 def _blocks(ray: Any, reader: Reader, starts: range, stop: int) -> Iterator[RowBlock]:
