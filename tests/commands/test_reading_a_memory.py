@@ -95,8 +95,8 @@ def test_every_evaluation_runs_with_a_memory_and_says_which(
     kinds = [result.settings.get("reads", {}).get("kind") for result in results]
     assert set(kinds) == {None, "mean", "transformer"}
     assert len({str(result.settings.get("reads")) for result in results}) == 3
-    if protocol != "probe":  # a probe of these few pictures is as right with what is read as without
-        assert len({str([row["value"] for row in result.rows]) for result in results}) > 1
+    # A probe of these few pictures is right with what is read and without; how sure it is of them is another matter.
+    assert len({str(result.rows) for result in results}) > 1
 
 
 def test_entities_are_recognised_with_a_memory(recollect, model, memory, fusion, shapes, tmp_path):

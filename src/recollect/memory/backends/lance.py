@@ -4,7 +4,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
@@ -96,7 +96,13 @@ class LanceBackend:
     def writing(self) -> Iterator[None]:
         """Other writers of this machine wait."""
         self._check_writable()
-        with locked(Path(self.address) / _LOCK):
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(Path(self.address) / _LOCK))
+            except OSError as error:
+                raise UserError(
+                    f"{self.address}: cannot be written to ({error.strerror}); it can be searched"
+                ) from error
             self.refresh()
             yield
             note_sums(Path(self.address), Path(self.address) / f"{TABLE}.lance")
