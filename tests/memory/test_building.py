@@ -41,7 +41,7 @@ def reader_of(source, encoder, **options):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    for module in ("building", "reading"):
+    for module in ("building", "editions", "reading"):
         monkeypatch.setattr(f"recollect.memory.build.{module}.ROWS_AT_ONCE", 8)
     monkeypatch.setattr(building, "COMMIT", 16)
 

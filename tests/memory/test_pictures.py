@@ -171,7 +171,7 @@ def test_two_files_of_one_name_clash_before_the_work_unless_one_is_named(address
 
 @pytest.mark.parametrize(("first", "then"), [(5, 30), (8, 30), (12, 13), (16, 24), (29, 30)])
 def test_a_limit_that_is_raised_leaves_no_gap(address, pictures, encoder, monkeypatch, first, then):
-    for module in ("building", "reading"):
+    for module in ("building", "editions", "reading"):
         monkeypatch.setattr(f"recollect.memory.build.{module}.ROWS_AT_ONCE", 8)
     monkeypatch.setattr(building, "COMMIT", 16)
     memory, source = open_for_build(address, encoder, "m"), pictures(30)

@@ -25,7 +25,7 @@ from recollect.core.errors import UserError
 from recollect.core.types import EncoderBase
 from recollect.memory import Memory, Pairs
 from recollect.memory.backends.lance import LanceBackend
-from recollect.memory.build import building, reading
+from recollect.memory.build import building, editions, reading
 from recollect.memory.build.watching import FolderWatch
 
 WIDTH = 8
@@ -315,7 +315,7 @@ def watched(address, photos):
 
 def watch_and_die(address, moment, photos):
     """Follow a folder that changes meanwhile, in small commits, in a process that kills itself."""
-    building.COMMIT = building.ROWS_AT_ONCE = reading.ROWS_AT_ONCE = 4
+    building.COMMIT = building.ROWS_AT_ONCE = editions.ROWS_AT_ONCE = reading.ROWS_AT_ONCE = 4
     die_at(moment)
     watched(address, photos)
     change(Path(photos))

@@ -294,7 +294,7 @@ class ListBackend:
 
     def fetch(self, ids: Sequence[str], pictures: bool) -> list[Item]:
         """Rows in the order of their ids."""
-        from recollect.memory.backends.lance import as_item
+        from recollect.memory.backends.arrow import as_item
 
         return [as_item(self._held[id] | ({} if pictures else {"image": None}), self.address) for id in ids]
 

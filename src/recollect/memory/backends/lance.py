@@ -1,6 +1,5 @@
 """A memory on disk: one Lance table, versioned, every change of it whole or absent."""
 
-import json
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from jaxtyping import Float32, Int64
 from recollect.core.errors import UserError
 from recollect.core.files import fresh_folder, locked
 from recollect.core.nearest import ExactNeighbours
+from recollect.memory.backends.arrow import as_item, vectors_of
 from recollect.memory.backends.base import Compaction, DamagedMemoryError, Hits
 from recollect.memory.backends.cells import Cells, CellSearch, IndexRecord, train_cells
 from recollect.memory.backends.matrix import Matrices
@@ -358,25 +358,9 @@ class LanceBackend:
             ) from error
 
 
-def as_item(row: Mapping[str, Any], address: str) -> Item:
-    """A row of columns as a reader sees it."""
-    path = Path(row["path"]) if row.get("path") else None
-    image = row.get("image") or path
-    metadata = row["metadata"]
-    if not isinstance(metadata, Mapping):
-        metadata = json.loads(metadata)
-    return Item(row["id"], row["caption"], row["source"], metadata, image, f"{address}, row '{row['id']}'", path)
-
-
 def _sound(scores: np.ndarray) -> bool:
     """Whether these can be cosines; NaN cannot."""
     return not scores.size or bool((np.abs(scores) <= _MOST_COSINE).all())
-
-
-def vectors_of(column: Any) -> Float32[np.ndarray, "rows width"]:
-    """A fixed-size list column as an array; one of float32 without copying."""
-    values = column.flatten().to_numpy(zero_copy_only=False)
-    return values.astype(np.float32, copy=False).reshape(len(column), -1)
 
 
 def _database(path: Path) -> Any:

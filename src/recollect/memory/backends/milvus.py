@@ -14,9 +14,9 @@ import numpy as np
 from jaxtyping import Float32
 
 from recollect.core.errors import UserError
+from recollect.memory.backends.arrow import as_item
 from recollect.memory.backends.base import Hits
 from recollect.memory.backends.cells import IndexRecord
-from recollect.memory.backends.lance import as_item
 from recollect.memory.filters import Filter, milvus_text
 from recollect.memory.rows import COLUMNS, Item, Modality, Pairs, Record
 

@@ -1,73 +1,25 @@
 """Filling a memory from a source: resumable, without what is broken or there already."""
 
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from recollect.core.errors import UserError
-from recollect.core.nearest import exact_neighbours
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, caption_prefix
-from recollect.data.sources.reading import BROKEN_SHARE, BrokenCounter
-from recollect.memory.build.reading import ROWS_AT_ONCE, Reader, ReadOptions, RowBlock
-from recollect.memory.lookup import ROUNDING
-from recollect.memory.rows import Pairs, Precision, further_id, picture_of
+from recollect.data.sources.reading import BrokenCounter
+from recollect.memory.build.editions import Deduplicator, Edition
+from recollect.memory.build.reading import ROWS_AT_ONCE, Reader, RowBlock
+from recollect.memory.build.report import BuildOptions as BuildOptions
+from recollect.memory.build.report import BuildReport as BuildReport
+from recollect.memory.rows import Pairs, Precision
 from recollect.memory.store import Memory
 
 COMMIT = 16 * ROWS_AT_ONCE
 """Rows of a commit, at most: what a kill can lose. Small commits make a memory of many small files."""
-
-
-@dataclass(frozen=True)
-class BuildOptions:
-    """How a memory is filled.
-
-    Attributes:
-        read: how samples become rows.
-        limit: read only so many samples of the source.
-        same: leave out rows whose picture and caption are there already.
-        near: leave out rows whose image has at least this cosine with one that is there (RECO: 0.94); None keeps them.
-        broken_share: stop when more than this share of the pictures cannot be read.
-    """
-
-    read: ReadOptions = field(default_factory=ReadOptions)
-    limit: int | None = None
-    same: bool = True
-    near: float | None = None
-    broken_share: float = BROKEN_SHARE
-
-
-@dataclass
-class BuildReport:
-    """What became of the samples of one call.
-
-    Attributes:
-        read: samples read.
-        added: rows added.
-        replaced: rows that were there, and are now as in this edition of the source.
-        removed: rows of an earlier edition that this one lacks.
-        unchanged: rows that were there as they are.
-        same: rows left out, because picture and caption were there already.
-        near: rows left out, because a near-duplicate of the image was there already.
-        broken: pictures that could not be read.
-        wordless: rows added or replaced that have no text.
-        earlier: samples that an earlier call had read.
-    """
-
-    read: int = 0
-    added: int = 0
-    replaced: int = 0
-    removed: int = 0
-    unchanged: int = 0
-    same: int = 0
-    near: int = 0
-    broken: int = 0
-    wordless: int = 0
-    earlier: int = 0
 
 
 def open_for_build(address: str | Path, encoder: Encoder, name: str, precision: Precision = "float32") -> Memory:
@@ -208,86 +160,6 @@ def _confirm(block: RowBlock, edition: "Edition", deduplication: "Deduplicator",
     return again
 
 
-@dataclass
-class Edition:
-    """What a memory holds of a source before it is read again.
-
-    Attributes:
-        rows: for each picture the ids of its rows, with the stamp of the sample that each was made of.
-        last: the last sample of this very edition that became a row, or −1.
-        older: whether rows of another edition are there.
-        seen: rows that this edition has.
-    """
-
-    rows: dict[str, dict[str, str]] = field(default_factory=dict)
-    last: int = -1
-    older: bool = False
-    seen: set[str] = field(default_factory=set)
-    _changed: set[str] = field(default_factory=set)
-
-    @classmethod
-    def read(cls, memory: Memory, reader: Reader) -> "Edition":
-        """From the rows of the source's name."""
-        edition = cls()
-        for batch in memory.columns(["id", "stamp", "origin", "ordinal"], source=reader.called):
-            for id, stamp, origin, ordinal in zip(*(batch[name] for name in batch), strict=True):
-                edition.rows.setdefault(picture_of(id), {})[id] = stamp
-                if origin == reader.origin:
-                    edition.last = max(edition.last, ordinal)
-                else:
-                    edition.older = True
-        return edition
-
-    @property
-    def stamps(self) -> dict[str, frozenset[str]]:
-        """Of the rows of each picture."""
-        return {picture: frozenset(rows.values()) for picture, rows in self.rows.items()}
-
-    def start(self, stop: int, whole_commits: bool) -> int:
-        """The first sample to read, where a block begins; ``stop`` where nothing is left."""
-        if self.older or self.last < 0:
-            return 0
-        if self.last + 1 >= stop:
-            return stop
-        # A block that is there in part (a limit was raised, or a commit was cut) is looked at again.
-        whole = whole_commits and (self.last + 1) % ROWS_AT_ONCE == 0
-        return (self.last // ROWS_AT_ONCE + whole) * ROWS_AT_ONCE
-
-    def has(self, id: str) -> bool:
-        """Whether a row of this id was there."""
-        return id in self.rows.get(picture_of(id), ())
-
-    def confirm(self, picture: str, stamp: str) -> list[str] | None:
-        """Note that a sample is as it was.
-
-        Returns:
-            Its rows that are noted for the first time; None where one of them was replaced meanwhile.
-        """
-        ids = [id for id, each in self.rows[picture].items() if each == stamp]
-        if self._changed.intersection(ids):
-            return None
-        fresh = [id for id in ids if id not in self.seen]
-        self.seen.update(fresh)
-        return fresh
-
-    def numbered(self, pairs: Pairs) -> Pairs:
-        """Rows with ids of their own: those of one picture are numbered in the order in which they come."""
-        ids = []
-        for picture in pairs.ids:
-            number = 0
-            while (id := further_id(picture, number)) in self.seen:
-                number += 1
-            self.seen.add(id)
-            if self.has(id):
-                self._changed.add(id)
-            ids.append(id)
-        return replace(pairs, ids=ids)
-
-    def gone(self) -> list[str]:
-        """Rows that this edition, once it was read whole, has not."""
-        return [id for ids in self.rows.values() for id in ids if id not in self.seen]
-
-
 def _blocks(reader: Reader, start: int, stop: int, engine: str) -> Iterator[RowBlock]:
     if engine == "ray":
         from recollect.memory.build.ray import ray_blocks
@@ -332,90 +204,3 @@ def join(parts: list[Pairs]) -> Pairs | None:
         stamps=chain("stamps"),
         looks=chain("looks"),
     )
-
-
-class Deduplicator:
-    """Leaves out rows that are there already.
-
-    Rows of an earlier edition of the source count as there only once this edition was seen to have them.
-
-    Args:
-        memory: what is there.
-        options: what counts as being there.
-        edition: of the source that is read.
-    """
-
-    def __init__(self, memory: Memory, options: BuildOptions, edition: Edition) -> None:
-        self.memory, self.options, self.edition = memory, options, edition
-        self.exact: Counter[tuple[str, str]] = Counter()
-        self.images: list[np.ndarray] = []
-        names = ["digest", "caption"] * options.same + ["image_vector"] * (options.near is not None)
-        self._own: dict[str, tuple[tuple[str, str], np.ndarray | None]] = {}
-        for batch in memory.columns(["id", *names]) if names and len(memory) else ():
-            self._remember_rows(batch)
-
-    def sift(self, pairs: Pairs, report: BuildReport) -> Pairs:
-        """The rows that are new or changed; the others are counted."""
-        known = [row for row, id in enumerate(pairs.ids) if self.edition.has(id)]
-        fresh = [row for row, id in enumerate(pairs.ids) if not self.edition.has(id)]
-        if self.options.same:
-            kept = []
-            for row in fresh:
-                if self.exact[self._key(pairs, row)] == 0:
-                    kept.append(row)
-                    self.exact[self._key(pairs, row)] += 1
-            report.same += len(fresh) - len(kept)
-            fresh = kept
-            for row in known:
-                self.exact[self._key(pairs, row)] += 1
-        if self.options.near is not None and fresh:
-            far = self._far(pairs.image_vectors[fresh], self.options.near)
-            report.near += len(fresh) - len(far)
-            fresh = [fresh[row] for row in far]
-        taken = pairs.take(sorted(known + fresh))
-        if self.options.near is not None and len(taken):
-            self._remember(taken.image_vectors)
-        return taken
-
-    def confirm(self, id: str) -> None:
-        """Let a row that has not changed count as there."""
-        key, vector = self._own.pop(id, (None, None))
-        if key is not None:
-            self.exact[key] += 1
-        if vector is not None:
-            self._remember(vector[None])
-
-    @staticmethod
-    def _key(pairs: Pairs, row: int) -> tuple[str, str]:
-        return (pairs.digests[row], pairs.captions[row])
-
-    def _remember_rows(self, batch: dict[str, Any]) -> None:
-        count = len(batch["id"])
-        keys = list(zip(batch["digest"], batch["caption"], strict=True)) if self.options.same else [("", "")] * count
-        vectors = batch.get("image_vector")
-        own = [row for row, id in enumerate(batch["id"]) if self.edition.older and self.edition.has(id)]
-        for row in own:
-            self._own[batch["id"][row]] = (keys[row], None if vectors is None else np.array(vectors[row]))
-        others = np.setdiff1d(np.arange(count), own)
-        self.exact.update(keys[row] for row in others.tolist())
-        if vectors is not None and len(others):
-            self._remember(vectors[others])
-
-    def _far(self, vectors: np.ndarray, threshold: float) -> list[int]:
-        """Rows that are near to nothing seen before, nor to an earlier row that is kept."""
-        threshold -= ROUNDING
-        seen = [exact_neighbours(vectors, part, 1).scores[:, 0] for part in self.images if len(part)]
-        near = np.max(seen, axis=0) >= threshold if seen else np.zeros(len(vectors), dtype=bool)
-        alike = vectors @ vectors.T >= threshold
-        kept: list[int] = []
-        for row in np.flatnonzero(~near):
-            if not alike[row, kept].any():
-                kept.append(int(row))
-        return kept
-
-    def _remember(self, vectors: np.ndarray) -> None:
-        """Parts of doubling size, so that a search makes few products and nothing is copied often."""
-        self.images.append(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))  # rounding changes norms
-        while len(self.images) > 1 and len(self.images[-2]) <= 2 * len(self.images[-1]):
-            last = self.images.pop()
-            self.images[-1] = np.concatenate([self.images[-1], last])

@@ -13,7 +13,7 @@ import torch
 
 from recollect.core.errors import UserError
 from recollect.core.types import best_device
-from recollect.memory.backends.lance import vectors_of
+from recollect.memory.backends.arrow import vectors_of
 from recollect.memory.build.reading import ROWS_AT_ONCE, Reader, RowBlock
 from recollect.memory.rows import COLUMNS, Pairs
 
