@@ -79,3 +79,17 @@ def test_splits_say_which_entities_are_seen(tmp_path):
     shutil.rmtree(tmp_path / "test" / "newt")
     with pytest.raises(UserError, match="there is nothing unseen"):
         open_entities(str(tmp_path), "train", "test", ("{}",))
+
+
+def test_other_pictures_models_or_seen_classes_are_another_evaluation():
+    seen, shown = np.array([True, True, False, False]), [(0, 0), (1, 1), (2, 2), (3, 3)]
+    other = Axes()
+    other.fingerprint = "other axes"
+    made = [
+        entities(Axes(), task(shown), seen, model="m"),
+        entities(Axes(), task(shown[::-1]), seen, model="m"),
+        entities(Axes(), task(shown), ~seen, model="m"),
+        entities(other, task(shown), seen, model="m"),
+    ]
+    assert len({result.file_name for result in made}) == 4
+    assert entities(Axes(), task(shown), seen, model="m").file_name == made[0].file_name

@@ -179,6 +179,8 @@ def test_zero_shot_by_search_is_zero_shot_by_ranks(encoder):
     task = scenes_task()
     streamed = retrieval(encoder, task, model="tiny")
     searched = compare_methods(encoder, task, None, Comparison(("zero-shot",)), model="tiny")
+    again = compare_methods(encoder, task, None, Comparison(("zero-shot",)), model="tiny")
+    assert again.file_name == searched.file_name  # what it cost is no part of what was asked
     for direction in ("text to image", "image to text"):
         assert recalls(searched, "zero-shot", direction) == recalls(streamed, "zero-shot", direction)
 
@@ -201,7 +203,7 @@ def test_every_method_is_in_one_table_with_its_cost(encoder):
     assert cost["zero-shot", "backward_products per query"] == 0
     assert cost["episode-full", "images_backward per query"] == 8
     assert cost["episode-full", "backward_products per query"] > cost["episode", "backward_products per query"] > 0
-    assert result.settings["methods"]["fine-tuning"]["preparation"]["images_backward"] == 24
+    assert result.notes["methods"]["fine-tuning"]["preparation"]["images_backward"] == 24
     gains = [row for row in result.rows if "gain" in row]
     assert {row["method"] for row in gains} == set(SEARCH_METHODS) - {"zero-shot"}
     for row in gains:
@@ -283,3 +285,18 @@ def test_a_comparison_says_what_it_lacks(encoder):
         compare_methods(encoder, task, None, Comparison(("magic",)), model="tiny")
     with pytest.raises(UserError, match="recollect caption"):
         compare_methods(encoder, task, None, Comparison(("text-to-text",)), model="tiny")
+
+
+def test_other_pictures_texts_or_depths_are_another_evaluation(problem):
+    encoder, task = problem
+    other = Fixed(encoder.images, encoder.texts)
+    other.fingerprint = "other weights"
+    made = [
+        retrieval(encoder, task, model="m"),
+        retrieval(other, task, model="m"),
+        retrieval(encoder, task, model="m", depths=(1, 5)),
+        retrieval(encoder, replace(task, texts=task.texts[::-1]), model="m"),
+        retrieval(encoder, replace(task, domains=("a",) * 30), model="m"),
+    ]
+    assert len({result.file_name for result in made}) == len(made)
+    assert retrieval(encoder, task, model="m").file_name == made[0].file_name

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -38,3 +40,8 @@ def test_mean_per_class_weighs_rare_classes_like_common_ones():
     predictions = np.zeros(10, dtype=int)
     assert top_1(predictions, labels) == 90
     assert mean_per_class(predictions, labels) == 50
+
+
+def test_other_templates_are_another_evaluation(encoder, task):
+    other = replace(task, templates=("a sketch of {}.", "a drawing of {}."))
+    assert zero_shot(encoder, other, model="m").file_name != zero_shot(encoder, task, model="m").file_name

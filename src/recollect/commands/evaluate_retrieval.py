@@ -133,7 +133,7 @@ def _costs(methods: list[str], costs: dict[tuple[str, str], float], result: Resu
     for method in methods:
         forward, back = (costs[method, f"images_{way} per query"] for way in ("forward", "backward"))
         products = [costs[method, f"{way}_products per query"] / 1e6 for way in ("forward", "backward")]
-        report = result.settings["methods"][method]["report"]
+        report = result.notes["methods"][method]["report"]
         table.add_row(
             method,
             f"{1000 * costs[method, 'seconds per query']:.1f}",

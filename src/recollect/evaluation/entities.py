@@ -1,5 +1,7 @@
 """Open-domain entity recognition: name what a picture shows among all entities, those never trained on included."""
 
+from typing import Any
+
 import numpy as np
 from jaxtyping import Bool
 
@@ -7,8 +9,8 @@ from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
-from recollect.evaluation.features import FeatureCache, class_text_features, image_features
-from recollect.evaluation.results import Result, Row
+from recollect.evaluation.features import FeatureCache, class_prompts, class_text_features, image_features
+from recollect.evaluation.results import Result, Row, content_of
 from recollect.evaluation.zero_shot import top_1
 from recollect.tasks.classification import ClassificationTask, Division, classification_task
 
@@ -78,11 +80,12 @@ def entities(
     }
     values["harmonic mean"] = harmonic_mean(values["seen"], values["unseen"])
     rows: list[Row] = [{"metric": metric, "value": value} for metric, value in values.items()]
-    settings = {
+    settings: dict[str, Any] = {
         "classes": len(task.class_names),
         "unseen classes": int((~seen).sum()),
         "queries": len(query.labels),
         "unseen queries": int((~is_seen).sum()),
         "prefix": prefix,
     }
+    settings |= content_of(encoder, task.query, asked=[class_prompts(task), seen.tolist()])
     return Result("entities", model, task.name, seed, rows, settings)

@@ -9,7 +9,7 @@ from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, Kind
 from recollect.data.sources.derived import Subset
-from recollect.evaluation.features import FeatureCache, class_text_features, image_features
+from recollect.evaluation.features import FeatureCache, class_prompts, class_text_features, image_features
 from recollect.evaluation.results import Result, content_of
 from recollect.fewshot.mixture import TEXT_SCALE
 from recollect.fewshot.protocol import FewShotTask, Protocol, draw, run_protocol
@@ -65,7 +65,7 @@ def few_shot(
     settings: dict[str, Any] = {"classes": classes, "queries": len(query.labels), "pool": len(labels)}
     settings |= {"prefix": prefix, "scale": scale}
     settings |= {key: value for key, value in asdict(protocol).items() if key != "memory"}
-    settings |= content_of(encoder, task.support, task.query)
+    settings |= content_of(encoder, task.support, task.query, asked=class_prompts(task))
     return Result("few-shot", model, task.name, seed, rows, settings)
 
 

@@ -52,6 +52,7 @@ class Result:
         rows: the figures, each row with its own keys (``method``, ``shots``, ``metric``) and one ``value``.
         settings: everything else that decided the figures.
         environment: versions and device; never part of a comparison.
+        notes: what was observed on the way (seconds, counts); no part of what was asked.
     """
 
     protocol: str
@@ -61,6 +62,7 @@ class Result:
     rows: Sequence[Row]
     settings: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=_environment)
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def identity(self) -> str:
@@ -99,16 +101,19 @@ def _canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str).encode()
 
 
-def content_of(encoder: Encoder, *sources: Source) -> dict[str, str]:
-    """What tells models and data apart that go by one name: settings for a `Result`.
+def content_of(encoder: Encoder, *sources: Source, asked: Any = None) -> dict[str, str]:
+    """What tells models, data and texts apart that go by one name: settings for a `Result`.
 
     Args:
         encoder: its fingerprint covers weights, transform and dtype.
         sources: of the images, whose fingerprints cover every sample.
+        asked: the texts that were read and what else was asked of the images, if any.
     """
     data = "".join(str(source.fingerprint) for source in sources)
-    parts = {"model_content": str(encoder.fingerprint), "data_content": data}
-    return {name: hashlib.blake2b(text.encode(), digest_size=8).hexdigest() for name, text in parts.items()}
+    parts = {"model_content": str(encoder.fingerprint).encode(), "data_content": data.encode()}
+    if asked is not None:
+        parts["texts_content"] = _canonical(asked)
+    return {name: hashlib.blake2b(text, digest_size=8).hexdigest() for name, text in parts.items()}
 
 
 def save_together(results: Sequence[Result], path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int64, Shaped
@@ -13,7 +14,7 @@ from recollect.data.sources.derived import Joined
 from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.intervals import gain_interval, gain_test, mean_interval
 from recollect.evaluation.ranks import NO_RANK, TIE, streaming_ranks
-from recollect.evaluation.results import Result, Row
+from recollect.evaluation.results import Result, Row, content_of
 from recollect.models import DualEncoder
 from recollect.search.captioning.corruption import PoolCaptions
 from recollect.search.cost import Cost, measured
@@ -64,7 +65,8 @@ def retrieval(
     rows: list[Row] = []
     for direction, found in zip(DIRECTIONS, (ranks.texts, ranks.images), strict=True):
         rows += recall_rows("zero-shot", direction, *asked.only(direction, found), depths)
-    settings = {"images": len(task.images), "texts": len(task.texts), "prefix": prefix}
+    settings: dict[str, Any] = {"images": len(task.images), "texts": len(task.texts), "prefix": prefix}
+    settings |= {"depths": list(depths)} | content_of(encoder, task.images, asked=_asked_content(task))
     return Result("retrieval", model, task.name, seed, rows, settings)
 
 
@@ -301,15 +303,24 @@ def compare_methods(
         rows += _cost_rows(name, cost)
         notes[name] = {"report": asdict(prepared.search.report), "preparation": prepared.preparation.as_dict()}
         baseline = baseline or found
-    settings = {
+    settings: dict[str, Any] = {
         "images": len(task.images),
         "texts": len(task.texts),
         "queries": int(asked.texts.asked.sum()),
         "captions": sum(caption is not None for caption in captions.captions),
         "options": asdict(comparison.options),
-        "methods": notes,
+        "methods": list(comparison.methods),
+        "depths": list(comparison.depths),
+        "asked": [comparison.queries, comparison.seed],
+        "teacher": comparison.teacher.fingerprint if comparison.teacher else None,
     }
-    return Result("retrieval", model, task.name, seed, rows, settings)
+    learned = [captions.captions, sorted(captions.reserved)]
+    settings |= content_of(encoder, task.images, asked=[_asked_content(task), learned])
+    return Result("retrieval", model, task.name, seed, rows, settings, notes={"methods": notes})
+
+
+def _asked_content(task: RetrievalTask) -> list[Any]:
+    return [task.texts, task.matches, task.domains, task.ambiguous]
 
 
 def _cost_rows(method: str, cost: Cost) -> list[Row]:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from recollect.core.types import Encoder, Kind
-from recollect.evaluation.features import FeatureCache, class_text_features, image_features
+from recollect.evaluation.features import FeatureCache, class_prompts, class_text_features, image_features
 from recollect.evaluation.results import Result, Row, content_of
 from recollect.tasks.classification import ClassificationTask
 
@@ -58,4 +58,5 @@ def zero_shot(
     if len(task.class_names) > FEW:
         rows.append({"metric": "top-5", "value": top_5(scores, query.labels)})
     settings = {"classes": len(task.class_names), "queries": len(query.labels), "prefix": prefix}
-    return Result("zero-shot", model, task.name, seed, rows, settings | content_of(encoder, task.query))
+    settings |= content_of(encoder, task.query, asked=class_prompts(task))
+    return Result("zero-shot", model, task.name, seed, rows, settings)
