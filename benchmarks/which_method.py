@@ -6,7 +6,7 @@ python benchmarks/which_method.py measure --models strong=RUN0/model strong=RUN1
     --data FOLDER --out results/few-shot
 python benchmarks/which_method.py rule --out results/few-shot
 
-A model is one on a locked image tower (`recollect train siglip-locked ...`), so that pictures are embedded once for all.
+A model is one on a locked image tower (`recollect train siglip-locked ...`), so that pictures are embedded once.
 """
 
 from collections.abc import Sequence

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from recollect.evaluation.results import load_results
+from recollect.evaluation.unlabelled import UNLABELLED_METHODS
 from recollect.fewshot.protocol import FEW_SHOT_METHODS
 
 METHODS = [name for name in FEW_SHOT_METHODS if name not in ("clap", "rla")]
@@ -52,6 +53,18 @@ def test_zero_shot_and_probe_write_their_figures(recollect, trained, shapes, tmp
     (probe,) = json.loads((tmp_path / "probe.json").read_text())
     assert probe["rows"][0]["value"] > 60
     assert probe["settings"]["pool"] == 36
+
+
+def test_what_reads_more_than_one_picture_stands_beside_the_plain_ensemble(recollect, trained, shapes, tmp_path):
+    words = ("evaluate", "zero-shot", trained[0], "--data", shapes)
+    done = recollect(*words, "--methods", "all", "--out", tmp_path / "zero.json")
+    (zero,) = json.loads((tmp_path / "zero.json").read_text())
+    assert [row.get("method") for row in zero["rows"]][1::2] == [None, *UNLABELLED_METHODS]
+    assert "prompt ensemble" in done.stdout
+    assert "stream" in done.stdout
+    wrong = recollect(*words, "--methods", "tpt", check=False)
+    assert wrong.returncode == 2
+    assert "--methods tpt: no such method. Choose from: trans-clip" in wrong.stderr
 
 
 def test_own_templates_change_zero_shot_texts(recollect, trained, shapes, tmp_path):

@@ -22,6 +22,7 @@ from recollect.evaluation.few_shot import few_shot, with_enough_examples
 from recollect.evaluation.probe import linear_probe
 from recollect.evaluation.results import Result, save_together, summarise
 from recollect.evaluation.tables import gain_over_draws, sample_efficiency, tidy
+from recollect.evaluation.unlabelled import UNLABELLED_METHODS
 from recollect.evaluation.zero_shot import zero_shot
 from recollect.fewshot.protocol import FEW_SHOT_METHODS, PAPER_METHODS, SET_ALPHA, TRUST_COLUMNS, Protocol
 from recollect.models import load_model
@@ -161,25 +162,43 @@ class ZeroShot:
     data: tyro.conf.OmitArgPrefixes[DataOptions] = field(default_factory=DataOptions)
     synonyms_column: str | None = None
     """A column with other names of a class: test the classes that have one under their names and under these."""
+    methods: tuple[str, ...] = ()
+    """Others to stand beside the plain ensemble of prompts. They read the whole folder of tested images at once
+    (trans-clip, stat-a, adapt-folder), those that came before (tda, adapt), or 64 views of each (zero); or all."""
 
     def run(self) -> None:
         """Evaluate, print and write."""
         console = output()
+        methods = tuple(UNLABELLED_METHODS) if self.methods == ("all",) else tuple(dict.fromkeys(self.methods))
+        if unknown := [name for name in methods if name not in UNLABELLED_METHODS]:
+            raise UserError(
+                f"--methods {unknown[0]}: no such method. Choose from: {', '.join(UNLABELLED_METHODS)}, all."
+            )
         opened = self.data.open("zero-shot", self.synonyms_column)
         results = []
         for name, encoder, cache, task in self.model.each_on((task, task.query) for task in opened.tasks):
-            found = zero_shot(
-                encoder, task, model=name, seed=self.model.seed, prefix=self.model.prefix_for(encoder), cache=cache
-            )
+            options = {"model": name, "seed": self.model.seed, "prefix": self.model.prefix_for(encoder), "cache": cache}
+            try:
+                found = zero_shot(encoder, task, methods=methods, **options)  # type: ignore[arg-type]
+            except ValueError as error:  # e.g. too few images to have neighbours
+                raise UserError(f"{task.name}: {error}") from None
             results.append(with_memory(found, encoder))
-        table = Table("model", "data", "classes", "images", "top-1", "mean per class")
-        for result in results:
-            values = {row["metric"]: f"{row['value']:.1f}" for row in result.rows}
-            counts = (str(result.settings["classes"]), str(result.settings["queries"]))
-            table.add_row(result.model, result.data, *counts, values["top-1"], values["mean per class"])
-        console.print(table)
+        console.print(_zero_shot_table(results, methods))
         _say_left_out(opened, console)
         self.model.save(results, console)
+
+
+def _zero_shot_table(results: Sequence[Result], methods: Sequence[str]) -> Table:
+    beside = ("method", "reads besides") if methods else ()
+    table = Table("model", "data", "classes", "images", *beside, "top-1", "mean per class")
+    for result in results:
+        counts = (str(result.settings["classes"]), str(result.settings["queries"]))
+        for method in ("", *methods):
+            rows = [row for row in result.rows if row.get("method", "") == method]
+            values = {row["metric"]: f"{row['value']:.1f}" for row in rows}
+            named = (method or "prompt ensemble", str(rows[0].get("reads", ""))) if methods else ()
+            table.add_row(result.model, result.data, *counts, *named, values["top-1"], values["mean per class"])
+    return table
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from recollect.core.seeding import derive_seed
 from recollect.core.types import Encoder, Kind, Sample, Source
 from recollect.data.prompts import fill
 from recollect.data.sources.reading import MOST_BROKEN, readable_blocks
+from recollect.fewshot.mixture import TEXT_SCALE
 from recollect.tasks.classification import ClassificationTask
 
 
@@ -155,3 +156,8 @@ def prompt_ensemble(encoder: Encoder, prompts: Sequence[Sequence[str]], prefix: 
 def class_text_features(encoder: Encoder, task: ClassificationTask, prefix: Kind | None = None) -> np.ndarray:
     """The text embedding of each class of ``task``, in label order: float32 (classes, width), unit-norm."""
     return prompt_ensemble(encoder, class_prompts(task), prefix)
+
+
+def learned_scale(encoder: Encoder) -> float:
+    """The inverse temperature that a model was trained with; CLIP's 100 where it stores none."""
+    return float(encoder.scale or TEXT_SCALE)

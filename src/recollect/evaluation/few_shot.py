@@ -9,9 +9,14 @@ from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, Kind
 from recollect.data.sources.derived import Subset
-from recollect.evaluation.features import FeatureCache, class_prompts, class_text_features, image_features
+from recollect.evaluation.features import (
+    FeatureCache,
+    class_prompts,
+    class_text_features,
+    image_features,
+    learned_scale,
+)
 from recollect.evaluation.results import Result, content_of
-from recollect.fewshot.mixture import TEXT_SCALE
 from recollect.fewshot.protocol import FewShotTask, Protocol, draw, run_protocol
 from recollect.tasks.classification import ClassificationTask, keep_classes
 
@@ -67,11 +72,6 @@ def few_shot(
     settings |= {key: value for key, value in asdict(protocol).items() if key != "memory"}
     settings |= content_of(encoder, task.support, task.query, asked=class_prompts(task))
     return Result("few-shot", model, task.name, seed, rows, settings)
-
-
-def learned_scale(encoder: Encoder) -> float:
-    """The inverse temperature that a model was trained with; CLIP's 100 where it stores none."""
-    return float(encoder.scale or TEXT_SCALE)
 
 
 def with_enough_examples(task: ClassificationTask, shots: int) -> ClassificationTask:

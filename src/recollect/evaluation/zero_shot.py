@@ -1,10 +1,20 @@
 """Classification by class names alone (METHODS: CLIP's prompt ensemble)."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from recollect.core.types import Encoder, Kind
-from recollect.evaluation.features import FeatureCache, class_prompts, class_text_features, image_features
+from recollect.evaluation.features import (
+    FeatureCache,
+    class_prompts,
+    class_text_features,
+    image_features,
+    learned_scale,
+)
 from recollect.evaluation.results import Result, Row, content_of
+from recollect.evaluation.unlabelled import UNLABELLED_METHODS, NamedPictures
 from recollect.tasks.classification import ClassificationTask
 
 FEW = 5
@@ -36,6 +46,7 @@ def zero_shot(
     seed: int = 0,
     prefix: Kind | None = None,
     cache: FeatureCache | None = None,
+    methods: Sequence[str] = (),
 ) -> Result:
     """Classify the query images of ``task`` by the nearest class text.
 
@@ -43,10 +54,17 @@ def zero_shot(
         model: what to call the model in the result.
         seed: of the model's training, for summaries over seeds; the protocol itself has no randomness.
         prefix: which prefix token the class texts get, for models that have them.
+        methods: names of `UNLABELLED_METHODS`, to stand beside the plain one.
 
     Returns:
-        Top-1 and mean per-class accuracy in percent, and top-5 where there are more than five classes.
+        Top-1 and mean per-class accuracy in percent, and top-5 where there are more than five classes; then for each
+        of ``methods`` the first two, with its name as ``method`` and what it ``reads``: a folder, a stream or views.
+
+    Raises:
+        ValueError: no such method.
     """
+    if unknown := [name for name in methods if name not in UNLABELLED_METHODS]:
+        raise ValueError(f"unknown method {unknown[0]!r}; choose from {', '.join(UNLABELLED_METHODS)}")
     texts = class_text_features(encoder, task, prefix)
     query = image_features(encoder, task.query, cache)
     scores = query.images @ texts.T
@@ -57,6 +75,16 @@ def zero_shot(
     ]
     if len(task.class_names) > FEW:
         rows.append({"metric": "top-5", "value": top_5(scores, query.labels)})
-    settings = {"classes": len(task.class_names), "queries": len(query.labels), "prefix": prefix}
+    given = NamedPictures(encoder, task.query, query.rows, query.images, texts, learned_scale(encoder))
+    for name in methods:
+        method = UNLABELLED_METHODS[name]
+        found = method.predict(given)
+        for metric, value in (
+            ("top-1", top_1(found, query.labels)),
+            ("mean per class", mean_per_class(found, query.labels)),
+        ):
+            rows.append({"method": name, "reads": method.reads, "metric": metric, "value": value})
+    settings: dict[str, Any] = {"classes": len(task.class_names), "queries": len(query.labels), "prefix": prefix}
+    settings |= {"methods": list(methods)} if methods else {}
     settings |= content_of(encoder, task.query, asked=class_prompts(task))
     return Result("zero-shot", model, task.name, seed, rows, settings)

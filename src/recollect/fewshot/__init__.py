@@ -1,5 +1,6 @@
 """Few-shot classifiers on embeddings, as scikit-learn estimators."""
 
+from recollect.fewshot.adapt import OnlineGaussians, adapt
 from recollect.fewshot.ape import ApeClassifier
 from recollect.fewshot.base import EmbeddingClassifier
 from recollect.fewshot.heads import ClassAdaptiveProbe, LinearProbePlusPlus, ResidualMap
@@ -26,6 +27,7 @@ __all__ = [
     "LinearProbe",
     "LinearProbePlusPlus",
     "OnlineCache",
+    "OnlineGaussians",
     "PluralityVoting",
     "ProKeR",
     "PrototypeClassifier",
@@ -38,6 +40,7 @@ __all__ = [
     "TipX",
     "ZeroShotClassifier",
     "ZeroShotMix",
+    "adapt",
     "best_weight",
     "stat_a",
     "trans_clip",

@@ -16,8 +16,7 @@ from recollect.apps.classify.unknown import least_similarity
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind, caption_prefix
 from recollect.data.prompts import GENERAL_TEMPLATES, fill, readable
-from recollect.evaluation.features import prompt_ensemble
-from recollect.evaluation.few_shot import learned_scale
+from recollect.evaluation.features import learned_scale, prompt_ensemble
 from recollect.fewshot import EmbeddingClassifier
 from recollect.fewshot.protocol import FEW_SHOT_METHODS
 

@@ -23,8 +23,7 @@ from recollect.apps.serve.layout import KINDS, Alike, Layout, compared, duplicat
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder
 from recollect.data.sources.images import decode
-from recollect.evaluation.features import prompt_ensemble
-from recollect.evaluation.few_shot import learned_scale
+from recollect.evaluation.features import learned_scale, prompt_ensemble
 from recollect.memory.filters import parse_filter
 
 _ORDERS = 16

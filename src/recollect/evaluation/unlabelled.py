@@ -1,0 +1,112 @@
+"""Classification by names that reads more than one picture: a folder at once, a stream, or many views of each."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from PIL import Image
+
+from recollect.core.errors import UserError
+from recollect.core.progress import progress
+from recollect.core.seeding import numpy_generator
+from recollect.core.types import Encoder, Source
+from recollect.data.transforms import ImageTransform
+from recollect.fewshot.adapt import OnlineGaussians, adapt
+from recollect.fewshot.online import OnlineCache, vote_of_views
+from recollect.fewshot.pool import Assignment, stat_a, trans_clip
+
+VIEWS = 64
+"""As published: a picture as it is and 63 random crops of it, mirrored by halves."""
+
+_CROPS = ImageTransform(training=True, scale=(0.08, 1.0), flip=True)
+_LARGEST = 384
+_PICTURES = 8
+
+
+@dataclass(frozen=True)
+class NamedPictures:
+    """What a method may read: never a label.
+
+    Attributes:
+        encoder: for views.
+        source, rows: the pictures and which of them could be read.
+        images: their unit embeddings (n, width).
+        texts: unit class texts (classes, width).
+        scale: the model's inverse temperature.
+        seed: of the stream's order and of the views.
+    """
+
+    encoder: Encoder
+    source: Source
+    rows: np.ndarray
+    images: np.ndarray
+    texts: np.ndarray
+    scale: float
+    seed: int = 0
+
+
+Reads = Literal["folder", "stream", "views"]
+_Predict = Callable[[NamedPictures], np.ndarray]
+
+
+def _folder(method: Callable[..., Assignment]) -> _Predict:
+    return lambda given: method(given.images, given.texts, scale=given.scale).labels
+
+
+def _stream(method: Callable[..., OnlineCache | OnlineGaussians]) -> _Predict:
+    def predict(given: NamedPictures) -> np.ndarray:
+        order = numpy_generator("stream", given.seed).permutation(len(given.images))
+        found = np.empty(len(order), dtype=np.int64)
+        found[order] = method(given.texts, scale=given.scale).scores(given.images[order]).argmax(axis=1)
+        return found
+
+    return predict
+
+
+def _by_views(given: NamedPictures) -> np.ndarray:
+    found = np.empty(len(given.rows), dtype=np.int64)
+    with progress(f"views of {given.source.name}", len(found), "images") as counter:
+        for start in range(0, len(found), _PICTURES):
+            rows = given.rows[start : start + _PICTURES].tolist()
+            views = [view for row in rows for view in views_of(given.source, row, given.seed)]
+            embedded = given.encoder.embed_images(views).numpy().reshape(len(rows), VIEWS, -1)
+            found[start : start + _PICTURES] = [
+                vote_of_views(each, given.texts, scale=given.scale) for each in embedded
+            ]
+            counter.advance(len(rows))
+    return found
+
+
+def views_of(source: Source, row: int, seed: int = 0) -> list[Image.Image | np.ndarray]:
+    """A picture as it is, and random crops of 8 to 100 % of its area, half of them mirrored.
+
+    Raises:
+        UserError: the source holds vectors, of which there are no crops.
+    """
+    image = source[row].image
+    if isinstance(image, np.ndarray) and image.ndim == 1:
+        raise UserError(f"{source.name}: holds vectors, of which there are no views. Leave out --methods zero.")
+    picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    crops = replace(_CROPS, size=min(*picture.size, _LARGEST))
+    random = numpy_generator("views", seed, row)
+    return [picture.convert("RGB"), *(crops.pixels(picture, random) for _ in range(VIEWS - 1))]
+
+
+@dataclass(frozen=True)
+class UnlabelledMethod:
+    """A way to classify by names, and what it reads beside one picture and the texts."""
+
+    reads: Reads
+    predict: _Predict
+
+
+UNLABELLED_METHODS: Mapping[str, UnlabelledMethod] = {
+    "trans-clip": UnlabelledMethod("folder", _folder(trans_clip)),
+    "stat-a": UnlabelledMethod("folder", _folder(stat_a)),
+    "adapt-folder": UnlabelledMethod("folder", _folder(adapt)),
+    "tda": UnlabelledMethod("stream", _stream(OnlineCache)),
+    "adapt": UnlabelledMethod("stream", _stream(OnlineGaussians)),
+    "zero": UnlabelledMethod("views", _by_views),
+}
+"""TransCLIP, StatA, ADAPT at once; TDA and ADAPT picture after picture; ZERO on 64 views of each."""
