@@ -22,6 +22,7 @@ from recollect.evaluation.few_shot import few_shot, with_enough_examples
 from recollect.evaluation.probe import linear_probe
 from recollect.evaluation.results import Result, save_together, summarise
 from recollect.evaluation.tables import gain_over_draws, sample_efficiency, tidy
+from recollect.evaluation.tuned import TuningRequest
 from recollect.evaluation.unlabelled import UNLABELLED_METHODS
 from recollect.evaluation.zero_shot import zero_shot
 from recollect.fewshot.protocol import FEW_SHOT_METHODS, PAPER_METHODS, SET_ALPHA, TRUST_COLUMNS, Protocol
@@ -29,6 +30,7 @@ from recollect.models import load_model
 from recollect.reports.plots import few_shot_curves, gain_against_examples, gain_per_data_set, save_figure
 from recollect.tasks.classification import ClassificationTask, Division
 from recollect.tasks.opening import OpenedTasks, Selection, open_tasks
+from recollect.tuning.methods import CASCADE, TUNING_METHODS
 
 DataArgument = TypeVar("DataArgument")
 
@@ -149,6 +151,9 @@ class ModelOptions:
         console.print(f"{len(results)} JSON files in {self.out}", highlight=False)
 
 
+_TUNING = (*TUNING_METHODS, CASCADE)
+
+
 def _say_left_out(opened: OpenedTasks, console: Console) -> None:
     for reason in opened.left_out:
         console.print(f"left out: {reason}", style="yellow", highlight=False, soft_wrap=True)
@@ -212,23 +217,31 @@ class FewShot:
     model: tyro.conf.OmitArgPrefixes[ModelOptions]
     data: tyro.conf.OmitArgPrefixes[DataOptions] = field(default_factory=DataOptions)
     methods: tuple[str, ...] = ("zero-shot", *PAPER_METHODS)
-    """Names, `paper` for the paper's six, or `all`."""
+    """Names, `paper` for the paper's six, or `all` that read embeddings. These tune the model itself, on pictures, for
+    minutes to hours: clip-lora, 2sfs, coop, kgcoop, maple, promptsrc, caspl."""
     shots: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     """Examples of each class."""
     seeds: int = 5
     """Number of draws."""
+    effort: float = 1.0
+    """Share of the published steps that methods that tune the model take."""
+    flip: bool = True
+    """Mirror half of the pictures that these learn from; not where they hold letters, signs or maps."""
+    teacher: str | None = None
+    """A larger model, that caspl learns from on all pictures of the support split, without their labels."""
     small_classes: Literal["refuse", "drop"] = "refuse"
     """What to do with classes that have fewer examples than the most shots: stop, or leave them out of the set."""
 
     def run(self) -> None:
         """Evaluate, print, plot and write."""
         console = output()
-        protocol = self._protocol()
+        protocol, tuning = self._protocol(), self._tuning()
         opened = self.data.open("few-shot")
         tasks = [self._fitting(task, protocol) for task in opened.tasks]
         results = []
         for name, encoder, cache, task in self.model.each_on((task, task.query) for task in tasks):
             options = {"model": name, "seed": self.model.seed, "prefix": self.model.prefix_for(encoder), "cache": cache}
+            options["tuning"] = tuning
             found = few_shot(encoder, task, replace(protocol, metric=task.metric), **options)  # type: ignore[arg-type]
             results.append(with_memory(found, encoder))
         frame = tidy(results)
@@ -245,11 +258,22 @@ class FewShot:
 
     def _protocol(self) -> Protocol:
         names = {"all": tuple(FEW_SHOT_METHODS), "paper": PAPER_METHODS}
-        methods = tuple(dict.fromkeys(name for asked in self.methods for name in names.get(asked, (asked,))))
+        asked = [name for name in self.methods if name not in _TUNING]
+        methods = tuple(dict.fromkeys(name for each in asked for name in names.get(each, (each,))))
         try:
             return Protocol(methods, tuple(sorted(set(self.shots))), tuple(range(self.seeds)))
         except ValueError as error:
             raise UserError(f"--methods, --shots: {error}") from None
+
+    def _tuning(self) -> TuningRequest:
+        methods = tuple(dict.fromkeys(name for name in self.methods if name in _TUNING))
+        if CASCADE in methods and self.teacher is None:
+            raise UserError("--methods caspl: learns from a larger model. Name it with --teacher MODEL.")
+        teacher = load_model(self.teacher, self.model.device) if self.teacher else None
+        try:
+            return TuningRequest(methods, self.effort, self.flip, teacher)
+        except ValueError as error:
+            raise UserError(f"--effort: {error}") from None
 
     def _fitting(self, task: ClassificationTask, protocol: Protocol) -> ClassificationTask:
         return with_enough_examples(task, protocol.shots[-1]) if self.small_classes == "drop" else task

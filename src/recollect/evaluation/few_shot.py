@@ -17,6 +17,7 @@ from recollect.evaluation.features import (
     learned_scale,
 )
 from recollect.evaluation.results import Result, content_of
+from recollect.evaluation.tuned import TuningRequest, tuned_rows
 from recollect.fewshot.protocol import FewShotTask, Protocol, draw, run_protocol
 from recollect.tasks.classification import ClassificationTask, keep_classes
 
@@ -30,6 +31,7 @@ def few_shot(
     seed: int = 0,
     prefix: Kind | None = None,
     cache: FeatureCache | None = None,
+    tuning: TuningRequest | None = None,
 ) -> Result:
     """Classify the query images of ``task`` from nested draws of its support, with every method of ``protocol``.
 
@@ -39,6 +41,7 @@ def few_shot(
         model: what to call the model in the result.
         seed: of the model's training, for summaries over models; the draws have their own.
         prefix: which prefix token the class texts get, for models that have them.
+        tuning: methods that tune the model itself on the pictures of each draw, to stand beside.
 
     Raises:
         UserError: a class has fewer examples than shots.
@@ -58,7 +61,8 @@ def few_shot(
     if len(support.rows) < len(used):  # draw again among those that can be read
         kept = np.setdiff1d(np.arange(len(labels)), np.delete(used, support.rows))
         readable = replace(task, support=Subset(task.support, kept))
-        return few_shot(encoder, readable, protocol, model=model, seed=seed, prefix=prefix, cache=cache)
+        options = {"model": model, "seed": seed, "prefix": prefix, "cache": cache, "tuning": tuning}
+        return few_shot(encoder, readable, protocol, **options)  # type: ignore[arg-type]
     query = image_features(encoder, task.query, cache)
     texts = class_text_features(encoder, task, prefix)
     columns = places.reshape(len(orders), -1, classes)
@@ -67,9 +71,12 @@ def few_shot(
     fits = sum(name != "zero-shot" for name in protocol.methods) * len(protocol.shots) * len(protocol.seeds)
     with progress(f"classify {task.name}", fits * len(query.labels), "predictions") as counter:
         rows = run_protocol(arrays, protocol, counter.advance, dict(zip(orders, columns, strict=True)))
+    if tuning is not None and tuning.methods:
+        rows += tuned_rows(encoder, task, protocol, tuning, orders, query.rows)
     settings: dict[str, Any] = {"classes": classes, "queries": len(query.labels), "pool": len(labels)}
     settings |= {"prefix": prefix, "scale": scale}
     settings |= {key: value for key, value in asdict(protocol).items() if key != "memory"}
+    settings |= tuning.settings() if tuning is not None and tuning.methods else {}
     settings |= content_of(encoder, task.support, task.query, asked=class_prompts(task))
     return Result("few-shot", model, task.name, seed, rows, settings)
 

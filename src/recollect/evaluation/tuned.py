@@ -1,0 +1,134 @@
+"""Methods that tune the model itself, in the few-shot protocol: the same draws, the same tested pictures."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from recollect.core.errors import UserError
+from recollect.core.progress import progress
+from recollect.core.types import Encoder, ImageLike, Source
+from recollect.evaluation.results import Row
+from recollect.evaluation.zero_shot import mean_per_class, top_1
+from recollect.fewshot.base import softmax
+from recollect.fewshot.calibration import expected_calibration_error
+from recollect.fewshot.protocol import Protocol
+from recollect.models.dual import DualEncoder
+from recollect.tasks.classification import ClassificationTask
+from recollect.tuning.cascade import BoostingPrompts, CascadedPrompts
+from recollect.tuning.classifier import TunedClassifier
+from recollect.tuning.learners import PromptSRC
+from recollect.tuning.methods import CASCADE, TUNING_METHODS
+from recollect.tuning.shots import LabelledPictures
+
+_BLOCK = 256
+
+
+@dataclass(frozen=True)
+class TuningRequest:
+    """Which methods tune the model, and how much.
+
+    Attributes:
+        methods: names of `TUNING_METHODS`, or ``caspl``.
+        effort: share of the published steps, above 0.
+        flip: mirror half of the training crops.
+        teacher: a larger model, for ``caspl``.
+    """
+
+    methods: Sequence[str] = ()
+    effort: float = 1.0
+    flip: bool = True
+    teacher: Encoder | None = None
+
+    def __post_init__(self) -> None:
+        if unknown := [name for name in self.methods if name not in (*TUNING_METHODS, CASCADE)]:
+            raise ValueError(f"unknown method {unknown[0]!r}; choose from {', '.join(TUNING_METHODS)}, {CASCADE}")
+        if self.methods and not self.effort > 0:
+            raise ValueError(f"effort is a share of the published steps above 0, got {self.effort:g}")
+        if CASCADE in self.methods and not isinstance(self.teacher, DualEncoder):
+            raise ValueError("caspl learns from a larger model: name it as the teacher")
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the figures, for a `Result`."""
+        made = {name: self._make(name, 0) for name in self.methods}
+        described = {name: asdict(method) for name, method in made.items()}
+        return {"tuning": described, "teacher": self.teacher.fingerprint if self.teacher else None}
+
+    def _make(self, name: str, seed: int) -> Any:
+        if name != CASCADE:
+            return TUNING_METHODS[name](self.effort, self.flip, seed)
+        options: Mapping[str, Any] = {"effort": self.effort, "flip": self.flip, "seed": seed}
+        return CascadedPrompts(BoostingPrompts(**options), PromptSRC(**options))
+
+    def fit(
+        self, name: str, seed: int, encoder: DualEncoder, shots: LabelledPictures, unlabelled: Sequence[ImageLike]
+    ) -> TunedClassifier:
+        """Tune by one method; ``unlabelled`` pictures are read by ``caspl`` alone."""
+        method = self._make(name, seed)
+        if isinstance(method, CascadedPrompts):
+            assert isinstance(self.teacher, DualEncoder)
+            return method.fit(encoder, shots, self.teacher, unlabelled)
+        return method.fit(encoder, shots)
+
+
+@dataclass(frozen=True)
+class _Pictures(Sequence[ImageLike]):
+    """The pictures of a source, read when they are asked for."""
+
+    source: Source
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.source[index].image
+
+
+def tuned_rows(
+    encoder: Encoder,
+    task: ClassificationTask,
+    protocol: Protocol,
+    request: TuningRequest,
+    orders: Mapping[int, np.ndarray],
+    readable: np.ndarray,
+) -> Iterator[Row]:
+    """Rows of the few-shot protocol, one for each method, number of shots and draw.
+
+    Args:
+        orders: the draws, as indices into the support.
+        readable: places of the tested pictures that can be read.
+
+    Raises:
+        UserError: a model that cannot be tuned, or vectors in place of pictures.
+    """
+    if not isinstance(encoder, DualEncoder):
+        raise UserError("methods that tune the model need the model itself, not one that reads a memory")
+    labels, right = task.query.labels[readable], top_1 if protocol.metric == "top-1" else mean_per_class
+    for name in request.methods:
+        for seed, order in orders.items():
+            for shots in protocol.shots:
+                examples = _support(task, order[:shots])
+                tuned = request.fit(name, seed, encoder, examples, _Pictures(task.support))
+                scores = _scores(tuned, task.query, readable)
+                ece = expected_calibration_error(softmax(scores), labels)
+                yield {
+                    "method": name, "shots": shots, "seed": seed, "metric": protocol.metric,
+                    "value": right(scores.argmax(axis=1), labels), "ece": 100 * ece,
+                }  # fmt: skip
+
+
+def _support(task: ClassificationTask, order: np.ndarray) -> LabelledPictures:
+    rows = order.ravel()
+    pictures = [sample.image for sample in task.support.read_block(rows)]
+    return LabelledPictures(pictures, task.support.labels[rows], task.class_names)
+
+
+def _scores(tuned: TunedClassifier, source: Source, rows: np.ndarray) -> np.ndarray:
+    found = []
+    with progress(f"classify {source.name}", len(rows), "images") as counter:
+        for start in range(0, len(rows), _BLOCK):
+            block = source.read_block(rows[start : start + _BLOCK])
+            found.append(tuned.scores([sample.image for sample in block]))
+            counter.advance(len(block))
+    return np.concatenate(found)

@@ -1,0 +1,171 @@
+"""Learned tokens inside both towers of a CLIP or SigLIP of transformers, by hooks: no weight is touched.
+
+Texts: room for n tokens is made before the text, behind the start token where the tokenizer writes one, so that
+positions, masks and the search for the end token stay right; the learned vectors take the place of the token embeddings
+there (positions are added), and of what deeper layers are given there. Pictures: n tokens are appended behind the
+patches; deeper layers find theirs in the same places; a pooling that reads all tokens is not shown them.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from recollect.core.errors import UserError
+from recollect.models.transformers.encoder import TransformersEncoder
+from recollect.models.transformers.families import is_naflex, is_siglip, pooling
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Tokens of one learner, layer by layer: the first entry enters at the input, the next replaces it in the second
+    block, and so on; after the last one what the block before made of them goes on.
+
+    Attributes:
+        text: of each of the first layers (tokens, width), or for every class its own (classes, tokens, width).
+        image: the same of the image tower (tokens, width).
+    """
+
+    text: tuple[Float[Tensor, "*classes tokens width"], ...] = ()
+    image: tuple[Float[Tensor, "tokens width"], ...] = ()
+
+    @property
+    def text_tokens(self) -> int:
+        """Tokens before each text."""
+        return self.text[0].shape[-2] if self.text else 0
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens behind each picture's patches."""
+        return self.image[0].shape[-2] if self.image else 0
+
+    def detached(self) -> "Prompts":
+        """The same values without graph."""
+        return Prompts(*(tuple(each.detach().clone() for each in side) for side in (self.text, self.image)))
+
+
+def check_family(encoder: TransformersEncoder, image: bool = False) -> None:
+    """Raise UserError unless tokens can be put into this model's towers."""
+    config = encoder.model.config
+    if pooling(config) == "first" or not hasattr(encoder.model.text_model, "embeddings"):
+        raise UserError("prompts can be learned in CLIP and SigLIP models; this one's text tower is of another kind.")
+    if image and (is_naflex(config) or not hasattr(encoder.model.vision_model, "post_layernorm")):
+        raise UserError(
+            "prompts cannot be put into this model's image tower. Take a method for texts alone, e.g. coop."
+        )
+
+
+def token_width(encoder: TransformersEncoder, tower: str) -> int:
+    """Width of a tower's tokens."""
+    config = encoder.model.config
+    return int((config.text_config if tower == "text" else config.vision_config).hidden_size)
+
+
+def token_layers(encoder: TransformersEncoder, tower: str) -> int:
+    """Blocks of a tower."""
+    return len((encoder.model.text_model if tower == "text" else encoder.model.vision_model).encoder.layers)
+
+
+def first_place(encoder: TransformersEncoder) -> int:
+    """Where the tokens before a text begin: behind CLIP's start token; SigLIP has none."""
+    return 0 if is_siglip(encoder.model.config) else 1
+
+
+def prompt_tokens(encoder: TransformersEncoder, texts: Sequence[str], room: int) -> dict[str, Tensor]:
+    """Token ids of texts with ``room`` places for prompts before them; the total length stays the tower's.
+
+    The places hold a token of the text, so that nothing takes them for its end.
+    """
+    start, form = first_place(encoder), encoder.text
+    tokens = encoder.tokenizer(
+        list(texts), padding=form.padding, truncation=True, max_length=form.length - room, return_tensors="pt"
+    )
+    found = {name: tokens[name] for name in form.inputs}
+    if not room:
+        return found
+    filler = {"input_ids": found["input_ids"][:, start : start + 1]}
+    for name, ids in found.items():
+        between = filler.get(name, ids[:, start : start + 1]).expand(-1, room)
+        found[name] = torch.cat([ids[:, :start], between, ids[:, start:]], dim=1)
+    return found
+
+
+def word_vectors(encoder: TransformersEncoder, words: str) -> Float[Tensor, "tokens width"]:
+    """The token embeddings of some words, to begin from."""
+    ids = encoder.tokenizer(words, add_special_tokens=False, return_tensors="pt")["input_ids"][0]
+    embedding = encoder.model.text_model.embeddings.token_embedding
+    return embedding(ids.to(encoder.device)).detach().clone()
+
+
+@contextmanager
+def prompted(encoder: TransformersEncoder, prompts: Sequence[Prompts]) -> Iterator[None]:
+    """Let the towers read the tokens of one learner or, in cascade, of several, while the block runs.
+
+    Texts must come from `prompt_tokens` with room for all of them; the first learner's stand first.
+    """
+    with ExitStack() as stack:
+        _prompt_texts(encoder, [each for each in prompts if each.text], stack)
+        _prompt_images(encoder, [each for each in prompts if each.image], stack)
+        yield
+
+
+def _prompt_texts(encoder: TransformersEncoder, prompts: Sequence[Prompts], stack: ExitStack) -> None:
+    if not prompts:
+        return
+    tower, start = encoder.model.text_model, first_place(encoder)
+    starts = [start + sum(each.text_tokens for each in prompts[:number]) for number in range(len(prompts))]
+    positions = tower.embeddings.position_embedding.weight
+
+    def at_input(module: nn.Module, given: Any, made: Tensor) -> Tensor:
+        for begin, each in zip(starts, prompts, strict=True):
+            places = positions[begin : begin + each.text_tokens]
+            made = _put(made, each.text[0] + places, begin)
+        return made
+
+    stack.callback(tower.embeddings.register_forward_hook(at_input).remove)
+    _replace_deeper(tower.encoder.layers, [each.text for each in prompts], starts, stack)
+
+
+def _prompt_images(encoder: TransformersEncoder, prompts: Sequence[Prompts], stack: ExitStack) -> None:
+    if not prompts:
+        return
+    tower = encoder.model.vision_model
+    counts = [each.image_tokens for each in prompts]
+    starts = [-sum(counts[number:]) for number in range(len(counts))]
+
+    def at_input(module: nn.Module, given: Any, made: Tensor) -> Tensor:
+        return torch.cat([made, *(each.image[0].expand(len(made), -1, -1) for each in prompts)], dim=1)
+
+    def before_pooling(module: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (given[0][:, : -sum(counts)], *given[1:])
+
+    stack.callback(tower.embeddings.register_forward_hook(at_input).remove)
+    if is_siglip(encoder.model.config):  # its pooling attends to every token; CLIP's reads the first
+        stack.callback(tower.post_layernorm.register_forward_pre_hook(before_pooling).remove)
+    _replace_deeper(tower.encoder.layers, [each.image for each in prompts], starts, stack)
+
+
+def _replace_deeper(
+    layers: nn.ModuleList, tokens: Sequence[Sequence[Tensor]], starts: Sequence[int], stack: ExitStack
+) -> None:
+    for number in range(1, max(map(len, tokens))):
+        mine = [(each[number], start) for each, start in zip(tokens, starts, strict=True) if number < len(each)]
+
+        def replace(module: nn.Module, given: tuple[Any, ...], mine: Any = mine) -> tuple[Any, ...]:
+            states = given[0]
+            for vectors, start in mine:
+                states = _put(states, vectors, start)
+            return (states, *given[1:])
+
+        stack.callback(layers[number].register_forward_pre_hook(replace).remove)
+
+
+def _put(states: Tensor, vectors: Tensor, start: int) -> Tensor:
+    """``states`` (n, tokens, width) with ``vectors`` in the places from ``start`` on."""
+    start = start % states.shape[1]
+    vectors = vectors.to(states.dtype).expand(len(states), -1, -1)
+    return torch.cat([states[:, :start], vectors, states[:, start + vectors.shape[1] :]], dim=1)

@@ -1,0 +1,88 @@
+"""Tuning in the few-shot protocol: the draws of all methods, beside them, and by name."""
+
+import numpy as np
+import pytest
+import torch
+
+from models.conftest import MAKERS
+from recollect.core.errors import UserError
+from recollect.core.types import Sample, Source
+from recollect.evaluation.few_shot import few_shot
+from recollect.evaluation.tuned import TuningRequest
+from recollect.fewshot.protocol import Protocol, nested_supports
+from recollect.models import load_model
+from recollect.models.transformers.encoder import quiet
+from recollect.tasks.classification import ClassificationTask
+from recollect.tuning import LabelledPictures, TwoStageTuning
+
+NAMES = ("red", "green", "blue")
+
+
+class Colours(Source):
+    """Noisy pictures of one colour each."""
+
+    kind, class_names = "label", NAMES
+
+    def __init__(self, name, size, seed):
+        self.name, self.size, self.seed = name, size, seed
+        self.fingerprint = f"{name} {size} {seed}"
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        if not 0 <= index < self.size:
+            raise IndexError(index)
+        picture = np.random.default_rng([self.seed, index]).integers(0, 200, (32, 32, 3))
+        picture[..., index % 3] = 255
+        return Sample(picture.astype(np.uint8), (), index % 3, self.name, "label", str(index))
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clip")
+    with quiet(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        model, processor = MAKERS["clip"]()
+        model.save_pretrained(folder)
+        processor.save_pretrained(folder)
+    return load_model(folder, "cpu")
+
+
+@pytest.fixture
+def colours():
+    support, query = Colours("support", 12, 0), Colours("query", 9, 1)
+    return ClassificationTask("colours", support, query, NAMES, ("a photo of a {}.",))
+
+
+def test_tuned_rows_stand_beside_the_others_and_are_what_the_method_gives_alone(clip, colours):
+    request = TuningRequest(("2sfs", "maple"), effort=0.005)
+    result = few_shot(clip, colours, Protocol(("prototype",), (1, 2), (0, 3)), model="m", tuning=request)
+    keys = [(row["method"], row["shots"], row["seed"]) for row in result.rows if row["method"] != "prototype"]
+    assert keys == [(name, shots, seed) for name in ("2sfs", "maple") for seed in (0, 3) for shots in (1, 2)]
+    rows = nested_supports(colours.support.labels, 3, 2, 3).ravel()
+    shots = LabelledPictures([colours.support[row].image for row in rows.tolist()], rows % 3, NAMES)
+    alone = TwoStageTuning(effort=0.005, seed=3).fit(clip, shots)
+    right = alone.scores([colours.query[row].image for row in range(9)]).argmax(axis=1) == np.arange(9) % 3
+    (mine,) = (row for row in result.rows if (row["method"], row["shots"], row["seed"]) == ("2sfs", 2, 3))
+    assert mine["value"] == pytest.approx(100 * right.mean())
+    assert 0 <= mine["ece"] <= 100
+    assert result.settings["tuning"]["2sfs"]["steps_per_shot"] == 300
+    assert result.file_name != few_shot(clip, colours, Protocol(("prototype",), (1, 2), (0, 3)), model="m").file_name
+
+
+def test_caspl_reads_the_whole_support_without_labels(clip, colours):
+    request = TuningRequest(("caspl",), effort=0.01, teacher=clip)
+    (row,) = few_shot(clip, colours, Protocol((), (1,), (0,)), model="m", tuning=request).rows
+    assert row["method"] == "caspl"
+
+
+def test_bad_requests_are_refused(clip, colours, encoder, task):
+    with pytest.raises(ValueError, match="unknown method 'cocoop'; choose from clip-lora"):
+        TuningRequest(("cocoop",))
+    with pytest.raises(ValueError, match="effort is a share"):
+        TuningRequest(("coop",), effort=0.0)
+    with pytest.raises(ValueError, match="name it as the teacher"):
+        TuningRequest(("caspl",))
+    with pytest.raises(UserError, match="need the model itself"):
+        few_shot(encoder, task, Protocol((), (1,), (0,)), model="m", tuning=TuningRequest(("coop",)))
