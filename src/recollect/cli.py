@@ -29,7 +29,9 @@ COMMANDS: dict[str, Command] = {
     "train": Command("train", "Train", "train or post-train a dual encoder by a recipe"),
     "train reco": Command("train_reco", "TrainReco", "teach a frozen model to read a memory"),
     "evaluate zero-shot": Command("evaluate", "ZeroShot", "classify by class names alone"),
-    "evaluate few-shot": Command("evaluate", "FewShot", "classify with a few labelled images, every method and draw"),
+    "evaluate few-shot": Command(
+        "evaluate_few_shot", "FewShot", "classify with a few labelled images, every method and draw"
+    ),
     "evaluate retrieval": Command("evaluate_retrieval", "Retrieval", "search captioned images both ways"),
     "evaluate entities": Command("evaluate_entities", "Entities", "name pictures among all entities, seen and unseen"),
     "evaluate probe": Command("evaluate", "Probe", "logistic regression on frozen image embeddings"),

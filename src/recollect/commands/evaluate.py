@@ -1,11 +1,10 @@
-"""``recollect evaluate zero-shot|few-shot|probe``: figures on labelled sets."""
+"""``recollect evaluate zero-shot|probe``: figures on labelled sets."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
-import pandas as pd
 import tyro
 from rich.console import Console
 from rich.table import Table
@@ -18,19 +17,13 @@ from recollect.core.types import Encoder, Kind, Source, caption_prefix
 from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.data.sources.columns import Columns
 from recollect.evaluation.features import FeatureCache
-from recollect.evaluation.few_shot import few_shot, with_enough_examples
 from recollect.evaluation.probe import linear_probe
-from recollect.evaluation.results import Result, save_together, summarise
-from recollect.evaluation.tables import gain_over_draws, sample_efficiency, tidy
-from recollect.evaluation.tuned import TuningRequest
+from recollect.evaluation.results import Result, save_together
 from recollect.evaluation.unlabelled import UNLABELLED_METHODS
 from recollect.evaluation.zero_shot import zero_shot
-from recollect.fewshot.protocol import FEW_SHOT_METHODS, PAPER_METHODS, SET_ALPHA, TRUST_COLUMNS, Protocol
 from recollect.models import load_model
-from recollect.reports.plots import few_shot_curves, gain_against_examples, gain_per_data_set, save_figure
-from recollect.tasks.classification import ClassificationTask, Division
+from recollect.tasks.classification import Division
 from recollect.tasks.opening import OpenedTasks, Selection, open_tasks
-from recollect.tuning.methods import CASCADE, TUNING_METHODS
 
 DataArgument = TypeVar("DataArgument")
 
@@ -151,11 +144,9 @@ class ModelOptions:
         console.print(f"{len(results)} JSON files in {self.out}", highlight=False)
 
 
-_TUNING = (*TUNING_METHODS, CASCADE)
-
-
-def _say_left_out(opened: OpenedTasks, console: Console) -> None:
-    for reason in opened.left_out:
+def say_left_out(left_out: Sequence[str], console: Console) -> None:
+    """Name the sets of a suite that could not be opened, and why."""
+    for reason in left_out:
         console.print(f"left out: {reason}", style="yellow", highlight=False, soft_wrap=True)
 
 
@@ -189,7 +180,7 @@ class ZeroShot:
                 raise UserError(f"{task.name}: {error}") from None
             results.append(with_memory(found, encoder))
         console.print(_zero_shot_table(results, methods))
-        _say_left_out(opened, console)
+        say_left_out(opened.left_out, console)
         self.model.save(results, console)
 
 
@@ -204,144 +195,6 @@ def _zero_shot_table(results: Sequence[Result], methods: Sequence[str]) -> Table
             named = (method or "prompt ensemble", str(rows[0].get("reads", ""))) if methods else ()
             table.add_row(result.model, result.data, *counts, *named, values["top-1"], values["mean per class"])
     return table
-
-
-@dataclass(frozen=True)
-class FewShot:
-    """Classify with a few labelled images, mostly without training.
-
-    Supports are drawn from the support split, nested over shots, anew for each seed; nothing is ever chosen on tested
-    images. Prints mean and standard deviation over seeds for every set; with several models also gains over the first.
-    """
-
-    model: tyro.conf.OmitArgPrefixes[ModelOptions]
-    data: tyro.conf.OmitArgPrefixes[DataOptions] = field(default_factory=DataOptions)
-    methods: tuple[str, ...] = ("zero-shot", *PAPER_METHODS)
-    """Names, `paper` for the paper's six, or `all` that read embeddings. These tune the model itself, on pictures, for
-    minutes to hours: clip-lora, 2sfs, coop, kgcoop, maple, promptsrc, caspl."""
-    shots: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-    """Examples of each class."""
-    seeds: int = 5
-    """Number of draws."""
-    effort: float = 1.0
-    """Share of the published steps that methods that tune the model take."""
-    flip: bool = True
-    """Mirror half of the pictures that these learn from; not where they hold letters, signs or maps."""
-    teacher: str | None = None
-    """A larger model, that caspl learns from on all pictures of the support split, without their labels."""
-    small_classes: Literal["refuse", "drop"] = "refuse"
-    """What to do with classes that have fewer examples than the most shots: stop, or leave them out of the set."""
-
-    def run(self) -> None:
-        """Evaluate, print, plot and write."""
-        console = output()
-        protocol, tuning = self._protocol(), self._tuning()
-        opened = self.data.open("few-shot")
-        tasks = [self._fitting(task, protocol) for task in opened.tasks]
-        results = []
-        for name, encoder, cache, task in self.model.each_on((task, task.query) for task in tasks):
-            options = {"model": name, "seed": self.model.seed, "prefix": self.model.prefix_for(encoder), "cache": cache}
-            options["tuning"] = tuning
-            found = few_shot(encoder, task, replace(protocol, metric=task.metric), **options)  # type: ignore[arg-type]
-            results.append(with_memory(found, encoder))
-        frame = tidy(results)
-        for name in dict.fromkeys(result.model for result in results):
-            for data in dict.fromkeys(frame["data"]):
-                _few_shot_table(f"{name} on {data}", frame[(frame["model"] == name) & (frame["data"] == data)], console)
-            if frame["data"].nunique() > 1:
-                _few_shot_table(
-                    f"{name}, mean of {frame['data'].nunique()} sets", frame[frame["model"] == name], console
-                )
-        _say_left_out(opened, console)
-        self.model.save(results, console)
-        self._compare(frame, console)
-
-    def _protocol(self) -> Protocol:
-        names = {"all": tuple(FEW_SHOT_METHODS), "paper": PAPER_METHODS}
-        asked = [name for name in self.methods if name not in _TUNING]
-        methods = tuple(dict.fromkeys(name for each in asked for name in names.get(each, (each,))))
-        try:
-            return Protocol(methods, tuple(sorted(set(self.shots))), tuple(range(self.seeds)))
-        except ValueError as error:
-            raise UserError(f"--methods, --shots: {error}") from None
-
-    def _tuning(self) -> TuningRequest:
-        methods = tuple(dict.fromkeys(name for name in self.methods if name in _TUNING))
-        if CASCADE in methods and self.teacher is None:
-            raise UserError("--methods caspl: learns from a larger model. Name it with --teacher MODEL.")
-        teacher = load_model(self.teacher, self.model.device) if self.teacher else None
-        try:
-            return TuningRequest(methods, self.effort, self.flip, teacher)
-        except ValueError as error:
-            raise UserError(f"--effort: {error}") from None
-
-    def _fitting(self, task: ClassificationTask, protocol: Protocol) -> ClassificationTask:
-        return with_enough_examples(task, protocol.shots[-1]) if self.small_classes == "drop" else task
-
-    def _compare(self, frame: pd.DataFrame, console: Console) -> None:
-        """Figures, and with two or more models what the later ones gain over the first."""
-        methods = [name for name in dict.fromkeys(frame["method"]) if name != "zero-shot"]
-        models, shots = list(dict.fromkeys(frame["model"])), max(self.shots)
-        for model in models[1:]:
-            table = Table("method", *(f"{k} shots" for k in sorted(self.shots)), "fewer shots by")
-            for method in methods:
-                saved = sample_efficiency(frame, model, models[0], method)
-                cells = [gain_over_draws(frame, model, models[0], method, k).signed() for k in sorted(self.shots)]
-                table.add_row(method, *cells, f"{saved} ({saved.accuracy:.1f} %)")
-            sets, draws = frame["data"].nunique(), frame[frame["shots"] > 0]["seed"].nunique()
-            of = f"mean of {sets} sets" if sets > 1 else f"{frame['data'].iloc[0]}"
-            console.print(
-                f"\n{model} minus {models[0]}, {of}, ± over {draws} draws that both had",
-                highlight=False,
-                soft_wrap=True,
-            )
-            console.print(table)
-        if self.model.out is None or self.model.out.suffix == ".json":
-            return
-        # Error bars are over draws of the support here: one model is one training.
-        curves = frame.assign(training_seed=frame["seed"]) if frame["training_seed"].nunique() == 1 else frame
-        zero = frame[frame["method"] == "zero-shot"].groupby("model")["value"].mean().to_dict()
-        figures = {"few-shot.png": few_shot_curves(curves[curves["shots"] > 0], models, methods, zero)}
-        for number, model in enumerate(models[1:], 1):
-            figures[f"gain-per-data-set-{number}.png"] = gain_per_data_set(frame, model, models[0], methods[0], shots)
-            figures[f"gain-against-examples-{number}.png"] = gain_against_examples(
-                frame, model, models[0], methods[0], shots
-            )
-        for name, figure in figures.items():
-            save_figure(figure, self.model.out / name)
-        console.print(
-            f"figures: {', '.join(str(self.model.out / name) for name in figures)}", highlight=False, soft_wrap=True
-        )
-
-
-def _few_shot_table(title: str, frame: pd.DataFrame, console: Console) -> None:
-    """Methods by shots: the mean over sets, with the standard deviation over draws."""
-    shots = sorted(k for k in frame["shots"].unique() if k)
-    table = Table("method", *(f"{k} shots" for k in shots))
-    for method in dict.fromkeys(frame["method"]):
-        chosen = frame[frame["method"] == method]
-        if method == "zero-shot":
-            table.add_row(method, *[f"{chosen['value'].mean():.1f}"] * len(shots))
-            continue
-        draws = chosen.groupby(["shots", "seed"])["value"].mean()
-        table.add_row(method, *(str(summarise(draws[k])) for k in shots))
-    console.print(f"\n{title}", highlight=False, soft_wrap=True)
-    console.print(table)
-    _trust_table(frame, int(shots[-1]), console)
-
-
-def _trust_table(frame: pd.DataFrame, shots: int, console: Console) -> None:
-    """At the most shots: how far confidence is off, and what the conformal sets hold."""
-    table = Table("method", "left-out accuracy", "calibration error", "coverage", "classes a set")
-    for method in dict.fromkeys(frame["method"]):
-        chosen = frame[(frame["method"] == method) & frame["shots"].isin((0, shots))]
-        means = chosen.reindex(columns=list(TRUST_COLUMNS)).mean()  # what no method of these measures has no column
-        cells = ["" if pd.isna(means[name]) else f"{means[name]:.1f}" for name in TRUST_COLUMNS]
-        table.add_row(method, *cells)
-    console.print(
-        f"trust at {shots} shots, in percent; sets at an error rate of {100 * SET_ALPHA:g} %", highlight=False
-    )
-    console.print(table)
 
 
 @dataclass(frozen=True)
@@ -364,5 +217,5 @@ class Probe:
             row = result.rows[0]
             table.add_row(result.model, result.data, row["metric"], f"{row['value']:.1f}", f"{row['C']:g}")
         console.print(table)
-        _say_left_out(opened, console)
+        say_left_out(opened.left_out, console)
         self.model.save(results, console)

@@ -29,8 +29,8 @@ from recollect.fewshot.tip import CrossValidatedTipAdapter, TipAdapter, TipX, Ze
 from recollect.fewshot.trained import ApeTrained, ClipAdapter, LinearProbe, TipAdapterF
 from recollect.fewshot.voting import PluralityVoting, RankVoting, SoftmaxVoting, top_similar
 
-MakeEstimator = Callable[[np.ndarray, float], EmbeddingClassifier]
-"""From class texts and the model's scale, the inverse temperature it was trained with, to an estimator."""
+MakeEstimator = Callable[[np.ndarray | None, float], EmbeddingClassifier]
+"""From class texts (or None) and the model's scale, the inverse temperature it was trained with, to an estimator."""
 
 FEW_SHOT_METHODS: Mapping[str, MakeEstimator] = {
     "zero-shot": lambda texts, scale: ZeroShotClassifier(texts, scale),
@@ -107,14 +107,14 @@ class Protocol:
 
 @dataclass(frozen=True)
 class FewShotTask:
-    """Embeddings of one task; labels index the rows of ``texts``.
+    """Embeddings of one task; labels are 0…C - 1 and index the rows of ``texts``.
 
     Attributes:
         support: unit-norm pool to draw examples from (pool, width).
         support_labels: (pool,).
         queries: unit-norm (queries, width).
         query_labels: (queries,).
-        texts: unit-norm class texts (classes, width).
+        texts: unit-norm class texts (classes, width); None where there are none: class means of the shots stand in.
         scale: inverse temperature that the model learned; methods that turn text scores into probabilities need it.
     """
 
@@ -122,17 +122,27 @@ class FewShotTask:
     support_labels: np.ndarray
     queries: np.ndarray
     query_labels: np.ndarray
-    texts: np.ndarray
+    texts: np.ndarray | None
     scale: float = TEXT_SCALE
 
     def __post_init__(self) -> None:
+        what, width = (
+            ("class texts", self.texts.shape[1]) if self.texts is not None else ("support", self.support.shape[1])
+        )
         for name in ("support", "queries", "texts"):
             matrix = getattr(self, name)
+            if matrix is None:
+                continue
             if not np.isfinite(matrix).all():
                 raise ValueError(f"{name}: embeddings hold NaN or infinity")
-            if matrix.shape[1] != self.texts.shape[1]:
-                raise ValueError(f"{name} are {matrix.shape[1]} wide, the class texts {self.texts.shape[1]}")
+            if matrix.shape[1] != width:
+                raise ValueError(f"{name} are {matrix.shape[1]} wide, the {what} {width}")
             object.__setattr__(self, name, unit_rows(matrix, name).astype(np.float32, copy=False))
+
+    @property
+    def classes(self) -> int:
+        """How many."""
+        return int(self.support_labels.max()) + 1 if self.texts is None else len(self.texts)
 
 
 def nested_supports(labels: np.ndarray, classes: int, shots: int, seed: int) -> np.ndarray:
@@ -179,7 +189,9 @@ def run_protocol(
         ValueError: more shots than a class has examples.
     """
     tick = tick if tick is not None else _silent
-    classes = len(task.texts)
+    classes = task.classes
+    if task.texts is None and "zero-shot" in protocol.methods:
+        raise ValueError("zero-shot reads class texts, and there are none")
     orders = orders or draw(task.support_labels, classes, protocol)
     score = _Score(task.query_labels, classes, protocol.metric)
     shared = [name for name in protocol.methods if name in _SHARED]
@@ -188,7 +200,7 @@ def run_protocol(
     for name in protocol.methods:
         if name in _SHARED:
             continue
-        if name == "zero-shot":
+        if name == "zero-shot" and task.texts is not None:
             found = task.queries @ task.texts.T
             score.add((name, 0, 0), slice(None), found)
             score.add_confidence((name, 0, 0), slice(None), softmax(task.scale * found))
@@ -214,14 +226,14 @@ def _silent(queries: int) -> None:
 
 def _block(task: FewShotTask, protocol: Protocol) -> int:
     """Queries at a time: a block holds about five numbers for each query and each of the most examples in use."""
-    widest = len(task.support) + 4 * protocol.shots[-1] * len(task.texts)
+    widest = len(task.support) + 4 * protocol.shots[-1] * task.classes
     return max(1, protocol.memory // (4 * widest))
 
 
 def _fitted(name: str, task: FewShotTask, order: np.ndarray, shots: int) -> EmbeddingClassifier:
     rows = order[:shots].ravel()
     return FEW_SHOT_METHODS[name](task.texts, task.scale).fit_checked(
-        task.support[rows], np.tile(np.arange(len(task.texts)), shots)
+        task.support[rows], np.tile(np.arange(task.classes), shots)
     )
 
 
@@ -374,7 +386,7 @@ def _evaluate_shared(
     score: _Score,
     tick: Callable[[int], None],
 ) -> None:
-    classes = len(task.texts)
+    classes = task.classes
     used, places = np.unique(np.stack(list(orders.values())), return_inverse=True)
     columns = dict(zip(orders, torch.from_numpy(places.reshape(len(orders), -1)), strict=True))
     pool, block = task.support[used], _block(task, protocol)
@@ -388,14 +400,16 @@ def _evaluate_shared(
     def scores(start: int) -> Iterator[tuple[_Key, slice, np.ndarray]]:
         rows = slice(start, start + block)
         queries = task.queries[rows]
-        texts, similarity = queries @ task.texts.T, torch.from_numpy(queries @ pool.T)
+        texts = None if task.texts is None else queries @ task.texts.T
+        similarity = torch.from_numpy(queries @ pool.T)
         for seed in orders:
             running = _Running(similarity.index_select(1, columns[seed]), classes)
             for shots in protocol.shots:
                 running.grow(shots)
                 for name in methods:
                     key = (name, shots, seed)
-                    yield key, rows, _SHARED[name](fitted[key], running, texts)
+                    own = getattr(fitted[key], "texts_", queries[:0])  # what stands in is each estimator's own
+                    yield key, rows, _SHARED[name](fitted[key], running, queries @ own.T if texts is None else texts)
 
     def count(start: int) -> None:
         for key, rows, found in scores(start):

@@ -179,7 +179,7 @@ def _parts(spec: str, division: Division, columns: Columns | None) -> tuple[Sour
             return Subset(query, np.arange(0), name=f"{query.name}:none"), query
         return open_source(spec, split=division.support, kind="label", columns=columns), query
     whole = open_source(spec, split=division.within, kind="label", columns=columns)
-    tested = _tested(whole.labels, whole.class_names, division)
+    tested = tested_rows(whole.labels, whole.class_names, division)
     return (
         Subset(whole, np.flatnonzero(~tested), name=f"{whole.name}:support"),
         Subset(whole, np.flatnonzero(tested), name=f"{whole.name}:query"),
@@ -196,7 +196,7 @@ def _query_split(spec: str, columns: Columns | None) -> str:
     )
 
 
-def _tested(labels: np.ndarray, names: tuple[str, ...], division: Division) -> np.ndarray:
+def tested_rows(labels: np.ndarray, names: tuple[str, ...], division: Division) -> np.ndarray:
     """Mark the tested share of every class; a class's draw does not depend on the others."""
     tested = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels[labels != NO_LABEL]):

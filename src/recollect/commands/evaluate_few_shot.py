@@ -1,0 +1,232 @@
+"""``recollect evaluate few-shot``: every method, number of shots and draw, of models or of embeddings from files."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import pandas as pd
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from recollect.commands.evaluate import DataOptions, ModelOptions, say_left_out
+from recollect.commands.memory_options import with_memory
+from recollect.core.errors import UserError
+from recollect.core.progress import output
+from recollect.evaluation.few_shot import few_shot, with_enough_examples
+from recollect.evaluation.own_features import (
+    LabelledVectors,
+    OwnFeatures,
+    divided,
+    few_shot_features,
+    read_arrays,
+    read_texts,
+    read_vectors,
+)
+from recollect.evaluation.results import Result, summarise
+from recollect.evaluation.tables import gain_over_draws, sample_efficiency, tidy
+from recollect.evaluation.tuned import TuningRequest
+from recollect.fewshot.protocol import FEW_SHOT_METHODS, PAPER_METHODS, SET_ALPHA, TRUST_COLUMNS, Protocol
+from recollect.models import load_model
+from recollect.reports.plots import few_shot_curves, gain_against_examples, gain_per_data_set, save_figure
+from recollect.tasks.classification import ClassificationTask, Division
+from recollect.tuning.methods import CASCADE, TUNING_METHODS
+
+_USUAL = ("zero-shot", *PAPER_METHODS)
+_TUNING = (*TUNING_METHODS, CASCADE)
+
+
+@dataclass(frozen=True)
+class FeatureOptions:
+    """Embeddings of your own, in place of a model and its pictures."""
+
+    features: tuple[Path, ...] = ()
+    """Parquet files, each a set with columns vector, label and, where it has splits, split; or one or two .npy files of
+    rows: examples, and tested ones. Without splits half of each class is tested."""
+    feature_labels: tuple[Path, ...] = ()
+    """A .npy file of labels for each .npy file of rows."""
+    texts: Path | None = None
+    """Class texts by the same model: .npy in sorted order of the labels, or Parquet with columns vector and label.
+    Without, class means of the shots stand in for them, and there is no zero-shot."""
+    scale: float = 100.0
+    """Inverse temperature that the model learned; CLIP's by default."""
+
+    def open(self, data: DataOptions) -> list[OwnFeatures]:
+        """The sets.
+
+        Raises:
+            UserError: a file is missing or does not fit.
+        """
+        division = Division(data.support, data.query, data.within)
+        if {path.suffix for path in self.features} == {".npy"}:
+            if len(self.features) > 2 or len(self.feature_labels) != len(self.features):
+                raise UserError("--features: one or two .npy files, and as many --feature-labels")
+            parts = [read_arrays(*pair) for pair in zip(self.features, self.feature_labels, strict=True)]
+            pair = (parts[0], parts[1]) if len(parts) == 2 else divided(parts[0], self.features[0], division)
+            opened = [(self.features[0].stem, pair)]
+        elif {path.suffix for path in self.features} == {".parquet"}:
+            opened = [(path.stem, divided(read_vectors(path, data.label_column), path, division))
+                      for path in self.features]  # fmt: skip
+        else:
+            raise UserError("--features: name .parquet files, or one or two .npy files with their --feature-labels")
+        return [self._with_texts(name, *pair, data.label_column) for name, pair in opened]
+
+    def _with_texts(
+        self, name: str, support: LabelledVectors, queries: LabelledVectors, label_column: str | None
+    ) -> OwnFeatures:
+        classes = sorted(set(support.labels.tolist()))
+        texts = read_texts(self.texts, classes, label_column) if self.texts else None
+        return OwnFeatures(name, support, queries, texts, self.scale)
+
+
+@dataclass(frozen=True)
+class FewShot:
+    """Classify with a few labelled images, mostly without training.
+
+    Supports are drawn from the support split, nested over shots, anew for each seed; nothing is ever chosen on tested
+    images. Prints mean and standard deviation over seeds for every set; with several models also gains over the first.
+    """
+
+    model: tyro.conf.OmitArgPrefixes[ModelOptions]
+    data: tyro.conf.OmitArgPrefixes[DataOptions] = field(default_factory=DataOptions)
+    methods: tuple[str, ...] = _USUAL
+    """Names, `paper` for the paper's six, or `all` that read embeddings. These tune the model itself, on pictures, for
+    minutes to hours: clip-lora, 2sfs, coop, kgcoop, maple, promptsrc, caspl."""
+    shots: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    """Examples of each class."""
+    seeds: int = 5
+    """Number of draws."""
+    effort: float = 1.0
+    """Share of the published steps that methods that tune the model take."""
+    flip: bool = True
+    """Mirror half of the pictures that these learn from; not where they hold letters, signs or maps."""
+    teacher: str | None = None
+    """A larger model, that caspl learns from on all pictures of the support split, without their labels."""
+    own: tyro.conf.OmitArgPrefixes[FeatureOptions] = field(default_factory=FeatureOptions)
+    small_classes: Literal["refuse", "drop"] = "refuse"
+    """What to do with classes that have fewer examples than the most shots: stop, or leave them out of the set."""
+
+    def run(self) -> None:
+        """Evaluate, print, plot and write."""
+        console = output()
+        results, left_out = self._of_features() if self.own.features else self._of_models()
+        frame = tidy(results)
+        for name in dict.fromkeys(result.model for result in results):
+            for data in dict.fromkeys(frame["data"]):
+                _few_shot_table(f"{name} on {data}", frame[(frame["model"] == name) & (frame["data"] == data)], console)
+            if frame["data"].nunique() > 1:
+                _few_shot_table(
+                    f"{name}, mean of {frame['data'].nunique()} sets", frame[frame["model"] == name], console
+                )
+        say_left_out(left_out, console)
+        self.model.save(results, console)
+        self._compare(frame, console)
+
+    def _of_features(self) -> tuple[list[Result], tuple[str, ...]]:
+        if self.model.models or self.data.data or self.data.suite or any(name in _TUNING for name in self.methods):
+            raise UserError("--features: these are in place of a model and --data, and no model can be tuned with them")
+        protocol = self._protocol()
+        if self.own.texts is None and "zero-shot" in protocol.methods:
+            if "zero-shot" in self.methods and self.methods != _USUAL:
+                raise UserError("--methods zero-shot: reads class texts. Name them with --texts FILE.")
+            protocol = replace(protocol, methods=tuple(name for name in protocol.methods if name != "zero-shot"))
+        return [few_shot_features(each, protocol, model="own embeddings") for each in self.own.open(self.data)], ()
+
+    def _of_models(self) -> tuple[list[Result], tuple[str, ...]]:
+        protocol, tuning = self._protocol(), self._tuning()
+        opened = self.data.open("few-shot")
+        tasks = [self._fitting(task, protocol) for task in opened.tasks]
+        results = []
+        for name, encoder, cache, task in self.model.each_on((task, task.query) for task in tasks):
+            options = {"model": name, "seed": self.model.seed, "prefix": self.model.prefix_for(encoder), "cache": cache}
+            options["tuning"] = tuning
+            found = few_shot(encoder, task, replace(protocol, metric=task.metric), **options)  # type: ignore[arg-type]
+            results.append(with_memory(found, encoder))
+        return results, opened.left_out
+
+    def _protocol(self) -> Protocol:
+        names = {"all": tuple(FEW_SHOT_METHODS), "paper": PAPER_METHODS}
+        asked = [name for name in self.methods if name not in _TUNING]
+        methods = tuple(dict.fromkeys(name for each in asked for name in names.get(each, (each,))))
+        try:
+            return Protocol(methods, tuple(sorted(set(self.shots))), tuple(range(self.seeds)))
+        except ValueError as error:
+            raise UserError(f"--methods, --shots: {error}") from None
+
+    def _tuning(self) -> TuningRequest:
+        methods = tuple(dict.fromkeys(name for name in self.methods if name in _TUNING))
+        if CASCADE in methods and self.teacher is None:
+            raise UserError("--methods caspl: learns from a larger model. Name it with --teacher MODEL.")
+        teacher = load_model(self.teacher, self.model.device) if self.teacher else None
+        try:
+            return TuningRequest(methods, self.effort, self.flip, teacher)
+        except ValueError as error:
+            raise UserError(f"--effort: {error}") from None
+
+    def _fitting(self, task: ClassificationTask, protocol: Protocol) -> ClassificationTask:
+        return with_enough_examples(task, protocol.shots[-1]) if self.small_classes == "drop" else task
+
+    def _compare(self, frame: pd.DataFrame, console: Console) -> None:
+        """Figures, and with two or more models what the later ones gain over the first."""
+        methods = [name for name in dict.fromkeys(frame["method"]) if name != "zero-shot"]
+        models, shots = list(dict.fromkeys(frame["model"])), max(self.shots)
+        for model in models[1:]:
+            table = Table("method", *(f"{k} shots" for k in sorted(self.shots)), "fewer shots by")
+            for method in methods:
+                saved = sample_efficiency(frame, model, models[0], method)
+                cells = [gain_over_draws(frame, model, models[0], method, k).signed() for k in sorted(self.shots)]
+                table.add_row(method, *cells, f"{saved} ({saved.accuracy:.1f} %)")
+            sets, draws = frame["data"].nunique(), frame[frame["shots"] > 0]["seed"].nunique()
+            of = f"mean of {sets} sets" if sets > 1 else f"{frame['data'].iloc[0]}"
+            console.print(
+                f"\n{model} minus {models[0]}, {of}, ± over {draws} draws that both had",
+                highlight=False,
+                soft_wrap=True,
+            )
+            console.print(table)
+        if self.model.out is None or self.model.out.suffix == ".json":
+            return
+        # Error bars are over draws of the support here: one model is one training.
+        curves = frame.assign(training_seed=frame["seed"]) if frame["training_seed"].nunique() == 1 else frame
+        zero = frame[frame["method"] == "zero-shot"].groupby("model")["value"].mean().to_dict()
+        figures = {"few-shot.png": few_shot_curves(curves[curves["shots"] > 0], models, methods, zero)}
+        for number, model in enumerate(models[1:], 1):
+            figures[f"gain-per-data-set-{number}.png"] = gain_per_data_set(frame, model, models[0], methods[0], shots)
+            figures[f"gain-against-examples-{number}.png"] = gain_against_examples(
+                frame, model, models[0], methods[0], shots
+            )
+        for name, figure in figures.items():
+            save_figure(figure, self.model.out / name)
+        console.print(
+            f"figures: {', '.join(str(self.model.out / name) for name in figures)}", highlight=False, soft_wrap=True
+        )
+
+
+def _few_shot_table(title: str, frame: pd.DataFrame, console: Console) -> None:
+    """Methods by shots: the mean over sets, with the standard deviation over draws."""
+    shots = sorted(k for k in frame["shots"].unique() if k)
+    table = Table("method", *(f"{k} shots" for k in shots))
+    for method in dict.fromkeys(frame["method"]):
+        chosen = frame[frame["method"] == method]
+        if method == "zero-shot":
+            table.add_row(method, *[f"{chosen['value'].mean():.1f}"] * len(shots))
+            continue
+        draws = chosen.groupby(["shots", "seed"])["value"].mean()
+        table.add_row(method, *(str(summarise(draws[k])) for k in shots))
+    console.print(f"\n{title}", highlight=False, soft_wrap=True)
+    console.print(table)
+    _trust_table(frame, int(shots[-1]), console)
+
+
+def _trust_table(frame: pd.DataFrame, shots: int, console: Console) -> None:
+    """At the most shots: how far confidence is off, and what the conformal sets hold."""
+    table = Table("method", "left-out accuracy", "calibration error", "coverage", "classes a set")
+    for method in dict.fromkeys(frame["method"]):
+        chosen = frame[(frame["method"] == method) & frame["shots"].isin((0, shots))]
+        means = chosen.reindex(columns=list(TRUST_COLUMNS)).mean()  # what no method of these measures has no column
+        cells = ["" if pd.isna(means[name]) else f"{means[name]:.1f}" for name in TRUST_COLUMNS]
+        table.add_row(method, *cells)
+    console.print(
+        f"trust at {shots} shots, in percent; sets at an error rate of {100 * SET_ALPHA:g} %", highlight=False
+    )
+    console.print(table)

@@ -1,0 +1,231 @@
+"""Few-shot classification of embeddings that somebody else computed: files of numbers in place of a model."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from recollect.core.errors import UserError
+from recollect.core.progress import progress
+from recollect.evaluation.results import Result
+from recollect.fewshot.mixture import TEXT_SCALE
+from recollect.fewshot.protocol import FewShotTask, Protocol, run_protocol
+from recollect.tasks.classification import Division, tested_rows
+
+VECTORS = ("vector", "embedding", "image_vector", "features")
+LABELS = ("label", "class_name")
+"""Names of columns, the first that is there."""
+
+
+@dataclass(frozen=True)
+class LabelledVectors:
+    """Rows of embeddings with a label each.
+
+    Attributes:
+        vectors: unit-norm float32 (n, width).
+        labels: class labels as text (n,).
+        splits: of each row; None where the file says nothing of them.
+    """
+
+    vectors: np.ndarray
+    labels: np.ndarray
+    splits: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class OwnFeatures:
+    """Examples, tested rows and class texts of one set, from files.
+
+    Attributes:
+        name: of the set.
+        support, queries: to draw from, and tested; labels of both are the same classes.
+        texts: unit-norm class texts (classes, width), in the order of the sorted labels; None without.
+        scale: inverse temperature that the model learned.
+    """
+
+    name: str
+    support: LabelledVectors
+    queries: LabelledVectors
+    texts: np.ndarray | None = None
+    scale: float = TEXT_SCALE
+
+
+def read_vectors(path: Path, label_column: str | None = None) -> LabelledVectors:
+    """Read a Parquet file of embeddings.
+
+    Raises:
+        UserError: no such file or columns, vectors of several lengths, or rows that cannot be compared.
+    """
+    table = _table(path)
+    vectors = _unit(_matrix(path, table, _column(path, table, VECTORS, None, "vectors")), path)
+    labels = table[_column(path, table, LABELS, label_column, "labels")]
+    if labels.null_count:
+        raise UserError(f"{path}: {labels.null_count} rows have no label. Leave them out, or give them one.")
+    splits = np.array([str(split) for split in table["split"].to_pylist()]) if "split" in table.column_names else None
+    return LabelledVectors(vectors, np.array([str(label) for label in labels.to_pylist()]), splits)
+
+
+def read_arrays(vectors: Path, labels: Path) -> LabelledVectors:
+    """Read two .npy files: rows of embeddings (n, width), and a label of each (n,), numbers or text.
+
+    Raises:
+        UserError: no such file, another shape, or rows that cannot be compared.
+    """
+    matrix, named = _array(vectors), _array(labels)
+    if matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
+        raise UserError(f"{vectors}: has shape {matrix.shape} of {matrix.dtype}; rows of numbers (n, width) are needed")
+    if named.shape != (len(matrix),):
+        raise UserError(f"{labels}: has shape {named.shape}; one label for each of {len(matrix):,} rows is needed")
+    return LabelledVectors(_unit(matrix, vectors), np.array([str(label) for label in named.tolist()]))
+
+
+def divided(rows: LabelledVectors, path: Path, division: Division) -> tuple[LabelledVectors, LabelledVectors]:
+    """Examples and tested rows: by the file's splits, or half of each class where it has none.
+
+    Raises:
+        UserError: it has no such split.
+    """
+    if rows.splits is None or division.within is not None:
+        inside = rows if division.within is None else _split(rows, path, (division.within,))
+        classes, numbers = np.unique(inside.labels, return_inverse=True)
+        tested = tested_rows(numbers, tuple(classes.tolist()), division)
+        return _chosen(inside, ~tested), _chosen(inside, tested)
+    query = (division.query,) if division.query else ("test", "validation", "val")
+    return _split(rows, path, (division.support or "train",)), _split(rows, path, query)
+
+
+def read_texts(path: Path, classes: Sequence[str], label_column: str | None = None) -> np.ndarray:
+    """Class texts, in the order of ``classes``: unit-norm float32 (classes, width).
+
+    A .npy file has a row for each class in the order of the sorted labels; a Parquet file names them, and several rows
+    of one class are averaged (a prompt ensemble).
+
+    Raises:
+        UserError: a class has none, or there are too many.
+    """
+    if path.suffix == ".npy":
+        matrix = _array(path)
+        if matrix.ndim != 2 or len(matrix) != len(classes):
+            raise UserError(
+                f"{path}: has shape {matrix.shape}; one row for each of {len(classes)} classes, in sorted order of "
+                "their labels, is needed"
+            )
+        return _unit(matrix, path)
+    found = read_vectors(path, label_column)
+    if missing := [name for name in classes if name not in set(found.labels.tolist())]:
+        raise UserError(f"{path}: no text for class '{missing[0]}'")
+    return _unit(np.stack([found.vectors[found.labels == name].mean(axis=0) for name in classes]), path)
+
+
+def few_shot_features(features: OwnFeatures, protocol: Protocol, *, model: str) -> Result:
+    """The few-shot protocol on embeddings from files.
+
+    Args:
+        model: what to call their origin in the result.
+
+    Raises:
+        UserError: a tested class without examples, fewer examples than shots, or widths that differ.
+    """
+    classes = np.unique(features.support.labels)
+    if len(strange := np.setdiff1d(features.queries.labels, classes)):
+        raise UserError(f"{features.name}: tested class '{strange[0]}' has no examples")
+    if len(classes) < 2:
+        raise UserError(f"{features.name}: only one class, '{classes[0]}'; there is nothing to tell apart")
+    names, counts = np.unique(features.support.labels, return_counts=True)
+    if counts.min() < protocol.shots[-1]:
+        raise UserError(
+            f"{features.name}: class '{names[counts.argmin()]}' has {counts.min()} examples, fewer than "
+            f"{protocol.shots[-1]} shots. Ask for fewer shots."
+        )
+    support, queries = (np.searchsorted(classes, part.labels) for part in (features.support, features.queries))
+    try:
+        task = FewShotTask(
+            features.support.vectors, support, features.queries.vectors, queries, features.texts, features.scale
+        )
+        fits = sum(name != "zero-shot" for name in protocol.methods) * len(protocol.shots) * len(protocol.seeds)
+        with progress(f"classify {features.name}", fits * len(queries), "predictions") as counter:
+            rows = run_protocol(task, protocol, counter.advance)
+    except ValueError as error:
+        raise UserError(f"{features.name}: {error}") from None
+    settings: dict[str, Any] = {"classes": len(classes), "queries": len(queries), "pool": len(support)}
+    settings |= {"scale": features.scale}
+    settings |= {key: value for key, value in asdict(protocol).items() if key != "memory"}
+    settings |= {"data_content": _digest(features)}
+    return Result("few-shot", model, features.name, 0, rows, settings)
+
+
+def _digest(features: OwnFeatures) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for part in (features.support, features.queries):
+        digest.update(np.ascontiguousarray(part.vectors).tobytes())
+        digest.update("\x1f".join(part.labels.tolist()).encode())
+    if features.texts is not None:
+        digest.update(np.ascontiguousarray(features.texts).tobytes())
+    return digest.hexdigest()
+
+
+def _array(path: Path) -> np.ndarray:
+    try:
+        return np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (ValueError, OSError, EOFError) as error:
+        raise UserError(f"{path}: not a .npy file of numbers or text ({error})") from None
+
+
+def _table(path: Path) -> pa.Table:
+    try:
+        return pq.read_table(path)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: not a Parquet file ({error})") from None
+
+
+def _column(path: Path, table: pa.Table, usual: Sequence[str], named: str | None, what: str) -> str:
+    wanted = (named,) if named else usual
+    if found := next((name for name in wanted if name in table.column_names), None):
+        return found
+    there = ", ".join(f"'{name}'" for name in table.column_names)
+    raise UserError(f"{path}: no column of {what} ({' or '.join(wanted)}); it has {there}")
+
+
+def _matrix(path: Path, table: pa.Table, name: str) -> np.ndarray:
+    column = table[name].combine_chunks()
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or
+            pa.types.is_fixed_size_list(column.type)) or not pa.types.is_floating(column.type.value_type):  # fmt: skip
+        raise UserError(f"{path}: column '{name}' holds {column.type}; lists of floating-point numbers are needed")
+    lengths = set(pc.unique(pc.list_value_length(column)).to_pylist())
+    if len(lengths) != 1 or lengths & {0, None}:
+        raise UserError(
+            f"{path}: column '{name}' needs vectors of one length in every row, and there are {len(lengths)}"
+        )
+    return column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
+
+
+def _unit(matrix: np.ndarray, path: Path) -> np.ndarray:
+    matrix = matrix.astype(np.float64)
+    if not np.isfinite(matrix).all():
+        raise UserError(f"{path}: row {int(np.argmin(np.isfinite(matrix).all(axis=1)))} holds NaN or infinity")
+    norms = np.linalg.norm(matrix, axis=1, keepdims=True)
+    if not norms.all():
+        raise UserError(f"{path}: row {int(norms.argmin())} is zero, so it has no direction to compare")
+    return (matrix / norms).astype(np.float32)
+
+
+def _chosen(rows: LabelledVectors, kept: np.ndarray) -> LabelledVectors:
+    return LabelledVectors(rows.vectors[kept], rows.labels[kept])
+
+
+def _split(rows: LabelledVectors, path: Path, names: Sequence[str]) -> LabelledVectors:
+    assert rows.splits is not None
+    if name := next((name for name in names if (rows.splits == name).any()), None):
+        return _chosen(rows, rows.splits == name)
+    there = ", ".join(sorted(set(rows.splits.tolist())))
+    raise UserError(f"{path}: no rows of split {' or '.join(names)}; it has {there}. Name one with --support, --query.")

@@ -1,0 +1,140 @@
+"""The few-shot protocol on embeddings from files, as a user runs it."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recollect import cli
+from recollect.fewshot.protocol import FEW_SHOT_METHODS, FewShotTask, Protocol, nested_supports, run_protocol
+
+SHOTS = ("--shots", "1", "4", "--seeds", "2")
+NAMES = np.array(["ant", "bee", "cat"])
+
+
+def unit(matrix):
+    return (matrix / np.linalg.norm(matrix, axis=-1, keepdims=True)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def world():
+    random = np.random.default_rng(0)
+    centres, labels = random.normal(size=(3, 8)), np.arange(60) % 3
+    rows = centres[labels] + random.normal(size=(60, 8))
+    return rows * 3, labels, unit(centres + random.normal(size=(3, 8)))  # not of unit norm: any embeddings will do
+
+
+@pytest.fixture
+def files(world, tmp_path):
+    rows, labels, texts = world
+    table = {"vector": list(rows), "label": NAMES[labels].tolist(), "split": ["train"] * 36 + ["test"] * 24}
+    pq.write_table(pa.table(table), tmp_path / "own.parquet")
+    np.save(tmp_path / "train.npy", rows[:36])
+    np.save(tmp_path / "test.npy", rows[36:].astype(np.float16))
+    np.save(tmp_path / "train-labels.npy", NAMES[labels[:36]])
+    np.save(tmp_path / "test-labels.npy", NAMES[labels[36:]])
+    np.save(tmp_path / "texts.npy", texts)
+    pq.write_table(pa.table({"embedding": list(texts[[2, 0, 1]]), "class_name": NAMES[[2, 0, 1]].tolist()}),
+                   tmp_path / "texts.parquet")  # fmt: skip
+    return tmp_path
+
+
+def run(*words):
+    assert cli.main(["evaluate", "few-shot", *map(str, words)]) == 0
+
+
+def figures(path):
+    (result,) = json.loads(path.read_text())
+    return {(row["method"], row["shots"], row["seed"]): row["value"] for row in result["rows"]}, result
+
+
+def expected(world, methods, texts=True):
+    rows, labels, named = world
+    task = FewShotTask(unit(rows[:36]), labels[:36], unit(rows[36:]), labels[36:], named if texts else None)
+    found = run_protocol(task, Protocol(methods, (1, 4), (0, 1)))
+    return {(row["method"], row["shots"], row["seed"]): row["value"] for row in found}
+
+
+def test_a_parquet_file_with_texts_gives_what_the_protocol_gives(files, world, capsys):
+    methods = ("zero-shot", "prototype", "proker")
+    run("--features", files / "own.parquet", "--texts", files / "texts.parquet", "--methods", *methods, *SHOTS,
+        "--out", files / "out.json")  # fmt: skip
+    found, result = figures(files / "out.json")
+    assert found == expected(world, methods)
+    assert (result["data"], result["settings"]["classes"], result["settings"]["queries"]) == ("own", 3, 24)
+    assert "proker" in capsys.readouterr().out
+
+
+def test_arrays_give_what_the_table_gives_but_for_rounding(files, world):
+    features = ("--features", files / "train.npy", files / "test.npy")
+    labels = ("--feature-labels", files / "train-labels.npy", files / "test-labels.npy")
+    methods = ("zero-shot", "prototype")
+    run(*features, *labels, "--texts", files / "texts.npy", "--methods", *methods, *SHOTS, "--out", files / "out.json")
+    found, _ = figures(files / "out.json")
+    assert found == pytest.approx(expected(world, methods), abs=5)
+
+
+def test_without_texts_class_means_stand_in_for_every_method_but_zero_shot(world):
+    slow = ("clap", "rla", "clip-adapter", "ape-t", "tip-adapter-f", "lp++", "linear-probe")
+    methods = tuple(name for name in FEW_SHOT_METHODS if name not in ("zero-shot", *slow))
+    rows, labels, _ = world
+    found = expected(world, methods, texts=False)
+    for name in methods:
+        assert np.mean([found[name, 4, seed] for seed in (0, 1)]) > 50, name
+    alone = FEW_SHOT_METHODS["tip-adapter-cv"](None, 100.0)
+    chosen = nested_supports(labels[:36], 3, 4, 1).ravel()
+    alone.fit(unit(rows[chosen]), labels[chosen])
+    right = (alone.predict(unit(rows[36:])) == labels[36:]).mean()
+    assert found["tip-adapter-cv", 4, 1] == pytest.approx(100 * right)
+    with pytest.raises(ValueError, match="zero-shot reads class texts"):
+        expected(world, ("zero-shot",), texts=False)
+
+
+def test_one_file_without_splits_is_halved_class_by_class(files):
+    run("--features", files / "train.npy", "--feature-labels", files / "train-labels.npy", *SHOTS,
+        "--out", files / "out.json")  # fmt: skip
+    _, result = figures(files / "out.json")
+    assert result["settings"]["queries"] == result["settings"]["pool"] == 18
+    assert "zero-shot" not in {row["method"] for row in result["rows"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--features", "own.parquet", "--methods", "zero-shot"], "Name them with --texts"),
+        (["--features", "own.parquet", "--methods", "coop"], "no model can be tuned"),
+        (["MODEL", "--features", "own.parquet"], "in place of a model"),
+        (["--features", "own.parquet", "--query", "holdout"], "no rows of split holdout; it has test, train"),
+        (["--features", "own.parquet", "--label-column", "kind"], "no column of labels (kind); it has 'vector'"),
+        (["--features", "own.parquet", "--shots", "13"], "class 'ant' has 12 examples, fewer than 13 shots"),
+        (["--features", "none.parquet"], "none.parquet: no such file"),
+        (["--features", "train.npy"], "as many --feature-labels"),
+        (["--features", "own.csv"], "name .parquet files"),
+        (["--features", "train.npy", "--feature-labels", "test-labels.npy"], "one label for each of 36 rows"),
+        (["--features", "own.parquet", "--texts", "train.npy"], "one row for each of 3 classes"),
+        (["--features", "own.parquet", "--texts", "wide.npy"], "support are 8 wide, the class texts 5"),
+        (["--features", "own.parquet", "--texts", "few.parquet"], "no text for class 'bee'"),
+        (["--features", "broken.parquet"], "row 1 holds NaN or infinity"),
+        (["--features", "zero.parquet"], "row 1 is zero"),
+        (["--features", "ragged.parquet"], "needs vectors of one length in every row"),
+        (["--features", "text.parquet"], "lists of floating-point numbers are needed"),
+        (["--features", "pickle.npy", "--feature-labels", "train-labels.npy"], "not a .npy file of numbers or text"),
+    ],
+)  # fmt: skip
+def test_bad_files_are_one_clear_line(files, words, message, capsys, monkeypatch):
+    monkeypatch.chdir(files)
+    np.save("wide.npy", np.ones((3, 5)))
+    np.save("pickle.npy", np.array([{"a": 1}] * 36), allow_pickle=True)
+
+    def write(name, vectors, labels=("ant", "cat")):
+        pq.write_table(pa.table({"vector": vectors, "label": list(labels)}), name)
+
+    write("few.parquet", [[1.0] * 8, [0.5] * 8])
+    write("broken.parquet", [[1.0, 2.0], [1.0, np.nan]])
+    write("zero.parquet", [[1.0, 2.0], [0.0, 0.0]])
+    write("ragged.parquet", [[1.0, 2.0], [1.0]])
+    write("text.parquet", ["a", "b"])
+    assert cli.main(["evaluate", "few-shot", *words, *(SHOTS if "--shots" not in words else ())]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
