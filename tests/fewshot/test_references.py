@@ -143,6 +143,7 @@ CASES = {
                          lambda *a: slow_ape(*a, alpha=1.3, beta=4.0, gamma=0.2, channels=0.8, similarity_weight=0.3)),
     "gda": (fewshot.GaussianDiscriminant(alpha=0.4), lambda *a: slow_gda(*a, alpha=0.4)),
     "dmn": (fewshot.DualMemory(alpha=0.9), lambda *a: slow_dmn(*a, alpha=0.9)),
+    "dmn published": (fewshot.DualMemory(alpha=0.9, preset="published"), lambda *a: slow_dmn(*a, alpha=0.9)),
     "mix": (fewshot.ZeroShotMix(fewshot.SoftmaxVoting(k=7), weight=0.7), lambda *a: slow_mix(*a, weight=0.7)),
 }  # fmt: skip
 
@@ -239,3 +240,25 @@ def test_without_training_a_trained_method_is_its_training_free_self(trained, fr
     )
     factor = 1.0 if isinstance(free, fewshot.TipAdapter) else 100.0
     np.testing.assert_allclose(ours, factor * theirs, rtol=2e-5, atol=1e-4)
+
+
+def test_dmns_published_weight_is_the_best_of_the_public_codes_thirteen(world):
+    support, labels, _, texts = world
+    model = fewshot.DualMemory(texts, preset="published").fit(support, labels)
+    weights = np.geomspace(1e-3, 1e3, 13)
+    right = [fewshot.DualMemory(texts, alpha=weight).fit(support, labels).loo_accuracy_ for weight in weights]
+    assert model.alpha_ == weights[int(np.argmax(right))]
+
+
+def test_clip_adapter_scores_by_its_formula_and_trains_as_long_as_published(world):
+    support, labels, queries, texts = world
+    model = fewshot.ClipAdapter(texts, epochs=3, ratio=0.3).fit(support, labels)
+    for query, found in zip(queries, model.scores(queries), strict=True):
+        hidden = np.maximum(model.down_.astype(float) @ query, 0)
+        adapted = unit(0.3 * np.maximum(model.up_.astype(float) @ hidden, 0) + 0.7 * query)
+        np.testing.assert_allclose(found, 100 * texts @ adapted, rtol=1e-4, atol=1e-3)
+    assert model.down_.shape == (WIDTH // 4, WIDTH)
+    for shots, epochs in ((1, 50), (2, 100), (8, 200)):
+        each = np.tile(np.arange(2), shots)
+        rows = np.eye(2, WIDTH)[each]
+        assert fewshot.ClipAdapter(learning_rate=0.0).fit(rows, each).epochs_ == epochs
