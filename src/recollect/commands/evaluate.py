@@ -1,6 +1,6 @@
 """``recollect evaluate zero-shot|probe``: figures on labelled sets."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -14,6 +14,7 @@ from recollect.commands.positionals import ModelPlaces
 from recollect.core.errors import UserError
 from recollect.core.progress import output
 from recollect.core.types import Encoder, Kind, Source, caption_prefix
+from recollect.data.definitions import knowledge_prompts, open_definitions
 from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.data.sources.columns import Columns
 from recollect.evaluation.features import FeatureCache
@@ -22,7 +23,7 @@ from recollect.evaluation.results import Result, save_together
 from recollect.evaluation.unlabelled import UNLABELLED_METHODS
 from recollect.evaluation.zero_shot import zero_shot
 from recollect.models import load_model
-from recollect.tasks.classification import Division
+from recollect.tasks.classification import ClassificationTask, Division
 from recollect.tasks.opening import OpenedTasks, Selection, open_tasks
 
 DataArgument = TypeVar("DataArgument")
@@ -47,6 +48,9 @@ class DataOptions:
     """Divide this one split into examples and tested images, class by class."""
     templates: Path | None = None
     """A text file of prompt templates, one a line with {} for the class name; CLIP's 80 by default."""
+    definitions: Path | None = None
+    """What the class names mean, to stand behind them in every prompt: a .json, .csv or .tsv file, or the folder of a
+    WordNet database (K-LITE). For models that were trained on such texts."""
     label_column: str | None = None
     """Where its name is unusual, as for the columns below."""
     class_name_column: str | None = None
@@ -62,7 +66,18 @@ class DataOptions:
         columns = replace(self.columns, synonyms=synonyms)
         renamed = synonyms is not None
         selection = Selection(self.data, self.suite, self.copies, division, self.read_templates(), columns, renamed)
-        return open_tasks(selection, "few-shot" if purpose == "probe" else purpose)  # type: ignore[arg-type]
+        opened = open_tasks(selection, "few-shot" if purpose == "probe" else purpose)  # type: ignore[arg-type]
+        if self.definitions is None:
+            return opened
+        look_up = open_definitions(self.definitions)
+        return replace(opened, tasks=tuple(self._with_definitions(task, look_up) for task in opened.tasks))
+
+    def _with_definitions(
+        self, task: ClassificationTask, look_up: Callable[[str], tuple[str, ...]]
+    ) -> ClassificationTask:
+        known = sum(bool(look_up(name)) for name in task.class_names)
+        output().print(f"{task.name}: {known} of {len(task.class_names)} classes have a definition", highlight=False)
+        return replace(task, class_texts=knowledge_prompts(task.templates, task.class_names, look_up))
 
     @property
     def columns(self) -> Columns:

@@ -1,0 +1,154 @@
+"""What words mean: definitions from a file of one's own or a WordNet database, to stand behind class names (K-LITE)."""
+
+import csv
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from recollect.core.errors import UserError
+from recollect.data.prompts import fill, readable
+
+_LINE = 2**20  # longest line of a WordNet file; the longest there is takes a few thousand bytes
+
+
+@dataclass(frozen=True)
+class Glossary:
+    """Definitions by name, whatever the case.
+
+    Attributes:
+        definitions: of each name in lower case, the first the most usual.
+    """
+
+    definitions: Mapping[str, tuple[str, ...]]
+
+    def __call__(self, name: str) -> tuple[str, ...]:
+        """The definitions of a name, none if it has none."""
+        return self.definitions.get(_key(name), ())
+
+
+@dataclass(frozen=True)
+class WordNet:
+    """The nouns of a WordNet database in Princeton's format: a folder with ``index.noun`` and ``data.noun``.
+
+    Attributes:
+        folder: as WordNet's ``dict/``, or ``corpora/wordnet`` of NLTK's data.
+        senses: how many of a noun's senses count, most usual first. The first is often right, and wrong for a "crane".
+    """
+
+    folder: Path
+    senses: int = 1
+    _places: dict[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
+
+    def __call__(self, name: str) -> tuple[str, ...]:
+        """The definitions of a name's senses; none for a name that is not there."""
+        if not self._places:
+            self._places.update(_index(self.folder / "index.noun"))
+        places = self._places.get(_key(name).replace(" ", "_"), ())
+        return tuple(_gloss(self.folder / "data.noun", place) for place in places[: self.senses])
+
+
+def open_definitions(path: Path) -> Callable[[str], tuple[str, ...]]:
+    """From names to definitions: a .json file of ``{name: definition or list}``, a .csv or .tsv file with columns
+    ``name`` and ``definition`` (several rows of a name add up), or a folder with a WordNet database.
+
+    Raises:
+        UserError: no such file, or none of these.
+    """
+    if path.is_dir():
+        if missing := [name for name in ("index.noun", "data.noun") if not (path / name).is_file()]:
+            raise UserError(
+                f"{path}: no {missing[0]} here. Name WordNet's folder dict, or corpora/wordnet of NLTK's data."
+            )
+        return WordNet(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file or folder of definitions") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not a text file in UTF-8") from None
+    if path.suffix == ".json":
+        return Glossary(_from_json(path, text))
+    if path.suffix in (".csv", ".tsv"):
+        return Glossary(_from_table(path, text, "\t" if path.suffix == ".tsv" else ","))
+    raise UserError(f"{path}: definitions are a .json, .csv or .tsv file, or a folder with a WordNet database")
+
+
+def knowledge_prompts(
+    templates: Sequence[str], names: Sequence[str], look_up: Callable[[str], tuple[str, ...]]
+) -> tuple[tuple[str, ...], ...]:
+    """The prompts of each class with its definitions behind: ``template(name) ; name , definition`` for every template
+    and definition (K-LITE, Shen et al., 2022); the plain prompts of a name that has none.
+
+    Words and marks are apart by spaces, as the public code writes definitions. A model gains from them if it has been
+    trained on such texts; what exceeds the text tower's length is cut off.
+    """
+    found = []
+    for name in names:
+        plain = tuple(fill(template, name) for template in templates)
+        endings = [f"{name} , {_spaced(definition)}" for definition in look_up(name)]
+        found.append(tuple(f"{prompt} ; {ending}" for prompt in plain for ending in endings) or plain)
+    return tuple(found)
+
+
+def _key(name: str) -> str:
+    return " ".join(readable(name).casefold().split())
+
+
+def _spaced(text: str) -> str:
+    return " ".join(re.findall(r"\w+(?:['-]\w+)*|[^\w\s]", text))
+
+
+def _from_json(path: Path, text: str) -> dict[str, tuple[str, ...]]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: not JSON ({error})") from None
+    several = {key: [each] if isinstance(each, str) else each for key, each in value.items()} if isinstance(
+        value, dict
+    ) else None  # fmt: skip
+    if several is None or not all(
+        isinstance(each, list) and all(isinstance(one, str) for one in each) for each in several.values()
+    ):
+        raise UserError(f'{path}: definitions are {{"name": "definition"}}, or a list of them for a name')
+    return {_key(name): tuple(each) for name, each in several.items()}
+
+
+def _from_table(path: Path, text: str, delimiter: str) -> dict[str, tuple[str, ...]]:
+    reader = csv.DictReader(text.splitlines(), delimiter=delimiter)
+    if reader.fieldnames is None or not {"name", "definition"} <= set(reader.fieldnames):
+        raise UserError(f"{path}: needs columns 'name' and 'definition'; it has {', '.join(reader.fieldnames or ())}")
+    found: dict[str, tuple[str, ...]] = {}
+    for row in reader:
+        if row["definition"]:
+            found[_key(row["name"])] = (*found.get(_key(row["name"]), ()), row["definition"])
+    return found
+
+
+def _index(path: Path) -> dict[str, tuple[int, ...]]:
+    """Byte offsets of the senses of each noun: ``lemma pos synsets pointers symbol... synsets tagged offset...``."""
+    found = {}
+    with path.open("rb") as file:
+        for line in file:
+            if line.startswith(b" "):  # the licence at the top
+                continue
+            words = line.decode("utf-8", errors="replace").split()
+            try:
+                count, pointers = int(words[2]), int(words[3])
+                places = tuple(int(word) for word in words[6 + pointers : 6 + pointers + count])
+            except (IndexError, ValueError):
+                raise UserError(f"{path}: not an index of WordNet; a line reads {line[:60]!r}") from None
+            found[words[0]] = places
+    return found
+
+
+def _gloss(path: Path, place: int) -> str:
+    """The definition of a synset: what stands behind ``|``, without its examples in quotation marks."""
+    with path.open("rb") as file:
+        file.seek(place)
+        line = file.readline(_LINE).decode("utf-8", errors="replace")
+    head, bar, gloss = line.partition("|")
+    if not bar or not head.startswith(f"{place:08d}"):
+        raise UserError(f"{path}: no sense at byte {place}. Are index.noun and data.noun of the same WordNet?")
+    return re.split(r';\s*"', gloss)[0].strip().rstrip(";").strip()

@@ -1,0 +1,83 @@
+"""Definitions behind class names: from files and from a WordNet database, and what becomes of names without one."""
+
+import json
+
+import pytest
+
+from recollect.core.errors import UserError
+from recollect.data.definitions import knowledge_prompts, open_definitions
+
+SENSES = {
+    "crane": ['lifts and moves heavy objects; "the crane on the quay"', "large long-necked wading bird"],
+    "blue tit": ["widely distributed European titmouse with bright cobalt blue wings"],
+}
+
+
+def wordnet(folder):
+    """A database of a few nouns in Princeton's format."""
+    folder.mkdir()
+    data, index = b"  1 This is a licence.\n", ["  1 This is a licence."]
+    for lemma, glosses in SENSES.items():
+        places = []
+        for gloss in glosses:
+            places.append(len(data))
+            words = lemma.replace(" ", "_")
+            data += f"{len(data):08d} 06 n 01 {words} 0 002 @ 00001740 n 0000 ~ 00001741 n 0000 | {gloss}  \n".encode()
+        offsets = " ".join(f"{place:08d}" for place in places)
+        index.append(f"{lemma.replace(' ', '_')} n {len(places)} 2 @ ~ {len(places)} 0 {offsets}  ")
+    (folder / "data.noun").write_bytes(data)
+    (folder / "index.noun").write_text("\n".join(index) + "\n")
+    return folder
+
+
+def test_a_wordnet_database_gives_the_first_sense_without_its_examples(tmp_path):
+    look_up = open_definitions(wordnet(tmp_path / "dict"))
+    assert look_up("Crane") == ("lifts and moves heavy objects",)
+    assert look_up("blue_tit") == (SENSES["blue tit"][0],)
+    assert look_up("newt") == ()
+    (tmp_path / "dict" / "data.noun").write_bytes(b"something else\n")
+    with pytest.raises(UserError, match="of the same WordNet"):
+        look_up("crane")
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "tsv"])
+def test_a_file_of_ones_own(tmp_path, form):
+    path = tmp_path / f"words.{form}"
+    if form == "json":
+        path.write_text(json.dumps({"Blue Tit": "a small bird", "crane": ["a machine", "a bird"]}))
+    else:
+        mark = "," if form == "csv" else "\t"
+        rows = [("name", "definition"), ("Blue Tit", "a small bird"), ("crane", "a machine"), ("crane", "a bird")]
+        path.write_text("\n".join(mark.join(row) for row in rows))
+    look_up = open_definitions(path)
+    assert look_up("blue_tit") == ("a small bird",)
+    assert look_up("crane") == ("a machine", "a bird")
+
+
+def test_prompts_have_every_template_with_every_definition_and_none_stay_plain():
+    definitions = {"crane": ("a machine (tall)", "a bird"), "newt": ()}
+    found = knowledge_prompts(("a photo of a {}.", "a {}."), ("crane", "newt"), definitions.__getitem__)
+    assert found[0] == (
+        "a photo of a crane. ; crane , a machine ( tall )", "a photo of a crane. ; crane , a bird",
+        "a crane. ; crane , a machine ( tall )", "a crane. ; crane , a bird",
+    )  # fmt: skip
+    assert found[1] == ("a photo of a newt.", "a newt.")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("none.json", None, "no such file or folder"),
+        ("list.json", "[1]", "definitions are"),
+        ("broken.json", "{", "not JSON"),
+        ("words.csv", "word,meaning\na,b\n", "needs columns 'name' and 'definition'; it has word, meaning"),
+        ("words.txt", "a", "are a .json, .csv or .tsv file"),
+    ],
+)
+def test_bad_files_are_named(tmp_path, name, text, message):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=message):
+        open_definitions(tmp_path / name)
+    with pytest.raises(UserError, match=r"no index\.noun here"):
+        open_definitions(tmp_path)
