@@ -11,10 +11,10 @@ from recollect.core.errors import UserError
 
 _USUAL: Mapping[str, tuple[str, ...]] = {
     "image": ("image", "jpg", "png", "img", "jpeg", "webp", "image_bytes", "file_name", "filename", "filepath",
-              "file_path", "image_path", "path", "file"),
+              "file_path", "image_path", "impath", "path", "file"),
     "caption": ("captions", "caption", "text", "txt", "texts", "sentences", "sentence", "title"),
     "label": ("label", "labels", "cls", "fine_label", "class", "class_id", "category", "target"),
-    "class_name": ("class_name", "class_names", "label_name", "label_names"),
+    "class_name": ("class_name", "class_names", "classname", "label_name", "label_names"),
     "id": ("id",),
     "domain": ("domain",),
     "split": ("split",),
