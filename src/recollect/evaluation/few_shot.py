@@ -72,7 +72,7 @@ def few_shot(
     with progress(f"classify {task.name}", fits * len(query.labels), "predictions") as counter:
         rows = run_protocol(arrays, protocol, counter.advance, dict(zip(orders, columns, strict=True)))
     if tuning is not None and tuning.methods:
-        rows += tuned_rows(encoder, task, protocol, tuning, orders, query.rows)
+        rows += map(dict, tuned_rows(encoder, task, protocol, tuning, orders, query.rows))
     settings: dict[str, Any] = {"classes": classes, "queries": len(query.labels), "pool": len(labels)}
     settings |= {"prefix": prefix, "scale": scale}
     settings |= {key: value for key, value in asdict(protocol).items() if key != "memory"}

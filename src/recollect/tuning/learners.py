@@ -132,7 +132,8 @@ class PromptLearning(ABC):
 
     def loss(self, lesson: Lesson, learner: Learner, pixels: Tensor, labels: Tensor) -> Tensor:
         """What is minimised; here the cross-entropy of the classes."""
-        return class_loss(*learner(lesson, pixels), labels, lesson.scale)
+        images, texts = learner(lesson, pixels)
+        return class_loss(images, texts, labels, lesson.scale)
 
     def references(self, encoder: TransformersEncoder, names: Sequence[str]) -> Tensor | None:
         """Class embeddings of the frozen model that the loss reads; None where it reads none."""
