@@ -99,7 +99,7 @@ def test_search_by_text_and_by_image_finds_the_row_itself(built, model, table, t
     assert "a blue square number 5" in text
     (by_text,) = json.loads(out.read_text())["results"]
     assert by_text["hits"][0]["caption"] == "a blue square number 5"
-    run(capsys, "search", built, "--image", picture, *words)
+    run(capsys, "search", built, "--image", picture, "--exact", *words)
     (by_image,) = json.loads(out.read_text())["results"]
     assert by_image["hits"][0]["caption"] == "a red square number 12"
     assert by_image["hits"][0]["score"] == pytest.approx(1, abs=2**-11)  # half precision

@@ -6,12 +6,16 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 
 from recollect import cli
 from recollect.core.errors import UserError
 from recollect.memory import Memory, Pairs
 from recollect.memory.backends import lance
 from recollect.memory.backends.cells import Cells, CellSearch
+from recollect.memory.fusion.block import FusionSettings
+from recollect.memory.fusion.neighbours import find_neighbours
+from recollect.search.memory_pool import MemoryPool
 
 
 def rows(count, width=32, seed=0):
@@ -92,6 +96,7 @@ def test_rows_added_and_deleted_later_are_in_the_index_without_training(tmp_path
     memory.add(Pairs([f"m{n}" for n in range(1000)], rows(1000, seed=3), rows(1000, seed=4), ["a"] * 1000, "m"))
     memory.renew_indexes()
     assert {record.rows for record in memory.info().indexes} == {2498}
+    assert (Cells.open(memory.backend._index_path("image")).centres == centres).all()  # measured again, not trained
 
 
 @pytest.mark.usefixtures("always_indexed")
@@ -106,6 +111,10 @@ def test_filters_exclusions_and_near_duplicates_are_exact_beside_an_index(indexe
     indexed.search(queries, 5, exclude=["r1"] * 5)
     indexed.search(queries, 5, exact=True)
     indexed.near_duplicates(queries, 0.9)
+    assert MemoryPool(indexed, exact=True).nearest(torch.from_numpy(queries), 5).ids.shape == (5, 5)
+    pairs = Pairs([f"q{n}" for n in range(5)], queries, rows(5, seed=4), ["b"] * 5, "m")
+    for max_score in (0.94, 1.01):  # training neighbours
+        assert find_neighbours(pairs, indexed, FusionSettings(32), 5, max_score).rows["image"].shape == (5, 5)
 
 
 def test_a_damaged_index_is_as_none(indexed, tmp_path):
