@@ -1,0 +1,72 @@
+"""The protocols that need no more than a model and a source: what `recollect train` can measure on its way."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from recollect.core.types import Encoder
+from recollect.evaluation.few_shot import few_shot, with_enough_examples
+from recollect.evaluation.probe import linear_probe
+from recollect.evaluation.results import Result, Row
+from recollect.evaluation.retrieval import retrieval
+from recollect.evaluation.zero_shot import zero_shot
+from recollect.fewshot.protocol import Protocol
+from recollect.tasks.classification import ClassificationTask
+from recollect.tasks.opening import Selection, open_tasks
+from recollect.tasks.retrieval import retrieval_task
+
+_EXAMPLES = Protocol(methods=("prototype", "proker"), shots=(8,), seeds=(0, 1, 2))
+"""Few-shot while training: one number of examples, two methods that take no time, three draws."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How a protocol measures a model on a source that somebody names.
+
+    Attributes:
+        open: from the address of a source to what is asked of the model.
+        evaluate: from the model and one of these to a result.
+        figure: the name of a row's figure; None for rows that are not shown.
+    """
+
+    open: Callable[[str], Sequence[Any]]
+    evaluate: Callable[[Encoder, Any], Result]
+    figure: Callable[[Row], str | None]
+
+    def figures(self, encoder: Encoder, task: Any) -> dict[str, float]:
+        """Each figure of a model on one task, averaged over draws."""
+        values: dict[str, list[float]] = {}
+        for row in self.evaluate(encoder, task).rows:
+            if (name := self.figure(row)) is not None:
+                values.setdefault(name, []).append(float(row["value"]))
+        return {name: sum(each) / len(each) for name, each in values.items()}
+
+
+def _labelled(spec: str, purpose: Literal["few-shot", "zero-shot"]) -> Sequence[ClassificationTask]:
+    return open_tasks(Selection(data=(spec,)), purpose).tasks
+
+
+def _with_examples(spec: str) -> list[ClassificationTask]:
+    return [with_enough_examples(task, _EXAMPLES.shots[-1]) for task in _labelled(spec, "few-shot")]
+
+
+def _recall(row: Row) -> str | None:
+    return f"{row['direction']} R@{row['k']}" if row["domain"] == "all" else None
+
+
+PROTOCOLS: Mapping[str, Evaluation] = {
+    "zero-shot": Evaluation(
+        partial(_labelled, purpose="zero-shot"), partial(zero_shot, model=""), lambda row: row["metric"]
+    ),
+    "few-shot": Evaluation(
+        _with_examples,
+        lambda encoder, task: few_shot(encoder, task, _EXAMPLES, model=""),
+        lambda row: f"{row['method']} {row['shots']} shots",
+    ),
+    "probe": Evaluation(
+        partial(_labelled, purpose="few-shot"), partial(linear_probe, model=""), lambda row: row["metric"]
+    ),
+    "retrieval": Evaluation(lambda spec: [retrieval_task(spec)], partial(retrieval, model=""), _recall),
+}
+"""Every protocol that can be measured while training, by name; one line adds one."""
