@@ -1,0 +1,55 @@
+"""Every protocol that a training may measure: opened from an address, the figures of its result by name."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recollect.core.errors import UserError
+from recollect.evaluation.protocols import PROTOCOLS, Evaluation
+from recollect.evaluation.results import Result
+from recollect.testing import HashEncoder
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Two classes of ten pictures each for training and test, captioned, in a CSV."""
+    folder, draw = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    rows = ["path,caption,label,split"]
+    for number in range(40):
+        Image.fromarray(draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+        name = ("cat", "dog")[number % 2]
+        rows.append(f"{number}.png,{name} number {number},{name},{'train' if number < 20 else 'test'}")
+    (folder / "pairs.csv").write_text("\n".join(rows))
+    return str(folder / "pairs.csv")
+
+
+FIGURES = {
+    "zero-shot": {"top-1", "mean per class"},
+    "few-shot": {"prototype 8 shots", "proker 8 shots"},
+    "probe": {"top-1"},
+    "retrieval": {f"{way} R@{k}" for way in ("text to image", "image to text") for k in (1, 5, 10)},
+}
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_each_protocol_gives_the_figures_of_its_result(name, pictures):
+    (task,) = PROTOCOLS[name].open(pictures)
+    figures = PROTOCOLS[name].figures(HashEncoder(width=16), task)
+    assert set(figures) == FIGURES[name]
+    assert all(0 <= value <= 100 for value in figures.values())
+
+
+def test_draws_are_averaged_and_other_rows_left_out():
+    rows = [{"metric": "a", "value": 1.0}, {"metric": "a", "value": 4.0}, {"metric": "b", "value": 9.0}]
+    evaluation = Evaluation(
+        lambda spec: [spec],
+        lambda encoder, task: Result("own", "", task, 0, rows, {}),
+        lambda row: row["metric"] if row["metric"] == "a" else None,
+    )
+    assert evaluation.figures(HashEncoder(width=4), "task") == {"a": 2.5}
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_a_source_that_is_not_there_is_said_when_it_is_opened(name):
+    with pytest.raises(UserError, match="no such file or folder"):
+        PROTOCOLS[name].open("no/such.parquet")
