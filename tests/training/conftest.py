@@ -38,6 +38,10 @@ class SmallModel(nn.Module):
     def device(self) -> torch.device:
         return self.words.weight.device
 
+    @property
+    def encoder(self) -> None:
+        return None
+
     def encode_images(self, pixels: Tensor) -> Tensor:
         return self.image(pixels.to(self.words.weight.dtype))
 

@@ -99,9 +99,11 @@ def test_hooks_write_their_figures_and_change_nothing_in_the_run(small, tmp_path
     ("words", "message"),
     [
         (["--evaluate-every", "5"], "nothing to measure"),
-        (["--evaluate-every", "0", "--zero-shot", "latents:captions"], "must be at least 1"),
-        (["--zero-shot", "no/such.parquet"], "no such file or folder"),
-        (["--retrieval", "no/such.parquet"], "no such file or folder"),
+        (["--evaluate-every", "0", "--evaluate", "zero-shot=latents:captions"], "must be at least 1"),
+        (["--evaluate", "zero-shot=no/such.parquet"], "no such file or folder"),
+        (["--evaluate", "retrieval=no/such.parquet"], "no such file or folder"),
+        (["--evaluate", "recall=some.parquet"], "the protocols are zero-shot, few-shot, probe, retrieval"),
+        (["--evaluate", "zero-shot"], "write PROTOCOL=SOURCE"),
     ],
 )
 def test_what_cannot_be_measured_stops_before_the_first_step(tmp_path, words, message, capfd):
@@ -169,7 +171,9 @@ def test_the_recipe_of_a_run_is_the_input_of_another(tmp_path, capfd):
 def test_zero_shot_accuracy_is_measured_on_the_way(tmp_path):
     words = ["--steps", "4", "--batch-size", "32", "--device", "cpu", "--evaluate-every", "2"]
     out = tmp_path / "run"
-    assert cli.main(["train", "latents-siglip", "--out", str(out), *words, "--zero-shot", "latents:strong"]) == 0
+    assert (
+        cli.main(["train", "latents-siglip", "--out", str(out), *words, "--evaluate", "zero-shot=latents:strong"]) == 0
+    )
     figures = [line["evaluation"] for line in metrics(out) if "evaluation" in line]
     assert len(figures) == 2
     assert all(0 <= value <= 100 for line in figures for value in line.values())

@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 from rich.table import Table
 
-from recollect.commands.train_hooks import protocols
+from recollect.commands.train_hooks import measurements
 from recollect.core.errors import UserError
 from recollect.core.progress import output
 from recollect.models.hub import check_push, push_model
@@ -45,13 +45,11 @@ class Train:
     """Go on from the last checkpoint of --out."""
     device: str | None = None
     """Where to compute, e.g. cpu or cuda; the best there is by default."""
+    evaluate: tuple[str, ...] = ()
+    """What to measure while training, PROTOCOL=SOURCE ...: zero-shot=photos.parquet, few-shot=, probe=, retrieval=. The
+    figures go to metrics.jsonl."""
     evaluate_every: int | None = None
-    """Steps between measurements of --zero-shot and --retrieval, whose figures go to metrics.jsonl; by default as often
-    as checkpoints."""
-    zero_shot: tuple[str, ...] = ()
-    """Labelled sources to classify while training, by class names alone."""
-    retrieval: tuple[str, ...] = ()
-    """Captioned sources to search both ways while training."""
+    """Steps between these measurements; by default as often as checkpoints."""
     track: tuple[Tracker, ...] = ()
     """Where else the metrics are shown; TensorBoard's files lie in OUT/tensorboard."""
     push_to: str | None = None
@@ -90,17 +88,17 @@ class Train:
         """What to measure while training.
 
         Raises:
-            UserError: an option that measures nothing, or a source that cannot be opened; before the first step.
+            UserError: an option that measures nothing, an unknown protocol, or a source that cannot be opened.
         """
         if self.evaluate_every is not None and self.evaluate_every < 1:
             raise UserError(f"--evaluate-every {self.evaluate_every}: must be at least 1.")
-        if not (self.zero_shot or self.retrieval):
+        if not self.evaluate:
             if self.evaluate_every is not None:
-                raise UserError("--evaluate-every: nothing to measure. Name a source with --zero-shot or --retrieval.")
+                raise UserError("--evaluate-every: nothing to measure. Say what with --evaluate PROTOCOL=SOURCE.")
             return []
         self.recipe.check()
         every = self.recipe.checkpoint_every if self.evaluate_every is None else self.evaluate_every
-        return [Hook(every, protocols(self.zero_shot, self.retrieval))]
+        return [Hook(every, measurements(self.evaluate))]
 
     def run(self) -> None:
         """Train, or list the recipes."""

@@ -1,38 +1,34 @@
 """What `recollect train` measures while it trains."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
-from recollect.core.types import Encoder
-from recollect.evaluation.retrieval import retrieval
-from recollect.evaluation.zero_shot import zero_shot
-from recollect.tasks.opening import Selection, open_tasks
-from recollect.tasks.retrieval import retrieval_task
-from recollect.training.adapted import AdaptedTowers
-from recollect.training.locked import LockedTowers
+from recollect.core.errors import UserError
+from recollect.evaluation.protocols import PROTOCOLS
+from recollect.training.step import Towers
 
 
-def protocols(labelled: tuple[str, ...], captioned: tuple[str, ...]) -> Callable[[Any], Mapping[str, float]]:
-    """A measurement of a model in training: zero-shot accuracy and recall, in percent, by task and measure.
+def measurements(wanted: tuple[str, ...]) -> Callable[[Towers], Mapping[str, float]]:
+    """A measurement of a model in training by each ``PROTOCOL=SOURCE``: figures in percent, by protocol, task and name.
 
     Sources are opened here, so that a misspelt one stops the run before its first step.
 
     Raises:
-        UserError: a source cannot be opened.
+        UserError: an unknown protocol, or a source that cannot be opened.
     """
-    classify = open_tasks(Selection(data=labelled), "zero-shot").tasks if labelled else ()
-    search = [retrieval_task(spec) for spec in captioned]
+    asked = []
+    for word in wanted:
+        name, _, source = word.partition("=")
+        if name not in PROTOCOLS or not source:
+            raise UserError(f"--evaluate {word}: write PROTOCOL=SOURCE; the protocols are {', '.join(PROTOCOLS)}")
+        asked += [(name, task) for task in PROTOCOLS[name].open(source)]
 
-    def measure(model: Any) -> dict[str, float]:
-        encoder: Encoder = model.encoder if isinstance(model, LockedTowers | AdaptedTowers) else model
-        figures: dict[str, float] = {}
-        for task in classify:
-            for row in zero_shot(encoder, task, model="").rows:
-                figures[f"zero-shot/{task.name}/{row['metric']}"] = float(row["value"])
-        for pool in search:
-            for row in retrieval(encoder, pool, model="").rows:
-                if row["domain"] == "all":
-                    figures[f"retrieval/{pool.name}/{row['direction']} R@{row['k']}"] = float(row["value"])
-        return figures
+    def measure(model: Towers) -> dict[str, float]:
+        encoder = model.encoder
+        assert encoder is not None, "recipes train encoders"
+        return {
+            f"{name}/{task.name}/{figure}": value
+            for name, task in asked
+            for figure, value in PROTOCOLS[name].figures(encoder, task).items()
+        }
 
     return measure

@@ -107,6 +107,11 @@ class DualEncoder(nn.Module, ABC):
         return next(self.parameters()).device
 
     @property
+    def encoder(self) -> "DualEncoder":
+        """Itself: what training asks its towers for (`recollect.training.step.Towers`)."""
+        return self
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of the weights."""
         return next(self.parameters()).dtype

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from recollect.core.errors import UserError
+from recollect.core.types import Encoder
 from recollect.training.step import Towers
 
 BACKEND = "inductor"
@@ -29,6 +30,11 @@ class CompiledTowers:
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.towers.device
+
+    @property
+    def encoder(self) -> Encoder | None:
+        """The towers' own, not compiled."""
+        return self.towers.encoder
 
     def encode_images(self, pixels: Tensor) -> Tensor:
         """Raw image embeddings, with graph.

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from recollect.core.seeding import derive_seed
+from recollect.core.types import Encoder
 from recollect.objectives import Objective
 from recollect.training.precision import Precision, autocast
 from recollect.training.ranks import rank, shard_of_this_process, sum_gradients
@@ -28,6 +29,11 @@ class Towers(Protocol):
 
     @property
     def device(self) -> torch.device: ...
+
+    @property
+    def encoder(self) -> Encoder | None:
+        """What embeds with these weights, for those who measure it; None where they embed nothing by themselves."""
+        ...
 
     def encode_images(self, pixels: Tensor) -> Tensor:
         """Raw image embeddings, with graph."""

@@ -125,6 +125,10 @@ class FusionTowers(nn.Module):
         """Where the weights are."""
         return next(self.fusion.parameters()).device
 
+    @property
+    def encoder(self) -> None:
+        """None: a fusion embeds nothing by itself."""
+
     def encode_images(self, pixels: Float[Tensor, "batch places width"]) -> Float[Tensor, "batch two_widths"]:
         """Refined and own image embeddings."""
         return torch.cat([self.fusion("image", pixels).float(), pixels[:, 0].float()], dim=1)
