@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ class Page:
         return status, (content, given) if raw else (json.loads(content) if content else {})
 
 
-def start(folder, token=None):
+def start(folder, token=None, encoder=None, name="colours"):
     """Serve the memory in a thread; returns the page and how to stop it."""
     uvicorn = pytest.importorskip("uvicorn", reason="needs the web extra")
     from recollect.apps.serve.api import create_app
@@ -76,7 +77,9 @@ def start(folder, token=None):
     from recollect.apps.serve.session import Session
 
     labels = ClickedLabels(Journal(folder / "page" / "clicks.jsonl"))
-    session = Session(Collection(Memory.open(folder)), ColourEncoder(), labels, folder / "page/classifiers", "colours")
+    kept = folder / "page/classifiers"
+    session = Session(Collection(Memory.open(folder)), encoder or ColourEncoder(), labels, kept, name)
+    session.learn_cut()
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     app = create_app(session, frozenset(("127.0.0.1", "localhost")), token)
@@ -84,7 +87,7 @@ def start(folder, token=None):
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     while not server.started:
-        pass
+        time.sleep(0.005)
 
     def stop():
         server.should_exit = True

@@ -36,7 +36,9 @@ NOT_RUN = {
     r"^(study|demo)\b": "takes minutes to hours; tests/studies and tests/apps run each one at smoke scale",
 }
 # Shell lines that are no `recollect`: they set this very environment up.
-NO_COMMAND = re.compile(r"^(make|pip|\.venv/bin|pipx|docker|torchrun|git|uv|pre-commit|mkdir -p ~)\b")
+NO_COMMAND = re.compile(
+    r"^(make|pip|python3 -m venv|source|\.venv/bin|pipx|docker|torchrun|git|uv|pre-commit|mkdir -p ~)\b"
+)
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,8 @@ def given(page, names):
             "captions": open_source("pairs.parquet"),
             "labels": open_source("eurosat.parquet", kind="label"),
         }
+    if page.name == "README.md":
+        return {}  # what stands first can be pasted as it is
     if page.name in {"memory.md", "search.md", "few-shot.md"}:
         from recollect.models import load_model
 

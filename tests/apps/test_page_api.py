@@ -36,37 +36,37 @@ def names(found):
     return [tile["id"].split("/")[0] for tile in found]
 
 
-def test_words_pictures_and_what_they_are_not(page):
-    assert set(names(search(page, {"words": "red"}))[:19]) == {"red"}
-    both = search(page, {"words": "red"}, {"words": "green", "weight": -1})
+def test_words_pictures_and_what_they_are_not(shared_page):
+    assert set(names(search(shared_page, {"words": "red"}))[:19]) == {"red"}
+    both = search(shared_page, {"words": "red"}, {"words": "green", "weight": -1})
     assert set(names(both)[:20]) == {"red"}
     assert set(names(both)[-20:]) == {"green"}
     data = encoded(shade(COLOURS["blue"], 999))
-    status, answer = page.call("/api/pictures", data)
+    status, answer = shared_page.call("/api/pictures", data)
     assert status == 200
-    assert set(names(search(page, {"upload": answer["upload"]}))[:19]) == {"blue"}
-    first = search(page, {"words": "green"})[0]
-    like = search(page, {"row": first["row"]})
+    assert set(names(search(shared_page, {"upload": answer["upload"]}))[:19]) == {"blue"}
+    first = search(shared_page, {"words": "green"})[0]
+    like = search(shared_page, {"row": first["row"]})
     assert like[0]["id"] == first["id"]
     assert like[0]["score"] == pytest.approx(1.0, abs=1e-5)
     assert all(one["score"] >= two["score"] for one, two in itertools.pairwise(like))
 
 
-def test_scores_are_cosines_with_the_weighted_sum(page):
+def test_scores_are_cosines_with_the_weighted_sum(shared_page):
     encoder = ColourEncoder()
     vector = encoder.embed_texts(["red"])[0] * 2 - 0.5 * encoder.embed_texts(["blue"])[0]
-    expected = page.session.collection.vectors @ (vector / vector.norm()).numpy()
-    found = search(page, {"words": "red", "weight": 2}, {"words": "blue", "weight": -0.5})
+    expected = shared_page.session.collection.vectors @ (vector / vector.norm()).numpy()
+    found = search(shared_page, {"words": "red", "weight": 2}, {"words": "blue", "weight": -0.5})
     np.testing.assert_allclose([tile["score"] for tile in found], np.sort(expected)[::-1], atol=1e-5)
 
 
-def test_filters_and_everything(page):
-    assert len(search(page)) == 60
-    assert [tile["score"] for tile in search(page)] == [None] * 60
-    found = search(page, {"words": "red"}, where="number < 6")
-    assert sorted(tile["id"] for tile in found) == sorted(page.session.collection.ids[:6])
-    assert page.call("/api/search", {"terms": [], "where": "number <"})[0] == 400
-    assert page.call("/api/search", {"terms": [], "where": "number > 1000"})[0] == 400
+def test_filters_and_everything(shared_page):
+    assert len(search(shared_page)) == 60
+    assert [tile["score"] for tile in search(shared_page)] == [None] * 60
+    found = search(shared_page, {"words": "red"}, where="number < 6")
+    assert sorted(tile["id"] for tile in found) == sorted(shared_page.session.collection.ids[:6])
+    assert shared_page.call("/api/search", {"terms": [], "where": "number <"})[0] == 400
+    assert shared_page.call("/api/search", {"terms": [], "where": "number > 1000"})[0] == 400
 
 
 def test_a_class_by_clicks_is_found_kept_and_applied(page):
@@ -131,23 +131,23 @@ def test_undo_and_a_restart_keep_every_click(tmp_path, restart):
     assert (found["name"], found["yes"], found["no"]) == ("reds", 2, 0)
 
 
-def test_pictures_are_made_anew_and_broken_ones_are_no_error(page):
-    version = page.session.collection.version
-    status, (content, headers) = page.call(f"/api/thumbs/{version}/0", raw=True)
+def test_pictures_are_made_anew_and_broken_ones_are_no_error(shared_page):
+    version = shared_page.session.collection.version
+    status, (content, headers) = shared_page.call(f"/api/thumbs/{version}/0", raw=True)
     assert status == 200
     assert content[:3] == b"\xff\xd8\xff"
     assert headers["x-content-type-options"] == "nosniff"
-    assert page.call(f"/api/pictures/{version}/0", raw=True)[1][0][:3] == b"\xff\xd8\xff"
-    assert page.call(f"/api/thumbs/{version}/59", raw=True)[0] == 404
-    assert page.call(f"/api/items/{version}/58")[1]["caption"] == HOSTILE
+    assert shared_page.call(f"/api/pictures/{version}/0", raw=True)[1][0][:3] == b"\xff\xd8\xff"
+    assert shared_page.call(f"/api/thumbs/{version}/59", raw=True)[0] == 404
+    assert shared_page.call(f"/api/items/{version}/58")[1]["caption"] == HOSTILE
 
 
-def test_the_map_and_duplicates(page):
-    _, found = page.call("/api/map")
+def test_the_map_and_duplicates(shared_page):
+    _, found = shared_page.call("/api/map")
     assert len(found["rows"]) == 60
     assert len(found["points"]) == 120
     assert all(0 <= place <= 1 for place in found["points"])
-    _, alike = page.call("/api/duplicates")
+    _, alike = shared_page.call("/api/duplicates")
     assert {group["kind"] for group in alike["groups"]} <= {"same file", "same picture", "similar"}
 
 
@@ -202,22 +202,22 @@ def test_the_page_shows_the_duplicates_of_the_memory_and_says_where_it_compares_
         ("/api/nothing", None, 404),
     ],
 )  # fmt: skip
-def test_wrong_use_is_one_line_and_changes_nothing(page, path, body, status):
+def test_wrong_use_is_one_line_and_changes_nothing(shared_page, path, body, status):
     if isinstance(body, dict) and "version" in body:
-        body = {**body, "version": page.session.collection.version}
-    got, answer = page.call(path, body)
+        body = {**body, "version": shared_page.session.collection.version}
+    got, answer = shared_page.call(path, body)
     assert got == status, answer
     said = answer.get("error") or answer.get("detail")
     assert said
     assert "\n" not in str(said)
     assert "Traceback" not in str(said)
-    assert page.call("/api/classes")[1]["classes"] == []
+    assert shared_page.call("/api/classes")[1]["classes"] == []
 
 
-def test_uploads_have_a_limit(page):
-    status, answer = page.call("/api/search", b" " * (2**20 + 1))
+def test_uploads_have_a_limit(shared_page):
+    status, answer = shared_page.call("/api/search", b" " * (2**20 + 1))
     assert (status, answer["error"]) == (413, "more than 1 MB")
-    status, answer = page.call("/api/pictures", b" " * (32 * 2**20 + 1))
+    status, answer = shared_page.call("/api/pictures", b" " * (32 * 2**20 + 1))
     assert (status, answer["error"]) == (413, "more than 32 MB")
 
 
@@ -234,13 +234,13 @@ def test_other_sites_and_other_names_are_refused(page):
     assert page.call("/api/info", headers={"host": "localhost:8517"})[0] == 200
 
 
-def test_every_answer_forbids_scripts_from_elsewhere(page):
+def test_every_answer_forbids_scripts_from_elsewhere(shared_page):
     for path in ("/", "/static/app.js", "/api/info", "/api/nothing"):
-        _, (_, headers) = page.call(path, raw=True)
+        _, (_, headers) = shared_page.call(path, raw=True)
         assert "default-src 'none'" in headers["content-security-policy"]
         assert "unsafe" not in headers["content-security-policy"]
     for path in ("/", "/static/app.js", "/static/grid.js", "/static/style.css"):
-        _, (content, _) = page.call(path, raw=True)
+        _, (content, _) = shared_page.call(path, raw=True)
         text = content.decode().replace("http://www.w3.org/2000/svg", "")
         assert "http:" not in text
         assert "https:" not in text

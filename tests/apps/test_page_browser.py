@@ -48,7 +48,7 @@ class Tab:
         end = time.monotonic() + seconds
         while not self.tab.evaluate(script, given):
             assert time.monotonic() < end, f"never true: {script} {given or ''}"
-            self.tab.wait_for_timeout(50)
+            self.tab.wait_for_timeout(20)
 
     def ready(self):
         """Until the picture in focus is shown: before that no click or key counts."""
@@ -97,8 +97,8 @@ class Tab:
 
 
 @pytest.mark.parametrize("size", WIDTHS)
-def test_search_by_words_by_a_picture_and_away(browser, page, size):
-    tab = Tab(browser, page, size)
+def test_search_by_words_by_a_picture_and_away(browser, shared_page, size):
+    tab = Tab(browser, shared_page, size)
     tab.search("red")
     tab.shows("red")
     data = encoded(shade(COLOURS["blue"], 999))
@@ -193,6 +193,8 @@ def test_two_tabs_show_the_same_clicks(browser, page):
     two.tab.wait_for_selector("#classes .counts")
     one.shows("red")
     one.tab.click(".tile.focus:not([hidden]) .marks .yes")
+    one.wait("document.querySelector('.counts').textContent === '✓1 ✗0'")
+    two.tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # as when a person comes back to it
     two.wait("document.querySelector('.counts').textContent === '✓1 ✗0'")
     one.clean()
     two.clean()
@@ -212,8 +214,67 @@ def test_a_server_that_is_gone_is_said(browser, tmp_path):
 
 
 @pytest.mark.parametrize("size", WIDTHS)
-def test_map_and_duplicates_open(browser, page, size):
+def test_everything_sorted_shows_classes_and_labels_go_into_the_memory(browser, page, size):
+    version = page.session.collection.version
+    for key, name in enumerate(("red", "green", "blue"), start=1):
+        page.call("/api/classes", {"name": name})
+        rows = list(range(key - 1, 36, 3))
+        page.call(f"/api/classes/{key}/marks", {"rows": rows, "mark": 1, "version": version})
     tab = Tab(browser, page, size)
+    tab.tab.click("#show-sorted")
+    tab.tab.wait_for_selector("#sorted-classes button >> nth=4")
+    tab.wait("document.querySelector('#sorted-note').textContent.includes('held-out clicks right')")
+    tab.tab.click("#sorted-classes button:has-text('green')")
+    tab.shows("green", 4)
+    assert tab.tab.evaluate("document.querySelector('#sorted-classes .chosen').textContent").startswith("green")
+    tab.panel()
+    tab.tab.click("#write")
+    tab.wait("document.querySelector('#notice').textContent.startsWith('36 pictures')")
+    tab.tab.click("#show-grid")
+    tab.tab.fill("#where", "clicked = 'blue'")
+    tab.tab.click("#search .main")
+    tab.wait("document.querySelector('#status').textContent.startsWith('12 pictures')")
+    tab.clean()
+
+
+def test_an_adapted_search_shows_ranks_before_and_what_it_learnt_from(browser, drawings):
+    """A model that can adapt; what its session says is tested beside it."""
+    tab = Tab(browser, drawings)
+    tab.search("a red bridge")
+    assert not tab.tab.is_visible("#episode")
+    tab.tab.click("#adapt")
+    tab.wait("!document.querySelector('#episode').hidden")
+    assert "took one step" in tab.tab.inner_text("#episode-note")
+    tab.tab.click("#episode-note")
+    tab.wait("document.querySelectorAll('#episode-pairs figure').length > 1")
+    tab.wait(
+        "[...document.querySelectorAll('.tile:not([hidden]) .before')].some(b => /^\\d+ ← \\d+$/.test(b.textContent))"
+    )
+    tab.tab.click("#adapt")
+    tab.wait("document.querySelector('#episode').hidden")
+    tab.clean()
+
+
+def test_where_a_search_by_words_ends_is_said_and_dimmed(browser, shared_page):
+    tab = Tab(browser, shared_page)
+    tab.search("red")
+    tab.wait("document.querySelector('#status').textContent.includes('above the learnt cut')")
+    tab.wait("!document.querySelector('.tile.focus').classList.contains('below')")
+    tab.tab.focus("#grid")
+    tab.tab.keyboard.press("End")
+    tab.wait("document.querySelectorAll('.tile:not([hidden]).below').length > 5")
+    below = "[...document.querySelectorAll('.tile.below:not([hidden]) .caption')]"
+    tab.wait(f"!{below}.some(caption => !caption.textContent)")
+    assert not tab.tab.evaluate(f"{below}.every(caption => caption.textContent.includes('red'))")
+    tab.tab.click("#adapt")
+    tab.wait("document.querySelector('#notice').textContent.includes('cannot adapt')")
+    tab.problems.clear()  # the browser notes the refusal
+    tab.clean()
+
+
+@pytest.mark.parametrize("size", WIDTHS)
+def test_map_and_duplicates_open(browser, shared_page, size):
+    tab = Tab(browser, shared_page, size)
     tab.tab.click("#show-map")
     tab.wait("document.querySelector('#status').textContent.startsWith('Map of 60')")
     tab.wait("document.querySelector('#map').width > 0")
@@ -230,7 +291,7 @@ def test_a_million_rows_scroll_to_the_last_in_few_elements(browser, page, monkey
 
     session = page.session
     rows = np.arange(1_000_000) % 60
-    monkeypatch.setattr(type(session), "everything", lambda self, where=None: self._keep(
+    monkeypatch.setattr(type(session), "everything", lambda self, where=None: self.orders.keep(
         rows, np.full(len(rows), np.nan, dtype=np.float32), "all"))  # fmt: skip
     tab = Tab(browser, page)
     tab.wait("document.querySelector('#status').textContent.startsWith('1,000,000')")

@@ -4,7 +4,7 @@ import os
 import pytest
 
 from recollect.core.errors import UserError
-from recollect.core.files import atomic_folder, atomic_path, new_folder, read_json, write_json
+from recollect.core.files import atomic_folder, atomic_path, check_writable, new_folder, read_json, write_json
 
 
 def test_a_file_appears_only_when_it_is_whole(tmp_path):
@@ -60,3 +60,15 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path):
     with pytest.raises(UserError, match="already exists"):
         new_folder(tmp_path, "run")
     assert new_folder(tmp_path / "new", "run") == tmp_path / "new"
+
+
+def test_a_place_that_cannot_be_written_is_said_before_the_work(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    check_writable(None, "--out")
+    check_writable(tmp_path / "a" / "b" / "result.json", "--out")
+    check_writable(tmp_path, "--out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"], "nothing is left there"
+    with pytest.raises(UserError, match=r"--out .*file/result.json: .*file is a file, not a folder"):
+        check_writable(tmp_path / "file" / "result.json", "--out")
+    with pytest.raises(UserError, match="--save /proc/none/x: cannot be written there"):
+        check_writable("/proc/none/x", "--save")

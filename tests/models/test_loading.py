@@ -1,7 +1,11 @@
 """Whatever cannot be opened as a model says so in one line: what, where, what to do."""
 
 import json
+import os
 import shutil
+import socket
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -197,3 +201,27 @@ def test_a_half_precision_checkpoint_opens_in_float32(copied):
     encoder = load_model(folder, "cpu")
     assert encoder.dtype == torch.float32
     assert not encoder.training
+
+
+def test_a_hub_that_does_not_answer_is_asked_once_and_briefly(tmp_path):
+    """A server that takes the call and stays silent, and one that is not there."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        program = (
+            "import time; from recollect.models import asking, load_model; asking.SECONDS = 1.0\n"
+            "for name in ('MODLE', 'runs/none'):\n"
+            "    start = time.perf_counter()\n"
+            "    try: load_model(name)\n"
+            "    except Exception as error: print(time.perf_counter() - start, type(error).__name__, error)\n"
+        )
+        hub = {"HF_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}", "HF_HOME": str(tmp_path)}
+        kept = {key: value for key, value in os.environ.items() if "OFFLINE" not in key and "proxy" not in key.lower()}
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=kept | hub, capture_output=True, text=True, timeout=60
+        )
+    lines = done.stdout.strip().splitlines()
+    assert len(lines) == 2, done.stderr
+    for line in lines:
+        seconds, kind, words = line.split(" ", 2)
+        assert float(seconds) < 10
+        assert kind == "UserError"
+        assert "no such folder, and the hub does not answer" in words

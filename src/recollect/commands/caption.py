@@ -7,6 +7,7 @@ from typing import Annotated
 import tyro
 
 from recollect.core.errors import UserError
+from recollect.core.files import check_writable
 from recollect.core.progress import output, track
 from recollect.data.sources import open_source
 from recollect.memory.store import Memory
@@ -50,8 +51,11 @@ class Caption:
         """Describe, and say what was done."""
         if self.batch_size < 1:
             raise UserError(f"--batch-size {self.batch_size}: at least 1")
+        check_writable(self.out, "--out")
         if (self.model is None) == (self.captions is None):
             raise UserError("name either a model that describes the pictures, --model, or a file of --captions")
+        if not _is_memory(self.target) and "/" in self.target and not Path(self.target).exists():
+            raise UserError(f"{self.target}: no such memory or source. `recollect memory build` makes a memory.")
         memory = Memory.open(self.target) if _is_memory(self.target) else None
         if self.captions is not None:
             self._take(memory, self.captions)

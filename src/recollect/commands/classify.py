@@ -15,6 +15,7 @@ from recollect.apps.classify.predictions import NONE_OF_THESE, Classification, c
 from recollect.apps.classify.sheet import save_csv, save_json, save_sheet
 from recollect.commands.memory_options import MemoryOptions
 from recollect.core.errors import UserError
+from recollect.core.files import check_writable
 from recollect.core.progress import output
 from recollect.core.types import Encoder
 from recollect.fewshot.protocol import FEW_SHOT_METHODS
@@ -95,6 +96,8 @@ class Classify:
             raise UserError(f"--method {self.method}: no such method. Choose one of: {known}.")
         if not 0 < self.alpha < 1:
             raise UserError(f"--alpha {self.alpha:g}: a share of errors lies between 0 and 1")
+        check_writable(self.save, "--save")
+        check_writable(self.out if self.images is not None else None, "--out")
         self.reading.check()
         if self.reading.near is not None:
             raise UserError("--near: is for evaluation; here nothing is tested.")

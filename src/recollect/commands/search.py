@@ -8,11 +8,13 @@ import tyro
 
 from recollect.commands.positionals import MemoryPlace
 from recollect.core.errors import UserError
+from recollect.core.files import check_writable
 from recollect.search.episodes.options import EpisodeOptions
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from recollect.search.cutoff import LearntCutOff
     from recollect.search.query import Query
     from recollect.search.searcher import Searcher, SearchReport, SearchResult
 
@@ -64,8 +66,9 @@ class Search:
     """2 for the next k images, and so on."""
     where: str | None = None
     """Search only images that satisfy a filter, e.g. "source = 'emoji' and year >= 2020"."""
-    min_score: float | None = None
-    """Leave out images whose cosine by the model as it is lies below; how many, is said."""
+    min_score: float | Literal["learnt"] | None = None
+    """Leave out images whose cosine by the model as it is lies below; how many, is said. `learnt` takes what nine of
+    ten of the memory's captions give to their own picture, for searches by words."""
     among: Literal["images", "captions"] = "images"
     """Find images by what they show, or by what their captions say."""
     normalise: bool = False
@@ -101,7 +104,8 @@ class Search:
             episode=self.episode, captions=self.captions, exact=self.exact, device=self.device,
         )  # fmt: skip
         name = self._reads(searcher)
-        results = searcher.search(queries, self.k, where=self.where, page=self.page, min_score=self.min_score)
+        cut = self._cut(searcher)
+        results = searcher.search(queries, self.k, where=self.where, page=self.page, min_score=cut)
         about: dict[str, Any] = {
             "memory": self.memory, "model": name, "among": self.among, "rerank": self.rerank, "where": self.where,
             "k": self.k, "page": self.page, "min_score": self.min_score,
@@ -118,11 +122,16 @@ class Search:
         for name in ("k", "page"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name} {getattr(self, name)}: at least 1")
-        if self.min_score is not None and not -1 <= self.min_score <= 1:
+        if self.min_score == "learnt" and (self.normalise or self.among == "captions" or self.read.memory is not None):
+            raise UserError(
+                "--min-score learnt: is of cosines with images by the model as it is. Name a score instead."
+            )
+        if isinstance(self.min_score, float) and not -1 <= self.min_score <= 1:
             raise UserError(f"--min-score {self.min_score:g}: a cosine lies between -1 and 1")
         for option in ("image_weight", "minus_weight"):
             if not 0 < getattr(self, option) < float("inf"):
                 raise UserError(f"--{option.replace('_', '-')} {getattr(self, option):g}: must be above 0 and finite")
+        check_writable(self.out, "--out")
         if self.out is not None:
             if self.out.suffix not in (".json", ".html"):
                 raise UserError(f"--out {self.out}: results are written as .json or .html. Name a file that ends so.")
@@ -135,6 +144,22 @@ class Search:
             raise UserError("--read.k and --read.where say how a memory is read. Name one with --read.memory.")
         if read.memory is not None and self.rerank != "none":
             raise UserError(f"--read.memory: cannot be joined with --rerank {self.rerank}; leave out one of both.")
+
+    def _cut(self, searcher: "Searcher") -> "float | LearntCutOff | None":
+        """The cut-off, learnt where that is asked for."""
+        if self.min_score != "learnt":
+            return self.min_score
+        from recollect.core.progress import output
+        from recollect.memory import Memory
+        from recollect.search.cutoff import cut_off_of
+
+        ids = list(searcher.pool.ids())
+        learnt = cut_off_of(Memory.open(self.memory), ids, searcher.pool.vectors(ids))
+        output().print(
+            f"cut-off: {learnt}; it leaves {learnt.above:.1%} of the pictures on average",
+            highlight=False, markup=False, soft_wrap=True,
+        )  # fmt: skip
+        return learnt
 
     def _queries(self) -> "list[Query]":
         texts = [*self.query, *self._from_file()]
@@ -154,6 +179,8 @@ class Search:
     def _from_file(self) -> list[str]:
         if self.queries is None:
             return []
+        if not self.queries.is_file():
+            raise UserError(f"--queries {self.queries}: no such file. It is a text file with one query a line.")
         try:
             return self.queries.read_text(encoding="utf-8-sig").splitlines()  # editors put a byte-order mark in front
         except UnicodeDecodeError:

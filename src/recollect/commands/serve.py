@@ -2,6 +2,7 @@
 
 import errno
 import socket
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from recollect.commands.positionals import MemoryPlace
 from recollect.core.errors import UserError
+from recollect.core.files import check_writable
 from recollect.core.progress import output
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -54,6 +56,7 @@ class Serve:
             loopback = self.host in LOOPBACK
             app = create_app(session, frozenset(LOOPBACK) if loopback else frozenset(), self.token)
             host = "127.0.0.1" if loopback else self.host
+            listening.listen(128)  # whoever opens the address that is printed now is answered in a moment
             shown = f"[{host}]" if ":" in host else host
             address = f"http://{shown}:{listening.getsockname()[1]}/"
             query = f"?token={self.token}" if self.token else ""
@@ -73,6 +76,8 @@ class Serve:
             raise UserError(f"--port {self.port}: between 0 and 65535")
         if self.token is not None and (len(self.token) < 16 or not self.token.isascii() or not self.token.isalnum()):
             raise UserError("--token: at least 16 letters and digits, for example from `openssl rand -hex 16`")
+        check_writable(self.log, "--log")
+        check_writable(self.out, "--out")
         if self.host not in LOOPBACK and self.token is None:
             raise UserError(f"--host {self.host}: others could open the page. Name a secret with --token as well.")
 
@@ -105,11 +110,14 @@ class Serve:
             raise UserError(f"{self.memory}: is no folder. Name a file for the clicks with --log.")
         page = Path(self.memory) / "page"
         journal = Journal(self.log or page / "clicks.jsonl")
+        began = time.perf_counter()
         encoder = load_model(name, self.device)
+        output().print(f"model loaded in {time.perf_counter() - began:.1f} s", highlight=False)
         memory.check_encoder(encoder, name)
         began = time.perf_counter()
         collection = Collection(memory)
         out = self.out or (self.log.parent if self.log else page) / "classifiers"
         session = Session(collection, encoder, ClickedLabels(journal), out, name)
+        threading.Thread(target=session.learn_cut, name="cut-off", daemon=True).start()  # nobody waits for it
         output().print(f"memory opened in {time.perf_counter() - began:.1f} s", highlight=False)
         return session

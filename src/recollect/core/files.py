@@ -156,6 +156,30 @@ def read_json(path: str | Path) -> Any:
         raise UserError(f"{path}: not valid JSON ({error}). Was it cut short? Make it again.") from None
 
 
+def check_writable(path: str | Path | None, option: str) -> None:
+    """Refuse, before any work, a file or folder that could not be written at its end; nothing is left there.
+
+    Args:
+        path: what will be written; None is not checked.
+        option: by which it was named.
+
+    Raises:
+        UserError: saying what is in the way.
+    """
+    if path is None:
+        return
+    place = Path(path).absolute()
+    place = place if place.is_dir() else place.parent
+    there = next(folder for folder in (place, *place.parents) if folder.exists())
+    if not there.is_dir():
+        raise UserError(f"{option} {path}: {there} is a file, not a folder. Name another place.")
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise UserError(f"{option} {path}: cannot be written there ({error.strerror}). Name another place.") from None
+
+
 def new_folder(path: str | Path, what: str) -> Path:
     """Return ``path`` if nothing, or an empty folder, is there; refuse to write over anything else.
 

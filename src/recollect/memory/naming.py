@@ -1,8 +1,10 @@
-"""Rows named by what their user knows of them, and the texts that they are given by these names."""
+"""Rows named by what their user knows of them, and the texts and labels that they are given by these names."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -76,3 +78,27 @@ def _set_some(backend: Backend, texts: Mapping[str, str], encoder: Encoder, by: 
         )
         backend.upsert(changed)
         return len(ids)
+
+
+def set_metadata(backend: Backend, key: str, values: Mapping[str, Any]) -> int:
+    """Give rows a value under one key, and take it from all others (see `Memory.set_metadata`)."""
+    wanted: dict[str, Any] = {}
+    for batch in backend.columns(["id", "metadata"], {}):
+        for id, text in zip(batch["id"], batch["metadata"], strict=True):
+            if json.loads(text).get(key) != values.get(id):
+                wanted[id] = values.get(id)
+    changed = 0
+    for start in range(0, len(wanted), _AT_ONCE):
+        with backend.writing():
+            ids = sorted(backend.known(list(wanted)[start : start + _AT_ONCE]))  # another process may have removed some
+            if not ids:
+                continue
+            rows = backend.rows(ids)
+            metadata = [
+                {name: value for name, value in old.items() if name != key}
+                | ({} if wanted[id] is None else {key: wanted[id]})
+                for id, old in zip(ids, rows.metadata, strict=True)
+            ]
+            backend.upsert(replace(rows, metadata=metadata))
+            changed += len(ids)
+    return changed

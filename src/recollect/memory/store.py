@@ -19,7 +19,7 @@ from recollect.memory.filters import parse_filter
 from recollect.memory.info import MemoryInfo, describe, metadata_keys
 from recollect.memory.lookup import Exclusions, Question, find, find_beside, find_near, nothing_satisfies
 from recollect.memory.matching import check_encoder, check_k, check_model
-from recollect.memory.naming import ids_of, set_captions
+from recollect.memory.naming import ids_of, set_captions, set_metadata
 from recollect.memory.rows import Item, Modality, Pairs, Precision, Record, check_vectors, picture_of
 
 NEAR = 0.94
@@ -192,6 +192,17 @@ class Memory:
         """
         self.check_encoder(encoder, "the encoder")
         return set_captions(self.backend, captions, encoder, by)
+
+    def set_metadata(self, key: str, values: Mapping[str, Any]) -> int:
+        """Give rows a value under one key of their metadata, and take it from all others.
+
+        Args:
+            values: by id; ids that are not there (any more) are passed over.
+
+        Returns:
+            How many rows have changed.
+        """
+        return set_metadata(self.backend, key, values)
 
     def ids_of(self, names: Sequence[str]) -> list[str]:
         """The ids of rows that are named by their id, by the file of their picture, or by id or file within a source.

@@ -29,6 +29,7 @@ from recollect.core.types import best_device
 from recollect.data.transforms import ImageTransform
 from recollect.models.architectures import ENCODERS, restore_small
 from recollect.models.dual import MODEL_FORMAT, RECORD, DualEncoder
+from recollect.models.asking import asked_once
 from recollect.models.presets import PRESETS
 from recollect.models.small import WEIGHTS, SmallEncoder
 from recollect.models.transformers.encoder import TransformersEncoder, quiet
@@ -54,11 +55,12 @@ def load_model(path_or_hub_id: str | Path, device: torch.device | str | None = N
     """
     name = str(path_or_hub_id)
     _check_place(name)
-    record = _record(name)
-    if record.get("architecture") in {encoder.architecture for encoder in ENCODERS.values()}:
-        encoder: DualEncoder = _open_small(name, record)
-    else:
-        encoder = _open_checkpoint(name, record)
+    with asked_once(name):
+        record = _record(name)
+        if record.get("architecture") in {encoder.architecture for encoder in ENCODERS.values()}:
+            encoder: DualEncoder = _open_small(name, record)
+        else:
+            encoder = _open_checkpoint(name, record)
     return encoder.to(device or best_device()).eval()
 
 

@@ -13,6 +13,7 @@ from recollect.core.types import Encoder, caption_prefix
 from recollect.memory import Hits, Item
 from recollect.models import DualEncoder
 from recollect.search.counters import CostCounters
+from recollect.search.cutoff import LearntCutOff
 from recollect.search.pool import Pool
 from recollect.search.query import Query, as_query, check_terms, embed_queries
 
@@ -134,7 +135,7 @@ class Searcher:
         *,
         where: str | None = None,
         page: int = 1,
-        min_score: float | None = None,
+        min_score: float | LearntCutOff | None = None,
     ) -> SearchResult: ...
 
     @overload
@@ -145,7 +146,7 @@ class Searcher:
         *,
         where: str | None = None,
         page: int = 1,
-        min_score: float | None = None,
+        min_score: float | LearntCutOff | None = None,
     ) -> list[SearchResult]: ...
 
     def search(
@@ -155,7 +156,7 @@ class Searcher:
         *,
         where: str | None = None,
         page: int = 1,
-        min_score: float | None = None,
+        min_score: float | LearntCutOff | None = None,
     ) -> SearchResult | list[SearchResult]:
         """The k best images for each query.
 
@@ -164,7 +165,8 @@ class Searcher:
             k: images of a page; fewer where there are no more.
             where: search only images that satisfy a filter, e.g. ``source = 'emoji' and year >= 2020``.
             page: 1 for the k best, 2 for the next k, ...
-            min_score: leave out images whose score by the model as it is lies below; how many, the result says.
+            min_score: leave out images whose score by the model as it is lies below; how many, the result says. A
+                learnt one is each query's own, and of words alone.
 
         Returns:
             One result for one query; for several, a list in their order.
@@ -188,7 +190,7 @@ class Searcher:
         return [
             SearchResult(str(query), (), (EMPTY,))
             if query.empty
-            else self._page(self._told(query, next(found)), k, page, min_score, len(pool))
+            else self._page(self._told(query, next(found)), k, page, self._limit(query, min_score), len(pool))
             for query in asked
         ]
 
@@ -212,6 +214,14 @@ class Searcher:
         self.report.shortened += bool(notes)
         return replace(result, notes=(*notes, *result.notes)) if notes else result
 
+    def _limit(self, query: Query, min_score: float | LearntCutOff | None) -> float | None:
+        """The cosine at which this query's images end."""
+        if not isinstance(min_score, LearntCutOff):
+            return min_score
+        if any(term.words is None for term in query.terms):
+            return None
+        return min_score.score_for(self._embed([query])[0].cpu().numpy())
+
     def _page(self, result: SearchResult, k: int, page: int, min_score: float | None, searched: int) -> SearchResult:
         """One page of what was found, without what lies below the cut-off."""
         hits, notes, cut = result.hits, result.notes, None
@@ -220,7 +230,7 @@ class Searcher:
             below = [score for hit in hits if (score := _model_score(hit)) < min_score]
             if below:  # what was found is the best, so all that was not lies below as well
                 cut, best = searched - len(kept), max(below)
-                notes = (*notes, f"{cut:,} of {searched:,} images score below {min_score:g}: cut (best {best:.3f})")
+                notes = (*notes, f"{cut:,} of {searched:,} images score below {min_score:.4g}: cut (best {best:.3f})")
             hits = kept
         first = (page - 1) * k
         return replace(

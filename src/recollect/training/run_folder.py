@@ -29,7 +29,7 @@ def run_lock(out: Path) -> Iterator[None]:
     Raises:
         UserError: another process trains there.
     """
-    existed = out.exists()
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
     make_folder(out)
     path = out / ".lock"
     with _locked(path):
@@ -37,8 +37,10 @@ def run_lock(out: Path) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
-            if not existed and not any(out.iterdir()):
-                out.rmdir()
+            for folder in made:  # a run that did not begin leaves no folder, nor those above it
+                if any(folder.iterdir()):
+                    break
+                folder.rmdir()
 
 
 @contextmanager

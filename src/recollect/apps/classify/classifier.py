@@ -12,13 +12,13 @@ from jaxtyping import Bool, Float, Int
 from recollect.apps.classify.choosing import BEST, CANDIDATES, by_names, choose, settings_of
 from recollect.apps.classify.folder import load_classifier, save_classifier
 from recollect.apps.classify.pictures import Example, embed_files
-from recollect.apps.classify.unknown import least_similarity
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind, caption_prefix
 from recollect.data.prompts import GENERAL_TEMPLATES, fill, readable
 from recollect.evaluation.features import learned_scale, prompt_ensemble
 from recollect.fewshot import EmbeddingClassifier
 from recollect.fewshot.protocol import FEW_SHOT_METHODS
+from recollect.fewshot.unknown import least_similarity
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from recollect.apps.serve.collection import VIEW_SIDE, as_jpeg
 from recollect.apps.serve.guard import Guard
-from recollect.apps.serve.session import Order, SearchTerm, Session
+from recollect.apps.serve.keeping import LABEL
+from recollect.apps.serve.orders import Order
+from recollect.apps.serve.session import SearchTerm, Session
 from recollect.core.errors import UserError
 
 STATIC = (
@@ -27,6 +29,7 @@ STATIC = (
     "search.js",
     "classes.js",
     "map.js",
+    "sorted.js",
     "viewer.js",
     "icon.svg",
 )
@@ -53,6 +56,7 @@ class SearchBody(_Body):
 
     terms: Annotated[list[TermBody], Field(max_length=16)] = []
     where: Annotated[str, Field(max_length=2000)] | None = None
+    adapt: bool = False
 
 
 class ClassBody(_Body):
@@ -87,7 +91,9 @@ def create_app(session: Session, hosts: frozenset[str], token: str | None = None
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     _errors(app)
     _static(app)
+    _searching(app, session)
     _looking(app, session)
+    _overviews(app, session)
     _teaching(app, session)
     _keeping(app, session)
     return Guard(app, hosts, token)
@@ -132,6 +138,7 @@ def _answer(session: Session, order: Order, began: float, **more: Any) -> dict[s
         "kind": order.kind,
         "version": session.collection.version,
         "milliseconds": round(1000 * (time.perf_counter() - began), 1),
+        **order.about,
         **more,
     }
 
@@ -141,7 +148,7 @@ def _checked(session: Session, version: int) -> None:
         raise UserError("the memory has changed. Load the page again.")
 
 
-def _looking(app: FastAPI, session: Session) -> None:
+def _searching(app: FastAPI, session: Session) -> None:
     @app.get("/api/info")
     def info() -> dict[str, Any]:
         memory = session.collection.memory
@@ -158,9 +165,18 @@ def _looking(app: FastAPI, session: Session) -> None:
     def search(body: SearchBody) -> dict[str, Any]:
         began = time.perf_counter()
         terms = [SearchTerm(each.words, each.row, each.upload, float(each.weight)) for each in body.terms]
-        order = session.search(terms, body.where) if terms else session.everything(body.where)
+        order = session.search(terms, body.where, body.adapt) if terms else session.everything(body.where)
         return _answer(session, order, began)
 
+    @app.post("/api/pictures")
+    async def upload(request: Request) -> dict[str, str]:
+        data = await request.body()
+        from starlette.concurrency import run_in_threadpool
+
+        return {"upload": await run_in_threadpool(session.upload, data)}
+
+
+def _looking(app: FastAPI, session: Session) -> None:
     @app.get("/api/window")
     def window(
         order: Annotated[str, Query(max_length=64)],
@@ -169,13 +185,6 @@ def _looking(app: FastAPI, session: Session) -> None:
         label: int | None = None,
     ) -> dict[str, Any]:
         return {"tiles": session.window(order, start, count, label)}
-
-    @app.post("/api/pictures")
-    async def upload(request: Request) -> dict[str, str]:
-        data = await request.body()
-        from starlette.concurrency import run_in_threadpool
-
-        return {"upload": await run_in_threadpool(session.upload, data)}
 
     @app.get("/api/thumbs/{version}/{row}")
     def thumb(version: int, row: int) -> Response:
@@ -201,6 +210,8 @@ def _looking(app: FastAPI, session: Session) -> None:
             "metadata": {str(key): _plain(value) for key, value in found.metadata.items()},
         }
 
+
+def _overviews(app: FastAPI, session: Session) -> None:
     @app.get("/api/map")
     def layout() -> dict[str, Any]:
         found = session.layout()
@@ -221,6 +232,11 @@ def _looking(app: FastAPI, session: Session) -> None:
             ],
             "note": note,
         }
+
+    @app.get("/api/sorted")
+    def sorted_by_clicks(show: Annotated[str, Query(max_length=410)] = "doubtful") -> dict[str, Any]:
+        began = time.perf_counter()
+        return _answer(session, session.keeper.sort(show), began, revision=session.labels.revision)
 
 
 def _picture(make: Any) -> Response:
@@ -245,37 +261,37 @@ def _teaching(app: FastAPI, session: Session) -> None:
 
     @app.post("/api/classes")
     def create(body: ClassBody) -> dict[str, Any]:
-        return {"class": session.create(body.name, body.text).key, "revision": session.labels.revision}
+        return {"class": session.teacher.create(body.name, body.text).key, "revision": session.labels.revision}
 
     @app.delete("/api/classes/{key}")
     def drop(key: int) -> dict[str, Any]:
-        session.drop(key)
+        session.teacher.drop(key)
         return {"revision": session.labels.revision}
 
     @app.get("/api/classes/{key}/order")
     def ranked(key: int, show: Literal["likely", "next", "cut", "clicked"] = "likely") -> dict[str, Any]:
         began = time.perf_counter()
-        order = session.ranked(key, show)
-        return _answer(session, order, began, summary=session.summary(key), revision=session.labels.revision)
+        order = session.teacher.ranked(key, show)
+        return _answer(session, order, began, summary=session.teacher.summary(key), revision=session.labels.revision)
 
     @app.post("/api/classes/{key}/marks")
     def mark(key: int, body: MarkBody) -> dict[str, Any]:
         _checked(session, body.version)
-        session.mark(key, body.rows, body.mark)
+        session.teacher.mark(key, body.rows, body.mark)
         began = time.perf_counter()
-        order = session.ranked(key, body.show)
-        return _answer(session, order, began, summary=session.summary(key), revision=session.labels.revision)
+        order = session.teacher.ranked(key, body.show)
+        return _answer(session, order, began, summary=session.teacher.summary(key), revision=session.labels.revision)
 
     @app.post("/api/undo")
     def undo() -> dict[str, Any]:
-        undone = session.undo()
+        undone = session.teacher.undo()
         return {"undone": undone, "revision": session.labels.revision}
 
 
 def _keeping(app: FastAPI, session: Session) -> None:
     @app.post("/api/save")
     def save(body: SaveBody) -> dict[str, Any]:
-        folder, kept = session.save(body.name)
+        folder, kept = session.keeper.save(body.name)
         return {
             "folder": str(folder),
             "classes": list(kept.classes),
@@ -284,11 +300,15 @@ def _keeping(app: FastAPI, session: Session) -> None:
             "held_out": kept.calibration,
         }
 
+    @app.post("/api/labels/memory")
+    def write() -> dict[str, Any]:
+        return {"changed": session.keeper.write_labels(), "key": LABEL}
+
     @app.get("/api/labels.csv")
     def as_csv() -> Response:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        table = session.table()
+        table = session.keeper.table()
         writer.writerow(table.column_names)
         for row in zip(*(column.to_pylist() for column in table.columns), strict=True):
             writer.writerow(
@@ -298,7 +318,7 @@ def _keeping(app: FastAPI, session: Session) -> None:
 
     @app.get("/api/labels.parquet")
     def as_parquet() -> Response:
-        return _download(session.parquet(), "application/vnd.apache.parquet", "labels.parquet")
+        return _download(session.keeper.parquet(), "application/vnd.apache.parquet", "labels.parquet")
 
 
 def _download(data: bytes, kind: str, name: str) -> Response:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +32,7 @@ class Layout:
 
 
 def lay_out(vectors: np.ndarray, seed: int = 0) -> Layout:
-    """Two dimensions of embeddings: t-SNE of a few thousand, principal components of more.
+    """Two dimensions of embeddings: UMAP where it is installed, else t-SNE of a few thousand and components of more.
 
     Args:
         vectors: unit-norm (rows, width).
@@ -40,7 +41,11 @@ def lay_out(vectors: np.ndarray, seed: int = 0) -> Layout:
     if len(rows) > MOST_POINTS:
         rows = np.sort(np.random.default_rng(seed).choice(len(vectors), MOST_POINTS, replace=False))
     some = vectors[rows] - vectors[rows].mean(axis=0)
-    if 10 <= len(rows) <= TSNE_POINTS:
+    umap = _umap() if len(rows) >= 10 else None
+    if umap is not None:
+        near = min(15, len(rows) - 1)
+        points, method = umap(n_neighbors=near, metric="cosine", random_state=seed).fit_transform(vectors[rows]), "UMAP"
+    elif 10 <= len(rows) <= TSNE_POINTS:
         from sklearn.manifold import TSNE
 
         flat = TSNE(init="pca", perplexity=min(30.0, (len(rows) - 1) / 3), random_state=seed, max_iter=500)
@@ -52,6 +57,15 @@ def lay_out(vectors: np.ndarray, seed: int = 0) -> Layout:
         points = np.pad(points, ((0, 0), (0, 2 - width)))
     low, high = points.min(axis=0), points.max(axis=0)
     return Layout(rows, ((points - low) / np.maximum(high - low, 1e-9)).astype(np.float32), method)
+
+
+def _umap() -> Any:
+    """UMAP's estimator, or None where it is not installed."""
+    try:
+        from umap import UMAP
+    except ImportError:
+        return None
+    return UMAP
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from transformers import (
 from recollect.core.errors import UserError
 from recollect.core.types import ImageLike, Source, best_device
 from recollect.memory import Item
+from recollect.models.asking import asked_once
 from recollect.models.transformers.encoder import quiet
 from recollect.search.baselines.pool_wide import has_caption
 from recollect.search.captioning.file import CaptionFile, key_of
@@ -77,7 +78,7 @@ class TransformersCaptioner:
         self, name: str, options: CaptionerOptions | None = None, device: torch.device | str | None = None
     ) -> None:
         self.name, self.options = name, options or CaptionerOptions()
-        with quiet():
+        with quiet(), asked_once(name):
             try:
                 config = AutoConfig.from_pretrained(name, trust_remote_code=False)
             except _FAILURES as error:

@@ -17,7 +17,7 @@ async function call(method, path, body, type = "application/json") {
 
 export const api = {
   info: () => call("GET", "/api/info"),
-  search: (terms, where) => call("POST", "/api/search", { terms, where: where || null }),
+  search: (terms, where, adapt) => call("POST", "/api/search", { terms, where: where || null, adapt }),
   window: (order, start, count, label) =>
     call("GET", `/api/window?order=${encodeURIComponent(order)}&start=${start}&count=${count}${label ? `&label=${label}` : ""}`),
   upload: (file) => call("POST", "/api/pictures", file, file.type || "application/octet-stream"),
@@ -29,6 +29,8 @@ export const api = {
   mark: (key, rows, mark, version, show) => call("POST", `/api/classes/${key}/marks`, { rows, mark, version, show }),
   undo: () => call("POST", "/api/undo"),
   save: (name) => call("POST", "/api/save", { name }),
+  sorted: (show) => call("GET", `/api/sorted?show=${encodeURIComponent(show)}`),
+  write: () => call("POST", "/api/labels/memory"),
   map: () => call("GET", "/api/map"),
   duplicates: () => call("GET", "/api/duplicates"),
 };
@@ -51,6 +53,8 @@ export function notice(text) {
   clearTimeout(hide);
   hide = setTimeout(() => { place.hidden = true; }, 6000);
 }
+
+export const percent = (share) => (share === null || share === undefined ? "–" : `${Math.round(100 * share)} %`);
 
 export const guarded = (action) => async (...given) => {
   try { return await action(...given); } catch (error) { notice(error.message); return undefined; }

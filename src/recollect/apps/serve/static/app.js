@@ -3,7 +3,8 @@ import { api, element, guarded, notice, thumb } from "./api.js";
 import { Classes } from "./classes.js";
 import { Grid } from "./grid.js";
 import { PictureMap } from "./map.js";
-import { SearchBox } from "./search.js";
+import { Episode, SearchBox } from "./search.js";
+import { Sorted } from "./sorted.js";
 import { Viewer } from "./viewer.js";
 
 const get = (id) => document.getElementById(id);
@@ -16,7 +17,7 @@ const grid = new Grid(get("grid"), { open: look, mark: guarded(clicked) });
 const map = new PictureMap(get("map"), look);
 
 const classes = new Classes((answer, options = {}) => {
-  if (answer === null) { state.listing = "search"; if (state.asked) grid.show(state.asked, { label: classes.active, keep: true }); return; }
+  if (answer === null) { if (state.listing === "sorted") return; state.listing = "search"; if (state.asked) grid.show(state.asked, { label: classes.active, keep: true }); return; }
   view("grid");
   state.listing = options.mode; state.left = answer.total;
   grid.show(answer, { label: options.label });
@@ -24,19 +25,33 @@ const classes = new Classes((answer, options = {}) => {
   status(`${answer.total.toLocaleString()} pictures, ${said} (${answer.milliseconds} ms)`);
 });
 
+const episode = new Episode(look);
+const sorted = new Sorted((answer) => {
+  Object.assign(state, { listing: "sorted", version: answer.version });
+  grid.show(answer, { label: classes.active });
+  status(`${answer.total.toLocaleString()} pictures (${answer.milliseconds} ms)`);
+});
+
 const search = new SearchBox((answer, terms) => {
   view("grid");
   Object.assign(state, { asked: answer, listing: "search", version: answer.version });
   grid.show(answer, { label: classes.active });
-  status(`${answer.total.toLocaleString()} pictures${terms ? ", best first" : ""} (${answer.milliseconds} ms)`);
+  episode.show(answer);
+  status(`${answer.total.toLocaleString()} pictures${terms ? ", best first" : ""}${cutOff(answer)} (${answer.milliseconds} ms)`);
 });
+
+// where the learnt cut-off lies; what is below is shown all the same, dimmed
+function cutOff({ cut }) {
+  if (!cut) return "";
+  return `; ${cut.above.toLocaleString()} above the learnt cut ${cut.score.toFixed(3)}, which ${Math.round(100 * cut.share)} % of ${cut.captions.toLocaleString()} captions give their own picture`;
+}
 
 async function clicked(tile, mark, key = classes.active) {
   if (!tile) return;
   const earlier = tile.mark;
   const answer = await classes.mark(tile, mark, state.version, key);
   if (!answer) return;
-  if (key !== classes.active || state.listing === "search") { grid.refresh(); step(tile.mark !== 0 && earlier !== tile.mark); return; }
+  if (key !== classes.active || ["search", "sorted"].includes(state.listing)) { grid.refresh(); step(tile.mark !== 0 && earlier !== tile.mark); return; }
   if (state.listing === "next" && !(earlier === 0 && --state.left <= 0)) { grid.refresh(); step(true); return; }
   if (state.listing === "next") { state.left = answer.total; grid.show(answer, { label: key }); return; }
   if (state.listing === "clicked") { grid.refresh(); return; }
@@ -47,14 +62,18 @@ async function clicked(tile, mark, key = classes.active) {
 const step = (on) => { if (on) grid.move(grid.focus + 1); };
 
 function view(which) {
-  get("grid").hidden = which !== "grid"; get("map-view").hidden = which !== "map"; get("duplicates").hidden = which !== "duplicates";
-  for (const name of ["grid", "map", "duplicates"]) {
+  get("grid").hidden = which !== "grid" && which !== "sorted"; get("sorted").hidden = which !== "sorted"; get("episode").hidden = which !== "grid" || !episode.open; get("map-view").hidden = which !== "map"; get("duplicates").hidden = which !== "duplicates";
+  for (const name of ["grid", "sorted", "map", "duplicates"]) {
     get(`show-${name}`).classList.toggle("chosen", name === which);
     get(`show-${name}`).setAttribute("aria-pressed", name === which);
   }
 }
 
-get("show-grid").addEventListener("click", () => view("grid"));
+get("show-grid").addEventListener("click", () => {
+  view("grid");
+  if (state.listing === "sorted" && state.asked) { state.listing = "search"; grid.show(state.asked, { label: classes.active }); }
+});
+get("show-sorted").addEventListener("click", guarded(async () => { await sorted.load("doubtful"); view("sorted"); }));
 get("show-map").addEventListener("click", guarded(async () => {
   view("map");
   status("drawing the map …");
@@ -111,7 +130,9 @@ const clickedByKey = guarded((mark, key) => clicked(grid.current, mark, key));
 async function synchronise() { // another tab may have clicked
   if (document.hidden) return;
   const changed = await classes.load().catch(() => false);
-  if (changed && classes.active !== null && state.listing !== "next") await classes.rank(classes.mode);
+  if (!changed || classes.active === null) return;
+  if (state.listing === "search") grid.show(state.asked, { label: classes.active, keep: true });
+  else if (!["next", "sorted"].includes(state.listing)) await classes.rank(classes.mode);
 }
 
 guarded(async () => {

@@ -1,17 +1,16 @@
 // Classes by clicks: yes and no, what that makes of the others, what to look at next.
-import { api, element, guarded, notice } from "./api.js";
-
-const percent = (share) => (share === null || share === undefined ? "–" : `${Math.round(100 * share)} %`);
+import { api, element, guarded, notice, percent } from "./api.js";
 
 export class Classes {
   constructor(show) {
     Object.assign(this, { show, list: [], active: null, mode: "likely", revision: -1 });
     const get = (id) => document.getElementById(id);
     Object.assign(this, { place: get("classes"), about: get("about"), cut: get("cut"), stop: get("stop"), name: get("class-name"), text: get("class-text"), file: get("save-name") });
-    for (const action of ["load", "choose", "create", "mark", "undo", "drop", "save", "rank"]) this[action] = guarded(this[action].bind(this));
+    for (const action of ["load", "choose", "create", "mark", "undo", "drop", "save", "rank", "write"]) this[action] = guarded(this[action].bind(this));
     get("new-class").addEventListener("submit", (event) => { event.preventDefault(); this.create(); });
     get("save").addEventListener("submit", (event) => { event.preventDefault(); this.save(); });
     get("undo").addEventListener("click", () => this.undo());
+    get("write").addEventListener("click", () => this.write());
     for (const button of this.about.querySelectorAll("[data-show]")) button.addEventListener("click", () => this.rank(button.dataset.show));
   }
 
@@ -91,6 +90,11 @@ export class Classes {
     const kept = await api.save(this.file.value.trim());
     const right = kept.held_out.accuracy === undefined ? "" : `, ${percent(kept.held_out.accuracy)} of held-out examples right`;
     notice(`Saved ${kept.folder}: ${kept.classes.join(", ")}; ${kept.method}${right}`);
+  }
+
+  async write() {
+    const { changed, key } = await api.write();
+    notice(changed ? `${changed.toLocaleString()} pictures' labels written; filter by ${key} = 'NAME'.` : "The memory has these labels already.");
   }
 
   draw() {

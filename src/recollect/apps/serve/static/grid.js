@@ -4,6 +4,8 @@ import { api, element, thumb } from "./api.js";
 const PAGE = 60, KEPT_PAGES = 40, FOOT = 26;
 const TALLEST = 8_000_000; // pixels; browsers end near 16 or 33 million, and a million rows in two columns need more
 
+const sorted = ({ says, possible }) => (says === null ? "none of these" : possible.length > 1 ? `${says} (or ${possible.filter((name) => name !== says).join(", ")})` : says);
+
 export class Grid {
   constructor(place, { open, mark }) {
     Object.assign(this, { place, open, mark, total: 0, columns: 1, side: 160, focus: 0, tiles: new Map(), free: [], pages: new Map() });
@@ -16,7 +18,7 @@ export class Grid {
 
   // keep: stay at the same place, as after a click that sorts anew
   show(order, { label = null, keep = false } = {}) {
-    Object.assign(this, { order: order.order, version: order.version, total: order.total, label, pages: new Map() });
+    Object.assign(this, { order: order.order, version: order.version, total: order.total, label, end: order.cut?.above ?? Infinity, pages: new Map() });
     if (!keep) { this.focus = 0; this.top = 0; }
     this.focus = Math.max(0, Math.min(this.focus, this.total - 1));
     this.place.classList.toggle("teaching", label !== null);
@@ -88,12 +90,12 @@ export class Grid {
 
   make() {
     const box = element("div", "tile"), card = element("div", "card"), image = element("img"), words = element("div", "words");
-    const foot = element("div", "foot"), score = element("span", "score"), caption = element("span", "caption"), marks = element("div", "marks");
+    const foot = element("div", "foot"), before = element("span", "before"), score = element("span", "score"), caption = element("span", "caption"), marks = element("div", "marks");
     const yes = element("button", "yes", "✓"), no = element("button", "no", "✗");
     yes.setAttribute("aria-label", "yes"); no.setAttribute("aria-label", "no"); yes.tabIndex = no.tabIndex = -1;
     box.setAttribute("role", "gridcell");
-    foot.append(score, caption); marks.append(yes, no); card.append(image, words, foot, marks); box.append(card);
-    const tile = { box, image, words, score, caption, index: -1 };
+    foot.append(before, score, caption); marks.append(yes, no); card.append(image, words, foot, marks); box.append(card);
+    const tile = { box, image, words, before, score, caption, index: -1 };
     image.decoding = "async";
     image.addEventListener("error", () => { image.hidden = true; words.hidden = false; });
     image.addEventListener("click", () => { this.move(tile.index); this.open(this.at(tile.index)); });
@@ -106,7 +108,8 @@ export class Grid {
 
   fill(tile) {
     const known = this.at(tile.index);
-    const { box, image, words, score, caption } = tile;
+    const { box, image, words, before, score, caption } = tile;
+    box.classList.toggle("below", tile.index >= this.end);
     box.classList.toggle("yes", known?.mark === 1);
     box.classList.toggle("no", known?.mark === -1);
     const source = known ? thumb(this.version, known.row) : "";
@@ -119,8 +122,10 @@ export class Grid {
     words.textContent = known ? known.caption || known.id : "";
     const said = known?.p ?? null;
     score.textContent = !known ? "" : said !== null ? `${Math.round(100 * said)}%` : known.score !== null ? known.score.toFixed(3) : "";
-    caption.textContent = known ? known.caption || known.id : "";
-    box.title = known ? known.caption || known.id : "";
+    before.textContent = known?.before ? `${tile.index + 1} ← ${known.before}` : "";
+    if (known && known.says !== undefined) caption.textContent = sorted(known);
+    else caption.textContent = known ? known.caption || known.id : "";
+    box.title = !known ? "" : known.possible?.length ? `${known.id}: cannot be ruled out: ${known.possible.join(", ")}` : known.caption || known.id;
   }
 
   release(index, tile) {

@@ -5,10 +5,11 @@ export class SearchBox {
   constructor(show) {
     Object.assign(this, { show, terms: [] });
     const get = (id) => document.getElementById(id);
-    Object.assign(this, { form: get("search"), words: get("words"), where: get("where"), chips: get("terms"), box: document.querySelector(".box"), file: get("file") });
+    Object.assign(this, { form: get("search"), words: get("words"), where: get("where"), chips: get("terms"), box: document.querySelector(".box"), file: get("file"), adapt: get("adapt") });
     this.form.addEventListener("submit", (event) => { event.preventDefault(); this.run(); });
     get("plus").addEventListener("click", () => this.keep(1));
     get("minus").addEventListener("click", () => this.keep(-1));
+    this.adapt.addEventListener("click", () => { this.adapt.setAttribute("aria-pressed", !this.adapts); this.adapt.classList.toggle("chosen", this.adapts); if (this.terms.length || this.words.value.trim()) this.run(); });
     get("picture").addEventListener("click", () => this.file.click());
     this.file.addEventListener("change", () => { this.upload(this.file.files); this.file.value = ""; });
     for (const kind of ["dragover", "dragleave", "drop"]) document.addEventListener(kind, (event) => {
@@ -20,6 +21,8 @@ export class SearchBox {
     this.upload = guarded(this.upload.bind(this));
     this.run = guarded(this.run.bind(this));
   }
+
+  get adapts() { return this.adapt.getAttribute("aria-pressed") === "true"; }
 
   async upload(chosen) {
     const files = [...chosen]; // a list of chosen files empties itself when the field is cleared
@@ -65,6 +68,33 @@ export class SearchBox {
     const terms = this.terms.map(({ words, row, upload, weight }) => ({ words: words ?? null, row: row ?? null, upload: upload ?? null, weight }));
     const words = this.words.value.trim();
     if (words) terms.push({ words, row: null, upload: null, weight: 1 });
-    this.show(await api.search(terms, this.where.value.trim()), terms.length);
+    this.show(await api.search(terms, this.where.value.trim(), this.adapts && terms.length > 0), terms.length);
+  }
+}
+
+// What an episode learnt from: each picture with its caption, and its rank before and after.
+export class Episode {
+  constructor(look) {
+    this.look = look;
+    const get = (id) => document.getElementById(id);
+    Object.assign(this, { place: get("episode"), note: get("episode-note"), pairs: get("episode-pairs"), open: false });
+  }
+
+  show({ episode, version }) {
+    this.open = Boolean(episode);
+    this.place.hidden = !this.open;
+    if (!episode) return;
+    const moved = episode.learnt.filter(({ before, after }) => before !== after).length;
+    this.note.textContent = [
+      episode.changed ? `The model took one step on these ${episode.learnt.length} look-alikes and their captions before it ranked them; ${moved} changed places.` : "The model did not adapt.",
+      ...episode.notes,
+    ].join(" ");
+    this.pairs.replaceChildren(...episode.learnt.map((pair) => {
+      const figure = element("figure"), image = element("img");
+      image.loading = "lazy"; image.src = thumb(version, pair.row); image.alt = pair.id;
+      image.addEventListener("click", () => this.look({ row: pair.row, id: pair.id, caption: pair.caption, score: null }));
+      figure.append(image, element("figcaption", "", `${pair.before} → ${pair.after}: ${pair.caption}`));
+      return figure;
+    }));
   }
 }

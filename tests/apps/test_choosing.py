@@ -3,7 +3,7 @@
 import numpy as np
 
 from recollect.apps.classify.choosing import CANDIDATES, by_names, choose
-from recollect.apps.classify.unknown import least_similarity
+from recollect.fewshot.unknown import least_similarity
 
 
 def blobs(per_class, classes=4, width=16, seed=0, spread=0.8):

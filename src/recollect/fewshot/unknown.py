@@ -1,4 +1,4 @@
-"""None of these: pictures that are unlike every example."""
+"""None of these, whatever the method: embeddings that are unlike every example."""
 
 import math
 

@@ -1,0 +1,249 @@
+"""The page at a million made pictures, in a real browser: frames, memory, and time to the first answer.
+
+    python benchmarks/page.py --rows 1000000 --out results/page/million.json
+
+Builds a memory of made pictures (kept in ``--work`` for the next run), serves it with the command, opens it in Debian's
+chromium by Playwright and scrolls. *Frames* are intervals between animation frames while the list moves by a wheel
+and leaps by its bar; *memory* is the renderer's own (not shared with other processes), with what an empty tab has
+beside it, and the JavaScript heap; *first answer* is the time from the loaded model until a search by words has been
+answered, with every row read.
+"""
+
+import io
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+from PIL import Image
+
+from recollect.core.files import write_json
+from recollect.core.progress import progress
+from recollect.memory import Memory, Pairs
+from recollect.models import build_model
+
+CHROMIUM = os.environ.get("RECOLLECT_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
+SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--enable-precise-memory-info"]
+COLOURS = ("red", "green", "blue", "grey")
+_BLOCK = 50_000
+_PICTURES = 4_096
+"""Made pictures that differ; the browser cannot tell, since each row has an address of its own."""
+
+_SCROLL = """async ({ seconds, leap }) => {
+  const grid = document.getElementById("grid"), times = [];
+  let last = performance.now(), moved = 0;
+  const end = last + 1000 * seconds;
+  while (last < end) {
+    if (leap) grid.scrollTop = Math.abs(Math.sin(moved++ / 40)) * grid.scrollHeight;
+    else grid.dispatchEvent(new WheelEvent("wheel", { deltaY: 60, bubbles: true, cancelable: true }));
+    const now = await new Promise(requestAnimationFrame);
+    times.push(now - last); last = now;
+  }
+  return times.slice(2);
+}"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure.
+
+    Attributes:
+        rows: of the memory.
+        seconds: of each way of scrolling.
+        work: folder for the memory, made once.
+        out: JSON file for the figures.
+    """
+
+    rows: int = 1_000_000
+    seconds: float = 5.0
+    work: Path = Path("page-benchmark")
+    out: Path = Path("results/page/million.json")
+
+
+@cache
+def made(number: int) -> bytes:
+    """A small picture, another one for each number."""
+    generator = np.random.default_rng(number)
+    pixels = generator.integers(0, 90, (4, 4, 3), dtype=np.uint8)
+    pixels[..., number % 3] += 120
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).resize((24, 24), Image.Resampling.NEAREST).save(buffer, "PNG", compress_level=1)
+    return buffer.getvalue()
+
+
+def build(options: Options) -> Path:
+    """The memory and its model; what is there already is used."""
+    folder, model = options.work / f"memory-{options.rows}", options.work / "model"
+    if not model.exists():
+        build_model(
+            "glyph-held-back", texts=[f"a {colour} picture number {i}" for colour in COLOURS for i in range(9)]
+        ).save(model)
+    if folder.exists():
+        return folder
+    from recollect.models import load_model
+
+    encoder = load_model(str(model))
+    generator = np.random.default_rng(0)
+    memory = Memory.create(folder, width=encoder.width, model=encoder.fingerprint, model_name=str(model.resolve()))
+
+    def unit(rows: np.ndarray) -> np.ndarray:
+        return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+    with progress("made pictures", options.rows, "pictures") as counter:
+        for start in range(0, options.rows, _BLOCK):
+            numbers = range(start, min(start + _BLOCK, options.rows))
+            images = unit(generator.normal(size=(len(numbers), encoder.width)))
+            texts = unit(images + generator.normal(size=images.shape))
+            memory.add(
+                Pairs(
+                    ids=[f"made/{number}" for number in numbers],
+                    image_vectors=images,
+                    text_vectors=texts,
+                    captions=[f"a {COLOURS[number % 3]} picture number {number}" for number in numbers],
+                    model=encoder.fingerprint,
+                    sources=["made"] * len(numbers),
+                    metadata=[{}] * len(numbers),
+                    images=[made(number % _PICTURES) for number in numbers],
+                )
+            )
+            counter.advance(len(numbers))
+    return folder
+
+
+def serve(folder: Path) -> tuple[subprocess.Popen[str], str, dict[str, float]]:
+    """The command's process, its address, and how long each part of its start took."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "recollect", "serve", str(folder), "--port", "0"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    took: dict[str, float] = {}
+    began = time.perf_counter()
+    for line in process.stdout:
+        if found := re.search(r"model loaded in ([\d.]+) s", line):
+            took["model_loaded_s"] = float(found[1])
+            began = time.perf_counter()
+        if found := re.search(r"page: (http://\S+)", line):
+            took["opened_s"] = round(time.perf_counter() - began, 2)
+            return process, found[1].rstrip("/"), took
+    raise SystemExit("the page did not start")
+
+
+def search(address: str, words: str) -> dict[str, Any]:
+    """A search by the API."""
+    request = urllib.request.Request(
+        f"{address}/api/search",
+        json.dumps({"terms": [{"words": words}]}).encode(),
+        {"content-type": "application/json", "x-recollect": "1"},
+    )
+    with urllib.request.urlopen(request, timeout=600) as answer:
+        return dict(json.load(answer))
+
+
+def private_megabytes(process: int) -> float:
+    """Memory of a process that it shares with no other."""
+    text = Path(f"/proc/{process}/smaps_rollup").read_text()
+    return sum(int(each) for each in re.findall(r"Private_\w+:\s+(\d+) kB", text)) / 1024
+
+
+def renderers(parent: int) -> list[int]:
+    """Processes below another one that draw pages."""
+    found, wanted = [], {parent}
+    for place in sorted(Path("/proc").iterdir(), key=lambda path: path.name.zfill(9)):
+        if not place.name.isdigit():
+            continue
+        try:
+            above = int(place.joinpath("stat").read_text().rsplit(")", 1)[1].split()[1])
+            line = place.joinpath("cmdline").read_bytes()
+        except OSError:
+            continue
+        if above in wanted:
+            wanted.add(int(place.name))
+            if b"--type=renderer" in line:
+                found.append(int(place.name))
+    return found
+
+
+def frames(times: list[float]) -> dict[str, float]:
+    """Of the intervals between frames, in milliseconds."""
+    return {
+        "frames": len(times),
+        "a_second": round(1000 * len(times) / sum(times), 1),
+        "median_ms": round(statistics.median(times), 2),
+        "p95_ms": round(float(np.percentile(times, 95)), 2),
+        "worst_ms": round(max(times), 1),
+    }
+
+
+def in_browser(address: str, seconds: float) -> dict[str, Any]:
+    """Frames and memory of the page."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as starter:
+        browser = starter.chromium.launch(executable_path=CHROMIUM, args=SWITCHES)
+        empty = browser.new_page(viewport={"width": 1200, "height": 760})
+        empty.goto("about:blank")
+        before = {each: private_megabytes(each) for each in renderers(os.getpid())}
+        tab = browser.new_page(viewport={"width": 1200, "height": 760})
+        began = time.perf_counter()
+        tab.goto(address)
+        tab.wait_for_selector(".tile .caption:not(:empty)", timeout=120_000)
+        shown = time.perf_counter() - began
+        wheel = tab.evaluate(_SCROLL, {"seconds": seconds, "leap": False})
+        leaps = tab.evaluate(_SCROLL, {"seconds": seconds, "leap": True})
+        tab.wait_for_timeout(2000)
+        own = {each: private_megabytes(each) for each in renderers(os.getpid()) if each not in before}
+        found = {
+            "first_tiles_s": round(shown, 2),
+            "wheel": frames(wheel),
+            "leaps": frames(leaps),
+            "renderer_mb": round(max(own.values(), default=float("nan")), 1),
+            "empty_renderer_mb": round(min(before.values(), default=float("nan")), 1),
+            "heap_mb": round(tab.evaluate("performance.memory.usedJSHeapSize") / 2**20, 1),
+            "elements": tab.evaluate("document.querySelectorAll('*').length"),
+            "tiles": tab.evaluate("document.querySelectorAll('.tile').length"),
+            "chromium": browser.version,
+        }
+        browser.close()
+    return found
+
+
+def main() -> None:
+    """Measure, print and write."""
+    options = tyro.cli(Options)
+    folder = build(options)
+    process, address, took = serve(folder)
+    try:
+        began = time.perf_counter()
+        search(address, "a red picture")
+        first = time.perf_counter() - began
+        answers = [search(address, f"a blue picture {number}")["milliseconds"] for number in range(5)]
+        found = {
+            "rows": options.rows,
+            **took,
+            "first_answer_s": round(took["opened_s"] + first, 2),
+            "later_search_ms": statistics.median(answers),
+            "server_mb": round(private_megabytes(process.pid)),
+            "processors": os.cpu_count(),
+            **in_browser(address, options.seconds),
+        }
+    finally:
+        process.terminate()
+        process.wait(20)
+    write_json(options.out, {"format": 1, **found})
+    print(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()

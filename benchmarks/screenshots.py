@@ -1,0 +1,167 @@
+"""Pictures of the page for the guides, at desktop and phone width.
+
+    recollect memory build RUN/model glyphs:captions --limit 3000 --out memories/glyphs
+    python benchmarks/screenshots.py memories/glyphs --words "arrow pointing right" --yes ARROW --out docs/images
+
+    python benchmarks/screenshots.py memories/glyphs --words "playing card" --yes "playing card"
+each view as a PNG. Clicks go to a log of their own, so the memory stays as it was.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from PIL import Image
+
+CHROMIUM = os.environ.get("RECOLLECT_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
+SIZES = {"": (1200, 760), "-phone": (390, 780)}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to show.
+
+    Attributes:
+        memory: that is served.
+        words: to search by.
+        yes: a class by clicks: pictures whose caption has this word.
+        clicks: to make.
+        out: folder of the pictures.
+    """
+
+    memory: tyro.conf.Positional[Path]
+    words: str = "playing card"
+    yes: str = "playing card"
+    clicks: int = 30
+    out: Path = Path("docs/images")
+
+
+@contextmanager
+def served(memory: Path) -> Iterator[str]:
+    """The page's address."""
+    with tempfile.TemporaryDirectory() as folder:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "recollect", "serve", str(memory), "--port", "0", "--log", f"{folder}/clicks.jsonl"],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                print(line, end="")
+                if found := re.search(r"page: (http://\S+)", line):
+                    yield found[1]
+                    break
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+class Camera:
+    """A tab of one size."""
+
+    def __init__(self, browser: Any, address: str, size: str, out: Path) -> None:
+        width, height = SIZES[size]
+        self.tab = browser.new_page(viewport={"width": width, "height": height}, has_touch=bool(size))
+        self.size, self.out = size, out
+        self.tab.goto(address)
+        self.tab.wait_for_selector(".tile .caption:not(:empty)")
+
+    def shot(self, name: str) -> None:
+        """Keep what is seen once every picture in sight is there."""
+        images = "[...document.querySelectorAll('.tile:not([hidden]) img:not([hidden])')]"
+        self.until(f"{images}.every(i => i.complete && i.naturalWidth)")
+        self.tab.evaluate(f"Promise.all({images}.map(i => i.decode().catch(() => 0))).then(() => 0)")
+        self.tab.wait_for_timeout(600)
+        file = self.out / f"page-{name}{self.size}.png"
+        self.tab.screenshot(path=file)
+        Image.open(file).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(file, optimize=True)
+        print(file, f"{file.stat().st_size / 1024:.0f} kB")
+
+    def until(self, script: str) -> None:
+        """Wait for the page."""
+        for _ in range(1200):
+            if self.tab.evaluate(script):
+                return
+            self.tab.wait_for_timeout(50)
+        raise SystemExit(f"never true: {script}")
+
+    def search(self, words: str) -> None:
+        """Search by words."""
+        self.tab.fill("#words", words)
+        self.tab.press("#words", "Enter")
+        self.until("document.querySelector('#status').textContent.includes('best first')")
+
+    def teach(self, name: str, yes: str, clicks: int) -> None:
+        """Click as a person would who looks for one class."""
+        if not self.tab.is_visible("#panel"):
+            self.tab.click("#toggle-classes")
+        self.tab.fill("#class-name", name)
+        self.tab.fill("#class-text", name)
+        self.tab.press("#class-name", "Enter")
+        self.tab.wait_for_selector("#about:not([hidden])")
+        self.tab.click("[data-show=next]")
+        self.until("document.querySelector('#status').textContent.includes('label next')")
+        self.tab.focus("#grid")
+        for number in range(1, clicks + 1):
+            self.until("document.querySelector('.tile.focus:not([hidden]) .caption')?.textContent > ''")
+            seen = self.tab.inner_text(".tile.focus:not([hidden]) .caption")
+            self.tab.keyboard.press("Space" if yes in seen else "x")
+            self.until(
+                f"document.querySelector('.counts').textContent.match(/\\d+/g).reduce((a, b) => +a + +b) == {number}"
+            )
+            self.tab.wait_for_timeout(30)
+        self.tab.click("[data-show=likely]")
+        self.until("document.querySelector('#status').textContent.includes('likeliest')")
+
+
+def main() -> None:
+    """Take them all."""
+    from playwright.sync_api import sync_playwright
+
+    options = tyro.cli(Options)
+    options.out.mkdir(parents=True, exist_ok=True)
+    with served(options.memory) as address, sync_playwright() as starter:
+        browser = starter.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        desk = Camera(browser, address, "", options.out)
+        phone = Camera(browser, address, "-phone", options.out)
+        for camera in (desk, phone):
+            camera.search(options.words)
+            camera.shot("search")
+        desk.tab.click("#adapt")
+        desk.until("!document.querySelector('#episode').hidden || !document.querySelector('#notice').hidden")
+        if desk.tab.is_visible("#episode"):  # a model of another kind cannot adapt, and says so
+            desk.tab.click("#episode-note")
+            desk.shot("adapt")
+        desk.tab.click("#adapt")
+        desk.teach(options.yes, options.yes, options.clicks)
+        desk.shot("class")
+        phone.tab.reload()
+        phone.tab.wait_for_selector(".tile .caption:not(:empty)")
+        phone.tab.click("#toggle-classes")
+        phone.tab.click("#classes .name")
+        phone.until("document.querySelector('#status').textContent.includes('likeliest')")
+        phone.shot("class")
+        desk.tab.click("#show-sorted")
+        desk.until("!document.querySelector('#sorted').hidden")
+        desk.shot("sorted")
+        desk.tab.click("#show-map")
+        desk.until("document.querySelector('#status').textContent.startsWith('Map of')")
+        desk.tab.wait_for_timeout(3000)
+        desk.shot("map")
+        desk.tab.click("#show-duplicates")
+        desk.until("document.querySelector('#status').textContent.includes('same file')")
+        desk.shot("duplicates")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""What leaves the page: a classifier, tables, labels in the memory; and every picture sorted by what was taught."""
+
+import io
+import re
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recollect.apps.classify.classifier import Classifier, ClassifierModel, Support, class_prefix, class_prompts_of
+from recollect.apps.serve.collection import Collection
+from recollect.apps.serve.orders import Order, Orders
+from recollect.apps.serve.teaching import Teaching
+from recollect.core.errors import UserError
+from recollect.core.types import Encoder
+from recollect.evaluation.features import learned_scale, prompt_ensemble
+
+LABEL = "clicked"
+"""Metadata that clicks are written to; a filter reads it: ``clicked = 'cat'``."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,80}")
+_AT_ONCE = 8_192
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """Every row by the classifier that the clicks make.
+
+    Attributes:
+        revision: of the clicks.
+        classifier: as `Keeper.classifier` makes it.
+        best: index of the likeliest class of each row.
+        probability: of that class.
+        unknown: rows that are unlike every example.
+    """
+
+    revision: int
+    classifier: Classifier
+    best: np.ndarray
+    probability: np.ndarray
+    unknown: np.ndarray
+
+
+class Keeper:
+    """What the clicks are good for.
+
+    Args:
+        collection: what was clicked.
+        encoder: the model that embedded it.
+        teacher: answers to the clicks.
+        orders: keeps the lists that are made.
+        out: folder that classifiers are saved in.
+        model_name: what to open the model by.
+        lock: shared with whatever else uses the model.
+    """
+
+    def __init__(
+        self,
+        collection: Collection,
+        encoder: Encoder,
+        teacher: Teaching,
+        orders: Orders,
+        out: Path,
+        model_name: str,
+        lock: threading.RLock,
+    ) -> None:
+        self.collection, self.encoder, self.teacher, self.orders = collection, encoder, teacher, orders
+        self.out, self.model_name = out, model_name
+        self._lock = lock
+        self._sorted: Sorted | None = None
+
+    # ---------------------------------------------------------------- a classifier
+
+    def classifier(self) -> Classifier:
+        """All classes with their Yes as one classifier; one class alone is told from its No.
+
+        Raises:
+            UserError: fewer than two kinds of pictures.
+        """
+        with self._lock:
+            classes = [each for each in self.teacher.labels.classes.values() if each.count(1)]
+            examples = [(id, each.name) for each in classes for id, mark in each.marks.items() if mark > 0]
+            if len(classes) == 1:
+                examples += [(id, f"not {classes[0].name}") for id, mark in classes[0].marks.items() if mark < 0]
+            texts = {each.name: (each.text,) for each in classes if each.text and each.text != each.name}
+        known = [(id, name) for id, name in examples if id in self.collection.row_of]
+        names = tuple(sorted({name for _, name in known}))
+        if len(names) < 2:
+            raise UserError("a classifier needs two kinds of pictures: click Yes and No, or Yes in two classes")
+        prompts = [class_prompts_of(name, texts.get(name, ())) for name in names]
+        with self._lock:
+            vectors = prompt_ensemble(self.encoder, prompts, class_prefix(self.encoder))
+        rows = [self.collection.row_of[id] for id, _ in known]
+        support = Support(
+            self.collection.vectors[rows],
+            np.array([names.index(name) for _, name in known], dtype=np.int64),
+            tuple(id for id, _ in known),
+            tuple(id for id, _ in known),
+        )
+        model = ClassifierModel(
+            self.model_name, self.encoder.fingerprint, learned_scale(self.encoder), class_prefix(self.encoder)
+        )
+        return Classifier(names, texts, vectors, support, model)
+
+    def save(self, name: str) -> tuple[Path, Classifier]:
+        """Keep the classifier in a folder of this name below ``out``; an earlier one of the name is replaced.
+
+        Raises:
+            UserError: a name that is none for a folder, or as in `classifier`.
+        """
+        if not _NAME.fullmatch(name) or name.endswith((".", " ")):
+            raise UserError("name it with letters, digits, spaces, dots, - and _")
+        kept = self.classifier()
+        return kept.save(self.out / name, replace=True), kept
+
+    # ---------------------------------------------------------------- every picture sorted
+
+    def sorted(self) -> Sorted:
+        """Every row by the classifier; computed once for each change.
+
+        Raises:
+            UserError: as in `classifier`.
+        """
+        with self._lock:
+            revision = self.teacher.labels.revision
+            if self._sorted is not None and self._sorted.revision == revision:
+                return self._sorted
+            kept = self.classifier()
+        vectors = self.collection.vectors
+        best, probability, unknown = [], [], []
+        for start in range(0, len(vectors), _AT_ONCE):
+            block = vectors[start : start + _AT_ONCE]
+            p = kept.predict_proba(block)
+            best.append(p.argmax(axis=1))
+            probability.append(p.max(axis=1))
+            unknown.append(kept.is_unknown(block))
+        found = Sorted(revision, kept, np.concatenate(best), np.concatenate(probability), np.concatenate(unknown))
+        with self._lock:
+            self._sorted = found
+        return found
+
+    def sort(self, show: str) -> Order:
+        """A list of pictures by what they are said to be.
+
+        Args:
+            show: ``doubtful``: all, the least probable first; ``none``: those that are none of the classes, unlike
+                every example; ``class:NAME``: those of one class, surest first.
+
+        Raises:
+            UserError: no such class, or as in `classifier`.
+        """
+        found = self.sorted()
+        names = list(found.classifier.classes)
+        rows = np.arange(len(self.collection))
+        by = found.probability
+        if show == "none":
+            rows = rows[found.unknown]
+            by = -found.classifier.similarity(self.collection.vectors[rows]).max(axis=1) if len(rows) else by[rows]
+            best = rows[np.argsort(-by, kind="stable")]
+        elif show == "doubtful":
+            best = rows[np.argsort(by, kind="stable")]
+        else:
+            name = show.removeprefix("class:")
+            if name not in names:
+                raise UserError(f"no class {name!r}; there are {', '.join(names)}")
+            rows = rows[(found.best == names.index(name)) & ~found.unknown]
+            best = rows[np.argsort(-by[rows], kind="stable")]
+        return self.orders.keep(best, found.probability[best], "sorted", about=self.counts(found))
+
+    def counts(self, found: Sorted) -> dict[str, Any]:
+        """How many pictures each class has, and how far that can be trusted."""
+        kept = found.classifier
+        known = np.bincount(found.best[~found.unknown], minlength=len(kept.classes)).tolist()
+        return {
+            "classes": [{"name": name, "pictures": count} for name, count in zip(kept.classes, known, strict=True)],
+            "none": int(found.unknown.sum()),
+            "none_rate": kept.unknown_rate,
+            "method": kept.method,
+            "held_out": dict(kept.calibration),
+        }
+
+    def told(self, rows: np.ndarray, alpha: float = 0.1) -> list[dict[str, Any]]:
+        """What each of some rows is said to be, and what it cannot be ruled out to be."""
+        found = self.sorted()
+        names = found.classifier.classes
+        possible: np.ndarray | None = None
+        if found.classifier.calibrated and len(rows):
+            possible = found.classifier.predict_set(self.collection.vectors[rows], alpha)
+        return [
+            {
+                "says": None if found.unknown[row] else names[found.best[row]],
+                "p": float(found.probability[row]),
+                "possible": [] if possible is None else [names[c] for c in np.flatnonzero(possible[place])],
+            }
+            for place, row in enumerate(rows.tolist())
+        ]
+
+    # ---------------------------------------------------------------- tables, and the memory
+
+    def table(self) -> pa.Table:
+        """Every click and, where a class has a cut-off, what it says of every other picture."""
+        columns: dict[str, list[Any]] = {"id": [], "class": [], "clicked": [], "probability": [], "yes": []}
+        for each, taught in self.teacher.answers():
+            rows = range(len(self.collection)) if taught.cut is not None else taught.fit.rows.tolist()
+            for row in rows:
+                id = self.collection.ids[row]
+                mark = each.marks.get(id, 0)
+                p = float(taught.cut.probability[row]) if taught.cut is not None else None
+                values = (id, each.name, mark, p, mark > 0 if p is None else p >= 0.5)
+                for column, value in zip(columns.values(), values, strict=True):
+                    column.append(value)
+        types = (pa.string(), pa.string(), pa.int8(), pa.float64(), pa.bool_())
+        return pa.table(
+            {name: pa.array(values, kind) for (name, values), kind in zip(columns.items(), types, strict=True)}
+        )
+
+    def parquet(self) -> bytes:
+        """`table` as a Parquet file."""
+        sink = io.BytesIO()
+        pq.write_table(self.table(), sink)
+        return sink.getvalue()
+
+    def write_labels(self) -> int:
+        """Write each picture's classes into the memory's metadata, where filters find them; returns rows changed.
+
+        A picture of several classes has them in the order of their names, with ``; `` between. A picture whose Yes was
+        taken back loses its label.
+
+        Raises:
+            UserError: the memory cannot be written.
+        """
+        names: dict[str, list[str]] = {}
+        with self._lock:
+            for each in self.teacher.labels.classes.values():
+                for id, mark in each.marks.items():
+                    if mark > 0:
+                        names.setdefault(id, []).append(each.name)
+        return self.collection.memory.set_metadata(LABEL, {id: "; ".join(sorted(known)) for id, known in names.items()})

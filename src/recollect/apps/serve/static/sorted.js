@@ -1,0 +1,26 @@
+// Every picture sorted by what the clicks taught: doubtful first, by class, none of these.
+import { api, element, guarded, percent } from "./api.js";
+
+export class Sorted {
+  constructor(show) {
+    const get = (id) => document.getElementById(id);
+    Object.assign(this, { show, note: get("sorted-note"), place: get("sorted-classes") });
+    this.choose = guarded(this.load.bind(this));
+  }
+
+  async load(show) {
+    const answer = await api.sorted(show);
+    const { held_out: held, none_rate: rate } = answer;
+    const trust = held.accuracy === undefined ? "Too few clicks to hold any out." : `${percent(held.accuracy)} of ${held.examples} held-out clicks right, calibration error ${percent(held.calibration_error)}.`;
+    const none = rate ? ` None of these: unlike every example; about ${percent(rate)} of pictures of the classes fall there by mistake.` : "";
+    this.note.textContent = `By the classifier of your clicks (${answer.method}). ${trust} In brackets: what cannot be ruled out, nine times in ten.${none}`;
+    const choices = [["doubtful", "doubtful first", null], ...answer.classes.map(({ name, pictures }) => [`class:${name}`, name, pictures]), ["none", "none of these", answer.none]];
+    this.place.replaceChildren(...choices.map(([key, name, count]) => {
+      const button = element("button", key === show ? "chosen" : "", count === null ? name : `${name} ${count.toLocaleString()}`);
+      button.setAttribute("aria-pressed", key === show);
+      button.addEventListener("click", () => this.choose(key));
+      return button;
+    }));
+    this.show(answer);
+  }
+}

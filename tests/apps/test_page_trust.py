@@ -1,0 +1,150 @@
+"""The page beyond one list: an episode and why, where a search ends, everything sorted, labels in the memory."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+
+import guide_world
+from pages import colour_memory, start
+from recollect.apps.serve.layout import lay_out
+from recollect.apps.serve.session import SearchTerm
+from recollect.memory.rows import Pairs
+from recollect.memory.store import Memory
+from recollect.search.opening import open_searcher
+
+
+def test_an_adapted_search_is_the_commands_own_and_says_what_it_learnt_from(drawings):
+    session = drawings.session
+    words = "a red bridge by the sea"
+    plain = session.search([SearchTerm(words)])
+    order = session.search([SearchTerm(words)], adapt=True)
+    command = open_searcher(session.collection.memory, model=session.model_name, rerank="episode")
+    expected = command.search(words, 30)
+    assert [session.collection.ids[row] for row in order.rows[:16]] == [hit.item.id for hit in expected.hits[:16]]
+    np.testing.assert_allclose(order.scores[:16], [hit.score for hit in expected.hits[:16]], atol=1e-5)
+    assert sorted(order.rows.tolist()) == list(range(30)), "every picture once"
+    np.testing.assert_array_equal(order.rows[16:], [row for row in plain.rows if row not in set(order.rows[:16])])
+    episode = order.about["episode"]
+    assert episode["changed"]
+    captioned = [hit for hit in expected.hits[:16] if hit.item.caption]
+    assert {pair["id"] for pair in episode["learnt"]} == {hit.item.id for hit in captioned}
+    for pair in episode["learnt"]:
+        assert plain.rows[pair["before"] - 1] == order.rows[pair["after"] - 1] == pair["row"]
+    tiles = session.window(order.key, 0, 30)
+    assert [tile.get("before") for tile in tiles[:16]] == [hit.zero_shot_rank for hit in expected.hits[:16]]
+    assert not any("before" in tile for tile in tiles[16:])
+
+
+def test_an_adapted_search_takes_pictures_and_filters(drawings):
+    session = drawings.session
+    key = session.upload(guide_world.encoded(guide_world.drawing(77)))
+    order = session.search([SearchTerm(upload=key), SearchTerm(row=3, weight=-0.5)], "number < 12", adapt=True)
+    assert sorted(order.rows.tolist()) == list(range(12))
+
+
+def test_a_model_without_episodes_says_so(shared_page):
+    status, said = shared_page.call("/api/search", {"terms": [{"words": "red"}], "adapt": True})
+    assert status == 400
+    assert "cannot adapt" in said["error"]
+
+
+def test_a_search_by_words_says_where_it_ends_and_shows_everything(shared_page):
+    _, answer = shared_page.call("/api/search", {"terms": [{"words": "red"}]})
+    cut = answer["cut"]
+    assert answer["total"] == 60, "never silent: nothing is left out"
+    assert cut["share"] == 0.9
+    tiles = shared_page.call(f"/api/window?order={answer['order']}&start=0&count=60")[1]["tiles"]
+    assert sum(tile["score"] >= cut["score"] for tile in tiles) == cut["above"]
+    shown = {tile["id"].split("/")[0] for tile in tiles[: cut["above"]]}
+    assert shown == {"red"}
+    like = shared_page.call("/api/search", {"terms": [{"row": 0}]})[1]
+    assert "cut" not in like, "captions say nothing of pictures"
+
+
+def teach(page, rows=12):
+    """Three classes, four Yes each."""
+    version = page.session.collection.version
+    for key, name in enumerate(("red", "green", "blue"), start=1):
+        page.call("/api/classes", {"name": name})
+        page.call(f"/api/classes/{key}/marks", {"rows": list(range(key - 1, rows, 3)), "mark": 1, "version": version})
+
+
+def test_everything_is_sorted_with_what_cannot_be_ruled_out(page):
+    teach(page, 36)
+    status, answer = page.call("/api/sorted")
+    assert status == 200, answer
+    assert sum(each["pictures"] for each in answer["classes"]) + answer["none"] == 60
+    assert answer["held_out"]["accuracy"] == 1.0
+    tiles = page.call(f"/api/window?order={answer['order']}&start=0&count=60")[1]["tiles"]
+    assert [tile["p"] for tile in tiles] == sorted(tile["p"] for tile in tiles), "doubtful first"
+    right = [tile["says"] in (tile["id"].split("/")[0], None) for tile in tiles]
+    assert np.mean(right) > 0.95
+    assert all(tile["says"] in tile["possible"] for tile in tiles if tile["says"] and tile["possible"])
+    assert np.mean([len(tile["possible"]) < 3 for tile in tiles]) > 0.8, "twelve examples rule others out"
+    _, reds = page.call("/api/sorted?show=class:red")
+    assert reds["total"] == next(each["pictures"] for each in answer["classes"] if each["name"] == "red")
+    assert page.call("/api/sorted?show=class:mauve")[0] == 400
+
+
+def test_a_picture_unlike_every_example_is_none_of_these(tmp_path):
+    memory = colour_memory(tmp_path / "memory")
+    odd = np.float32([[-1, -1, -1]]) / np.sqrt(np.float32(3))
+    memory.add(Pairs(["odd/1"], odd, odd, ["odd"], memory.model, ["paint"], [{}], [None]))
+    page, stop = start(tmp_path / "memory")
+    teach(page, 30)
+    _, answer = page.call("/api/sorted?show=none")
+    tiles = page.call(f"/api/window?order={answer['order']}&start=0&count=60")[1]["tiles"]
+    stop()
+    assert "odd/1" in {tile["id"] for tile in tiles}
+    assert all(tile["says"] is None for tile in tiles)
+    assert answer["total"] == answer["none"] < 10
+
+
+def test_without_two_kinds_nothing_is_sorted(shared_page):
+    status, said = shared_page.call("/api/sorted")
+    assert status == 400
+    assert "two kinds" in said["error"]
+
+
+def test_labels_go_into_the_memory_where_filters_find_them(page):
+    teach(page)
+    version = page.session.collection.version
+    page.call("/api/classes", {"name": "warm"})
+    page.call("/api/classes/4/marks", {"rows": [0], "mark": 1, "version": version})
+    status, answer = page.call("/api/labels/memory", b"")
+    assert (status, answer) == (200, {"changed": 12, "key": "clicked"})
+    known = {item.id: item.metadata for item in Memory.open(page.folder).fetch(page.session.collection.ids)}
+    assert known["red/0.png"] == {"number": 0, "clicked": "red; warm"}
+    assert known["red/3.png"] == {"number": 3, "clicked": "red"}
+    assert known["red/30.png"] == {"number": 30}
+    _, found = page.call("/api/search", {"terms": [], "where": "clicked = 'green'"})
+    assert found["total"] == 4
+    page.call("/api/classes/2/marks", {"rows": [1], "mark": 0, "version": version})
+    assert page.call("/api/labels/memory", b"")[1]["changed"] == 1
+    assert page.call("/api/labels/memory", b"")[1]["changed"] == 0, "written once"
+    assert page.call("/api/search", {"terms": [], "where": "clicked = 'green'"})[1]["total"] == 3
+    assert page.call(f"/api/thumbs/{version}/1", raw=True)[0] == 200, "the page goes on"
+
+
+def test_the_map_is_umaps_where_that_is_installed(monkeypatch):
+    vectors = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
+    asked = {}
+
+    class Umap:
+        def __init__(self, **options):
+            asked.update(options)
+
+        def fit_transform(self, rows):
+            asked["rows"] = rows
+            return rows[:, :2]
+
+    assert lay_out(vectors).method == "t-SNE"
+    monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=Umap))
+    found = lay_out(vectors)
+    assert found.method == "UMAP"
+    assert asked["n_neighbors"] == 15
+    assert asked["metric"] == "cosine"
+    np.testing.assert_array_equal(asked["rows"], vectors)
+    assert found.points.min() == 0.0
+    assert found.points.max() == 1.0

@@ -1,0 +1,106 @@
+"""What goes wrong in a first hour: one line that says what and where, at once, status 2, and nothing left behind."""
+
+import time
+from dataclasses import dataclass
+
+import pytest
+
+import guide_world
+
+pytestmark = pytest.mark.usefixtures("here")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("first")
+    guide_world.checkpoint(folder / "MODEL")
+    guide_world.folders(folder / "examples", ["crane", "owl"], 3, 300)
+    guide_world.pairs(folder, "pairs", {"train": 24, "test": 8}, 10_000)
+    for name, first in (("photos", 600), ("new", 700)):
+        (folder / name).mkdir()
+        for number in range(6):
+            guide_world.drawing(first + number).save(folder / name / f"{number}.jpg")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def memory(world, recollect):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(world)
+        recollect("memory", "build", "MODEL", "pairs.parquet", "--out", "memories/pairs")
+    return world / "memories/pairs"
+
+
+@pytest.fixture
+def here(world, memory, monkeypatch):
+    monkeypatch.chdir(world)
+    return world
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A command that cannot work, and words that its one line must have."""
+
+    words: str
+    says: tuple[str, ...]
+
+
+WRONG = [
+    Wrong("search memories/none red", ("memories/none", "no such memory")),
+    Wrong("search memories/pairs", ("no query",)),
+    Wrong("search memories/pairs red --queries none.txt", ("none.txt", "no such file")),
+    Wrong("search memories/pairs red --captions none.jsonl", ("none.jsonl", "no such file")),
+    Wrong("search memories/pairs red --out /proc/none/x.json", ("--out", "cannot be written")),
+    Wrong("search memories/pairs red --out x.txt", ("--out", ".json or .html")),
+    Wrong("search memories/pairs red --k 0", ("--k 0", "at least 1")),
+    Wrong("search memories/pairs red --min-score 3", ("--min-score 3", "between -1 and 1")),
+    Wrong("search memories/pairs red --min-score nan", ("--min-score nan",)),
+    Wrong("search memories/pairs red --min-score learnt --normalise", ("--min-score learnt",)),
+    Wrong("search memories/pairs red --model ./MODLE", ("MODLE", "no such folder")),
+    Wrong("search memories/pairs red --rerank episode --episode.learning-rate nan", ("learning_rate", "nan")),
+    Wrong("search memories/pairs red --rerank episode --episode.learning-rate -1", ("learning_rate", "-1")),
+    Wrong("classify --support examples --images none --model MODEL", ("none", "no such folder")),
+    Wrong("classify --support examples --images new --model MODEL --out /proc/none/x", ("--out", "cannot be written")),
+    Wrong("classify --support examples --model MODEL --save /proc/none/x", ("--save", "cannot be written")),
+    Wrong("classify --with none --images new", ("none",)),
+    Wrong("classify --support examples --images new --model ./MODLE", ("MODLE", "no such folder")),
+    Wrong("caption memories/pairs --captions none.csv", ("none.csv", "no such file")),
+    Wrong("caption memories/none --model MODEL", ("memories/none",)),
+    Wrong("serve memories/pairs --log /proc/none/x", ("--log", "cannot be written")),
+    Wrong("train siglip-tiny --data none.parquet --out runs/new", ("none.parquet",)),
+    Wrong("train siglip-tyni --data pairs.parquet", ("siglip-tyni", "Did you mean")),
+    Wrong("evaluate zero-shot MODEL --data none.parquet", ("none.parquet",)),
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.words)
+def test_wrong_use_ends_at_once_in_one_line(recollect, here, wrong):
+    before = sorted(here.rglob("*"))
+    began = time.perf_counter()
+    done = recollect(*wrong.words.split(), check=False)
+    assert done.returncode == 2, done.stdout + done.stderr
+    line = done.stderr.strip().splitlines()[-1]
+    assert line.startswith("error: ")
+    for each in wrong.says:
+        assert each in line
+    assert "Traceback" not in done.stderr
+    assert sorted(here.rglob("*")) == before, "nothing is left behind"
+    assert time.perf_counter() - began < 20
+
+
+def test_queries_may_begin_with_a_byte_order_mark(recollect, here, tmp_path):
+    (tmp_path / "queries.txt").write_bytes("\ufeffa red bridge\n".encode())
+    done = recollect("search", "memories/pairs", "--queries", tmp_path / "queries.txt", "--k", 3)
+    assert "a red bridge" in done.stdout
+    assert "\ufeff" not in done.stdout
+
+
+def test_a_learnt_cut_is_said_and_cuts(recollect, here):
+    done = recollect("search", "memories/pairs", "a red bridge", "--k", 24, "--min-score", "learnt")
+    assert "cut-off: 90% of 24 captions give their own picture that much or more" in " ".join(done.stdout.split())
+
+
+def test_a_resumed_run_that_never_began_says_so(recollect, here):
+    done = recollect("train", "siglip-tiny", "--data", "pairs.parquet", "--out", "runs/late", "--resume",
+                     "--steps", 1, "--batch-size", 4, check=False)  # fmt: skip
+    assert "no run in runs/late yet" in done.stdout

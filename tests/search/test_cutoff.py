@@ -1,0 +1,66 @@
+"""The cut-off that captions teach: what it promises, against a slow count, and how it is asked for."""
+
+import numpy as np
+import pytest
+
+from recollect.search.cutoff import learn_cut_off, moments
+
+
+def world(captions=400, rows=900, width=24, seed=0):
+    """Images on a cone, and texts near theirs that lean towards the cone's axis more or less: near all, or none."""
+    generator = np.random.default_rng(seed)
+    unit = lambda x: (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)  # noqa: E731
+    axis = unit(generator.normal(size=(1, width)))[0]
+    around = generator.normal(size=(rows, width))
+    around = unit(around - (around @ axis)[:, None] * axis)
+    owners = generator.choice(rows, captions, replace=False)
+    noise = 1.5 * generator.normal(size=(captions, width)) / np.sqrt(width)
+    leaning = generator.uniform(-1, 1, captions)[:, None] * axis
+    return unit(around + 0.8 * axis), unit(around[owners] + noise + leaning), owners
+
+
+def test_as_many_new_captions_as_promised_find_their_picture_above():
+    images, texts, owners = world()
+    cut = learn_cut_off(images, texts[:200], owners[:200])
+    limits = [cut.score_for(text) for text in texts[200:]]
+    share = np.mean((texts[200:] * images[owners[200:]]).sum(axis=1) >= np.array(limits))
+    assert share > 0.9 - 4 * np.sqrt(0.09 * (1 / 200 + 1 / 200))
+
+
+def test_the_threshold_is_the_least_that_the_share_of_captions_reach():
+    images, texts, owners = world(captions=99, rows=150)
+    cut = learn_cut_off(images, texts, owners, share=0.9)
+    own = np.array([float(text.astype(np.float64) @ images[row]) for text, row in zip(texts, owners, strict=True)])
+    if cut.standardised:
+        scores = texts.astype(np.float64) @ images.T.astype(np.float64)
+        own = (own - scores.mean(axis=1)) / scores.std(axis=1)
+    assert (own >= cut.threshold - 1e-6).sum() == 90
+    counted = np.mean([(images @ text >= cut.score_for(text)).mean() for text in texts])
+    assert cut.above == pytest.approx(counted, abs=1e-4)
+
+
+def test_words_that_score_high_with_everything_have_a_cut_of_their_own():
+    images, texts, owners = world()
+    cut = learn_cut_off(images, texts, owners)
+    assert cut.standardised
+    assert np.ptp([cut.score_for(text) for text in texts]) > 0.1
+    above = np.mean([(images @ text >= cut.score_for(text)).mean() for text in texts])
+    plain = np.sort((texts * images[owners]).sum(axis=1))[int(0.1 * 401) - 1]
+    assert above < 0.8 * np.mean(images @ texts.T >= plain)
+
+
+def test_moments_of_cosines_are_those_of_all_images():
+    images, texts, _ = world(captions=80, rows=200)
+    mean = images.mean(axis=0, dtype=np.float64)
+    covariance = np.cov(images.T.astype(np.float64), bias=True)
+    middle, spread = moments(texts, mean, covariance)
+    scores = texts.astype(np.float64) @ images.T.astype(np.float64)
+    np.testing.assert_allclose(middle, scores.mean(axis=1), atol=1e-6)
+    np.testing.assert_allclose(spread, scores.std(axis=1), atol=1e-6)
+
+
+def test_too_few_captions_promise_nothing():
+    images, texts, owners = world()
+    with pytest.raises(ValueError, match="8 texts cannot show"):
+        learn_cut_off(images, texts[:8], owners[:8])
+    assert learn_cut_off(images, texts[:9], owners[:9]).captions == 9
