@@ -28,8 +28,8 @@ from recollect.core.files import read_json
 from recollect.core.types import best_device
 from recollect.data.transforms import ImageTransform
 from recollect.models.architectures import ENCODERS, restore_small
-from recollect.models.dual import MODEL_FORMAT, RECORD, DualEncoder
 from recollect.models.asking import asked_once
+from recollect.models.dual import MODEL_FORMAT, RECORD, DualEncoder
 from recollect.models.presets import PRESETS
 from recollect.models.small import WEIGHTS, SmallEncoder
 from recollect.models.transformers.encoder import TransformersEncoder, quiet
