@@ -13,6 +13,7 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from recollect.core.errors import UserError
+from recollect.core.nearest import exact_neighbours
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import caption_prefix
 from recollect.memory import Hits, Item
@@ -152,12 +153,7 @@ def reference_means(
     images: Float32[np.ndarray, "images width"], references: Float32[np.ndarray, "references width"], k: int
 ) -> Float32[np.ndarray, " images"]:
     """b of each image: the mean of its k greatest cosines with the references, or of all if there are fewer."""
-    means = []
-    for start in range(0, len(images), _BLOCK):
-        block = torch.from_numpy(np.ascontiguousarray(images[start : start + _BLOCK]))
-        scores = block @ torch.from_numpy(references).T
-        means.append(scores.topk(min(k, len(references)), dim=1).values.mean(dim=1).numpy())
-    return np.concatenate(means) if means else np.empty(0, dtype=np.float32)
+    return exact_neighbours(images, references, min(k, len(references))).scores.mean(axis=1)
 
 
 def choose(
