@@ -5,12 +5,17 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from faults import full_disk, recorded, write_tree
 from recollect.core.errors import UserError
 from recollect.core.files import make_folder, write_text
+from recollect.data.sources import open_source
+from recollect.evaluation.features import FeatureCache, Features
+from recollect.evaluation.results import Result, load_result
 from recollect.search.captioning.file import CaptionFile
 from recollect.training.loop import train
 from recollect.training.options import Data, Recipe
@@ -149,6 +154,80 @@ def test_captions_that_were_written_survive_any_kill_or_power_cut(in_memory, rec
         assert path.read_text().count("\n") == len(written)
         counts[fault] += 1
     count(record_property, {f"captions, {fault}": number for fault, number in counts.items()})
+
+
+# --- evaluations and studies ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def study(small, monkeypatch):
+    """A study of two trainings, of stand-ins, with two results each."""
+    from recollect.studies import runs
+
+    def quick(recipe, folder, resume=False):
+        return train(recipe, folder, resume=resume, device="cpu", assemble=small.parts)
+
+    def evaluated(model, name, seed, *_):
+        weight = float(sum(value.sum() for value in small.Model.load(model).state_dict().values()))
+        return [Result(protocol, name, "world", seed, ({"value": weight},)) for protocol in ("zero-shot", "retrieval")]
+
+    monkeypatch.setattr(runs, "train", quick)
+    monkeypatch.setattr(runs, "load_model", lambda folder: folder)
+    monkeypatch.setattr(runs, "evaluate_runs", evaluated)
+    monkeypatch.setattr(runs, "_training_content", lambda recipe: [])
+    jobs = [runs.Job(f"arm {seed}", replace(RECIPE, steps=1, seed=seed), runs.Evaluation()) for seed in range(2)]
+    return lambda out: [result.as_json() for result in runs.run(jobs, out, workers=1)]
+
+
+def test_a_study_that_falls_at_any_write_goes_on_to_the_same_results(study, in_memory, record_property, unchecked):
+    (in_memory / "first").mkdir()
+    with recorded(in_memory / "first") as disk:
+        unbroken = study(in_memory / "first" / "out")
+    assert len(unbroken) == 4
+    counts: Counter[str] = Counter()
+    for number, (fault, tree, _) in enumerate(disk.states.values()):
+        if fault in ("kill", "power cut"):
+            place = write_tree(tree, in_memory / f"{number}")
+            assert study(place / "out") == unbroken, (fault, sorted(tree))
+            shutil.rmtree(place)
+            counts[fault] += 1
+    assert counts["kill"] > 15
+    count(record_property, {f"study, {fault}": number for fault, number in counts.items()})
+
+
+def test_features_and_results_are_whole_or_absent_and_a_flipped_bit_is_seen(in_memory, record_property, unchecked):
+    encoder, source = SimpleNamespace(fingerprint="e"), open_source("latents:captions")
+    images = np.random.default_rng(0).standard_normal((4, 3), dtype=np.float32)
+    kept = Features(images, np.arange(4), tuple("abcd"), ("",) * 4, np.arange(4))
+    result = Result("zero-shot", "m", "d", 0, ({"value": 1.5},))
+    cache = FeatureCache(in_memory / "first" / "cache")
+    cache.path = lambda *_: cache.folder / "features.safetensors"
+    (in_memory / "first").mkdir()
+    with recorded(in_memory / "first") as disk:
+        FeatureCache.save(cache, encoder, source, kept)
+        disk.mark()
+        result.save(in_memory / "first" / "results")
+        disk.mark()
+    counts: Counter[str] = Counter()
+    for number, (fault, tree, done) in enumerate(disk.states.values()):
+        place = write_tree(tree, in_memory / f"{number}")
+        cache.folder = place / "cache"
+        found = FeatureCache.load(cache, encoder, source)
+        assert (found is None and not done) or np.array_equal(found.images, images), fault
+        files = list((place / "results").glob("*.json"))
+        assert len(files) == 1 if done == 2 else len(files) <= 1, fault
+        assert all(load_result(file).rows[0]["value"] == 1.5 for file in files)
+        counts[fault] += 1
+    cache.folder = in_memory / "first" / "cache"
+    data = cache.path().read_bytes()
+    for place in range(0, len(data), 7):
+        changed = bytearray(data)
+        changed[place] ^= 1
+        cache.path().write_bytes(changed)
+        found = FeatureCache.load(cache, encoder, source)
+        assert found is None or (np.array_equal(found.images, images) and np.array_equal(found.labels, kept.labels))
+        counts["flipped bit"] += 1
+    count(record_property, {f"evaluation, {fault}": number for fault, number in counts.items()})
 
 
 # --- the faults find bugs that are planted ----------------------------------------------------------------------------

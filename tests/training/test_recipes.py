@@ -14,9 +14,10 @@ from recollect.training.recipes import RECIPES
 from recollect.training.run_folder import as_json, check_run_folder, prepare_run_folder
 
 OPTIONS = """
-model.start model.tokenizer model.prefixes model.freeze model.locked model.views model.dropout
+model.start model.tokenizer model.prefixes model.freeze model.locked model.views model.dropout model.lora
+model.lora_alpha
 data.sources data.captions data.labels data.split data.weights data.sampling data.crop data.flip data.broken_share
-data.copies
+data.copies data.decoded
 data.image_column data.caption_column data.label_column data.class_name_column data.synonyms_column data.split_column
 objective.base objective.scale objective.bias objective.context.alpha objective.context.tau
 objective.context.options.mask objective.context.options.residual objective.context.options.values
@@ -27,7 +28,7 @@ objective.context.options.active_rows objective.context.options.augmented
 optimiser.learning_rate optimiser.weight_decay optimiser.beta1 optimiser.beta2 optimiser.clip_norm optimiser.warmup
 optimiser.temperature_factor
 steps batch_size chunk precision seed workers log_every checkpoint_every checkpoints_kept
-average checkpoint_activations
+average checkpoint_activations compile
 """
 
 

@@ -71,7 +71,7 @@ def test_a_run_killed_again_and_again_at_random_times_resumes_to_the_same_bits(s
     for _ in range(12):
         arguments = {"resume": broken.exists(), "device": "cpu", "assemble": small.parts}
         child = fork.Process(target=train, args=(recipe, broken), kwargs=arguments)
-        goal = logged() + chance.randint(2, 20)
+        goal = logged() + chance.randint(1, 4)
         child.start()
         while child.is_alive() and logged() < goal:
             time.sleep(0.0005)

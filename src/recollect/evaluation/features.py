@@ -1,5 +1,6 @@
 """Embeddings of whole sources, computed once and cached by what they depend on."""
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -65,8 +66,11 @@ class FeatureCache:
             return None
         try:
             with safe_open(path, framework="numpy") as file:
-                rows = json.loads(file.metadata()["rows"])
+                about = file.metadata()
+                rows = json.loads(about["rows"])
                 images, labels, places = (file.get_tensor(name) for name in ("images", "labels", "rows"))
+            if about.get("digest") != _digest(images, labels, places):  # a flipped bit is a wrong figure somewhere
+                return None
             return Features(images, labels, tuple(rows["ids"]), tuple(rows["domains"]), places)
         except Exception:  # a foreign or damaged file: the embedding is what matters, and it can be made again
             return None
@@ -76,7 +80,15 @@ class FeatureCache:
         rows = json.dumps({"ids": features.ids, "domains": features.domains})
         with atomic_path(self.path(encoder, source)) as temporary:
             tensors = {"images": features.images, "labels": features.labels, "rows": features.rows}
-            save_file(tensors, temporary, metadata={"rows": rows})
+            digest = _digest(features.images, features.labels, features.rows)
+            save_file(tensors, temporary, metadata={"rows": rows, "digest": digest})
+
+
+def _digest(*arrays: np.ndarray) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
 
 
 def image_features(
