@@ -3,9 +3,12 @@
 python benchmarks/fewshot.py --out fewshot.json
 """
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,8 @@ class Options:
         shots, seeds: as in the paper.
         rows: examples that a weight is chosen on.
         grid: points of the grid that the exact sweep is held against.
+        parts: what to measure; memory and large take gigabytes and minutes.
+        left_out_classes: classes of the leave-one-out search, 16 shots each.
         out: a JSON file for the figures.
     """
 
@@ -50,6 +55,8 @@ class Options:
     seeds: int = 5
     rows: int = 1_000
     grid: int = 200
+    parts: tuple[str, ...] = ("left-out", "channels", "sweep", "engine")
+    left_out_classes: int = 100
     out: Path | None = None
 
 
@@ -131,8 +138,10 @@ def left_out(options: Options) -> dict[str, Any]:
 
     The refits are one solution, timed, times their number: rows x bandwidths x ridges.
     """
-    task, bandwidths, ridges = task_of(options), np.geomspace(0.5, 20, 20), np.geomspace(1e-3, 10, 50)
-    rows = np.flatnonzero(np.arange(options.pool) < 16 * options.classes)
+    count = options.left_out_classes
+    task = task_of(replace(options, classes=count, pool=16 * count, queries=count))
+    bandwidths, ridges = np.geomspace(0.5, 20, 20), np.geomspace(1e-3, 10, 50)
+    rows = np.arange(16 * count)
     support, labels = task.support[rows], task.support_labels[rows]
     targets, plan = Targets(support, labels, task.texts), HoldOut.of(labels)
 
@@ -161,14 +170,39 @@ def channels(options: Options) -> dict[str, Any]:
     return {"seconds_for_1000_classes": fast}
 
 
+def memory(classes: int, shots: int, width: int = 512) -> dict[str, Any]:
+    """Most memory of a process that tunes and fits Tip-Adapter by cross-validation, beside what its data take."""
+    script = f"""
+import json, resource, sys, time
+import numpy as np
+from recollect.fewshot import CrossValidatedTipAdapter
+random = np.random.default_rng(0)
+rows = random.standard_normal(({classes * shots}, {width}), dtype=np.float32)
+rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+CrossValidatedTipAdapter(rows[:{classes}]).fit(rows, np.arange(len(rows)) % {classes}).predict(rows[:64])
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+unit = 2**20 if sys.platform == "linux" else 2**30
+print(json.dumps({{"gibibytes": peak / unit, "before_fit": before / unit, "seconds": time.perf_counter() - start}}))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+PARTS: dict[str, Callable[[Options], dict[str, Any]]] = {
+    "left-out": left_out,
+    "channels": channels,
+    "sweep": sweep,
+    "engine": engine,
+    "memory": lambda options: memory(1_000, 32),
+    "large": lambda options: memory(10_000, 16),
+}
+"""Leave-one-out of ProKeR; APE's channel score; the exact sweep; the engine; memory at 1,000 x 32 and 10,000 x 16."""
+
+
 def main(options: Options) -> None:
     """Measure, print and write."""
-    found = {
-        "leave-one-out of ProKeR": left_out(options),
-        "channel score of APE": channels(options),
-        "exact sweep": sweep(options),
-        "engine": engine(options),
-    }
+    found = {name: PARTS[name](options) for name in options.parts}
     table = Table("what", "figure", "value")
     for what, figures in found.items():
         for name, value in figures.items():
