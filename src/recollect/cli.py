@@ -34,6 +34,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "evaluate retrieval": Command("evaluate_retrieval", "Retrieval", "search captioned images both ways"),
     "evaluate entities": Command("evaluate_entities", "Entities", "name pictures among all entities, seen and unseen"),
+    "evaluate several": Command("evaluate_several", "Several", "pictures of several classes: mean average precision"),
     "evaluate probe": Command("evaluate", "Probe", "logistic regression on frozen image embeddings"),
     "analyse span": Command("analyse", "Span", "how much of the image embeddings no caption speaks of"),
     "analyse attention": Command("analyse_texts", "Attention", "where a text's embedding looks, with each prefix"),

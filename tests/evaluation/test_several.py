@@ -1,0 +1,138 @@
+"""Mean average precision of pictures with several labels: by formula, from tables, and as a command."""
+
+import io
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from sklearn.metrics import average_precision_score
+
+from recollect.core.errors import UserError
+from recollect.evaluation.several import average_precision, eleven_points, several_labels
+from recollect.tasks.several import several_labels_task
+from recollect.testing import HashEncoder
+
+NAMES = ("cat", "dog", "owl")
+
+
+@given(st.integers(0, 10**6))
+def test_average_precision_is_scikit_learns_where_no_scores_are_equal(seed):
+    random = np.random.default_rng(seed)
+    shows = random.random(20) < 0.4
+    shows[0] = True
+    scores = random.permutation(20).astype(float)
+    assert average_precision(scores, shows) == pytest.approx(average_precision_score(shows, scores))
+    recalls, order = np.linspace(0, 1, 11), np.argsort(-scores)
+    slow = []
+    for recall in recalls:
+        best = 0.0
+        for k in range(1, 21):
+            hits = shows[order[:k]].sum()
+            if hits / shows.sum() >= recall - 1e-12:
+                best = max(best, hits / k)
+        slow.append(best)
+    assert eleven_points(scores, shows) == pytest.approx(np.mean(slow))
+
+
+def test_of_equal_scores_the_wrong_come_first():
+    assert average_precision(np.ones(4), np.array([True, False, False, False])) == 0.25
+    with pytest.raises(ValueError, match="needs a picture"):
+        average_precision(np.ones(2), np.zeros(2, dtype=bool))
+
+
+def picture(row):
+    out = io.BytesIO()
+    Image.fromarray(np.random.default_rng(row).integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(out, "PNG")
+    return out.getvalue()
+
+
+def table(path, labels):
+    splits = ["train"] * 24 + ["test"] * (len(labels) - 24)
+    rows = {"image": [picture(row) for row in range(len(labels))], "label": labels, "split": splits}
+    pq.write_table(pa.table(rows), path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def shows():
+    found = np.random.default_rng(0).random((36, 3)) < 0.4
+    found[np.arange(36), np.arange(36) % 3] = True
+    return found
+
+
+@pytest.mark.parametrize("form", ["names", "numbers", "flags"])
+def test_lists_of_every_form_are_the_same_task(shows, form, tmp_path):
+    as_form = {
+        "names": lambda row: [NAMES[place] for place in np.flatnonzero(row)],
+        "numbers": lambda row: np.flatnonzero(row).tolist(),
+        "flags": lambda row: row.astype(int).tolist(),
+    }[form]
+    spec = table(tmp_path / "set.parquet", [as_form(row) for row in shows])
+    task = several_labels_task(spec, support="train", names=NAMES if form != "names" else ())
+    assert task.class_names == NAMES
+    np.testing.assert_array_equal(task.support_shows, shows[:24])
+    np.testing.assert_array_equal(task.query_shows, shows[24:])
+
+
+class Seeing(HashEncoder):
+    """Embeds a picture of row r by what it shows."""
+
+    def __init__(self, shows):
+        super().__init__(width=3)
+        object.__setattr__(self, "known", {picture(row): each for row, each in enumerate(shows)})
+
+    def embed_images(self, images):
+        import torch
+
+        pictures = {np.asarray(Image.open(io.BytesIO(data))).tobytes(): each for data, each in self.known.items()}
+        rows = np.array([pictures[np.asarray(image).tobytes()] for image in images], dtype=np.float32)
+        return torch.nn.functional.normalize(torch.from_numpy(rows + 0.01), dim=1)
+
+    def embed_texts(self, texts, prefix=None):
+        import torch
+
+        return torch.eye(3)[[NAMES.index(text) for text in texts]]
+
+
+def test_an_encoder_that_sees_everything_is_nearly_perfect(shows, tmp_path):
+    spec = table(tmp_path / "set.parquet", [[NAMES[place] for place in np.flatnonzero(row)] for row in shows])
+    task = several_labels_task(spec, support="train", templates=("{}",))
+    result = several_labels(Seeing(shows), task, model="m")
+    values = {(row["method"], row["metric"]): row["value"] for row in result.rows}
+    assert values["probe", "mean average precision"] > 95
+    assert values["zero-shot", "11 points"] > 80
+    assert result.settings["pool"] == 24
+    blind = several_labels(HashEncoder(), several_labels_task(spec, templates=("{}",)), model="m")
+    assert blind.rows[0]["value"] < values["zero-shot", "mean average precision"]
+    assert blind.file_name != result.file_name
+
+
+def test_other_labels_are_refused(shows, tmp_path):
+    with pytest.raises(UserError, match="its labels are no lists"):
+        several_labels_task(table(tmp_path / "one.parquet", ["cat", "dog"] * 18))
+    numbers = [np.flatnonzero(row).tolist() for row in shows]
+    with pytest.raises(UserError, match="nothing names them"):
+        several_labels_task(table(tmp_path / "numbers.parquet", numbers))
+    with pytest.raises(UserError, match="which is none of 2 classes"):
+        several_labels_task(table(tmp_path / "numbers.parquet", numbers), names=("cat", "dog"))
+    with pytest.raises(UserError, match="no tested picture shows 'owl'"):
+        several_labels_task(table(tmp_path / "few.parquet", [[0, 1]] * 36), names=NAMES)
+
+
+def test_the_command_prints_and_writes_both(shows, tmp_path, monkeypatch, capsys):
+    from recollect import cli
+    from recollect.commands import evaluate
+
+    monkeypatch.setattr(evaluate, "load_model", lambda name, device: HashEncoder())
+    spec = table(tmp_path / "set.parquet", [np.flatnonzero(row).tolist() for row in shows])
+    (tmp_path / "names.txt").write_text("\n".join(NAMES) + "\n")
+    words = ["--class-names", str(tmp_path / "names.txt"), "--out", str(tmp_path / "out.json")]
+    assert cli.main(["evaluate", "several", "MODEL", "--data", spec, *words]) == 0
+    (result,) = json.loads((tmp_path / "out.json").read_text())
+    assert [row["method"] for row in result["rows"]] == ["zero-shot", "zero-shot", "probe", "probe"]
+    assert "mean average precision" in capsys.readouterr().out
