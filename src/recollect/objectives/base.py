@@ -56,10 +56,10 @@ class LossTerms(nn.Module):
         super().__init__()
         if base not in OBJECTIVES:
             raise ValueError(f"base must be one of {', '.join(map(repr, OBJECTIVES))}, got {base!r}")
-        self.base = OBJECTIVES[base]
+        self.base, self.loss = base, OBJECTIVES[base]
         self.form: Form = form
         self.log_scale = logarithm(scale)
-        self.bias = nn.Parameter(torch.tensor(float(bias))) if self.base.biased else None
+        self.bias = nn.Parameter(torch.tensor(float(bias))) if self.loss.biased else None
 
     def scale_and_bias(self) -> tuple[float, float | None]:
         """The temperature and bias as they are now."""
@@ -74,7 +74,7 @@ class LossTerms(nn.Module):
         self, sets: list[ImageSet], texts: Tensor, labels: Tensor | None, marks: Tensor | None, shard: Shard
     ) -> Losses:
         """The weighted sum of the base loss over several sets of images, and each, of all processes, without graph."""
-        total, losses = self.base.losses(sets, Partners(texts, labels, marks, self.form, shard))
+        total, losses = self.loss.losses(sets, Partners(texts, labels, marks, self.form, shard))
         return total, list(shard.total(torch.stack(losses)))
 
 
@@ -152,7 +152,7 @@ class ContrastiveObjective(Objective):
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"labels"} if self.term.base.labelled else ())
+        return frozenset({"labels"} if self.term.loss.labelled else ())
 
     def scale_and_bias(self) -> tuple[float, float | None]:
         return self.term.scale_and_bias()

@@ -90,7 +90,7 @@ class ContextObjective(Objective):
     @property
     def needs(self) -> frozenset[str]:
         wanted = {
-            "labels": self.term.base.labelled,
+            "labels": self.term.loss.labelled,
             "views": self.options.augmented != "none",
             "context": self.options.separate,
         }
