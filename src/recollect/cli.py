@@ -42,7 +42,7 @@ COMMANDS: dict[str, Command] = {
     "search": Command("search", "Search", "images of a memory by words, pictures or both"),
     "caption": Command("caption", "Caption", "describe the images of a memory, once, by a model"),
     "classify": Command("classify", "Classify", "teach a classifier by examples or names, keep it, apply it"),
-    "export": Command("export", "Export", "both towers as ONNX files"),
+    "export": Command("export", "Export", "a model as ONNX files, with its memory and its classifier"),
     "memory build": Command("memory", "Build", "embed the pairs of a source and keep them"),
     "memory add": Command("memory", "Add", "add the pairs of another source to a memory"),
     "memory remove": Command("memory", "Remove", "remove rows, or near-duplicates of test images, from a memory"),

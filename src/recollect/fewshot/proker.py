@@ -167,6 +167,13 @@ class ProKeR(EmbeddingClassifier):
         scores += self.text_weight_ * (queries @ self.texts_.T)
         return scores
 
+    def expansion(self) -> tuple[np.ndarray, np.ndarray]:
+        """Keys F (keys, width) and values V (keys, classes) of the kernel's part of the scores, ``k(x, F) V``."""
+        if self._landmarks is not None:
+            return self._landmarks.centres, self.residual_weight_ * (self._landmarks.whiten @ self.coef_)
+        assert self._ridge is not None
+        return self._ridge.support, self.residual_weight_ * self.coef_
+
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
         residual = self._residual(plan.rows)
         errors = self._held_out_errors(plan, residual)

@@ -3,7 +3,7 @@
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -12,31 +12,41 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from recollect.core.errors import UserError
 from recollect.core.files import fresh_folder, write_json
 from recollect.models.dual import DualEncoder
+from recollect.models.patches import PatchEncoder
+from recollect.models.small import SentenceTower, SmallEncoder, VectorEncoder
 from recollect.models.transformers.encoder import TransformersEncoder
 
-IMAGE_FILE, TEXT_FILE, EXPORT_FILE = "image.onnx", "text.onnx", "export.json"
-EXPORT_FORMAT = 1
+IMAGE_FILE, TEXT_FILE, EXPORT_FILE, VOCABULARY_FILE = "image.onnx", "text.onnx", "export.json", "vocabulary.json"
+EXPORT_FORMAT = 2
+"""1: only towers of transformers."""
 
 _TRIAL_TEXTS = ("a photo of a cat", "two dogs")
 
 
-class _ImageTower(nn.Module):
+class ImageTower(nn.Module):
     """Pixels to unit embeddings, as `DualEncoder.embed_images` does it."""
 
     def __init__(self, model: DualEncoder) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        return F.normalize(self.model.encode_images(pixels), dim=-1)
+    def forward(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n width"]:
+        return F.normalize(self._raw(pixels), dim=-1)
+
+    def _raw(self, pixels: Tensor) -> Tensor:
+        if isinstance(self.model, PatchEncoder):  # whose pieces of a batch no graph can count
+            _, head = self.model._image_parts()
+            return head(self.model.dictionary.at_once(pixels))
+        return self.model.encode_images(pixels)
 
 
-class _TextTower(nn.Module):
+class TextTower(nn.Module):
     """Tokens, in the order of ``names``, to unit embeddings."""
 
     def __init__(self, model: DualEncoder, names: Sequence[str]) -> None:
@@ -44,82 +54,143 @@ class _TextTower(nn.Module):
         self.model = model
         self.names = tuple(names)
 
-    def forward(self, *tokens: Tensor) -> Tensor:
-        return F.normalize(self.model.encode_texts(dict(zip(self.names, tokens, strict=True))), dim=-1)
+    def forward(self, *tokens: Tensor) -> Float[Tensor, "n width"]:
+        return F.normalize(self._raw(dict(zip(self.names, tokens, strict=True))), dim=-1)
+
+    def _raw(self, tokens: dict[str, Tensor]) -> Tensor:
+        if isinstance(self.model, SmallEncoder) and not isinstance(self.model.text_head, SentenceTower):
+            # the sum of word vectors, of which that of padding is zero, in words that ONNX has
+            return self.model.text_head(F.embedding(tokens["input_ids"], self.model.word_vectors.weight).sum(dim=1))
+        return self.model.encode_texts(tokens)
+
+
+def check_exportable(model: object) -> DualEncoder:
+    """The model, where it can be written as ONNX here.
+
+    Raises:
+        UserError: the extra ``onnx`` is not installed, the model is of another kind, or it reads pictures of any shape.
+    """
+    if not isinstance(model, TransformersEncoder | SmallEncoder):
+        raise UserError(
+            f"{type(model).__name__}: only models that recollect saves or transformers has can be exported."
+        )
+    if model.transform.packs:
+        raise UserError(
+            f"{type(model).__name__}: reads pictures of any shape (NaFlex), which the export does not. Name a "
+            "checkpoint of one size, such as google/siglip2-base-patch16-256."
+        )
+    if find_spec("onnx") is None or find_spec("onnxscript") is None:
+        raise UserError("onnx is not installed. Install it with: pip install 'recollect[onnx]'.")
+    return model
 
 
 def export_onnx(model: DualEncoder, folder: str | Path) -> Path:
     """Write both towers as ONNX, with what a program needs to feed them.
 
-    ``image.onnx`` takes ``pixels`` (n, 3, size, size), float32, transformed as ``export.json`` says, and gives
-    ``embeddings`` (n, width) of norm 1. ``text.onnx`` takes the tokenizer's outputs by their names, int64, padded as
-    ``export.json`` says, and gives the same. The number of rows is free in both, that of tokens where the tower does
-    not want all texts of one length. The tokenizer and image processor lie beside them.
+    ``image.onnx`` takes ``pixels`` (n, 3, size, size), float32, transformed as ``export.json`` says (a model of the
+    world of vectors takes these, (n, inputs)), and gives ``embeddings`` (n, width) of norm 1. ``text.onnx`` takes the
+    tokenizer's outputs by their names, int64, padded as ``export.json`` says, and gives the same. The number of rows is
+    free in both, that of tokens where the tower does not want all texts of one length. The tokenizer and image
+    processor lie beside them, or ``vocabulary.json`` for a model that reads words.
 
     Args:
-        model: one of transformers (CLIP, SigLIP, …), on any device, in float32; it is left as it was.
+        model: any that `load_model` opens, on any device, in float32; it is left as it was.
         folder: a new one; written whole or not at all.
 
     Returns:
         The folder.
 
     Raises:
-        UserError: the extra ``onnx`` is not installed, the model is none of transformers, or something is at
-            ``folder`` already.
+        UserError: the extra ``onnx`` is not installed, or something is at ``folder`` already.
     """
-    if not isinstance(model, TransformersEncoder):
-        raise UserError(f"{type(model).__name__}: only models of transformers (CLIP, SigLIP, …) can be exported.")
-    if model.transform.packs:
-        raise UserError(
-            f"{type(model.model).__name__}: reads pictures of any shape (NaFlex), which the export does not. Name a "
-            "checkpoint of one size, such as google/siglip2-base-patch16-256."
-        )
-    if find_spec("onnx") is None or find_spec("onnxscript") is None:
-        raise UserError("onnx is not installed. Install it with: pip install 'recollect[onnx]'.")
-    device, training = model.device, model.training
-    model.to("cpu").eval()
-    try:
-        with fresh_folder(folder, "exported model") as unfinished:
-            _export_images(model, unfinished / IMAGE_FILE)
-            text = _export_texts(model, unfinished / TEXT_FILE)
-            model.processor.save_pretrained(unfinished)
-            record = {"format": EXPORT_FORMAT, "fingerprint": model.fingerprint, "width": model.width, "text": text}
-            temperature = {"scale": model.scale, "bias": model.bias}
-            write_json(unfinished / EXPORT_FILE, record | temperature | {"transform": asdict(model.transform)})
-    finally:
-        model.to(device).train(training)
+    check_exportable(model)
+    with fresh_folder(folder, "exported model") as unfinished, at_rest(model):
+        write_image_graph(ImageTower(model), model, unfinished / IMAGE_FILE, ["embeddings"])
+        write_text_graph(lambda names: TextTower(model, names), model, unfinished / TEXT_FILE, ["embeddings"])
+        write_record(model, unfinished, {})
     return Path(folder)
 
 
-def _export_images(model: DualEncoder, file: Path) -> None:
-    size = model.transform.size
-    _export(_ImageTower(model), (torch.zeros(2, 3, size, size),), file, ["pixels"], [{0: "n"}])
+@contextmanager
+def at_rest(model: DualEncoder) -> Iterator[None]:
+    """On the CPU and in evaluation, and afterwards as it was."""
+    device, training = model.device, model.training
+    model.to("cpu").eval()
+    try:
+        yield
+    finally:
+        model.to(device).train(training)
 
 
-def _export_texts(model: DualEncoder, file: Path) -> dict[str, Any]:
-    """Write the text tower; what a caller must know of its tokens."""
-    tokens = model.tokenize(_TRIAL_TEXTS)
-    short = model.tokenize(_TRIAL_TEXTS[-1:])
-    free = [name for name in tokens if tokens[name].shape[1:] != short[name].shape[1:]]
-    shapes = [{0: "n", 1: "tokens"} if name in free else {0: "n"} for name in tokens]
-    _export(_TextTower(model, list(tokens)), tuple(tokens.values()), file, list(tokens), shapes)
-    length = None if free else next(iter(tokens.values())).shape[1]
+def write_record(model: DualEncoder, folder: Path, more: dict[str, Any]) -> None:
+    """Write ``export.json``, and the tokenizer beside it."""
+    if isinstance(model, SmallEncoder):
+        numbers = {word: number for number, word in enumerate(model.words.words, start=1)}
+        prefixes = {token: len(numbers) + 1 + i for i, token in enumerate(_prefix_tokens(model))}
+        write_json(folder / VOCABULARY_FILE, numbers | prefixes)
+    elif isinstance(model, TransformersEncoder):
+        model.processor.save_pretrained(folder)
+    record = {"format": EXPORT_FORMAT, "fingerprint": model.fingerprint, "width": model.width}
+    temperature = {"scale": model.scale, "bias": model.bias}
+    read = {"text": text_inputs(model), "prefixes": model.prefixes, "transform": asdict(model.transform)}
+    write_json(folder / EXPORT_FILE, record | temperature | read | more)
+
+
+def _prefix_tokens(model: SmallEncoder) -> list[str]:
+    return [token for tokens in model.prefixes.values() for token in tokens]
+
+
+def _tokens(model: DualEncoder) -> tuple[dict[str, Tensor], list[str]]:
+    """Tokens of two texts, and which of them have as many columns as a text has tokens."""
+    if isinstance(model, SmallEncoder):
+        return {"input_ids": torch.ones(2, 3, dtype=torch.int64)}, ["input_ids"]
+    tokens, short = model.tokenize(_TRIAL_TEXTS), model.tokenize(_TRIAL_TEXTS[-1:])
+    return tokens, [name for name in tokens if tokens[name].shape[1:] != short[name].shape[1:]]
+
+
+def text_inputs(model: DualEncoder) -> dict[str, Any]:
+    """What a caller must know of the tokens of a text."""
+    tokens, free = _tokens(model)
+    length = model.longest_text if free else next(iter(tokens.values())).shape[1]
     return {"inputs": list(tokens), "padding": "longest" if free else "max_length", "length": length}
 
 
-def _export(tower: nn.Module, inputs: tuple[Tensor, ...], file: Path, names: list[str], shapes: list[Any]) -> None:
-    from torch.export import Dim
+def write_image_graph(tower: nn.Module, model: DualEncoder, file: Path, outputs: list[str]) -> None:
+    """Write a module of ``pixels``, the input of the model's image tower."""
+    size = model.transform.size
+    shape = (model.settings.inputs,) if isinstance(model, VectorEncoder) else (3, size, size)  # type: ignore[attr-defined]
+    _export(tower, {"pixels": torch.zeros(2, *shape)}, file, outputs, ({0: _any("n")},))
 
-    dims = {name: Dim(name, min=1) for name in ("n", "tokens")}
-    free = [{place: dims[name] for place, name in shape.items()} for shape in shapes]
-    tower.eval()
+
+def write_text_graph(
+    make: Callable[[Sequence[str]], nn.Module], model: DualEncoder, file: Path, outputs: list[str]
+) -> None:
+    """Write a module of tokens, the inputs of the model's text tower, given one by one.
+
+    Args:
+        make: the module, from the names of its inputs.
+    """
+    tokens, free = _tokens(model)
+    rows, places = _any("n"), _any("tokens", model.longest_text if isinstance(model, SmallEncoder) else None)
+    shapes = tuple({0: rows, 1: places} if name in free else {0: rows} for name in tokens)
+    _export(make(list(tokens)), tokens, file, outputs, (shapes,))
+
+
+def _any(name: str, most: int | None = None) -> Any:
+    return torch.export.Dim(name, min=1, max=most)
+
+
+def _export(
+    module: nn.Module, inputs: dict[str, Tensor], file: Path, outputs: list[str], shapes: tuple[Any, ...]
+) -> None:
+    module.eval()
     with torch.no_grad(), _silent():
         program = torch.onnx.export(
-            tower,
-            inputs,
-            input_names=names,
-            output_names=["embeddings"],
-            dynamic_shapes=free if isinstance(tower, _ImageTower) else (tuple(free),),
+            module,
+            tuple(inputs.values()),
+            input_names=list(inputs),
+            output_names=outputs,
+            dynamic_shapes=shapes,
             dynamo=True,
             verbose=False,
         )
@@ -129,16 +200,15 @@ def _export(tower: nn.Module, inputs: tuple[Tensor, ...], file: Path, names: lis
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """The exporter speaks of torchvision and of its own deprecated parts, which tell a user nothing."""
-    log = logging.getLogger("torch.onnx")
-    level = log.level
-    log.setLevel(logging.ERROR)
+    """The exporter speaks of torchvision and its own deprecated parts, and traces all it does: nothing for a user."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        log.setLevel(level)
+        logging.disable(disabled)
 
 
 def read_export(folder: str | Path) -> dict[str, Any]:
@@ -151,6 +221,6 @@ def read_export(folder: str | Path) -> dict[str, Any]:
     if not file.is_file():
         raise UserError(f"{folder}: no {EXPORT_FILE} there. Name a folder that `recollect export` wrote.")
     record = json.loads(file.read_text(encoding="utf-8"))
-    if record.get("format") != EXPORT_FORMAT:
+    if record.get("format", EXPORT_FORMAT + 1) > EXPORT_FORMAT:
         raise UserError(f"{file}: written by a newer recollect (format {record.get('format')}). Update recollect.")
     return record

@@ -93,8 +93,11 @@ class PatchFeatures(nn.Module):
         """
         if not self.centroids.any():
             raise UserError("the patch tower was not fitted to pictures yet. Call fit(pictures) first.")
-        blocks = [self._raw(pixels[start : start + _AT_ONCE]) for start in range(0, len(pixels), _AT_ONCE)]
-        return (torch.cat(blocks) - self.feature_mean) / self.feature_spread
+        return torch.cat([self.at_once(block) for block in pixels.split(_AT_ONCE)])
+
+    def at_once(self, pixels: Float[Tensor, "n 3 rows columns"]) -> Float[Tensor, "n features"]:
+        """The same for few pictures, by a fitted dictionary and in one piece: what a graph can hold."""
+        return (self._raw(pixels) - self.feature_mean) / self.feature_spread
 
     def _raw(self, pixels: Float[Tensor, "n 3 rows columns"]) -> Float[Tensor, "n features"]:
         settings = self.settings

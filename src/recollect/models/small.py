@@ -91,8 +91,8 @@ class SentenceTower(nn.Module):
         self, words: Float[Tensor, "n longest width"], known: Bool[Tensor, "n longest"]
     ) -> tuple[Tensor, list[Tensor]]:
         """Embeddings (n, out), and for each layer the end token's attention (n, heads, longest + 1), itself last."""
-        states = torch.cat([words + self.places[: words.shape[1]], self.end.expand(len(words), 1, -1)], dim=1)
-        seen = torch.cat([known, known.new_ones(len(known), 1)], dim=1)
+        states = torch.cat([words + self.places[: words.shape[1]], self.end.expand(words.shape[0], 1, -1)], dim=1)
+        seen = torch.cat([known, known.new_ones(known.shape[0], 1)], dim=1)
         maps = []
         for block in self.blocks:
             states, weights = block(states, seen)

@@ -1,0 +1,72 @@
+"""Classifiers as numbers: those whose scores are a linear map and a kernel, for programs that have no scikit-learn."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from recollect.fewshot.base import EmbeddingClassifier
+from recollect.fewshot.mixture import GaussianDiscriminant
+from recollect.fewshot.proker import ProKeR
+from recollect.fewshot.prototype import PrototypeClassifier
+from recollect.fewshot.tip import TIP_PRESETS, TipAdapter, ZeroShotClassifier, one_hot
+from recollect.fewshot.trained import TipAdapterF
+
+
+@dataclass(frozen=True)
+class KernelForm:
+    """Scores ``x·W + b + exp(beta (x·F - 1)) V`` of unit rows x.
+
+    Attributes:
+        weights: W.
+        bias: b.
+        keys: unit rows F; none for a linear classifier.
+        sharpness: beta.
+        values: V.
+        temperature: the probabilities are the softmax of the scores over it.
+    """
+
+    weights: Float[np.ndarray, "classes width"]
+    bias: Float[np.ndarray, " classes"]
+    keys: Float[np.ndarray, "keys width"]
+    sharpness: float
+    values: Float[np.ndarray, "keys classes"]
+    temperature: float
+
+    def scores(self, rows: Float[np.ndarray, "n width"]) -> Float[np.ndarray, "n classes"]:
+        """Of unit rows."""
+        return rows @ self.weights.T + self.bias + np.exp(self.sharpness * (rows @ self.keys.T - 1)) @ self.values
+
+
+def kernel_form(estimator: EmbeddingClassifier) -> KernelForm | None:
+    """A fitted classifier as numbers; None where its scores have another form (votes, trained adapters)."""
+    bias = np.zeros(len(estimator.classes_))
+    temperature = float(estimator.temperature_)
+    keys, sharpness = np.empty((0, estimator.n_features_in_)), 0.0
+    values = np.empty((0, len(estimator.classes_)))
+    match estimator:
+        case ZeroShotClassifier():
+            weights = estimator.texts_
+        case PrototypeClassifier():
+            weights = estimator.prototypes_
+        case GaussianDiscriminant():
+            weight = estimator._weight()
+            weights = estimator.scale * estimator.texts_ + weight * estimator.coef_
+            bias = weight * estimator.intercept_
+        case TipAdapter():
+            weights, keys, sharpness = (
+                TIP_PRESETS[estimator.preset] * estimator.texts_,
+                estimator.support_,
+                estimator.beta_,
+            )
+            values = estimator.alpha_ * one_hot(estimator.labels_, len(bias), np.float64)
+        case TipAdapterF():
+            weights, keys, sharpness = estimator.scale * estimator.texts_, estimator.keys_, estimator.beta
+            values = estimator.alpha * estimator.values_
+        case ProKeR():
+            weights, sharpness = estimator.text_weight_ * estimator.texts_, estimator.bandwidth_
+            keys, values = estimator.expansion()
+        case _:
+            return None
+    single = [np.asarray(each, dtype=np.float32) for each in (weights, bias, keys, values)]
+    return KernelForm(single[0], single[1], single[2], float(sharpness), single[3], temperature)
