@@ -15,12 +15,13 @@ import recollect
 PACKAGE = Path(recollect.__file__).parent
 
 NAMES = [
-    "Batch", "ClassificationTask", "Classifier", "DualEncoder", "Encoder", "EpisodeOptions", "EpisodicSearcher",
-    "FeatureCache", "FusionModule", "FusionRecipe", "Memory", "PRESETS", "Query", "RECIPES", "Recipe", "Result",
-    "RetrievalEnhancedEncoder", "RetrievalTask", "Sample", "Searcher", "Source", "UserError", "__version__",
-    "build_model", "classification_task", "entities", "few_shot", "fewshot", "image_features", "linear_probe",
-    "load_model", "objectives", "open_source", "retrieval", "retrieval_task", "testing", "train", "train_fusion",
-    "zero_shot",
+    "Batch", "BatchStream", "ClassificationTask", "Classifier", "Data", "DataMix", "Division", "DualEncoder",
+    "Encoder", "EpisodeOptions", "EpisodicSearcher", "FeatureCache", "FusionModule", "FusionRecipe",
+    "ImageTransform", "Memory", "PRESETS", "Query", "RECIPES", "Recipe", "Result", "RetrievalEnhancedEncoder",
+    "RetrievalTask", "Sample", "Searcher", "Source", "UserError", "__version__", "build_model",
+    "classification_task", "entities", "few_shot", "fewshot", "image_features", "linear_probe", "load_model",
+    "objectives", "open_encoder", "open_searcher", "open_source", "retrieval", "retrieval_task", "suite", "testing",
+    "train", "train_fusion", "zero_shot",
 ]  # fmt: skip
 
 

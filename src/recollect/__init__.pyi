@@ -9,7 +9,10 @@ from recollect.core.types import Batch as Batch
 from recollect.core.types import Encoder as Encoder
 from recollect.core.types import Sample as Sample
 from recollect.core.types import Source as Source
+from recollect.data.batches.mixture import DataMix as DataMix
+from recollect.data.batches.stream import BatchStream as BatchStream
 from recollect.data.sources import open_source as open_source
+from recollect.data.transforms import ImageTransform as ImageTransform
 from recollect.evaluation.entities import entities as entities
 from recollect.evaluation.features import FeatureCache as FeatureCache
 from recollect.evaluation.features import image_features as image_features
@@ -21,6 +24,7 @@ from recollect.evaluation.zero_shot import zero_shot as zero_shot
 from recollect.memory import Memory as Memory
 from recollect.memory.fusion.block import FusionModule as FusionModule
 from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder as RetrievalEnhancedEncoder
+from recollect.memory.fusion.encoder import open_encoder as open_encoder
 from recollect.memory.fusion.learning import FusionRecipe as FusionRecipe
 from recollect.memory.fusion.learning import train_fusion as train_fusion
 from recollect.models import PRESETS as PRESETS
@@ -29,13 +33,17 @@ from recollect.models import build_model as build_model
 from recollect.models import load_model as load_model
 from recollect.search.episodes.options import EpisodeOptions as EpisodeOptions
 from recollect.search.episodes.searcher import EpisodicSearcher as EpisodicSearcher
+from recollect.search.opening import open_searcher as open_searcher
 from recollect.search.query import Query as Query
 from recollect.search.searcher import Searcher as Searcher
+from recollect.tasks.catalogue import suite as suite
 from recollect.tasks.classification import ClassificationTask as ClassificationTask
+from recollect.tasks.classification import Division as Division
 from recollect.tasks.classification import classification_task as classification_task
 from recollect.tasks.retrieval import RetrievalTask as RetrievalTask
 from recollect.tasks.retrieval import retrieval_task as retrieval_task
 from recollect.training.loop import train as train
+from recollect.training.options import Data as Data
 from recollect.training.options import Recipe as Recipe
 from recollect.training.recipes import RECIPES as RECIPES
 

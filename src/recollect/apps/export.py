@@ -70,10 +70,12 @@ def _readable(encoder: RetrievalEnhancedEncoder, with_text: bool) -> list[str]:
     allowed = None if encoder.where is None else set(memory.ids_where(encoder.where))
     ids = [
         id
-        for batch in memory.columns(["id", "caption"])
-        for id, caption in zip(batch["id"], batch["caption"], strict=True)
-        if (caption or not with_text) and id not in encoder.exclude_ids and (allowed is None or id in allowed)
+        for batch in memory.columns(["id"])
+        for id in batch["id"]
+        if id not in encoder.exclude_ids and (allowed is None or id in allowed)
     ]
+    if with_text:  # a row without one has zeros in its place
+        ids = [id for id, there in zip(ids, memory.vectors(ids, "text").any(axis=1), strict=True) if there]
     if len(ids) < encoder.k:
         raise UserError(f"{memory.address}: {len(ids)} rows can be read, fewer than k = {encoder.k}")
     if (size := 8 * len(ids) * memory.width) > MOST_BYTES:
