@@ -42,6 +42,7 @@ COMMANDS: dict[str, Command] = {
     "search": Command("search", "Search", "images of a memory by words, pictures or both"),
     "caption": Command("caption", "Caption", "describe the images of a memory, once, by a model"),
     "classify": Command("classify", "Classify", "teach a classifier by examples or names, keep it, apply it"),
+    "embed": Command("embed", "Embed", "the embeddings of labelled sets, as Parquet or .npy"),
     "export": Command("export", "Export", "a model as ONNX files, with its memory and its classifier"),
     "memory build": Command("memory", "Build", "embed the pairs of a source and keep them"),
     "memory add": Command("memory", "Add", "add the pairs of another source to a memory"),

@@ -17,6 +17,7 @@ from recollect.core.types import Encoder, Kind, Source, caption_prefix
 from recollect.data.definitions import knowledge_prompts, open_definitions
 from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.data.sources.columns import Columns
+from recollect.evaluation.clip_benchmark import TASKS, save_clip_benchmark
 from recollect.evaluation.features import FeatureCache
 from recollect.evaluation.probe import linear_probe
 from recollect.evaluation.results import Result, save_together
@@ -106,6 +107,8 @@ class ModelOptions:
     """One or more: RUN/model, any folder of a CLIP-type checkpoint, or a hub id. Gains are over the first."""
     out: Path | None = None
     """Folder for one JSON for each model and set, and for figures; or one .json file for all figures together."""
+    form: Literal["recollect", "clip-benchmark"] = "recollect"
+    """Of the JSON: recollect's own, or that of LAION's CLIP_benchmark (one file for each model and set)."""
     cache: Path | None = None
     """Folder for embeddings, so that they are computed once for each model and set."""
     device: str | None = None
@@ -146,16 +149,32 @@ class ModelOptions:
             return caption_prefix(encoder)
         return None if self.prefix == "none" else self.prefix
 
+    def check_form(self, protocol: str) -> None:
+        """Refuse a form that has no such protocol before anything is computed.
+
+        Raises:
+            UserError: naming those that it has.
+        """
+        if self.form == "clip-benchmark" and protocol not in TASKS:
+            known = ", ".join(TASKS)
+            raise UserError(f"--form clip-benchmark: it has no such task as {protocol}. It has {known}.")
+
     def save(self, results: Sequence[Result], console: Console) -> None:
         """Write the JSON files."""
         if self.out is None:
             return
-        if self.out.suffix == ".json":
+        if self.form == "clip-benchmark":
+            if self.out.suffix == ".json":
+                raise UserError(f"--out {self.out}: CLIP_benchmark has one file for each model and set; name a folder.")
+            for result in results:
+                save_clip_benchmark(result, self.out)
+        elif self.out.suffix == ".json":
             save_together(results, self.out)
             console.print(f"figures: {self.out}", highlight=False)
             return
-        for result in results:
-            result.save(self.out)
+        else:
+            for result in results:
+                result.save(self.out)
         console.print(f"{len(results)} JSON files in {self.out}", highlight=False)
 
 

@@ -25,6 +25,7 @@ class Entities:
 
     def run(self) -> None:
         """Evaluate, print and write."""
+        self.model.check_form("entities")
         console = output()
         if not self.data.data:
             raise UserError("no data was named. Name it with --data SOURCE ...")

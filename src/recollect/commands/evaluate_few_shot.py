@@ -108,6 +108,7 @@ class FewShot:
 
     def run(self) -> None:
         """Evaluate, print, plot and write."""
+        self.model.check_form("few-shot")
         console = output()
         results, left_out = self._of_features() if self.own.features else self._of_models()
         frame = tidy(results)
