@@ -1,19 +1,16 @@
 """``recollect completion``: what a shell needs to complete commands, options and their values."""
 
-import io
-import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import tyro
 
+from recollect.commands.help import help_file
+
 _OPTION = re.compile(r"(?:^|[│ |] )(?:-\w, )?(--[a-z][\w.-]*)(?:, --no-[\w.-]+)?(?: \[?\{([^}]*)\})?", re.MULTILINE)
 """An option in a help text, which stands in a column of its own, and the values that it may have."""
-
-_WIDE = "1000"
 
 _BASH = """\
 # Completion of recollect. bash: source this file in ~/.bashrc; zsh: in ~/.zshrc, behind compinit.
@@ -71,32 +68,12 @@ def _names() -> list[str]:
 
 
 def options_of(command: str) -> dict[str, list[str]]:
-    """Every option of a command with the values it may have (none where anything goes), from its own help."""
-    from recollect import cli
-
-    text = io.StringIO()
-    words = [*command.split(), *(["siglixp-tiny"] if command == "train" else []), "--help"]
-    with _wide(), redirect_stdout(text), redirect_stderr(text), suppress(SystemExit):  # help ends so
-        cli.main(words)
+    """Every option of a command with the values it may have (none where anything goes), from its kept help."""
     found: dict[str, list[str]] = {}
-    for option, values in _OPTION.findall(text.getvalue()):
-        given = [value for value in values.split(",") if value and value != "None"]
+    for option, values in _OPTION.findall(help_file(command).read_text(encoding="utf-8")):
+        given = [value.strip() for value in values.split(",") if value.strip() not in {"", "None"}]
         found[option] = found.get(option) or given
     return found
-
-
-@contextmanager
-def _wide() -> Iterator[None]:
-    """A help text that is wrapped would hide options."""
-    before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = _WIDE
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["COLUMNS"]
-        else:
-            os.environ["COLUMNS"] = before
 
 
 def _recipes() -> str:

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
 import tyro
 
 from recollect.commands.evaluate import DataOptions, ModelOptions
 from recollect.commands.memory_options import MemoryOptions
+from recollect.commands.positionals import ModelPlace
 from recollect.core.progress import output
 from recollect.evaluation.embedded import FileForm, write_embedded
 from recollect.models import load_model
@@ -20,7 +20,7 @@ class Embed:
     `recollect evaluate few-shot --features OUT/NAME/images.parquet --texts OUT/NAME/texts.parquet` reads them.
     """
 
-    model: Annotated[str, tyro.conf.Positional]
+    model: ModelPlace
     """RUN/model, any folder of a CLIP-type checkpoint, or a hub id."""
     data: tyro.conf.OmitArgPrefixes[DataOptions] = field(default_factory=DataOptions)
     out: Path = Path("features")
