@@ -56,7 +56,7 @@ class Ran:
 def shortened(words: Sequence[str]) -> list[str]:
     """The same command with small sizes."""
     name = next((" ".join(words[:n]) for n in (2, 1) if " ".join(words[:n]) in SMALL), None)
-    if name is None or "--help" in words or list(words) == ["train"]:
+    if name is None or "--help" in words or "--features" in words or list(words) == ["train"]:
         return list(words)
     kept, skipping = [], False
     for word in words:

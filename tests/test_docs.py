@@ -1,5 +1,6 @@
 """What the guides print can be run: every Python block, every command (those in loops too), every link."""
 
+import ast
 import contextlib
 import doctest
 import importlib
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import guide_notebook
 import guide_shell
 import guide_world
 import recollect
@@ -33,6 +35,7 @@ NOT_RUN = {
     r"^serve\b": "goes on until it is stopped; tests/apps drives the page",
     r"^memory watch\b": "goes on until it is stopped; tests/memory follows a folder",
     r"glyphs:labels glyphs:prompts": "draws thousands of pictures; tests/tasks and tests/studies open the same sets",
+    r"^export\b.*--classifier": "writes five graphs; tests/apps writes them, and runs each against the model",
     r"^(study|demo)\b": "takes minutes to hours; tests/studies and tests/apps run each one at smoke scale",
 }
 # Shell lines that are no `recollect`: they set this very environment up.
@@ -150,7 +153,7 @@ def given(page, names):
         }
     if page.name == "README.md":
         return {}  # what stands first can be pasted as it is
-    if page.name in {"memory.md", "search.md", "few-shot.md"}:
+    if page.name in {"memory.md", "search.md", "few-shot.md", "embeddings.md"}:
         from recollect.models import load_model
 
         return names | {"model": load_model("MODEL")}
@@ -207,6 +210,33 @@ def test_what_a_page_prints_runs_from_top_to_bottom_and_shows_what_it_says(page,
         elif block.language == "text" and screen is not None:
             assert same_output(block.text, screen), f"{block} shows\n{block.text}\nbut it prints\n{screen}"
             screen = None
+
+
+def imports(code):
+    """Modules of recollect that some code imports from or whole."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "recollect":
+            yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "recollect")
+
+
+def test_guides_and_notebooks_import_from_the_front_door():
+    rooms = {home for name, home in recollect._HOMES.items() if home == f"recollect.{name}"}
+    pages = {str(each): each.text for page in PAGES for each in blocks(page) if each.language == "python"}
+    cells = {
+        f"{path.name}, cell {number}": guide_notebook.source(cell)
+        for path in (ROOT / "docs" / "notebooks").glob("*.ipynb")
+        for number, cell in enumerate(guide_notebook.code_cells(guide_notebook.read(path)))
+    }
+    elsewhere = {place: set(imports(code)) - {"recollect", *rooms} for place, code in (pages | cells).items()}
+    assert {place: modules for place, modules in elsewhere.items() if modules} == {}
+
+
+def test_every_page_is_in_the_navigation():
+    text = (ROOT / "zensical.toml").read_text(encoding="utf-8")
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert {page for page in pages if f'"{page}"' not in text} == set()
 
 
 def test_every_fenced_block_says_what_it_is():

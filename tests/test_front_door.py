@@ -15,13 +15,13 @@ import recollect
 PACKAGE = Path(recollect.__file__).parent
 
 NAMES = [
-    "Batch", "BatchStream", "ClassificationTask", "Classifier", "Data", "DataMix", "Division", "DualEncoder",
-    "Encoder", "EpisodeOptions", "EpisodicSearcher", "FeatureCache", "FusionModule", "FusionRecipe",
-    "ImageTransform", "Memory", "PRESETS", "Query", "RECIPES", "Recipe", "Result", "RetrievalEnhancedEncoder",
-    "RetrievalTask", "Sample", "Searcher", "Source", "UserError", "__version__", "build_model",
-    "classification_task", "entities", "few_shot", "fewshot", "image_features", "linear_probe", "load_model",
-    "objectives", "open_encoder", "open_searcher", "open_source", "retrieval", "retrieval_task", "suite", "testing",
-    "train", "train_fusion", "zero_shot",
+    "Batch", "BatchStream", "ClassificationTask", "Classifier", "ClickModel", "Data", "DataMix", "Division",
+    "DualEncoder", "Encoder", "EncoderBase", "EpisodeOptions", "EpisodicSearcher", "FeatureCache", "FusionModule",
+    "FusionRecipe", "ImageTransform", "Memory", "PRESETS", "Pairs", "Query", "RECIPES", "Recipe", "Result",
+    "RetrievalEnhancedEncoder", "RetrievalTask", "Sample", "Searcher", "Source", "UserError", "__version__",
+    "build_model", "classification_task", "cut_off", "entities", "few_shot", "fewshot", "image_features",
+    "linear_probe", "load_model", "next_to_label", "objectives", "open_encoder", "open_searcher", "open_source",
+    "retrieval", "retrieval_task", "suite", "testing", "train", "train_fusion", "zero_shot",
 ]  # fmt: skip
 
 

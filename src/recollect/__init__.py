@@ -25,6 +25,7 @@ _HOMES: dict[str, str] = {
     "Source": "recollect.core.types",
     "Encoder": "recollect.core.types",
     "open_source": "recollect.data.sources",
+    "EncoderBase": "recollect.core.types",
     "ImageTransform": "recollect.data.transforms",
     "DataMix": "recollect.data.batches.mixture",
     "BatchStream": "recollect.data.batches.stream",
@@ -43,6 +44,7 @@ _HOMES: dict[str, str] = {
     "FusionModule": "recollect.memory.fusion.block",
     "FusionRecipe": "recollect.memory.fusion.learning",
     "Memory": "recollect.memory",
+    "Pairs": "recollect.memory.rows",
     "RetrievalEnhancedEncoder": "recollect.memory.fusion.encoder",
     "train_fusion": "recollect.memory.fusion.learning",
     "open_encoder": "recollect.memory.fusion.encoder",
@@ -63,6 +65,9 @@ _HOMES: dict[str, str] = {
     "zero_shot": "recollect.evaluation.zero_shot",
     # classifiers
     "Classifier": "recollect.apps.classify.classifier",
+    "next_to_label": "recollect.apps.classify.clicks",
+    "cut_off": "recollect.apps.classify.clicks",
+    "ClickModel": "recollect.apps.classify.clicks",
     # errors
     "UserError": "recollect.core.errors",
 }

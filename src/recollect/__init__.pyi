@@ -4,9 +4,13 @@ from recollect import fewshot as fewshot
 from recollect import objectives as objectives
 from recollect import testing as testing
 from recollect.apps.classify.classifier import Classifier as Classifier
+from recollect.apps.classify.clicks import ClickModel as ClickModel
+from recollect.apps.classify.clicks import cut_off as cut_off
+from recollect.apps.classify.clicks import next_to_label as next_to_label
 from recollect.core.errors import UserError as UserError
 from recollect.core.types import Batch as Batch
 from recollect.core.types import Encoder as Encoder
+from recollect.core.types import EncoderBase as EncoderBase
 from recollect.core.types import Sample as Sample
 from recollect.core.types import Source as Source
 from recollect.data.batches.mixture import DataMix as DataMix
@@ -27,6 +31,7 @@ from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder as Retrieva
 from recollect.memory.fusion.encoder import open_encoder as open_encoder
 from recollect.memory.fusion.learning import FusionRecipe as FusionRecipe
 from recollect.memory.fusion.learning import train_fusion as train_fusion
+from recollect.memory.rows import Pairs as Pairs
 from recollect.models import PRESETS as PRESETS
 from recollect.models import DualEncoder as DualEncoder
 from recollect.models import build_model as build_model

@@ -206,10 +206,25 @@ def test_saving_refuses_what_it_would_destroy_and_replaces_whole(folders):
     assert len(list((folders / "kept").glob("numbers-*"))) == 1
 
 
+def test_a_card_says_what_the_classifier_is(folders):
+    taught = teach(folders)
+    card = (taught.save(folders / "kept") / "README.md").read_text(encoding="utf-8")
+    assert "# A classifier of 3 classes" in card
+    assert f"**Method**: {taught.method}" in card
+    assert f"{100 * taught.calibration['accuracy']:.1f} % of {taught.calibration['examples']} held-out examples" in card
+    for name, count in zip(taught.classes, np.bincount(taught.support.labels), strict=True):
+        assert f"| {name} | {count} |" in card
+    hostile = Classifier.teach(ColourEncoder(), names={"a|b": (), "`c`\n": ()})
+    card = (hostile.save(folders / "hostile") / "README.md").read_text(encoding="utf-8")
+    assert "| a/b | 0 |" in card
+    assert "| 'c' | 0 |" in card
+    assert "not calibrated" in card
+
+
 def test_a_flipped_bit_anywhere_is_found(folders):
     teach(folders).save(folders / "kept")
     random, survived = np.random.default_rng(0), 0
-    for file in sorted((folders / "kept").iterdir()):
+    for file in sorted(file for file in (folders / "kept").iterdir() if file.suffix != ".md"):  # nothing reads the card
         whole = file.read_bytes()
         for place in random.integers(0, len(whole), 25).tolist():
             damaged = bytearray(whole)

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -75,7 +76,7 @@ def _readable(encoder: RetrievalEnhancedEncoder, with_text: bool) -> list[str]:
         if id not in encoder.exclude_ids and (allowed is None or id in allowed)
     ]
     if with_text:  # a row without one has zeros in its place
-        ids = [id for id, there in zip(ids, memory.vectors(ids, "text").any(axis=1), strict=True) if there]
+        ids = [ids[row] for row in np.flatnonzero(memory.vectors(ids, "text").any(axis=1))]
     if len(ids) < encoder.k:
         raise UserError(f"{memory.address}: {len(ids)} rows can be read, fewer than k = {encoder.k}")
     if (size := 8 * len(ids) * memory.width) > MOST_BYTES:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from recollect.apps.classify.card import classifier_card
 from recollect.apps.classify.choosing import BEST, CANDIDATES, by_names, choose, settings_of
 from recollect.apps.classify.folder import load_classifier, save_classifier
 from recollect.apps.classify.pictures import Example, embed_files
@@ -196,7 +197,8 @@ class Classifier:
             "support": np.asarray(support.features, dtype=np.float32),
             "labels": np.asarray(support.labels, dtype=np.int64),
         }
-        return save_classifier(self._described(), numbers, Path(folder), replace)
+        described = self._described()
+        return save_classifier(described, numbers, classifier_card(described), Path(folder), replace)
 
     def _described(self) -> dict[str, Any]:
         """Everything but the numbers, as JSON."""

@@ -19,39 +19,41 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as dump_tensors
 
 from recollect.core.errors import UserError
-from recollect.core.files import atomic_path, fresh_folder, read_json, write_json
+from recollect.core.files import atomic_path, fresh_folder, read_json, write_json, write_text
 
 Restored = TypeVar("Restored")
 
 CLASSIFIER_FORMAT = 1
 CLASSIFIER_FILE = "classifier.json"
+CARD_FILE = "README.md"
 _LOCK = ".lock"
 
 
 def save_classifier(
-    described: Mapping[str, Any], tensors: Mapping[str, np.ndarray], folder: Path, replace: bool
+    described: Mapping[str, Any], tensors: Mapping[str, np.ndarray], card: str, folder: Path, replace: bool
 ) -> Path:
-    """Write what a classifier says of itself and its numbers (see `Classifier.save`)."""
+    """Write what a classifier says of itself, its numbers and its card (see `Classifier.save`)."""
     numbers = dump_tensors({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()})
     named = {"numbers": f"numbers-{_digest(numbers)[:16]}.safetensors", "numbers_digest": _digest(numbers)}
     record = {"format": CLASSIFIER_FORMAT, **described, **named}
     record["digest"] = _digest(_canonical(record))
     if replace and (folder / CLASSIFIER_FILE).exists():
         with _locked(folder):
-            _write(folder, record, numbers)
+            _write(folder, record, numbers, card)
             for old in folder.glob("numbers-*.safetensors"):
                 if old.name != record["numbers"]:
                     old.unlink(missing_ok=True)
         return folder
     with fresh_folder(folder, "classifier") as unfinished:
-        _write(unfinished, record, numbers)
+        _write(unfinished, record, numbers, card)
     return folder
 
 
-def _write(folder: Path, record: Mapping[str, Any], numbers: bytes) -> None:
+def _write(folder: Path, record: Mapping[str, Any], numbers: bytes, card: str) -> None:
     with atomic_path(folder / record["numbers"]) as unfinished:
         unfinished.write_bytes(numbers)
     write_json(folder / CLASSIFIER_FILE, record)
+    write_text(folder / CARD_FILE, card)
 
 
 @contextmanager
