@@ -12,7 +12,7 @@ BIN    := .venv/bin
 PYTHONS ?= python3.11 python3.12 python3.13
 PYTEST := -n auto --dist worksteal --jaxtyping-packages=recollect,beartype.beartype
 
-.PHONY: demo test lint help bench bench-gpu docs matrix lowest setup clean
+.PHONY: demo test lint help bench bench-gpu docs notebooks matrix lowest setup clean
 
 setup: .venv/.installed
 
@@ -46,6 +46,10 @@ bench-gpu: setup
 test: lint
 	$(BIN)/pytest $(PYTEST)
 
+# The outputs that the notebooks show.
+notebooks: setup
+	$(BIN)/python tests/guide_notebook.py docs/notebooks/*.ipynb
+
 # A dead link or anchor and a name that is not there stop the build; so does a docstring that speaks of no parameter.
 docs: setup
 	$(BIN)/zensical build --strict --clean 2>&1 | tee .site.log
@@ -54,7 +58,7 @@ docs: setup
 
 matrix:
 	for python in $(PYTHONS); do \
-	  command -v $$python > /dev/null || { echo "$$python: not here, left out"; continue; }; \
+	  $$python --version > /dev/null 2>&1 || { echo "$$python: not here, left out"; continue; }; \
 	  test -x .venv-$$python/bin/python || $$python -m venv .venv-$$python; \
 	  .venv-$$python/bin/pip install --quiet --constraint constraints.txt --editable '.[dev]'; \
 	  .venv-$$python/bin/pytest $(PYTEST); \
@@ -65,7 +69,7 @@ lowest:
 	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
 	$(PYTHON) .ci/lowest.py > .venv-lowest/constraints.txt
 	.venv-lowest/bin/pip install --quiet --constraint .venv-lowest/constraints.txt --editable '.[adapters,memory]' \
-	  beartype hypothesis pytest pytest-xdist build
+	  beartype build grimp hypothesis pytest pytest-xdist
 	.venv-lowest/bin/pytest $(PYTEST)
 
 clean:

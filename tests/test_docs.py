@@ -9,7 +9,9 @@ import itertools
 import pkgutil
 import re
 import shutil
+import sys
 import traceback
+import types
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -200,8 +202,11 @@ def shell_pages():
 
 
 @pytest.mark.parametrize("page", shell_pages(), ids=lambda page: page.stem)
-def test_what_a_page_prints_runs_from_top_to_bottom_and_shows_what_it_says(page, world, names, tmp_path):
-    scope, screen = {"__name__": "guide", **given(page, names)}, None
+def test_what_a_page_prints_runs_from_top_to_bottom_and_shows_what_it_says(page, world, names, tmp_path, monkeypatch):
+    script = types.ModuleType("guide")  # a module, so that what a page defines can be pickled, as in a script
+    monkeypatch.setitem(sys.modules, script.__name__, script)
+    scope, screen = vars(script), None
+    scope.update(given(page, names))
     for block in blocks(page):
         if block.language == "python":
             screen = run_python(block, scope)

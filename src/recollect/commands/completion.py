@@ -7,10 +7,12 @@ from typing import Annotated, Literal
 
 import tyro
 
-from recollect.commands.help import help_file
+from recollect.commands.help import TEXTS
 
 _OPTION = re.compile(r"(?:^|[│ |] )(?:-\w, )?(--[a-z][\w.-]*)(?:, --no-[\w.-]+)?(?: \[?\{([^}]*)\})?", re.MULTILINE)
 """An option in a help text, which stands in a column of its own, and the values that it may have."""
+
+_USAGE = re.compile(r"usage: recollect ((?:[a-z][a-z-]* )+)")
 
 _BASH = """\
 # Completion of recollect. bash: source this file in ~/.bashrc; zsh: in ~/.zshrc, behind compinit.
@@ -57,20 +59,20 @@ class Completion:
 
     def run(self) -> None:
         """Ask every command for its options, and print."""
-        options = {name: options_of(name) for name in _names()}
+        options = {name: options_of(text) for name, text in _kept().items()}
         print((fish_script if self.shell == "fish" else bash_script)(options), end="")
 
 
-def _names() -> list[str]:
-    from recollect.cli import COMMANDS
+def _kept() -> dict[str, str]:
+    """The help of every command by its name, which stands first in it."""
+    texts = [file.read_text(encoding="utf-8") for file in sorted(TEXTS.glob("*.txt"))]
+    return {found[1].strip(): text for text in texts if (found := _USAGE.match(text))}
 
-    return list(COMMANDS)
 
-
-def options_of(command: str) -> dict[str, list[str]]:
-    """Every option of a command with the values it may have (none where anything goes), from its kept help."""
+def options_of(text: str) -> dict[str, list[str]]:
+    """Every option of a command with the values it may have (none where anything goes), from its help."""
     found: dict[str, list[str]] = {}
-    for option, values in _OPTION.findall(help_file(command).read_text(encoding="utf-8")):
+    for option, values in _OPTION.findall(text):
         given = [value.strip() for value in values.split(",") if value.strip() not in {"", "None"}]
         found[option] = found.get(option) or given
     return found
@@ -129,13 +131,10 @@ def fish_script(options: Mapping[str, Mapping[str, list[str]]]) -> str:
     Args:
         options: of each command, as `options_of` gives them.
     """
-    from recollect.cli import COMMANDS
-
     lines = ["# Completion of recollect, for ~/.config/fish/completions/recollect.fish"]
     groups = _groups(options)
     for first in dict.fromkeys(name.split()[0] for name in options):
-        told = COMMANDS[first].help if first in COMMANDS else f"{first} ..."
-        lines.append(f"complete -c recollect -n __fish_use_subcommand -a {first} -d '{told.replace(chr(39), '')}'")
+        lines.append(f"complete -c recollect -n __fish_use_subcommand -a {first}")
     for first, words in groups.items():
         seen = f"__fish_seen_subcommand_from {first}; and not __fish_seen_subcommand_from {words}"
         lines.append(f"complete -c recollect -n '{seen}' -a '{words}'")
