@@ -131,10 +131,9 @@ def fish_script(options: Mapping[str, Mapping[str, list[str]]]) -> str:
     Args:
         options: of each command, as `options_of` gives them.
     """
+    groups, firsts = _groups(options), dict.fromkeys(name.split()[0] for name in options)
     lines = ["# Completion of recollect, for ~/.config/fish/completions/recollect.fish"]
-    groups = _groups(options)
-    for first in dict.fromkeys(name.split()[0] for name in options):
-        lines.append(f"complete -c recollect -n __fish_use_subcommand -a {first}")
+    lines += [f"complete -c recollect -n __fish_use_subcommand -a {first}" for first in firsts]
     for first, words in groups.items():
         seen = f"__fish_seen_subcommand_from {first}; and not __fish_seen_subcommand_from {words}"
         lines.append(f"complete -c recollect -n '{seen}' -a '{words}'")
