@@ -12,6 +12,7 @@ import shutil
 import sys
 import traceback
 import types
+import unicodedata
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -273,6 +274,22 @@ def test_what_is_not_run_is_printed_somewhere(pattern):
 def test_links_within_the_project_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
+
+
+def anchors(page):
+    """What a link to a page may name behind `#`: its headings, as the site names them."""
+    text = re.sub(r"^( *)```.*?^ *```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for heading in re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE):
+        plain = unicodedata.normalize("NFKD", heading).encode("ascii", "ignore").decode()
+        yield re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_anchors_are_headings(page):
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text(encoding="utf-8")):
+        there = page.parent / target if target else page
+        if there.suffix == ".md":
+            assert anchor in set(anchors(there)), f"{target}#{anchor}"
 
 
 @pytest.mark.parametrize("room", ["objectives", "fewshot", "core"])
