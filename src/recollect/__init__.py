@@ -65,6 +65,7 @@ _HOMES: dict[str, str] = {
     "zero_shot": "recollect.evaluation.zero_shot",
     # classifiers
     "Classifier": "recollect.apps.classify.classifier",
+    "name_pictures": "recollect.apps.classify.naming",
     "next_to_label": "recollect.apps.classify.clicks",
     "cut_off": "recollect.apps.classify.clicks",
     "ClickModel": "recollect.apps.classify.clicks",

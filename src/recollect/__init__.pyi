@@ -7,6 +7,7 @@ from recollect.apps.classify.classifier import Classifier as Classifier
 from recollect.apps.classify.clicks import ClickModel as ClickModel
 from recollect.apps.classify.clicks import cut_off as cut_off
 from recollect.apps.classify.clicks import next_to_label as next_to_label
+from recollect.apps.classify.naming import name_pictures as name_pictures
 from recollect.core.errors import UserError as UserError
 from recollect.core.types import Batch as Batch
 from recollect.core.types import Encoder as Encoder

@@ -11,7 +11,7 @@ from colours import COLOURS, ColourEncoder, paint
 from recollect.apps.classify.choosing import by_names, settings_of
 from recollect.apps.classify.classifier import Classifier, class_prompts_of
 from recollect.apps.classify.folder import CLASSIFIER_FILE
-from recollect.apps.classify.naming import zero_shot
+from recollect.apps.classify.naming import name_pictures
 from recollect.apps.classify.pictures import find_examples, find_images, read_names
 from recollect.apps.classify.predictions import classify
 from recollect.apps.classify.sheet import save_csv, save_json, save_sheet
@@ -343,12 +343,12 @@ def test_pictures_are_named_from_words_in_one_call(folders, tmp_path):
     guide_world.checkpoint(folder)
     model = load_model(str(folder))
     pictures = sorted((folders / "new").rglob("*.png"))
-    named = zero_shot(model, pictures, ["red", "blue"])
+    named = name_pictures(model, pictures, ["red", "blue"])
     texts = prompt_ensemble(model, [class_prompts_of(name, ()) for name in ("blue", "red")])
     logits = model.scale * (model.embed_images(pictures).numpy() @ texts.T)
     expected = np.exp(logits - logits.max(axis=1, keepdims=True))
     np.testing.assert_allclose(named.probabilities, expected / expected.sum(axis=1, keepdims=True), atol=1e-5)
     assert named.labels == [("blue", "red")[place] for place in logits.argmax(axis=1)]
-    assert zero_shot(str(folder), pictures[0], ["red", "blue"]).labels == named.labels[:1]
+    assert name_pictures(str(folder), pictures[0], ["red", "blue"]).labels == named.labels[:1]
     with pytest.raises(UserError, match="two or more"):
-        zero_shot(model, pictures, ["red"])
+        name_pictures(model, pictures, ["red"])

@@ -35,12 +35,12 @@ class Naming:
         return f"Naming({len(self.probabilities)} pictures: {first}{', ...' if len(self.probabilities) > 5 else ''})"
 
 
-def zero_shot(
+def name_pictures(
     model: DualEncoder | str | Path, images: Any, names: Mapping[str, Sequence[str]] | Sequence[str]
 ) -> Naming:
     """Name pictures by words alone (CLIP's zero-shot classification, in its 80 templates).
 
-    >>> zero_shot(model, "photos/", ["cat", "dog", "polar bear"]).labels                      # doctest: +SKIP
+    >>> name_pictures(model, "photos/", ["cat", "dog", "polar bear"]).labels                      # doctest: +SKIP
 
     Args:
         model: opened, or a folder or hub id.
