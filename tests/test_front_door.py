@@ -20,8 +20,8 @@ NAMES = [
     "FusionRecipe", "ImageTransform", "Memory", "PRESETS", "Pairs", "Query", "RECIPES", "Recipe", "Result",
     "RetrievalEnhancedEncoder", "RetrievalTask", "Sample", "Searcher", "Source", "UserError", "__version__",
     "build_model", "classification_task", "cut_off", "entities", "few_shot", "fewshot", "image_features",
-    "linear_probe", "load_model", "name_pictures", "next_to_label", "objectives", "open_encoder", "open_searcher", "open_source",
-    "retrieval", "retrieval_task", "suite", "testing", "train", "train_fusion", "zero_shot",
+    "linear_probe", "load_model", "name_pictures", "next_to_label", "objectives", "open_encoder", "open_searcher",
+    "open_source", "retrieval", "retrieval_task", "suite", "testing", "train", "train_fusion", "zero_shot",
 ]  # fmt: skip
 
 
