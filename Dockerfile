@@ -1,7 +1,9 @@
 # The page, `recollect serve`, in a container.
 #   CPU:   docker build -t recollect .
 #   CUDA:  docker build -t recollect:cuda --build-arg BASE=pytorch/pytorch:2.7.0-cuda12.8-cudnn9-runtime --build-arg TORCH=no .
-#   docker run --rm -p 127.0.0.1:8000:8000 -v "$PWD:/data" recollect serve /data/memories/mine --host 0.0.0.0 --port 8000
+#   docker run --rm -p 127.0.0.1:8000:8000 -v "$PWD:/data" --user "$(id -u):$(id -g)" \
+#     recollect serve /data/memories/mine --host 0.0.0.0 --port 8000 --token "$(openssl rand -hex 16)"
+# Then open the address that it prints, with 127.0.0.1 in place of 0.0.0.0.
 ARG BASE=python:3.12-slim
 FROM ${BASE} AS wheel
 WORKDIR /source

@@ -70,7 +70,7 @@ lowest:
 	$(PYTHON) .ci/lowest.py > .venv-lowest/constraints.txt
 	.venv-lowest/bin/pip install --quiet --constraint .venv-lowest/constraints.txt --editable '.[adapters,memory]' \
 	  beartype build grimp hypothesis pytest pytest-xdist
-	.venv-lowest/bin/pytest $(PYTEST)
+	.venv-lowest/bin/pytest -n auto --dist worksteal # the lowest jaxtyping cannot watch a package that a plugin has imported
 
 clean:
 	rm -rf .venv .venv-* site .site.log build dist *.egg-info src/*.egg-info

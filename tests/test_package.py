@@ -16,6 +16,7 @@ import pytest
 
 import recollect
 from pictures import picture
+from recollect.cli import main
 from recollect.models import build_model
 
 ROOT = Path(__file__).parents[1]
@@ -28,7 +29,11 @@ IMPORTED_AS = {"scikit-learn": "sklearn", "pillow": "PIL", "milvus-lite": "milvu
 BEHIND_ANOTHER = {"milvus_lite", "onnx", "onnxscript", "onnxruntime"}
 
 # Parts of what is required, which cannot be there without the other: whose they are.
-PART_OF = {"starlette": "fastapi", "pydantic": "fastapi", "huggingface_hub": "transformers"}
+PART_OF = {"fsspec": "datasets", "starlette": "fastapi", "pydantic": "fastapi", "huggingface_hub": "transformers"}
+
+
+# Taken where the user has them, with another way where not: the page's map, and where a run's figures go.
+USED_IF_THERE = {"umap", "wandb"}
 
 
 def distributions(requirements):
@@ -55,7 +60,7 @@ def test_what_is_required_is_imported_and_what_is_imported_is_required():
     assert required - imported() == set()
     assert optional - imported() - BEHIND_ANOTHER == set()
     parts = {name for name, whole in PART_OF.items() if whole in required | optional}
-    assert imported() - required - optional - parts == set()
+    assert imported() - required - optional - parts - USED_IF_THERE == set()
 
 
 def test_everything_that_pyproject_names_has_an_exact_version_for_tests():
@@ -95,6 +100,28 @@ def test_an_undefined_name_is_found(tmp_path, tool, code):
     assert [line for line in found.stdout.splitlines() if "error" in line or code in line] != []
     assert all("undefined_name" in line for line in found.stdout.splitlines() if code in line)
     assert code in found.stdout
+
+
+def test_what_the_container_copies_is_there_and_sent():
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    wanted = [
+        word for line in lines if line.startswith("COPY ") and "--from" not in line for word in line.split()[1:-1]
+    ]
+    sent = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    assert wanted
+    for word in wanted:
+        assert (ROOT / word).exists(), word
+        assert f"!{word}" in sent, word
+
+
+def test_the_page_of_the_container_has_a_secret(tmp_path, capsys):
+    """Beyond this machine `serve` wants one, and the line that is printed in the Dockerfile gives it."""
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n#", " ")
+    (command,) = re.findall(r"recollect (serve [^\n]*)", text)[:1]
+    words = command.split()
+    assert {"--host", "--port", "--token"} <= set(words)
+    assert main(["serve", str(tmp_path), "--host", "0.0.0.0"]) == 2
+    assert "--token" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
