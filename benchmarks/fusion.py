@@ -22,7 +22,7 @@ import shlex
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,14 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recollect.core.seeding import text_fold
 from recollect.core.types import EncoderBase
 from recollect.evaluation.entities import harmonic_mean
 from recollect.memory.fusion.block import FusionModule, FusionSettings
+from recollect.memory.fusion.crossfit import Fold
 from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder
 from recollect.memory.fusion.learning import FusionRecipe, paper_recipe, train_fusion
-from recollect.memory.fusion.newness import Newness
+from recollect.memory.fusion.newness import Newness, NewnessKind
 from recollect.memory.rows import Pairs
 from recollect.memory.store import Memory
 from recollect.objectives import sigmoid_contrastive
@@ -48,6 +50,7 @@ WIDTH, EDGE, PATCH, CENTROIDS = 128, 32, 6, 384
 HELD_STYLES = ("noto", "fluent_flat", "openmoji_line")
 VALIDATION_CONCEPTS = 300
 K = 10
+FOLDS = 3
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class World:
         seen: of each name, whether the model was trained on it.
         scale: the model's inverse temperature.
         training: the fusion's training pairs where they are not those of memory A.
+        folds: trains so many more base models, each without a part of the captions, and embeds the pairs with each.
     """
 
     pairs: Pairs
@@ -73,6 +77,19 @@ class World:
     seen: Tensor
     scale: float
     training: Pairs | None = None
+    folds: Callable[[int], list[Fold]] | None = None
+
+    @property
+    def content(self) -> str:
+        """Changes whenever any embedding, caption or id does."""
+        made = hashlib.blake2b(digest_size=8)
+        for pairs in (self.pairs, self.grown, *([] if self.training is None else [self.training])):
+            made.update(repr((list(pairs.ids), list(pairs.captions))).encode())
+            made.update(np.ascontiguousarray(pairs.image_vectors).data)
+            made.update(np.ascontiguousarray(pairs.text_vectors).data)
+        for tensor in (self.queries, self.targets, self.names, self.seen):
+            made.update(np.ascontiguousarray(tensor.numpy()).data)
+        return made.hexdigest()
 
 
 # The base model -------------------------------------------------------------------------------------------------------
@@ -139,7 +156,10 @@ class PatchFeatures:
 
 def features_of(data: Path, work: Path, names: Sequence[str]) -> dict[str, tuple[Any, Tensor]]:
     """Columns and patch features of some files, made once."""
-    cache = work / f"features-{'-'.join(names)}.npz"
+    made = hashlib.blake2b(digest_size=8)
+    for name in names:
+        made.update((data / f"{name}.parquet").read_bytes())
+    cache = work / f"features-{made.hexdigest()}.npz"
     tables = {name: read_table(data / f"{name}.parquet") for name in names}
     if not cache.exists():
         pool = np.concatenate([pictures[(table.split == "train").values] for table, pictures in tables.values()])
@@ -215,34 +235,72 @@ def train_base(features: Tensor, captions: Sequence[Sequence[str]], seed: int) -
 # Worlds ---------------------------------------------------------------------------------------------------------------
 
 
-def real_world(
-    base: Base, features: Tensor, captions: Sequence[str], trained: np.ndarray, grown: np.ndarray, asked: np.ndarray,
-    what: str,
-) -> World:  # fmt: skip
+@dataclass(frozen=True)
+class Told:
+    """Rows of a table as base models are trained on them.
+
+    Attributes:
+        features: of the pictures of all rows.
+        captions: of all rows; the first names the concept.
+        trained: rows that base models are trained on.
+        seed: of base models.
+    """
+
+    features: Tensor
+    captions: Sequence[Sequence[str]]
+    trained: np.ndarray
+    seed: int
+
+    def base(self, rows: np.ndarray | None = None) -> Base:
+        """A base model of these rows, or of all that are trained on."""
+        rows = self.trained if rows is None else rows
+        return train_base(self.features[rows], [self.captions[row] for row in rows], self.seed)
+
+
+def real_world(told: Told, grown: np.ndarray, asked: np.ndarray, what: str) -> World:
     """A world from rows of a table: those trained on, those by which the memory grows, and those asked for."""
+    features, trained, captions = told.features, told.trained, [each[0] for each in told.captions]
+    base = told.base()
+
+    def folds(count: int) -> list[Fold]:
+        part = np.array([text_fold(captions[row], count) for row in trained])
+        kept = np.array([int(id.rpartition(":")[2]) for id in pairs.ids])
+        part_of_kept = np.array([text_fold(captions[row], count) for row in kept])
+        made = []
+        for number in range(count):
+            other = told.base(trained[part != number])
+            made.append(Fold(replace(embedded(other, features, captions, kept, f"{what} {number}"), ids=pairs.ids),
+                             part_of_kept == number))  # fmt: skip
+        return made
+
+    pairs = pairs_of(base, features, captions, trained, what)
     names = sorted({captions[row] for row in asked})
     place = {name: number for number, name in enumerate(names)}
     known = {captions[row] for row in trained}
     return World(
-        pairs_of(base, features, captions, trained, what),
+        pairs,
         pairs_of(base, features, captions, grown, what),
         base.embed(features[asked], names)[0],
         torch.tensor([place[captions[row]] for row in asked]),
         base.embed(features[:0], names)[1],
         torch.tensor([name in known for name in names]),
         float(base.log_scale.detach().exp()),
+        folds=folds,
     )
+
+
+def embedded(base: Base, features: Tensor, captions: Sequence[str], rows: np.ndarray, what: str) -> Pairs:
+    """All of some rows as pairs."""
+    texts = [captions[row] for row in rows]
+    images, vectors = base.embed(features[rows], texts)
+    ids = [f"{what}:{row}" for row in rows]
+    return Pairs(ids, images.numpy(), vectors.numpy(), texts, what, sources=[what] * len(ids))
 
 
 def pairs_of(base: Base, features: Tensor, captions: Sequence[str], rows: np.ndarray, what: str) -> Pairs:
-    """Embedded pairs of some rows."""
-    texts = [captions[row] for row in rows]
-    images, vectors = base.embed(features[rows], texts)
-    there = (vectors.norm(dim=1) > 0.5).numpy()  # a caption without a known word has no embedding
-    ids = [f"{what}:{row}" for row in rows]
-    return Pairs(ids, images.numpy(), vectors.numpy(), texts, what, sources=[what] * len(ids)).take(
-        np.flatnonzero(there).tolist()
-    )
+    """Embedded pairs of some rows, without those whose caption has no word that the base model knows."""
+    pairs = embedded(base, features, captions, rows, what)
+    return pairs.take(np.flatnonzero(np.linalg.norm(pairs.text_vectors, axis=1) > 0.5).tolist())
 
 
 def emoji(data: Path, work: Path, split: str, seed: int) -> World:
@@ -261,11 +319,9 @@ def emoji(data: Path, work: Path, split: str, seed: int) -> World:
     features = torch.cat([drawn, seen_from_above])
     texts = [list(each) for each in (*table.captions, *photos.captions)]
     trained = np.concatenate([np.flatnonzero(train & ~held), above])
-    base = train_base(features[trained], [texts[row] for row in trained], seed)
     asked = np.flatnonzero((train | withheld) & held & clear)
-    return real_world(
-        base, features, [each[0] for each in texts], trained, np.flatnonzero(withheld & ~held), asked, f"emoji-{seed}"
-    )
+    told = Told(features, texts, trained, seed)
+    return real_world(told, np.flatnonzero(withheld & ~held), asked, f"emoji-{seed}")
 
 
 def fashion(data: Path, work: Path, split: str, seed: int) -> World:
@@ -287,8 +343,8 @@ def fashion(data: Path, work: Path, split: str, seed: int) -> World:
             kept = max(1, len(rows) // 2)
             grown += rows[:kept]
             asked += rows[kept:]
-    base = train_base(features[trained], [[captions[row]] for row in trained], seed)
-    return real_world(base, features, captions, np.array(trained), np.array(grown), np.array(asked), f"fashion-{seed}")
+    told = Told(features, [[caption] for caption in captions], np.array(trained), seed)
+    return real_world(told, np.array(grown), np.array(asked), f"fashion-{seed}")
 
 
 def characters(work: Path, split: str, seed: int, *, new: bool) -> World:
@@ -334,8 +390,36 @@ class Frozen(EncoderBase):
     width: int = WIDTH
 
 
-def recipes() -> dict[str, FusionRecipe | None]:
+@dataclass(frozen=True)
+class Way:
+    """One way to train.
+
+    Attributes:
+        recipe: of the fusion.
+        folds: more base models, for cross-fitting.
+    """
+
+    recipe: FusionRecipe
+    folds: int = 0
+
+
+def ways_to_train() -> dict[str, Way | None]:
     """The ways to train, by name; of ``none`` and ``mean`` nothing is trained."""
+    crossed = {
+        "paper, crossfit": replace(paper_recipe(), batch_size=512, max_score=1.01),
+        "gate, crossfit": _reading("none"),
+        "gate, crossfit, offsets 2": _reading("offsets"),
+    }
+    plain = {name: None if recipe is None else Way(recipe) for name, recipe in recipes().items()}
+    return plain | {name: Way(recipe, FOLDS) for name, recipe in crossed.items()}
+
+
+def _reading(newness: NewnessKind) -> FusionRecipe:
+    return replace(FusionRecipe(), batch_size=512, max_score=1.01, score_of="searched", newness=Newness(newness))
+
+
+def recipes() -> dict[str, FusionRecipe | None]:
+    """What is trained on the base model's own embeddings."""
     paper = replace(paper_recipe(), batch_size=512, max_score=1.01)
     masked = replace(paper, mask="caption")
 
@@ -366,26 +450,29 @@ def recipes() -> dict[str, FusionRecipe | None]:
     return arms
 
 
-def slug(arm: str, recipe: FusionRecipe | None) -> str:
+def slug(arm: str, way: Way | None) -> str:
     """A file's name for an arm, other whenever the arm is made otherwise."""
-    made = hashlib.blake2b(json.dumps(recipe and _told(recipe), sort_keys=True).encode(), digest_size=4).hexdigest()
+    made = hashlib.blake2b(json.dumps(way and _told(way), sort_keys=True).encode(), digest_size=4).hexdigest()
     return f"{re.sub(r'[^a-z0-9.]+', '-', arm)}-{made}"
 
 
-def fuse(world: World, arm: str, recipe: FusionRecipe | None, seed: int, folder: Path) -> FusionModule | None:
+def fuse(world: World, arm: str, way: Way | None, seed: int, folder: Path) -> FusionModule | None:
     """The fusion of an arm, trained with memory A."""
     width = world.queries.shape[1]
-    if recipe is None:
+    if way is None:
         return FusionModule(FusionSettings(width, "mean")) if arm == "mean" else None
+    assert not way.folds or world.folds is not None, "this world trains no more base models"
+    folds = world.folds(way.folds) if way.folds and world.folds else []
     recipe = replace(
-        recipe, seed=seed, memory=str(folder / "A"), k=K, data=Data(sources=("pairs",)), checkpoint_every=10**9
+        way.recipe, seed=seed, memory=str(folder / "A"), k=K, data=Data(sources=("pairs",)), checkpoint_every=10**9
     )
     frozen = Frozen(world.pairs.model, world.scale, width)
     pairs = world.pairs if world.training is None else world.training
-    made, found = (folder / "fusions" / name for name in (slug(arm, recipe), "last.neighbours"))
+    made, found = (folder / "fusions" / name for name in (slug(arm, way), "last.neighbours"))
     if found.exists():  # what pairs find is the same for most arms; where it is not, it is found anew
         shutil.copytree(found, made.with_name(f"{made.name}.neighbours"), dirs_exist_ok=True)
-    model = train_fusion(recipe, frozen, pairs, made, resume=made.exists(), device="cpu")  # type: ignore[arg-type]
+    resume = made.exists()
+    model = train_fusion(recipe, frozen, pairs, made, folds=folds, resume=resume, device="cpu")  # type: ignore[arg-type]
     shutil.rmtree(found, ignore_errors=True)
     shutil.move(made.with_name(f"{made.name}.neighbours"), found)
     return FusionModule.open(model)
@@ -445,17 +532,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="results, as JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    ways = recipes()
+    ways = ways_to_train()
     wanted = options.arms or list(ways)
     results: dict[str, list[dict[str, float]]] = {arm: [] for arm in wanted}
     for seed in options.seeds:
-        folder = options.work / f"{options.world}-{options.split}-{seed}"
+        world = opened(options, seed)
+        folder = options.work / f"{options.world}-{options.split}-{seed}-{world.content}"
         stored = {arm: folder / "figures" / f"{slug(arm, ways[arm])}.json" for arm in wanted}
-        if not all(path.exists() for path in stored.values()):
-            world = opened(options, seed)
-            prepare(world, folder)
-            counts = f"{len(world.pairs):,} pairs, {len(world.grown):,} grown, {len(world.queries):,} queries"
-            print(f"seed {seed}: {counts}, {int((~world.seen).sum()):,} new names of {len(world.seen):,}", flush=True)
+        prepare(world, folder)
+        counts = f"{len(world.pairs):,} pairs, {len(world.grown):,} grown, {len(world.queries):,} queries"
+        print(f"seed {seed}: {counts}, {int((~world.seen).sum()):,} new names of {len(world.seen):,}", flush=True)
         for arm, path in stored.items():
             if not path.exists():
                 path.parent.mkdir(exist_ok=True)
@@ -471,18 +557,20 @@ def main() -> None:
             }
             for arm, rows in results.items()
         }
-        settings = {arm: recipe and _told(recipe) for arm, recipe in ways.items() if arm in results}
+        settings = {arm: way and _told(way) for arm, way in ways.items() if arm in results}
         command = "python " + shlex.join([str(Path(sys.argv[0])), *sys.argv[1:]])
         made = {"command": command, "seeds": options.seeds, "mean and std": summary, "ways": settings}
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(made, indent=1) + "\n")
 
 
-def _told(recipe: FusionRecipe) -> dict[str, Any]:
+def _told(way: Way) -> dict[str, Any]:
     """What a way to train is made of."""
+    recipe = way.recipe
     names = ("mask", "max_score", "score_of", "batch_size", "epochs")
     fusion = {"kind": recipe.fusion.kind, "start": recipe.fusion.start}
-    return fusion | {name: getattr(recipe, name) for name in names} | {"newness": asdict(recipe.newness)}
+    told = fusion | {name: getattr(recipe, name) for name in names} | {"newness": asdict(recipe.newness)}
+    return told | {"folds": way.folds}
 
 
 if __name__ == "__main__":

@@ -103,6 +103,8 @@ def test_a_wrong_split(make, split, message):
         ("image=x", "filter by a column of words or numbers"),
         ("style", "key=value"),
         ("shuffle=yes", "shuffle takes a whole number"),
+        ("without=5/5", "without=5/5: write I/N"),
+        ("only=1", "only=1: write I/N"),
     ],
 )
 def test_a_wrong_filter(make, query, message):

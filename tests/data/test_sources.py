@@ -241,6 +241,33 @@ def test_a_shuffled_split_is_cut_into_parts_that_cover_it(make, shade):
     assert {sample.label for sample in head} == {sample.label for sample in tail} == set(range(4))
 
 
+def test_parts_by_text_keep_the_rows_of_a_text_together_and_cover_everything(make, shade):
+    names = [f"{'Thing' if i % 2 else 'thing '} {i // 4}" for i in range(40)]  # four rows a text, in two spellings
+    path = str(make.parquet({"caption": names}))
+    parts = [open_source(f"{path}?only={part}/3") for part in range(3)]
+    assert sorted(shade(sample) for part in parts for sample in part) == list(range(40))
+    for number, part in enumerate(parts):
+        inside = {shade(sample) // 4 for sample in part}
+        assert len(part) == 4 * len(inside)
+        rest = open_source(f"{path}?without={number}/3")
+        assert inside.isdisjoint({shade(sample) // 4 for sample in rest})
+        assert len(part) + len(rest) == 40
+        assert part.name != rest.name
+        assert part.fingerprint != rest.fingerprint
+    again = str(make.parquet({"caption": ["another", *names]}, "again.parquet"))
+    moved = open_source(f"{again}?only=1/3")
+    assert {text for i in range(len(parts[1])) for text in parts[1].texts(i)} <= {
+        text for i in range(len(moved)) for text in moved.texts(i)
+    }
+
+
+def test_classes_without_texts_are_parted_by_their_names(make):
+    path = str(make.parquet({"label": [f"class {i % 8}" for i in range(40)]}))
+    parts = [open_source(f"{path}?only={part}/2") for part in range(2)]
+    assert sorted(len(part) for part in parts) != [0, 40]
+    assert set(parts[0].labels.tolist()).isdisjoint(parts[1].labels.tolist())
+
+
 # --- identity ----------------------------------------------------------------------------------------------------
 
 

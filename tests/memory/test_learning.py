@@ -380,7 +380,7 @@ def test_neighbours_are_found_again_when_the_memory_has_changed(world, tmp_path)
     stored = tmp_path / "run.neighbours" / "neighbours.safetensors"
     before = stored.read_bytes()
     memory.delete(["memory:0"])
-    learning._found(recipe_of(memory, fusion=FusionSettings(32)), train, stored.parent)
+    learning._found(recipe_of(memory, fusion=FusionSettings(32)), train, (), stored.parent)
     assert stored.read_bytes() != before
 
 

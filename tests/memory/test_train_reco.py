@@ -67,3 +67,17 @@ def test_a_strength_or_share_that_is_none_is_one_line(pairs, tmp_path, capsys, w
     assert train(pairs, tmp_path / "run", *words) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_cross_fitting_trains_on_what_other_models_have_not_seen(pairs, tmp_path, capsys):
+    for number in range(2):
+        words = [f"noise of kind {kind}" for kind in range(12)]
+        build_model("tiny", texts=words, seed=number + 1).save(tmp_path / f"model-{number}")
+    models = [tmp_path / f"model-{number}" for number in range(2)]
+    assert train(pairs, tmp_path / "run", "--crossfit", *models) == 0
+    assert FusionModule.open(tmp_path / "run" / "model").trained["folds"] == 2
+    capsys.readouterr()
+    assert train(pairs, tmp_path / "one", "--crossfit", models[0]) == 2
+    assert "--crossfit takes two models or more" in capsys.readouterr().err
+    assert train(pairs, tmp_path / "same", "--crossfit", pairs / "model", models[0]) == 2
+    assert "model 0 of --crossfit: it is the model itself" in capsys.readouterr().err

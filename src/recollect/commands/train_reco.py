@@ -7,8 +7,10 @@ from typing import Literal
 from recollect.commands.positionals import ModelPlace
 from recollect.core.errors import UserError
 from recollect.core.progress import output
+from recollect.core.types import Source
 from recollect.data.sources import open_source
 from recollect.memory.fusion.block import FusionKind, FusionSettings, Start
+from recollect.memory.fusion.crossfit import Fold, fold_of
 from recollect.memory.fusion.learning import PRESETS, FusionRecipe, Preset, embed_pairs, train_fusion
 from recollect.memory.fusion.neighbours import ScoreOf
 from recollect.memory.fusion.newness import STRENGTHS, Newness, NewnessKind
@@ -57,6 +59,9 @@ class TrainReco:
     """Length of an offset (2 by default), where an embedding's is 1; or the largest rotation (1 by default)."""
     newness_share: float = 0.5
     """Share of the captions that have an offset in a step."""
+    crossfit: tuple[str, ...] = ()
+    """Cross-fitting: N further models, trained as MODEL was but on data with ?without=0/N, ?without=1/N and so on. Each
+    pair is then trained on as the model embeds it that has not seen it, among all pairs by that model."""
     k: int = 10
     """Rows that each embedding reads."""
     max_score: float = NEAR
@@ -108,8 +113,19 @@ class TrainReco:
         if self.limit is None and any(source.endless for source in sources):
             raise UserError("a built-in stream has no end. Say how many pairs to take with --limit N.")
         pairs = embed_pairs(encoder, sources, self.limit, recipe.data.broken_share)
-        model = train_fusion(recipe, encoder, pairs, self.out, resume=self.resume, device=self.device)
+        folds = self._folds(sources, recipe.data.broken_share)
+        model = train_fusion(recipe, encoder, pairs, self.out, folds=folds, resume=self.resume, device=self.device)
         output().print(f"fusion: {model}\nmetrics: {self.out / 'metrics.jsonl'}", highlight=False, soft_wrap=True)
+
+    def _folds(self, sources: tuple[Source, ...], broken_share: float) -> list[Fold]:
+        """What each model of --crossfit makes of the pairs, and which of them are new to it."""
+        if len(self.crossfit) == 1:
+            raise UserError("--crossfit takes two models or more: number I of N was trained with ?without=I/N.")
+        folds = []
+        for number, place in enumerate(self.crossfit):
+            pairs = embed_pairs(load_model(place, self.device), sources, self.limit, broken_share)
+            folds.append(Fold(pairs, fold_of(pairs, sources, len(self.crossfit)) == number))
+        return folds
 
     def recipe(self) -> FusionRecipe:
         """What these options ask for."""

@@ -16,6 +16,16 @@ def derive_seed(*parts: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
+def text_key(text: str) -> int:
+    """A number that two texts share if they are the same but for case and spaces."""
+    return derive_seed("caption", " ".join(text.split()).casefold())
+
+
+def text_fold(text: str, folds: int) -> int:
+    """Which of ``folds`` parts a text belongs to, from 0 on; texts that share a `text_key` share it."""
+    return derive_seed("fold", text_key(text)) % folds
+
+
 def numpy_generator(*parts: int | str) -> np.random.Generator:
     """A NumPy generator seeded by `derive_seed`."""
     return np.random.default_rng(derive_seed(*parts))

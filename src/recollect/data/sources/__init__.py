@@ -10,8 +10,9 @@ import pyarrow.compute as pc
 
 from recollect.core.errors import UserError
 from recollect.core.types import NO_LABEL, Kind, Source
-from recollect.data.sources.address import Address, choose_split, filter_mask, parse_address
+from recollect.data.sources.address import Address, choose_split, filter_mask, in_parts, parse_address
 from recollect.data.sources.columns import Columns
+from recollect.data.sources.derived import first_text
 from recollect.data.sources.files import OpenedTables, open_tables, stream_files
 from recollect.data.sources.images import BROKEN_SHARE, note
 from recollect.data.sources.labels import find_labels
@@ -34,8 +35,9 @@ def open_source(
     Args:
         spec: ``glyphs:NAME`` or ``latents:NAME``; a Parquet, CSV, TSV or JSON-lines file; WebDataset shards
             (``shard-{000..099}.tar``); a folder of these or of images; or a hub id. Behind a ``?`` may follow filters
-            and options: ``emoji.parquet?domain=twemoji,noto&ambiguous=false``. ``?stream=yes`` reads Parquet files and
-            WebDataset shards where they lie, here or behind an address, instead of through a copy.
+            and options: ``emoji.parquet?domain=twemoji,noto&ambiguous=false``, ``pairs.parquet?without=0/5``.
+            ``?stream=yes`` reads Parquet files and WebDataset shards where they lie, here or behind an address, instead
+            of through a copy.
         split: such as ``train``, ``test[:1000]``, ``train+validation``, ``all``; by default the training split, or
             the only one.
         kind: whether texts are captions or class names; by default captions where there is a caption column.
@@ -116,7 +118,15 @@ class _RowsOf:
         parts = [Path(where).stem if self.opened.files else where, self.address.split, self.address.filters]
         name = ":".join(part for part in parts if part)
         origin = Origin(where, self.opened.files, self.opened.base, self.address.paths == "anywhere")
-        return TableSource(name, kind, labels.names, table, rows, ids[rows], columns, origin)
+        source = TableSource(name, kind, labels.names, table, rows, ids[rows], columns, origin)
+        return self._parted(source) if self.address.only or self.address.without else source
+
+    def _parted(self, source: "TableSource") -> "TableSource":
+        """The source without the rows that `Address.only` and `Address.without` leave out."""
+        kept = in_parts(self.address, (first_text(source, index) for index in range(len(source))))
+        if not kept.any():
+            raise UserError(f"{self.opened.where}: an empty source; no text falls into the part that is asked for")
+        return replace(source, rows=source.rows[kept], labels=source.labels[kept])
 
     def split_names(self) -> tuple[str, ...]:
         return self._splits(self._table())[1]

@@ -1,7 +1,7 @@
 """Which rows of a table belong to a source: its address, its filters, its split."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recollect.core.errors import UserError
-from recollect.core.seeding import numpy_generator
+from recollect.core.seeding import numpy_generator, text_fold
 from recollect.data.sources.files import SPLITS
 
 _SLICE = re.compile(r"(?P<name>[^\[\]+]+)(\[(?P<start>[\d_]+%?)?:(?P<stop>[\d_]+%?)?\])?")
@@ -31,6 +31,7 @@ class Address:
         shuffle: seed of the order in which slices count rows; None counts them as they lie.
         paths: "anywhere" lets a table name pictures outside of its own folder.
         stream: "yes" reads shards where they lie, instead of through a copy.
+        only, without: ``I/N`` keeps, or leaves out, the rows whose first text falls into part I of N.
     """
 
     place: str
@@ -42,12 +43,16 @@ class Address:
     shuffle: int | None = None
     paths: str | None = None
     stream: str | None = None
+    only: str | None = None
+    without: str | None = None
 
     @property
     def filters(self) -> str:
         """The filters in one short word, for the source's name."""
         words = [f"{column}={'+'.join(values)}" for column, values in self.keep.items()]
-        return ",".join(words + [f"{column}!={'+'.join(values)}" for column, values in self.drop.items()])
+        words += [f"{column}!={'+'.join(values)}" for column, values in self.drop.items()]
+        parts = {"only": self.only, "without": self.without}
+        return ",".join(words + [f"{name} {part}" for name, part in parts.items() if part is not None])
 
 
 def parse_address(spec: str) -> Address:
@@ -70,7 +75,7 @@ def parse_address(spec: str) -> Address:
     drop: dict[str, tuple[str, ...]] = {}
     reserved: dict[str, str] = {}
     for key, values in decoded:
-        if key in ("split", "config", "revision", "shuffle", "paths", "stream"):
+        if key in ("split", "config", "revision", "shuffle", "paths", "stream", "only", "without"):
             reserved[key] = ",".join(values)
         elif key.endswith("!"):
             drop[key[:-1]] = drop.get(key[:-1], ()) + tuple(values)
@@ -83,7 +88,36 @@ def parse_address(spec: str) -> Address:
         raise UserError(f"{spec}: paths takes 'anywhere', which lets pictures lie outside of the table's folder")
     if reserved.get("stream", "yes") != "yes":
         raise UserError(f"{spec}: stream takes 'yes', which reads shards where they lie, without a copy")
+    for name in ("only", "without"):
+        _part(reserved.get(name, "0/2"), f"{spec}: {name}")
     return Address(place, keep, drop, shuffle=None if shuffle is None else int(shuffle), **reserved)
+
+
+def _part(text: str, where: str) -> tuple[int, int]:
+    """``I/N`` as two numbers.
+
+    Raises:
+        UserError: it is something else.
+    """
+    part, _, parts = text.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 0 <= int(part) < int(parts) and int(parts) >= 2):
+        raise UserError(f"{where}={text}: write I/N, part I of N by the first text: from 0/N to N-1/N, N at least 2")
+    return int(part), int(parts)
+
+
+def in_parts(address: Address, first_texts: Iterable[str]) -> np.ndarray:
+    """True for each row that ``only`` and ``without`` of an address keep.
+
+    A part holds all rows of a text, whatever their case and spaces, and is the same in every file and on every machine:
+    what a model was trained without can be asked of it in another source too.
+    """
+    texts = list(first_texts)
+    mask = np.ones(len(texts), dtype=bool)
+    for given, inside in ((address.only, True), (address.without, False)):
+        if given is not None:
+            part, parts = _part(given, "part")
+            mask &= np.array([(text_fold(text, parts) == part) == inside for text in texts], dtype=bool)
+    return mask
 
 
 def filter_mask(table: datasets.Dataset, address: Address, where: str) -> np.ndarray:

@@ -14,6 +14,14 @@ from recollect.core.types import NO_LABEL, BatchRead, Kind, Sample, Source
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
 
 
+def first_text(source: Source, index: int) -> str:
+    """A sample's first text, the name of its class where it has none, or nothing."""
+    if texts := source.texts(index):
+        return texts[0]
+    label = int(source.labels[index])
+    return source.class_names[label] if label != NO_LABEL else ""
+
+
 @dataclass(eq=False)
 class Subset(Source):
     """Some samples of a source in a given order, with labels renumbered if asked.

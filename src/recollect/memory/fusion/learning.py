@@ -1,7 +1,7 @@
 """Training a fusion on stored embeddings: the encoders are frozen, so no image is opened (RECO, section 3.2)."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from recollect.data.sources.reading import BrokenCounter
 from recollect.memory.build.building import join
 from recollect.memory.build.reading import ROWS_AT_ONCE, Reader, ReadOptions
 from recollect.memory.fusion.block import FusionModule, FusionSettings
+from recollect.memory.fusion.crossfit import Fold, cross_neighbours
 from recollect.memory.fusion.neighbours import Neighbours, ScoreOf, find_neighbours
 from recollect.memory.fusion.newness import Disturbance, Newness
 from recollect.memory.fusion.objective import CLIP_SCALE, TERMS, FusionObjective, Mask, Term
@@ -33,7 +34,7 @@ from recollect.training.options import Recipe
 from recollect.training.ranks import ProcessRanks
 from recollect.training.step import Inputs
 
-_NEIGHBOURS_FORMAT = 2
+_NEIGHBOURS_FORMAT = 3
 NEIGHBOURS = "neighbours.safetensors"
 
 Preset = Literal["reading", "paper"]
@@ -175,7 +176,14 @@ def embed_pairs(encoder: Encoder, sources: tuple[Source, ...], limit: int | None
 
 
 def train_fusion(
-    recipe: FusionRecipe, encoder: Encoder, pairs: Pairs, out: Path, *, resume: bool = False, device: str | None = None
+    recipe: FusionRecipe,
+    encoder: Encoder,
+    pairs: Pairs,
+    out: Path,
+    *,
+    folds: Sequence[Fold] = (),
+    resume: bool = False,
+    device: str | None = None,
 ) -> Path:
     """Find the neighbours of the training pairs, unless that was done before, and train by ``recipe``.
 
@@ -186,6 +194,8 @@ def train_fusion(
         encoder: the frozen model that embedded pairs and memory.
         pairs: training pairs.
         out: folder of the run.
+        folds: the pairs by models that have not seen some of them (cross-fitting): each is then trained on as the model
+            embeds it that has not, and reads the pairs by that model instead of the memory.
         resume: go on from the last checkpoint.
         device: where to compute.
 
@@ -200,7 +210,7 @@ def train_fusion(
     steps = max(1, round(recipe.epochs * len(pairs) / batch))
     recipe = replace(recipe, fusion=settings, steps=steps, batch_size=batch)
     recipe.check()
-    found = _found(recipe, pairs, out.with_name(f"{out.name}.neighbours"))
+    found = _found(recipe, pairs, folds, out.with_name(f"{out.name}.neighbours"))
     scale = recipe.objective.scale or encoder.scale or CLIP_SCALE
     name = pairs.sources[0] if pairs.sources else "pairs"
 
@@ -213,6 +223,7 @@ def train_fusion(
             "terms": list(recipe.active_terms),
             "mask": recipe.mask,
             "newness": asdict(recipe.newness),
+            "folds": len(folds),
         }
         fusion = FusionModule.open(saved) if saved else FusionModule(settings, pairs.model, trained)
         towers = FusionTowers(fusion.train())
@@ -221,17 +232,14 @@ def train_fusion(
     return train(recipe, out, resume=resume, device=device, assemble=assemble)
 
 
-def _found(recipe: FusionRecipe, pairs: Pairs, folder: Path) -> Neighbours:
+def _found(recipe: FusionRecipe, pairs: Pairs, folds: Sequence[Fold], folder: Path) -> Neighbours:
     """Stored neighbours of the same pairs in the same rows of the memory, or new ones."""
     memory = Memory.open(recipe.memory)
-    made = hashlib.blake2b(digest_size=16)
-    for array in (pairs.image_vectors, pairs.text_vectors):
-        made.update(np.ascontiguousarray(array).data)
-    made.update(repr((list(pairs.ids), list(pairs.captions))).encode())
     fusion = recipe.fusion
     key: dict[str, Any] = {
         "format": _NEIGHBOURS_FORMAT,
-        "pairs": made.hexdigest(),
+        "pairs": _digest(pairs),
+        "folds": [[_digest(fold.pairs), *np.flatnonzero(fold.new).tolist()] for fold in folds],
         "memory": memory.fingerprint,
         "k": recipe.k,
         "max_score": recipe.max_score,
@@ -240,11 +248,23 @@ def _found(recipe: FusionRecipe, pairs: Pairs, folder: Path) -> Neighbours:
     }
     if (folder / "key.json").is_file() and read_json(folder / "key.json") == key:
         return Neighbours.open(folder / NEIGHBOURS)
-    found = find_neighbours(pairs, memory, recipe.fusion, recipe.k, recipe.max_score, recipe.score_of)
+    asked = (recipe.k, recipe.max_score, recipe.score_of)
+    if folds:
+        found = cross_neighbours(pairs, folds, recipe.fusion, folder.with_name(f"{folder.name}-fold"), *asked)
+    else:
+        found = find_neighbours(pairs, memory, recipe.fusion, *asked)
     (folder / "key.json").unlink(missing_ok=True)
     found.save(folder / NEIGHBOURS)
     write_json(folder / "key.json", key)
     return found
+
+
+def _digest(pairs: Pairs) -> str:
+    made = hashlib.blake2b(digest_size=16)
+    for array in (pairs.image_vectors, pairs.text_vectors):
+        made.update(np.ascontiguousarray(array).data)
+    made.update(repr((list(pairs.ids), list(pairs.captions))).encode())
+    return made.hexdigest()
 
 
 def _feed(found: Neighbours, recipe: FusionRecipe, place: ProcessRanks, name: str) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor
 from recollect.core.errors import UserError
 from recollect.core.files import atomic_path
 from recollect.core.progress import progress
-from recollect.core.seeding import derive_seed
+from recollect.core.seeding import derive_seed, text_key
 from recollect.memory.backends.base import Hits
 from recollect.memory.fusion.block import FusionSettings
 from recollect.memory.rows import Modality, Pairs, picture_of
@@ -32,8 +32,7 @@ _MORE = 32  # rows asked for beyond k, since some of them may not count
 
 def caption_key(caption: str, id: str = "") -> int:
     """A number that two captions share if they are the same but for case and spaces; without a caption, of the id."""
-    words = " ".join(caption.split()).casefold()
-    return derive_seed("caption", words) if words else derive_seed("no caption", id)
+    return text_key(caption) if caption.strip() else derive_seed("no caption", id)
 
 
 @dataclass(frozen=True)

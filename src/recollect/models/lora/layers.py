@@ -22,6 +22,7 @@ _LAYERS = frozenset(
     | {"query", "key", "value", "dense", "q_lin", "k_lin", "v_lin", "out_lin", "lin1", "lin2"}
 )
 _TOWERS = ("vision_model.", "text_model.")
+_SMALL_TOWERS = ("image_tower.", "text_head.")  # of this package's own small encoders, which have no numbered blocks
 _BLOCK = re.compile(r"\.\d+\.")  # a layer of a numbered block; heads and projections behind the blocks have none
 
 
@@ -83,18 +84,24 @@ def transformers_model(encoder: nn.Module) -> nn.Module:
 def adapter_sites(encoder: nn.Module) -> dict[str, nn.Linear]:
     """Every linear layer of attention (q, k, v, out) and MLP (fc1, fc2) in every block of both towers, by name.
 
+    Of small towers without blocks (the preset ``patches``: a head on features, an MLP over a bag of words) it is every
+    linear layer.
+
     Raises:
         UserError: a tower has no such layers.
     """
-    found = {
+    layers = {
         name: layer
         for name, layer in transformers_model(encoder).named_modules()
-        if isinstance(layer, nn.Linear)
-        and name.startswith(_TOWERS)
-        and _BLOCK.search(name)
-        and name.rpartition(".")[2] in _LAYERS
+        if isinstance(layer, nn.Linear) and name.startswith((*_TOWERS, *_SMALL_TOWERS))
     }
-    for tower in _TOWERS:
+    small = any(name.startswith(_SMALL_TOWERS) for name in layers)
+    found = {
+        name: layer
+        for name, layer in layers.items()
+        if small or (_BLOCK.search(name) and name.rpartition(".")[2] in _LAYERS)
+    }
+    for tower in _SMALL_TOWERS if small else _TOWERS:
         if not any(name.startswith(tower) for name in found):
             raise UserError(
                 f"{type(transformers_model(encoder)).__name__}: its {tower.rstrip('.')} has no attention or MLP layers "

@@ -1,0 +1,205 @@
+"""Cross-fitting: each training pair as a model embeds it that was trained without it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.linalg import orthogonal_procrustes
+
+from recollect.core.errors import UserError
+from recollect.core.seeding import text_fold
+from recollect.core.types import EncoderBase
+from recollect.data.sources import open_source
+from recollect.memory import Memory, Pairs
+from recollect.memory.fusion.block import FusionModule, FusionSettings
+from recollect.memory.fusion.crossfit import Fold, alignment, cross_neighbours, fold_of
+from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder
+from recollect.memory.fusion.learning import embed_pairs, paper_recipe, train_fusion
+from recollect.memory.fusion.neighbours import find_neighbours
+from recollect.models import build_model
+from recollect.training.options import Data
+
+WIDTH = 16
+
+
+def unit(values):
+    return (values / np.linalg.norm(values, axis=1, keepdims=True)).astype(np.float32)
+
+
+def rotation(generator, width=WIDTH):
+    return np.linalg.qr(generator.normal(size=(width, width)))[0]
+
+
+def rows(generator, count, model="base"):
+    images, texts = (unit(generator.normal(size=(count, WIDTH))) for _ in range(2))
+    captions = [f"caption {row // 2}" for row in range(count)]
+    return Pairs([f"pair:{row}" for row in range(count)], images, texts, captions, model)
+
+
+def turned(pairs, turn, model):
+    vectors = {f"{side}_vectors": (getattr(pairs, f"{side}_vectors") @ turn).astype("f4") for side in ("image", "text")}
+    return replace(pairs, model=model, **vectors)
+
+
+@given(seed=st.integers(0, 10_000), noise=st.sampled_from([0.0, 0.3]))
+def test_the_alignment_is_that_of_scipy_and_undoes_a_rotation(seed, noise):
+    generator = np.random.default_rng(seed)
+    given_, turn = generator.normal(size=(60, 8)), rotation(generator, 8)
+    wanted = given_ @ turn + noise * generator.normal(size=(60, 8))
+    found = alignment(given_, wanted)
+    np.testing.assert_allclose(found, orthogonal_procrustes(given_, wanted)[0], atol=1e-9)
+    np.testing.assert_allclose(found @ found.T, np.eye(8), atol=1e-12)
+    if not noise:
+        np.testing.assert_allclose(found, turn, atol=1e-9)
+
+
+def test_models_that_differ_by_a_rotation_find_what_the_model_itself_finds(tmp_path):
+    generator = np.random.default_rng(0)
+    base = rows(generator, 30)
+    part = np.array([text_fold(caption, 3) for caption in base.captions])
+    folds = [Fold(turned(base, rotation(generator), f"model {one}"), part == one) for one in range(3)]
+    settings = FusionSettings(WIDTH)
+    crossed = cross_neighbours(base, folds, settings, tmp_path / "folds", 4)
+    memory = Memory.create(tmp_path / "memory", width=WIDTH, model="base")
+    memory.add(base)
+    plain = find_neighbours(base, memory, settings, 4, 1.01)
+    order = torch.from_numpy(np.concatenate([np.flatnonzero(part == one) for one in range(3)]))
+    everything = torch.arange(30)
+    for modality in ("image", "text"):
+        # vectors of length 1 in float32, turned twice: errors of some 1e-7
+        torch.testing.assert_close(
+            crossed.tokens(modality, everything), plain.tokens(modality, order), rtol=0, atol=1e-5
+        )
+        read = crossed.token_captions(modality, everything)
+        assert torch.equal(read, plain.token_captions(modality, order))
+    assert torch.equal(crossed.pictures, plain.pictures[order])
+    assert not (tmp_path / "folds").exists()
+
+
+def test_a_pair_and_what_it_reads_are_as_the_model_embeds_them_that_has_not_seen_it(tmp_path):
+    generator = np.random.default_rng(1)
+    base = rows(generator, 24)
+    new = np.arange(24) < 10
+    others = [replace(rows(generator, 24, f"model {one}"), ids=base.ids, captions=base.captions) for one in range(2)]
+    folds = [Fold(others[0], new), Fold(others[1], ~new)]
+    found = cross_neighbours(base, folds, FusionSettings(WIDTH), tmp_path / "folds", 3)
+    for row in range(24):
+        fold = folds[0] if new[row] else folds[1]
+        halves = [
+            np.concatenate([getattr(each, f"{side}_vectors")[~fold.new] for side in ("image", "text")])
+            for each in (fold.pairs, base)
+        ]
+        turn = orthogonal_procrustes(*(each.astype(np.float64) for each in halves))[0]
+        images, texts = fold.pairs.image_vectors @ turn, fold.pairs.text_vectors @ turn
+        for modality, own, read in (("image", images, texts), ("text", texts, images)):
+            near = [other for other in np.argsort(-(own @ own[row])) if other != row][:3]
+            tokens = found.tokens(modality, torch.tensor([row]))[0].numpy()
+            np.testing.assert_allclose(tokens, np.concatenate([own[[row]], read[near]]), atol=1e-5)
+
+
+class Frozen(EncoderBase):
+    """Stands for the model that embedded the pairs."""
+
+    fingerprint, scale, width = "base", None, 32
+
+    def embed_images(self, images):
+        raise AssertionError("training reads stored embeddings")
+
+    embed_texts = embed_images
+
+
+def test_pairs_that_are_new_to_their_model_teach_a_fusion_to_read(tmp_path):
+    """A model is right about what it has seen; image and text of anything else lie apart, elsewhere for each model."""
+    generator = np.random.default_rng(0)
+    concepts, trained = 160, 120
+    keys = unit(generator.normal(size=(concepts, 32)))
+
+    def embedded(which, known, model, name, seed):
+        wrong = unit(np.random.default_rng(seed).normal(size=(concepts, 32)))
+        texts = np.where(known[:, None], keys, wrong)
+        noise = 0.35 / 32**0.5 * np.random.default_rng(7).normal(size=(2, len(which), 32))
+        ids, captions = [f"{name}:{row}" for row in range(len(which))], [f"concept {one}" for one in which]
+        return Pairs(
+            ids, unit(keys[which] + noise[0]), unit(texts[which] + noise[1]), captions, model, [name] * len(ids)
+        )
+
+    which, everything = np.repeat(np.arange(trained), 4), np.arange(concepts) < trained
+    train = embedded(which, everything, "base", "train", 0)
+    folds = []
+    for number in range(3):
+        known = everything & (np.arange(concepts) % 3 != number)
+        folds.append(Fold(embedded(which, known, f"model {number}", "train", 1 + number), which % 3 == number))
+    memory = Memory.create(tmp_path / "memory", width=32, model="base")
+    memory.add(train)
+    recipe = replace(
+        paper_recipe(),
+        memory=memory.address,
+        data=Data(sources=("train",)),
+        k=3,
+        epochs=12,
+        batch_size=96,
+        max_score=1.01,
+    )
+    plain, crossed = (
+        FusionModule.open(train_fusion(recipe, Frozen(), train, tmp_path / name, folds=each, device="cpu"))
+        for name, each in (("plain", ()), ("crossed", folds))
+    )
+    assert (plain.trained["folds"], crossed.trained["folds"]) == (0, 3)
+    memory.add(embedded(np.repeat(np.arange(trained, concepts), 3), everything, "base", "grown", 0))
+    asked = embedded(np.arange(trained, concepts), everything, "base", "asked", 0)
+
+    def right(fusion):
+        encoder = RetrievalEnhancedEncoder(Frozen(), Memory.open(memory.address), fusion, "both", 3)
+        images = encoder.refine("image", torch.from_numpy(asked.image_vectors))
+        texts = encoder.refine("text", torch.from_numpy(asked.text_vectors))
+        return float(((images @ texts.T).argmax(1) == torch.arange(len(asked))).float().mean())
+
+    assert right(crossed) > right(plain) + 0.2, (right(crossed), right(plain))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda fold: replace(fold, pairs=replace(fold.pairs, model="base")), "it is the model itself"),
+        (lambda fold: replace(fold, pairs=fold.pairs.take(range(8))), "it embedded other pairs"),
+        (lambda fold: replace(fold, new=np.zeros(10, dtype=bool)), "all of the pairs were in its training"),
+        (lambda fold: replace(fold, new=np.ones(10, dtype=bool)), "none of the pairs were in its training"),
+        (
+            lambda fold: replace(fold, pairs=replace(fold.pairs, image_vectors=np.ones((10, 4), dtype=np.float32))),
+            "4 entries, the model's 16",
+        ),
+    ],
+)
+def test_a_fold_that_cannot_be_one_is_one_line(tmp_path, change, message):
+    base = rows(np.random.default_rng(0), 10)
+    fold = Fold(replace(base, model="another"), np.arange(10) < 4)
+    with pytest.raises(UserError, match=f"model 0 of --crossfit: .*{message}"):
+        cross_neighbours(base, [change(fold)], FusionSettings(WIDTH), tmp_path / "folds", 3)
+
+
+@pytest.mark.parametrize("columns", ["path,caption", "path,class_name"])
+def test_the_part_of_a_pair_is_the_one_that_its_address_leaves_out(tmp_path, columns):
+    from PIL import Image
+
+    lines = [columns]
+    for number in range(12):
+        Image.new("RGB", (8, 8), (20 * number, 0, 0)).save(tmp_path / f"{number}.png")
+        lines.append(f"{number}.png,noise {number // 2}")
+    (tmp_path / "pairs.csv").write_text("\n".join(lines))
+    model = build_model("tiny", texts=[f"noise {number}" for number in range(6)])
+    source = open_source(str(tmp_path / "pairs.csv"))
+    pairs = embed_pairs(model, (source,), None, 0.0)
+    part = fold_of(pairs, (source,), 3)
+    for number in range(3):
+        kept = open_source(f"{tmp_path / 'pairs.csv'}?only={number}/3")
+        assert len(kept) == int((part == number).sum())
+        texts = {
+            text
+            for index in range(len(kept))
+            for text in (*kept.texts(index), kept.class_names[kept.labels[index]] if kept.class_names else "")
+        }
+        asked = {pairs.captions[row] for row in np.flatnonzero(part == number)}
+        assert all(any(text and text in caption for text in texts) for caption in asked)

@@ -1,0 +1,61 @@
+"""The loss of a fusion over two processes: each keeps its rows, and together they have the step of one."""
+
+import pytest
+import torch
+
+from recollect.memory.fusion.block import FusionModule, FusionSettings
+from recollect.memory.fusion.learning import FusionTowers
+from recollect.memory.fusion.objective import TERMS, FusionObjective
+from recollect.training.ranks import ranks, shard_of_this_process, sum_gradients
+
+BATCH, PLACES, WIDTH = 12, 4, 8
+CASES = [
+    (start, terms, masked)
+    for start in ("embedding", "mean", "gate")
+    for terms, masked in ((TERMS, False), (TERMS, True), (("image",), True))
+]
+
+
+def outcome(case, rank, shard):
+    """Loss, report and gradients, of the fusion and of the temperature, for this process's rows of one batch."""
+    start, terms, masked = CASES[case]
+    torch.manual_seed(1)
+    towers = FusionTowers(FusionModule(FusionSettings(WIDTH, start=start))).double()
+    with torch.no_grad():  # an untrained block has branches of zeros, behind which nothing has a gradient
+        for parameter in towers.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, dtype=torch.float64))
+    objective = FusionObjective(terms, scale=5.0).double()
+    images, texts = (torch.randn(BATCH, PLACES, WIDTH, dtype=torch.float64) for _ in range(2))
+    images[3, 2:] = 0  # empty places
+    groups = torch.stack([torch.arange(BATCH) % 5, torch.arange(BATCH) % 7], dim=1)  # some across the processes
+    mine = slice(rank * BATCH // shard.size, (rank + 1) * BATCH // shard.size)
+    # the towers hand on float32, as they are trained; here the fusion is asked itself
+    refined = [towers.fusion(*each) for each in (("image", images[mine]), ("text", texts[mine]))]
+    rows = [torch.cat([made, tokens[mine, 0]], dim=1) for made, tokens in zip(refined, (images, texts), strict=True)]
+    loss, report = objective(*rows, labels=groups[mine] if masked else None, shard=shard)
+    loss.backward()
+    learned = [*towers.parameters(), *objective.parameters()]
+    sum_gradients(learned)
+    names = [name for module in (towers, objective) for name, _ in module.named_parameters()]
+    gradients = {name: one.grad for name, one in zip(names, learned, strict=True) if one.grad is not None}
+    return {"total": shard.total(loss), **report, **gradients}
+
+
+def test_two_processes_have_the_loss_and_gradients_of_one(in_processes, tmp_path):
+    def work(rank):
+        with ranks("cpu"):
+            found = [outcome(case, rank, shard_of_this_process()) for case in range(len(CASES))]
+            torch.save(found, tmp_path / f"{rank}.pt")
+
+    in_processes(work, 2)
+    shares = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    for case, (start, terms, masked) in enumerate(CASES):
+        expected = outcome(case, 0, shard_of_this_process())
+        assert float(expected["total"].detach()) == pytest.approx(float(expected["loss"]))
+        moved = [name for name, value in expected.items() if name.startswith("fusion.") and value.abs().max() > 1e-6]
+        assert moved, (start, terms)
+        for share in shares:
+            assert share[case].keys() == expected.keys()
+            for name, value in expected.items():
+                error = float((share[case][name] - value.detach()).abs().max())
+                assert error < 1e-9, (start, terms, masked, name, error)
