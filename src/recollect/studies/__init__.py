@@ -49,6 +49,7 @@ STUDIES: dict[str, Study] = {
     "prefix/figure-7": Study("prefix.figures", "figure_7", "map of the prompts of all classes"),
     "prefix/figure-8": Study("prefix.figures", "figure_8", "map of the images of both sources"),
     "prefix/figure-9": Study("prefix.figures", "figure_9", "map of class prompts and captions"),
+    "prefix/real": Study("prefix.real", "real", "captions and labels of five kinds on a locked tower, each reading"),
     "efsa/table-2": Study("efsa.tables", "table_2", "every way of searching, each domain a pool by itself"),
     "efsa/table-3": Study("efsa.tables", "table_3", "every way of searching, all domains in one pool"),
     "efsa/table-4": Study("efsa.tables", "table_4", "loss of an episode"),
