@@ -30,9 +30,11 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recollect.core.files import atomic_path
 from recollect.core.seeding import text_fold
 from recollect.core.types import EncoderBase
 from recollect.evaluation.entities import harmonic_mean
@@ -165,7 +167,8 @@ def features_of(data: Path, work: Path, names: Sequence[str]) -> dict[str, tuple
         pool = np.concatenate([pictures[(table.split == "train").values] for table, pictures in tables.values()])
         features = PatchFeatures(pool)
         work.mkdir(parents=True, exist_ok=True)
-        np.savez(cache, **{name: features(pictures).numpy() for name, (_, pictures) in tables.items()})
+        with atomic_path(cache) as unfinished, unfinished.open("wb") as file:
+            np.savez(file, **{name: features(pictures).numpy() for name, (_, pictures) in tables.items()})  # type: ignore[arg-type]
     with np.load(cache) as stored:
         return {name: (table, torch.from_numpy(stored[name])) for name, (table, _) in tables.items()}
 
@@ -244,17 +247,30 @@ class Told:
         captions: of all rows; the first names the concept.
         trained: rows that base models are trained on.
         seed: of base models.
+        work: where they are kept.
     """
 
     features: Tensor
     captions: Sequence[Sequence[str]]
     trained: np.ndarray
     seed: int
+    work: Path
 
     def base(self, rows: np.ndarray | None = None) -> Base:
         """A base model of these rows, or of all that are trained on."""
         rows = self.trained if rows is None else rows
-        return train_base(self.features[rows], [self.captions[row] for row in rows], self.seed)
+        features, captions = self.features[rows], [self.captions[row] for row in rows]
+        made = hashlib.blake2b(np.ascontiguousarray(features.numpy()).data, digest_size=8)
+        made.update(repr((captions, self.seed)).encode())
+        path = self.work / f"base-{made.hexdigest()}.safetensors"
+        if path.exists():
+            base = Base(features, captions)
+            base.load_state_dict(load_file(path))
+            return base.eval()
+        base = train_base(features, captions, self.seed)
+        with atomic_path(path) as unfinished:
+            save_file(base.state_dict(), unfinished)
+        return base
 
 
 def real_world(told: Told, grown: np.ndarray, asked: np.ndarray, what: str) -> World:
@@ -320,7 +336,7 @@ def emoji(data: Path, work: Path, split: str, seed: int) -> World:
     texts = [list(each) for each in (*table.captions, *photos.captions)]
     trained = np.concatenate([np.flatnonzero(train & ~held), above])
     asked = np.flatnonzero((train | withheld) & held & clear)
-    told = Told(features, texts, trained, seed)
+    told = Told(features, texts, trained, seed, work)
     return real_world(told, np.flatnonzero(withheld & ~held), asked, f"emoji-{seed}")
 
 
@@ -343,7 +359,7 @@ def fashion(data: Path, work: Path, split: str, seed: int) -> World:
             kept = max(1, len(rows) // 2)
             grown += rows[:kept]
             asked += rows[kept:]
-    told = Told(features, [[caption] for caption in captions], np.array(trained), seed)
+    told = Told(features, [[caption] for caption in captions], np.array(trained), seed, work)
     return real_world(told, np.array(grown), np.array(asked), f"fashion-{seed}")
 
 
