@@ -53,8 +53,9 @@ def fold_of(pairs: Pairs, sources: Sequence[Source], folds: int) -> Int64[np.nda
     """
     assert pairs.ordinals is not None
     by_origin = {source.fingerprint: source for source in sources}
-    places = zip(pairs.origins, pairs.ordinals.tolist(), strict=True)
-    return np.array([text_fold(first_text(by_origin[origin], row), folds) for origin, row in places], dtype=np.int64)
+    editions = [origin.rpartition("-")[0] for origin in pairs.origins]  # behind it stands how the source was read
+    texts = [first_text(by_origin[one], row) for one, row in zip(editions, pairs.ordinals.tolist(), strict=True)]
+    return np.array([text_fold(text, folds) for text in texts], dtype=np.int64)
 
 
 def cross_neighbours(
