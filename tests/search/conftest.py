@@ -1,5 +1,6 @@
 """Small random dual encoders of three families, and flights of queries over random pictures."""
 
+import copy
 import io
 
 import numpy as np
@@ -68,10 +69,14 @@ MAKERS = {"clip": _clip, "vit_bert": _vit_bert, "siglip": _siglip}
 
 @pytest.fixture(scope="session")
 def make_encoder():
+    made = {}  # each family once: a tokenizer is trained for it
+
     def make(family):
-        with quiet(), torch.random.fork_rng():
-            torch.manual_seed(7)
-            return MAKERS[family]().eval()
+        if family not in made:
+            with quiet(), torch.random.fork_rng():
+                torch.manual_seed(7)
+                made[family] = MAKERS[family]().eval()
+        return copy.deepcopy(made[family])
 
     return make
 
