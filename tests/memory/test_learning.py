@@ -1,6 +1,7 @@
 """Training a fusion: what pairs find, what is minimised, and a run that resumes."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -244,8 +245,8 @@ def test_a_batch_of_one_caption_has_nothing_to_tell_apart():
     assert loss.item() == pytest.approx(0, abs=1e-6)
 
 
-@pytest.fixture
-def world(tmp_path):
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
     """Images that do not say which text is theirs, and a memory whose pairs do.
 
     An image is a key vector; its text is another, unrelated one, and a memory of noisy copies of the same pairs tells
@@ -269,7 +270,7 @@ def world(tmp_path):
             sources=[name] * len(which),
         )
 
-    memory = Memory.create(tmp_path / "memory", width=width, model="model-a")
+    memory = Memory.create(tmp_path_factory.mktemp("world") / "memory", width=width, model="model-a")
     memory.add(pairs(np.repeat(np.arange(concepts), 3), 0.35, "memory"))
     return pairs(np.repeat(np.arange(200), 4), 0.35, "train"), pairs(np.arange(200, 300), 0.35, "test"), memory
 
@@ -292,7 +293,7 @@ def recipe_of(made, **changes):
     recipe = FusionRecipe(
         data=Data(sources=("train",)), memory=made.address, fusion=FusionSettings(1, start="embedding"), k=3, epochs=12,
         batch_size=100, mask="none", newness=Newness("none"),
-        optimiser=Optimiser(3e-3, weight_decay=1e-5, warmup=0.0), log_every=5, checkpoint_every=10,
+        optimiser=Optimiser(3e-3, weight_decay=1e-5, warmup=0.0), log_every=5, checkpoint_every=1000,
     )  # fmt: skip
     return replace(recipe, **changes)
 
@@ -343,7 +344,7 @@ def test_an_mlp_of_the_same_size_without_memory_learns_nothing_about_new_concept
 )
 def test_a_run_that_was_stopped_resumes_to_the_same_weights(world, tmp_path, monkeypatch, changes):
     train, _, memory = world
-    recipe = recipe_of(memory, epochs=4, **changes)
+    recipe = recipe_of(memory, epochs=4, checkpoint_every=10, **changes)
     whole = train_fusion(recipe, Frozen(), train, tmp_path / "whole", device="cpu")
 
     feed = learning._feed
@@ -375,7 +376,8 @@ def test_a_run_that_was_stopped_resumes_to_the_same_weights(world, tmp_path, mon
 
 
 def test_neighbours_are_found_again_when_the_memory_has_changed(world, tmp_path):
-    train, _, memory = world
+    train, _, shared = world
+    memory = Memory.open(shutil.copytree(shared.address, tmp_path / "memory"))
     train_fusion(recipe_of(memory, epochs=1), Frozen(), train, tmp_path / "run", device="cpu")
     stored = tmp_path / "run.neighbours" / "neighbours.safetensors"
     before = stored.read_bytes()
