@@ -87,7 +87,7 @@ def open_pool(model: PatchEncoder, data: Path, split: str, most: int | None) -> 
     sentences = [held_out(source) for source in sources[1:]]
     reserved = frozenset().union(*(each.reserved for each in sentences))
     emoji = {
-        "tags": [", ".join(tags) for tags in sources[0].values("tags")],
+        "tags": [", ".join(tags or ()) for tags in sources[0].values("tags")],
         "names": [sources[0].texts(row)[0] for row in range(len(sources[0]))],
         "reworded names": corrupted_captions(_Names(sources[0]), CaptionCorruption(0.5, 0.1)).captions,
     }
