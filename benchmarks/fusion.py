@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -97,17 +98,15 @@ class World:
 # The base model -------------------------------------------------------------------------------------------------------
 
 
-def read_table(path: Path) -> tuple[Any, np.ndarray]:
-    """A Parquet file's columns but for the pictures, and the pictures at 32 × 32."""
-    import pandas as pd
-
-    table = pd.read_parquet(path)
-    pictures = np.empty((len(table), EDGE, EDGE, 3), np.uint8)
-    for row, value in enumerate(table.image):
+def read_pictures(path: Path) -> np.ndarray:
+    """A Parquet file's pictures at 32 × 32."""
+    values = pq.read_table(path, columns=["image"])["image"].to_pylist()
+    pictures = np.empty((len(values), EDGE, EDGE, 3), np.uint8)
+    for row, value in enumerate(values):
         data = value["bytes"] if isinstance(value, dict) else value
         picture = Image.open(io.BytesIO(data)).convert("RGB").resize((EDGE, EDGE), Image.Resampling.BICUBIC)
         pictures[row] = np.asarray(picture)
-    return table.drop(columns=["image"]), pictures
+    return pictures
 
 
 class PatchFeatures:
@@ -162,15 +161,17 @@ def features_of(data: Path, work: Path, names: Sequence[str]) -> dict[str, tuple
     for name in names:
         made.update((data / f"{name}.parquet").read_bytes())
     cache = work / f"features-{made.hexdigest()}.npz"
-    tables = {name: read_table(data / f"{name}.parquet") for name in names}
+    paths = {name: data / f"{name}.parquet" for name in names}
+    tables = {name: pq.read_table(path).drop_columns(["image"]).to_pandas() for name, path in paths.items()}
     if not cache.exists():
-        pool = np.concatenate([pictures[(table.split == "train").values] for table, pictures in tables.values()])
+        pictures = {name: read_pictures(path) for name, path in paths.items()}
+        pool = np.concatenate([pictures[name][(tables[name].split == "train").values] for name in names])
         features = PatchFeatures(pool)
         work.mkdir(parents=True, exist_ok=True)
         with atomic_path(cache) as unfinished, unfinished.open("wb") as file:
-            np.savez(file, **{name: features(pictures).numpy() for name, (_, pictures) in tables.items()})  # type: ignore[arg-type]
+            np.savez(file, **{name: features(each).numpy() for name, each in pictures.items()})  # type: ignore[arg-type]
     with np.load(cache) as stored:
-        return {name: (table, torch.from_numpy(stored[name])) for name, (table, _) in tables.items()}
+        return {name: (tables[name], torch.from_numpy(stored[name])) for name in names}
 
 
 class Base(nn.Module):
