@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,8 @@ def recipe_of(arm: ReadingArm, seed: int, data: tuple[Path, Path] | None, option
     """An arm's training; all take as many steps of as many pairs."""
     recipe = RECIPES["clip-locked"]()
     model = replace(recipe.model, dropout=0.5, prefixes=READINGS if arm.prefix else ())
-    captions, labels = ("glyphs:captions",), ("glyphs:labels",)
+    captions: tuple[str, ...] = ("glyphs:captions",)
+    labels: tuple[str, ...] = ("glyphs:labels",)
     if data is not None:
         captions, labels = (tuple(_place(data, spec) for spec in specs) for specs in (CAPTIONS, LABELS))
     size, steps = {"smoke": (64, 6), "small": (512, 400), "full": (recipe.batch_size, recipe.steps)}[options.scale]
@@ -306,9 +308,8 @@ def _gains(records: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[s
         if not {arm, against} <= there:
             continue
         found = paired(
-            records, arm, against, lambda record, own=reading: _reading_of(record, own),
-            lambda record, own=other: _reading_of(record, own),
-        )  # fmt: skip
+            records, arm, against, partial(_reading_of, reading=reading), partial(_reading_of, reading=other)
+        )
         rows.append((title, *(found.over(names).signed() for names in groups.values())))
         every = [name for names in groups.values() for name in names]
         if len(every) > 1:
