@@ -127,7 +127,7 @@ def test_pairs_that_are_new_to_their_model_teach_a_fusion_to_read(tmp_path):
         )
 
     which, everything = np.repeat(np.arange(trained), 4), np.arange(concepts) < trained
-    train = embedded(which, everything, "base", "train", 0)
+    train = embedded(which, everything, "base", "train", 50)
     folds = []
     for number in range(3):
         known = everything & (np.arange(concepts) % 3 != number)
@@ -148,8 +148,8 @@ def test_pairs_that_are_new_to_their_model_teach_a_fusion_to_read(tmp_path):
         for name, each in (("plain", ()), ("crossed", folds))
     )
     assert (plain.trained["folds"], crossed.trained["folds"]) == (0, 3)
-    memory.add(embedded(np.repeat(np.arange(trained, concepts), 3), everything, "base", "grown", 0))
-    asked = embedded(np.arange(trained, concepts), everything, "base", "asked", 0)
+    memory.add(embedded(np.repeat(np.arange(trained, concepts), 3), everything, "base", "grown", 50))
+    asked = embedded(np.arange(trained, concepts), everything, "base", "asked", 50)
 
     def right(fusion):
         encoder = RetrievalEnhancedEncoder(Frozen(), Memory.open(memory.address), fusion, "both", 3)
