@@ -78,7 +78,7 @@ def _rows_of(spec: str, split: str | None, columns: Columns | None, lost_share: 
 def _open_streamed(
     spec: str, address: Address, split: str | None, kind: Kind | None, columns: Columns | None
 ) -> Source:
-    if address.keep or address.drop or address.shuffle is not None:
+    if address.keep or address.drop or address.only or address.without or address.shuffle is not None:
         raise UserError(f"{spec}: a stream has no filters: they would have to read all of it. Leave stream=yes out.")
     if kind == "label":
         raise UserError(f"{spec}: a stream holds captions. Read classes without stream=yes.")
