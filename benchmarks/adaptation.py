@@ -199,7 +199,7 @@ def grid(scale: str) -> dict[str, EpisodeOptions]:
     if scale == "chosen":
         return {"as printed": PAPER, "both ways, 1.5e-3": EpisodeOptions()}
     made = {"as printed": PAPER}
-    for rank in (4, 16, 64):
+    for rank in (16, 64):
         for rate in (5e-4, 1.5e-3, 5e-3):
             made[f"both ways, rank {rank}, {rate:g}"] = EpisodeOptions(rank=rank, learning_rate=rate)
     made["both ways, temperature 1, 1.5e-3"] = EpisodeOptions(temperature=1.0)
