@@ -15,6 +15,7 @@ def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("first")
     guide_world.checkpoint(folder / "MODEL")
     guide_world.folders(folder / "examples", ["crane", "owl"], 3, 300)
+    guide_world.classes(folder, "birds", ["crane", "owl", "robin"])
     guide_world.pairs(folder, "pairs", {"train": 24, "test": 8}, 10_000)
     for name, first in (("photos", 600), ("new", 700)):
         (folder / name).mkdir()
@@ -104,3 +105,13 @@ def test_a_resumed_run_that_never_began_says_so(recollect, here):
     done = recollect("train", "siglip-tiny", "--data", "pairs.parquet", "--out", "runs/late", "--resume",
                      "--steps", 1, "--batch-size", 4, check=False)  # fmt: skip
     assert "no run in runs/late yet" in done.stdout
+
+
+def test_small_classes_are_evaluated_at_the_shots_they_have(recollect, here, tmp_path):
+    out = tmp_path / "few.json"
+    done = recollect("evaluate", "few-shot", "MODEL", "--data", "birds.parquet", "--seeds", 1,
+                     "--methods", "prototype", "--out", out)  # fmt: skip
+    assert "shots up to 4: a class has 4 examples" in done.stdout
+    done = recollect("evaluate", "few-shot", "MODEL", "--data", "birds.parquet", "--shots", 8, check=False)
+    assert done.returncode == 2
+    assert "4 examples, fewer than 8" in done.stderr

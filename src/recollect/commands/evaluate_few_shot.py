@@ -1,9 +1,11 @@
 """``recollect evaluate few-shot``: every method, number of shots and draw, of models or of embeddings from files."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pandas as pd
 import tyro
 from rich.console import Console
@@ -33,6 +35,7 @@ from recollect.tasks.classification import ClassificationTask, Division
 from recollect.tuning.methods import CASCADE, TUNING_METHODS
 
 _USUAL = ("zero-shot", *PAPER_METHODS)
+_SHOTS = (1, 2, 4, 8, 16, 32)
 _TUNING = (*TUNING_METHODS, CASCADE)
 
 
@@ -92,8 +95,8 @@ class FewShot:
     methods: tuple[str, ...] = _USUAL
     """Names, `paper` for the paper's six, or `all` that read embeddings. These tune the model itself, on pictures, for
     minutes to hours: clip-lora, 2sfs, coop, kgcoop, maple, promptsrc, caspl."""
-    shots: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-    """Examples of each class."""
+    shots: tuple[int, ...] | None = None
+    """Examples of each class; by default 1 2 4 8 16 32, as far as every class has so many."""
     seeds: int = 5
     """Number of draws."""
     effort: float = 1.0
@@ -136,6 +139,7 @@ class FewShot:
     def _of_models(self) -> tuple[list[Result], tuple[str, ...]]:
         protocol, tuning = self._protocol(), self._tuning()
         opened = self.data.open("few-shot")
+        protocol = self._reachable(protocol, opened.tasks)
         tasks = [self._fitting(task, protocol) for task in opened.tasks]
         results = []
         for name, encoder, cache, task in self.model.each_on((task, task.query) for task in tasks):
@@ -150,7 +154,8 @@ class FewShot:
         asked = [name for name in self.methods if name not in _TUNING]
         methods = tuple(dict.fromkeys(name for each in asked for name in names.get(each, (each,))))
         try:
-            return Protocol(methods, tuple(sorted(set(self.shots))), tuple(range(self.seeds)))
+            shots = tuple(sorted(set(self.shots))) if self.shots else _SHOTS
+            return Protocol(methods, shots, tuple(range(self.seeds)))
         except ValueError as error:
             raise UserError(f"--methods, --shots: {error}") from None
 
@@ -164,18 +169,30 @@ class FewShot:
         except ValueError as error:
             raise UserError(f"--effort: {error}") from None
 
+    def _reachable(self, protocol: Protocol, tasks: Sequence[ClassificationTask]) -> Protocol:
+        """Shots that every class has, where nobody named any."""
+        if self.shots is not None or self.small_classes == "drop":
+            return protocol
+        fewest = min(int(np.bincount(task.support.labels, minlength=len(task.class_names)).min()) for task in tasks)
+        shots = tuple(k for k in protocol.shots if k <= fewest)
+        if not shots or shots == protocol.shots:
+            return protocol
+        output().print(f"shots up to {shots[-1]}: a class has {fewest} examples", highlight=False)
+        return replace(protocol, shots=shots)
+
     def _fitting(self, task: ClassificationTask, protocol: Protocol) -> ClassificationTask:
         return with_enough_examples(task, protocol.shots[-1]) if self.small_classes == "drop" else task
 
     def _compare(self, frame: pd.DataFrame, console: Console) -> None:
         """Figures, and with two or more models what the later ones gain over the first."""
         methods = [name for name in dict.fromkeys(frame["method"]) if name != "zero-shot"]
-        models, shots = list(dict.fromkeys(frame["model"])), max(self.shots)
+        models, every = list(dict.fromkeys(frame["model"])), sorted({int(k) for k in frame["shots"] if k > 0})
+        shots = every[-1]
         for model in models[1:]:
-            table = Table("method", *(f"{k} shots" for k in sorted(self.shots)), "fewer shots by")
+            table = Table("method", *(f"{k} shots" for k in every), "fewer shots by")
             for method in methods:
                 saved = sample_efficiency(frame, model, models[0], method)
-                cells = [gain_over_draws(frame, model, models[0], method, k).signed() for k in sorted(self.shots)]
+                cells = [gain_over_draws(frame, model, models[0], method, k).signed() for k in every]
                 table.add_row(method, *cells, f"{saved} ({saved.accuracy:.1f} %)")
             sets, draws = frame["data"].nunique(), frame[frame["shots"] > 0]["seed"].nunique()
             of = f"mean of {sets} sets" if sets > 1 else f"{frame['data'].iloc[0]}"
