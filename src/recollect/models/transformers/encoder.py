@@ -166,7 +166,8 @@ class TransformersEncoder(DualEncoder):
         """Recompute the activations of each layer in the backward pass instead of keeping them, in both towers."""
         for tower in (self.model.vision_model, self.model.text_model):
             if tower.supports_gradient_checkpointing:
-                tower.activation_checkpointing_enable() if on else tower.activation_checkpointing_disable()
+                way = "activation" if hasattr(tower, "activation_checkpointing_enable") else "gradient"  # before 5.23
+                getattr(tower, f"{way}_checkpointing_{'enable' if on else 'disable'}")()
 
     def _temperatures(self) -> Any:
         return self.model
