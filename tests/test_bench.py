@@ -1,7 +1,6 @@
 """The harness of `make bench` runs as a whole, in seconds, at sizes at which its figures mean nothing."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,35 +9,31 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-def test_the_harness_measures_every_section_and_its_table_is_made_from_the_file(tmp_path):
-    command = [sys.executable, str(ROOT / "benchmarks" / "bench.py")]
+@pytest.fixture
+def bench(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import bench
+
+    yield bench
+    for name in ("bench", "training"):
+        sys.modules.pop(name, None)
+
+
+def test_the_harness_measures_every_section_and_its_table_is_made_from_the_file(bench, tmp_path, monkeypatch):
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
     out = tmp_path / "bench.json"
-    subprocess.run(
-        [*command, "--scale", "tiny", "--rounds", "1", "--out", str(out)], check=True, capture_output=True, timeout=300
-    )
+    bench.main(bench.Options("tiny", rounds=1, out=out))
     found = json.loads(out.read_text())
-    assert set(found["sections"]) == {"objectives", "steps", "peers", "input", "towers"}
+    assert set(found["sections"]) == set(bench.SECTIONS)
     assert all(found["sections"].values())
     assert found["machine"]["versions"]["torch"]
     assert all(row["share_of_floor"] > 0 for row in found["sections"]["objectives"])
     assert {row["peer"] for row in found["sections"]["peers"]} >= {"scikit-learn"}
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        import bench
-
-        text = bench.table(found)
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
     for words in ("SigLIxP", "Parquet of 64-px JPEGs", "exact search", "| tiny"):
-        assert words in text
+        assert words in bench.table(found)
 
 
-def test_the_tables_of_the_guide_are_those_of_the_files():
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        import bench
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
+def test_the_tables_of_the_guide_are_those_of_the_files(bench):
     files = sorted((ROOT / "results" / "bench").glob("*.json"))
     if not files:
         pytest.skip("nothing was measured with this harness yet: make bench")
