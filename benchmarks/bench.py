@@ -2,7 +2,7 @@
 
 python benchmarks/bench.py --out results/bench/cpu.json              (make bench: at most half an hour)
 python benchmarks/bench.py --scale gpu --out results/bench/gpu.json  (make bench-gpu)
-python benchmarks/bench.py --table results/bench/cpu.json            (the table of docs/bench.md)
+python benchmarks/bench.py --table results/bench/cpu.json            (its tables as Markdown, for docs/bench.md)
 
 What is compared is measured in turns, so that whatever else the machine does meets all of it, and the best of the
 rounds is taken. On one thread of a CPU the clock counts the seconds of this process alone. The figures of one machine
@@ -218,27 +218,45 @@ def products(batch: int, width: int, count: int, device: torch.device) -> Callab
 # --- whole steps ------------------------------------------------------------------------------------------------------
 
 
-class Locked(nn.Module):
+class Timed(nn.Module):
+    """Towers that are trained for the clock alone, and never saved."""
+
+    encoder = None
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def encode_images(self, pixels: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def encode_texts(self, tokens: dict[str, Tensor]) -> Tensor:
+        raise NotImplementedError
+
+    def save(self, folder: Path) -> Path:
+        raise NotImplementedError
+
+    def publish(self, folder: Path) -> Path:
+        raise NotImplementedError
+
+    def set_scale(self, scale: float, bias: float | None = None) -> None:
+        raise NotImplementedError
+
+
+class Locked(Timed):
     """A head on features and the tiny text tower: what a step with a locked image tower computes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder = build_model("tiny", texts=[f"{number} photos of a cat" for number in range(1000)])
-        self.head = nn.Linear(512, self.encoder.width)
-        self.transform = self.encoder.transform
-        for name, parameter in self.encoder.named_parameters():
-            if "vision_model" in name:
-                parameter.requires_grad_(False)
-
-    @property
-    def device(self) -> torch.device:
-        return self.head.weight.device
+        self.tiny = build_model("tiny", texts=[f"{number} photos of a cat" for number in range(1000)])
+        self.tiny.freeze("image")
+        self.head = nn.Linear(512, self.tiny.width)
 
     def encode_images(self, pixels: Tensor) -> Tensor:
         return self.head(pixels)
 
     def encode_texts(self, tokens: dict[str, Tensor]) -> Tensor:
-        return self.encoder.encode_texts(tokens)
+        return self.tiny.encode_texts(tokens)
 
 
 def steps(sizes: Sizes, clock: Clock) -> Iterator[Row]:
@@ -247,7 +265,7 @@ def steps(sizes: Sizes, clock: Clock) -> Iterator[Row]:
         model: Any = Locked() if preset == "locked" else build_model(preset, texts=[f"{n} photos" for n in range(1000)])
         model = model.to(clock.device).train()
         if preset == "locked":
-            texts = random_inputs(model.encoder, batch)
+            texts = random_inputs(model.tiny, batch)
             inputs = Inputs(torch.randn(batch, 512), texts.tokens)
         else:
             inputs = random_inputs(model, batch)
@@ -351,14 +369,10 @@ def _cached_loss(sizes: Sizes, clock: Clock) -> Row:
     images, texts = (torch.randn(rows, 256, device=clock.device) for _ in range(2))
     objective = ContrastiveObjective("softmax", scale=20.0).to(clock.device)
 
-    class Pair(nn.Module):
+    class Pair(Timed):
         def __init__(self) -> None:
             super().__init__()
             self.tower = tower
-
-        @property
-        def device(self) -> torch.device:
-            return clock.device
 
         def encode_images(self, pixels: Tensor) -> Tensor:
             return tower(pixels)
@@ -366,7 +380,7 @@ def _cached_loss(sizes: Sizes, clock: Clock) -> Row:
         def encode_texts(self, tokens: dict[str, Tensor]) -> Tensor:
             return tower(tokens["ids"])
 
-    ours = step_of(Pair(), objective, Inputs(images, {"ids": texts}), StepOptions(chunk))  # type: ignore[arg-type]
+    ours = step_of(Pair(), objective, Inputs(images, {"ids": texts}), StepOptions(chunk))
     words = SentenceTransformer(modules=[_Words(tower)], device=str(clock.device))
     loss = CachedMultipleNegativesRankingLoss(words, mini_batch_size=chunk)
     optimiser = torch.optim.AdamW(tower.parameters(), fused=True)
@@ -522,19 +536,22 @@ _TABLES: Mapping[str, tuple[str, Sequence[str], Callable[[Row], Sequence[str]]]]
 
 
 def measure(options: Options) -> dict[str, Any]:
-    """Every section that was asked for."""
+    """Every section that was asked for; what is measured is written at once, so that a run that is cut short has it."""
     torch.manual_seed(0)
     about, sizes, clock = machine(), SIZES[options.scale], Clock(best_device(), options.rounds)
     if about["device"] == "cpu":
         sizes = replace(sizes, precision="float32")
     found: dict[str, list[Row]] = {}
+    whole: dict[str, Any] = {"scale": options.scale, "minutes": 0.0, "machine": about, "sections": found}
     for name in options.sections:
         found[name] = []
         for row in SECTIONS[name](sizes, clock):
             found[name].append(row)
             output().print(f"{time.perf_counter() - clock.began:6.0f} s  {name}: {json.dumps(row)}", highlight=False)
-    minutes = (time.perf_counter() - clock.began) / 60
-    return {"scale": options.scale, "minutes": round(minutes, 1), "machine": about, "sections": found}
+            whole["minutes"] = round((time.perf_counter() - clock.began) / 60, 1)
+            if options.out:
+                write_json(options.out, whole)
+    return whole
 
 
 def main(options: Options) -> None:
@@ -545,7 +562,6 @@ def main(options: Options) -> None:
     found = measure(options)
     print(table(found))
     if options.out:
-        write_json(options.out, found)
         print(f"written: {options.out}")
 
 
