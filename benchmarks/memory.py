@@ -20,13 +20,14 @@ from rich.table import Table
 from torch import nn
 
 from recollect.core.files import write_json
+from recollect.core.nearest import exact_neighbours
 from recollect.core.types import best_device
 from recollect.memory import Memory, Pairs
 from recollect.memory.fusion.block import FusionBlock, FusionModule, FusionSettings
 from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder
 from recollect.models import build_model
 
-Part = Literal["search", "index", "fusion", "overhead"]
+Part = Literal["search", "index", "precision", "fusion", "overhead"]
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,25 @@ def index(memory: Memory, options: Options) -> dict[str, float]:
     return figures
 
 
+def precision(options: Options) -> dict[str, float]:
+    """Exact search at half precision beside full precision, in turns: one query, and 64 at once."""
+    matrix, asked = vectors(options.rows, options, options.width, 1), vectors(64, options, options.width, 79)
+    half, figures = matrix.astype(np.float16), {}
+    norms = np.linalg.norm(half.astype(np.float32), axis=1)
+    for count in (1, 64):
+        times: dict[str, list[float]] = {"full": [], "half": []}
+        for _ in range(9):
+            for name, rows, divisors in (("full", matrix, None), ("half", half, norms)):
+                start = time.perf_counter()
+                exact_neighbours(asked[:count], rows, options.k, norms=divisors)
+                times[name].append(time.perf_counter() - start)
+        full, halves = (np.array(each[1:]) for each in times.values())
+        figures |= {f"full precision, {count} at once (ms)": 1000 * float(np.median(full))}
+        figures |= {f"half precision, {count} at once (ms)": 1000 * float(np.median(halves))}
+        figures |= {f"half over full, {count} at once": float(np.median(halves / full))}
+    return figures
+
+
 def block(ask: Callable[[np.ndarray], object], asked: np.ndarray) -> float:
     """Seconds a query, asked all at once: the best of three."""
     times = []
@@ -228,6 +248,7 @@ def main(options: Options) -> None:
         measures: dict[Part, Callable[[], dict[str, float]]] = {
             "search": lambda: search(memory, options),
             "index": lambda: index(memory, options),
+            "precision": lambda: precision(options),
             "fusion": lambda: fusion(options),
             "overhead": lambda: overhead(Path(folder) / "other", options),
         }
