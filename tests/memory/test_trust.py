@@ -29,8 +29,8 @@ from recollect.memory.build import building, editions, reading
 from recollect.memory.build.watching import FolderWatch
 
 WIDTH = 8
-STEP = 1 if os.environ.get("RECOLLECT_ALL_KILLS") else 6
-"""Every sixth write is killed at, unless all are asked for."""
+STEP = 1 if os.environ.get("RECOLLECT_ALL_KILLS") else 8
+"""Every eighth write is killed at, unless all are asked for."""
 
 NAMES = st.sampled_from([f"r{number}" for number in range(12)] + ["a\\b", "a#1", "it's", "tab\t"])
 
@@ -247,7 +247,8 @@ def killed(target, folder, moment, *more):
     copy = folder.parent / f"copy {moment}"
     shutil.copytree(folder, copy)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    # What Lance imports is imported once; Lance itself has threads, which a fork would not take along.
+    context.set_forkserver_preload([__name__, "pydantic", "lance_namespace"])
     process = context.Process(target=target, args=(str(copy), moment, *more))
     process.start()
     process.join()
@@ -279,7 +280,7 @@ def test_a_writer_that_is_killed_at_any_write_leaves_a_whole_memory(tmp_path, ca
         kills += 1
     with capsys.disabled():
         print(f"\n{kills} kills during add, upsert, caption, index and delete")
-    assert kills >= 5
+    assert kills >= 4
 
 
 class Pixels(EncoderBase):
@@ -349,4 +350,4 @@ def test_a_watch_that_is_killed_at_any_write_loses_and_doubles_nothing(tmp_path,
         kills += 1
     with capsys.disabled():
         print(f"\n{kills} kills during a watch")
-    assert kills >= 5
+    assert kills >= 4
