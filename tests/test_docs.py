@@ -39,6 +39,7 @@ NOT_RUN = {
     r"^memory watch\b": "goes on until it is stopped; tests/memory follows a folder",
     r"glyphs:labels glyphs:prompts": "draws thousands of pictures; tests/tasks and tests/studies open the same sets",
     r"^export\b.*--classifier": "writes five graphs; tests/apps writes them, and runs each against the model",
+    r"runs/studies/runs/real-": "asks a model that a study of hours has trained; tests/studies trains and asks one",
     r"^(study|demo)\b": "takes minutes to hours; tests/studies and tests/apps run each one at smoke scale",
 }
 # Shell lines that are no `recollect`: they set this very environment up.

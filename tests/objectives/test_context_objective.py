@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.functional import gelu, layer_norm
 
 from recollect.objectives import ContextObjective, ContextOptions, ContrastiveObjective
+from recollect.objectives.base import OBJECTIVES
 
 BATCH, WIDTH = 9, 6
 
@@ -21,6 +22,10 @@ def rows(count, width=WIDTH, seed=0):
 def pairs():
     return {"images": rows(BATCH) * 2, "texts": rows(BATCH, seed=1), "views": rows(BATCH, seed=2),
             "context": rows(5, seed=3)}  # fmt: skip
+
+
+def name_of(base):
+    return next(name for name, loss in OBJECTIVES.items() if loss is base)
 
 
 def base_loss(base, images, texts, scale, bias, labels):
@@ -76,7 +81,7 @@ def shaped(objective, options, keys, values):
 
 def reference(objective, images, texts, views=None, context=None, labels=None, stale=(), chosen=None):
     """LIxP, Eq. 6, 8 and 9 with the ablations of section 4.2, row by row."""
-    options, base = objective.options, objective.term.base
+    options, base = objective.options, name_of(objective.term.base)
     unit = [image / image.norm() for image in images]
     words = torch.stack([text / text.norm() for text in texts])
     source = context if options.separate else views if options.augmented != "none" else images
@@ -93,6 +98,9 @@ def reference(objective, images, texts, views=None, context=None, labels=None, s
     keys = [keyed(source[j]) for j in members]
     values = [words[j] if options.values == "texts" else source[j] for j in members]
     keys, values = shaped(objective, options, keys, values)
+    if options.shuffled:
+        order = torch.randperm(len(values), generator=torch.Generator().manual_seed(0)).tolist()
+        values = [values[place] for place in order]
     old_keys, old_values = shaped(objective, options, [keyed(row) for row in stale], list(stale))
     keys, values = keys + old_keys, values + old_values
 
@@ -143,6 +151,7 @@ ABLATIONS = {
     "augmented buffer": {"augmented": "buffer"},
     "augmented all": {"augmented": "all"},
     "augmented all + InfoNCE": {"augmented": "all+infonce"},
+    "shuffled": {"shuffled": True},
 }
 
 
@@ -183,6 +192,32 @@ def test_every_ablation_equals_the_slow_reference_in_value_and_gradients(ablatio
     torch.testing.assert_close(report["loss"], expected.detach(), rtol=1e-10, atol=1e-10)
     for ours, theirs in zip(gradients(loss, objective, inputs), gradients(expected, objective, inputs), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("base", ["sigmoid", "softmax"])
+def test_label_smoothing_equals_soft_targets_worked_out_pair_by_pair(base):
+    objective = ContrastiveObjective(base, scale=6.0, bias=-2.0, smoothing=0.15).double()
+    images, texts = rows(BATCH).requires_grad_(), rows(BATCH, seed=1).requires_grad_()
+    loss, report = objective(images, texts)
+    unit, words = images / images.norm(dim=1, keepdim=True), texts / texts.norm(dim=1, keepdim=True)
+    logits = objective.term.log_scale.exp() * unit @ words.T + (0.0 if base == "softmax" else objective.term.bias)
+    targets = torch.full((BATCH, BATCH), 0.15 / (BATCH - 1), dtype=torch.float64).fill_diagonal_(0.85)
+    if base == "sigmoid":
+        cells = targets * logits.sigmoid().log() + (1 - targets) * (-logits).sigmoid().log()
+    else:
+        cells = targets * (logits.log_softmax(0) + logits.log_softmax(1)) / 2
+    expected = -cells.sum() / BATCH
+    torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(report["loss"], expected.detach(), rtol=1e-10, atol=1e-10)
+    for ours, theirs in zip(*(torch.autograd.grad(each, (images, texts)) for each in (loss, expected)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+def test_smoothing_is_refused_where_it_has_no_meaning():
+    with pytest.raises(ValueError, match="UniCL's targets are classes"):
+        ContrastiveObjective("label", smoothing=0.1)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        ContrastiveObjective(smoothing=1.0)
 
 
 def test_every_option_is_covered():
@@ -412,7 +447,7 @@ def without_copies(objective, images, texts, marks, labels):
         logits, scale = rows @ words.T, term.log_scale.exp()
         total = 0.0
         for i in range(count):
-            if objective.term.base == "sigmoid":
+            if name_of(objective.term.base) == "sigmoid":
                 z = scale * logits[i] + term.bias
                 total = total - torch.nn.functional.logsigmoid(z[i])
                 total = total - sum(

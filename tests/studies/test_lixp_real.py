@@ -12,11 +12,13 @@ from scipy import stats
 
 from recollect import cli
 from recollect.core.errors import UserError
+from recollect.data.sources import open_source
 from recollect.studies import find_study
-from recollect.studies.lixp import real, real_tables, sets
+from recollect.studies.lixp import real, real_effects, real_tables, sets
 from recollect.studies.study import StudyOptions
 from recollect.training import locked
 
+CONTEXT = {"alpha": 0.7, "tau": 0.01}
 SETS = {"a": "foreign", "b": "foreign", "c": "scenes", "d": "choosing"}
 
 
@@ -32,7 +34,7 @@ def record(arm, seed, accuracy, against="", span=0.0):
     }
     return {
         "arm": arm, "against": against, "seed": seed,
-        "recipe": {"batch_size": 64, "steps": 9, "objective": {"context": None}},
+        "recipe": {"batch_size": 64, "steps": 9, "objective": {"context": CONTEXT if "IxP" in arm else None}},
         "few-shot": cells, "few-shot on the span": projected, "outside": dict.fromkeys(SETS, 30.0 + seed),
         "zero-shot": {"a": {"group": "foreign", "top-1": accuracy / 2}}, "retrieval": {"pool": 10.0 + seed},
     }  # fmt: skip
@@ -69,6 +71,76 @@ def test_the_tables_say_what_the_files_say(records):
     assert energy.rows[1][0] == "SigLIxP"
 
 
+def test_the_set_whose_group_came_late_is_shown_both_ways(records):
+    named = [json.loads(json.dumps(each).replace('"c"', '"resisc12"')) for each in records]
+    notes = real_tables.tables(named)[0].notes
+    assert "with resisc12 among the foreign sets: +2.3 ± 1.5 on 3 foreign sets" in notes[2]
+
+
+def test_the_gain_is_also_told_over_the_baseline_that_the_choosing_sets_pick(records):
+    better = [record("SigLIP, other dropout", seed, 50.5 + seed, "SigLIP") for seed in range(3)]
+    worse = [record("SigLIP, weight decay 0.3", seed, 49.0 + seed, "SigLIP") for seed in range(3)]
+    notes = real_tables.tables([*records, *better, *worse])[0].notes
+    assert notes[-1] == (
+        "of 3 baselines the choosing sets pick 'SigLIP, other dropout'; SigLIxP over it on all test sets: +1.8 ± 1.5"
+    )
+
+
+def test_what_is_varied_stands_beside_the_main_setting(records):
+    def at(arm, accuracy, against, size):
+        one = record(arm, 0, accuracy, against)
+        return one | {"axis": ["batch", size]}
+
+    small = [at("SigLIP, batch 16", 40.0, "", 16), at("SigLIxP, batch 16", 40.5, "SigLIP, batch 16", 16)]
+    tables = real_tables.tables([*records, *small])
+    assert tables[-1].rows == (
+        ("batch", "16", "1", "+0.5", "+0.5"),
+        ("batch", "64", "3", "+2.3 ± 1.5", "+2.3 ± 1.5"),
+    )
+    assert "SigLIxP, batch 16" not in [row[0] for row in tables[0].rows]
+    figure = real_effects.gain_figure(real_effects.points([*records, *small]))
+    lines = [container.lines[0] for container in figure.axes[0].containers]
+    assert [line.get_xydata().tolist() for line in lines] == [[[16.0, 0.5], [64.0, pytest.approx(7 / 3)]]] * 2
+
+
+def test_classes_and_energy_are_told_from_the_files(records):
+    for each in records:
+        up = 10.0 if each["arm"] == "SigLIxP" else 0.0
+        each["classes"] = {"ucm scenes": {"river": 20.0 + up, "road": 50.0 - up}, "gtsrb": {"stop": 30.0 + up / 2}}
+        parts = ("between_inside", "between_outside", "within_inside", "within_outside")
+        each["energy"] = {"gtsrb": dict.fromkeys(parts, 25.0)}
+    split, classes = real_tables.tables(records)[-2:]
+    assert split.rows[0] == ("SigLIP", *("25.0 ± 0.0",) * 4)
+    assert classes.rows[0] == ("river", "ucm scenes", "+10.0 ± 0.0")
+    assert classes.notes[0] == "of 3 classes 2 gain and 1 lose"
+    assert classes.notes[1] == "mean over classes: +0.0 in sets that captions speak of, +5.0 in the others"
+
+
+def test_a_class_is_spoken_of_where_enough_captions_hold_all_words_of_its_name(monkeypatch):
+    monkeypatch.setattr(sets, "NAMED_IN", 2)
+    captions = ["two red Rivers", "a river, red at dusk", "a glass house", "the sea"]
+    assert sets.times_spoken(("red river", "houses", "glasses", "90"), captions) == [2, 1, 0, 0]
+    assert sets.share_spoken(("red river", "house"), captions) == 0.5
+
+
+def test_the_shares_that_decide_a_sets_group_are_those_of_its_words(real_data):
+    folder = real_data("emoji").parent
+    captions = []
+    for file in sets.TRAINING.values():
+        real_data(file.split(".")[0])
+        source = open_source(sets.place(folder, file), kind="caption")
+        captions += [" . ".join(source.texts(row)) for row in range(len(source))]
+    for name in ("resisc12", "imagenette", "flowers12", "ucm scenes"):
+        one = sets.TESTING[name]
+        real_data(one.file.split(".")[0])
+        names = real._open(folder, name, one).class_names
+        assert round(sets.share_spoken(names, captions), 2) == one.spoken
+    # No threshold between these would change a test set's group.
+    foreign = [one.spoken for one in sets.TESTING.values() if not one.scenes]
+    assert max(foreign) <= 0.2
+    assert min(one.spoken for one in sets.TESTING.values() if one.scenes) > 0.5
+
+
 def test_a_control_whose_baseline_is_not_there_yet_is_left_out(records):
     alone = [*records, record("CLIxP", 0, 60.0, "CLIP")]
     assert "CLIxP" not in [row[0] for row in real_tables.tables(alone)[0].rows]
@@ -78,6 +150,7 @@ def test_the_gain_over_a_better_baseline_is_said_too(records):
     other = record("SigLIP, other dropout", 0, 50.5, "SigLIP")
     notes = real_tables.tables([*records, other])[0].notes
     assert notes[2].startswith("SigLIxP over 'SigLIP, other dropout': +0.5 on foreign test sets, +0.5 on")
+    assert notes[3].startswith("of 2 baselines the choosing sets pick 'SigLIP, other dropout'; SigLIxP over it")
 
 
 RESULTS = Path(__file__).parents[2] / "results" / "lixp" / "real"
@@ -114,10 +187,18 @@ def test_arms_differ_from_their_baseline_in_what_their_name_says(scale, tmp_path
         assert replace(context, objective=replace(context.objective, context=None)) == by_name[plain].recipe
     assert by_name["SigLIP, weight decay 0.3"].recipe.optimiser.weight_decay == 0.3
     assert not by_name["SigLIxP, no mask"].recipe.objective.context.options.mask
+    assert by_name["SigLIxP, shuffled context"].recipe.objective.context.options.shuffled
+    assert by_name["SigLIP, label smoothing 0.1"].recipe.objective.smoothing == 0.1
     assert all(arm.against in ("", *by_name) for arm in by_name.values())
+    for arm in by_name.values():
+        arm.recipe.check()
+        if arm.axis and arm.name.startswith("SigLIxP") and arm.axis[0] in ("batch", "steps", "pairs"):
+            plain = by_name[arm.against]
+            changed = replace(arm.recipe, objective=replace(arm.recipe.objective, context=None))
+            assert (changed, arm.weights) == (plain.recipe, plain.weights)
     jobs = [(arm.name, seed) for arm, seed in real._jobs(options)]
     assert jobs[:4] == [("SigLIP", 0), ("SigLIxP", 0), ("SigLIP", 1), ("SigLIxP", 1)]
-    assert len(jobs) == len(set(jobs)) == 4 + 5
+    assert len(jobs) == len(set(jobs)) == 2 * len(by_name)
 
 
 @pytest.fixture

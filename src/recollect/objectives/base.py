@@ -78,6 +78,19 @@ class LossTerms(nn.Module):
         return total, list(shard.total(torch.stack(losses)))
 
 
+def smoothing_slope(images: ImageSet, texts: Tensor, smoothing: float, shard: Shard = WHOLE) -> Tensor:
+    """What label smoothing adds to a contrastive loss, sigmoid or softmax (after Szegedy et al., 2016).
+
+    The target of a pair becomes ``1 - s`` and that of each other text of the batch ``s / (B - 1)``. Both losses are
+    linear in their targets, so that this adds ``s/B sum_i (l_ii - mean_{j != i} l_ij)`` with the logits ``l``: no B × B
+    tensor is needed. It is the same for texts over images, so softmax, the mean of both directions, has it once.
+    """
+    everything = shard.gather(texts)
+    own = torch.linalg.vecdot(images.images, texts)
+    others = (images.images @ everything.sum(0) - own) / (len(everything) - 1)
+    return smoothing * images.scale * (own - others).sum() / len(everything)
+
+
 class Objective(nn.Module, ABC):
     """What training minimises: from the raw embeddings of a batch to a loss, with parameters of its own.
 
@@ -138,17 +151,29 @@ class ContrastiveObjective(Objective):
         base: which loss.
         scale: inverse temperature at the start.
         bias: SigLIP's bias at the start; the other losses have none.
+        smoothing: share of a pair's target that the batch's other texts get; see `smoothing_slope`.
         form: see `sigmoid_contrastive`.
 
     Raises:
-        ValueError: an unknown base, or a scale that is not positive.
+        ValueError: an unknown base, a scale that is not positive, or a smoothing outside [0, 1) or of UniCL's classes.
     """
 
     def __init__(
-        self, base: Base = "sigmoid", *, scale: float = 10.0, bias: float = -10.0, form: Form = "auto"
+        self,
+        base: Base = "sigmoid",
+        *,
+        scale: float = 10.0,
+        bias: float = -10.0,
+        smoothing: float = 0.0,
+        form: Form = "auto",
     ) -> None:
         super().__init__()
         self.term = LossTerms(base, scale, bias, form)
+        if not 0 <= smoothing < 1:
+            raise ValueError(f"smoothing must lie between 0 and 1, got {smoothing}")
+        if smoothing and self.term.base.labelled:
+            raise ValueError("smoothing is for pairs; UniCL's targets are classes")
+        self.smoothing = smoothing
 
     @property
     def needs(self) -> frozenset[str]:
@@ -186,7 +211,11 @@ class ContrastiveObjective(Objective):
             SigLIP, ``bias``.
         """
         check_pairs(images, texts)
-        loss, (whole,) = self.term.losses([self.term.set_of(unit(images), 1.0)], unit(texts), labels, marks, shard)
+        own, unit_texts = self.term.set_of(unit(images), 1.0), unit(texts)
+        loss, (whole,) = self.term.losses([own], unit_texts, labels, marks, shard)
+        if self.smoothing:
+            slope = smoothing_slope(own, unit_texts, self.smoothing, shard)
+            loss, whole = loss + slope, whole + shard.total(slope.detach())
         report = {"loss": whole, "base_loss": whole, "scale": self.term.log_scale.detach().exp()}
         if self.term.bias is not None:
             report["bias"] = self.term.bias.detach().clone()

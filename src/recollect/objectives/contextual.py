@@ -213,6 +213,9 @@ class ContextObjective(Objective):
         values = batch.texts if options.values == "texts" else rows
         # Shaped before they are gathered, so that no process does another's work.
         keys, values = (shard.gather(part) for part in self._shape(keys, values))
+        if options.shuffled:  # all processes draw the same order
+            order = torch.randperm(len(values), generator=torch.Generator().manual_seed(seed))
+            values = values[order.to(values.device)]
         if options.active_rows is not None and options.active_rows < len(keys):
             chosen, own = _subset(len(keys), options.active_rows, seed, own)
             chosen = chosen.to(keys.device)

@@ -27,6 +27,8 @@ class ContextOptions:
         active_rows: look up in a random subset of the batch of this size; None takes all (Table 5f).
         augmented: look up in a second view of each image, without a mask: ``buffer`` only; ``all``: the views are
             trained on too; ``all+infonce``: and images and views are contrasted (Table 6).
+        shuffled: a control that is not in the paper: a row attends as ever, but each key carries the value of another
+            row drawn at random, so that the second loss is there and what it reads says nothing.
     """
 
     mask: bool = True
@@ -43,6 +45,7 @@ class ContextOptions:
     stale_rows: int = 0
     active_rows: int | None = None
     augmented: Literal["none", "buffer", "all", "all+infonce"] = "none"
+    shuffled: bool = False
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -63,6 +66,8 @@ class ContextOptions:
             raise ValueError("stages=2 has a map of its own: no value_head, no texts, and normalised keys only")
         if self.stages == 2 and (self.stop_gradient != "none" or self.layer_norm != "none"):
             raise ValueError("stages=2 is not defined with stop_gradient or layer_norm; choose one ablation")
+        if self.shuffled and (self.stages == 2 or self.values == "texts"):
+            raise ValueError("shuffled is the control of one look-up of images: no stages=2, no values='texts'")
         if self.residual and self.augmented.startswith("all"):
             raise ValueError("residual has one loss, on the mixture; views can be its buffer only (augmented='buffer')")
         if self.residual and self.tied in {"context", "scales"}:

@@ -179,7 +179,7 @@ def build_objective(options: ObjectiveOptions, model: DualEncoder) -> Contrastiv
     scale = options.scale or model.scale or 10.0
     bias = next(value for value in (options.bias, model.bias, -10.0) if value is not None)
     if options.context is None:
-        return ContrastiveObjective(options.base, scale=scale, bias=bias)
+        return ContrastiveObjective(options.base, scale=scale, bias=bias, smoothing=options.smoothing)
     context = options.context
     return ContextObjective(
         options.base,

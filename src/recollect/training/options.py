@@ -149,12 +149,14 @@ class ObjectiveOptions:
         base: SigLIP's pairwise sigmoid, CLIP's softmax, or UniCL's softmax over classes.
         scale: inverse temperature at the start; by default the checkpoint's, or 10.
         bias: of the sigmoid loss at the start; by default the checkpoint's, or -10. About -log(batch) suits small ones.
+        smoothing: share of a pair's target that the batch's other texts get (label smoothing); not with context.
         context: look up the batch as well, for SigLIxP and CLIxP.
     """
 
     base: BaseName = "sigmoid"
     scale: float | None = None
     bias: float | None = None
+    smoothing: float = 0.0
     context: Context | None = None
 
 
@@ -181,7 +183,7 @@ _LIMITS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     **dict.fromkeys(("optimiser.learning_rate", "optimiser.weight_decay"), _NOT_NEGATIVE),
     **dict.fromkeys(("optimiser.temperature_factor", "workers"), _NOT_NEGATIVE),
     **dict.fromkeys(("objective.context.alpha", "optimiser.warmup", "data.broken_share"), _SHARE),
-    **dict.fromkeys(("optimiser.beta1", "optimiser.beta2", "model.dropout", "average"), _DECAY),
+    **dict.fromkeys(("optimiser.beta1", "optimiser.beta2", "model.dropout", "average", "objective.smoothing"), _DECAY),
     "objective.bias": (isfinite, "a finite number"),
     "data.crop": (lambda value: 0 < value <= 1, "more than 0 and at most 1"),
 }
@@ -250,6 +252,8 @@ class Recipe:
         self._check_lora()
         if self.objective.context and self.batch_size < 2:
             raise UserError("--batch-size 1: a batch of one has no context. Take at least 2.")
+        if self.objective.smoothing and (self.objective.context or self.objective.base == "label"):
+            raise UserError("--objective.smoothing: is for pairs, without context and without classes.")
         if self.model.views > 1 and self.model.locked == "none":
             raise UserError(f"--model.views {self.model.views}: is for a locked image tower. Add --model.locked image.")
         options = self.objective.context.options if self.objective.context else None

@@ -5,12 +5,10 @@ file in ``OUT/real``, and the tables are a function of these files alone: withou
 there. Settings are chosen on the choosing sets (`sets.CHOOSING`) and tested on the others.
 """
 
-import hashlib
-import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +19,18 @@ from recollect.core.files import read_json, write_json
 from recollect.core.types import Encoder
 from recollect.data.sources import open_source
 from recollect.data.sources.derived import corpus
-from recollect.evaluation.analysis import SpanEncoder, energy_outside, text_span
-from recollect.evaluation.features import image_features
+from recollect.evaluation.analysis import SpanEncoder, energy_outside, energy_split, text_span
+from recollect.evaluation.features import Features, image_features
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
 from recollect.evaluation.results import Result
 from recollect.evaluation.retrieval import retrieval
 from recollect.evaluation.zero_shot import zero_shot
+from recollect.fewshot import PrototypeClassifier
 from recollect.fewshot.protocol import Protocol
 from recollect.models import DualEncoder, load_model
-from recollect.objectives import ContextOptions
+from recollect.reports.plots import save_figure
+from recollect.studies.lixp.real_arms import Arm, arms
+from recollect.studies.lixp.real_effects import gain_figure, points
 from recollect.studies.lixp.real_tables import tables
 from recollect.studies.lixp.sets import CHOOSING, RETRIEVAL, TESTING, TRAINING, RealSet, place
 from recollect.studies.study import StudyOptions, StudyReport
@@ -39,13 +40,10 @@ from recollect.tasks.worlds import world_tasks
 from recollect.training.locked import FeatureEncoder, lock_source
 from recollect.training.loop import train
 from recollect.training.options import Data, Recipe
-from recollect.training.recipes import RECIPES, with_context
 
 FORMAT = 1
 SHOTS = (4, 16)
 METHODS = ("prototype", "softmax")
-DROPOUT, ALPHA, TAU = 0.5, 0.7, 0.01
-"""As earlier trials on the choosing sets left them: dropout for SigLIP without context, then alpha and tau_context."""
 
 _SPAN_TEXTS = 4000
 _TEMPLATES = 8  # every eighth of CLIP's 80
@@ -54,63 +52,6 @@ _WORLD = (
     "photographs, everyday photographs and shop pictures with captions"
 )
 _MADE = "glyphs, a few steps: shows that it runs, not what it finds"
-
-
-@dataclass(frozen=True)
-class Arm:
-    """One way of training, compared with another of the same seed.
-
-    Attributes:
-        name: in files and tables.
-        recipe: without data and seed.
-        against: the arm whose figures its gain is over; empty for a baseline.
-        seeds: how many of the study's seeds it is run with; None takes all.
-    """
-
-    name: str
-    recipe: Recipe
-    against: str = ""
-    seeds: int | None = None
-
-
-def arms(options: StudyOptions) -> list[Arm]:
-    """What is trained, in the order of its worth."""
-    siglip, clip = (_shortened(RECIPES[name](), options) for name in ("siglip-locked", "clip-locked"))
-    return [
-        Arm("SigLIP", siglip),
-        Arm("SigLIxP", with_context(siglip, TAU, ALPHA), "SigLIP"),
-        Arm("SigLIP, other dropout", _with_dropout(siglip, 0.2), "SigLIP", 1),
-        Arm("SigLIP, weight decay 0.3", _with_decay(siglip, 0.3), "SigLIP", 1),
-        Arm("SigLIxP, no mask", _without_mask(with_context(siglip, TAU, ALPHA)), "SigLIP", 1),
-        Arm("CLIP", clip, seeds=1),
-        Arm("CLIxP", with_context(clip, TAU, ALPHA), "CLIP", 1),
-    ]
-
-
-def _shortened(recipe: Recipe, options: StudyOptions) -> Recipe:
-    recipe = replace(recipe, model=replace(recipe.model, dropout=DROPOUT))
-    if options.scale == "smoke":
-        model = replace(recipe.model, start="glyph-random", dropout=None)
-        return replace(recipe, model=model, batch_size=64, steps=6, log_every=2, checkpoint_every=6)
-    # At scale small a batch that two shared cores can do several seeds of in an hour; full is the recipe's own.
-    size = 2048 if options.scale == "small" else recipe.batch_size
-    return replace(recipe, batch_size=size, log_every=20, checkpoint_every=recipe.steps)
-
-
-def _with_dropout(recipe: Recipe, share: float) -> Recipe:
-    dropout = share if recipe.model.start == "patches" else None
-    return replace(recipe, model=replace(recipe.model, dropout=dropout))
-
-
-def _with_decay(recipe: Recipe, decay: float) -> Recipe:
-    return replace(recipe, optimiser=replace(recipe.optimiser, weight_decay=decay))
-
-
-def _without_mask(recipe: Recipe) -> Recipe:
-    context = recipe.objective.context
-    assert context is not None
-    context = replace(context, options=ContextOptions(mask=False))
-    return replace(recipe, objective=replace(recipe.objective, context=context))
 
 
 def real(options: StudyOptions) -> StudyReport:
@@ -130,7 +71,16 @@ def real(options: StudyOptions) -> StudyReport:
     if not records:
         raise UserError(f"{folder}: no results yet. Name the folder of the real files: --data FOLDER.")
     world = _MADE if options.scale == "smoke" else _WORLD
-    return StudyReport("lixp/real", options.scale, world, tables(records))
+    return StudyReport("lixp/real", options.scale, world, tables(records), figures=_figures(records, options))
+
+
+def _figures(records: Sequence[Mapping[str, Any]], options: StudyOptions) -> tuple[str, ...]:
+    """The gains over what was varied, where something was."""
+    if not any(record.get("axis") for record in records):
+        return ()
+    name = f"lixp-real-{options.scale}.png"
+    save_figure(gain_figure(points(records)), options.out / name)
+    return (name,)
 
 
 def _data_folder(options: StudyOptions) -> Path | None:
@@ -153,26 +103,32 @@ def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
 
 
+def model_folder(options: StudyOptions, arm: str, seed: int) -> Path:
+    """Where the run of an arm is kept, its model in ``model``; a run of another recipe there is refused, not reused."""
+    return options.out / "runs" / f"real-{options.scale}" / f"{_slug(arm)}-seed{seed}"
+
+
 def run_one(arm: Arm, seed: int, data: Path | None, options: StudyOptions) -> dict[str, Any]:
     """Train one arm with one seed and measure it: what its file holds."""
     captions = tuple(place(data, file) for file in TRAINING.values()) if data else ("glyphs:captions",)
-    recipe = replace(arm.recipe, data=Data(captions=captions), seed=seed)
-    digest = hashlib.blake2b(json.dumps(asdict(recipe), sort_keys=True).encode(), digest_size=5).hexdigest()
-    folder = options.out / "runs" / f"real-{_slug(arm.name)}-seed{seed}-{digest}"
-    start = time.perf_counter()
-    model = load_model(train(recipe, folder, resume=folder.exists()), "cpu")
-    seconds = time.perf_counter() - start
+    weights = arm.weights if len(arm.weights) == len(captions) else ()  # a made world has one source
+    recipe = replace(arm.recipe, data=Data(captions=captions, weights=weights), seed=seed)
+    folder = model_folder(options, arm.name, seed)
+    start, resumed = time.perf_counter(), folder.exists()
+    model = load_model(train(recipe, folder, resume=resumed), "cpu")
+    seconds = None if resumed else round(time.perf_counter() - start)  # of a part it would say little
     named = "--data FOLDER " if data else ""
     command = f"recollect study lixp/real --scale {options.scale} {named}--seeds {options.seeds or seed + 1}"
-    return describe(arm, recipe, command, round(seconds)) | measure(model, data, recipe)
+    return describe(arm, recipe, command, seconds) | measure(model, data, recipe)
 
 
-def describe(arm: Arm, recipe: Recipe, command: str, seconds: int) -> dict[str, Any]:
+def describe(arm: Arm, recipe: Recipe, command: str, seconds: int | None) -> dict[str, Any]:
     """What a file says of a run beside its figures; no path of the machine."""
     return {
         "format": FORMAT,
         "arm": arm.name,
         "against": arm.against,
+        "axis": list(arm.axis),
         "seed": recipe.seed,
         "command": command,
         "recipe": {
@@ -192,12 +148,17 @@ def measure(model: DualEncoder, data: Path | None, recipe: Recipe) -> dict[str, 
     encoder = FeatureEncoder(model)
     texts = [text for spec in recipe.data.captions for text in list(corpus(open_source(spec), _SPAN_TEXTS))]
     span = text_span(encoder.embed_texts(texts[:: max(1, len(texts) // _SPAN_TEXTS)]).numpy())
-    found: dict[str, Any] = {"few-shot": {}, "few-shot on the span": {}, "zero-shot": {}, "outside": {}, "classes": {}}
+    parts = ("few-shot", "few-shot on the span", "zero-shot", "outside", "energy", "classes")
+    found: dict[str, Any] = {part: {} for part in parts}
     for name, group, task, named in _tasks(model, data):
         found["few-shot"][name] = {"group": group, **_few_shot(encoder, task)}
         found["few-shot on the span"][name] = {"group": group, **_few_shot(SpanEncoder(encoder, span), task)}
         images = image_features(encoder, task.query)
         found["outside"][name] = round(100 * energy_outside(images.images, span), 2)
+        if group != "choosing":
+            split = asdict(energy_split(images.images, images.labels, span))
+            found["energy"][name] = {key: round(100 * value, 2) for key, value in split.items()}
+            found["classes"][name] = _by_class(image_features(encoder, task.support), images, task.class_names)
         if named:
             asked = replace(task, templates=task.templates[::_TEMPLATES])
             found["zero-shot"][name] = {"group": group, "top-1": _value(zero_shot(encoder, asked, model="model"))}
@@ -226,6 +187,15 @@ def _open(data: Path, name: str, one: RealSet) -> ClassificationTask:
 
 def _locked(model: DualEncoder, task: ClassificationTask) -> ClassificationTask:
     return replace(task, support=lock_source(model, task.support), query=lock_source(model, task.query))
+
+
+def _by_class(support: Features, query: Features, names: Sequence[str]) -> dict[str, float]:
+    """Recall of each class in percent, by prototypes of all its examples."""
+    predicted = PrototypeClassifier().fit(support.images, support.labels).predict(query.images)
+    hits = predicted == query.labels
+    return {
+        names[label]: round(100 * float(hits[query.labels == label].mean()), 1) for label in np.unique(query.labels)
+    }
 
 
 def _few_shot(encoder: Encoder, task: ClassificationTask) -> dict[str, float]:

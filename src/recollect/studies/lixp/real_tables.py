@@ -1,107 +1,44 @@
 """The tables of ``lixp/real``: nothing but what the files of its runs say."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy import stats
 
 from recollect.evaluation.results import Summary, summarise
+from recollect.studies.lixp.real_effects import classes_most_changed, split_by_class, varied
+from recollect.studies.lixp.real_gains import (
+    GROUPS,
+    PAIRS,
+    Paired,
+    Read,
+    Record,
+    by_group,
+    few_shot,
+    few_shot_on_the_span,
+    paired,
+)
+from recollect.studies.lixp.sets import MOVED
 from recollect.studies.study import StudyTable
 
-Record = Mapping[str, Any]
-Read = Callable[[Record], dict[str, float]]
-"""From a run's record to one figure of each set."""
-
 SPAN = "+ projection onto the span of the texts"
-PAIRS = {"SigLIxP": "SigLIP", "CLIxP": "CLIP"}
-"""Each model with context, and the one without."""
-
-_GROUPS = {"foreign": "foreign test sets", "scenes": "test sets that captions speak of", "choosing": "choosing sets"}
-
-
-def few_shot(record: Record) -> dict[str, float]:
-    """For each set the mean over classifiers and shots."""
-    return _means(record["few-shot"])
-
-
-def few_shot_on_the_span(record: Record) -> dict[str, float]:
-    """The same of the image embeddings projected onto the span of the texts."""
-    return _means(record["few-shot on the span"])
-
-
-def _means(sets: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    return {
-        name: float(np.mean([value for key, value in cells.items() if key != "group"])) for name, cells in sets.items()
-    }
-
-
-@dataclass(frozen=True)
-class Paired:
-    """The gain of one arm over another of the same seeds.
-
-    Attributes:
-        gains: of each set, one for each seed they share.
-    """
-
-    gains: Mapping[str, Sequence[float]]
-
-    def over(self, names: Sequence[str]) -> Summary:
-        """Mean over sets, then mean and deviation over seeds."""
-        return summarise(np.mean([self.gains[name] for name in names], axis=0))
-
-    def sets_up(self, names: Sequence[str]) -> int:
-        """Sets whose mean gain over the seeds is positive."""
-        return sum(float(np.mean(self.gains[name])) > 0 for name in names)
-
-    def over_sets_p(self, names: Sequence[str]) -> float:
-        """Wilcoxon's signed-rank test over sets, two-sided, on gains averaged over seeds."""
-        return float(stats.wilcoxon([np.mean(self.gains[name]) for name in names]).pvalue)
-
-    def over_seeds_p(self, names: Sequence[str]) -> float:
-        """Student's test over seeds, two-sided, on gains averaged over sets; NaN for fewer than two seeds."""
-        means = np.mean([self.gains[name] for name in names], axis=0)
-        return float(stats.ttest_1samp(means, 0.0).pvalue) if len(means) > 1 else float("nan")
-
-
-def paired(
-    records: Sequence[Record], arm: str, against: str, read: Read = few_shot, base: Read | None = None
-) -> Paired:
-    """Gains of ``arm``, read by ``read``, over ``against``, read by ``base`` (as ``read`` if None), seed by seed.
-
-    Raises:
-        ValueError: they share no seed.
-    """
-    own, other = ({record["seed"]: record for record in records if record["arm"] == name} for name in (arm, against))
-    seeds = sorted(own.keys() & other.keys())
-    if not seeds:
-        raise ValueError(f"{arm} and {against} share no seed")
-    pairs = [(read(own[seed]), (base or read)(other[seed])) for seed in seeds]
-    return Paired({name: [ours[name] - theirs[name] for ours, theirs in pairs] for name in pairs[0][0]})
 
 
 def tables(records: Sequence[Record]) -> tuple[StudyTable, ...]:
-    """Gains by group with their controls, gains by set, zero-shot and retrieval, where the energy lies."""
-    arms = list(dict.fromkeys(record["arm"] for record in sorted(records, key=_order)))
-    groups = _by_group(records)
-    return (
-        _gains(records, arms, groups),
-        _by_set(records, groups),
-        _names(records, arms, groups),
-        _energy(records, arms, groups),
-    )
+    """Gains by group with their controls, gains by set, zero-shot and retrieval, where the energy lies, by class."""
+    arms = list(dict.fromkeys(record["arm"] for record in sorted(records, key=_order) if not record.get("axis")))
+    groups = by_group(records)
+    found = [_gains(records, arms, groups), _by_set(records, groups), _names(records, arms, groups)]
+    found += [_energy(records, arms, groups)]
+    if len(arms) < len({record["arm"] for record in records}):
+        found.append(varied(records))
+    main = [record for record in records if record["arm"] in ("SigLIP", "SigLIxP") and record.get("classes")]
+    if {record["arm"] for record in main} == {"SigLIP", "SigLIxP"}:
+        found += [split_by_class(main), classes_most_changed(main)]
+    return tuple(found)
 
 
 def _order(record: Record) -> tuple[bool, bool, str]:
     return record["arm"].startswith("CL"), bool(record["against"]), record["arm"]
-
-
-def _by_group(records: Sequence[Record]) -> dict[str, list[str]]:
-    groups: dict[str, list[str]] = {}
-    for name, cells in records[0]["few-shot"].items():
-        groups.setdefault(cells["group"], []).append(name)
-    return {group: groups[group] for group in _GROUPS if group in groups}
 
 
 def _summary(records: Sequence[Record], arm: str, read: Read, names: Sequence[str]) -> Summary:
@@ -126,11 +63,11 @@ def _gains(records: Sequence[Record], arms: Sequence[str], groups: Mapping[str, 
             for names in groups.values()
         ]
         rows.append((arm, against and f"gain over {against}", str(_seeds(records, arm)), *cells))
-        if not against or arm in PAIRS:
+        if arm in PAIRS or arm in PAIRS.values():
             span = paired(records, arm, arm, few_shot_on_the_span, few_shot)
             kept = [span.over(names).signed() for names in groups.values()]
             rows.append((f"{arm} {SPAN}", f"gain over {arm}", str(_seeds(records, arm)), *kept))
-    columns = ("arm", "figures", "seeds", *(f"{len(names)} {_GROUPS[group]}" for group, names in groups.items()))
+    columns = ("arm", "figures", "seeds", *(f"{len(names)} {GROUPS[group]}" for group, names in groups.items()))
     recipes = {record["arm"]: record["recipe"] for record in records}
     first = next(iter(recipes.values()))
     return StudyTable(
@@ -158,25 +95,60 @@ def _tests(records: Sequence[Record], groups: Mapping[str, list[str]]) -> list[s
         if gains.over(tested).count > 1:
             words += f"; over seeds, t-test p = {gains.over_seeds_p(tested):.2g}"
         notes.append(words)
+        notes += _either_way(gains, groups)
         notes += _over_other_baselines(records, arm, against, groups)
+        notes += _over_the_best(records, arm, against, tested, groups.get("choosing", []))
     return notes
+
+
+def _either_way(gains: Paired, groups: Mapping[str, list[str]]) -> list[str]:
+    """The same gains with the set whose group was settled late in the other group."""
+    foreign, scenes = groups.get("foreign", []), groups.get("scenes", [])
+    if MOVED not in scenes:
+        return []
+    told = f"{gains.over([*foreign, MOVED]).signed()} on {len(foreign) + 1} foreign sets"
+    others = [name for name in scenes if name != MOVED]
+    if others:
+        told += f", {gains.over(others).signed()} on {len(others)} that captions speak of"
+    return [f"with {MOVED} among the foreign sets: {told}"]
+
+
+def _over_the_best(
+    records: Sequence[Record], arm: str, against: str, tested: Sequence[str], choosing: Sequence[str]
+) -> list[str]:
+    """The gain over the baseline that the choosing sets would have picked among all that were tried."""
+    tried = [against, *_other_baselines(records, against)]
+    if len(tried) < 2 or not choosing:
+        return []
+    scores = {other: paired(records, other, against).over(choosing).mean for other in tried if other != against}
+    best = max({against: 0.0, **scores}.items(), key=lambda item: item[1])[0]
+    gain = paired(records, arm, best).over(tested)
+    return [
+        f"of {len(tried)} baselines the choosing sets pick '{best}'; {arm} over it on all test sets: {gain.signed()}"
+    ]
 
 
 def _over_other_baselines(
     records: Sequence[Record], arm: str, against: str, groups: Mapping[str, list[str]]
 ) -> list[str]:
     """The same gain over every other way of regularising the baseline, so that a weak one explains nothing."""
-    others = {
-        record["arm"]
-        for record in records
-        if record["against"] == against and record["recipe"]["objective"]["context"] is None
-    }
     notes = []
-    for other in sorted(others):
+    for other in _other_baselines(records, against):
         gains = paired(records, arm, other)
-        parts = (f"{gains.over(names).signed()} on {_GROUPS[group]}" for group, names in groups.items())
+        parts = (f"{gains.over(names).signed()} on {GROUPS[group]}" for group, names in groups.items())
         notes.append(f"{arm} over '{other}': {', '.join(parts)}")
     return notes
+
+
+def _other_baselines(records: Sequence[Record], against: str) -> list[str]:
+    """Arms without context that are compared with the baseline, and share seeds with what is compared with it too."""
+    return sorted(
+        {
+            record["arm"]
+            for record in records
+            if record["against"] == against and record["recipe"]["objective"]["context"] is None
+        }
+    )
 
 
 def _by_set(records: Sequence[Record], groups: Mapping[str, list[str]]) -> StudyTable:
@@ -192,7 +164,7 @@ def _by_set(records: Sequence[Record], groups: Mapping[str, list[str]]) -> Study
                 cells.append(paired(records, arm, against).over([name]).signed())
                 span = paired(records, against, against, few_shot_on_the_span, few_shot)
                 cells.append(span.over([name]).signed())
-            rows.append((name, _GROUPS[group], *cells))
+            rows.append((name, GROUPS[group], *cells))
     columns = [column for arm, against in pairs for column in (against, f"gain of {arm}", "gain of the projection")]
     return StudyTable("Few-shot accuracy set by set", ("set", "", *columns), tuple(rows))
 
@@ -214,7 +186,7 @@ def _names(records: Sequence[Record], arms: Sequence[str], groups: Mapping[str, 
         cells = [str(_summary(records, arm, zero, names)) for names in asked.values()]
         cells += [str(_summary(records, arm, found, [pool])) for pool in pools]
         rows.append((arm, *cells))
-    columns = [f"zero-shot, {_GROUPS[group]}" for group in asked]
+    columns = [f"zero-shot, {GROUPS[group]}" for group in asked]
     return StudyTable(
         "Zero-shot accuracy, and recall at 10 from text to image",
         ("arm", *columns, *(f"R@10 {pool}" for pool in pools)),
@@ -231,7 +203,7 @@ def _energy(records: Sequence[Record], arms: Sequence[str], groups: Mapping[str,
     rows = [(arm, *(str(_summary(records, arm, outside, names)) for names in groups.values())) for arm in arms]
     return StudyTable(
         "Energy of the image embeddings outside the span of the training captions, in percent",
-        ("arm", *(_GROUPS[group] for group in groups)),
+        ("arm", *(GROUPS[group] for group in groups)),
         tuple(rows),
         ("the span holds 99 % of the captions' energy",),
     )
