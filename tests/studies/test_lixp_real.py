@@ -112,7 +112,7 @@ def test_classes_and_energy_are_told_from_the_files(records):
     split, classes = real_tables.tables(records)[-2:]
     assert split.rows[0] == ("SigLIP", *("25.0 ± 0.0",) * 4)
     assert classes.rows[0] == ("river", "ucm scenes", "+10.0 ± 0.0")
-    assert classes.notes[0] == "of 3 classes 2 gain and 1 lose"
+    assert classes.notes[0] == "of 3 classes 2 gain and 1 lose; seeds: 3"
     assert classes.notes[1] == "mean over classes: +0.0 in sets that captions speak of, +5.0 in the others"
 
 
