@@ -9,7 +9,6 @@ from torch import nn
 from torch.nn.functional import gelu, layer_norm
 
 from recollect.objectives import ContextObjective, ContextOptions, ContrastiveObjective
-from recollect.objectives.base import OBJECTIVES
 
 BATCH, WIDTH = 9, 6
 
@@ -22,10 +21,6 @@ def rows(count, width=WIDTH, seed=0):
 def pairs():
     return {"images": rows(BATCH) * 2, "texts": rows(BATCH, seed=1), "views": rows(BATCH, seed=2),
             "context": rows(5, seed=3)}  # fmt: skip
-
-
-def name_of(base):
-    return next(name for name, loss in OBJECTIVES.items() if loss is base)
 
 
 def base_loss(base, images, texts, scale, bias, labels):
@@ -81,7 +76,7 @@ def shaped(objective, options, keys, values):
 
 def reference(objective, images, texts, views=None, context=None, labels=None, stale=(), chosen=None):
     """LIxP, Eq. 6, 8 and 9 with the ablations of section 4.2, row by row."""
-    options, base = objective.options, name_of(objective.term.base)
+    options, base = objective.options, objective.term.base
     unit = [image / image.norm() for image in images]
     words = torch.stack([text / text.norm() for text in texts])
     source = context if options.separate else views if options.augmented != "none" else images
@@ -447,7 +442,7 @@ def without_copies(objective, images, texts, marks, labels):
         logits, scale = rows @ words.T, term.log_scale.exp()
         total = 0.0
         for i in range(count):
-            if name_of(objective.term.base) == "sigmoid":
+            if objective.term.base == "sigmoid":
                 z = scale * logits[i] + term.bias
                 total = total - torch.nn.functional.logsigmoid(z[i])
                 total = total - sum(

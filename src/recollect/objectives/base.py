@@ -171,7 +171,7 @@ class ContrastiveObjective(Objective):
         self.term = LossTerms(base, scale, bias, form)
         if not 0 <= smoothing < 1:
             raise ValueError(f"smoothing must lie between 0 and 1, got {smoothing}")
-        if smoothing and self.term.base.labelled:
+        if smoothing and self.term.loss.labelled:
             raise ValueError("smoothing is for pairs; UniCL's targets are classes")
         self.smoothing = smoothing
 
