@@ -1,5 +1,8 @@
 """The main job on the built-in data: SigLIP against SigLIxP with the same budget, in one page."""
 
+import os
+import platform
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +26,30 @@ from recollect.training.recipes import RECIPES
 
 DemoScale = Literal["smoke", "default"]
 SIGLIP, SIGLIXP, NO_MASK = "SigLIP", "SigLIxP", "SigLIxP, no mask"
+
+COLOURS = dict(zip((SIGLIP, SIGLIXP, NO_MASK, f"{SIGLIP}+span", f"{SIGLIXP}+span"), plots.LINE_COLOURS, strict=False))
+"""One colour a model in every figure of the page."""
+
+PAPER = "Roth et al., Context-Aware Multimodal Pretraining (LIxP), 2024. It has no public code."
+TERMS = (
+    ("zero-shot", "A picture gets the class whose prompt, such as “a photo of a river”, is nearest to it."),
+    ("few-shot, shots", "Classes are learnt from so many example pictures each, by their embeddings alone."),
+    ("prototype", "The mean of a class's examples; a picture gets the class of the nearest one."),
+    ("context", "In training, what a picture finds among the others of its batch must fit its caption too."),
+    ("mask", "A row does not find itself. Without it there is nothing to learn from context."),
+    ("tau_context", "The look-up's temperature: the smaller, the fewer neighbours a picture reads."),
+    ("effective neighbours", "How many neighbours a look-up spreads over: the exponential of its entropy."),
+    ("+span", "Image embeddings without what lies outside the span of the captions' embeddings. No training."),
+    ("gain", "Points of accuracy over SigLIP of the same seed: same data, same start, same number of steps."),
+    ("±", "Standard deviation over training seeds; figures are means over tasks."),
+)
+NEXT = (
+    ("recollect memory build MODEL photos/ --out memories/photos", "Your own pictures, with any CLIP or SigLIP model."),
+    ("recollect serve memories/photos", "The page in the browser: search, teach classes by clicks, find duplicates."),
+    ("recollect classify --support examples/ --images new/ --model MODEL", "A classifier from a few examples a class."),
+    ("recollect train siglixp-locked --data pairs.parquet --out runs/mine", "Context on your own pairs, in minutes."),
+    ("recollect study lixp/table-4 --scale small", "The papers' tables at this scale; `recollect study` lists all."),
+)
 
 
 @dataclass(frozen=True)
@@ -156,7 +183,7 @@ def demo(out: Path, scale: DemoScale, workers: int | None = None) -> Path:
     Returns:
         The page.
     """
-    parts = worlds(scale)
+    start, parts = time.monotonic(), worlds(scale)
     jobs = {name: world.jobs(scale) for name, world in parts.items()}
     # All at once, the longest first, so that no core waits; each result is then found in its file.
     everything = sorted((job for each in jobs.values() for job in each), key=lambda job: -job.recipe.steps)
@@ -166,12 +193,19 @@ def demo(out: Path, scale: DemoScale, workers: int | None = None) -> Path:
     page = Page("SigLIP and SigLIxP with the same budget")
     for sentence in conclusions(found):
         page.paragraph(sentence, "lead")
+    about = _about(scale, workers, time.monotonic() - start, next(iter(results.values()))[0])
     page.paragraph(_how(parts, scale), "quiet")
+    page.paragraph(" ".join(f"{name}: {value}." for name, value in about.items()), "quiet")
     for name, world in parts.items():
         _section(page, world, found[name], jobs[name], out)
     _samples(page)
+    page.heading("Words")
+    page.definitions("What the terms on this page mean.", TERMS)
+    page.heading("The paper, and what to do next")
+    page.paragraph(PAPER)
+    page.definitions("In the folder of the project:", NEXT)
     page.save(out / "report.html")
-    write_json(out / "results.json", _as_json(found, results, scale))
+    write_json(out / "results.json", _as_json(found, scale, about))
     return out / "report.html"
 
 
@@ -188,6 +222,17 @@ def _how(parts: Mapping[str, DemoWorld], scale: DemoScale) -> str:
         f"weights and make the same number of steps. Figures are means over tasks, ± standard deviation over seeds; "
         f"gains are paired by seed.{short}"
     )
+
+
+def _about(scale: DemoScale, workers: int | None, seconds: float, result: Result) -> dict[str, str]:
+    """Command, time and machine."""
+    chosen = f" --workers {workers}" if workers else ""
+    return {
+        "Command": f"recollect demo --scale {scale}{chosen}",
+        "Time": f"{seconds:.0f} seconds, less where runs were there already",
+        "Machine": f"{result.environment['device'] or platform.machine()}, {os.cpu_count()} cores",
+        "Versions": ", ".join(f"{name} {result.environment[name]}" for name in ("recollect", "torch", "python")),
+    }
 
 
 def conclusions(found: Mapping[str, DemoFindings]) -> list[str]:
@@ -221,12 +266,13 @@ def _section(page: Page, world: DemoWorld, found: DemoFindings, jobs: Sequence[J
     models = found.models()
     zero = {name: found.zero_shot(name).mean for name in world.recipes}
     page.figure(
-        plots.few_shot_curves(found.few, models, ("prototype", "tip-adapter", "softmax"), zero),
-        "Accuracy over shots; dotted: zero-shot (of its own tasks, which captions have words for).",
+        plots.few_shot_curves(found.few, models, ("prototype", "tip-adapter", "softmax"), zero, COLOURS),
+        "Accuracy over shots; dotted: zero-shot (of its own tasks, which captions have words for). Points of one "
+        "number of shots stand beside each other, so that none is hidden.",
     )
     pairs = {name: (name, SIGLIP) for name in models if name != SIGLIP}
     page.figure(
-        plots.gain_per_classifier(found.few, pairs, PAPER_METHODS, found.shots),
+        plots.gain_per_classifier(found.few, pairs, PAPER_METHODS, found.shots, COLOURS),
         f"Gain over SigLIP of each classifier at {found.shots} shots, error bars over training seeds.",
     )
     rows = []
@@ -238,7 +284,7 @@ def _section(page: Page, world: DemoWorld, found: DemoFindings, jobs: Sequence[J
     columns = ("model", "zero-shot", *(plots.METHOD_NAMES[method] for method in PAPER_METHODS))
     page.table(f"Zero-shot and {found.shots}-shot accuracy in percent.", columns, rows)
     logs = {job.name: metrics(job, out) for job in jobs if job.recipe.seed == 0}
-    page.figure(plots.training_dynamics(logs), f"Training dynamics of seed 0. {_emergence(logs)}")
+    page.figure(plots.training_dynamics(logs, COLOURS), f"Training dynamics of seed 0. {_emergence(logs)}")
 
 
 def _emergence(logs: Mapping[str, pd.DataFrame]) -> str:
@@ -259,15 +305,16 @@ def _samples(page: Page) -> None:
     page.figure(plots.image_sheet(list(pictures), texts), "Pictures of the training set with one of their captions.")
 
 
-def _as_json(
-    found: Mapping[str, DemoFindings], results: Mapping[str, Sequence[Result]], scale: DemoScale
-) -> dict[str, Any]:
+def _as_json(found: Mapping[str, DemoFindings], scale: DemoScale, about: Mapping[str, str]) -> dict[str, Any]:
+    """Means with spreads, and each run's accuracy, averaged over tasks and draws, as columns."""
+
     def plain(summary: Summary) -> dict[str, float | int | None]:
         return {"mean": summary.mean, "std": None if np.isnan(summary.std) else summary.std, "seeds": summary.count}
 
-    worlds = {}
+    worlds, keys = {}, ["model", "training_seed", "method", "shots"]
     for name, each in found.items():
         others = [model for model in each.models() if model != SIGLIP]
+        runs = each.few.groupby(keys, sort=False, as_index=False)["value"].mean().round(2)
         worlds[name] = {
             "shots": each.shots,
             "siglip": plain(each.base()),
@@ -276,6 +323,6 @@ def _as_json(
                 model: {method: plain(each.gain(model, method)) for method in PAPER_METHODS} for model in others
             },
             "zero_shot": {model: plain(each.zero_shot(model)) for model in dict.fromkeys(each.zero["model"])},
-            "results": [result.as_json() for result in results[name]],
+            "few_shot": {key: runs[key].tolist() for key in [*keys, "value"]},
         }
-    return {"scale": scale, "conclusions": conclusions(found), "worlds": worlds}
+    return {"scale": scale, "about": dict(about), "conclusions": conclusions(found), "worlds": worlds}

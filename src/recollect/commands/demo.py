@@ -18,7 +18,7 @@ class Demo:
     out: Path = Path("demo")
     """Folder for runs, page and figures."""
     scale: DemoScale = "default"
-    """default: about six minutes on two cores; smoke: a minute, to see that all works."""
+    """default: about eight minutes on two cores; smoke: one, to see that all works."""
     workers: int | None = None
     """Trainings side by side; one for each core on a CPU by default."""
 

@@ -33,6 +33,10 @@ class Page:
         """Add a figure with its caption."""
         self.parts.append({"kind": "figure", "source": inline_png(figure), "text": text})
 
+    def definitions(self, text: str, items: Sequence[tuple[str, str]]) -> None:
+        """Add terms, or commands, each with what it means."""
+        self.parts.append({"kind": "definitions", "text": text, "items": items})
+
     def table(self, text: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Add a table with its caption; the first column is text, the others are figures."""
         self.parts.append({"kind": "table", "text": text, "columns": columns, "rows": rows})

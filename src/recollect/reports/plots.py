@@ -18,6 +18,10 @@ from recollect.evaluation.tables import gain_by_examples, log_linear_fit, mean_o
 # Colours that stay apart for colour-blind readers (Okabe and Ito, 2008), in the order they are used.
 LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)), (0, (1, 1)))
+"""Of lines that may lie on each other, beside their colours."""
+
 PANELS_IN_A_ROW = 5
 
 METHOD_NAMES = {
@@ -66,29 +70,47 @@ def inline_png(figure: Figure) -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def _curve(axis: Axes, frame: pd.DataFrame, label: str, colour: str) -> None:
+def colours_of(names: Sequence[str], colours: Mapping[str, str] | None) -> dict[str, str]:
+    """A colour for each name: its own where ``colours`` has it, else the next of `LINE_COLOURS` that is free."""
+    own = dict(colours or {})
+    free = (colour for colour in LINE_COLOURS if colour not in own.values())
+    return {name: own[name] if name in own else next(free, LINE_COLOURS[-1]) for name in names}
+
+
+def _curve(axis: Axes, frame: pd.DataFrame, label: str, colour: str, place: int, count: int) -> None:
+    """One of ``count`` curves; each is moved a little to its side, so that curves that agree can all be seen."""
     curve = mean_over_tasks(frame, ["shots"]).groupby("shots").agg(["mean", "std"]).sort_index()
+    aside = 2 ** (0.1 * (place - (count - 1) / 2))
     axis.errorbar(
-        curve.index, curve["mean"], yerr=curve["std"], label=label, color=colour, marker="o", markersize=3, capsize=2
-    )
+        curve.index * aside, curve["mean"], yerr=curve["std"], label=label, color=colour,
+        marker=MARKERS[place % len(MARKERS)], linestyle=DASHES[place % len(DASHES)], markersize=3.5, capsize=2,
+        linewidth=1.3,
+    )  # fmt: skip
 
 
 def few_shot_curves(
-    frame: pd.DataFrame, models: Sequence[str], methods: Sequence[str], zero_shot: Mapping[str, float] | None = None
+    frame: pd.DataFrame,
+    models: Sequence[str],
+    methods: Sequence[str],
+    zero_shot: Mapping[str, float] | None = None,
+    colours: Mapping[str, str] | None = None,
 ) -> Figure:
     """Accuracy over shots, one panel for each method, error bars over training seeds (LIxP, Fig. 1).
 
     Args:
         frame: tidy few-shot results.
         zero_shot: mean zero-shot accuracy of each model, drawn as a dotted line in its colour.
+        colours: by model; by order where one has none.
     """
+    shown = colours_of(models, colours)
     columns = min(PANELS_IN_A_ROW, len(methods))
     figure, axes = new_figure(columns, -(-len(methods) // columns), width=3.1, height=2.8)
     for axis in axes.flat[len(methods) :]:
         axis.set_visible(False)
     for axis, method in zip(axes.flat, methods, strict=False):
-        for model, colour in zip(models, LINE_COLOURS, strict=False):
-            _curve(axis, frame[(frame["model"] == model) & (frame["method"] == method)], model, colour)
+        for place, (model, colour) in enumerate(shown.items()):
+            own = frame[(frame["model"] == model) & (frame["method"] == method)]
+            _curve(axis, own, model, colour, place, len(shown))
             if zero_shot and model in zero_shot:
                 axis.axhline(zero_shot[model], color=colour, linestyle=":", linewidth=1)
         shots = sorted(frame["shots"].dropna().unique())
@@ -104,19 +126,25 @@ def few_shot_curves(
 
 
 def gain_per_classifier(
-    frame: pd.DataFrame, pairs: Mapping[str, tuple[str, str]], methods: Sequence[str], shots: int
+    frame: pd.DataFrame,
+    pairs: Mapping[str, tuple[str, str]],
+    methods: Sequence[str],
+    shots: int,
+    colours: Mapping[str, str] | None = None,
 ) -> Figure:
     """Bars of the gain over the baseline for each classifier (LIxP, Fig. 3), error bars over paired seeds.
 
     Args:
         pairs: for each legend entry, the model and its baseline.
+        colours: by legend entry; by order where one has none.
     """
+    shown = colours_of(list(pairs), colours)
     figure, axes = new_figure(width=1.4 + 0.95 * len(methods), height=3.0)
     axis = axes[0, 0]
     chosen = frame[frame["shots"] == shots]
     places = np.arange(len(methods))
     width = 0.8 / len(pairs)
-    for index, ((label, (model, baseline)), colour) in enumerate(zip(pairs.items(), LINE_COLOURS, strict=False)):
+    for index, (label, (model, baseline)) in enumerate(pairs.items()):
         gains = [
             over_seeds(paired_gain(chosen[chosen["method"] == method], model, baseline, ["method"]))
             for method in methods
@@ -126,7 +154,7 @@ def gain_per_classifier(
             [gain.mean for gain in gains],
             width * 0.92,
             yerr=[np.nan_to_num(gain.std) for gain in gains],
-            color=colour,
+            color=shown[label],
             capsize=2,
             label=label,
         )
@@ -176,12 +204,14 @@ def gain_against_examples(frame: pd.DataFrame, model: str, baseline: str, method
     return figure
 
 
-def training_dynamics(metrics: Mapping[str, pd.DataFrame]) -> Figure:
+def training_dynamics(metrics: Mapping[str, pd.DataFrame], colours: Mapping[str, str] | None = None) -> Figure:
     """Base loss, context loss, context temperature and effective neighbours over training (LIxP, Fig. 6).
 
     Args:
         metrics: for each run, its ``metrics.jsonl`` as a frame.
+        colours: by run; by order where one has none.
     """
+    shown = colours_of(list(metrics), colours)
     panels = {
         "base_loss": "base loss",
         "context_loss": "context loss",
@@ -190,9 +220,11 @@ def training_dynamics(metrics: Mapping[str, pd.DataFrame]) -> Figure:
     }
     figure, axes = new_figure(columns=len(panels), width=3.0, height=2.6)
     for axis, (column, title) in zip(axes[0], panels.items(), strict=True):
-        for (name, frame), colour in zip(metrics.items(), LINE_COLOURS, strict=False):
+        for place, (name, frame) in enumerate(metrics.items()):
             if column in frame and frame[column].notna().any():
-                axis.plot(frame["step"], frame[column], color=colour, label=name, linewidth=1.2)
+                # Each later line is thinner and broken otherwise: what lies on another leaves it to be seen.
+                width, dash = max(1.0, 3.2 - 1.1 * place), DASHES[place % len(DASHES)]
+                axis.plot(frame["step"], frame[column], color=shown[name], label=name, linewidth=width, linestyle=dash)
         axis.set_title(title)
         axis.set_xlabel("step")
         if column in {"tau_context", "effective_neighbours"}:
