@@ -345,7 +345,7 @@ for name, engine in (("one", "local"), ("other", "ray")):
 def test_ray_gives_the_rows_of_one_process_though_three_workers_are_killed_and_leaves_none_behind(tmp_path):
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'recollect[ray]'")
     mark = uuid.uuid4().hex
-    extra = {"RAY_AUTH_MODE": "disabled", "RECOLLECT_MARK": mark}
+    extra = {"RAY_AUTH_MODE": "disabled", "RECOLLECT_MARK": mark, "RAY_worker_niceness": "0"}
     done = subprocess.run(
         [sys.executable, "-c", RAY, str(tmp_path)], env=os.environ | extra, capture_output=True, text=True, timeout=300
     )
