@@ -50,15 +50,16 @@ def ray_blocks(reader: Reader, start: int, stop: int) -> Iterator[RowBlock]:
 def _start(ray: Any) -> None:
     """Begin, or join the cluster, without a word of Ray's own to the user."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of what it will do one day
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # a worker that died is replaced; what fails is raised
     with warnings.catch_warnings(action="ignore"):
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.CRITICAL)
 
 
 def _blocks(ray: Any, reader: Reader, starts: range, stop: int) -> Iterator[RowBlock]:
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
     if isinstance(reader.encoder, torch.nn.Module):
         reader.encoder.to("cpu")  # a worker moves its copy to its own device
     resources = ray.cluster_resources()
