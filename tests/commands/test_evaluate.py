@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from recollect.core.errors import UserError
 from recollect.evaluation.results import load_results
 from recollect.evaluation.unlabelled import UNLABELLED_METHODS
 from recollect.fewshot.protocol import FEW_SHOT_METHODS
+from recollect.tasks import captioned
 
 METHODS = [name for name in FEW_SHOT_METHODS if name not in ("clap", "rla")]
 """All but the two that choose a strength on folds, of 300 steps each."""
@@ -65,6 +67,22 @@ def test_what_reads_more_than_one_picture_stands_beside_the_plain_ensemble(recol
     wrong = recollect(*words, "--methods", "tpt", check=False)
     assert wrong.returncode == 2
     assert "--methods tpt: no such method. Choose from: trans-clip" in wrong.stderr
+
+
+def test_a_suite_of_captioned_sets_reads_ones_own_copies(recollect, trained, pairs, tmp_path, monkeypatch):
+    opened = captioned.open_source
+
+    def here(spec, **options):
+        if not spec.startswith(str(pairs)):
+            raise UserError(f"{spec}: the hub does not answer")
+        return opened(spec, **options)
+
+    monkeypatch.setattr(captioned, "open_source", here)
+    words = ("evaluate", "retrieval", trained[0], "--suite", "efsa-9", "--copies", f"nasa={pairs}?split=train")
+    done = recollect(*words, "--out", tmp_path / "out.json")
+    (result,) = json.loads((tmp_path / "out.json").read_text())
+    assert result["protocol"] == "retrieval"
+    assert done.stdout.count("left out:") == 8
 
 
 def test_own_templates_change_zero_shot_texts(recollect, trained, shapes, tmp_path):

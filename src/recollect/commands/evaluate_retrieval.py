@@ -7,7 +7,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from recollect.commands.evaluate import ModelOptions
+from recollect.commands.evaluate import ModelOptions, say_left_out
 from recollect.commands.memory_options import with_memory
 from recollect.core.errors import UserError
 from recollect.core.progress import output
@@ -21,6 +21,7 @@ from recollect.models.dual import DualEncoder
 from recollect.search.captioning.corruption import CaptionCorruption
 from recollect.search.episodes.options import EpisodeOptions, RewardOptions, TuningOptions
 from recollect.search.methods import SEARCH_METHODS, MethodOptions
+from recollect.tasks.captioned import captioned_specs
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,10 @@ class Retrieval:
     model: tyro.conf.OmitArgPrefixes[ModelOptions]
     data: tuple[str, ...] = ()
     """Sources with captions."""
+    suite: str | None = None
+    """Captioned sets of a paper besides: efsa-9, its nine sets, read from the hub where there is a copy."""
+    copies: tuple[str, ...] = ()
+    """NAME=SOURCE: read a set of the suite from your own copy."""
     pool: PoolKind = "single"
     """Search every source by itself, or all as one pool of several domains."""
     methods: tuple[str, ...] = ("zero-shot",)
@@ -77,11 +82,13 @@ class Retrieval:
         if not self.depths or min(self.depths) < 1:
             raise UserError("--depths: at least one, and each at least 1")
         columns = Columns(image=self.image_column, caption=self.caption_column)
-        selection = PoolSelection(self.data, self.pool, self.captions, self.rewording, self.split, columns)
+        more, left_out = captioned_specs(self.suite, self.copies, columns) if self.suite else ((), ())
+        selection = PoolSelection((*self.data, *more), self.pool, self.captions, self.rewording, self.split, columns)
         results = list(self._results(methods, open_pools(selection)))
         for result in results:
             console.print(f"\n{result.model} on {result.data}", highlight=False, soft_wrap=True)
             _show(result, console, self.depths)
+        say_left_out(left_out, console)
         self.model.save(results, console)
 
     def _results(self, methods: tuple[str, ...], pools: Sequence[CaptionedPool]) -> Iterator[Result]:
