@@ -14,7 +14,7 @@ from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect.fewshot.trained import Schedule
 from recollect.models.dual import DualEncoder
 from recollect.models.transformers.encoder import TransformersEncoder
-from recollect.tuning.classifier import TunedClassifier, unit_texts
+from recollect.tuning.classifier import TunedClassifier, class_texts
 from recollect.tuning.prompts import (
     Prompts,
     check_family,
@@ -117,9 +117,10 @@ class PromptLearning(ABC):
     def start(self, encoder: TransformersEncoder, shots: LabelledPictures) -> Learner:
         """The learner as it begins."""
 
-    def text(self, name: str) -> str:
-        """What stands behind the learned tokens."""
-        return f"{name}."
+    @property
+    def text(self) -> str:
+        """What stands behind the learned tokens, with ``{}`` for the name."""
+        return "{}."
 
     @property
     @abstractmethod
@@ -151,7 +152,7 @@ class PromptLearning(ABC):
         frozen = frozen_copy(encoder)
         check_family(frozen, self.reads_images)
         room = sum(each.text_tokens for each in before) + self.room
-        tokens = prompt_tokens(frozen, [self.text(name) for name in shots.names], room)
+        tokens = prompt_tokens(frozen, [fill(self.text, name) for name in shots.names], room)
         references = self.references(frozen, shots.names)
         lesson = Lesson(frozen, shots.names, learned_factor(encoder), tokens, before, references)
         learner = self.start(frozen, shots).to(frozen.device)
@@ -182,17 +183,11 @@ class PromptLearning(ABC):
         return None
 
     def _classifier(self, lesson: Lesson, learner: Learner, shots: LabelledPictures) -> TunedClassifier:
-        prompts = (*lesson.before, learner.prompts().detached())
-        room = sum(each.text_tokens for each in prompts)
-        frozen = lesson.encoder
-
-        @torch.no_grad()
-        def embed(names: Sequence[str]) -> Tensor:
-            with prompted(frozen, prompts):
-                return unit_texts(frozen.encode_texts(prompt_tokens(frozen, [self.text(name) for name in names], room)))
-
+        prompts, frozen = (*lesson.before, learner.prompts().detached()), lesson.encoder
+        with torch.no_grad():
+            texts = class_texts(frozen, shots.names, self.text, prompts)
         own = any(tokens.ndim == 3 for each in prompts for tokens in each.text)
-        return TunedClassifier(frozen, shots.names, embed(shots.names), lesson.scale, prompts, None if own else embed)
+        return TunedClassifier(frozen, shots.names, texts, lesson.scale, prompts, None if own else self.text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,8 +274,9 @@ class MaPLe(PromptLearning):
     def room(self) -> int:
         return self.tokens
 
-    def text(self, name: str) -> str:
-        return f"of a {name}." if self.words == "a photo" else f"{name}."
+    @property
+    def text(self) -> str:
+        return "of a {}." if self.words == "a photo" else "{}."
 
     def usual_epochs(self, shots: int) -> int:
         return 5

@@ -78,7 +78,7 @@ class ClipLora:
         merge_adapters(tuned, adapters)
         with torch.no_grad():
             texts = unit_texts(embed(shots.names))
-        return TunedClassifier(tuned, shots.names, texts, scale, (), lambda names: _named(embed, names))
+        return TunedClassifier(tuned, shots.names, texts, scale, (), self.template)
 
     def start(self, sites: Mapping[str, nn.Linear]) -> Adapters:
         """The change as it begins: none, since B is zero."""
@@ -92,11 +92,6 @@ class ClipLora:
             name: nn.Parameter(layer.weight.new_zeros(layer.out_features, self.rank)) for name, layer in sites.items()
         }
         return Adapters({name: down(name, layer) for name, layer in sites.items()}, up, self.rank**-0.5)
-
-
-def _named(embed: Callable[[tuple[str, ...]], Tensor], names: object) -> Tensor:
-    with torch.no_grad():
-        return unit_texts(embed(tuple(names)))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -150,7 +145,7 @@ class TwoStageTuning:
             return class_loss(images, head, labels[rows], scale)
 
         self._descend("tune 2sfs: classes", [head], of_head, len(labels), second)
-        return TunedClassifier(tuned, shots.names, unit_texts(head), scale, (), lambda names: _named(embed, names))
+        return TunedClassifier(tuned, shots.names, unit_texts(head), scale, (), self.template)
 
     def _descend(
         self, what: str, learned: list[nn.Parameter], loss: Callable[[Tensor], Tensor], count: int, steps: int
