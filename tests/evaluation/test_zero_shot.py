@@ -2,9 +2,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
-from recollect.evaluation.features import FeatureCache
+from recollect.evaluation.features import FeatureCache, class_text_features
 from recollect.evaluation.zero_shot import mean_per_class, top_1, zero_shot
+from recollect.fewshot.calibration import expected_calibration_error
 
 
 def test_zero_shot_is_the_share_of_queries_nearest_to_their_own_class_text(encoder, task):
@@ -19,7 +21,8 @@ def test_zero_shot_is_the_share_of_queries_nearest_to_their_own_class_text(encod
             mean = np.mean(texts, axis=0)
             scores.append(image @ mean / np.linalg.norm(mean))
         right += int(np.argmax(scores) == sample.label)
-    assert result.rows[0] == {"metric": "top-1", "value": pytest.approx(100 * right / len(task.query))}
+    assert result.rows[0]["metric"] == "top-1"
+    assert result.rows[0]["value"] == pytest.approx(100 * right / len(task.query))
     assert 40 < result.rows[0]["value"] < 100
     assert result.seed == 5
 
@@ -45,3 +48,13 @@ def test_mean_per_class_weighs_rare_classes_like_common_ones():
 def test_other_templates_are_another_evaluation(encoder, task):
     other = replace(task, templates=("a sketch of {}.", "a drawing of {}."))
     assert zero_shot(encoder, other, model="m").file_name != zero_shot(encoder, task, model="m").file_name
+
+
+def test_the_calibration_error_is_that_of_the_models_own_probabilities(encoder, task):
+    (row,) = (row for row in zero_shot(encoder, task, model="m").rows if row["metric"] == "top-1")
+    texts = class_text_features(encoder, task)
+    images = torch.stack([encoder.embed_images([task.query[index].image])[0] for index in range(len(task.query))])
+    logits = 100 * images.double().numpy() @ texts.T  # the encoder stores no scale: CLIP's
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    assert row["ece"] == pytest.approx(100 * expected_calibration_error(shares, task.query.labels), abs=1e-3)

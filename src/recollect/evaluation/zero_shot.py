@@ -15,6 +15,8 @@ from recollect.evaluation.features import (
 )
 from recollect.evaluation.results import Result, Row, content_of
 from recollect.evaluation.unlabelled import UNLABELLED_METHODS, NamedPictures
+from recollect.fewshot.base import softmax
+from recollect.fewshot.calibration import expected_calibration_error
 from recollect.tasks.classification import ClassificationTask
 
 FEW = 5
@@ -57,7 +59,8 @@ def zero_shot(
         methods: names of `UNLABELLED_METHODS`, to stand beside the plain one.
 
     Returns:
-        Top-1 and mean per-class accuracy in percent, and top-5 where there are more than five classes; then for each
+        Top-1 and mean per-class accuracy in percent, beside the first the expected calibration error (``ece``) of the
+        probabilities at the model's own scale, and top-5 where there are more than five classes; then for each
         of ``methods`` the first two, with its name as ``method`` and what it ``reads``: a folder, a stream or views.
 
     Raises:
@@ -69,8 +72,9 @@ def zero_shot(
     query = image_features(encoder, task.query, cache)
     scores = query.images @ texts.T
     predictions = np.argmax(scores, axis=1)
+    ece = expected_calibration_error(softmax(learned_scale(encoder) * scores), query.labels)
     rows: list[Row] = [
-        {"metric": "top-1", "value": top_1(predictions, query.labels)},
+        {"metric": "top-1", "value": top_1(predictions, query.labels), "ece": 100 * ece},
         {"metric": "mean per class", "value": mean_per_class(predictions, query.labels)},
     ]
     if len(task.class_names) > FEW:
