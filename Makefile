@@ -1,8 +1,9 @@
 # Two commands on a fresh machine with Python 3.11 or newer:
 #   make demo   the main job, on the built-in data: demo/report.html
 #   make test   lint, types, room order and the whole test suite
-# Also: make help (the help that is kept of every command, after an option has changed), make docs (the site, strictly, into site/), make matrix (the suite
-# on every Python of PYTHONS that is there), make lowest (the suite with the lowest versions that pyproject.toml promises).
+# Also: make help (the help that is kept of every command, after an option has changed), make docs (the site, strictly,
+# into site/), make results (docs/results.md from the files in results/), make matrix (the suite on every Python of PYTHONS
+# that is there), make lowest (the suite with the lowest versions that pyproject.toml promises).
 SHELL       := /bin/bash
 .SHELLFLAGS := -o pipefail -ec
 PYTHON ?= python3
@@ -12,7 +13,7 @@ BIN    := .venv/bin
 PYTHONS ?= python3.11 python3.12 python3.13
 PYTEST := -n auto --dist worksteal --jaxtyping-packages=recollect,beartype.beartype
 
-.PHONY: demo test lint help bench bench-gpu docs notebooks matrix lowest setup clean
+.PHONY: demo test lint help bench bench-gpu docs results notebooks matrix lowest setup clean
 
 setup: .venv/.installed
 
@@ -55,6 +56,10 @@ docs: setup
 	$(BIN)/zensical build --strict --clean 2>&1 | tee .site.log
 	! grep -E "^griffe:.*Parameter '[^,']*' does not appear|Warning|Error" .site.log
 	@echo "site: site/index.html"
+
+# Every table and figure between the marks of docs/results.md, from the files in results/.
+results: setup
+	$(BIN)/recollect results docs/results.md
 
 matrix:
 	for python in $(PYTHONS); do \

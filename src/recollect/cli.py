@@ -58,6 +58,7 @@ COMMANDS: dict[str, Command] = {
     "memory optimize": Command("memory_upkeep", "Optimize", "join small files, and free what old versions take up"),
     "serve": Command("serve", "Serve", "a memory in the browser: search, look, teach classes by clicks"),
     "study": Command("study", "RunStudy", "run a table or figure of a paper"),
+    "results": Command("results", "FillResults", "fill a page's tables and figures from result files"),
     "completion": Command("completion", "Completion", "what bash, zsh or fish needs to complete commands and options"),
 }
 

@@ -70,6 +70,25 @@ def test_labels_of_different_sources_never_meet(make, labels):
     assert set(seen) == {0, 1, 2, 3, 4}
 
 
+def test_classes_of_one_name_in_two_sources_are_merged_where_that_is_asked(make):
+    """Against the names themselves: numbers are equal exactly where names are."""
+    owls, birds = (
+        open_source(str(make.parquet({"label": names * 4}, f"{names[0]}.parquet")), kind="label")
+        for names in (["owl", "crane"], ["Crane", "heron", "owl"])
+    )
+    for merge in (False, True):
+        mixture = DataMix((owls, birds), merge_classes=merge)
+        named = {}
+        for place, source in enumerate((owls, birds)):
+            numbers = mixture.class_numbers(place, source.labels)
+            for number, label in zip(numbers.tolist(), source.labels.tolist(), strict=True):
+                named.setdefault(number, set()).add((place, source.class_names[label].strip().lower()))
+        names = sorted(sorted({name for _, name in each}) for each in named.values())
+        apart = [["crane"], ["crane"], ["heron"], ["owl"], ["owl"]]
+        assert names == ([["crane"], ["heron"], ["owl"]] if merge else apart)
+    assert mixture.class_numbers(0, np.array([NO_LABEL, 1])).tolist()[0] == NO_LABEL
+
+
 def test_a_caption_has_no_label_even_where_its_source_knows_one(make):
     path = make.parquet({"caption": [f"text {i}" for i in range(8)], "label": [i % 2 for i in range(8)]})
     assert stream(DataMix((open_source(str(path)),)), 8).batch(0).labels.tolist() == [NO_LABEL] * 8

@@ -16,8 +16,8 @@ from recollect.evaluation.entities import harmonic_mean
 from recollect.memory import Memory
 from recollect.memory.fusion.block import FusionSettings
 from recollect.studies import find_study
+from recollect.studies.engine import printed
 from recollect.studies.reco import figures as reco_pictures
-from recollect.studies.reco import paper as reco_paper
 from recollect.studies.reco.bench import FusionArm
 from recollect.studies.reco.glyphs import glyph_entities, glyph_pool, glyph_tasks, memory_sources, training_sources
 from recollect.studies.reco.world import SIZES, benches
@@ -78,22 +78,10 @@ def test_the_pool_matches_captions_with_their_pictures():
     assert max(len(text.split()) for text in task.texts) > 3
 
 
-def test_table_1_has_every_model_beside_the_papers(options):
-    (table,) = tables("table-1", options)
-    assert [row[0] for row in table.rows[:4]] == [
-        "random filters", "random filters + RECO", "random filters + RECO that learns to read", "convnet",
-    ]  # fmt: skip
-    printed = [row for row in table.rows if row[0].startswith("paper: ")]
-    assert [row[-7:] for row in printed] == list(reco_paper.TABLE_1.values())
-    assert all(len(set(row[1:6])) == 1 for row in printed)
-    model, fused = (float(row[1]) for row in table.rows[3:5])
-    assert fused - model == pytest.approx(2 * (6 * 256**2 + 10 * 256) / 1e6, abs=0.011)  # two blocks (METHODS 7)
-
-
 def test_table_2_is_the_result_files(options, bench):
     (table,) = tables("table-2", options)
     rows = {row[0]: row for row in table.rows}
-    assert len(rows) == 7 + len(reco_paper.TABLE_2)
+    assert len(rows) == 7 + len(printed("reco", "table-2").rows)
     figures = bench.figures(FusionArm(), "entities")
     assert [number(cell) for cell in rows["convnet + RECO"][1:4]] == pytest.approx(list(figures.values()), abs=0.051)
     assert figures["harmonic mean"] == pytest.approx(harmonic_mean(figures["seen"], figures["unseen"]))
@@ -102,20 +90,14 @@ def test_table_2_is_the_result_files(options, bench):
 
 def test_table_3_has_the_eight_variants_in_the_papers_order(options, bench):
     (table,) = tables("table-3", options)
-    assert [row[:3] for row in table.rows[1:9]] == [key for key in reco_paper.TABLE_3 if key[0] != "none"]
-    assert [row[-6:] for row in table.rows[:9]] == list(reco_paper.TABLE_3.values())
+    paper = printed("reco", "table-3").rows
+    assert [" / ".join(row[:3]) for row in table.rows[1:9]] == [name for name in paper if name != "none"]
+    assert [row[-6:] for row in table.rows[:9]] == list(paper.values())
     base, mean = bench.figures(None), bench.figures(FusionArm(FusionSettings(1, "mean", "cross", "uni")))
     gains = [float(re.search(r"\((.*)\)", cell)[1]) for cell in table.rows[8][3:7]]
     assert gains == pytest.approx([mean[column] - base[column] for column in base], abs=0.051)
     change = np.mean([100 * (mean[column] - base[column]) / base[column] for column in base if base[column]])
     assert number(table.rows[8][7]) == pytest.approx(change, abs=0.051)
-
-
-def test_table_4_leaves_out_modes_that_a_fusion_does_not_have(options):
-    (table,) = tables("table-4", options)
-    filled = [[bool(cell) for cell in row[1:10]] for row in table.rows]
-    assert filled[1:] == [[False, True, False] * 3, [True, False, False] * 3, [True] * 9]
-    assert [row[-9:] for row in table.rows[1:]] == [reco_paper.TABLE_4[side] for side in ("text", "image", "both")]
 
 
 def test_figure_3_compares_training_growing_and_reading(options):

@@ -11,7 +11,7 @@ from recollect.core.errors import UserError
 from recollect.models import build_model
 from recollect.search.methods import MethodOptions
 from recollect.studies.efsa.world import Captions, EfsaWorld, SearchRun, searched
-from recollect.studies.runs import Evaluation, Job
+from recollect.studies.runs import Job, StudyEvaluation
 from recollect.studies.store import content, content_key, file_content
 from recollect.studies.study import StudyOptions
 from recollect.training.options import Data
@@ -58,7 +58,7 @@ def test_a_training_and_its_results_are_not_those_of_data_that_changed(tmp_path)
     spec = write_pairs(tmp_path / "set", seed=0)
     recipe = replace(RECIPES["siglip-tiny"](), data=Data(captions=(spec,)))
     world = replace(recipe, data=Data(captions=("glyphs:captions",)))
-    job, tested = Job("a", recipe, Evaluation()), Job("a", world, Evaluation(retrieval=(spec,)))
+    job, tested = Job("a", recipe, StudyEvaluation()), Job("a", world, StudyEvaluation(retrieval=(spec,)))
     folder, results, same = job.folder(tmp_path), tested.results(tmp_path), tested.folder(tmp_path)
     write_pairs(tmp_path / "set", seed=1)
     assert job.folder(tmp_path) != folder

@@ -20,7 +20,7 @@ from recollect.fewshot.protocol import PAPER_METHODS
 from recollect.objectives import ContextOptions
 from recollect.reports import plots
 from recollect.reports.page import Page
-from recollect.studies.runs import Evaluation, Job, frames, metrics, run, with_seeds
+from recollect.studies.runs import Job, StudyEvaluation, frames, metrics, run, with_seeds
 from recollect.training.options import Recipe
 from recollect.training.recipes import RECIPES
 
@@ -75,7 +75,7 @@ class DemoWorld:
     def jobs(self, scale: DemoScale) -> list[Job]:
         """Its trainings."""
         shots = (1, 2, 4, 8, 16, 32) if scale == "default" else (1, 4, 16)
-        evaluation = Evaluation(
+        evaluation = StudyEvaluation(
             (self.source,), (self.source,), methods=PAPER_METHODS, shots=shots,
             draws=5 if scale == "default" else 2, span=self.span,
         )  # fmt: skip

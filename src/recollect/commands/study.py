@@ -1,8 +1,10 @@
 """``recollect study``: run a table or figure of a paper."""
 
-from dataclasses import dataclass, field
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.table import Table
@@ -30,6 +32,8 @@ class RunStudy:
     """Training sources, for --scale full."""
     suite: str | None = None
     """Evaluation suite, for --scale full; the paper's own by default."""
+    entities: str | None = None
+    """Labelled source whose classes of split train count as seen, for reco/table-2 with --scale full."""
     seeds: int | None = None
     """Number of training seeds; the scale's own by default."""
     workers: int | None = None
@@ -45,8 +49,10 @@ class RunStudy:
                 listing.add_row(name, study.title)
             console.print(listing)
             return
-        options = StudyOptions(self.scale, self.out, self.data, self.suite, self.seeds, self.workers, self.search)
-        report = find_study(self.name).load()(options)
+        options = StudyOptions(
+            self.scale, self.out, self.data, self.suite, self.entities, self.seeds, self.workers, self.search
+        )
+        report = replace(find_study(self.name).load()(options), command=self._command())
         path = report.save(self.out)
         console.print(f"World: {report.world}", highlight=False)
         for table in report.tables:
@@ -56,3 +62,31 @@ class RunStudy:
         for figure in report.figures:
             console.print(f"figure: {self.out / figure}", highlight=False)
         console.print(f"report: {path}", highlight=False)
+
+    def _command(self) -> str:
+        """The command that makes the same report elsewhere: files by name, and not where results go."""
+        elsewhere = replace(self, name=None, out=RunStudy.out, workers=None)
+        words = ["recollect", "study", str(self.name), "--scale", self.scale]
+        return shlex.join([*words, *_changed(replace(elsewhere, scale=RunStudy.scale), RunStudy(), "--")])
+
+
+def _changed(value: Any, usual: Any, prefix: str) -> Iterator[str]:
+    """Every option that differs from its default, as words."""
+    for each in fields(value):
+        own, default, option = getattr(value, each.name), getattr(usual, each.name), each.name.replace("_", "-")
+        if own == default:
+            continue
+        if is_dataclass(own) and is_dataclass(default):
+            yield from _changed(own, default, f"{prefix}{option}.")
+        elif isinstance(own, bool):
+            yield f"{prefix}{option}" if own else f"{prefix}no-{option}"
+        else:
+            yield f"{prefix}{option}"
+            yield from (_named(str(word)) for word in (own if isinstance(own, tuple) else (own,)))
+
+
+def _named(word: str) -> str:
+    """A path of this machine by its last part; addresses and names as they are."""
+    name, equals, place = word.partition("=") if "=" in word.split("?")[0] else ("", "", word)
+    file, mark, rest = place.partition("?")
+    return f"{name}{equals}{Path(file).name if Path(file).is_absolute() else file}{mark}{rest}"

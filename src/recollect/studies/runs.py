@@ -42,7 +42,7 @@ SPAN_TEXTS = 2000
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class StudyEvaluation:
     """What every model of a study is evaluated on.
 
     Attributes:
@@ -54,6 +54,7 @@ class Evaluation:
         prefixes: which prefix texts get at the test, each in turn, in zero-shot classification and retrieval; a model
             without prefix tokens is asked once.
         probe: sources for a linear probe, or a built-in world for its tasks.
+        probe_suite: a suite of the catalogue, for linear probes.
         retrieval: captioned sources to search both ways.
         synonyms: sources with a column of that name, for zero-shot classification under both names of a class.
         templates: take every so many of CLIP's 80 prompt templates.
@@ -71,6 +72,7 @@ class Evaluation:
     retrieval: tuple[str, ...] = ()
     synonyms: tuple[str, ...] = ()
     templates: int = 1
+    probe_suite: str | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class Job:
 
     name: str
     recipe: Recipe
-    evaluation: Evaluation
+    evaluation: StudyEvaluation
     seed: int | None = None
 
     def folder(self, out: Path) -> Path:
@@ -99,7 +101,10 @@ class Job:
     def results(self, out: Path) -> Path:
         """Folder of its result files."""
         tested = _evaluation_content(self.evaluation)
-        key = content_key(self.name, self.paired_seed, asdict(self.evaluation), tested, size=5)
+        asked = asdict(self.evaluation)
+        if self.evaluation.probe_suite is None:  # results made before there was this option keep their names
+            del asked["probe_suite"]
+        key = content_key(self.name, self.paired_seed, asked, tested, size=5)
         return self.folder(out) / f"results-{key}"
 
     @property
@@ -116,13 +121,13 @@ def _training_content(recipe: Recipe) -> list[str]:
     return [*read, *map(file_content, weights)]
 
 
-def _evaluation_content(evaluation: Evaluation) -> list[str]:
+def _evaluation_content(evaluation: StudyEvaluation) -> list[str]:
     """What an evaluation tests on, by content; the sets of a suite have fixed revisions."""
     named = (evaluation.few_shot, evaluation.zero_shot, evaluation.probe, evaluation.retrieval, evaluation.synonyms)
     return [content(spec) for specs in named for spec in specs]
 
 
-def with_seeds(arms: Mapping[str, Recipe], seeds: int, evaluation: Evaluation) -> list[Job]:
+def with_seeds(arms: Mapping[str, Recipe], seeds: int, evaluation: StudyEvaluation) -> list[Job]:
     """Every arm with training seeds 0…seeds - 1. Arms of one seed see the same data and start from the same weights."""
     return [Job(name, replace(recipe, seed=seed), evaluation) for seed in range(seeds) for name, recipe in arms.items()]
 
@@ -196,7 +201,7 @@ def evaluate_runs(
     model: Encoder,
     name: str,
     seed: int,
-    evaluation: Evaluation,
+    evaluation: StudyEvaluation,
     captions: Sequence[str] = (),
     cache: FeatureCache | None = None,
 ) -> list[Result]:
@@ -216,11 +221,13 @@ def evaluate_runs(
     return results
 
 
-def _by_names(model: Encoder, name: str, seed: int, evaluation: Evaluation, cache: FeatureCache | None) -> list[Result]:
+def _by_names(
+    model: Encoder, name: str, seed: int, evaluation: StudyEvaluation, cache: FeatureCache | None
+) -> list[Result]:
     """Zero-shot classification and retrieval with each prefix, and linear probes."""
     results = []
     readings = evaluation.prefixes if model.prefixes else (None,)
-    selections = [Selection(evaluation.zero_shot, evaluation.suite), _renamed(evaluation.synonyms)]
+    selections = [Selection(evaluation.zero_shot, evaluation.suite), renamed_classes(evaluation.synonyms)]
     for selection in selections:
         for task in open_tasks(selection, "zero-shot").tasks if selection.data or selection.suite else ():
             asked = replace(task, templates=task.templates[:: evaluation.templates])
@@ -228,13 +235,14 @@ def _by_names(model: Encoder, name: str, seed: int, evaluation: Evaluation, cach
     for spec in evaluation.retrieval:
         pool = retrieval_task(spec, split=None if is_built_in(spec) else "test")
         results += [retrieval(model, pool, model=name, seed=seed, prefix=each, cache=cache) for each in readings]
-    if evaluation.probe:
-        for task in open_tasks(Selection(evaluation.probe), "few-shot").tasks:
+    if evaluation.probe or evaluation.probe_suite:
+        for task in open_tasks(Selection(evaluation.probe, evaluation.probe_suite), "few-shot").tasks:
             results.append(linear_probe(model, task, task.metric, model=name, seed=seed, cache=cache))
     return results
 
 
-def _renamed(specs: tuple[str, ...]) -> Selection:
+def renamed_classes(specs: tuple[str, ...]) -> Selection:
+    """Sources with a column ``synonyms``, to be asked for under both names of their classes."""
     return Selection(specs, columns=Columns(synonyms="synonyms"), division=Division(support=None), synonyms=True)
 
 

@@ -1,9 +1,9 @@
 """What a study is: options in, a report of tables and figures out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -60,6 +60,7 @@ class StudyOptions:
         out: folder for runs, results and the report; runs that are there already are not made again.
         data: training sources, for scale ``full``.
         suite: the evaluation suite, for scale ``full``.
+        entities: labelled source with splits ``train`` and ``test``, for ``reco/table-2`` at scale ``full``.
         seeds: number of training seeds; None takes the scale's own.
         workers: training runs side by side; None takes one for each core on a CPU and one on a GPU.
         search: for studies of search, at scale ``full``.
@@ -69,6 +70,7 @@ class StudyOptions:
     out: Path
     data: tuple[str, ...] = ()
     suite: str | None = None
+    entities: str | None = None
     seeds: int | None = None
     workers: int | None = None
     search: SearchSettings = field(default_factory=SearchSettings)
@@ -115,6 +117,8 @@ class StudyReport:
         name: e.g. ``lixp/table-4``.
         world: where the numbers come from, in words; a report always says so.
         figures: files beside the report, relative to its folder.
+        measured: the figures of the tables by seed, as `recollect.studies.engine.Measurements` writes them.
+        command: that makes it, without paths of this machine.
     """
 
     name: str
@@ -123,6 +127,8 @@ class StudyReport:
     tables: Sequence[StudyTable] = ()
     figures: Sequence[str] = ()
     notes: Sequence[str] = field(default_factory=tuple)
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    command: str = ""
 
     @property
     def stem(self) -> str:

@@ -104,7 +104,7 @@ def assemble_recipe(
     if recipe.model.lora is not None:
         towers = _adapted(model, recipe, saved_model)
     stream = BatchStream(
-        DataMix(sources, data.weights or None, data.sampling),
+        DataMix(sources, data.weights or None, data.sampling, data.merge_classes),
         recipe.batch_size,
         crops,
         seed=recipe.seed,

@@ -64,6 +64,7 @@ class Data:
         split: of every source; the training split by default.
         weights: of each source in the order sources, captions, labels; their sizes by default.
         sampling: divide every batch by the weights; half captions, half labels; or each batch whole from one source.
+        merge_classes: classes of one name in several sources are one class to a loss on labels.
         crop: least share of a picture that a random crop shows; 1 shows all of it. The model's own by default.
         flip: mirror half of the pictures; not where they hold letters or captions say left and right.
         broken_share: share of pictures that may be unreadable before the run stops.
@@ -85,6 +86,7 @@ class Data:
     split: str | None = None
     weights: tuple[float, ...] = ()
     sampling: Sampling = "proportional"
+    merge_classes: bool = False
     crop: float | None = None
     flip: bool = False
     broken_share: float = 0.01

@@ -23,11 +23,14 @@ class DataMix:
         sampling: "proportional" divides every batch by the weights; "equal" gives half of every batch to captions
             and half to labels; "debiased" takes every whole batch from one source, captions and labels equally often.
             In the last two, the weights act among sources of the same kind.
+        merge_classes: classes that go by one name in several sources are one, so that a loss on labels (UniCL) does not
+            push their images apart; by default every source has classes of its own.
     """
 
     sources: tuple[Source, ...]
     weights: tuple[float, ...] | None = None
     sampling: Sampling = "proportional"
+    merge_classes: bool = False
 
     def __post_init__(self) -> None:
         names = [source.name for source in self.sources]
@@ -61,10 +64,26 @@ class DataMix:
         return tuple(weight / by_kind[kind] / len(by_kind) for weight, kind in zip(weights, kinds, strict=True))
 
     @cached_property
-    def label_offsets(self) -> tuple[int, ...]:
-        """What to add to a source's labels so that no two sources share one."""
-        sizes = [len(source.class_names) or _highest_label(source) + 1 for source in self.sources]
-        return tuple(int(start) for start in np.cumsum([0, *sizes[:-1]]))
+    def _class_numbers(self) -> tuple[np.ndarray, ...]:
+        """The number that each class of each source has in the run."""
+        known: dict[tuple[str, int | str], int] = {}
+        tables = []
+        for place, source in enumerate(self.sources):
+            names = [name.strip().casefold() for name in source.class_names]
+            keys: list[tuple[str, int | str]]
+            if self.merge_classes and names:
+                keys = [("class", name) for name in names]
+            else:
+                keys = [(str(place), label) for label in range(len(names) or _highest_label(source) + 1)]
+            tables.append(np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64))
+        return tuple(tables)
+
+    def class_numbers(self, source: int, labels: np.ndarray) -> np.ndarray:
+        """Labels of one source as numbers of the run, which no two sources share but for classes that are merged."""
+        known = labels != NO_LABEL
+        numbers = np.full(len(labels), NO_LABEL, dtype=np.int64)
+        numbers[known] = self._class_numbers[source][labels[known]]
+        return numbers
 
     def plan(self, batch_size: int, key: int) -> Plan:
         """How many samples of each source each step takes."""

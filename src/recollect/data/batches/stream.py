@@ -158,8 +158,7 @@ class BatchStream:
             block = draw.vectorised(indices[places], slots[places]) or draw.one_by_one(indices[places], slots[places])
             texts[places], ids[places] = block.texts, block.ids
             if self.mixture.sources[number].kind == "label":
-                offset = self.mixture.label_offsets[number]
-                labels[places] = np.where(block.labels == NO_LABEL, NO_LABEL, block.labels + offset)
+                labels[places] = self.mixture.class_numbers(number, block.labels)
             blocks.append((places, block.images))
             if block.broken:
                 broken[number] = block.broken

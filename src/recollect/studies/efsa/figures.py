@@ -1,7 +1,7 @@
-"""The pictures of EFSA's figures: examples with frames, curves of recall."""
+"""EFSA's figures: examples with frames, curves of recall, each with the numbers that it shows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import fill
 
 import numpy as np
@@ -12,6 +12,21 @@ from PIL import Image
 from recollect.core.types import ImageLike
 from recollect.evaluation.results import Summary
 from recollect.reports import plots
+from recollect.studies.efsa.answers import answered
+from recollect.studies.efsa.tables import (
+    ABLATED,
+    DEPTHS,
+    ask,
+    domains_of,
+    measurements,
+    notes_of,
+    recall_form,
+    summary_at,
+    together,
+)
+from recollect.studies.efsa.world import EfsaWorld, SearchRun, efsa_world, searched
+from recollect.studies.engine import Measurements, TableForm, papers_words
+from recollect.studies.study import StudyOptions, StudyReport
 
 _TRUE, _FALSE = "#009E73", "#D55E00"
 
@@ -136,3 +151,110 @@ def _framed(axis: Axes, image: ImageLike, true: bool) -> None:
         spine.set_visible(True)
         spine.set_color(_TRUE if true else _FALSE)
         spine.set_linewidth(2.5)
+
+
+# --- The paper's figures ----------------------------------------------------------------------------------------------
+
+
+def _drawn(
+    number: int, options: StudyOptions, where: EfsaWorld, figure: Figure, *notes: str,
+    form: TableForm | None = None, found: Measurements | None = None,
+) -> StudyReport:  # fmt: skip
+    name = f"efsa-figure-{number}-{options.scale}.png"
+    plots.save_figure(figure, options.out / name)
+    tables = () if form is None or found is None else (form.fill(found),)
+    measured = {} if found is None else found.as_json()
+    return StudyReport(f"efsa/figure-{number}", options.scale, where.world, tables, (name,), notes, measured)
+
+
+def _depths(found: Measurements, method: str, domain: str, **more: str) -> dict[int, Summary]:
+    return {k: summary_at(found, method, domain, k, **more) for k in DEPTHS}
+
+
+def figure_1(options: StudyOptions) -> StudyReport:
+    """Zero-shot recall at 1, 5, 10 of every domain by itself, and what stands in the way of R@1."""
+    where = efsa_world(options)
+    search = SearchRun(("zero-shot",), where.methods, where.captions[0], "single", where.data)
+    found = measurements(searched(search, where, options))
+    wrong = [
+        [each for each in answers if 1 < each.zero_shot_rank <= 5] for answers in answered(where, options, search)[:3]
+    ]
+    shown = [Shown(each.query, {"zero-shot": [each.zero_shot[0], each.truth]}) for few in wrong for each in few[:1]]
+    bars_of = {domain: _depths(found, "zero-shot", domain) for domain in found.context["domains"]}
+    title, rows = "Figure 1. Zero-shot, every domain by itself", {"zero-shot": {"method": "zero-shot"}}
+    form = recall_form(title, "method", rows, found, notes_of(where)[:2])
+    note = "examples: found first (red) and a true match (green), of queries with a true match at ranks 2 to 5"
+    return _drawn(1, options, where, zero_shot_examples(shown, bars_of), note, form=form, found=found)
+
+
+def figure_3(options: StudyOptions) -> StudyReport:
+    """What is found first before and after an episode."""
+    where = efsa_world(options)
+    search = SearchRun(ABLATED, where.methods, where.captions[0], "merged", where.data)
+    (answers,) = answered(where, options, search)
+    better = [each for each in answers if each.episode_rank == 1 < each.zero_shot_rank]
+    worse = [each for each in answers if each.zero_shot_rank == 1 < each.episode_rank]
+    chosen = [*better[:2], *worse[:1]] or answers[:2]
+    shown = [Shown(each.query, {"zero-shot": each.zero_shot, "EFSA": each.episode}) for each in chosen]
+    note = (
+        f"an episode brings a true match to the first rank for {len(better)} of {len(answers)} queries and drives one "
+        f"from it for {len(worse)}; shown: the first two of the one kind, the first of the other"
+    )
+    return _drawn(3, options, where, examples(shown), note)
+
+
+def figure_4(options: StudyOptions) -> StudyReport:
+    """Low-rank adapters against all parameters."""
+    where = efsa_world(options)
+    found = measurements(ask(options, where, methods=("zero-shot", "episode-full", "episode")))
+    kinds = {"zero-shot": "zero-shot", "all parameters": "episode-full", "low-rank adapters": "episode"}
+    panels = {
+        domain: {name: _depths(found, method, domain) for name, method in kinds.items()} for domain in domains_of(found)
+    }
+    rows = {name: {"method": method} for name, method in kinds.items()}
+    notes = (*notes_of(where)[:2], f"paper: {papers_words('efsa', 'figure-4')}")
+    form = recall_form("Figure 4. What an episode changes", "parameters", rows, found, notes)
+    return _drawn(4, options, where, bars(panels), form=form, found=found)
+
+
+def figure_5(options: StudyOptions) -> StudyReport:
+    """More steps in an episode."""
+    where = efsa_world(options)
+    most = 2 if options.scale == "smoke" else 4
+    each = {
+        str(steps): measurements(ask(options, where, changed=replace(where.methods.episode, steps=steps)))
+        for steps in range(1, most + 1)
+    }
+    return _over(5, options, where, each, "steps")
+
+
+def figure_6(options: StudyOptions) -> StudyReport:
+    """Captions of several lengths; with one's own captions, each kind that was named."""
+    where = efsa_world(options)
+    kinds = list(where.captions)
+    if options.scale != "full":
+        first = where.captions[0]
+        limits = (4, 8, None) if options.scale == "smoke" else (3, 5, 10, 15, None)
+        kinds = [
+            replace(first, label="no limit" if words is None else str(words),
+                    rewording=replace(first.rewording, most_words=words)) for words in limits
+        ]  # fmt: skip
+    each = {kind.label: measurements(ask(options, where, captions=kind)) for kind in kinds}
+    return _over(6, options, where, each, "captions" if options.scale == "full" else "most words of a caption")
+
+
+def _over(
+    number: int, options: StudyOptions, where: EfsaWorld, each: Mapping[str, Measurements], label: str
+) -> StudyReport:
+    """Curves of EFSA's recall over something, with zero-shot as the first place."""
+    found, first = together(each), next(iter(each))
+    rows = {"zero-shot": {"arm": first, "method": "zero-shot"}}
+    rows |= {name: {"arm": name, "method": "episode"} for name in each}
+    panels = {
+        k: {domain: [summary_at(found, at["method"], domain, k, arm=at["arm"]) for at in rows.values()]
+            for domain in domains_of(found)}
+        for k in DEPTHS
+    }  # fmt: skip
+    notes = (*notes_of(where)[:2], f"paper: {papers_words('efsa', f'figure-{number}')}")
+    form = recall_form(f"Figure {number}. EFSA over {label}", label, rows, found, notes)
+    return _drawn(number, options, where, curves(panels, ["zero-shot", *each], label), form=form, found=found)

@@ -1,89 +1,78 @@
-"""EFSA (Huzaifa and Kementchedjhieva, "Episodic Few-Shot Adaptation"): Tables 2 to 7 and Figures 1 and 3 to 6.
+"""EFSA (Huzaifa and Kementchedjhieva, "Episodic Few-Shot Adaptation"): Tables 2 to 7; `figures` draws 1 and 3 to 6.
 
 ``smoke`` and ``small`` search look-alike scenes of the glyph world; ``full`` takes the paper's models and settings, or
 those that ``--search`` names, the user's pools (``--data``) and their captions.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from recollect.evaluation.pools import PoolKind
-from recollect.evaluation.results import Result, Summary, summarise
+from recollect.evaluation.results import Result, Summary
 from recollect.evaluation.retrieval import DIRECTIONS
-from recollect.reports import plots
+from recollect.objectives import Base
 from recollect.search.episodes.options import EpisodeOptions
-from recollect.search.methods import MethodOptions
-from recollect.studies.efsa import paper
-from recollect.studies.efsa.answers import answered
-from recollect.studies.efsa.figures import Shown, bars, curves, examples, zero_shot_examples
-from recollect.studies.efsa.world import (
-    TRUE,
-    Captions,
-    EfsaWorld,
-    SearchRun,
-    base_recipe,
-    efsa_world,
-    searched,
-    trained,
-)
-from recollect.studies.study import StudyOptions, StudyReport, StudyTable
+from recollect.studies.efsa.world import TRUE, WORLDS, Captions, EfsaWorld, SearchRun, efsa_world, searched
+from recollect.studies.engine import Column, Measurements, Printed, Row, TableForm, TableStudy, printed
+from recollect.studies.study import StudyOptions, StudyTable
 
 DEPTHS = (1, 5, 10)
 AVERAGE = "average"
 _PAPER_METHODS = ("zero-shot", "fine-tuning", "text-to-text", "rlcf", "episode")
-NAMES = paper.PRINTED_METHODS | {"episode-full": "full parameters"}
-_ABLATED = ("zero-shot", "episode")
+_NAMES = {
+    "zero-shot": "Z.S",
+    "fine-tuning": "F.T",
+    "text-to-text": "T2T",
+    "rlcf": "RLCF",
+    "episode": "EFSA",
+    "episode-full": "full parameters",
+}
+"""The paper's names of the methods, and one that it has only in a figure."""
+Made = tuple[Sequence[StudyTable], Sequence[str]]
+ABLATED = ("zero-shot", "episode")
 
 
-@dataclass(frozen=True)
-class Recalls:
-    """Text to image, in percent, of each method on each domain: one value for each base model.
+def measurements(found: Sequence[Sequence[Result]], note: Mapping[str, Any] | None = None) -> Measurements:
+    """Text to image recall of each method on each domain, and what a query costs; one figure for each base model.
 
-    Attributes:
-        values: by (method, domain, k).
-        domains: by name, the average last.
-        costs: by (method, what), mean over base models and pools.
+    Args:
+        found: for each base model the results of its pools.
+        note: more of the context, beside the domains' names.
     """
+    made = Measurements({**(note or {}), "domains": []})
+    for seed, results in enumerate(found):
+        values: dict[tuple[tuple[str, str], ...], list[float]] = {}
+        for result in results:
+            for method, domain, k, value in _recall_rows(result):
+                of = (("method", method), ("domain", domain), ("measure", f"R@{k}"))
+                values.setdefault(of, []).append(value)
+                made.context["domains"] = sorted({*made.context["domains"], domain})
+            for row in result.rows:
+                if row["metric"] != "recall":
+                    values.setdefault((("method", row["method"]), ("cost", row["metric"])), []).append(row["value"])
+        for address, each in values.items():
+            made.add(dict(address), seed, float(np.mean(each)))
+    return made
 
-    values: Mapping[tuple[str, str, int], tuple[float, ...]]
-    domains: tuple[str, ...]
-    costs: Mapping[tuple[str, str], float]
 
-    @classmethod
-    def of(cls, found: Sequence[Sequence[Result]]) -> "Recalls":
-        """Read the results of every base model."""
-        values: dict[tuple[str, str, int], list[float]] = {}
-        costs: dict[tuple[str, str], list[float]] = {}
-        for results in found:
-            each: dict[tuple[str, int], list[float]] = {}
-            for result in results:
-                for method, domain, k, value in _recall_rows(result):
-                    values.setdefault((method, domain, k), []).append(value)
-                    each.setdefault((method, k), []).append(value)
-                for row in result.rows:
-                    if row["metric"] != "recall":
-                        costs.setdefault((row["method"], row["metric"]), []).append(row["value"])
-            for (method, k), mine in each.items():
-                values.setdefault((method, AVERAGE, k), []).append(float(np.mean(mine)))
-        domains = sorted({domain for _, domain, _ in values if domain != AVERAGE})
-        return cls(
-            {key: tuple(each) for key, each in values.items()},
-            (*domains, AVERAGE),
-            {key: float(np.mean(each)) for key, each in costs.items()},
-        )
+def domains_of(found: Measurements) -> dict[str, tuple[str, ...]]:
+    """The columns of a table: every domain, and their mean."""
+    domains = tuple(found.context["domains"])
+    return {**{domain: (domain,) for domain in domains}, AVERAGE: domains}
 
-    def at(self, method: str, domain: str, k: int) -> Summary:
-        """Mean ± std over base models."""
-        return summarise(self.values[method, domain, k])
 
-    def gain(self, method: str, k: int = 1, domain: str = AVERAGE, over: str = "zero-shot") -> Summary:
-        """Of one method over another, paired by base model."""
-        mine, other = self.values[method, domain, k], self.values[over, domain, k]
-        return summarise(np.subtract(mine, other))
+def recall_at(found: Measurements, domain: str, k: int) -> dict[str, str | tuple[str, ...]]:
+    """The part of an address that a column gives."""
+    return {"domain": domains_of(found)[domain], "measure": f"R@{k}"}
+
+
+def summary_at(found: Measurements, method: str, domain: str, k: int, **more: str) -> Summary:
+    """Mean ± std over base models."""
+    return found.summary({"method": method, **recall_at(found, domain, k), **more})
 
 
 def _recall_rows(result: Result) -> Iterable[tuple[str, str, int, float]]:
@@ -95,31 +84,40 @@ def _recall_rows(result: Result) -> Iterable[tuple[str, str, int, float]]:
             yield row["method"], row["domain"], row["k"], row["value"]
 
 
-def _ask(
+def ask(
     options: StudyOptions,
     where: EfsaWorld,
     pool: PoolKind = "merged",
-    methods: Sequence[str] = _ABLATED,
+    methods: Sequence[str] = ABLATED,
     *,
     changed: EpisodeOptions | None = None,
     captions: Captions | None = None,
     data: tuple[str, ...] | None = None,
     depths: Sequence[int] = DEPTHS,
-) -> Recalls:
+) -> list[list[Result]]:
+    """For each base model the results of a search, with the setting's own episodes and captions unless named."""
     settings = where.methods if changed is None else replace(where.methods, episode=changed)
     search = SearchRun(tuple(methods), settings, captions or where.captions[0], pool, data or where.data, tuple(depths))
-    return Recalls.of(searched(search, where, options))
+    return searched(search, where, options)
 
 
-def _columns(domains: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"{domain} R@{k}" for domain in domains for k in DEPTHS)
+def together(arms: Mapping[str, Measurements], **context: Any) -> Measurements:
+    """The figures of several searches in one, by ``arm``."""
+    first = next(iter(arms.values()))
+    made = Measurements({**first.context, **context, "arms": list(arms)})
+    for name, found in arms.items():
+        made.take(found, arm=name)
+    return made
 
 
-def _cells(recalls: Recalls, method: str) -> tuple[str, ...]:
-    return tuple(str(recalls.at(method, domain, k)) for domain in recalls.domains for k in DEPTHS)
+def columns_of(found: Measurements) -> list[Column]:
+    """Recall in each domain and on average, and the gain in average R@1 over zero-shot."""
+    recalls = [Column(f"{domain} R@{k}", recall_at(found, domain, k)) for domain in domains_of(found) for k in DEPTHS]
+    return [*recalls, Column("gain", recall_at(found, AVERAGE, 1), "gain", {"method": "zero-shot"})]
 
 
-def _notes(where: EfsaWorld) -> tuple[str, ...]:
+def notes_of(where: EfsaWorld) -> tuple[str, ...]:
+    """What stands below every table."""
     episode = where.methods.episode
     asked = "all texts" if where.queries is None else f"at most {where.queries} texts a domain"
     return (
@@ -131,357 +129,138 @@ def _notes(where: EfsaWorld) -> tuple[str, ...]:
     )
 
 
-def _report(
-    name: str, options: StudyOptions, where: EfsaWorld, tables: Sequence[StudyTable], *notes: str
-) -> StudyReport:
-    return StudyReport(f"efsa/{name}", options.scale, where.world, tables, notes=notes)
-
-
 # --- Tables 2, 3 and 7: every method on every domain ------------------------------------------------------------------
 
 
-def _every_method(
-    options: StudyOptions,
-    where: EfsaWorld,
-    number: int,
-    pool: PoolKind,
-    printed: Mapping[str, tuple[paper.Triple, ...]],
-) -> StudyReport:
-    methods = [name for name in _PAPER_METHODS if name != "rlcf" or where.teachers]
+def _measure_methods(options: StudyOptions, loss: Base, pool: PoolKind) -> Measurements:
+    where = efsa_world(options, loss)
+    methods = [name for name in _PAPER_METHODS if name != "rlcf" or where.teachers] + ["episode-full"]
     k = where.methods.episode.k
-    recalls = _ask(options, where, pool, [*methods, "episode-full"], depths=(*DEPTHS, k))
-    rows = []
-    for method in (*methods, "episode-full"):
-        known = printed.get(method)
-        gain = "" if method == "zero-shot" else recalls.gain(method).signed()
-        beside = [cell for place in _printed_places(recalls.domains) for cell in (known[place] if known else ("",) * 3)]
-        rows.append((NAMES[method], *_cells(recalls, method), gain, *beside))
-    heads = [paper.DOMAINS[place] for place in _printed_places(recalls.domains)]
-    columns = ("method", *_columns(recalls.domains), "gain", *(f"paper: {cell}" for cell in _columns(heads)))
-    kind = {"single": "every domain is a pool by itself", "merged": "all domains are one pool"}[pool]
-    table = StudyTable(f"Table {number}. Text to image, {kind}", columns, tuple(rows), _notes(where))
-    ceiling = ", ".join(f"{domain} {recalls.at('zero-shot', domain, k)}" for domain in recalls.domains)
-    left_out = () if where.teachers else ("RLCF is left out: name a larger model with --search.teacher",)
-    return _report(
-        f"table-{number}", options, where, (table, _costs(recalls, [*methods, "episode-full"])),
-        f"what an episode can reach at best, zero-shot R@{k}: {ceiling}", *left_out,
-    )  # fmt: skip
+    note = {"methods": methods, "k": k, "world": where.world, "notes": notes_of(where), "judged": bool(where.teachers)}
+    return measurements(ask(options, where, pool, methods, depths=(*DEPTHS, k)), note)
 
 
-def _printed_places(domains: Sequence[str]) -> list[int]:
-    """The columns of the paper that stand beside ours: sets of the same name, and the average."""
-    return [
-        place for place, name in enumerate(paper.DOMAINS) if any(name in domain.lower() for domain in domains)
+def _every_method(found: Measurements, number: int, pool: PoolKind) -> Made:
+    context, k = found.context, found.context["k"]
+    paper = printed("efsa", f"table-{number}")
+    paper = paper.only(_printed_columns(paper, tuple(domains_of(found))))
+    rows = [
+        Row((_NAMES[method],), {"method": method}, method if method in paper.rows else None)
+        for method in context["methods"]
     ]  # fmt: skip
+    kind = {"single": "every domain is a pool by itself", "merged": "all domains are one pool"}[pool]
+    title = f"Table {number}. Text to image, {kind}"
+    form = TableForm(title, ("method",), rows, columns_of(found), paper, tuple(context["notes"]))
+    ceiling = ", ".join(f"{domain} {summary_at(found, 'zero-shot', domain, k)}" for domain in domains_of(found))
+    left_out = () if context["judged"] else ("RLCF is left out: name a larger model with --search.teacher",)
+    costs = TableForm(
+        "Cost of a query", ("method",), [replace(row, printed=None) for row in rows], _COSTS, None, _COST_NOTES
+    )
+    said = (f"what an episode can reach at best, zero-shot R@{k}: {ceiling}", *left_out)
+    return [form.fill(found), costs.fill(found)], said
 
 
-def _costs(recalls: Recalls, methods: Sequence[str]) -> StudyTable:
-    columns = ("method", "ms", "images forward", "images back", "M products forward", "M products back", "MiB at once")
-    rows = []
-    for method in methods:
-
-        def cost(what: str, method: str = method) -> float:
-            return recalls.costs[method, what]
-
-        rows.append((
-            NAMES[method],
-            f"{1000 * cost('seconds per query'):.1f}",
-            f"{cost('images_forward per query'):.1f}",
-            f"{cost('images_backward per query'):.1f}",
-            f"{cost('forward_products per query') / 1e6:,.1f}",
-            f"{cost('backward_products per query') / 1e6:,.1f}",
-            f"{cost('memory') / 2**20:.1f}",
-        ))  # fmt: skip
-    notes = ("of a query, after what is done once for a pool (fine-tuning, embedding captions)",)
-    return StudyTable("Cost of a query", columns, tuple(rows), notes)
+_COSTS = (
+    Column("ms", {"cost": "seconds per query"}, "number", unit=1e-3),
+    Column("images forward", {"cost": "images_forward per query"}, "number"),
+    Column("images back", {"cost": "images_backward per query"}, "number"),
+    Column("M products forward", {"cost": "forward_products per query"}, "number", pattern="{:,.1f}", unit=1e6),
+    Column("M products back", {"cost": "backward_products per query"}, "number", pattern="{:,.1f}", unit=1e6),
+    Column("MiB at once", {"cost": "memory"}, "number", unit=2.0**20),
+)
+_COST_NOTES = ("of a query, after what is done once for a pool (fine-tuning, embedding captions)",)
 
 
-def table_2(options: StudyOptions) -> StudyReport:
-    """Every method, each domain a pool by itself."""
-    return _every_method(options, efsa_world(options), 2, "single", paper.TABLE_2)
+def _printed_columns(paper: Printed, domains: Sequence[str]) -> list[str]:
+    """The columns of the paper that stand beside ours: sets of the same name, and the average."""
+    return [name for name in paper.columns if any(name.split(" ")[0] in domain.lower() for domain in domains)]
 
 
-def table_3(options: StudyOptions) -> StudyReport:
-    """Every method, all domains in one pool."""
-    return _every_method(options, efsa_world(options), 3, "merged", paper.TABLE_3)
+def _methods_study(number: int, loss: Base, pool: PoolKind) -> TableStudy:
+    measure, form = partial(_measure_methods, loss=loss, pool=pool), partial(_every_method, number=number, pool=pool)
+    return TableStudy(f"efsa/table-{number}", measure, form, WORLDS)
 
 
-def table_7(options: StudyOptions) -> StudyReport:
-    """Every method, all domains in one pool, base models trained with SigLIP's loss."""
-    return _every_method(options, efsa_world(options, "sigmoid"), 7, "merged", paper.TABLE_7)
+table_2 = _methods_study(2, "softmax", "single")
+table_3 = _methods_study(3, "softmax", "merged")
+table_7 = _methods_study(7, "sigmoid", "merged")
 
 
 # --- Tables 4, 5 and 6: ablations, all domains in one pool ------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Arm:
-    """One row of an ablation: its name, what it found, and what the paper printed."""
-
-    name: str
-    recalls: Recalls
-    printed: Sequence[paper.Triple] = ()
-
-
-def _ablation(
-    options: StudyOptions, where: EfsaWorld, title: str, head: str, arms: Sequence[_Arm], domains: Sequence[str]
-) -> StudyReport:
-    first = arms[0].recalls
-    columns = (head, *_columns(first.domains), "gain", *(f"paper: {cell}" for cell in _columns(domains)))
-    rows = [("zero-shot", *_cells(first, "zero-shot"), "", *("",) * 3 * len(domains))]
-    for arm in arms:
-        beside = [cell for triple in arm.printed for cell in triple] or [""] * 3 * len(domains)
-        rows.append((arm.name, *_cells(arm.recalls, "episode"), arm.recalls.gain("episode").signed(), *beside))
-    number = title.split(".")[0].removeprefix("Table ")
-    return _report(f"table-{number}", options, where, (StudyTable(title, columns, tuple(rows), _notes(where)),))
+def _ablation(found: Measurements, number: int, title: str, head: str) -> Made:
+    """Zero-shot of the first arm, then what an episode finds in every arm."""
+    paper, context = printed("efsa", f"table-{number}"), found.context
+    rows = [Row(("zero-shot",), {"arm": context["arms"][0], "method": "zero-shot"})]
+    for arm in context["arms"]:
+        beside = context["printed"].get(arm)
+        depth, inset = context.get("depths", {}).get(arm), None
+        if depth is not None:
+            inset = {"arm": arm, "method": "zero-shot", **recall_at(found, AVERAGE, depth)}
+        label = arm if depth is None else f"{arm} (zero-shot R@{depth} {{}})"
+        rows.append(Row((label,), {"arm": arm, "method": "episode"}, beside, inset=inset))
+    form = TableForm(f"Table {number}. {title}", (head,), rows, columns_of(found), paper, tuple(context["notes"]))
+    return [form.fill(found)], tuple(context.get("remarks", ()))
 
 
 Direction = Literal["image-to-text", "symmetric"]
 _DIRECTIONS: Mapping[Direction, str] = {"image-to-text": "image to text alone", "symmetric": "both ways"}
 
 
-def table_4(options: StudyOptions) -> StudyReport:
+def _measure_4(options: StudyOptions) -> Measurements:
     """Loss functions."""
     where = efsa_world(options)
     start = where.methods.episode
     one = replace(start, temperature=1.0)
     other: Direction = "symmetric" if start.direction == "image-to-text" else "image-to-text"
     losses = {
-        "Hinge": ("hinge", replace(start, contrastive=0.0)),
-        "Contrastive": ("contrastive", replace(start, hinge=0.0)),
-        "Combined": ("combined", start),
-        "Contrastive, temperature 1": ("", replace(one, hinge=0.0)),
-        "Combined, temperature 1": ("", one),
-        f"Combined, {_DIRECTIONS[other]}": ("", replace(start, direction=other)),
+        "Hinge": replace(start, contrastive=0.0),
+        "Contrastive": replace(start, hinge=0.0),
+        "Combined": start,
+        "Contrastive, temperature 1": replace(one, hinge=0.0),
+        "Combined, temperature 1": one,
+        f"Combined, {_DIRECTIONS[other]}": replace(start, direction=other),
     }
-    arms = [
-        _Arm(name, _ask(options, where, changed=changed), paper.TABLE_4.get(key, ()))
-        for name, (key, changed) in losses.items()
-    ]
-    return _ablation(options, where, "Table 4. Loss of an episode", "loss", arms, paper.TABLE_4_DOMAINS)
+    arms = {name: measurements(ask(options, where, changed=changed)) for name, changed in losses.items()}
+    beside = {name: name.lower() for name in ("Hinge", "Contrastive", "Combined")}
+    return together(arms, printed=beside, notes=notes_of(where))
 
 
-def table_5(options: StudyOptions) -> StudyReport:
+def _measure_5(options: StudyOptions) -> Measurements:
     """Candidates that an episode learns from and ranks again."""
-    where = efsa_world(options)
-    arms = []
+    where, arms = efsa_world(options), {}
     for k in (2, 4, 8) if options.scale == "smoke" else (8, 16, 32, 64):
-        found = _ask(options, where, changed=replace(where.methods.episode, k=k), depths=(*DEPTHS, k))
-        arms.append(_Arm(f"{k} (zero-shot R@{k} {found.at('zero-shot', AVERAGE, k)})", found, paper.TABLE_5.get(k, ())))
-    return _ablation(options, where, "Table 5. Candidates", "top k", arms, paper.TABLE_5_DOMAINS)
+        changed = replace(where.methods.episode, k=k)
+        arms[str(k)] = measurements(ask(options, where, changed=changed, depths=(*DEPTHS, k)))
+    beside = {name: name for name in arms if name in printed("efsa", "table-5").rows}
+    return together(arms, printed=beside, depths={name: int(name) for name in arms}, notes=notes_of(where))
 
 
-def table_6(options: StudyOptions) -> StudyReport:
+def _measure_6(options: StudyOptions) -> Measurements:
     """Captions from several captioners, and the truth."""
     where = efsa_world(options)
     kinds = (TRUE, *(kind for kind in where.captions if kind.kind != TRUE.kind))
-    arms = [_Arm(kind.label, _ask(options, where, captions=kind), paper.TABLE_6.get(kind.label, ())) for kind in kinds]
-    report = _ablation(options, where, "Table 6. Captioners", "captions from", arms, paper.TABLE_6_DOMAINS)
+    arms = {kind.label: measurements(ask(options, where, captions=kind)) for kind in kinds}
+    beside = {name: name for name in arms if name in printed("efsa", "table-6").rows}
     note = "captions that are held out are not asked for, so those rows have a zero-shot of their own: see their gain"
-    return replace(report, notes=(note,))
+    held = any("held-out" in kind.kind or "column:" in kind.kind for kind in kinds)
+    return together(arms, printed=beside, notes=notes_of(where), remarks=[note] if held else [])
 
 
-# --- Figures ----------------------------------------------------------------------------------------------------------
+def _ablation_study(number: int, measure: Callable[[StudyOptions], Measurements], title: str, head: str) -> TableStudy:
+    form = partial(_ablation, number=number, title=title, head=head)
+    return TableStudy(f"efsa/table-{number}", measure, form, WORLDS)
 
 
-def _drawn(
-    number: int, options: StudyOptions, where: EfsaWorld, figure: Figure, *notes: str, table: StudyTable | None = None
-) -> StudyReport:
-    name = f"efsa-figure-{number}-{options.scale}.png"
-    plots.save_figure(figure, options.out / name)
-    tables = () if table is None else (table,)
-    return StudyReport(f"efsa/figure-{number}", options.scale, where.world, tables, (name,), notes)
+table_4 = _ablation_study(4, _measure_4, "Loss of an episode", "loss")
+table_5 = _ablation_study(5, _measure_5, "Candidates", "top k")
+table_6 = _ablation_study(6, _measure_6, "Captioners", "captions from")
 
 
-def _recall_table(
-    title: str, head: str, rows: Mapping[str, tuple[Recalls, str]], where: EfsaWorld, *notes: str
-) -> StudyTable:
-    """Recall in each domain for rows of (recalls, method), with the gain over zero-shot."""
-    domains = next(iter(rows.values()))[0].domains
-    lines = []
-    for name, (recalls, method) in rows.items():
-        gain = "" if method == "zero-shot" else recalls.gain(method).signed()
-        lines.append((name, *_cells(recalls, method), gain))
-    return StudyTable(title, (head, *_columns(domains), "gain"), tuple(lines), (*_notes(where)[:2], *notes))
-
-
-def figure_1(options: StudyOptions) -> StudyReport:
-    """Zero-shot recall at 1, 5, 10 of every domain by itself, and what stands in the way of R@1."""
-    where = efsa_world(options)
-    search = SearchRun(("zero-shot",), where.methods, where.captions[0], "single", where.data)
-    recalls = Recalls.of(searched(search, where, options))
-    wrong = [
-        [each for each in answers if 1 < each.zero_shot_rank <= 5] for answers in answered(where, options, search)[:3]
-    ]
-    shown = [Shown(each.query, {"zero-shot": [each.zero_shot[0], each.truth]}) for few in wrong for each in few[:1]]
-    bars_of = {
-        domain: {k: recalls.at("zero-shot", domain, k) for k in DEPTHS}
-        for domain in recalls.domains if domain != AVERAGE
-    }  # fmt: skip
-    table = _recall_table(
-        "Figure 1. Zero-shot, every domain by itself", "method", {"zero-shot": (recalls, "zero-shot")}, where
-    )
-    note = "examples: found first (red) and a true match (green), of queries with a true match at ranks 2 to 5"
-    return _drawn(1, options, where, zero_shot_examples(shown, bars_of), note, table=table)
-
-
-def figure_3(options: StudyOptions) -> StudyReport:
-    """What is found first before and after an episode."""
-    where = efsa_world(options)
-    search = SearchRun(_ABLATED, where.methods, where.captions[0], "merged", where.data)
-    (answers,) = answered(where, options, search)
-    better = [each for each in answers if each.episode_rank == 1 < each.zero_shot_rank]
-    worse = [each for each in answers if each.zero_shot_rank == 1 < each.episode_rank]
-    chosen = [*better[:2], *worse[:1]] or answers[:2]
-    shown = [Shown(each.query, {"zero-shot": each.zero_shot, "EFSA": each.episode}) for each in chosen]
-    note = (
-        f"an episode brings a true match to the first rank for {len(better)} of {len(answers)} queries and drives one "
-        f"from it for {len(worse)}; shown: the first two of the one kind, the first of the other"
-    )
-    return _drawn(3, options, where, examples(shown), note)
-
-
-def figure_4(options: StudyOptions) -> StudyReport:
-    """Low-rank adapters against all parameters."""
-    where = efsa_world(options)
-    recalls = _ask(options, where, methods=("zero-shot", "episode-full", "episode"))
-    kinds = {"zero-shot": "zero-shot", "all parameters": "episode-full", "low-rank adapters": "episode"}
-    panels = {
-        domain: {name: {k: recalls.at(method, domain, k) for k in DEPTHS} for name, method in kinds.items()}
-        for domain in recalls.domains
-    }
-    table = _recall_table(
-        "Figure 4. What an episode changes", "parameters", {name: (recalls, kind) for name, kind in kinds.items()},
-        where, f"paper: {paper.FIGURE_4}",
-    )  # fmt: skip
-    return _drawn(4, options, where, bars(panels), table=table)
-
-
-def figure_5(options: StudyOptions) -> StudyReport:
-    """More steps in an episode."""
-    where = efsa_world(options)
-    most = 2 if options.scale == "smoke" else 4
-    each = {
-        steps: _ask(options, where, changed=replace(where.methods.episode, steps=steps)) for steps in range(1, most + 1)
-    }
-    return _over(5, options, where, {str(steps): found for steps, found in each.items()}, "steps", paper.FIGURE_5)
-
-
-def figure_6(options: StudyOptions) -> StudyReport:
-    """Captions of several lengths; with one's own captions, each kind that was named."""
-    where = efsa_world(options)
-    kinds = list(where.captions)
-    if options.scale != "full":
-        first = where.captions[0]
-        limits = (4, 8, None) if options.scale == "smoke" else (3, 5, 10, 15, None)
-        kinds = [
-            replace(first, label="no limit" if words is None else str(words),
-                    rewording=replace(first.rewording, most_words=words)) for words in limits
-        ]  # fmt: skip
-    each = {kind.label: _ask(options, where, captions=kind) for kind in kinds}
-    label = "captions" if options.scale == "full" else "most words of a caption"
-    return _over(6, options, where, each, label, paper.FIGURE_6)
-
-
-def _over(
-    number: int, options: StudyOptions, where: EfsaWorld, each: Mapping[str, Recalls], label: str, said: str
-) -> StudyReport:
-    """Curves of EFSA's recall over something, with zero-shot as the first place."""
-    first = next(iter(each.values()))
-    panels = {
-        k: {
-            domain: [first.at("zero-shot", domain, k), *(found.at("episode", domain, k) for found in each.values())]
-            for domain in first.domains
-        }
-        for k in DEPTHS
-    }
-    rows = {"zero-shot": (first, "zero-shot")} | {name: (found, "episode") for name, found in each.items()}
-    table = _recall_table(f"Figure {number}. EFSA over {label}", label, rows, where, f"paper: {said}")
-    return _drawn(number, options, where, curves(panels, ["zero-shot", *each], label), table=table)
-
-
-# --- What the paper does not show: how settings were chosen, and what a better base model changes ---------------------
-
-
-def choices(options: StudyOptions) -> StudyReport:
-    """One setting after the other on validation pools, merged, over base models and random starts of the adapters.
-
-    With one step from B = 0, AdamW moves every entry of B by the learning rate, so scale and learning rate matter only
-    as their product, the size of the step.
-    """
-    where = efsa_world(options).for_choices()
-    rows: dict[str, tuple[Recalls, str]] = {}
-    for name, (method, settings) in _choices(where, options.scale == "smoke").items():
-        found = []
-        for seed in range(where.adapter_seeds if method == "episode" else 1):
-            mine = replace(settings, episode=replace(settings.episode, seed=seed))
-            search = SearchRun(("zero-shot", method), mine, where.captions[0], "merged", where.data)
-            found += searched(search, where, options)
-        rows[name] = (Recalls.of(found), method)
-    first = next(iter(rows.values()))[0]
-    table = _recall_table("Choices, on validation pools", "setting", {"zero-shot": (first, "zero-shot")} | rows, where)
-    seeds = (
-        f"episodes go over {where.adapter_seeds} random starts of their adapters; validation: {', '.join(where.data)}"
-    )
-    return StudyReport("efsa/choices", options.scale, where.world, (table,), notes=(seeds,))
-
-
-def _choices(where: EfsaWorld, smoke: bool) -> dict[str, tuple[str, MethodOptions]]:
-    """Every setting that is tried, by name, with its method."""
-    start = where.methods.episode.as_printed()
-    rates = (1e-3,) if smoke else (1.5e-4, 5e-4, 1.5e-3, 5e-3)
-    episodes: dict[str, EpisodeOptions] = {}
-    for rate in rates:
-        each = replace(start, learning_rate=rate)
-        episodes[f"step {rate * start.scale:.2g} (learning rate {rate:g})"] = each
-        episodes[f"the same at temperature 1, {rate:g}"] = replace(each, temperature=1.0)
-        both = replace(each, direction="symmetric")
-        episodes[f"the same both ways, {rate:g}"] = both
-        episodes[f"both ways, rank 16, {rate:g}"] = replace(both, rank=16)
-    best = replace(start, learning_rate=1e-3 if smoke else 1.5e-3, direction="symmetric")
-    episodes["both ways at temperature 1"] = replace(best, temperature=1.0)
-    for share in (0.5,) if smoke else (0.5, 1.0):
-        episodes[f"both ways, soft negatives {share:g}"] = replace(best, soft=share)
-    for share in (0.5,) if smoke else (0.3, 0.5, 0.7):
-        episodes[f"both ways, mixed {share:g} with the score before"] = replace(best, mix=share)
-    arms = {name: ("episode", _with(where, each)) for name, each in episodes.items()}
-    for rate in rates[::2]:
-        low = rate / 50
-        arms[f"all parameters, learning rate {low:g}"] = (
-            "episode-full",
-            replace(where.methods, full_learning_rate=low),
-        )
-    for rate in rates[:3]:
-        tuning = replace(where.methods.tuning, learning_rate=rate)
-        arms[f"fine-tuning, learning rate {rate:g}"] = ("fine-tuning", replace(where.methods, tuning=tuning))
-    if where.teachers:
-        for rate in (1e-6, 1e-5, 1e-4)[: len(rates)]:
-            reward = replace(where.methods.reward, learning_rate=rate)
-            arms[f"RLCF, learning rate {rate:g}"] = ("rlcf", replace(where.methods, reward=reward))
-    return arms
-
-
-def _with(where: EfsaWorld, episode: EpisodeOptions) -> MethodOptions:
-    return replace(where.methods, episode=episode)
-
-
-def base_model(options: StudyOptions) -> StudyReport:
-    """What episodes gain as the base model gets better: one that is trained for longer, or each that is named."""
-    where = efsa_world(options)
-    models = dict(zip(where.models, where.models, strict=True))
-    if options.scale != "full":
-        lengths = (2, 6) if options.scale == "smoke" else (100, 300, 1000)
-        recipes = [base_recipe(options.scale, "softmax", 0, steps) for steps in lengths]
-        models = {f"{steps} steps": model for steps, model in zip(lengths, trained(recipes, options), strict=True)}
-    k = where.methods.episode.k
-    rows = []
-    for name, model in models.items():
-        alone = replace(where, models=(model,))
-        found = _ask(options, alone, methods=("zero-shot", "text-to-text", "episode"), depths=(*DEPTHS, k))
-        first = [str(found.at(method, AVERAGE, 1)) for method in ("text-to-text", "episode")]
-        gains = [found.gain("episode", depth).signed() for depth in (1, 5)]
-        reach = [str(found.at("zero-shot", AVERAGE, depth)) for depth in (1, k)]
-        rows.append((name, *reach, *first, *gains))
-    columns = ("base model", "zero-shot R@1", f"zero-shot R@{k}", "T2T R@1", "EFSA R@1", "gain in R@1", "gain in R@5")
-    table = StudyTable("Base models, average of domains in one pool", columns, tuple(rows), _notes(where)[1:2])
-    return StudyReport("efsa/base-model", options.scale, where.world, (table,))
+def recall_form(
+    title: str, head: str, rows: Mapping[str, Mapping[str, str]], found: Measurements, notes: Sequence[str]
+) -> TableForm:
+    """Recall in each domain for rows of addresses, with the gain over zero-shot."""
+    lines = [Row((name,), at) for name, at in rows.items()]
+    return TableForm(title, (head,), lines, columns_of(found), None, tuple(notes))

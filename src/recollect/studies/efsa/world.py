@@ -22,7 +22,7 @@ from recollect.objectives import Base
 from recollect.search.captioning.corruption import CaptionCorruption
 from recollect.search.episodes.options import EpisodeOptions, RewardOptions, TuningOptions
 from recollect.search.methods import MethodOptions
-from recollect.studies.runs import Evaluation, Job
+from recollect.studies.runs import Job, StudyEvaluation
 from recollect.studies.store import content, content_key, file_content
 from recollect.studies.study import Scale, StudyOptions
 from recollect.training.loop import train
@@ -30,7 +30,7 @@ from recollect.training.options import Data, Recipe
 from recollect.training.recipes import RECIPES
 
 SCENES = "glyphs:scenes?turned=50"
-_WORLDS: Mapping[Scale, str] = {
+WORLDS: Mapping[Scale, str] = {
     "smoke": "glyphs (drawn characters, not photographs), a few steps and queries: shows that it runs",
     "small": (
         "glyphs (drawn characters, not photographs) at 32 px: look-alike scenes and other scenes; base models with "
@@ -122,7 +122,7 @@ def efsa_world(options: StudyOptions, loss: Base = "softmax") -> EfsaWorld:
     Raises:
         UserError: ``full`` without data or captions.
     """
-    world = _WORLDS[options.scale]
+    world = WORLDS[options.scale]
     if options.scale == "full":
         return _full(options, loss, world)
     number: int = options.seeds or {"smoke": 1, "small": 3}[options.scale]
@@ -194,7 +194,7 @@ def base_recipe(scale: Scale, loss: Base, seed: int, steps: int | None = None) -
 
 def trained(recipes: Sequence[Recipe], options: StudyOptions) -> list[str]:
     """The models of some recipes, each made once however many studies need it."""
-    folders = [Job("base", recipe, Evaluation(), recipe.seed).folder(options.out) for recipe in recipes]
+    folders = [Job("base", recipe, StudyEvaluation(), recipe.seed).folder(options.out) for recipe in recipes]
     todo = [pair for pair in zip(recipes, folders, strict=True) if not (pair[1] / "model").exists()]
     workers = min(len(todo), options.workers or os.cpu_count() or 1)
     if workers > 1:

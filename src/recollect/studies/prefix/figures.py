@@ -25,7 +25,7 @@ from recollect.reports.panels import (
     prefixes_panel,
 )
 from recollect.reports.plots import save_figure
-from recollect.studies.prefix import paper
+from recollect.studies.engine import papers_words
 from recollect.studies.prefix.world import WORLDS, PrefixArm, figures, job_of, prefix_world
 from recollect.studies.study import StudyOptions, StudyReport, StudyTable
 from recollect.tasks.classification import ClassificationTask, keep_classes
@@ -48,7 +48,7 @@ def _report(
     options: StudyOptions, number: int, tables: Sequence[StudyTable] = (), notes: Sequence[str] = ()
 ) -> StudyReport:
     name = f"prefix-figure-{number}-{options.scale}.png"
-    notes = (*notes, f"paper: {paper.FIGURES[number]}")
+    notes = (*notes, f"paper: {papers_words('prefix', f'figure-{number}')}")
     return StudyReport(f"prefix/figure-{number}", options.scale, WORLDS[options.scale], tables, (name,), notes)
 
 
@@ -113,7 +113,7 @@ def _some_classes(task: ClassificationTask, count: int) -> ClassificationTask:
 
 
 def _captioned(options: StudyOptions) -> Source:
-    spec = (prefix_world(options).retrieval or (prefix_world(options).sources["captions"],))[0]
+    spec = (prefix_world(options).retrieval or prefix_world(options).sources["captions"])[0]
     source = open_source(spec, split=None if is_built_in(spec) else "test", kind="caption")
     return _subset(source, SAMPLES[options.scale])
 

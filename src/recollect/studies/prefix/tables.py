@@ -1,19 +1,21 @@
-"""Prefix conditioning (Saito et al., 2023): Tables 1, 2, 3, 4, 5, 7, 8 and 9; `prefix_figures` draws ArmFigures 3 to 9.
+"""Prefix conditioning (Saito et al., 2023): Tables 1, 2, 3, 4, 5, 7, 8 and 9; `figures` draws Figures 3 to 9.
 
 ``smoke`` and ``small`` take the glyph world, whose label set is narrow in style and words where its captions are broad;
 ``full`` takes the paper's recipe, the user's data (``--data NAME=SOURCE``) and the paper's eleven sets.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from recollect.core.types import Kind
-from recollect.evaluation.results import Summary
 from recollect.evaluation.retrieval import DIRECTIONS
-from recollect.studies.prefix import paper
+from recollect.studies.engine import Column, Measurements, Printed, Row, TableForm, TableStudy, printed
 from recollect.studies.prefix.world import (
+    PROBED,
+    READINGS,
     WORLDS,
-    ArmFigures,
     LabelSets,
     PrefixArm,
     PrefixWorld,
@@ -21,7 +23,8 @@ from recollect.studies.prefix.world import (
     prefix_world,
     seeds,
 )
-from recollect.studies.study import StudyOptions, StudyReport, StudyTable
+from recollect.studies.runs import StudyEvaluation, renamed_classes
+from recollect.studies.study import StudyOptions, StudyTable
 from recollect.tasks.classification import RENAMED
 from recollect.tasks.opening import Selection, open_tasks
 
@@ -30,7 +33,6 @@ LABELS: dict[LabelSets, str] = {
 }  # fmt: skip
 CAPTION_COLUMNS = {"none": "–", "small": "CC-3M", "all": "CC-12M"}
 OBJECTIVES = {"softmax": "CLIP", "label": "UniCL", "sigmoid": "SigLIP"}
-READINGS: dict[Kind | None, str] = {None: "N/A", "label": "label", "caption": "caption"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def sets_of(chosen: PrefixWorld) -> Sets:
     shifts = tuple(task.name for task in own if task.shift not in RENAMED)
     renamed = own
     if chosen.synonyms:
-        renamed = open_tasks(Selection(chosen.synonyms, synonyms=True), "zero-shot").tasks
+        renamed = open_tasks(renamed_classes(chosen.synonyms), "zero-shot").tasks
     names, synonyms = (tuple(task.name for task in renamed if task.shift == shift) for shift in RENAMED)
     columns: dict[str, tuple[str, ...]] = {}
     for task in open_tasks(Selection(chosen.unseen, chosen.suite), "zero-shot").tasks:
@@ -69,24 +71,60 @@ def sets_of(chosen: PrefixWorld) -> Sets:
     return Sets(shifts, names, synonyms, columns)
 
 
-def _cell(found: Summary | None) -> str:
-    return "not run" if found is None else str(found)
-
-
 def _reading(arm: PrefixArm) -> Kind | None:
     """The caption prefix at the test, as in the paper, for models that have it."""
     return "caption" if arm.prefix else None
 
 
-def _report(options: StudyOptions, number: int, tables: Sequence[StudyTable], *notes: str) -> StudyReport:
-    return StudyReport(f"prefix/table-{number}", options.scale, WORLDS[options.scale], tables, notes=notes)
-
-
-def _notes(options: StudyOptions) -> tuple[str, ...]:
+def _measured(
+    arms: Sequence[PrefixArm], options: StudyOptions, evaluation: StudyEvaluation, sets: Sets | None = None
+) -> Measurements:
+    """Every figure of some arms, by arm, reading, set and metric."""
     templates = len(range(0, 80, prefix_world(options).templates))
     count = seeds(options)
-    return (f"mean ± std over {count} training seed{'s' if count > 1 else ''}; {templates} templates a class",)
+    seeds_words = f"mean ± std over {count} training seed{'s' if count > 1 else ''}"
+    context: dict[str, Any] = {"seeds": seeds_words, "notes": [f"{seeds_words}; {templates} templates a class"]}
+    if sets is not None:
+        context |= {"sets": {"own": sets.own, "names": sets.names, "synonyms": sets.synonyms, "unseen": sets.unseen}}
+    found = figures(arms, options, evaluation)
+    return found.measurements(context)
 
+
+def _classified(options: StudyOptions, arms: Sequence[PrefixArm]) -> Measurements:
+    chosen = prefix_world(options)
+    return _measured(arms, options, chosen.zero_shot(), sets_of(chosen))
+
+
+def _sets(found: Measurements) -> Sets:
+    kept = found.context["sets"]
+    unseen = {title: tuple(names) for title, names in kept["unseen"].items()}
+    own, names, synonyms = (tuple(kept[part]) for part in ("own", "names", "synonyms"))
+    return Sets(own, names, synonyms, unseen)
+
+
+def _at(arm: PrefixArm, prefix: Kind | None = None) -> dict[str, str]:
+    """The part of an address that a row gives."""
+    return {"arm": arm.name, "read": READINGS[prefix]}
+
+
+def _top(title: str, sets: Sequence[str], metric: str = "top-1") -> Column:
+    return Column(title, {"set": tuple(sets), "metric": metric})
+
+
+def _table(
+    found: Measurements, title: str, heads: tuple[str, ...], rows: Sequence[Row], columns: Sequence[Column],
+    paper: Printed | None, notes: Sequence[str] | None = None,
+) -> TableForm:  # fmt: skip
+    chosen = tuple(found.context["notes"] if notes is None else notes)
+    return TableForm(title, heads, rows, columns, paper, chosen, missing="not run")
+
+
+def _apart(form: TableForm, found: Measurements, printed_title: str) -> list[StudyTable]:
+    """Ours, and the paper's in a table of its own where its columns are other sets."""
+    return [replace(form, paper=None).fill(found), form.as_printed(printed_title)]
+
+
+Made = tuple[Sequence[StudyTable], Sequence[str]]
 
 TABLE_1_ARMS = (
     PrefixArm("none", captions="small"),
@@ -112,32 +150,26 @@ CONTEXT_ARMS = (
 """Nobody's: LIxP's context objective with and without prefix tokens."""
 
 
-def table_1(options: StudyOptions) -> StudyReport:
+def _table_1(found: Measurements) -> Made:
     """Labels, captions and both, with and without prefixes; then with context."""
-    chosen = prefix_world(options)
-    found, sets = figures((*TABLE_1_ARMS, *CONTEXT_ARMS), options, chosen.zero_shot()), sets_of(chosen)
-    rows = []
+    sets, rows = _sets(found), []
     for arm in (*TABLE_1_ARMS, *CONTEXT_ARMS):
-        keys = (LABELS[arm.labels], CAPTION_COLUMNS[arm.captions], OBJECTIVES[arm.base], arm.prefix)
-        objective = {"CLIP": "CLIxP", "UniCL": "UniCL with context"}[keys[2]] if arm.context else keys[2]
-        printed = ("", "") if arm.context else paper.TABLE_1[keys]
-        ours = [_cell(found.of(arm, _reading(arm), part)) for part in (sets.own[:1], sets.everything_unseen)]
-        rows.append((*keys[:2], objective, "✓" if arm.prefix else "", *ours, *printed))
-    unseen = len(sets.everything_unseen)
-    columns = ("labels", "captions", "objective", "prefix", "own set", f"zero-shot, {unseen} sets", "paper: IN-1K",
-               "paper: 11 sets")  # fmt: skip
-    table = StudyTable("Table 1. LabelSets and captions", columns, tuple(rows), _notes(options))
+        parts = [LABELS[arm.labels], CAPTION_COLUMNS[arm.captions], OBJECTIVES[arm.base]]
+        key = None if arm.context else " / ".join([*parts, *(["prefix"] if arm.prefix else [])])
+        if arm.context:
+            parts[2] = {"CLIP": "CLIxP", "UniCL": "UniCL with context"}[parts[2]]
+        rows.append(Row((*parts, "✓" if arm.prefix else ""), _at(arm, _reading(arm)), key))
+    columns = [_top("own set", sets.own[:1])]
+    columns.append(_top(f"zero-shot, {len(sets.everything_unseen)} sets", sets.everything_unseen))
+    heads = ("labels", "captions", "objective", "prefix")
+    form = _table(found, "Table 1. Labels and captions", heads, rows, columns, printed("prefix", "table-1"))
     sampling = "as in the paper, arms with prefix have debiased sampling and the others equal sampling: see Table 2"
-    return _report(options, 1, [table], sampling)
+    return [form.fill(found)], (sampling,)
 
 
-def _by_set(found: ArmFigures, sets: Sets, arm: PrefixArm, prefix: Kind | None) -> list[str]:
-    parts = [sets.own[:1], *sets.unseen.values(), sets.everything_unseen]
-    return [_cell(found.of(arm, prefix, part)) for part in parts]
-
-
-def _set_columns(sets: Sets) -> tuple[str, ...]:
-    return ("own set", *sets.unseen, "AVG")
+def _set_columns(sets: Sets) -> list[Column]:
+    parts = {"own set": sets.own[:1], **sets.unseen, "AVG": sets.everything_unseen}
+    return [_top(title, names) for title, names in parts.items()]
 
 
 TABLE_2_ARMS = tuple(
@@ -145,140 +177,137 @@ TABLE_2_ARMS = tuple(
 )
 
 
-def table_2(options: StudyOptions) -> StudyReport:
+def _table_2(found: Measurements) -> Made:
     """Sampling with and without prefixes."""
-    chosen = prefix_world(options)
-    found, sets = figures(TABLE_2_ARMS, options, chosen.zero_shot()), sets_of(chosen)
-    ours, printed = [], []
+    rows = []
     for arm in TABLE_2_ARMS:
         head = ("✓" if arm.prefix else "", "ES" if arm.sampled == "equal" else "DS")
-        ours.append((*head, *_by_set(found, sets, arm, _reading(arm))))
-        printed.append((*head, *paper.TABLE_2[arm.prefix, arm.sampled]))
-    return _report(options, 2, [
-        StudyTable("Table 2. Sampling", ("prefix", "sampling", *_set_columns(sets)), tuple(ours), _notes(options)),
-        StudyTable("Table 2 as the paper prints it", ("prefix", "sampling", *paper.SETS), tuple(printed)),
-    ])  # fmt: skip
+        key = f"{arm.sampled} / prefix" if arm.prefix else arm.sampled
+        rows.append(Row(head, _at(arm, _reading(arm)), key))
+    columns, paper = _set_columns(_sets(found)), printed("prefix", "table-2")
+    form = _table(found, "Table 2. Sampling", ("prefix", "sampling"), rows, columns, paper)
+    return _apart(form, found, "Table 2 as the paper prints it"), ()
 
 
 TABLE_3_ARMS = (PrefixArm(captions="none"), PrefixArm(), PrefixArm(prefix=True))
 
 
-def table_3(options: StudyOptions) -> StudyReport:
-    """Linear probes."""
+def _measure_3(options: StudyOptions) -> Measurements:
+    """Linear probes; the accuracy is each set's own metric."""
     chosen = prefix_world(options)
-    found = figures(TABLE_3_ARMS, options, chosen.probes())
+    found = _measured(TABLE_3_ARMS, options, chosen.probes())
     shift_of = {task.name: task.shift for task in open_tasks(Selection(chosen.own), "few-shot").tasks}
-    names = [name for name in found.data() if shift_of.get(name) == ""] or found.data()[:1]
-    shifts = [name for name in found.data() if shift_of.get(name)]
-    rest = [name for name in found.data() if name not in (*names, *shifts)]
+    data = found.context["data"]
+    names = [name for name in data if shift_of.get(name) == ""] or data[:1]
+    shifts = [name for name in data if shift_of.get(name)]
+    rest = [name for name in data if name not in (*names, *shifts)]
     parts = {"own set": names, "own classes, shifted": shifts, f"{len(rest)} sets of unseen classes": rest}
-    parts = {title: part for title, part in parts.items() if part}
-    ours, printed = [], []
-    for arm in TABLE_3_ARMS:
-        head = (LABELS[arm.labels] + ("" if arm.captions == "none" else " + CC-12M"), "✓" if arm.prefix else "")
-        values = [found.of(arm, None, part) or found.of(arm, None, part, "mean per class") for part in parts.values()]
-        ours.append((*head, *map(_cell, values)))
-        printed.append((*head, *paper.TABLE_3[head[0], arm.prefix]))
-    return _report(options, 3, [
-        StudyTable("Table 3. Linear probe", ("training data", "prefix", *parts), tuple(ours), _notes(options)[:1]),
-        StudyTable("Table 3 as the paper prints it", ("training data", "prefix", *paper.TABLE_3_SETS), tuple(printed)),
-    ])  # fmt: skip
+    if chosen.probe_suite:  # each beside the paper's own column
+        parts = {name: [name] for name in data}
+    found.context["parts"] = {title: part for title, part in parts.items() if part}
+    found.context["notes"] = [found.context["seeds"] + found.context["notes"][0].removeprefix(found.context["seeds"])]
+    return found
 
 
-def table_4(options: StudyOptions) -> StudyReport:
-    """The prefix at the test."""
-    chosen = prefix_world(options)
-    blocks: tuple[LabelSets, ...] = ("small", "large", "rest")
-    arms = [PrefixArm(labels, prefix=prefix) for labels in blocks for prefix in (False, True)]
-    found, sets = figures(arms, options, chosen.zero_shot()), sets_of(chosen)
-    ours, printed = [], []
-    for labels in blocks:
-        for prefix, name in READINGS.items():
-            arm, head = PrefixArm(labels, prefix=prefix is not None), (f"{LABELS[labels]} + CC-12M", name)
-            ours.append((*head, *_by_set(found, sets, arm, prefix)))
-            printed.append((*head, *paper.TABLE_4[LABELS[labels], name]))
-    columns = ("training data", "test-time prefix")
-    return _report(options, 4, [
-        StudyTable("Table 4. Test-time prefix", (*columns, *_set_columns(sets)), tuple(ours), _notes(options)),
-        StudyTable("Table 4 as the paper prints it", (*columns, *paper.SETS), tuple(printed)),
-    ])  # fmt: skip
-
-
-def table_5(options: StudyOptions) -> StudyReport:
-    """Shift of image domain."""
-    chosen = prefix_world(options)
-    found = figures([arm for block in _TABLE_5_BLOCKS for arm, _ in block], options, chosen.zero_shot())
-    sets = sets_of(chosen)
+def _table_3(found: Measurements) -> Made:
+    """Linear probes."""
     rows = []
-    for block in _TABLE_5_BLOCKS:
-        for arm, prefix in block:
-            head = LABELS[arm.labels] + ("" if arm.captions == "none" else " + CC-12M")
-            printed = paper.TABLE_5[head, READINGS[prefix]]
-            ours = [_cell(found.of(arm, prefix, [name])) for name in sets.own]
-            rows.append((head, "✓" if arm.prefix else "", READINGS[prefix], *ours, *printed))
-    shared = sets.own[0].removesuffix("own")
-    titles = tuple(name.removeprefix(shared) for name in sets.own)
-    columns = (
-        "training data",
-        "prefix",
-        "test-time prefix",
-        *titles,
-        *(f"paper: {name}" for name in paper.TABLE_5_SETS),
-    )
-    return _report(options, 5, [StudyTable("Table 5. Shift of image domain", columns, tuple(rows), _notes(options))])
+    for arm in TABLE_3_ARMS:
+        data = LABELS[arm.labels] + ("" if arm.captions == "none" else " + CC-12M")
+        rows.append(Row((data, "✓" if arm.prefix else ""), _at(arm), f"{data} / prefix" if arm.prefix else data))
+    columns = [_top(title, part, PROBED) for title, part in found.context["parts"].items()]
+    paper = printed("prefix", "table-3")
+    form = _table(found, "Table 3. Linear probe", ("training data", "prefix"), rows, columns, paper)
+    return _apart(form, found, "Table 3 as the paper prints it"), ()
 
 
-_TABLE_5_BLOCKS: tuple[tuple[tuple[PrefixArm, Kind | None], ...], ...] = tuple(
-    (
+TABLE_4_BLOCKS: tuple[LabelSets, ...] = ("small", "large", "rest")
+
+
+def _table_4(found: Measurements) -> Made:
+    """The prefix at the test."""
+    rows = []
+    for labels in TABLE_4_BLOCKS:
+        for prefix, name in READINGS.items():
+            arm = PrefixArm(labels, prefix=prefix is not None)
+            rows.append(Row((f"{LABELS[labels]} + CC-12M", name), _at(arm, prefix), f"{LABELS[labels]} / {name}"))
+    columns, paper = _set_columns(_sets(found)), printed("prefix", "table-4")
+    form = _table(found, "Table 4. Test-time prefix", ("training data", "test-time prefix"), rows, columns, paper)
+    return _apart(form, found, "Table 4 as the paper prints it"), ()
+
+
+TABLE_5_LINES: tuple[tuple[PrefixArm, Kind | None], ...] = tuple(
+    line
+    for labels in ("small", "large")
+    for line in (
         (PrefixArm(labels, captions="none"), None),
         (PrefixArm(labels), None),
         (PrefixArm(labels, prefix=True), "caption"),
         (PrefixArm(labels, prefix=True), "label"),
     )
-    for labels in ("small", "large")
 )
 
 
-def table_7(options: StudyOptions) -> StudyReport:
+def _table_5(found: Measurements) -> Made:
+    """Shift of image domain."""
+    rows, own = [], _sets(found).own
+    for arm, prefix in TABLE_5_LINES:
+        data = LABELS[arm.labels] + ("" if arm.captions == "none" else " + CC-12M")
+        head = (data, "✓" if arm.prefix else "", READINGS[prefix])
+        rows.append(Row(head, _at(arm, prefix), f"{data} / {READINGS[prefix]}"))
+    shared = own[0].removesuffix("own")
+    columns = [_top(name.removeprefix(shared), [name]) for name in own]
+    heads = ("training data", "prefix", "test-time prefix")
+    form = _table(found, "Table 5. Shift of image domain", heads, rows, columns, printed("prefix", "table-5"))
+    return [form.fill(found)], ()
+
+
+TABLE_7_LINES: tuple[tuple[PrefixArm, Kind | None], ...] = tuple(
+    (PrefixArm(labels, prefix=prefix is not None), prefix)
+    for labels in ("small", "large", "renamed")
+    for prefix in READINGS
+    if prefix is not None or labels != "renamed"
+)
+
+
+def _table_7(found: Measurements) -> Made:
     """Shift of class names."""
-    chosen = prefix_world(options)
-    lines: list[tuple[PrefixArm, Kind | None]] = []
-    for labels in ("small", "large", "renamed"):
-        readings: tuple[Kind | None, ...] = ("label", "caption") if labels == "renamed" else (None, "label", "caption")
-        lines += [(PrefixArm(labels, prefix=prefix is not None), prefix) for prefix in readings]
-    found, sets = figures([arm for arm, _ in lines], options, chosen.zero_shot()), sets_of(chosen)
-    rows = []
-    for arm, prefix in lines:
-        renamed = arm.labels == "renamed"
-        ours = [_cell(found.of(arm, prefix, part, metric))
-                for part in (sets.names, sets.synonyms) for metric in ("top-1", "top-5")]  # fmt: skip
-        head = (f"{LABELS[arm.labels]} + CC-12M", "✓" if renamed else "", "✓" if arm.prefix else "", READINGS[prefix])
-        rows.append((*head, *ours, *paper.TABLE_7[LABELS[arm.labels], renamed, READINGS[prefix]]))
-    measured = ("original top-1", "original top-5", "synonym top-1", "synonym top-5")
-    columns = ("training data", "trained on synonyms", "prefix", "test-time prefix", *measured,
-               *(f"paper: {name}" for name in measured))  # fmt: skip
-    return _report(options, 7, [StudyTable("Table 7. Shift of class names", columns, tuple(rows), _notes(options))])
+    rows, sets = [], _sets(found)
+    for arm, prefix in TABLE_7_LINES:
+        renamed, data = arm.labels == "renamed", LABELS[arm.labels]
+        head = (f"{data} + CC-12M", "✓" if renamed else "", "✓" if arm.prefix else "", READINGS[prefix])
+        key = " / ".join([data, *(["renamed"] if renamed else []), READINGS[prefix]])
+        rows.append(Row(head, _at(arm, prefix), key))
+    columns = [
+        _top(f"{title} {metric}", part, metric)
+        for title, part in (("original", sets.names), ("synonym", sets.synonyms))
+        for metric in ("top-1", "top-5")
+    ]
+    heads = ("training data", "trained on synonyms", "prefix", "test-time prefix")
+    form = _table(found, "Table 7. Shift of class names", heads, rows, columns, printed("prefix", "table-7"))
+    return [form.fill(found)], ()
 
 
-def table_8(options: StudyOptions) -> StudyReport:
+def _measure_8(options: StudyOptions) -> Measurements:
+    arms = [PrefixArm(), PrefixArm(prefix=True)]
+    return _measured(arms, options, prefix_world(options).search())
+
+
+def _table_8(found: Measurements) -> Made:
     """Retrieval with each prefix."""
-    chosen = prefix_world(options)
-    found = figures([PrefixArm(), PrefixArm(prefix=True)], options, chosen.search())
-    rows = []
-    for prefix, name in READINGS.items():
-        ours = [
-            _cell(found.of(
-                PrefixArm(prefix=prefix is not None), prefix, [data], "recall", direction=way, k=k, domain="all",
-            ))
-            for data in found.data() for way in reversed(DIRECTIONS) for k in (1, 5)
-        ]  # fmt: skip
-        rows.append(("" if prefix is None else "✓", name, *ours, *paper.TABLE_8[name]))
-    measured = ("I2T@1", "I2T@5", "T2I@1", "T2I@5")
-    titles = [f"{data.removeprefix('glyphs:')} {name}" for data in found.data() for name in measured]
-    printed = [f"paper: {data} {name}" for data in paper.TABLE_8_SETS for name in measured]
-    notes = _notes(options)[:1]
-    columns = ("prefix", "test-time prefix", *titles, *printed)
-    return _report(options, 8, [StudyTable("Table 8. Retrieval", columns, tuple(rows), notes)])
+    rows = [
+        Row(("" if prefix is None else "✓", name), _at(PrefixArm(prefix=prefix is not None), prefix), name)
+        for prefix, name in READINGS.items()
+    ]
+    ways = zip(("I2T", "T2I"), reversed(DIRECTIONS), strict=True)
+    measured = [(f"{short}@{k}", f"{way} R@{k}") for short, way in ways for k in (1, 5)]
+    columns = [
+        Column(f"{data.removeprefix('glyphs:')} {title}", {"set": data, "metric": metric})
+        for data in found.context["data"] for title, metric in measured
+    ]  # fmt: skip
+    heads, notes = ("prefix", "test-time prefix"), found.context["notes"]
+    form = _table(found, "Table 8. Retrieval", heads, rows, columns, printed("prefix", "table-8"), notes)
+    return [form.fill(found)], ()
 
 
 _HALF = PrefixArm(prefix=True, length=0.5)
@@ -293,32 +322,46 @@ TABLE_9_ARMS: dict[PrefixArm, tuple[str, str, str, int, int]] = {
 """Half the recipe's batch and length stand for the paper's 1,024 and 15 epochs; each with the row it stands beside."""
 
 
-def table_9(options: StudyOptions) -> StudyReport:
-    """Batch size and length."""
+def _measure_9(options: StudyOptions) -> Measurements:
     chosen = prefix_world(options)
     full = options.scale == "full"  # there as printed: four times the batch and twice the length of the recipe
     arms = [
-        (replace(arm, batch=4.0 if arm.batch == 1 else 1.0, length=2 * arm.length) if full else arm, printed)
-        for arm, printed in TABLE_9_ARMS.items()
+        replace(arm, batch=4.0 if arm.batch == 1 else 1.0, length=2 * arm.length) if full else arm
+        for arm in TABLE_9_ARMS
     ]
-    found, sets = figures([arm for arm, _ in arms], options, chosen.zero_shot()), sets_of(chosen)
-    rows = []
-    for arm, printed in arms:
-        recipe = chosen.make(arm)
-        ours = [_cell(found.of(arm, "caption", part)) for part in (sets.own[:1], sets.everything_unseen)]
-        examples = f"{recipe.batch_size * recipe.steps:,}"
-        beside = f"{printed[3]}, {printed[4]} epochs"
-        rows.append((OBJECTIVES[arm.base], str(recipe.batch_size), examples, *ours, beside, *paper.TABLE_9[printed]))
-    columns = (
-        "objective",
-        "batch",
-        "examples",
-        "own set",
-        "zero-shot",
-        "paper: batch",
-        "paper: IN-1K",
-        "paper: 11 sets",
-    )
-    return _report(
-        options, 9, [StudyTable("Table 9. Batch and length, with prefix", columns, tuple(rows), _notes(options))]
-    )
+    found = _classified(options, arms)
+    found.context["lines"] = [
+        [arm.name, recipe.batch_size, recipe.batch_size * recipe.steps]
+        for arm, recipe in ((arm, chosen.make(arm)) for arm in arms)
+    ]
+    return found
+
+
+def _table_9(found: Measurements) -> Made:
+    """Batch size and length."""
+    rows, sets = [], _sets(found)
+    for (arm, key), (name, batch, examples) in zip(TABLE_9_ARMS.items(), found.context["lines"], strict=True):
+        head = (OBJECTIVES[arm.base], str(batch), f"{examples:,}")
+        row = " / ".join([*key[:3], f"{key[3]:,}", f"{key[4]} epochs"])
+        rows.append(Row(head, {"arm": name, "read": "caption"}, row))
+    columns = [_top("own set", sets.own[:1]), _top("zero-shot", sets.everything_unseen)]
+    heads = ("objective", "batch", "examples")
+    form = _table(found, "Table 9. Batch and length, with prefix", heads, rows, columns, printed("prefix", "table-9"))
+    return [form.fill(found)], ()
+
+
+def _zero_shot_study(number: int, arms: Sequence[PrefixArm], form: Callable[[Measurements], Made]) -> TableStudy:
+    measure = partial(_classified, arms=arms)
+    return TableStudy(f"prefix/table-{number}", measure, form, WORLDS)
+
+
+table_1 = _zero_shot_study(1, (*TABLE_1_ARMS, *CONTEXT_ARMS), _table_1)
+table_2 = _zero_shot_study(2, TABLE_2_ARMS, _table_2)
+table_3 = TableStudy("prefix/table-3", _measure_3, _table_3, WORLDS)
+table_4 = _zero_shot_study(
+    4, [PrefixArm(labels, prefix=prefix) for labels in TABLE_4_BLOCKS for prefix in (False, True)], _table_4
+)
+table_5 = _zero_shot_study(5, [arm for arm, _ in TABLE_5_LINES], _table_5)
+table_7 = _zero_shot_study(7, [arm for arm, _ in TABLE_7_LINES], _table_7)
+table_8 = TableStudy("prefix/table-8", _measure_8, _table_8, WORLDS)
+table_9 = TableStudy("prefix/table-9", _measure_9, _table_9, WORLDS)

@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
-
-import pandas as pd
+from typing import Any, Literal
 
 from recollect.core.errors import UserError
 from recollect.core.types import Kind
-from recollect.evaluation.results import Result, Summary, summarise
+from recollect.evaluation.results import Result
 from recollect.objectives import Base
-from recollect.studies.runs import Evaluation, Job, run
+from recollect.studies.engine import Measurements
+from recollect.studies.runs import Job, StudyEvaluation, run
 from recollect.studies.study import Scale, StudyOptions
 from recollect.training.options import Data, Model, ObjectiveOptions, Recipe
 from recollect.training.recipes import RECIPES, with_context
@@ -20,6 +19,9 @@ ArmSampling = Literal["equal", "debiased"]
 
 TEMPERATURE = 1 / 0.07
 PREFIXES: tuple[Kind, ...] = ("label", "caption")
+READINGS: dict[Kind | None, str] = {None: "N/A", "label": "label", "caption": "caption"}
+PROBED = "accuracy of the probe"
+"""Of a linear probe, in each set's own metric."""
 
 WORLDS: Mapping[Scale, str] = {
     "smoke": "glyphs (pictures of characters), a few steps: shows that it runs, not what it finds",
@@ -61,6 +63,14 @@ class PrefixArm:
         """How its batches are made."""
         return self.sampling or ("debiased" if self.prefix else "equal")
 
+    @property
+    def name(self) -> str:
+        """What it is, in words; the same for arms that are the same training."""
+        parts = [f"labels {self.labels}", f"captions {self.captions}", self.base, "prefix" if self.prefix else "plain"]
+        parts += [self.sampled, *(["context"] if self.context else [])]
+        parts += [f"{size:g} x {what}" for what, size in (("batch", self.batch), ("length", self.length)) if size != 1]
+        return ", ".join(parts)
+
 
 @dataclass(frozen=True)
 class PrefixWorld:
@@ -72,13 +82,16 @@ class PrefixWorld:
         own: sources for classification by names of the small label set's own pictures, with their shifts.
         unseen: the same for classes that it lacks; or a suite.
         probe: sources for linear probes.
+        probe_suite: a suite whose sets are probed too.
         retrieval: captioned sources.
         synonyms: sources with a column ``synonyms``, for a shift of class names where ``own`` has none.
         templates: take every so many of the 80.
         epochs: steps of arms with such labels; the recipe's by default.
+        alone: what share of the steps arms of one kind of source make; half where steps count epochs of the labels, of
+            which every other batch is made.
     """
 
-    sources: Mapping[str, str]
+    sources: Mapping[str, tuple[str, ...]]
     recipe: Recipe
     own: tuple[str, ...]
     unseen: tuple[str, ...] = ()
@@ -88,6 +101,8 @@ class PrefixWorld:
     synonyms: tuple[str, ...] = ()
     templates: int = 1
     epochs: Mapping[LabelSets, int] = field(default_factory=dict)
+    probe_suite: str | None = None
+    alone: float = 1.0
 
     def has(self, arm: PrefixArm) -> bool:
         """Whether every source of the arm is there."""
@@ -97,32 +112,38 @@ class PrefixWorld:
         """The arm's recipe."""
         kinds = {"captions": [], "labels": []}  # type: dict[str, list[str]]
         for name in _names(arm):
-            kinds["captions" if name.startswith("captions") else "labels"].append(self.sources[name])
+            kinds["captions" if name.startswith("captions") else "labels"].extend(self.sources[name])
         base = self.recipe
+        steps = self.epochs.get(arm.labels, base.steps) * (1.0 if all(kinds.values()) else self.alone)
         recipe = replace(
             base,
             model=Model(base.model.start, prefixes=("caption", "label") if arm.prefix else ()),
-            data=Data(captions=tuple(kinds["captions"]), labels=tuple(kinds["labels"]), sampling=arm.sampled),
+            data=Data(
+                captions=tuple(kinds["captions"]),
+                labels=tuple(kinds["labels"]),
+                sampling=arm.sampled,
+                merge_classes=arm.base == "label" and len(kinds["labels"]) > 1,
+            ),
             objective=ObjectiveOptions(arm.base, scale=TEMPERATURE),
             batch_size=round(base.batch_size * arm.batch),
-            steps=max(1, round(self.epochs.get(arm.labels, base.steps) * arm.length / arm.batch)),
+            steps=max(1, round(steps * arm.length / arm.batch)),
         )
         return with_context(recipe, tau=0.02 if base.model.start == "tiny-conv" else 1.0) if arm.context else recipe
 
-    def zero_shot(self) -> Evaluation:
+    def zero_shot(self) -> StudyEvaluation:
         """Classification by names, read with each prefix."""
-        return Evaluation(
+        return StudyEvaluation(
             zero_shot=(*self.own, *self.unseen), suite=self.suite, methods=(), prefixes=PREFIXES,
             templates=self.templates, synonyms=self.synonyms,
         )  # fmt: skip
 
-    def probes(self) -> Evaluation:
+    def probes(self) -> StudyEvaluation:
         """Linear probes."""
-        return Evaluation(probe=self.probe)
+        return StudyEvaluation(probe=self.probe, probe_suite=self.probe_suite)
 
-    def search(self) -> Evaluation:
+    def search(self) -> StudyEvaluation:
         """Retrieval both ways, read with each prefix."""
-        return Evaluation(retrieval=self.retrieval, prefixes=PREFIXES)
+        return StudyEvaluation(retrieval=self.retrieval, prefixes=PREFIXES)
 
 
 def _names(arm: PrefixArm) -> list[str]:
@@ -156,7 +177,7 @@ def prefix_world(options: StudyOptions) -> PrefixWorld:
         pools = (f"{_CAPTIONS}&seed=1&size=60", "glyphs:scenes?size=40")
     smoke = options.scale == "smoke"
     return PrefixWorld(
-        _GLYPHS,
+        {name: (source,) for name, source in _GLYPHS.items()},
         recipe,
         own=("glyphs:labels-half",),
         unseen=("glyphs:prompts",),
@@ -167,6 +188,10 @@ def prefix_world(options: StudyOptions) -> PrefixWorld:
 
 
 _FULL = (*_GLYPHS, "test", "shift", "synonyms", "search")
+
+
+_SMALL_STEPS = round(1.28e6 / 1024 * 2 * 50)
+"""ImageNet-1K's 50 epochs, of which every other batch is made (section 4, footnote 2)."""
 
 
 def _full(options: StudyOptions) -> PrefixWorld:
@@ -183,10 +208,11 @@ def _full(options: StudyOptions) -> PrefixWorld:
         )
     own = tuple(given.get("test", given["labels-small"])) + tuple(given.get("shift", ()))
     recipe = RECIPES["prefix-swin-t"]()
+    suite = options.suite or "prefix-11"
     return PrefixWorld(
-        {name: places[0] for name, places in given.items()}, recipe, own, suite=options.suite or "prefix-11",
-        probe=own[:1], retrieval=tuple(given.get("search", ())), synonyms=tuple(given.get("synonyms", ())),
-        epochs={"small": round(1.28e6 / 1024 * 2 * 50)},
+        {name: tuple(places) for name, places in given.items()}, recipe, own, suite=suite, probe=own[:1],
+        retrieval=tuple(given.get("search", ())), synonyms=tuple(given.get("synonyms", ())), probe_suite=suite,
+        alone=0.5, epochs={"small": _SMALL_STEPS},
     )  # fmt: skip
 
 
@@ -196,35 +222,39 @@ def seeds(options: StudyOptions) -> int:
 
 
 @dataclass(frozen=True)
-class ArmFigures:
-    """Every figure of some arms, to be looked up.
+class ArmResults:
+    """What some arms found.
 
     Attributes:
-        frame: one line for each figure, with ``arm``, ``prefix``, ``data``, ``metric``, ``seed`` and ``value``.
+        results: each with its arm.
     """
 
-    frame: pd.DataFrame
+    results: Sequence[tuple[PrefixArm, Result]]
 
-    def data(self) -> list[str]:
-        """The sets, in the order they were evaluated."""
-        return list(dict.fromkeys(self.frame["data"]))
-
-    def of(
-        self, arm: PrefixArm, prefix: Kind | None, data: Sequence[str], metric: str = "top-1", **keys: object
-    ) -> Summary | None:
-        """Mean over sets, then over seeds; None where the arm was not trained."""
-        rows = self.frame[(self.frame["arm"] == repr(arm)) & (self.frame["metric"] == metric)]
-        rows = rows[rows["prefix"].isna() if prefix is None else rows["prefix"] == prefix]
-        rows = rows[rows["data"].isin(data)]
-        for key, value in keys.items():
-            rows = rows[rows[key] == value]
-        if rows.empty:
-            return None
-        within = rows.groupby(["seed", "data"])["value"].mean()
-        return summarise(within.groupby("seed").mean())
+    def measurements(self, context: Mapping[str, Any]) -> Measurements:
+        """Every figure by arm, reading, set and metric; ``data`` in the context names the sets in their order."""
+        data = list(dict.fromkeys(result.data for _, result in self.results))
+        found = Measurements({**context, "data": data})
+        for arm, result in self.results:
+            of = {"arm": arm.name, "read": READINGS[result.settings.get("prefix")], "set": result.data}
+            for row in result.rows:
+                if metric := _metric(result.protocol, row):
+                    found.add({**of, "metric": metric}, result.seed, row["value"])
+        return found
 
 
-def figures(arms: Sequence[PrefixArm], options: StudyOptions, evaluation: Evaluation) -> ArmFigures:
+def _metric(protocol: str, row: Mapping[str, Any]) -> str | None:
+    """What a table calls the figure; None for those that no table shows."""
+    if protocol == "probe":
+        return PROBED
+    if protocol != "retrieval":
+        return str(row["metric"])
+    if row["metric"] != "recall" or row["domain"] != "all":
+        return None
+    return f"{row['direction']} R@{row['k']}"
+
+
+def figures(arms: Sequence[PrefixArm], options: StudyOptions, evaluation: StudyEvaluation) -> ArmResults:
     """Train what is not there yet, evaluate, and gather."""
     chosen = prefix_world(options)
     jobs = [
@@ -236,7 +266,7 @@ def figures(arms: Sequence[PrefixArm], options: StudyOptions, evaluation: Evalua
     jobs = [replace(job, name=_called(job.recipe)) for job in jobs]
     arm_of = {_called(chosen.make(arm)): arm for arm in arms if chosen.has(arm)}
     results = run(jobs, options.out, options.workers)
-    return ArmFigures(pd.DataFrame([line for result in results for line in _lines(result, arm_of[result.model])]))
+    return ArmResults([(arm_of[result.model], result) for result in results])
 
 
 def _called(recipe: Recipe) -> str:
@@ -247,12 +277,7 @@ def _called(recipe: Recipe) -> str:
     return f"{labels} + {captions}, {objective}, {prefix}, {recipe.data.sampling}, {recipe.batch_size}, {recipe.steps}"
 
 
-def _lines(result: Result, arm: PrefixArm) -> list[dict[str, object]]:
-    shared = {"arm": repr(arm), "protocol": result.protocol, "data": result.data, "seed": result.seed}
-    return [shared | {"prefix": result.settings.get("prefix")} | dict(row) for row in result.rows]
-
-
-def job_of(arm: PrefixArm, options: StudyOptions, evaluation: Evaluation) -> Job:
+def job_of(arm: PrefixArm, options: StudyOptions, evaluation: StudyEvaluation) -> Job:
     """The first seed of an arm, trained and evaluated already by `figures`."""
     recipe = replace(prefix_world(options).make(arm), seed=0)
     return Job(_called(recipe), recipe, evaluation)

@@ -4,17 +4,25 @@
 more, and tasks ask for those that only the memory holds. ``full`` takes the paper's models and the user's pairs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
-import numpy as np
-
-from recollect.evaluation.results import Summary, summarise
+from recollect.evaluation.results import Summary
 from recollect.memory.fusion.block import FusionSettings
 from recollect.memory.fusion.encoder import Mode
 from recollect.reports import plots
+from recollect.studies.engine import (
+    Column,
+    Measurements,
+    Row,
+    TableForm,
+    TableStudy,
+    paper_rows,
+    papers_words,
+    printed,
+)
 from recollect.studies.reco import figures as pictures
-from recollect.studies.reco import paper
 from recollect.studies.reco.bench import Bench, FusionArm, MemoryPart
 from recollect.studies.reco.world import WORLDS, benches, entity_bench, main_model, models, parameter_count
 from recollect.studies.study import StudyOptions, StudyReport, StudyTable
@@ -27,149 +35,183 @@ SHARES = (0.01, 0.1, 1.0)
 _SMOKE_SHARES = (0.05, 0.2, 1.0)  # of a small memory, which must hold k rows
 MODES: tuple[Mode, ...] = ("image", "text", "both")
 
-Figures = list[dict[str, float]]
-"""Of each seed, what was measured."""
+MODEL = "model alone"
+"""The arm without memory, which every gain is over."""
 
 
-def _measure(all_benches: Sequence[Bench], arm: FusionArm | None, part: MemoryPart = "tasks") -> Figures:
-    return [bench.figures(arm, part) for bench in all_benches]
+def _add(
+    found: Measurements,
+    benches: Sequence[Bench],
+    arms: Mapping[str, FusionArm | None],
+    part: MemoryPart = "tasks",
+    **more: str,
+) -> None:
+    """Measure arms on every seed's bench; their address is the arm, the measure and ``more``."""
+    for name, arm in arms.items():
+        for bench in benches:
+            for measure, value in bench.figures(arm, part).items():
+                found.add({"arm": name, "measure": measure, **more}, bench.seed, value)
 
 
-def _values(figures: Figures, column: str) -> np.ndarray:
-    return np.array([each[column] for each in figures])
+def _notes(options: StudyOptions, benches: Sequence[Bench], *more: str) -> list[str]:
+    """What stands below every table; at scale full there is one fusion of one given model, and the paper's own sets."""
+    if options.scale == "full":
+        return ["one model and one fusion; gains over the model alone", *more, "paper: as printed there"]
+    seeds = f"mean ± std over {len(benches)} seeds of model and fusion; gains over the model alone, paired by seed"
+    return [seeds, *more, "paper: as printed there; its columns are other sets than ours, so compare directions"]
 
 
-def _cell(figures: Figures, column: str, base: Figures | None = None) -> str:
-    """Mean ± std over seeds, and in brackets the mean gain over ``base``, paired by seed."""
-    own = _values(figures, column)
-    text = str(summarise(own))
-    return text if base is None else f"{text} ({(own - _values(base, column)).mean():+.1f})"
-
-
-def _notes(all_benches: Sequence[Bench], *more: str) -> tuple[str, ...]:
-    seeds = f"mean ± std over {len(all_benches)} seeds of model and fusion; gains over the model alone, paired by seed"
-    return (seeds, *more, "paper: as printed there; its columns are other sets than ours, so compare directions")
+def _gains(measures: Sequence[str], base: str = MODEL) -> list[Column]:
+    """A column for each measure: its mean, and in brackets the gain over the model alone."""
+    return [Column(measure, {"measure": measure}, "mean (gain)", {"arm": base}) for measure in measures]
 
 
 def _report(options: StudyOptions, name: str, **parts: object) -> StudyReport:
     return StudyReport(f"reco/{name}", options.scale, WORLDS[options.scale], **parts)  # type: ignore[arg-type]
 
 
-def table_1(options: StudyOptions) -> StudyReport:
+Made = tuple[Sequence[StudyTable], Sequence[str]]
+_SIZE = "parameters (M)"
+
+
+def _measure_1(options: StudyOptions) -> Measurements:
     """Zero-shot classification without and with RECO, of several models."""
-    rows: list[tuple[str, ...]] = []
-    columns: tuple[str, ...] = ()
+    found = Measurements({"models": list(models(options))})
     for label in models(options):
         mine = list(benches(options, label))
-        base, reco, reading = (_measure(mine, arm) for arm in (None, RECO, READING))
-        columns = columns or tuple(base[0])
+        _add(found, mine, {MODEL: None, "RECO": RECO, READS: READING}, model=label)
         size = parameter_count(mine[0].model)
         more = sum(value.numel() for value in mine[0].fusion(RECO).parameters()) / 1e6
-        blank = ("",) * (1 + len(paper.TABLE_1_COLUMNS))
-        rows.append((label, f"{size:.2f}", *(_cell(base, column) for column in columns), *blank))
-        for name, figures in (("RECO", reco), (READS, reading)):
-            cells = (_cell(figures, column, base) for column in columns)
-            rows.append((f"{label} + {name}", f"{size + more:.2f}", *cells, *blank))
-    ours = ("",) * (1 + len(columns))
-    rows += [(f"paper: {name}", *ours, *there) for name, there in paper.TABLE_1.items()]
-    heads = ("model", "parameters (M)", *columns, "paper: parameters (M)")
-    heads += tuple(f"paper: {column}" for column in paper.TABLE_1_COLUMNS)
-    table = StudyTable("Table 1. Zero-shot classification", heads, tuple(rows), _notes(mine, _mode_note()))
-    return _report(options, "table-1", tables=(table,))
+        for arm, parameters in ((MODEL, size), ("RECO", size + more), (READS, size + more)):
+            found.add({"arm": arm, "measure": _SIZE, "model": label}, 0, parameters)
+        found.context |= {"columns": list(mine[0].tasks), "notes": _notes(options, mine, _mode_note(options))}
+    return found
 
 
-def _mode_note() -> str:
-    return "images and texts both read the memory, k = 10; choices were made on other characters than those tested"
+def _table_1(found: Measurements) -> Made:
+    paper, rows = printed("reco", "table-1"), []
+    for label in found.context["models"]:
+        rows.append(Row((label,), {"model": label, "arm": MODEL}))
+        rows += [Row((f"{label} + {arm}",), {"model": label, "arm": arm}) for arm in ("RECO", READS)]
+    columns = [Column(_SIZE, {"measure": _SIZE}, "number", pattern="{:.2f}"), *_gains(found.context["columns"])]
+    title, notes = "Table 1. Zero-shot classification", tuple(found.context["notes"])
+    return [TableForm(title, ("model",), [*rows, *paper_rows(paper)], columns, paper, notes).fill(found)], ()
 
 
-def table_2(options: StudyOptions) -> StudyReport:
+def _mode_note(options: StudyOptions) -> str:
+    reads = "images and texts both read the memory, k = 10"
+    return reads if options.scale == "full" else f"{reads}; choices were made on other characters than those tested"
+
+
+ENTITY_ARMS: Mapping[str, FusionArm | None] = {
+    MODEL: None,
+    "RECO": RECO,
+    READS: READING,
+    "RECO, images only": replace(RECO, mode="image"),
+    "RECO, texts only": replace(RECO, mode="text"),
+    "mean": FusionArm(FusionSettings(1, "mean")),
+    "MLP, no memory": FusionArm(FusionSettings(1, "mlp")),
+}
+
+
+def _measure_2(options: StudyOptions) -> Measurements:
     """Entity recognition: seen, unseen and their harmonic mean, without and with RECO, and the controls."""
-    mine = [entity_bench(options, bench) for bench in benches(options, models(options)[-1])]
-    label = mine[0].label
-    arms: dict[str, FusionArm | None] = {
-        label: None,
-        f"{label} + RECO": RECO,
-        f"{label} + {READS}": READING,
-        f"{label} + RECO, images only": replace(RECO, mode="image"),
-        f"{label} + RECO, texts only": replace(RECO, mode="text"),
-        f"{label} + mean": FusionArm(FusionSettings(1, "mean")),
-        f"{label} + MLP, no memory": FusionArm(FusionSettings(1, "mlp")),
-    }
-    metrics = ("seen", "unseen", "harmonic mean")
-    base = _measure(mine, None, "entities")
-    rows: list[tuple[str, ...]] = []
-    for name, arm in arms.items():
-        figures = base if arm is None else _measure(mine, arm, "entities")
-        cells = (_cell(figures, metric, None if arm is None else base) for metric in metrics)
-        rows.append((name, *cells, "", "", "", ""))
-    rows += [(f"paper: {name}", "", "", "", *there) for name, there in paper.TABLE_2.items()]
-    heads = ("method", *metrics, "paper: parameters (M)", *(f"paper: {metric}" for metric in metrics))
+    mine = [entity_bench(options, bench) for bench in benches(options, models(options)[-1], classify=False)]
     assert mine[0].entities is not None
     task, seen = mine[0].entities
     note = f"{len(task.class_names):,} entities, all of them candidates; {int((~seen).sum()):,} are unseen"
-    table = StudyTable("Table 2. Entity recognition", heads, tuple(rows), _notes(mine, note))
-    return _report(options, "table-2", tables=(table,))
+    found = Measurements({"model": mine[0].label, "notes": _notes(options, mine, note)})
+    _add(found, mine, ENTITY_ARMS, "entities")
+    return found
 
 
-def table_3(options: StudyOptions) -> StudyReport:
+def _table_2(found: Measurements) -> Made:
+    paper, label = printed("reco", "table-2"), found.context["model"]
+    rows = [Row((label if arm == MODEL else f"{label} + {arm}",), {"arm": arm}) for arm in ENTITY_ARMS]
+    columns, notes = _gains(("seen", "unseen", "harmonic mean")), tuple(found.context["notes"])
+    form = TableForm("Table 2. Entity recognition", ("method",), [*rows, *paper_rows(paper)], columns, paper, notes)
+    return [form.fill(found)], ()
+
+
+_WAYS: tuple[tuple[Literal["uni", "cross"], Literal["uni", "cross"]], ...] = (
+    ("uni", "cross"),
+    ("cross", "cross"),
+    ("uni", "uni"),
+    ("cross", "uni"),
+)
+_KINDS: tuple[Literal["transformer", "mean"], ...] = ("transformer", "mean")
+SEARCHES: Mapping[str, FusionArm | None] = {
+    "none": None,
+    **{
+        f"{kind} / {search} / {read}": FusionArm(FusionSettings(1, kind, search, read))
+        for kind in _KINDS
+        for search, read in _WAYS
+    },
+    "transformer that learns to read / uni / cross": READING,
+}
+
+
+def _measure_3(options: StudyOptions) -> Measurements:
     """Uni- and cross-modal search and fusion, learned and as a mean."""
     mine = list(benches(options, main_model(options)))
-    base = _measure(mine, None)
-    columns = tuple(base[0])
-    rows: list[tuple[str, ...]] = []
-    for key, there in paper.TABLE_3.items():
-        kind, search, read = key
-        if kind == "none":
-            rows.append(("none", "", "", *(_cell(base, column) for column in columns), "", *there))
-            continue
-        figures = _measure(mine, FusionArm(FusionSettings(1, kind, search, read)))  # type: ignore[arg-type]
-        cells = (_cell(figures, column, base) for column in columns)
-        rows.append((kind, search, read, *cells, _relative(figures, base), *there))
-    reading = _measure(mine, READING)
-    cells = (_cell(reading, column, base) for column in columns)
-    nothing = ("",) * len(paper.TABLE_3_COLUMNS)
-    rows.append(("transformer that learns to read", "uni", "cross", *cells, _relative(reading, base), *nothing))
-    heads = ("fusion", "search", "reads", *columns, "avg. rel.", *(f"paper: {c}" for c in paper.TABLE_3_COLUMNS))
     note = f"{main_model(options)}; avg. rel.: mean over columns of the relative change"
-    table = StudyTable("Table 3. Search and fusion", heads, tuple(rows), _notes(mine, note))
-    return _report(options, "table-3", tables=(table,))
+    found = Measurements({"columns": list(mine[0].tasks), "notes": _notes(options, mine, note)})
+    _add(found, mine, SEARCHES)
+    return found
 
 
-def _relative(figures: Figures, base: Figures) -> str:
-    """Mean over columns of the relative change of the means over seeds."""
-    means = [(_values(figures, column).mean(), _values(base, column).mean()) for column in base[0]]
-    changes = [100 * (own - before) / before for own, before in means if before > 0]
-    return f"{np.mean(changes):+.1f} %" if changes else ""
+def _table_3(found: Measurements) -> Made:
+    paper, measures = printed("reco", "table-3"), tuple(found.context["columns"])
+    rows = []
+    for arm in SEARCHES:
+        kind, search, read = (*arm.split(" / "), "", "")[:3]
+        rows.append(Row((kind, search, read), {"arm": arm}, arm if arm in paper.rows else None))
+    columns = [*_gains(measures, "none"), Column("avg. rel.", {"measure": measures}, "relative", {"arm": "none"})]
+    heads, notes = ("fusion", "search", "reads"), tuple(found.context["notes"])
+    return [TableForm("Table 3. Search and fusion", heads, rows, columns, paper, notes).fill(found)], ()
 
 
-def table_4(options: StudyOptions) -> StudyReport:
+def _measure_4(options: StudyOptions) -> Measurements:
     """Fusions of texts, of images and of both, in every mode that they have."""
     mine = list(benches(options, main_model(options)))
-    first, generic = _table_4_columns(mine[0])
-    parts: dict[str, tuple[MemoryPart, str]] = {first: ("tasks", first), generic: ("tasks", generic)}
+    rare, other = _table_4_columns(mine[0])
+    parts = {rare: ("tasks", rare), other: ("tasks", other)}
     if mine[0].pool is not None:
         parts["text to image R@1"] = ("retrieval", "R@1")
-    rows: list[tuple[str, ...]] = []
-    alone = [_cell(_measure(mine, None, part), column) for part, column in parts.values()]
-    rows.append(("none", *(cell for value in alone for cell in (value, "", "")), *("",) * 9))
-    for modalities in ("text", "image", "both"):
-        cells = []
-        for part, column in parts.values():
+    notes = _notes(options, mine, f"{main_model(options)}; in the row of none the model alone")
+    found = Measurements({"parts": parts, "notes": notes})
+    for part in dict.fromkeys(part for part, _ in parts.values()):
+        _add(found, mine, {"none": None}, part, mode="image")  # type: ignore[arg-type]
+        for modalities in ("text", "image", "both"):
             for mode in MODES:
-                arm = FusionArm(FusionSettings(1, modalities=modalities), mode)
-                cells.append(_cell(_measure(mine, arm, part), column) if modalities in ("both", mode) else "")
-        rows.append((modalities, *cells, *paper.TABLE_4[modalities]))
-    heads = ["trained to fuse", *(f"{name}: {mode}" for name in parts for mode in MODES)]
-    heads += [f"paper: {name} {mode}" for name in ("CUB", "Dogs", "COCO T→I") for mode in MODES]
-    notes = _notes(mine, f"{main_model(options)}; in the row of none the model alone")
-    table = StudyTable("Table 4. Image and text fusion", tuple(heads), tuple(rows), notes)
-    return _report(options, "table-4", tables=(table,))
+                if modalities in ("both", mode):
+                    arm = FusionArm(FusionSettings(1, modalities=modalities), mode)
+                    _add(found, mine, {modalities: arm}, part, mode=mode)  # type: ignore[arg-type]
+    return found
+
+
+def _table_4(found: Measurements) -> Made:
+    paper = printed("reco", "table-4")
+    rows = [Row((arm,), {"arm": arm}, arm if arm in paper.rows else None) for arm in ("none", "text", "image", "both")]
+    columns = [
+        Column(f"{title}: {mode}", {"measure": measure, "mode": mode})
+        for title, (_, measure) in found.context["parts"].items()
+        for mode in MODES
+    ]
+    title, notes = "Table 4. Image and text fusion", tuple(found.context["notes"])
+    return [TableForm(title, ("trained to fuse",), rows, columns, paper, notes, missing="").fill(found)], ()
 
 
 def _table_4_columns(bench: Bench) -> tuple[str, str]:
     """A set of rare classes and one of another kind."""
     names = tuple(bench.tasks)
     return names[0], names[min(2, len(names) - 1)]
+
+
+table_1 = TableStudy("reco/table-1", _measure_1, _table_1, WORLDS)
+table_2 = TableStudy("reco/table-2", _measure_2, _table_2, WORLDS)
+table_3 = TableStudy("reco/table-3", _measure_3, _table_3, WORLDS)
+table_4 = TableStudy("reco/table-4", _measure_4, _table_4, WORLDS)
 
 
 def figure_2(options: StudyOptions) -> StudyReport:
@@ -179,44 +221,55 @@ def figure_2(options: StudyOptions) -> StudyReport:
     return _report(options, "figure-2", figures=(name,), notes=("a diagram; nothing is measured",))
 
 
+TRAININGS: Mapping[str, FusionArm | None] = {
+    MODEL: None,
+    "MLP, training pairs": FusionArm(FusionSettings(1, "mlp")),
+    "MLP, training pairs and what they find": FusionArm(FusionSettings(1, "mlp"), more=True),
+    "RECO": RECO,
+    READS: READING,
+}
+
+
 def figure_3(options: StudyOptions) -> StudyReport:
     """Additional training, a memory that grows after training, and the number of rows that are read."""
     mine = list(benches(options, main_model(options)))
     column = next(iter(mine[0].tasks))
-
-    def value(arm: FusionArm | None) -> Summary:
-        return summarise(_values(_measure(mine, arm), column))
-
-    training = {
-        "model alone": value(None),
-        "MLP, training pairs": value(FusionArm(FusionSettings(1, "mlp"))),
-        "MLP, training pairs and what they find": value(FusionArm(FusionSettings(1, "mlp"), more=True)),
-        "RECO": value(RECO),
-        READS: value(READING),
-    }
     shares = _SMOKE_SHARES if options.scale == "smoke" else SHARES
     growing = {
-        "the memory of its training": {share: value(FusionArm(share=share)) for share in shares},
-        "the whole memory": {share: value(FusionArm(share=share, test_share=1.0)) for share in shares},
+        "the memory of its training": {share: FusionArm(share=share) for share in shares},
+        "the whole memory": {share: FusionArm(share=share, test_share=1.0) for share in shares},
     }
     trained, tested = _depths(options)
     reading = {
-        f"trained with k = {k}": {float(other): value(FusionArm(k=k, test_k=other)) for other in tested}
-        for k in trained
+        f"trained with k = {k}": {float(other): FusionArm(k=k, test_k=other) for other in tested} for k in trained
     }
-    figure = pictures.additional_training(training, growing, reading, column)
+    found = Measurements()
+    _add(found, mine, TRAININGS)
+    for curves in (growing, reading):
+        for name, arms in curves.items():
+            for place, arm in arms.items():
+                _add(found, mine, {name: arm}, place=f"{place:g}")
+    training = {name: found.summary({"arm": name, "measure": column}) for name in TRAININGS}
+    grown, read = (_curves(found, curves, column) for curves in (growing, reading))
+    figure = pictures.additional_training(training, grown, read, column)
     name = f"reco-figure-3-{options.scale}.png"
     plots.save_figure(figure, options.out / name)
-    left = StudyTable(
-        f"Figure 3, left. Additional training ({column})", ("", "top-1", "paper: CUB"),
-        tuple((name, str(found), paper.FIGURE_3_LEFT.get(name, "")) for name, found in training.items()), _notes(mine),
-    )  # fmt: skip
-    middle = _curves_table(
-        f"Figure 3, middle. Share of the memory in training ({column})", growing, lambda s: f"{s:.0%}"
+    tables = (
+        _trainings_table(found, column, tuple(_notes(options, mine))),
+        _curves_table(
+            found, f"Figure 3, middle. Share of the memory in training ({column})", growing, column, "{:.0%}"
+        ),
+        _curves_table(found, f"Figure 3, right. Rows read in testing ({column})", reading, column, "k = {:g}"),
     )
-    right = _curves_table(f"Figure 3, right. Rows read in testing ({column})", reading, lambda k: f"k = {k:g}")
-    notes = (f"paper, middle: {paper.FIGURE_3_MIDDLE}", f"paper, right: {paper.FIGURE_3_RIGHT}")
-    return _report(options, "figure-3", tables=(left, middle, right), figures=(name,), notes=notes)
+    notes = tuple(f"paper, {part}: {papers_words('reco', f'figure-3, {part}')}" for part in ("middle", "right"))
+    return _report(options, "figure-3", tables=tables, figures=(name,), notes=notes, measured=found.as_json())
+
+
+def _trainings_table(found: Measurements, column: str, notes: tuple[str, ...]) -> StudyTable:
+    paper = printed("reco", "figure-3")
+    rows = [Row((name,), {"arm": name}, name if name in paper.rows else None) for name in TRAININGS]
+    title = f"Figure 3, left. Additional training ({column})"
+    return TableForm(title, ("",), rows, [Column("top-1", {"measure": column})], paper, notes).fill(found)
 
 
 def _depths(options: StudyOptions) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -224,32 +277,40 @@ def _depths(options: StudyOptions) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return ((5, 10), (1, 5, 10)) if options.scale == "smoke" else ((5, 10), (1, 2, 5, 10, 20, 50))
 
 
-def _curves_table(
-    title: str, curves: Mapping[str, Mapping[float, Summary]], head: Callable[[float], str]
-) -> StudyTable:
+_Curves = Mapping[str, Mapping[float, FusionArm]]
+
+
+def _curves(found: Measurements, curves: _Curves, column: str) -> dict[str, dict[float, Summary]]:
+    return {
+        name: {place: found.summary({"arm": name, "measure": column, "place": f"{place:g}"}) for place in arms}
+        for name, arms in curves.items()
+    }
+
+
+def _curves_table(found: Measurements, title: str, curves: _Curves, column: str, head: str) -> StudyTable:
     places = list(next(iter(curves.values())))
-    rows = tuple((name, *(str(found[place]) for place in places)) for name, found in curves.items())
-    return StudyTable(title, ("", *map(head, places)), rows)
+    rows = [Row((name,), {"arm": name}) for name in curves]
+    columns = [Column(head.format(place), {"measure": column, "place": f"{place:g}"}) for place in places]
+    return TableForm(title, ("",), rows, columns).fill(found)
 
 
 def figure_4(options: StudyOptions) -> StudyReport:
     """What uni- and cross-modal search find for images and for class names; how often it is right."""
     mine = list(benches(options, main_model(options)))
-    column = next(iter(mine[0].tasks))
-    shares: dict[tuple[str, str], list[float]] = {}
+    column, found = next(iter(mine[0].tasks)), Measurements()
     for bench in mine:
         for (modality, search), share in pictures.relevant_shares(bench, column).items():
-            shares.setdefault((modality, search), []).append(share)
+            found.add({"queries": modality, "search": search}, bench.seed, share)
     name = f"reco-figure-4-{options.scale}.png"
     plots.save_figure(pictures.nearest_items(mine[0], column), options.out / name)
-    rows = tuple(
-        (modality, *(str(summarise(shares[modality, search])) for search in ("uni", "cross")))
-        for modality in ("image", "text")
-    )
     notes = (
         f"percent of the 10 nearest rows that are of the query's own class; {main_model(options)}, {column}",
         f"mean ± std over {len(mine)} seeds",
     )
-    table = StudyTable("Figure 4. Share of relevant rows", ("queries", "uni-modal", "cross-modal"), rows, notes)
+    rows = [Row((modality,), {"queries": modality}) for modality in ("image", "text")]
+    columns = [Column(f"{search}-modal", {"search": search}) for search in ("uni", "cross")]
+    form = TableForm("Figure 4. Share of relevant rows", ("queries",), rows, columns, None, notes)
     note = "two images and two class names, drawn at random; a green frame is relevant, a red one is not"
-    return _report(options, "figure-4", tables=(table,), figures=(name,), notes=(note,))
+    return _report(
+        options, "figure-4", tables=(form.fill(found),), figures=(name,), notes=(note,), measured=found.as_json()
+    )

@@ -21,7 +21,7 @@ from recollect.studies.reco.glyphs import (
     memory_sources,
     training_sources,
 )
-from recollect.studies.runs import Evaluation, Job
+from recollect.studies.runs import Job, StudyEvaluation
 from recollect.studies.study import Scale, StudyOptions
 from recollect.tasks.classification import ClassificationTask
 from recollect.tasks.opening import Selection, open_tasks
@@ -89,15 +89,16 @@ def main_model(options: StudyOptions) -> str:
     return models(options)[0] if options.scale == "full" else "convnet"
 
 
-def benches(options: StudyOptions, label: str, split: str = "test") -> Iterator[Bench]:
+def benches(options: StudyOptions, label: str, split: str = "test", *, classify: bool = True) -> Iterator[Bench]:
     """The benches of one model, one for each seed.
 
     Args:
         label: one of `models`.
         split: of the glyph world's characters; choices are made on ``validation``.
+        classify: whether its tasks are asked; at scale ``full`` no set is opened otherwise.
     """
     if options.scale == "full":
-        yield _full(options, label)
+        yield _full(options, label, classify)
         return
     size = SIZES[options.scale]
     for seed in range(options.seeds or size.seeds):
@@ -106,7 +107,7 @@ def benches(options: StudyOptions, label: str, split: str = "test") -> Iterator[
 
 def _glyphs(options: StudyOptions, label: str, seed: int, size: Size, split: str) -> Bench:
     recipe = _recipe(label, seed, size)
-    folder = Job(label, recipe, Evaluation()).folder(options.out)
+    folder = Job(label, recipe, StudyEvaluation()).folder(options.out)
     model = load_model(train(recipe, folder, resume=folder.exists()))
     tasks = glyph_tasks(split)
     if options.scale == "smoke":
@@ -135,7 +136,7 @@ def _recipe(label: str, seed: int, size: Size) -> Recipe:
     return replace(recipe, data=Data(captions=(ADDRESS,)), steps=min(size.steps, recipe.steps), seed=seed)
 
 
-def _full(options: StudyOptions, label: str) -> Bench:
+def _full(options: StudyOptions, label: str, classify: bool) -> Bench:
     if not options.data:
         raise UserError(
             "--scale full trains on your pairs and looks up in your memory. Name them with --data PAIRS [MEMORY ...]."
@@ -148,7 +149,7 @@ def _full(options: StudyOptions, label: str) -> Bench:
         options.out / "reco" / f"{Path(label).name}-{model.fingerprint[:8]}",
         (training,),
         tuple(others) or (training,),
-        _sets(options),
+        _sets(options) if classify else {},
         _pool(options),
         None,
         Learning(),
@@ -178,19 +179,19 @@ def _pool(options: StudyOptions) -> RetrievalTask | None:
 
 
 def entity_bench(options: StudyOptions, bench: Bench) -> Bench:
-    """The bench with entities; at scale full they are those of ``--suite``, a source with splits train and test.
+    """The bench with entities; at scale full they are those of ``--entities``, a source with splits train and test.
 
     Raises:
         UserError: there is no such source.
     """
     if bench.entities is not None:
         return bench
-    if not options.suite:
+    if not options.entities:
         raise UserError(
-            "entities at --scale full: name a labelled source with --suite; classes of its split train count as seen, "
-            "those of its split test alone as unseen."
+            "entities at --scale full: name a labelled source with --entities; classes of its split train count as "
+            "seen, those of its split test alone as unseen."
         )
-    return replace(bench, entities=open_entities(options.suite, "train", "test", GENERAL_TEMPLATES))
+    return replace(bench, entities=open_entities(options.entities, "train", "test", GENERAL_TEMPLATES))
 
 
 def parameter_count(model: DualEncoder) -> float:

@@ -1,0 +1,171 @@
+"""A page whose tables and figures are made from result files: what stands between its marks is never written by hand.
+
+    <!-- table lixp/table-4.json "4b" without="paper: .*" -->
+    <!-- end -->
+    gains <!-- cell lixp/table-4.json "4b" "alpha = 0.8" "gain" -->+11.4 ± 0.5<!-- end -->
+
+A file is a report of ``recollect study``, a measurement of ``benchmarks/fusion.py``, or a folder of a study's runs; a
+table is named by a part of its title. Below each table stand its notes, its file and the command that made it.
+"""
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from recollect.core.errors import UserError
+from recollect.core.files import read_json, write_text
+from recollect.evaluation.results import Summary
+from recollect.studies.study import StudyTable
+
+_MARK = re.compile(r"<!-- (table|cell|words) ([^\n]*?) -->(.*?)<!-- end -->", re.DOTALL)
+
+RECORDS: Mapping[str, str] = {
+    "lixp/real": "recollect.studies.lixp.real_tables:tables",
+    "prefix/real": "recollect.studies.prefix.real:tables",
+}
+"""Folders of runs, one file each, and what makes tables of them."""
+
+
+@dataclass(frozen=True)
+class KeptResults:
+    """What a file or a folder of runs shows.
+
+    Attributes:
+        tables: of it.
+        command: that made it.
+        world: where its numbers come from, in words.
+        notes: remarks on all tables.
+    """
+
+    tables: Sequence[StudyTable]
+    command: str
+    world: str = ""
+    notes: Sequence[str] = ()
+
+
+def fill_page(text: str, folder: Path) -> str:
+    """The page with everything between its marks made from the files in ``folder``.
+
+    Raises:
+        UserError: a mark that cannot be read, or names a file, table, row or column that is not there.
+    """
+    kept: dict[str, KeptResults] = {}
+
+    def made(mark: re.Match[str]) -> str:
+        kind, words = mark[1], shlex.split(mark[2])
+        if len(words) < {"table": 2, "cell": 4, "words": 2}[kind]:
+            raise UserError(f"<!-- {kind} {mark[2]} -->: too few words; see `recollect results --help`.")
+        if words[0] not in kept:
+            kept[words[0]] = read_results(folder, words[0])
+        inside = _MAKERS[kind](kept[words[0]], words, folder)
+        return f"<!-- {kind} {mark[2]} -->{inside}<!-- end -->"
+
+    if opened := len(re.findall(r"<!-- (?:table|cell|words) ", text)) - text.count("<!-- end -->"):
+        raise UserError(f"{abs(opened)} mark{'s' if abs(opened) > 1 else ''} without <!-- end -->, or the other way.")
+    return _MARK.sub(made, text)
+
+
+def write_page(page: Path, folder: Path) -> bool:
+    """Fill a page in its place; whether anything changed.
+
+    Raises:
+        UserError: there is no such page, or `fill_page` cannot fill it.
+    """
+    if not page.is_file():
+        raise UserError(f"{page}: no such page")
+    text = page.read_text(encoding="utf-8")
+    filled = fill_page(text, folder)
+    if filled != text:
+        write_text(page, filled)
+    return filled != text
+
+
+def read_results(folder: Path, name: str) -> KeptResults:
+    """The tables of one file or folder of runs.
+
+    Raises:
+        UserError: it is not there, or of no known form.
+    """
+    path = folder / name
+    if name in RECORDS:
+        records = [read_json(file) for file in sorted(path.glob("*.json"))] if path.is_dir() else []
+        if not records:
+            raise UserError(f"{path}: no runs there")
+        module, function = RECORDS[name].split(":")
+        commands = " · ".join(dict.fromkeys(record["command"] for record in records))
+        return KeptResults(getattr(import_module(module), function)(records), commands)
+    value = read_json(path)
+    if isinstance(value, dict) and "tables" in value:
+        tables = [StudyTable(each["title"], tuple(each["columns"]), tuple(map(tuple, each["rows"])),
+                             tuple(each.get("notes", ()))) for each in value["tables"]]  # fmt: skip
+        command = value.get("command") or f"recollect study {value['name']} --scale {value['scale']}"
+        return KeptResults(tables, command, value.get("world", ""), value.get("notes", ()))
+    if isinstance(value, dict) and "mean and std" in value:
+        return KeptResults([_measured_ways(value)], value["command"])
+    raise UserError(f"{path}: neither a study's report nor a measurement of benchmarks/fusion.py")
+
+
+def _measured_ways(value: Mapping[str, Any]) -> StudyTable:
+    """A table of ``benchmarks/fusion.py``: a row for each way to read, a column for each measure."""
+    ways, count = value["mean and std"], len(value["seeds"])
+    measures = list(dict.fromkeys(measure for figures in ways.values() for measure in figures))
+    rows = [(way, *(_spread(figures.get(measure), count) for measure in measures)) for way, figures in ways.items()]
+    note = f"mean ± std over {count} seed{'s' if count > 1 else ''} of model and fusion"
+    return StudyTable("What reads a memory", ("what reads", *measures), tuple(rows), (note,))
+
+
+def _spread(figure: Sequence[float] | None, count: int) -> str:
+    return "" if figure is None else str(Summary(figure[0], figure[1], count))
+
+
+def _find(results: KeptResults, file: str, title: str) -> StudyTable:
+    found = [table for table in results.tables if title in table.title]
+    if len(found) != 1:
+        titles = "; ".join(table.title for table in results.tables)
+        raise UserError(f"{file}: {len(found)} tables with '{title}' in the title, of: {titles}")
+    return found[0]
+
+
+def _table(results: KeptResults, words: Sequence[str], folder: Path) -> str:
+    """A table with its notes, its file and its command; ``only=`` and ``without=`` choose columns."""
+    table, columns = _find(results, words[0], words[1]), []
+    chosen = dict(word.split("=", 1) for word in words[2:])
+    for place, column in enumerate(table.columns):
+        wanted = re.fullmatch(chosen.get("only", ".*"), column) or place == 0
+        if wanted and not re.fullmatch(chosen.get("without", "(?!)"), column):
+            columns.append(place)
+    lines = ["| " + " | ".join(table.columns[place] for place in columns) + " |", "|" + " --- |" * len(columns)]
+    lines += ["| " + " | ".join(row[place] for place in columns) + " |" for row in table.rows]
+    notes = "".join(f"\n\n{note}" for note in table.notes if note != "paper: as printed there")
+    source = f"\n\n`{folder.name}/{words[0]}`: `{results.command}`"
+    return "\n\n" + "\n".join(lines) + notes + source + "\n\n"
+
+
+def _cell(results: KeptResults, words: Sequence[str], folder: Path) -> str:
+    """One cell, by its row's first cells (joined by " / " where one is not enough) and its column."""
+    file, title, name, column = words[:4]
+    table = _find(results, file, title)
+    rows = [row for row in table.rows if name in (row[0], *(" / ".join(row[:size]) for size in range(2, 5)))]
+    if len(rows) != 1 or column not in table.columns:
+        raise UserError(f"{file}, {table.title}: no one cell of row '{name}' and column '{column}'")
+    return rows[0][table.columns.index(column)]
+
+
+def _words(results: KeptResults, words: Sequence[str], folder: Path) -> str:
+    """What a remark says after the words that are given, up to a semicolon or the end of its line."""
+    told = [results.world, *results.notes, *(note for table in results.tables for note in table.notes)]
+    found = [text.split(words[1], 1)[1].split(";")[0].strip() for text in told if words[1] in text]
+    if len(found) != 1:
+        raise UserError(f"{words[0]}: {len(found)} remarks with '{words[1]}'")
+    return found[0]
+
+
+_MAKERS: Mapping[str, Callable[[KeptResults, Sequence[str], Path], str]] = {
+    "table": _table,
+    "cell": _cell,
+    "words": _words,
+}

@@ -1,0 +1,165 @@
+"""Scale ``full`` from data to table: the paper's settings, with tiny recipes, sets and pictures of one's own."""
+
+import json
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recollect import cli
+from recollect.models import build_model
+from recollect.studies import find_study
+from recollect.studies.lixp import world as lixp_world
+from recollect.studies.prefix import world as prefix_world
+from recollect.studies.prefix.world import PrefixArm
+from recollect.studies.study import StudyOptions
+from recollect.tasks import opening
+from recollect.tasks.classification import Division, classification_task
+from recollect.training import recipes
+
+CLASSES = {"red lamp": "crimson beacon", "green boat": "emerald vessel", "blue door": "azure gate"}
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """36 small pictures of each class to learn from and 2 to ask; another file of the same kind; names that shift."""
+    folder, draw = tmp_path_factory.mktemp("own"), np.random.default_rng(0)
+    for name, each in (("one", 36), ("two", 4)):
+        lines = ["path,caption,label,synonyms,split"]
+        for number in range((each + 2) * len(CLASSES)):
+            label = list(CLASSES)[number % len(CLASSES)]
+            noise = draw.integers(0, 60, (8, 8, 3)) + 150 * np.eye(3, dtype=int)[number % 3]
+            Image.fromarray(noise.astype(np.uint8)).save(folder / f"{name}-{number}.png")
+            split = "train" if number < each * len(CLASSES) else "test"
+            lines.append(f"{name}-{number}.png,a {label} number {number},{label},{CLASSES[label]},{split}")
+        for copy in (name, f"{name}-captions", f"{name}-names"):
+            (folder / f"{copy}.csv").write_text("\n".join(lines))
+    known = [
+        line for line in (folder / "two.csv").read_text().splitlines() if "blue door" not in line or "test" in line
+    ]
+    (folder / "entities.csv").write_text("\n".join(known))
+    build_model("tiny", texts=lines).save(folder / "model")
+    return folder
+
+
+@dataclass(frozen=True)
+class TinySet:
+    """A set of a suite, on this machine."""
+
+    name: str
+    place: str
+    metric: str = "top-1"
+
+    def open(self, place, templates):
+        return classification_task(self.place, name=self.name, division=Division("train", "test"), templates=templates)
+
+
+@pytest.fixture
+def papers(own, monkeypatch):
+    """The papers' recipes with two steps of tiny towers, and a suite of two sets."""
+    monkeypatch.setattr(opening, "suite", lambda name: (TinySet("a", f"{own}/one.csv"), TinySet("b", f"{own}/one.csv")))
+    tiny = replace(recipes.RECIPES["siglip-tiny"](), steps=2, batch_size=8, log_every=1, checkpoint_every=2)
+    for size in "sbl":
+        monkeypatch.setitem(recipes.RECIPES, f"siglip-vit-{size}-16", lambda: tiny)
+    short = replace(recipes.RECIPES["prefix-tiny"](), steps=2, batch_size=8, log_every=1, checkpoint_every=2)
+    monkeypatch.setitem(recipes.RECIPES, "prefix-swin-t", lambda: short)
+    monkeypatch.setattr(prefix_world, "_SMALL_STEPS", 4)
+
+
+def test_lixps_columns_are_the_papers(tmp_path):
+    options = StudyOptions("full", tmp_path, data=("pairs.csv",))
+    for base, sizes in (("sigmoid", "SSBBL"), ("softmax", "SSSBB")):
+        found = lixp_world.settings(options, base)
+        assert [setting.label[4] for setting in found] == list(sizes)
+        seen = [setting.base.steps * setting.base.batch_size / 1e9 for setting in found]
+        assert seen == pytest.approx([float(setting.label.split()[1][:-1]) for setting in found], rel=1e-4)
+        assert {setting.base.objective.base for setting in found} == {base}
+
+
+def test_lixp_trains_and_tests_on_ones_own(own, papers, tmp_path, monkeypatch):
+    monkeypatch.setattr(lixp_world, "_PAPERS_SCALES", {"softmax": (("S", "1.5B", 16.0),)})
+    monkeypatch.setattr(lixp_world, "SHOTS", (1, 2))
+    options = StudyOptions("full", tmp_path, data=(f"{own}/one.csv",), workers=1)
+    report = find_study("lixp/table-3").load()(options)
+    (table,) = report.tables
+    assert table.columns[1:4] == ("CLIP, ViT-S/16 1.5B", "CLIxP gain", "paper: ViT-S/16 1.5B")
+    assert all(cell for row in table.rows[:-1] for cell in row[1:3])
+    assert table.notes[0] == "one training seed; gains are of the same seed"
+
+
+SOURCES = (
+    "captions=one-captions.csv",
+    "captions=two-captions.csv",
+    "labels-large=one.csv",
+    "labels-large=two.csv",
+    "labels-small=one.csv",
+    "synonyms=one-names.csv",
+    "search=one-captions.csv",
+)
+
+
+@pytest.fixture
+def prefix_options(own, papers, tmp_path):
+    data = tuple(source.replace("=", f"={own}/") for source in SOURCES)
+    return StudyOptions("full", tmp_path, data=data, workers=1)
+
+
+def test_several_sources_of_a_name_are_all_trained_on(prefix_options, own):
+    recipe = prefix_world.prefix_world(prefix_options).make(PrefixArm())
+    assert recipe.data.captions == (f"{own}/one-captions.csv", f"{own}/two-captions.csv")
+    assert recipe.data.labels == (f"{own}/one.csv", f"{own}/two.csv")
+    unicl = prefix_world.prefix_world(prefix_options).make(PrefixArm(base="label"))
+    assert (recipe.data.merge_classes, unicl.data.merge_classes) == (False, True)  # both files name the same classes
+
+
+def test_arms_of_one_kind_make_the_papers_epochs(prefix_options):
+    """With both kinds every other batch is of labels; alone every one is, so half as many steps are as many epochs."""
+    world = prefix_world.prefix_world(prefix_options)
+    steps = {arm: world.make(arm).steps for arm in (PrefixArm(), PrefixArm(captions="none"), PrefixArm("none"))}
+    assert list(steps.values()) == [2, 1, 1]
+    small = [world.make(PrefixArm("small", captions=captions)).steps for captions in ("all", "none")]
+    assert small == [4, 2]
+
+
+def test_prefixes_with_shifted_names_end_in_a_table(prefix_options):
+    (table,) = find_study("prefix/table-7").load()(prefix_options).tables
+    ours = {row[:4]: row[4:8] for row in table.rows}
+    assert "not run" not in ours["IN-21K + CC-12M", "", "✓", "caption"][::2]  # of three classes there is no top-5
+    assert set(ours["IN-21K + CC-12M", "✓", "✓", "caption"]) == {"not run"}  # nobody named labels-renamed
+
+
+def test_prefixes_are_probed_on_every_set(prefix_options):
+    ours, printed = find_study("prefix/table-3").load()(prefix_options).tables
+    assert ours.columns[2:] == ("one", "a", "b")
+    assert all(float(cell) >= 0 for row in ours.rows for cell in row[2:])
+    assert len(printed.columns) == 2 + 9
+
+
+def test_reco_recognises_entities_of_ones_own(own, papers, tmp_path, capsys):
+    words = [
+        "study",
+        "reco/table-2",
+        "--scale",
+        "full",
+        "--data",
+        f"{own}/two.csv",
+        "--entities",
+        f"{own}/entities.csv",
+    ]
+    words += ["--search.models", f"{own}/model", "--out", str(tmp_path)]
+    assert cli.main(words) == 0, capsys.readouterr().err
+    report = json.loads((tmp_path / "reco-table-2.json").read_text())
+    (table,) = report["tables"]
+    assert "3 entities, all of them candidates; 1 are unseen" in table["notes"]
+    assert table["rows"][1][0].endswith("model + RECO")
+    assert not any("other sets than ours" in note or "seeds" in note for note in table["notes"])
+    assert report["command"].startswith(
+        "recollect study reco/table-2 --scale full --data two.csv --entities entities.csv"
+    )
+
+
+def test_reco_without_entities_says_what_it_needs(own, papers, tmp_path, capsys):
+    words = ["study", "reco/table-2", "--scale", "full", "--data", f"{own}/two.csv", "--search.models", f"{own}/model"]
+    assert cli.main([*words, "--suite", "lixp-21", "--out", str(tmp_path)]) == 2
+    assert "name a labelled source with --entities" in capsys.readouterr().err

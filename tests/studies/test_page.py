@@ -1,0 +1,144 @@
+"""docs/results.md is what the result files give, and nothing between its marks is written by hand."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from recollect import cli
+from recollect.core.errors import UserError
+from recollect.studies.page import fill_page, read_results
+
+ROOT = Path(__file__).parents[2]
+PAGE, RESULTS = ROOT / "docs" / "results.md", ROOT / "results"
+EARLIER = "## Measured earlier, files not kept"
+
+REPORT = {
+    "name": "some/study", "scale": "small", "world": "made up", "notes": ["better by 3.5; a remark"],
+    "command": "recollect study some/study --scale small",
+    "tables": [
+        {"title": "Table 1. Accuracy", "columns": ["arm", "kind", "top-1", "paper: top-1"],
+         "rows": [["base", "", "50.0 ± 1.0", "60"], ["ours", "x", "53.5 ± 1.0", ""], ["ours", "y", "51.0", ""]],
+         "notes": ["a note", "paper: as printed there"]},
+        {"title": "Table 2. Cost", "columns": ["arm", "ms"], "rows": [["base", "3"]], "notes": []},
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "one.json").write_text(json.dumps(REPORT))
+    return results
+
+
+def test_the_page_is_what_the_files_give():
+    text = PAGE.read_text(encoding="utf-8")
+    assert fill_page(text, RESULTS) == text, "run `make results`"
+
+
+def test_a_figure_that_is_edited_by_hand_is_found(tmp_path, capsys):
+    shutil.copytree(RESULTS, tmp_path / "results")
+    page, text = tmp_path / "page.md", PAGE.read_text(encoding="utf-8")
+    assert "53.5 ± 1.0" not in text
+    page.write_text(re.sub(r"(-->)\d+\.\d ± \d\.\d(<!-- end)", r"\g<1>53.5 ± 1.0\2", text, count=1), encoding="utf-8")
+    words = ["results", str(page), "--results", str(tmp_path / "results")]
+    assert cli.main([*words, "--check"]) == 2
+    said = capsys.readouterr().err
+    assert "not what the files give" in said
+    assert said.count("\n") == 1
+    assert cli.main(words) == 0
+    assert page.read_text(encoding="utf-8") == text
+    assert cli.main([*words, "--check"]) == 0
+
+
+def test_no_table_of_results_is_written_by_hand():
+    """Up to what was measured earlier, of which the files were not kept, every line of a table lies between marks."""
+    kept, _ = PAGE.read_text(encoding="utf-8").split(EARLIER)
+    outside = re.sub(r"<!-- (table|cell|words) .*?<!-- end -->", "", kept, flags=re.DOTALL)
+    assert "|" not in outside
+    assert re.findall(r"\d ± \d|[+−-]\d+\.\d", outside) == []
+
+
+def test_every_kept_file_of_a_study_is_shown():
+    text = PAGE.read_text(encoding="utf-8").split(EARLIER)[0]
+    for file in RESULTS.rglob("*.json"):
+        name = file.relative_to(RESULTS).as_posix()
+        place = file.parent.relative_to(RESULTS).as_posix() if file.parent.name == "real" else name
+        assert place.startswith("page/") or f"<!-- table {place} " in text, name
+
+
+def test_a_table_is_filled_with_its_notes_its_file_and_its_command(folder):
+    made = fill_page('# A page\n<!-- table one.json "Accuracy" without="paper: .*" -->\nold\n<!-- end -->\n', folder)
+    assert made == (
+        '# A page\n<!-- table one.json "Accuracy" without="paper: .*" -->\n\n'
+        "| arm | kind | top-1 |\n| --- | --- | --- |\n"
+        "| base |  | 50.0 ± 1.0 |\n| ours | x | 53.5 ± 1.0 |\n| ours | y | 51.0 |\n\na note\n\n"
+        "`results/one.json`: `recollect study some/study --scale small`\n\n<!-- end -->\n"
+    )
+    assert fill_page(made, folder) == made
+    only = fill_page('<!-- table one.json "Accuracy" only="top-1" --><!-- end -->', folder)
+    assert "| arm | top-1 |" in only
+
+
+def test_a_figure_and_a_remark_are_filled_in_prose(folder):
+    text = (
+        'gains <!-- cell one.json "Table 1" "ours / x" "top-1" -->1<!-- end --> points, '
+        '<!-- words one.json "better by " --><!-- end -->'
+    )
+    made = fill_page(text, folder)
+    assert re.sub(r"<!--.*?-->", "", made) == "gains 53.5 ± 1.0 points, 3.5"
+
+
+def test_a_measured_fusion_is_a_table_too(folder):
+    value = {
+        "command": "python benchmarks/fusion.py",
+        "seeds": [0, 1],
+        "mean and std": {"none": {"B both": [6.25, 0.5]}},
+    }
+    (folder / "fusion.json").write_text(json.dumps(value))
+    (table,) = read_results(folder, "fusion.json").tables
+    assert (table.columns, table.rows) == (("what reads", "B both"), (("none", "6.2 ± 0.5"),))
+
+
+@pytest.mark.parametrize(
+    ("mark", "message"),
+    [
+        ('<!-- table two.json "Cost" --><!-- end -->', "two.json"),
+        ('<!-- table one.json "Speed" --><!-- end -->', "0 tables with 'Speed' in the title, of: Table 1. Accuracy"),
+        ('<!-- table one.json "Table" --><!-- end -->', "2 tables with 'Table'"),
+        ('<!-- cell one.json "Cost" "base" "s" --><!-- end -->', "no one cell of row 'base' and column 's'"),
+        ('<!-- cell one.json "Accuracy" "ours" "top-1" --><!-- end -->', "no one cell of row 'ours'"),
+        ('<!-- words one.json "worse by " --><!-- end -->', "0 remarks with 'worse by '"),
+        ('<!-- cell one.json "Cost" --><!-- end -->', "too few words"),
+        ('<!-- table one.json "Cost" -->', "1 mark without <!-- end -->"),
+        ('<!-- table lixp/real "Cost" --><!-- end -->', "no runs there"),
+    ],
+)
+def test_a_mark_that_cannot_be_filled_is_said_in_one_line(folder, mark, message):
+    with pytest.raises(UserError) as error:
+        fill_page(mark, folder)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_page_that_is_not_there_is_said(tmp_path, capsys):
+    for more in ([], ["--check"]):
+        assert cli.main(["results", str(tmp_path / "nothing.md"), *more]) == 2
+        assert "no such page" in capsys.readouterr().err
+
+
+def test_a_report_names_the_command_that_makes_it_again(tmp_path, capsys):
+    """Files by name, what differs from the defaults, and not where the report goes."""
+    words = ["study", "reco/figure-2", "--scale", "small", "--seeds", "2", "--out", str(tmp_path)]
+    words += ["--data", str(tmp_path / "a.parquet?split=test"), "glyphs:scenes", "--search.episode.k", "8"]
+    words += ["--workers", "1"]
+    assert cli.main(words) == 0, capsys.readouterr().err
+    command = json.loads((tmp_path / "reco-figure-2.json").read_text())["command"]
+    assert command == (
+        "recollect study reco/figure-2 --scale small --data 'a.parquet?split=test' glyphs:scenes --seeds 2 "
+        "--search.episode.k 8"
+    )
