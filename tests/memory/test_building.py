@@ -356,8 +356,6 @@ def test_ray_gives_the_rows_of_one_process_though_three_workers_are_killed_and_l
     while (left := processes_marked(mark)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left == []
-    said = [line for line in (done.stderr + done.stdout).splitlines() if "embed latents:captions" not in line]
-    assert [line for line in said if line.strip()] == [], "Ray's own words are not the user's"
 
 
 def processes_marked(mark):

@@ -48,9 +48,8 @@ def ray_blocks(reader: Reader, start: int, stop: int) -> Iterator[RowBlock]:
 
 
 def _start(ray: Any) -> None:
-    """Begin, or join the cluster, without a word of Ray's own to the user."""
+    """Begin, or join the cluster, without Ray's own warnings; what its core says of workers that died still shows."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of what it will do one day
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # a worker that died is replaced; what fails is raised
     with warnings.catch_warnings(action="ignore"):
         ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.CRITICAL)
 
