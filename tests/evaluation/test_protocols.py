@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from recollect.core.errors import UserError
-from recollect.evaluation.protocols import PROTOCOLS, Evaluation
+from recollect.evaluation.protocols import PROTOCOLS, Measurement
 from recollect.evaluation.results import Result
 from recollect.testing import HashEncoder
 
@@ -41,7 +41,7 @@ def test_each_protocol_gives_the_figures_of_its_result(name, pictures):
 
 def test_draws_are_averaged_and_other_rows_left_out():
     rows = [{"metric": "a", "value": 1.0}, {"metric": "a", "value": 4.0}, {"metric": "b", "value": 9.0}]
-    evaluation = Evaluation(
+    evaluation = Measurement(
         lambda spec: [spec],
         lambda encoder, task: Result("own", "", task, 0, rows, {}),
         lambda row: row["metric"] if row["metric"] == "a" else None,

@@ -21,7 +21,7 @@ _EXAMPLES = Protocol(methods=("prototype", "proker"), shots=(8,), seeds=(0, 1, 2
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Measurement:
     """How a protocol measures a model on a source that somebody names.
 
     Attributes:
@@ -55,18 +55,18 @@ def _recall(row: Row) -> str | None:
     return f"{row['direction']} R@{row['k']}" if row["domain"] == "all" else None
 
 
-PROTOCOLS: Mapping[str, Evaluation] = {
-    "zero-shot": Evaluation(
+PROTOCOLS: Mapping[str, Measurement] = {
+    "zero-shot": Measurement(
         partial(_labelled, purpose="zero-shot"), partial(zero_shot, model=""), lambda row: row["metric"]
     ),
-    "few-shot": Evaluation(
+    "few-shot": Measurement(
         _with_examples,
         lambda encoder, task: few_shot(encoder, task, _EXAMPLES, model=""),
         lambda row: f"{row['method']} {row['shots']} shots",
     ),
-    "probe": Evaluation(
+    "probe": Measurement(
         partial(_labelled, purpose="few-shot"), partial(linear_probe, model=""), lambda row: row["metric"]
     ),
-    "retrieval": Evaluation(lambda spec: [retrieval_task(spec)], partial(retrieval, model=""), _recall),
+    "retrieval": Measurement(lambda spec: [retrieval_task(spec)], partial(retrieval, model=""), _recall),
 }
 """Every protocol that can be measured while training, by name; one line adds one."""
