@@ -131,7 +131,7 @@ def test_prefixes_with_shifted_names_end_in_a_table(prefix_options):
 
 def test_prefixes_are_probed_on_every_set(prefix_options):
     ours, printed = find_study("prefix/table-3").load()(prefix_options).tables
-    assert ours.columns[2:] == ("one", "a", "b")
+    assert set(ours.columns[2:]) == {"one", "a", "b"}
     assert all(float(cell) >= 0 for row in ours.rows for cell in row[2:])
     assert len(printed.columns) == 2 + 9
 
