@@ -51,7 +51,7 @@ EMOJI = {"validation": f"emoji.parquet?{STYLES}&only=0/6&split=train", "test": f
 PHOTOS = ("rsicd_captions.parquet", "flickr8k.parquet")
 DOMAINS = ("emoji", "aerial", "photo")
 CAPTIONS = ("tags", "names", "reworded names")
-FLIGHT = 32
+TOGETHER = 32
 PAPER = EpisodeOptions.paper()
 
 
@@ -150,14 +150,14 @@ def episodes(heads: PatchEncoder, pool: Pool, rows: Tensor, kind: str, options: 
     """Cosines of what was found by the models adapted to each query; NaN where there was no episode."""
     made, parts = Episodes(heads, options), []
     captions = pool.captions[kind]
-    for start in range(0, len(rows), FLIGHT):
-        some = rows[start : start + FLIGHT]
+    for start in range(0, len(rows), TOGETHER):
+        some = rows[start : start + TOGETHER]
         pictures, places = some.unique(return_inverse=True)
         wordings, numbers = number_texts([captions[row] for row in pictures.tolist()])
-        asked = [Asked(((pool.task.texts[text], 1.0),)) for text in pool.texts[start : start + FLIGHT]]
+        asked = [Asked(((pool.task.texts[text], 1.0),)) for text in pool.texts[start : start + TOGETHER]]
         texts = torch.tensor(numbers)[places]
-        flight = EpisodeBatch(tuple(asked), pool.features[pictures], places, wordings, texts)
-        parts.append(made.rerank(flight).scores)
+        batch = EpisodeBatch(tuple(asked), pool.features[pictures], places, wordings, texts)
+        parts.append(made.rerank(batch).scores)
     return torch.cat(parts)
 
 

@@ -42,7 +42,7 @@ class Options:
         presets: towers.
         queries: of each measurement.
         k: candidates of a query.
-        in_flight: queries that adapt at once.
+        at_once: queries that adapt at once.
         pool: pictures that the candidates are drawn from; the smaller it is, the more queries share.
         words: of a caption.
         repeats: the best of so many counts.
@@ -54,7 +54,7 @@ class Options:
     presets: tuple[str, ...] = ("tiny", "small")
     queries: int = 8
     k: int = 16
-    in_flight: int = 8
+    at_once: int = 8
     pool: int = 1_000
     words: int = 12
     repeats: int = 3
@@ -63,13 +63,13 @@ class Options:
     out: Path | None = None
 
 
-def flights(encoder: DualEncoder, options: Options) -> list[EpisodeBatch]:
+def episode_batches(encoder: DualEncoder, options: Options) -> list[EpisodeBatch]:
     """Random pictures and captions; each query finds ``k`` of the pool."""
     generator = np.random.default_rng(0)
     size = encoder.transform.size
     made = []
-    for start in range(0, options.queries, options.in_flight):
-        number = min(options.in_flight, options.queries - start)
+    for start in range(0, options.queries, options.at_once):
+        number = min(options.at_once, options.queries - start)
         found = np.stack([generator.choice(options.pool, options.k, replace=False) for _ in range(number)])
         rows, places = np.unique(found, return_inverse=True)
         pixels = torch.from_numpy(generator.normal(size=(len(rows), 3, size, size)).astype(np.float32))
@@ -111,12 +111,12 @@ def measure(preset: str, options: Options) -> dict[str, Any]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         encoder = build_model(preset, texts=[" ".join(WORDS)] * 4).to(options.device or best_device()).eval()
-    episode = EpisodeOptions(k=options.k, in_flight=options.in_flight)
-    some = flights(encoder, options)
+    episode = EpisodeOptions(k=options.k, at_once=options.at_once)
+    some = episode_batches(encoder, options)
     fast, slow = Episodes(encoder, episode), SequentialEpisodes(encoder, episode)
 
     def all_of(episodes: Episodes | SequentialEpisodes) -> Callable[[], list[torch.Tensor]]:
-        return lambda: [episodes.rerank(flight).scores for flight in some]
+        return lambda: [episodes.rerank(batch).scores for batch in some]
 
     difference = max(
         float((one - other).abs().max()) for one, other in zip(all_of(fast)(), all_of(slow)(), strict=True)
@@ -132,7 +132,7 @@ def measure(preset: str, options: Options) -> dict[str, Any]:
             "seconds per query": spent / options.queries,
             "products per query": (meter.forward + meter.backward) / together,
             "share of time in products": product_share(partial(episodes.rerank, first)),
-            "MiB per query in flight": meter.peak / together / 2**20,
+            "MiB per query at once": meter.peak / together / 2**20,
         }
     figures["ratio"] = figures["sequential"]["seconds per query"] / figures["batched"]["seconds per query"]
     return figures
@@ -141,7 +141,7 @@ def measure(preset: str, options: Options) -> dict[str, Any]:
 def main(options: Options) -> None:
     """Measure, print and write."""
     torch.set_num_threads(options.threads)
-    table = Table("towers", "episodes", "ms a query", "M products", "in products", "MiB in flight", "ratio")
+    table = Table("towers", "episodes", "ms a query", "M products", "in products", "MiB at once", "ratio")
     measured = []
     for preset in options.presets:
         figures = measure(preset, options)
@@ -154,7 +154,7 @@ def main(options: Options) -> None:
                 f"{1000 * each['seconds per query']:.1f}",
                 f"{each['products per query'] / 1e6:,.0f}",
                 f"{100 * each['share of time in products']:.0f} %",
-                f"{each['MiB per query in flight']:.1f}",
+                f"{each['MiB per query at once']:.1f}",
                 f"{figures['ratio']:.1f}" if name == "batched" else "",
             )
         Console(width=120).print(f"{preset}: cosines differ by at most {figures['largest difference of a cosine']:.1e}")

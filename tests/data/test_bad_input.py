@@ -196,12 +196,12 @@ def test_a_single_broken_image_among_few_is_too_many(make):
 
 def test_bad_luck_at_the_start_of_a_large_source_does_not_stop(captions):
     large = Subset(captions, np.zeros(10**6, dtype=np.int64), name="large")
-    tally = BrokenCounter(share=0.01)
-    tally.add(large, 64, [f"row {i}" for i in range(10)])  # ten in the first batch, of a thousand that count
-    tally.add(large, 10_000, [f"row {i}" for i in range(90)])
+    counters = BrokenCounter(share=0.01)
+    counters.add(large, 64, [f"row {i}" for i in range(10)])  # ten in the first batch, of a thousand that count
+    counters.add(large, 10_000, [f"row {i}" for i in range(90)])
     with pytest.raises(UserError, match="101 of 10,065"):
-        tally.add(large, 1, ["row 999"])
-    assert tally.summary() == {"large": 91}
+        counters.add(large, 1, ["row 999"])
+    assert counters.summary() == {"large": 91}
 
 
 def test_only_the_first_broken_images_are_shown(make, capfd):

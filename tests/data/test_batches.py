@@ -385,7 +385,7 @@ def test_a_broken_image_is_replaced_by_the_same_other_one_everywhere(partly_brok
     batch = whole.batch(0)
     assert not {"7", "50", "90"} & set(batch.ids)
     assert batch.texts == tuple(f"text {id}" for id in batch.ids)
-    assert whole.tally.summary() == {"set": 3}
+    assert whole.counters.summary() == {"set": 3}
     ranks = [stream(mixture, 120, broken_share=0.1, rank=rank, world_size=3).batch(0) for rank in range(3)]
     assert sum((part.ids for part in ranks), ()) == batch.ids
     assert same(next(iter(stream(mixture, 120, broken_share=0.1).iterate(0, 1, workers=2))), batch)

@@ -86,7 +86,7 @@ def test_three_sources_of_two_kinds_train_together(real_data):
     assert torch.equal(batches[1].images, stream.batch(1).images)
     assert Counter(batches[0].kinds) == {"caption": 32, "label": 32}
     assert batches[0].images.shape == (64, 3, 32, 32)
-    assert stream.tally.summary() == {}
+    assert stream.counters.summary() == {}
 
 
 def test_no_picture_of_the_real_sets_is_broken(real_data):

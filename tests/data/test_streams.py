@@ -178,7 +178,7 @@ def test_a_shard_that_is_damaged_is_counted_as_broken_and_replaced(places, tmp_p
         source[100]
     made = stream(source, batch=50, broken_share=0.1)
     assert "picture 100" not in texts(made.iterate(0, 4))
-    assert sum(made.tally.broken.values()) >= 1
+    assert sum(made.counters.broken.values()) >= 1
 
 
 @pytest.mark.parametrize(

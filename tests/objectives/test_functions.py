@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
 from recollect.objectives import (
+    attend,
     contextualize,
     label_contrastive,
-    look_up,
     sigmoid_contrastive,
     softmax_contrastive,
 )
@@ -209,7 +209,7 @@ def test_a_frozen_look_up_has_the_gradient_of_its_one_neighbour(tau, width, dtyp
 @pytest.mark.parametrize("form", ["dense", "blockwise"])
 def test_the_entropy_of_a_frozen_look_up_is_zero(form):
     units = normalize(rows(50, dtype=torch.float32), dim=1)
-    found = look_up(units, units, units, number(1e10, torch.float32), torch.arange(50), form=form, tile=16)
+    found = attend(units, units, units, number(1e10, torch.float32), torch.arange(50), form=form, tile=16)
     torch.testing.assert_close(found.entropy, torch.zeros(50))
 
 
@@ -308,7 +308,7 @@ def test_random_embeddings_start_siglip_near_its_known_loss():
 def test_queries_may_look_into_another_set_and_be_absent_from_it(form):
     queries, keys, values = rows(5, seed=3), rows(11, seed=4), rows(11, 3, seed=5)
     own = torch.tensor([2, -1, 10, -1, 0])
-    found = look_up(queries, keys, values, number(0.7), own, form=form, tile=4)
+    found = attend(queries, keys, values, number(0.7), own, form=form, tile=4)
     for row in range(5):
         seen = [key for key in range(11) if key != own[row]]
         weights = torch.softmax(torch.stack([0.7 * queries[row].dot(keys[key]) for key in seen]), 0)
@@ -319,7 +319,7 @@ def test_queries_may_look_into_another_set_and_be_absent_from_it(form):
 @pytest.mark.parametrize("form", ["dense", "blockwise"])
 def test_uniform_attention_has_as_many_effective_neighbours_as_others(form):
     units = normalize(rows(9), dim=1)
-    found = look_up(units, units, units, number(1e-9), torch.arange(9), form=form, tile=4)
+    found = attend(units, units, units, number(1e-9), torch.arange(9), form=form, tile=4)
     torch.testing.assert_close(found.entropy.exp(), torch.full((9,), 8.0, dtype=torch.float64))
 
 

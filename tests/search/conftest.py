@@ -1,4 +1,4 @@
-"""Small random dual encoders of three families, and flights of queries over random pictures."""
+"""Small random dual encoders of three families, and batches of queries over random pictures."""
 
 import copy
 import io
@@ -92,8 +92,8 @@ def encoder(make_encoder, family):
 
 
 @pytest.fixture
-def make_flight():
-    """A flight whose queries share pictures; some candidates may lack a caption or a picture."""
+def make_episode_batch():
+    """A batch whose queries share pictures; some candidates may lack a caption or a picture."""
 
     def make(encoder, queries=3, k=5, pictures=7, seed=0, holes=False, repeats=False):
         generator = np.random.default_rng(seed)

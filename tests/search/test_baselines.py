@@ -20,7 +20,7 @@ from recollect.search.pixels import PixelCache
 from recollect.search.searcher import Searcher
 
 QUERIES = ["a red snowman", "large river", "the bridge right of a tree"]
-EPISODE = EpisodeOptions.paper(k=6, rank=4, scale=15.0, in_flight=2)
+EPISODE = EpisodeOptions.paper(k=6, rank=4, scale=15.0, at_once=2)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def test_rewards_are_clipped_cosines_and_an_image_that_is_gone_has_none(encoder,
     cosine = float(teacher.embed_images([pictures[1].image])[0] @ teacher.embed_texts(["queen"])[0])
     assert float(rewards[0]) == pytest.approx(max(0, 2.5 * cosine), abs=1e-5)
     judge.rewards("tree", ["1", "2"])
-    assert judge.tally.images_forward == 2
+    assert judge.counters.images_forward == 2
 
 
 def test_when_no_image_can_be_judged_the_ranking_is_zero_shot(encoder, teacher, make_pool, pictures):
@@ -178,7 +178,7 @@ def test_every_method_is_asked_in_the_same_way_and_leaves_the_model_as_it_was(en
     assert [result.query for result in found] == [*QUERIES, ""]
     assert [len(result.hits) for result in found] == [7, 7, 7, 0]
     assert prepared.search.report.empty == 1
-    assert prepared.search.tally.texts_forward >= 3
+    assert prepared.search.counters.texts_forward >= 3
     again = prepared.search.search(QUERIES[1:2], 7)[0]
     assert ids(again) == ids(found[1])  # what one query learned, the next has forgotten
     assert all(torch.equal(tensor, before[key]) for key, tensor in encoder.state_dict().items())

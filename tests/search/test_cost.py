@@ -36,11 +36,11 @@ def test_products_in_place_and_of_attention_count_too(grad):
 class Sleeper:
     """A search that does what the test says."""
 
-    tally: CostCounters = field(default_factory=CostCounters)
+    counters: CostCounters = field(default_factory=CostCounters)
     report: SearchReport = field(default_factory=SearchReport)
 
     def search(self, queries, k=10):
-        self.tally.forward(images=2 * len(queries), texts=len(queries))
+        self.counters.forward(images=2 * len(queries), texts=len(queries))
         for _ in queries:
             torch.randn(4, 5) @ torch.randn(5, 6)
         return [SearchResult(query, ()) for query in queries]

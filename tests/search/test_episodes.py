@@ -39,12 +39,12 @@ def same_adapters(ours, theirs, queries):
 
 
 @pytest.mark.parametrize("options", ALTERNATIVES.values(), ids=list(ALTERNATIVES))
-def test_many_at_once_are_the_sequential_ones(encoder, make_flight, options):
+def test_many_at_once_are_the_sequential_ones(encoder, make_episode_batch, options):
     """Same adapted weights and same ranking as PEFT's loop, float64 to 1e-10, in every family and alternative."""
-    flight = make_flight(encoder, holes=True, repeats=True)
+    batch = make_episode_batch(encoder, holes=True, repeats=True)
     fast, slow = Episodes(encoder, options), SequentialEpisodes(encoder, options)
-    same_adapters(fast.adapt(flight), slow.adapt(flight), 3)
-    ours, theirs = fast.rerank(flight), slow.rerank(flight)
+    same_adapters(fast.adapt(batch), slow.adapt(batch), 3)
+    ours, theirs = fast.rerank(batch), slow.rerank(batch)
     torch.testing.assert_close(ours.scores, theirs.scores, atol=1e-10, rtol=0, equal_nan=True)
     known = theirs.scores.nan_to_num(-9)
     assert torch.equal(ours.scores.nan_to_num(-9).argsort(dim=1), known.argsort(dim=1))
@@ -52,108 +52,108 @@ def test_many_at_once_are_the_sequential_ones(encoder, make_flight, options):
     assert not ours.failed.any()
 
 
-def test_the_general_path_gives_the_short_cut(encoder, make_flight):
-    flight = make_flight(encoder, holes=True)
+def test_the_general_path_gives_the_short_cut(encoder, make_episode_batch):
+    batch = make_episode_batch(encoder, holes=True)
     fast = Episodes(encoder, BASE)
     general = Episodes(encoder, BASE)
     general._adapt = general._steps
-    same_adapters(fast.adapt(flight), general.adapt(flight), 3)
+    same_adapters(fast.adapt(batch), general.adapt(batch), 3)
     torch.testing.assert_close(
-        fast.rerank(flight).scores, general.rerank(flight).scores, atol=1e-10, rtol=0, equal_nan=True
+        fast.rerank(batch).scores, general.rerank(batch).scores, atol=1e-10, rtol=0, equal_nan=True
     )
 
 
-def test_an_episode_changes_the_scores_and_another_query_does_not(encoder, make_flight):
-    flight = make_flight(encoder)
+def test_an_episode_changes_the_scores_and_another_query_does_not(encoder, make_episode_batch):
+    batch = make_episode_batch(encoder)
     episodes = Episodes(encoder, replace(BASE, scale=15.0))
-    together = episodes.rerank(flight)
-    frozen = torch.nn.functional.normalize(encoder.encode_images(flight.pixels), dim=1)
+    together = episodes.rerank(batch)
+    frozen = torch.nn.functional.normalize(encoder.encode_images(batch.pixels), dim=1)
     asked = torch.nn.functional.normalize(
-        encoder.encode_texts(encoder.tokenize([query.words[0][0] for query in flight.queries])), dim=1
+        encoder.encode_texts(encoder.tokenize([query.words[0][0] for query in batch.queries])), dim=1
     )
-    zero_shot = (asked[:, None] * frozen[flight.images]).sum(dim=2)
+    zero_shot = (asked[:, None] * frozen[batch.images]).sum(dim=2)
     assert (together.scores - zero_shot).abs().max() > 1e-3
     for query in range(3):
-        torch.testing.assert_close(episodes.rerank(flight.one(query)).scores[0], together.scores[query])
+        torch.testing.assert_close(episodes.rerank(batch.one(query)).scores[0], together.scores[query])
 
 
 @pytest.mark.parametrize("options", [BASE, replace(BASE, steps=2)], ids=["short cut", "steps"])
-def test_afterwards_the_model_is_bit_for_bit_what_it_was(make_encoder, make_flight, options):
+def test_afterwards_the_model_is_bit_for_bit_what_it_was(make_encoder, make_episode_batch, options):
     encoder = make_encoder("siglip").train()
-    flight = make_flight(encoder)
+    batch = make_episode_batch(encoder)
     before = copy.deepcopy(encoder.state_dict())
     asking = {name: parameter.requires_grad for name, parameter in encoder.named_parameters()}
-    one = Episodes(encoder, options).rerank(flight).scores
+    one = Episodes(encoder, options).rerank(batch).scores
     after = encoder.state_dict()
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
     assert {name: parameter.requires_grad for name, parameter in encoder.named_parameters()} == asking
     assert all(parameter.grad is None for parameter in encoder.parameters())
     assert encoder.training
     assert not any("forward" in vars(module) for module in encoder.modules())
-    assert torch.equal(Episodes(encoder, options).rerank(flight).scores, one)
+    assert torch.equal(Episodes(encoder, options).rerank(batch).scores, one)
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_a_loss_that_is_not_finite_stays_in_its_query(make_encoder, make_flight, steps):
+def test_a_loss_that_is_not_finite_stays_in_its_query(make_encoder, make_episode_batch, steps):
     encoder = make_encoder("clip").double()
     options = replace(BASE, steps=steps)
-    flight = make_flight(encoder, pictures=15)
-    flight.images[:] = torch.arange(15).view(3, 5)
-    flight.texts[:] = flight.images
-    wanted = Episodes(encoder, options).rerank(flight).scores
-    flight.pixels[7] = torch.inf  # found by the second query alone
+    batch = make_episode_batch(encoder, pictures=15)
+    batch.images[:] = torch.arange(15).view(3, 5)
+    batch.texts[:] = batch.images
+    wanted = Episodes(encoder, options).rerank(batch).scores
+    batch.pixels[7] = torch.inf  # found by the second query alone
     for episodes in (Episodes(encoder, options), SequentialEpisodes(encoder, options)):
-        found = episodes.rerank(flight)
+        found = episodes.rerank(batch)
         assert found.failed.tolist() == [False, True, False]
         assert found.scores[1].isnan().all()
         torch.testing.assert_close(found.scores[[0, 2]], wanted[[0, 2]], atol=1e-10, rtol=0)
 
 
-def test_too_few_captions_leave_the_query_as_zero_shot_ranked_it(make_encoder, make_flight):
+def test_too_few_captions_leave_the_query_as_zero_shot_ranked_it(make_encoder, make_episode_batch):
     encoder = make_encoder("clip").double()
-    flight = make_flight(encoder)
-    flight.texts[0] = -1
-    flight.texts[1, 1:] = -1
-    found = Episodes(encoder, BASE).rerank(flight)
+    batch = make_episode_batch(encoder)
+    batch.texts[0] = -1
+    batch.texts[1, 1:] = -1
+    found = Episodes(encoder, BASE).rerank(batch)
     assert found.pairs.tolist() == [0, 1, 5]
     assert found.scores[:2].isnan().all()
     assert found.scores[2].isfinite().all()
     assert not found.failed.any()
 
 
-def test_no_caption_at_all_is_no_error(make_encoder, make_flight):
+def test_no_caption_at_all_is_no_error(make_encoder, make_episode_batch):
     encoder = make_encoder("clip").double()
-    flight = replace(make_flight(encoder), captions=(), texts=torch.full((3, 5), -1))
+    batch = replace(make_episode_batch(encoder), captions=(), texts=torch.full((3, 5), -1))
     for options in (BASE, replace(BASE, steps=2)):
-        assert Episodes(encoder, options).rerank(flight).scores.isnan().all()
+        assert Episodes(encoder, options).rerank(batch).scores.isnan().all()
 
 
-def test_pictures_are_embedded_once_forwards_and_once_for_each_query_backwards(make_encoder, make_flight):
+def test_pictures_are_embedded_once_forwards_and_once_for_each_query_backwards(make_encoder, make_episode_batch):
     encoder = make_encoder("clip").double()
-    flight = make_flight(encoder, queries=3, k=5, pictures=7)
+    batch = make_episode_batch(encoder, queries=3, k=5, pictures=7)
     fast, slow = Episodes(encoder, BASE), SequentialEpisodes(encoder, BASE)
-    fast.rerank(flight)
-    slow.rerank(flight)
-    found = len(flight.images.unique())
-    assert fast.tally.images_forward == found + 15  # the shared forward, then the ranking
-    assert slow.tally.images_forward == 15 + 15
-    assert fast.tally.images_backward == slow.tally.images_backward == 15
-    assert fast.tally.texts_forward == len(flight.texts.unique()) + 3
-    assert slow.tally.texts_forward == 15 + 3
+    fast.rerank(batch)
+    slow.rerank(batch)
+    found = len(batch.images.unique())
+    assert fast.counters.images_forward == found + 15  # the shared forward, then the ranking
+    assert slow.counters.images_forward == 15 + 15
+    assert fast.counters.images_backward == slow.counters.images_backward == 15
+    assert fast.counters.texts_forward == len(batch.texts.unique()) + 3
+    assert slow.counters.texts_forward == 15 + 3
 
 
-def test_full_parameters_are_plain_adamw_on_both_towers(make_encoder, make_flight):
+def test_full_parameters_are_plain_adamw_on_both_towers(make_encoder, make_episode_batch):
     encoder = make_encoder("clip").double()
-    flight = make_flight(encoder, holes=True)
+    batch = make_episode_batch(encoder, holes=True)
     options = replace(BASE, parameters="all", learning_rate=1e-3)
     episodes = FullEpisodes(encoder, options)
-    found = episodes.rerank(flight)
+    found = episodes.rerank(batch)
     other = copy.deepcopy(encoder)
     towers = [*other.tower_parameters("image"), *other.tower_parameters("text")]
     optimiser = torch.optim.AdamW(towers, lr=1e-3)
-    pairs = flight.pairs[2]
-    images = other.encode_images(flight.pixels[flight.images[2][pairs]])
-    captions = [flight.captions[number] for number in flight.texts[2][pairs].tolist()]
+    pairs = batch.pairs[2]
+    images = other.encode_images(batch.pixels[batch.images[2][pairs]])
+    captions = [batch.captions[number] for number in batch.texts[2][pairs].tolist()]
     texts = other.encode_texts(other.tokenize(captions))
     cosines = torch.nn.functional.normalize(images, dim=1) @ torch.nn.functional.normalize(texts, dim=1).T
     own = cosines.diagonal()
@@ -162,12 +162,10 @@ def test_full_parameters_are_plain_adamw_on_both_towers(make_encoder, make_fligh
     (1.7 * contrastive + 0.3 * hinge).mean().backward()
     optimiser.step()
     with torch.no_grad():
-        again = torch.nn.functional.normalize(other.encode_images(flight.pixels[flight.images[2]]), dim=1)
-        asked = torch.nn.functional.normalize(
-            other.encode_texts(other.tokenize([flight.queries[2].words[0][0]])), dim=1
-        )
+        again = torch.nn.functional.normalize(other.encode_images(batch.pixels[batch.images[2]]), dim=1)
+        asked = torch.nn.functional.normalize(other.encode_texts(other.tokenize([batch.queries[2].words[0][0]])), dim=1)
     torch.testing.assert_close(found.scores[2], (again @ asked.T)[:, 0], atol=1e-9, rtol=0)
-    assert torch.equal(episodes.rerank(flight).scores.nan_to_num(), found.scores.nan_to_num())  # it was reset
+    assert torch.equal(episodes.rerank(batch).scores.nan_to_num(), found.scores.nan_to_num())  # it was reset
 
 
 @given(st.integers(0, 10_000), st.integers(1, 4), st.integers(2, 5), st.integers(5, 9))
@@ -216,7 +214,7 @@ def test_the_paper_s_settings_have_a_name():
         {"rank": 0},
         {"temperature": 0.0},
         {"temperature": float("nan")},
-        {"in_flight": 0},
+        {"at_once": 0},
         {"soft": 1.5},
         {"mix": -0.1},
         {"margin": float("inf")},

@@ -21,7 +21,7 @@ from recollect.search.query import Query, embed_queries
 from recollect.search.searcher import Searcher
 
 QUERIES = ["a red snowman", "large river", "the bridge right of a tree", "queen", "blue car above the umbrella"]
-OPTIONS = EpisodeOptions(k=6, rank=4, scale=15.0, in_flight=2)
+OPTIONS = EpisodeOptions(k=6, rank=4, scale=15.0, at_once=2)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_after_a_search_the_model_is_bit_for_bit_what_it_was(make_encoder, make_
 
 def test_a_query_is_answered_the_same_alone_and_in_company(encoder, make_pool):
     pool = make_pool(encoder)
-    together = EpisodicSearcher(encoder, pool, options=replace(OPTIONS, in_flight=8)).search(QUERIES, 6)
+    together = EpisodicSearcher(encoder, pool, options=replace(OPTIONS, at_once=8)).search(QUERIES, 6)
     for query, result in zip(QUERIES, together, strict=True):
         (alone,) = EpisodicSearcher(encoder, pool, options=OPTIONS).search([query], 6)
         assert ids(alone) == ids(result)
@@ -330,7 +330,7 @@ def test_words_and_pictures_together_find_what_the_sum_is_nearest_to(encoder, ma
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_episodes_of_sums_equal_the_sequential_reference(encoder, make_pool, pictures, steps):
-    pool, options = make_pool(encoder), replace(OPTIONS, steps=steps, in_flight=3)
+    pool, options = make_pool(encoder), replace(OPTIONS, steps=steps, at_once=3)
     fast = EpisodicSearcher(encoder, pool, options=options)
     slow = EpisodicSearcher(encoder, pool, options=options)
     slow.episodes = SequentialEpisodes(encoder, options)
@@ -364,22 +364,22 @@ def test_an_episode_may_be_mixed_with_the_ranking_before_it(encoder, make_pool, 
 class Measured(EpisodicSearcher):
     """Notes how many queries ran together and what all of it held."""
 
-    def _flight(self, queries, results):
+    def _together(self, queries, results):
         with Meter() as meter:
-            found = super()._flight(queries, results)
-        self.flights = [*getattr(self, "flights", []), (len(queries), meter.peak)]
+            found = super()._together(queries, results)
+        self.together = [*getattr(self, "together", []), (len(queries), meter.peak)]
         return found
 
 
 @pytest.mark.parametrize("times", [0.5, 1.5, 3.5])
 def test_queries_adapt_together_as_far_as_measured_memory_allows(encoder, make_pool, times):
     pool, queries = make_pool(encoder), QUERIES * 3
-    free = Measured(encoder, pool, options=replace(OPTIONS, in_flight=8))
+    free = Measured(encoder, pool, options=replace(OPTIONS, at_once=8))
     wanted = free.search(queries, 6)
-    assert max(number for number, _ in free.flights) == 8
+    assert max(number for number, _ in free.together) == 8
     each = free.plan.dearest
-    bound = replace(OPTIONS, in_flight=8, gibibytes=times * each / 2**30)
+    bound = replace(OPTIONS, at_once=8, gibibytes=times * each / 2**30)
     held = Measured(encoder, pool, options=bound)
     assert [ids(result) for result in held.search(queries, 6)] == [ids(result) for result in wanted]
-    assert max(number for number, _ in held.flights) == max(1, int(times))
-    assert all(peak <= max(times, 1) * each for _, peak in held.flights)
+    assert max(number for number, _ in held.together) == max(1, int(times))
+    assert all(peak <= max(times, 1) * each for _, peak in held.together)

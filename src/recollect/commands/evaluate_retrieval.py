@@ -48,7 +48,7 @@ class Retrieval:
     stand-in of a captioner), held-out (an image's last text, which then is no query), true (its first text, though it
     is asked for: the ceiling), column:NAME (another column of the data), or a .jsonl file that `recollect caption`
     wrote. With commas between, one for each source."""
-    rewording: CaptionCorruption = field(default_factory=CaptionCorruption)
+    corruption: CaptionCorruption = field(default_factory=CaptionCorruption)
     """How the stand-in words the truth."""
     teacher: str | None = None
     """A larger model that judges images for rlcf."""
@@ -83,7 +83,7 @@ class Retrieval:
             raise UserError("--depths: at least one, and each at least 1")
         columns = Columns(image=self.image_column, caption=self.caption_column)
         more, left_out = captioned_specs(self.suite, self.copies, columns) if self.suite else ((), ())
-        selection = PoolSelection((*self.data, *more), self.pool, self.captions, self.rewording, self.split, columns)
+        selection = PoolSelection((*self.data, *more), self.pool, self.captions, self.corruption, self.split, columns)
         results = list(self._results(methods, open_pools(selection)))
         for result in results:
             console.print(f"\n{result.model} on {result.data}", highlight=False, soft_wrap=True)

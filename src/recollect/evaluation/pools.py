@@ -35,7 +35,7 @@ class PoolSelection:
         pool: every source by itself, or all as one pool of several domains.
         captions: what is learnt from, for all sources or for each, with commas between: ``reworded``, ``held-out``,
             ``true``, ``column:NAME``, or a .jsonl file of `recollect caption`; None for no captions.
-        rewording: how ``reworded`` words the truth.
+        corruption: how ``reworded`` words the truth.
         split: of every source that has splits.
         columns: where the names of columns are unusual.
     """
@@ -43,7 +43,7 @@ class PoolSelection:
     data: Sequence[str]
     pool: PoolKind = "single"
     captions: str | None = None
-    rewording: CaptionCorruption = field(default_factory=CaptionCorruption)
+    corruption: CaptionCorruption = field(default_factory=CaptionCorruption)
     split: str = "test"
     columns: Columns = field(default_factory=Columns)
 
@@ -90,7 +90,7 @@ def _split(spec: str, split: str) -> str | None:
 
 def _captions(task: RetrievalTask, word: str, selection: PoolSelection, spec: str) -> PoolCaptions:
     if word == "reworded":
-        return corrupted_captions(task.images, selection.rewording)
+        return corrupted_captions(task.images, selection.corruption)
     if word in ("held-out", "true"):
         return {"held-out": held_out, "true": true_captions}[word](task.images)
     if word.startswith(_COLUMN):

@@ -24,7 +24,7 @@ def top_similar(similarity: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]
     return np.take_along_axis(part, order, axis=1), np.take_along_axis(values, order, axis=1)
 
 
-def tally(weights: np.ndarray, voters: np.ndarray, classes: int) -> np.ndarray:
+def counters(weights: np.ndarray, voters: np.ndarray, classes: int) -> np.ndarray:
     """Sum of the weights that fall to each class: (queries, classes).
 
     Args:
@@ -66,7 +66,7 @@ class _Voting(EmbeddingClassifier):
         """Shares of the votes, given the ``k_`` nearest examples of each query, nearest first."""
         voters = self.labels_[neighbours]
         weights = self._weights(similarity)
-        votes = tally(weights, voters, len(self.classes_))
+        votes = counters(weights, voters, len(self.classes_))
         votes *= 1e9 / weights.sum(axis=-1, keepdims=True)
         # Rounding leaves equal shares unequal; what is equal to nine digits is a tie, and the nearest decides.
         np.rint(votes, out=votes)

@@ -1,7 +1,7 @@
 """What training minimises: pure functions of embeddings, and small modules that own their temperatures."""
 
 from recollect.objectives.base import OBJECTIVES, Base, ContrastiveObjective, Objective
-from recollect.objectives.context import Attended, contextualize, look_up
+from recollect.objectives.context import Attended, attend, contextualize
 from recollect.objectives.contextual import ContextObjective
 from recollect.objectives.options import ContextOptions
 from recollect.objectives.sigmoid import sigmoid_contrastive
@@ -21,9 +21,9 @@ __all__ = [
     "ImageSet",
     "Objective",
     "Partners",
+    "attend",
     "contextualize",
     "label_contrastive",
-    "look_up",
     "sigmoid_contrastive",
     "softmax_contrastive",
 ]

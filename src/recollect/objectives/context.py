@@ -49,10 +49,10 @@ def contextualize(
     unit = functional.normalize(images, dim=1)
     own = torch.arange(len(images), device=images.device)
     scale = 1 / (temperature * math.sqrt(images.shape[1]))
-    return functional.normalize(look_up(unit, unit, images, scale, own, form=form, tile=tile).values, dim=1)
+    return functional.normalize(attend(unit, unit, images, scale, own, form=form, tile=tile).values, dim=1)
 
 
-def look_up(
+def attend(
     queries: Float[Tensor, "queries width"],
     keys: Float[Tensor, "keys width"],
     values: Float[Tensor, "keys value_width"],

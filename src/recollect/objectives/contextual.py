@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recollect.objectives.base import Base, LossTerms, Objective, Report, logarithm, unit
-from recollect.objectives.context import Attended, look_up
+from recollect.objectives.context import Attended, attend
 from recollect.objectives.options import ContextOptions
 from recollect.objectives.shards import WHOLE, Copies, Shard, find_copies
 from recollect.objectives.softmax import softmax_contrastive
@@ -144,7 +144,7 @@ class ContextObjective(Objective):
         unit_images = unit(images)
         rows = _Rows(images, unit_images, texts, labels, marks, shard)
         buffer = self._buffer(rows, views, context, context_marks, seed)
-        found = self._look_up(rows, buffer)
+        found = self._attend(rows, buffer)
         if self.context_term is None:
             loss, report = self._residual_loss(rows, found)
         else:
@@ -176,17 +176,15 @@ class ContextObjective(Objective):
         loss, (whole,) = rows.losses(self.term, [self.term.set_of(mixed, 1.0)])
         return loss, self._report(whole, whole, None, found, rows.shard)
 
-    def _look_up(self, rows: "_Rows", buffer: Buffer) -> Attended:
+    def _attend(self, rows: "_Rows", buffer: Buffer) -> Attended:
         queries = rows.unit_images if self.options.normalise_keys else rows.images
         scale = 1 / (self.log_tau.exp() * math.sqrt(rows.images.shape[1]))
-        found = look_up(queries, buffer.keys, buffer.values, scale, buffer.own, copies=buffer.copies, form=self.form)
+        found = attend(queries, buffer.keys, buffer.values, scale, buffer.own, copies=buffer.copies, form=self.form)
         if self.map is None:
             return found
         # Second stage (Eq. 9): what was found looks up again, among mapped keys and values.
         mapped = rows.shard.gather(self.map(rows.images))
-        return look_up(
-            unit(found.values), unit(mapped), mapped, scale, buffer.own, copies=buffer.copies, form=self.form
-        )
+        return attend(unit(found.values), unit(mapped), mapped, scale, buffer.own, copies=buffer.copies, form=self.form)
 
     def _buffer(
         self,

@@ -101,12 +101,12 @@ def measured(search: TextSearch, queries: Sequence[str], k: int, probe: int = 8)
     Seconds and rows are of all queries; products and memory of the first ``probe`` asked again, since to count slows
     the search down.
     """
-    before = search.tally.as_dict()
+    before = search.counters.as_dict()
     start = time.perf_counter()
     results = search.search(queries, k)
     seconds = time.perf_counter() - start
     number = max(1, len(queries))
-    rows = {name: (count - before[name]) / number for name, count in search.tally.as_dict().items()}
+    rows = {name: (count - before[name]) / number for name, count in search.counters.as_dict().items()}
     some = queries[:probe]
     with Meter() as meter:
         search.search(some, k)

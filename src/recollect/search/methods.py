@@ -89,7 +89,7 @@ def _fine_tuning(setting: SearchContext) -> Prepared:
 
 def _normalised(setting: SearchContext) -> Prepared:
     done = CostCounters()
-    pool = normalised(setting.encoder, setting.pool, setting.options.normalisation, tally=done)
+    pool = normalised(setting.encoder, setting.pool, setting.options.normalisation, counters=done)
     return Prepared(Searcher(setting.encoder, pool, scored_by="normalised"), done)
 
 

@@ -120,7 +120,7 @@ def normalised(
     pool: Pool,
     settings: Normalisation | None = None,
     *,
-    tally: CostCounters | None = None,
+    counters: CostCounters | None = None,
     seed: int = 0,
 ) -> NormalisedPool:
     """A pool by normalised scores, whose references are its own captions: at most 2,048, drawn at random.
@@ -141,8 +141,8 @@ def normalised(
     drawn = numpy_generator("references", seed).permutation(len(owners))[:_REFERENCES]
     chosen = [owners[place] for place in sorted(drawn.tolist())]
     texts = encoder.embed_texts([captions[id] for id in chosen], caption_prefix(encoder)).numpy()
-    if tally is not None:
-        tally.forward(texts=len(chosen))
+    if counters is not None:
+        counters.forward(texts=len(chosen))
     if settings is None:
         rows = {id: row for row, id in enumerate(ids)}
         settings = choose(vectors, texts, np.array([rows[id] for id in chosen]), seed=seed)

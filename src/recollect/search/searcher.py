@@ -92,11 +92,11 @@ class TextSearch(Protocol):
     """Every way of searching: zero-shot, episodes and their baselines.
 
     Attributes:
-        tally: rows that went through the towers so far.
+        counters: rows that went through the towers so far.
         report: what was not as it should be.
     """
 
-    tally: CostCounters
+    counters: CostCounters
     report: SearchReport
 
     def search(self, queries: Sequence[str | Query], k: int = 10) -> list[SearchResult]:
@@ -122,7 +122,7 @@ class Searcher:
 
     encoder: DualEncoder
     pool: Pool
-    tally: CostCounters = field(default_factory=CostCounters)
+    counters: CostCounters = field(default_factory=CostCounters)
     report: SearchReport = field(default_factory=SearchReport)
     query_encoder: Encoder | None = None
     scored_by: str = MODEL
@@ -205,7 +205,7 @@ class Searcher:
 
     def _embed(self, queries: list[Query]) -> Float[Tensor, "queries width"]:
         words = sum(term.words is not None for query in queries for term in query.terms)
-        self.tally.forward(texts=words, images=sum(len(query.terms) for query in queries) - words)
+        self.counters.forward(texts=words, images=sum(len(query.terms) for query in queries) - words)
         return embed_queries(self.query_encoder or self.encoder, queries, caption_prefix(self.encoder))
 
     def _told(self, query: Query, result: SearchResult) -> SearchResult:

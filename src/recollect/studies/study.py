@@ -39,7 +39,7 @@ class SearchSettings:
     models: tuple[str, ...] = ()
     teacher: str | None = None
     captions: tuple[str, ...] = ()
-    rewording: CaptionCorruption = field(default_factory=CaptionCorruption)
+    corruption: CaptionCorruption = field(default_factory=CaptionCorruption)
     split: str = "test"
     validation: tuple[str, ...] = ()
     validation_split: str = "validation"

@@ -205,7 +205,7 @@ def lock_source(
 
 
 def _embed(
-    encoder: DualEncoder, source: Source, count: int, views: int, crops: ImageTransform, tally: BrokenCounter
+    encoder: DualEncoder, source: Source, count: int, views: int, crops: ImageTransform, counters: BrokenCounter
 ) -> dict[str, Tensor]:
     features: Tensor | None = None
     rows: list[int] = []
@@ -217,7 +217,7 @@ def _embed(
                 good = [(index, image) for index, image in read if not isinstance(image, BrokenImageError)]
                 if view == 0:
                     broken = [str(image) for _, image in read if isinstance(image, BrokenImageError)]
-                    tally.add(source, len(indices), broken)
+                    counters.add(source, len(indices), broken)
                     place = len(rows)
                     rows += [index for index, _ in good]
                 if not good:

@@ -45,7 +45,7 @@ class BatchStream:
             ``n * world_size`` rows.
         templates: prompt templates for class names.
         broken_share: share of images that may be broken before it is an error.
-        tally: what was read so far and what could not be.
+        counters: what was read so far and what could not be.
     """
 
     mixture: DataMix
@@ -56,14 +56,14 @@ class BatchStream:
     world_size: int = 1
     templates: tuple[str, ...] = GENERAL_TEMPLATES
     broken_share: float = BROKEN_SHARE
-    tally: BrokenCounter = field(init=False, repr=False)
+    counters: BrokenCounter = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.batch_size % self.world_size:
             raise UserError(f"batch size {self.batch_size} does not divide over {self.world_size} processes")
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"there is no rank {self.rank} among {self.world_size}")
-        self.tally = BrokenCounter(self.broken_share)
+        self.counters = BrokenCounter(self.broken_share)
         self._plan = self.mixture.plan(self.batch_size, self._key("plan"))
         self._blocks = [
             BlockOrder.of(source.block_sizes, window, partial(self._key_of_pass, source.name))
@@ -174,7 +174,7 @@ class BatchStream:
         for number, source in enumerate(self.mixture.sources):
             messages = [message for piece in pieces for message in piece.broken.get(number, [])]
             if tried := int((sources == number).sum()) + len(messages):
-                self.tally.add(source, tried, messages)
+                self.counters.add(source, tried, messages)
         images = [self._normalised(piece.images.to(device, non_blocking=True)) for piece in pieces]
         names = [source.name for source in self.mixture.sources]
         kinds: list[Kind] = [source.kind for source in self.mixture.sources]

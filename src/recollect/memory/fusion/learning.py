@@ -157,7 +157,7 @@ def embed_pairs(encoder: Encoder, sources: tuple[Source, ...], limit: int | None
     Raises:
         UserError: too many cannot be read, or none is left.
     """
-    fingerprint, parts, tally = encoder.fingerprint, [], BrokenCounter(broken_share)
+    fingerprint, parts, counters = encoder.fingerprint, [], BrokenCounter(broken_share)
     reading = ReadOptions(template=SIMPLE_TEMPLATES[0])
     for source in sources:
         stop = len(source) if limit is None else min(limit, len(source))
@@ -167,7 +167,7 @@ def embed_pairs(encoder: Encoder, sources: tuple[Source, ...], limit: int | None
             ):
                 count = min(ROWS_AT_ONCE, stop - start)
                 parts.append(block.pairs.take(np.flatnonzero(block.pairs.has_text).tolist()))
-                tally.add(source, count, block.failures)
+                counters.add(source, count, block.failures)
                 counter.advance(count)
     pairs = join(parts)
     if pairs is None:

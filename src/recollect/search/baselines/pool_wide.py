@@ -35,7 +35,7 @@ class _Pairs:
     numbers: tuple[int, ...]
 
 
-def by_captions(encoder: DualEncoder, pool: Pool, tally: CostCounters | None = None) -> VectorPool:
+def by_captions(encoder: DualEncoder, pool: Pool, counters: CostCounters | None = None) -> VectorPool:
     """The images of a pool, to be found by what their captions say (the text-to-text baseline, EFSA, §4.1).
 
     All captions of the pool are searched: EFSA writes of those of the top k, but its R@10 lies below what a random
@@ -51,12 +51,12 @@ def by_captions(encoder: DualEncoder, pool: Pool, tally: CostCounters | None = N
         blocks.append(encoder.embed_texts([item.caption for item in there], caption_prefix(encoder)).numpy())
     if not ids:
         raise UserError(NO_CAPTIONS)
-    if tally is not None:
-        tally.forward(texts=len(ids))
+    if counters is not None:
+        counters.forward(texts=len(ids))
     return VectorPool(pool, ids, np.concatenate(blocks))
 
 
-def by_model(encoder: DualEncoder, pool: Pool, pixels: PixelCache, tally: CostCounters | None = None) -> VectorPool:
+def by_model(encoder: DualEncoder, pool: Pool, pixels: PixelCache, counters: CostCounters | None = None) -> VectorPool:
     """The images of a pool embedded again, by another model; those that cannot be opened any more are left out.
 
     Raises:
@@ -71,8 +71,8 @@ def by_model(encoder: DualEncoder, pool: Pool, pixels: PixelCache, tally: CostCo
             blocks.append(encoder.embed_images(pixels.tensor([picture for _, picture in there])).numpy())
     if not ids:
         raise UserError("no image of the pool can be opened any more. Are they still where they were?")
-    if tally is not None:
-        tally.forward(images=len(ids))
+    if counters is not None:
+        counters.forward(images=len(ids))
     return VectorPool(pool, ids, np.concatenate(blocks))
 
 
@@ -82,7 +82,7 @@ def fine_tune(
     episode: EpisodeOptions,
     options: TuningOptions,
     pixels: PixelCache,
-    tally: CostCounters | None = None,
+    counters: CostCounters | None = None,
 ) -> DualEncoder:
     """A copy of ``encoder``, tuned by low-rank adapters on all captioned images of the pool (EFSA, §4.1, F.T).
 
@@ -112,9 +112,9 @@ def fine_tune(
                 loss.backward()
                 optimiser.step()
                 counter.advance(len(batch.numbers), f"loss {loss.item():.3f}")
-                if tally is not None:
-                    tally.forward(images=len(batch.numbers), texts=len(batch.numbers))
-                    tally.backward(images=len(batch.numbers), texts=len(batch.numbers))
+                if counters is not None:
+                    counters.forward(images=len(batch.numbers), texts=len(batch.numbers))
+                    counters.backward(images=len(batch.numbers), texts=len(batch.numbers))
     tuned = copy.deepcopy(encoder).eval()
     down, up = ({name: each.detach() for name, each in half.items()} for half in halves)
     merge_adapters(tuned, Adapters(down, up, start.scale))

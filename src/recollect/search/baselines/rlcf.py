@@ -28,18 +28,18 @@ class Teacher:
     """A larger model that judges how well an image fits a query; it embeds a picture once.
 
     Attributes:
-        tally: rows that went through it.
+        counters: rows that went through it.
     """
 
     def __init__(self, encoder: Encoder, pool: Pool) -> None:
-        self.encoder, self.pool, self.tally = encoder, pool, CostCounters()
+        self.encoder, self.pool, self.counters = encoder, pool, CostCounters()
         self._known: dict[str, Tensor | None] = {}
 
     def rewards(self, query: str, ids: Sequence[str]) -> Float[Tensor, " images"]:
         """``max(2.5 · cos, 0)`` of the query with each image (CLIP score); NaN where one cannot be opened any more."""
         kind = caption_prefix(self.encoder) if isinstance(self.encoder, DualEncoder) else None
         asked = self.encoder.embed_texts([query], kind)[0]
-        self.tally.forward(texts=1)
+        self.counters.forward(texts=1)
         self._embed([id for id in ids if id not in self._known])
         each = [self._known[id] for id in ids]
         scores = [torch.tensor(torch.nan) if vector is None else vector @ asked for vector in each]
@@ -56,7 +56,7 @@ class Teacher:
                 self._known[item.id] = None
         if opened:
             self._known |= dict(zip(opened, self.encoder.embed_images(list(opened.values())), strict=True))
-            self.tally.forward(images=len(opened))
+            self.counters.forward(images=len(opened))
 
 
 @dataclass
@@ -137,13 +137,13 @@ class RewardSearcher(Searcher):
             rewards = self.judge.rewards(query, [ids[row] for row in chosen.tolist()]).to(likely)
             there = rewards.isfinite()
             loss = -((rewards - rewards[there].mean())[there] * likely[chosen][there]).mean()
-        self.tally.forward(texts=1)
+        self.counters.forward(texts=1)
         if not bool(loss.isfinite()):
             return not bool(there.any())  # no image can be judged any more: nothing to learn, but nothing broken
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-        self.tally.backward(texts=1)
+        self.counters.backward(texts=1)
         return True
 
     def _embed_one(self, query: str) -> Float[Tensor, "one width"]:

@@ -34,46 +34,46 @@ class Episodes:
     Attributes:
         encoder: the frozen model.
         options: of the episodes.
-        tally: what was computed so far.
+        counters: what was computed so far.
     """
 
     def __init__(self, encoder: DualEncoder, options: EpisodeOptions | None = None) -> None:
-        self.encoder, self.options, self.tally = encoder, options or EpisodeOptions(), CostCounters()
+        self.encoder, self.options, self.counters = encoder, options or EpisodeOptions(), CostCounters()
         self._sites = adapter_sites(encoder)
         self._start = initial_adapters(self._sites, self.options.adapters)
 
-    def rerank(self, flight: EpisodeBatch) -> Reranked:
-        """Adapt to each query of the flight and score its candidates again."""
+    def rerank(self, batch: EpisodeBatch) -> Reranked:
+        """Adapt to each query of the batch and score its candidates again."""
         with frozen(self.encoder):
-            adapters, losses = self._adapt(flight)
-            scores = self._scores(flight, adapters)
-        return finished(flight, scores, losses)
+            adapters, losses = self._adapt(batch)
+            scores = self._scores(batch, adapters)
+        return finished(batch, scores, losses)
 
-    def adapt(self, flight: EpisodeBatch) -> Adapters:
+    def adapt(self, batch: EpisodeBatch) -> Adapters:
         """Every query's adapters after its episode."""
         with frozen(self.encoder):
-            return self._adapt(flight)[0]
+            return self._adapt(batch)[0]
 
-    def _adapt(self, flight: EpisodeBatch) -> tuple[Adapters, Float[Tensor, " queries"]]:
+    def _adapt(self, batch: EpisodeBatch) -> tuple[Adapters, Float[Tensor, " queries"]]:
         if self.options.short_cut:
-            return self._first_step(flight)
-        return self._steps(flight)
+            return self._first_step(batch)
+        return self._steps(batch)
 
-    def _first_step(self, flight: EpisodeBatch) -> tuple[Adapters, Float[Tensor, " queries"]]:
-        step = FirstStep(self._sites, self._start, len(flight.queries))
-        queries, k = flight.images.shape
-        pairs = flight.pairs
-        images, texts = shared_rows(flight.images, pairs), shared_rows(flight.texts, pairs)
-        tokens = self.encoder.tokenize(flight.captions, caption_prefix(self.encoder)) if flight.captions else {}
+    def _first_step(self, batch: EpisodeBatch) -> tuple[Adapters, Float[Tensor, " queries"]]:
+        step = FirstStep(self._sites, self._start, len(batch.queries))
+        queries, k = batch.images.shape
+        pairs = batch.pairs
+        images, texts = shared_rows(batch.images, pairs), shared_rows(batch.texts, pairs)
+        tokens = self.encoder.tokenize(batch.captions, caption_prefix(self.encoder)) if batch.captions else {}
         with step.recording():
-            outputs = [self._encode_images(flight.pixels[group.rows]) for group in images]
+            outputs = [self._encode_images(batch.pixels[group.rows]) for group in images]
             outputs += [self.encoder.encode_texts(rows_of(tokens, group.rows)) for group in texts]
         groups = images + texts
         raw = self._start_raw(queries * k)
         for number, (group, output) in enumerate(zip(groups, outputs, strict=True)):
             for places in group.places:
                 raw[int(number >= len(images))].index_copy_(0, places.to(raw.device), output.detach())
-        losses, gradients = self._loss_gradients(flight, raw.unflatten(1, (queries, k)))
+        losses, gradients = self._loss_gradients(batch, raw.unflatten(1, (queries, k)))
         for number, (group, output) in enumerate(zip(groups, outputs, strict=True)):
             tower = gradients[int(number >= len(images))].flatten(0, 1)
             for turn, places in enumerate(group.places.to(raw.device)):
@@ -90,19 +90,19 @@ class Episodes:
         return torch.ones(2, places, encoder.width, dtype=encoder.dtype, device=encoder.device)
 
     def _loss_gradients(
-        self, flight: EpisodeBatch, raw: Float[Tensor, "towers queries k width"]
+        self, batch: EpisodeBatch, raw: Float[Tensor, "towers queries k width"]
     ) -> tuple[Float[Tensor, " queries"], Float[Tensor, "towers queries k width"]]:
         with torch.enable_grad():
             raw = raw.detach().requires_grad_()
-            losses = self._losses(flight, raw[0], raw[1])
+            losses = self._losses(batch, raw[0], raw[1])
             (gradients,) = torch.autograd.grad(losses.sum(), raw)
         return losses.detach(), gradients
 
     def _losses(
-        self, flight: EpisodeBatch, images: Float[Tensor, "queries k width"], texts: Float[Tensor, "queries k width"]
+        self, batch: EpisodeBatch, images: Float[Tensor, "queries k width"], texts: Float[Tensor, "queries k width"]
     ) -> Float[Tensor, " queries"]:
-        pairs = flight.pairs.to(images.device)
-        wrong = negatives(flight.texts.to(images.device), pairs)
+        pairs = batch.pairs.to(images.device)
+        wrong = negatives(batch.texts.to(images.device), pairs)
         return episode_loss(images, texts, pairs, wrong, contrast_scale(self.encoder, self.options), self.options)
 
     def _decayed(self) -> dict[str, Tensor]:
@@ -110,8 +110,8 @@ class Episodes:
         factor = 1 - self.options.learning_rate * self.options.weight_decay
         return {name: down * factor for name, down in self._start.down.items()}
 
-    def _steps(self, flight: EpisodeBatch) -> tuple[Adapters, Float[Tensor, " queries"]]:
-        queries = len(flight.queries)
+    def _steps(self, batch: EpisodeBatch) -> tuple[Adapters, Float[Tensor, " queries"]]:
+        queries = len(batch.queries)
         numbers = [*self._start.down.values(), *self._start.up.values()]
         sizes = [queries * each.numel() for each in numbers]
         state = torch.cat([each.expand(queries, *each.shape).reshape(-1) for each in numbers])
@@ -128,42 +128,44 @@ class Episodes:
             for part in parts:
                 part.requires_grad_()
             with torch.enable_grad(), adapted(self.encoder, adapters):
-                losses = self._losses(flight, *self._encode_pairs(flight))
+                losses = self._losses(batch, *self._encode_pairs(batch))
             gradients = torch.autograd.grad(losses.sum(), parts)
             for part in parts:
                 part.requires_grad_(False)
             adamw_step(state, torch.cat([each.reshape(-1) for each in gradients]), moments, number, self.options)
             total += losses.detach()
-            self.tally.backward(images=flight.images.numel(), texts=flight.texts.numel())
+            self.counters.backward(images=batch.images.numel(), texts=batch.texts.numel())
         return adapters, total
 
     def _encode_pairs(
-        self, flight: EpisodeBatch
+        self, batch: EpisodeBatch
     ) -> tuple[Float[Tensor, "queries k width"], Float[Tensor, "queries k width"]]:
         """Both towers on every place, each query's places with its own adapters; places without a pair are filled."""
-        queries, k = flight.images.shape
-        rows = [places.clamp(min=0).reshape(-1) for places in (flight.images, flight.texts)]
-        tokens = self.encoder.tokenize(flight.captions or ("",), caption_prefix(self.encoder))
-        images = self._encode_images(flight.pixels[rows[0]])
+        queries, k = batch.images.shape
+        rows = [places.clamp(min=0).reshape(-1) for places in (batch.images, batch.texts)]
+        tokens = self.encoder.tokenize(batch.captions or ("",), caption_prefix(self.encoder))
+        images = self._encode_images(batch.pixels[rows[0]])
         texts = self.encoder.encode_texts(rows_of(tokens, rows[1]))
-        self.tally.forward(images=len(images), texts=len(texts))
+        self.counters.forward(images=len(images), texts=len(texts))
         return images.view(queries, k, -1), texts.view(queries, k, -1)
 
     @torch.no_grad()
-    def _scores(self, flight: EpisodeBatch, adapters: Adapters) -> Float[Tensor, "queries k"]:
-        queries, k = flight.images.shape
+    def _scores(self, batch: EpisodeBatch, adapters: Adapters) -> Float[Tensor, "queries k"]:
+        queries, k = batch.images.shape
         with adapted(self.encoder, adapters):
-            images = self._encode_images(flight.pixels[flight.images.clamp(min=0).reshape(-1)])
-            asked = embed_asked(self.encoder, flight)
-        self.tally.forward(images=len(images), texts=len(asked))
+            images = self._encode_images(batch.pixels[batch.images.clamp(min=0).reshape(-1)])
+            asked = embed_asked(self.encoder, batch)
+        self.counters.forward(images=len(images), texts=len(asked))
         return similarities(images.view(queries, k, -1), asked)
 
     def _encode_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n width"]:
         return self.encoder.encode_images(pixels.to(self.encoder.device, self.encoder.dtype))
 
     def _count(self, images: Sequence, texts: Sequence) -> None:
-        self.tally.forward(images=sum(len(group.rows) for group in images), texts=sum(len(each.rows) for each in texts))
-        self.tally.backward(
+        self.counters.forward(
+            images=sum(len(group.rows) for group in images), texts=sum(len(each.rows) for each in texts)
+        )
+        self.counters.backward(
             images=sum(group.places.numel() for group in images), texts=sum(group.places.numel() for group in texts)
         )
 
@@ -184,22 +186,22 @@ def adamw_step(
     state.addcdiv_(mean, root, value=-options.learning_rate / (1 - _BETAS[0] ** number))
 
 
-def embed_asked(encoder: DualEncoder, flight: EpisodeBatch) -> Float[Tensor, "queries width"]:
+def embed_asked(encoder: DualEncoder, batch: EpisodeBatch) -> Float[Tensor, "queries width"]:
     """The queries by the towers as they are now: weighted sums of unit embeddings of their words and pictures.
 
     Where adapters are each query's own, its words are one run of rows and so are its pictures; shorter queries are
     filled up with what has no weight.
     """
-    total = torch.zeros(len(flight.queries), encoder.width, dtype=encoder.dtype, device=encoder.device)
-    most = max(len(query.words) for query in flight.queries)
+    total = torch.zeros(len(batch.queries), encoder.width, dtype=encoder.dtype, device=encoder.device)
+    most = max(len(query.words) for query in batch.queries)
     if most:
-        filled = [(*query.words, *(("", 0.0),) * (most - len(query.words))) for query in flight.queries]
+        filled = [(*query.words, *(("", 0.0),) * (most - len(query.words))) for query in batch.queries]
         tokens = encoder.tokenize([word for each in filled for word, _ in each], caption_prefix(encoder))
         total = total + _weighted(encoder.encode_texts(tokens), [[weight for _, weight in each] for each in filled])
-    most = max(len(query.pictures) for query in flight.queries)
+    most = max(len(query.pictures) for query in batch.queries)
     if most:
-        shown = [(*query.pictures, *((0, 0.0),) * (most - len(query.pictures))) for query in flight.queries]
-        pixels = flight.pixels[[row for each in shown for row, _ in each]].to(encoder.device, encoder.dtype)
+        shown = [(*query.pictures, *((0, 0.0),) * (most - len(query.pictures))) for query in batch.queries]
+        pixels = batch.pixels[[row for each in shown for row, _ in each]].to(encoder.device, encoder.dtype)
         total = total + _weighted(encoder.encode_images(pixels), [[weight for _, weight in each] for each in shown])
     return total
 
@@ -216,12 +218,12 @@ def similarities(
     return torch.einsum("qkd,qd->qk", F.normalize(images, dim=2), F.normalize(asked, dim=1))
 
 
-def finished(flight: EpisodeBatch, scores: Float[Tensor, "queries k"], losses: Float[Tensor, " queries"]) -> Reranked:
+def finished(batch: EpisodeBatch, scores: Float[Tensor, "queries k"], losses: Float[Tensor, " queries"]) -> Reranked:
     """Scores on the CPU, with those that say nothing taken out, and which queries broke down."""
-    there = flight.images >= 0
+    there = batch.images >= 0
     scores = scores.double().cpu()
     broken = ~losses.isfinite().cpu() | ((~scores.isfinite()) & there).any(dim=1)
-    pairs = flight.pairs.sum(dim=1)
+    pairs = batch.pairs.sum(dim=1)
     keep = there & ~broken[:, None] & (pairs >= LEAST_PAIRS)[:, None]
     return Reranked(scores.masked_fill(~keep, torch.nan), broken, pairs)
 

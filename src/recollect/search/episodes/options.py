@@ -50,7 +50,7 @@ class EpisodeOptions:
         scale: factor of the adapters; 15/64, or 15 or 15/√64 as other readings of "a scaling factor of 15".
         both_xavier: begin with both matrices of an adapter random, so not at the pretrained model.
         parameters: learn low-rank adapters, or all parameters of both towers (Fig. 4; one query at a time).
-        in_flight: most queries that adapt at once; fewer where they would hold more than ``gibibytes``.
+        at_once: most queries that adapt at once; fewer where they would hold more than ``gibibytes``.
         gibibytes: that the tensors of queries that adapt at once may hold, as measured on the first; one query always
             runs.
         seed: of the adapters' random start, the same for every query.
@@ -71,14 +71,14 @@ class EpisodeOptions:
     scale: float = 15 / 64
     both_xavier: bool = False
     parameters: Literal["adapters", "all"] = "adapters"
-    in_flight: int = 8
+    at_once: int = 8
     gibibytes: float = 2.0
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.k < 2:
             raise UserError(f"k {self.k}: an episode needs at least 2 images, or nothing is to be ranked.")
-        for name in ("steps", "rank", "in_flight"):
+        for name in ("steps", "rank", "at_once"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} {getattr(self, name)}: must be at least 1.")
         for name in ("learning_rate", "scale", "gibibytes", *(() if self.temperature is None else ("temperature",))):

@@ -8,7 +8,7 @@ Load = tuple[int, int]
 
 
 @dataclass
-class FlightPlan:
+class EpisodeBatchPlan:
     """Keeps the memory of a batch of episodes below a bound, by what episodes were measured to hold.
 
     The first query runs alone and is measured, and so is any with more pictures or longer texts than every query that

@@ -13,7 +13,7 @@ from recollect.search.cost import Meter
 from recollect.search.episodes.batch import Asked, EpisodeBatch, Reranked, number_texts
 from recollect.search.episodes.batched import LEAST_PAIRS, Episodes
 from recollect.search.episodes.options import EpisodeOptions
-from recollect.search.episodes.planning import FlightPlan, Load
+from recollect.search.episodes.planning import EpisodeBatchPlan, Load
 from recollect.search.episodes.sequential import FullEpisodes
 from recollect.search.pixels import PixelCache
 from recollect.search.pool import Pool
@@ -44,8 +44,8 @@ class EpisodicSearcher(Searcher):
         self.pixels = self.pixels or PixelCache(self.encoder.transform)
         kind = Episodes if self.options.parameters == "adapters" else FullEpisodes
         self.episodes: Episodes | FullEpisodes = kind(self.encoder, self.options)
-        self.episodes.tally = self.tally
-        self.plan = FlightPlan(self.options.in_flight, self.options.gibibytes * 2**30)
+        self.episodes.counters = self.counters
+        self.plan = EpisodeBatchPlan(self.options.at_once, self.options.gibibytes * 2**30)
 
     def _search(self, queries: list[Query], k: int, pool: Pool) -> list[SearchResult]:
         found = self._nearest(queries, max(k, self.options.k), pool)
@@ -55,22 +55,22 @@ class EpisodicSearcher(Searcher):
         with progress("episodes", len(queries), "queries") as counter:
             while len(results) < len(queries):
                 some = self._next(queries, plain, len(results))
-                results += self._measured_flight(queries[some], plain[some])
+                results += self._measured(queries[some], plain[some])
                 counter.advance(len(queries[some]))
         return results
 
     def _next(self, queries: list[Query], plain: list[SearchResult], start: int) -> slice:
         """Which queries adapt together now: as many as measured memory allows."""
-        some = slice(start, start + self.options.in_flight)
+        some = slice(start, start + self.options.at_once)
         loads = [self._load(query, result) for query, result in zip(queries[some], plain[some], strict=True)]
         return slice(start, start + self.plan.number(loads))
 
-    def _measured_flight(self, queries: list[Query], plain: list[SearchResult]) -> list[SearchResult]:
+    def _measured(self, queries: list[Query], plain: list[SearchResult]) -> list[SearchResult]:
         load = self._load(queries[0], plain[0])
         if len(queries) > 1 or self.plan.knows(load):
-            return self._flight(queries, plain)
+            return self._together(queries, plain)
         with Meter() as meter:
-            results = self._flight(queries, plain)
+            results = self._together(queries, plain)
         self.plan.learn(load, meter.peak)
         return results
 
@@ -85,15 +85,15 @@ class EpisodicSearcher(Searcher):
             longest, self.encoder.longest_text
         )
 
-    def _flight(self, queries: list[Query], results: list[SearchResult]) -> list[SearchResult]:
+    def _together(self, queries: list[Query], results: list[SearchResult]) -> list[SearchResult]:
         assert self.pixels is not None
-        flight = make_flight(queries, results, self.options.k, self.pixels)
-        if flight is None:  # no picture could be opened
+        batch = make_episode_batch(queries, results, self.options.k, self.pixels)
+        if batch is None:  # no picture could be opened
             nothing = torch.zeros(len(queries), dtype=torch.int64)
             places = torch.full((len(queries), 1), torch.nan, dtype=torch.float64)
             again = Reranked(places, nothing.bool(), nothing)
         else:
-            again = self.episodes.rerank(flight)
+            again = self.episodes.rerank(batch)
         return [self._reordered(result, again, number) for number, result in enumerate(results)]
 
     def _reordered(self, result: SearchResult, again: Reranked, number: int) -> SearchResult:
@@ -128,7 +128,7 @@ class EpisodicSearcher(Searcher):
         return notes
 
 
-def make_flight(
+def make_episode_batch(
     queries: Sequence[Query], results: Sequence[SearchResult], k: int, pixels: PixelCache
 ) -> EpisodeBatch | None:
     """The first k images of each query with their captions, each opened once; None if none can be opened."""

@@ -24,11 +24,11 @@ class OneAtATime:
     Attributes:
         encoder: the model that is copied.
         options: of the episodes.
-        tally: what was computed so far.
+        counters: what was computed so far.
     """
 
     def __init__(self, encoder: DualEncoder, options: EpisodeOptions | None = None) -> None:
-        self.encoder, self.options, self.tally = encoder, options or EpisodeOptions(), CostCounters()
+        self.encoder, self.options, self.counters = encoder, options or EpisodeOptions(), CostCounters()
         self._copy = copy.deepcopy(encoder).eval().requires_grad_(False)
         self._learned = self._prepare()
         self._begin = [each.detach().clone() for each in self._learned]
@@ -37,48 +37,48 @@ class OneAtATime:
         """Make the copy ready and return what it learns."""
         raise NotImplementedError
 
-    def rerank(self, flight: EpisodeBatch) -> Reranked:
-        """Adapt to each query of the flight in turn and score its candidates again."""
+    def rerank(self, batch: EpisodeBatch) -> Reranked:
+        """Adapt to each query of the batch in turn and score its candidates again."""
         scores, losses = [], []
-        for query in range(len(flight.queries)):
-            alone = flight.one(query)
+        for query in range(len(batch.queries)):
+            alone = batch.one(query)
             losses.append(self._learn(alone))
             scores.append(self._scores(alone))
             self._reset()
-        return finished(flight, torch.cat(scores), torch.stack(losses))
+        return finished(batch, torch.cat(scores), torch.stack(losses))
 
-    def _learn(self, flight: EpisodeBatch) -> Float[Tensor, ""]:
+    def _learn(self, batch: EpisodeBatch) -> Float[Tensor, ""]:
         options = self.options
         optimiser = torch.optim.AdamW(self._learned, lr=options.learning_rate, weight_decay=options.weight_decay)
         total = torch.zeros((), dtype=self._copy.dtype, device=self._copy.device)
-        if flight.pairs.sum() < LEAST_PAIRS:
+        if batch.pairs.sum() < LEAST_PAIRS:
             return total
         for _ in range(options.steps):
-            loss = self._loss(flight)
+            loss = self._loss(batch)
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
             total += loss.detach()
         return total
 
-    def _loss(self, flight: EpisodeBatch) -> Float[Tensor, ""]:
-        pairs = flight.pairs[0]
-        images, texts = flight.images[0][pairs], flight.texts[0][pairs]
-        raw_images = self._encode_images(flight.pixels[images])
-        captions = [flight.captions[number] for number in texts.tolist()]
+    def _loss(self, batch: EpisodeBatch) -> Float[Tensor, ""]:
+        pairs = batch.pairs[0]
+        images, texts = batch.images[0][pairs], batch.texts[0][pairs]
+        raw_images = self._encode_images(batch.pixels[images])
+        captions = [batch.captions[number] for number in texts.tolist()]
         raw_texts = self._copy.encode_texts(self._copy.tokenize(captions, caption_prefix(self._copy)))
-        self.tally.forward(images=len(images), texts=len(texts))
-        self.tally.backward(images=len(images), texts=len(texts))
+        self.counters.forward(images=len(images), texts=len(texts))
+        self.counters.backward(images=len(images), texts=len(texts))
         every = torch.ones(1, len(images), dtype=torch.bool, device=raw_images.device)
         wrong = negatives(texts[None].to(raw_images.device), every)
         scale = contrast_scale(self.encoder, self.options)
         return episode_loss(raw_images[None], raw_texts[None], every, wrong, scale, self.options)[0]
 
     @torch.no_grad()
-    def _scores(self, flight: EpisodeBatch) -> Float[Tensor, "one k"]:
-        images = self._encode_images(flight.pixels[flight.images[0].clamp(min=0)])
-        asked = embed_asked(self._copy, flight)
-        self.tally.forward(images=len(images), texts=len(asked))
+    def _scores(self, batch: EpisodeBatch) -> Float[Tensor, "one k"]:
+        images = self._encode_images(batch.pixels[batch.images[0].clamp(min=0)])
+        asked = embed_asked(self._copy, batch)
+        self.counters.forward(images=len(images), texts=len(asked))
         return similarities(images[None], asked)
 
     def _encode_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n width"]:
@@ -108,12 +108,12 @@ class SequentialEpisodes(OneAtATime):
             each.requires_grad_()
         return learned
 
-    def adapt(self, flight: EpisodeBatch) -> Adapters:
+    def adapt(self, batch: EpisodeBatch) -> Adapters:
         """Every query's adapters after its episode."""
         down: list[list[Tensor]] = []
         up: list[list[Tensor]] = []
-        for query in range(len(flight.queries)):
-            self._learn(flight.one(query))
+        for query in range(len(batch.queries)):
+            self._learn(batch.one(query))
             down.append([each.detach().clone() for each in self._down])
             up.append([each.detach().clone() for each in self._up])
             self._reset()

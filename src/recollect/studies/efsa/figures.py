@@ -237,7 +237,7 @@ def figure_6(options: StudyOptions) -> StudyReport:
         limits = (4, 8, None) if options.scale == "smoke" else (3, 5, 10, 15, None)
         kinds = [
             replace(first, label="no limit" if words is None else str(words),
-                    rewording=replace(first.rewording, most_words=words)) for words in limits
+                    corruption=replace(first.corruption, most_words=words)) for words in limits
         ]  # fmt: skip
     each = {kind.label: measurements(ask(options, where, captions=kind)) for kind in kinds}
     return _over(6, options, where, each, "captions" if options.scale == "full" else "most words of a caption")

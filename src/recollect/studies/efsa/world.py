@@ -59,12 +59,12 @@ class Captions:
     Attributes:
         label: of a row.
         kind: as `PoolSelection.captions` has it.
-        rewording: of the stand-in.
+        corruption: of the stand-in.
     """
 
     label: str
     kind: str
-    rewording: CaptionCorruption = field(default_factory=CaptionCorruption)
+    corruption: CaptionCorruption = field(default_factory=CaptionCorruption)
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def _full(options: StudyOptions, loss: Base, world: str) -> EfsaWorld:
             "--scale full learns from captions of your pools. Name them with --search.captions (see `recollect "
             "evaluate retrieval --help`)."
         )
-    captions = tuple(Captions(kind, kind, asked.rewording) for kind in asked.captions)
+    captions = tuple(Captions(kind, kind, asked.corruption) for kind in asked.captions)
     models = asked.models or (_PAPER_MODELS[loss],)
     teacher = asked.teacher or (None if asked.models else _PAPER_TEACHER)
     methods = MethodOptions(asked.episode, asked.tuning, asked.reward, asked.full_learning_rate)
@@ -286,7 +286,7 @@ def _content(search: SearchRun) -> list[str]:
 def _pools(
     data: tuple[str, ...], pool: PoolKind, captions: Captions, split: str, content: tuple[str, ...]
 ) -> list[CaptionedPool]:
-    found = open_pools(PoolSelection(data, pool, captions.kind, captions.rewording, split))
+    found = open_pools(PoolSelection(data, pool, captions.kind, captions.corruption, split))
     if not all(is_built_in(spec) for spec in data):
         return found
     return [replace(each, task=replace(each.task, images=Album(each.task.images))) for each in found]
