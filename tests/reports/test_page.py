@@ -61,8 +61,10 @@ def frame():
 
 def test_figures_show_what_the_table_says():
     curves = plots.few_shot_curves(frame(), ["base", "context"], ["tip-adapter"], {"base": 45.0})
-    lines = [line for line in curves.axes[0].lines if line.get_marker() == "o"]
+    lines = [bars.lines[0] for bars in curves.axes[0].containers]
     assert [list(line.get_ydata()) for line in lines] == [[52, 55, 83], [55, 58, 86]]
+    looks = [(line.get_marker(), line.get_linestyle(), line.get_color(), tuple(line.get_xdata())) for line in lines]
+    assert all(len(set(each)) == len(lines) for each in zip(*looks, strict=True)), "curves that agree can all be seen"
     bars = plots.gain_per_classifier(frame(), {"context": ("context", "base")}, ["tip-adapter"], 32)
     assert [patch.get_height() for patch in bars.axes[0].patches] == [3.0]
     per_set = plots.gain_per_data_set(frame(), "context", "base", "tip-adapter", 32)
