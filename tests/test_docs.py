@@ -248,7 +248,7 @@ def test_every_page_is_in_the_navigation():
 
 
 def test_every_fenced_block_says_what_it_is():
-    known = {"", "bash", "sh", "shell", "python", "text", "json", "yaml", "toml", "math", "dockerfile", "html"}
+    known = {"", "bash", "sh", "shell", "python", "text", "diff", "json", "yaml", "toml", "math", "dockerfile", "html"}
     assert {str(each): each.language for page in PAGES for each in blocks(page) if each.language not in known} == {}
 
 

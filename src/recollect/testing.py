@@ -24,6 +24,7 @@ from recollect.data.sources.images import BrokenImageError
 from recollect.fewshot.base import EmbeddingClassifier
 from recollect.memory.conformance import ListBackend as ListBackend
 from recollect.memory.conformance import check_backend as check_backend
+from recollect.memory.rows import Record as Record
 
 
 @dataclass(eq=False)

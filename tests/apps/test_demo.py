@@ -13,6 +13,8 @@ from matplotlib.colors import to_hex
 from recollect.apps import demo as module
 from recollect.apps.demo import NO_MASK, SIGLIP, SIGLIXP, DemoFindings, conclusions, demo, worlds
 from recollect.reports import plots
+from recollect.studies import runs
+from recollect.tasks.opening import open_tasks
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,7 +58,13 @@ def test_the_sentences_say_what_the_figures_say(gain, words):
 
 @pytest.fixture
 def short(monkeypatch):
-    """The demo with fewer steps and one seed, to see its parts."""
+    """The demo with fewer steps, tasks and seeds, to see its parts."""
+
+    def few_tasks(selection, purpose):
+        opened = open_tasks(selection, purpose)
+        return replace(opened, tasks=opened.tasks[:3])
+
+    monkeypatch.setattr(runs, "open_tasks", few_tasks)
     monkeypatch.setattr(module, "_shortened", lambda recipe: replace(recipe, steps=4, batch_size=64, log_every=1))
     monkeypatch.setattr(
         module, "worlds", lambda scale: {name: replace(world, seeds=1) for name, world in worlds(scale).items()}

@@ -17,14 +17,14 @@ OPTIONS = """
 model.start model.tokenizer model.prefixes model.freeze model.locked model.views model.dropout model.lora
 model.lora_alpha
 data.sources data.captions data.labels data.split data.weights data.sampling data.crop data.flip data.broken_share
-data.copies data.decoded
+data.copies data.decoded data.merge_classes
 data.image_column data.caption_column data.label_column data.class_name_column data.synonyms_column data.split_column
-objective.base objective.scale objective.bias objective.context.alpha objective.context.tau
+objective.base objective.scale objective.bias objective.smoothing objective.context.alpha objective.context.tau
 objective.context.options.mask objective.context.options.residual objective.context.options.values
 objective.context.options.stages objective.context.options.tied objective.context.options.freeze_temperature
 objective.context.options.stop_gradient objective.context.options.separate objective.context.options.value_head
 objective.context.options.normalise_keys objective.context.options.layer_norm objective.context.options.stale_rows
-objective.context.options.active_rows objective.context.options.augmented
+objective.context.options.active_rows objective.context.options.augmented objective.context.options.shuffled
 optimiser.learning_rate optimiser.weight_decay optimiser.beta1 optimiser.beta2 optimiser.clip_norm optimiser.warmup
 optimiser.temperature_factor
 steps batch_size chunk precision seed workers log_every checkpoint_every checkpoints_kept

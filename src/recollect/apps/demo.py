@@ -81,9 +81,7 @@ class DemoWorld:
         )  # fmt: skip
         recipes = self.recipes
         if scale == "smoke":
-            recipes = {
-                name: replace(each, steps=max(20, each.steps // 25), log_every=2) for name, each in recipes.items()
-            }
+            recipes = {name: _shortened(each) for name, each in recipes.items()}
         return with_seeds(recipes, self.seeds, evaluation)
 
 
