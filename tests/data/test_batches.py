@@ -181,14 +181,6 @@ def test_weights_act_within_a_kind_when_kinds_are_balanced(captions, labels):
         np.testing.assert_allclose(mixture.shares, [0.1, 0.4, 0.5])
 
 
-def test_the_length_of_a_run_counts_label_samples(captions, labels):
-    for sampling in ("equal", "debiased"):
-        # Footnote 2 of prefix conditioning: N / batch * 2 steps for N label samples.
-        assert DataMix((captions, labels), sampling=sampling).steps_per_epoch(10) == 30 * 2 // 10
-    assert DataMix((captions,)).steps_per_epoch(10) == 4
-    assert DataMix((captions,)).steps_per_epoch(1000) == 1
-
-
 # --- purity ------------------------------------------------------------------------------------------------------
 
 

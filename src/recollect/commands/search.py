@@ -2,21 +2,26 @@
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
+from rich.console import Console
+from rich.table import Table
 
+from recollect.commands.memory_options import MemoryOptions
 from recollect.commands.positionals import MemoryPlace
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable
+from recollect.core.progress import console as errors
+from recollect.core.progress import output, printable
+from recollect.memory import Memory
+from recollect.reports.gallery import save_results, scored_parts
+from recollect.search.cutoff import LearntCutOff, cut_off_of
 from recollect.search.episodes.options import EpisodeOptions
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from recollect.search.cutoff import LearntCutOff
-    from recollect.search.query import Query
-    from recollect.search.searcher import Searcher, SearchReport, SearchResult
+from recollect.search.normalisation import NormalisedPool
+from recollect.search.opening import open_searcher
+from recollect.search.query import Query
+from recollect.search.searcher import MODEL, Searcher, SearchReport, SearchResult
 
 
 @dataclass(frozen=True)
@@ -94,10 +99,6 @@ class Search:
         """Search, print and write."""
         self._check()
         queries = self._queries()
-        from recollect.core.progress import output
-        from recollect.reports.gallery import save_results
-        from recollect.search.normalisation import NormalisedPool
-        from recollect.search.opening import open_searcher
 
         searcher = open_searcher(
             self.memory, model=self.model, rerank=self.rerank, among=self.among, normalise=self.normalise,
@@ -149,9 +150,6 @@ class Search:
         """The cut-off, learnt where that is asked for."""
         if self.min_score != "learnt":
             return self.min_score
-        from recollect.core.progress import output
-        from recollect.memory import Memory
-        from recollect.search.cutoff import cut_off_of
 
         ids = list(searcher.pool.ids())
         learnt = cut_off_of(Memory.open(self.memory), ids, searcher.pool.vectors(ids))
@@ -167,7 +165,6 @@ class Search:
             raise UserError("no query was given. Write it in quotes behind the memory, or name a picture with --image.")
         if texts and not any(text.strip() for text in texts):
             raise UserError("every query is empty. Say what to look for.")
-        from recollect.search.query import Query
 
         queries = [Query.words(text) if self.literal else Query.parse(text) for text in texts]
         added = [self.image_weight * Query.picture(path) for path in self.image]
@@ -188,8 +185,6 @@ class Search:
 
     def _reads(self, searcher: "Searcher") -> str:
         """Let queries read a memory, where that is asked for; returns what to call the model."""
-        from recollect.commands.memory_options import MemoryOptions
-        from recollect.memory import Memory
 
         name = self.model or Memory.open(self.memory).backend.record.model_name
         if self.read.memory is None:
@@ -202,12 +197,6 @@ class Search:
 
 def show(results: "list[SearchResult]", report: "SearchReport", console: "Console") -> None:
     """Print what was found: a table for each run of hits that one model scored."""
-    from rich.table import Table
-
-    from recollect.core.progress import console as errors
-    from recollect.core.progress import printable
-    from recollect.reports.gallery import scored_parts
-    from recollect.search.searcher import MODEL
 
     for result in results:
         parts = scored_parts(result)

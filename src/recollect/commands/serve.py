@@ -8,10 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recollect.apps.serve.collection import Collection
+from recollect.apps.serve.journal import Journal
+from recollect.apps.serve.labels import ClickedLabels
+from recollect.apps.serve.session import Session
 from recollect.commands.positionals import MemoryPlace
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable
 from recollect.core.progress import output
+from recollect.memory.store import Memory
+from recollect.models import load_model
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -95,12 +101,6 @@ class Serve:
         return listening
 
     def _session(self) -> Any:
-        from recollect.apps.serve.collection import Collection
-        from recollect.apps.serve.journal import Journal
-        from recollect.apps.serve.labels import ClickedLabels
-        from recollect.apps.serve.session import Session
-        from recollect.memory.store import Memory
-        from recollect.models import load_model
 
         memory = Memory.open(self.memory)
         name = self.model or memory.info().model_name

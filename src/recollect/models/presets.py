@@ -1,7 +1,6 @@
 """Models built from nothing: what can be named in a recipe, and how large it is."""
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -297,8 +296,3 @@ def _given(texts: Sequence[str] | None, preset: str) -> Sequence[str]:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0].rstrip(".")
-
-
-def parameter_count(encoder: DualEncoder) -> int:
-    """Number of parameters that training changes."""
-    return sum(math.prod(parameter.shape) for parameter in encoder.parameters() if parameter.requires_grad)

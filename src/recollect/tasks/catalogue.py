@@ -108,11 +108,6 @@ def _renamed(source: Source, names: tuple[str, ...]) -> Source:
     return Subset(source, np.arange(len(source)), class_names=names)
 
 
-def suite_names() -> tuple[str, ...]:
-    """The suites there are."""
-    return tuple(_read("suites.json")["suites"])
-
-
 def suite(name: str) -> tuple[Entry, ...]:
     """The sets of a suite, in the paper's order: "lixp-21", "lixp-11-ablation" or "prefix-11".
 

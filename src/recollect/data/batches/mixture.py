@@ -89,17 +89,6 @@ class DataMix:
         """How many samples of each source each step takes."""
         return Plan(self.shares, batch_size, self.sampling == "debiased", key)
 
-    def steps_per_epoch(self, batch_size: int) -> int:
-        """Steps in which every label sample is seen once on average, or every sample where there is only one kind.
-
-        With both kinds, the length of a run counts label samples alone (prefix conditioning, footnote 2).
-        """
-        both = len({source.kind for source in self.sources}) > 1
-        counted = [source.kind == "label" or not both for source in self.sources]
-        samples = sum(len(source) for source, counts in zip(self.sources, counted, strict=True) if counts)
-        share = sum(share for share, counts in zip(self.shares, counted, strict=True) if counts)
-        return max(1, round(samples / (batch_size * share)))
-
 
 def _highest_label(source: Source) -> int:
     return NO_LABEL if source.kind == "caption" else int(source.labels.max())
