@@ -4,7 +4,8 @@
     <!-- end -->
     gains <!-- cell lixp/table-4.json "4b" "alpha = 0.8" "gain" -->+11.4 ± 0.5<!-- end -->
 
-A file is a report of ``recollect study``, a measurement of ``benchmarks/fusion.py``, or a folder of a study's runs; a
+A file is a report of ``recollect study``, a measurement of ``benchmarks/fusion.py`` or
+``adaptation.py``, or a folder of a study's runs; a
 table is named by a part of its title. Below each table stand its notes, its file and the command that made it.
 """
 
@@ -106,7 +107,33 @@ def read_results(folder: Path, name: str) -> KeptResults:
         return KeptResults(tables, command, value.get("world", ""), value.get("notes", ()))
     if isinstance(value, dict) and "mean and std" in value:
         return KeptResults([_measured_ways(value)], value["command"])
-    raise UserError(f"{path}: neither a study's report nor a measurement of benchmarks/fusion.py")
+    if isinstance(value, dict) and "zero-shot, each base" in value:
+        return KeptResults([_measured_episodes(value)], value["command"])
+    raise UserError(f"{path}: neither a study's report nor a measurement of benchmarks/fusion.py or adaptation.py")
+
+
+def _measured_episodes(value: Mapping[str, Any]) -> StudyTable:
+    """A table of ``benchmarks/adaptation.py``: a row for each setting, ranked by the adapted score alone."""
+    domains = list(value["queries"])
+    rows = [
+        (arm["captions"], arm["setting"],
+         *(_interval(arm["gain in R@1"][part]) for part in ("mean", *domains)), _interval(arm["gain in R@5"]["mean"]))
+        for arm in value["arms"] if arm["mix"] == 1
+    ]  # fmt: skip
+    bases = value["zero-shot, each base"]
+    before = " and ".join(f"{base['R@1']['mean']:.1f}" for base in bases)
+    asked = ", ".join(f"{count:,} of {domain}" for domain, count in value["queries"].items())
+    notes = (
+        f"R@1 of the model as it is, mean of domains: {before}, for each of {len(bases)} models; queries: {asked}, in "
+        f"one pool of {value['pictures']:,} pictures; 95 % intervals resample pictures",
+    )
+    columns = ("captions", "setting", "gain in R@1", *(f"R@1, {domain}" for domain in domains), "gain in R@5")
+    return StudyTable("What an episode gains", columns, tuple(rows), notes)
+
+
+def _interval(figure: Sequence[float]) -> str:
+    """A gain with its interval."""
+    return f"{figure[0]:+.1f} [{figure[1]:.1f}, {figure[2]:.1f}]"
 
 
 def _measured_ways(value: Mapping[str, Any]) -> StudyTable:
