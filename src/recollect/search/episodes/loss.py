@@ -36,7 +36,8 @@ def episode_loss(
     says nearly the same is hardly wrong; the factors are constants to the gradient.
 
     Args:
-        images, texts: raw tower outputs.
+        images: raw tower outputs.
+        texts: likewise; text i of a query is image i's caption.
         pairs: which of the k places hold a pair; the others count for nothing.
         negative: see `negatives`.
         scale: 1/τ of Eq. 1.
