@@ -254,7 +254,7 @@ class Recipe:
         self._check_lora()
         if self.objective.context and self.batch_size < 2:
             raise UserError("--batch-size 1: a batch of one has no context. Take at least 2.")
-        if self.objective.smoothing and (self.objective.context or self.objective.base == "label"):
+        if self.objective.smoothing and (self.objective.context or OBJECTIVES[self.objective.base].labelled):
             raise UserError("--objective.smoothing: is for pairs, without context and without classes.")
         if self.model.views > 1 and self.model.locked == "none":
             raise UserError(f"--model.views {self.model.views}: is for a locked image tower. Add --model.locked image.")
