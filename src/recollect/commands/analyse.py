@@ -7,7 +7,7 @@ from rich.table import Table
 
 from recollect.commands.positionals import ModelPlaces
 from recollect.core.errors import UserError
-from recollect.core.files import write_json
+from recollect.core.files import check_writable, write_json
 from recollect.core.progress import output
 from recollect.data.sources import open_source
 from recollect.data.sources.derived import corpus
@@ -43,6 +43,7 @@ class Span:
         """Measure, print and write."""
         if not self.models or not self.captions or not self.data:
             raise UserError("name a model, --captions SOURCE ... and --data SOURCE ...")
+        check_writable(self.out, "--out")
         texts = [
             text
             for spec in self.captions

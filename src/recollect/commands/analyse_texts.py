@@ -11,7 +11,7 @@ from rich.table import Table
 
 from recollect.commands.positionals import ModelPlaces
 from recollect.core.errors import UserError
-from recollect.core.files import write_json
+from recollect.core.files import check_writable, write_json
 from recollect.core.progress import output
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, Kind, Source
@@ -36,6 +36,7 @@ def _checked(out: Path) -> Path:
         raise UserError(
             f"--out {out}: the ending says the format of the figure. Choose one of: {', '.join(FIGURE_ENDINGS)}."
         )
+    check_writable(out, "--out")
     return out
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recollect.apps.demo import DemoScale, demo
+from recollect.core.files import check_writable
 from recollect.core.progress import output
 
 
@@ -24,6 +25,7 @@ class Demo:
 
     def run(self) -> None:
         """Make the page."""
+        check_writable(self.out, "--out")
         start = time.monotonic()
         page = demo(self.out, self.scale, self.workers)
         output().print(

@@ -8,6 +8,7 @@ import tyro
 from recollect.commands.evaluate import DataOptions, ModelOptions
 from recollect.commands.memory_options import MemoryOptions
 from recollect.commands.positionals import ModelPlace
+from recollect.core.files import check_writable
 from recollect.core.progress import output
 from recollect.evaluation.embedded import FileForm, write_embedded
 from recollect.models import load_model
@@ -33,6 +34,7 @@ class Embed:
 
     def run(self) -> None:
         """Embed, write, and say where."""
+        check_writable(self.out, "--out")
         opened = self.data.open("few-shot")
         encoder = load_model(self.model, self.device)
         for task in opened.tasks:

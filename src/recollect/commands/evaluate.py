@@ -12,6 +12,7 @@ from rich.table import Table
 from recollect.commands.memory_options import MemoryOptions, with_memory
 from recollect.commands.positionals import ModelPlaces
 from recollect.core.errors import UserError
+from recollect.core.files import check_writable
 from recollect.core.progress import output
 from recollect.core.types import Encoder, Kind, Source, caption_prefix
 from recollect.data.definitions import knowledge_prompts, open_definitions
@@ -125,6 +126,7 @@ class ModelOptions:
         if not self.models:
             raise UserError("no model was named. Give a folder or a hub id before --data.")
         self.reading.check()
+        check_writable(self.out, "--out")
         cache = FeatureCache(self.cache) if self.cache else None
         for name in self.models:
             yield name, load_model(name, self.device), cache

@@ -10,6 +10,7 @@ from recollect.apps.export import export_all
 from recollect.commands.memory_options import MemoryOptions
 from recollect.commands.positionals import ModelPlace
 from recollect.core.errors import UserError
+from recollect.core.files import check_writable
 from recollect.core.progress import output
 from recollect.models import load_model
 
@@ -34,6 +35,7 @@ class Export:
         """Open, write, and say where."""
         if self.reading.near is not None:
             raise UserError("--near: is for evaluation; here nothing is tested.")
+        check_writable(self.out, "--out")
         classifier = Classifier.load(self.classifier) if self.classifier else None
         encoder = self.reading.apply(load_model(self.model, "cpu"))
         folder = export_all(encoder, self.out, classifier)

@@ -10,7 +10,7 @@ from rich.table import Table
 from recollect.commands.memory_upkeep import index_table, remove_rows, warn_below
 from recollect.commands.positionals import MemoryPlace, ModelPlace, SourcePlace
 from recollect.core.errors import UserError
-from recollect.core.files import write_json
+from recollect.core.files import check_writable, write_json
 from recollect.core.progress import output, printable
 from recollect.core.types import Source
 from recollect.data.sources import open_source
@@ -109,6 +109,7 @@ class Build:
 
     def run(self) -> None:
         """Build, and say what was added."""
+        check_writable(None if "://" in self.out else self.out, "--out")
         encoder = load_model(self.model, self.pairs.device)
         reader, options = self.pairs.reader(self.data, encoder), self.pairs.build()
         memory = open_for_build(self.out, encoder, self.model, self.precision)
@@ -195,6 +196,7 @@ class Info:
 
     def run(self) -> None:
         """Print."""
+        check_writable(self.out, "--out")
         if self.check:
             self._check()
         memory = Memory.open(self.memory)

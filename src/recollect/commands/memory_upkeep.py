@@ -8,7 +8,7 @@ from rich.table import Table
 
 from recollect.commands.positionals import FolderPlace, MemoryPlace
 from recollect.core.errors import UserError
-from recollect.core.files import write_json
+from recollect.core.files import check_writable, write_json
 from recollect.core.progress import output, printable
 from recollect.data.sources.images import note
 from recollect.memory.backends.cells import IndexRecord
@@ -92,6 +92,7 @@ class ExportMemory:
 
     def run(self) -> None:
         """Write."""
+        check_writable(self.out, "--out")
         rows = export_memory(Memory.open(self.memory), self.out, self.map, self.k)
         output().print(printable(f"{rows:,} rows: {self.out}"), highlight=False, soft_wrap=True)
 
@@ -113,6 +114,7 @@ class FindDuplicates:
 
     def run(self) -> None:
         """Find, print, and remove where that was asked for."""
+        check_writable(self.out, "--out")
         memory = Memory.open(self.memory)
         found = find_duplicates(memory, self.threshold)
         paths = self._show(memory, found)
@@ -158,6 +160,7 @@ class Index:
 
     def run(self) -> None:
         """Build, measure and say."""
+        check_writable(self.out, "--out")
         memory = Memory.open(self.memory)
         if self.drop:
             memory.backend.drop_index()

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import tyro
 from rich.table import Table
 
+from recollect.core.files import check_writable
 from recollect.core.progress import output
 from recollect.studies import STUDIES, find_study
 from recollect.studies.study import Scale, SearchSettings, StudyOptions
@@ -49,6 +50,7 @@ class RunStudy:
                 listing.add_row(name, study.title)
             console.print(listing)
             return
+        check_writable(self.out, "--out")
         options = StudyOptions(
             self.scale, self.out, self.data, self.suite, self.entities, self.seeds, self.workers, self.search
         )

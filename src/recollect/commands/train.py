@@ -11,6 +11,7 @@ from rich.table import Table
 
 from recollect.commands.train_hooks import measurements
 from recollect.core.errors import UserError
+from recollect.core.files import check_writable
 from recollect.core.progress import output
 from recollect.models.hub import check_push, push_model
 from recollect.training.loop import Hook, train
@@ -110,6 +111,7 @@ class Train:
             console.print(listing)
             return
         out = self.out or Path("runs") / self.name
+        check_writable(out, "--out")
         first = int(os.environ.get("RANK", "0")) == 0  # of all processes of this launch, the one that writes
         if self.resume and first and not (out / "recipe.json").exists():
             console.print(

@@ -6,6 +6,7 @@ from typing import Literal
 
 from recollect.commands.positionals import ModelPlace
 from recollect.core.errors import UserError
+from recollect.core.files import check_writable
 from recollect.core.progress import output
 from recollect.core.types import Source
 from recollect.data.sources import open_source
@@ -105,6 +106,7 @@ class TrainReco:
         """Embed, look up, train."""
         recipe = self.recipe()
         replace(recipe, fusion=replace(recipe.fusion, width=1), steps=1).check()
+        check_writable(self.out, "--out")
         memory = Memory.open(self.memory)  # what is wrong with it should show before anything is embedded
         memory.check_k(self.k)
         encoder = load_model(self.model, self.device)
