@@ -350,6 +350,8 @@ def test_ray_gives_the_rows_of_one_process_though_three_workers_are_killed_and_l
         [sys.executable, "-c", RAY, str(tmp_path)], env=os.environ | extra, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
+    said = [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("embed latents:captions")]
+    assert said == [], "of Ray, and of workers that died, nothing is printed"
     assert {"0", "1", "2"} <= set(os.listdir(tmp_path)), "three workers were killed"
     assert rows_of(Memory.open(tmp_path / "other")) == rows_of(Memory.open(tmp_path / "one"))
     deadline = time.monotonic() + 20

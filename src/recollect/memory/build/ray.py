@@ -17,6 +17,13 @@ from recollect.memory.backends.arrow import vectors_of
 from recollect.memory.build.reading import ROWS_AT_ONCE, Reader, RowBlock
 from recollect.memory.rows import COLUMNS, Pairs
 
+_QUIET = {
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns of what it will do one day
+    "RAY_BACKEND_LOG_LEVEL": "fatal",  # its core writes errors to the terminal, whatever its other logs are set to
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # and prints what the cluster says of a worker that died, though it is replaced
+}
+"""What Ray is told by its environment, which it reads when it is imported; what the user has set stays."""
+
 
 def ray_blocks(reader: Reader, start: int, stop: int) -> Iterator[RowBlock]:
     """What ``reader.blocks(start, stop)`` yields, embedded by the workers of a Ray cluster.
@@ -27,6 +34,8 @@ def ray_blocks(reader: Reader, start: int, stop: int) -> Iterator[RowBlock]:
     Raises:
         UserError: there is no such cluster, or a worker failed.
     """
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
     try:
         import ray
         import ray.data
@@ -48,8 +57,7 @@ def ray_blocks(reader: Reader, start: int, stop: int) -> Iterator[RowBlock]:
 
 
 def _start(ray: Any) -> None:
-    """Begin, or join the cluster, without Ray's own warnings; what its core says of workers that died still shows."""
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of what it will do one day
+    """Begin, or join the cluster, without Ray's own warnings."""
     with warnings.catch_warnings(action="ignore"):
         ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.CRITICAL)
 
