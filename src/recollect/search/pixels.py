@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from recollect.core.errors import UserError
 from recollect.core.types import ImageLike
+from recollect.data.sources.reading import blocks_ahead
 from recollect.data.transforms import ImageTransform
 from recollect.memory import Item
 
@@ -43,8 +43,7 @@ class PixelCache:
         missing = [item for item in items if item.id not in self._kept and item.id not in self.gone]
         fresh: dict[str, np.ndarray | None] = {}
         if missing:
-            with ThreadPoolExecutor(4) as pool:  # decoding releases the GIL
-                opened = pool.map(self._open, missing)
+            (opened,) = blocks_ahead(lambda place: self._open(missing[place]), range(len(missing)), len(missing))
             fresh = dict(zip((item.id for item in missing), opened, strict=True))
         found = [fresh[item.id] if item.id in fresh else self._kept.get(item.id) for item in items]
         for item in items:

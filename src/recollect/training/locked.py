@@ -9,7 +9,6 @@ the samples and the crops, but not the head, so that every run and every seed on
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +29,7 @@ from recollect.core.types import NO_LABEL, BatchRead, EncoderBase, ImageLike, Ki
 from recollect.data.batches.order import choose, mix
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect.data.sources.images import BrokenImageError
-from recollect.data.sources.reading import BROKEN_SHARE, BrokenCounter
+from recollect.data.sources.reading import BROKEN_SHARE, BrokenCounter, read_ahead
 from recollect.data.transforms import ImageTransform
 from recollect.models import DualEncoder
 from recollect.models.patches import FIT_PICTURES, PatchEncoder
@@ -39,7 +38,6 @@ MADE_ROWS = 20_000
 """Of a made world, which has no end, this many samples are embedded."""
 
 _BLOCK = 256
-_THREADS = 4
 
 
 class FeatureStore:
@@ -254,17 +252,11 @@ def _read_pictures(
     """The images of some samples, or why they cannot be read; a made world draws another picture for each view."""
     if source.makes_batches:
         images = source.batch(indices, view)[0]
-        pictures = images.numpy() if images.ndim == 2 else images.permute(0, 2, 3, 1).contiguous().numpy()
-        return list(zip(indices.tolist(), pictures, strict=True))
-
-    def read(index: int) -> ImageLike | BrokenImageError:
-        try:
-            return source.read(index, needed=needed, extra=False).image
-        except BrokenImageError as error:
-            return error
-
-    with ThreadPoolExecutor(_THREADS) as pool:  # decoding lets go of the lock
-        return list(zip(indices.tolist(), pool.map(read, indices.tolist()), strict=True))
+        made = images.numpy() if images.ndim == 2 else images.permute(0, 2, 3, 1).contiguous().numpy()
+        return list(zip(indices.tolist(), made, strict=True))
+    (read,) = read_ahead(source, indices.tolist(), len(indices), needed=needed, extra=False)
+    pictures = [outcome if isinstance(outcome, BrokenImageError) else outcome.image for outcome in read]
+    return list(zip(indices.tolist(), pictures, strict=True))
 
 
 def fit_patches(encoder: PatchEncoder, sources: Sequence[Source], store: FeatureStore | None = None) -> None:
