@@ -403,7 +403,7 @@ class Frozen(EncoderBase):
     """The base model as the package asks for it; everything is embedded already."""
 
     fingerprint: str
-    scale: float
+    scale: float | None = None  # the default takes the place of the protocol's property
     width: int = WIDTH
 
 

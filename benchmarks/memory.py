@@ -46,6 +46,7 @@ class Options:
         parts: what to measure.
         preset: model whose embedding of images the memory slows down.
         peer: also measure faiss HNSW, whose graph of a million rows takes half an hour to build.
+        work: folder in which the memory is kept for the next run; none by default.
         out: JSON file for the figures.
     """
 
@@ -60,6 +61,7 @@ class Options:
     parts: tuple[Part, ...] = ("search", "index", "fusion", "overhead")
     preset: str = "vit-s-16"
     peer: bool = True
+    work: Path | None = None
     out: Path | None = None
 
 
@@ -82,6 +84,14 @@ def fill(folder: Path, options: Options, width: int, model: str = "m") -> Memory
         ids = [f"row {number}" for number in range(first, first + count)]
         memory.add(Pairs(ids, images, texts, [""] * count, model))
     return memory
+
+
+def kept(options: Options) -> Memory | None:
+    """The memory of an earlier run with the same rows, or a new one that is kept."""
+    if options.work is None:
+        return None
+    place = options.work / f"{options.rows}-{options.width}-{options.centres}-{options.spread:g}-{options.precision}"
+    return Memory.open(place) if Memory.exists(place) else fill(place, options, options.width)
 
 
 def median(function: Callable[[], object], rounds: int = 7) -> float:
@@ -244,7 +254,7 @@ def main(options: Options) -> None:
     console, figures = Console(), {}
     with tempfile.TemporaryDirectory() as folder:
         if {"search", "index"} & set(options.parts):
-            memory = fill(Path(folder) / "memory", options, options.width)
+            memory = kept(options) or fill(Path(folder) / "memory", options, options.width)
         measures: dict[Part, Callable[[], dict[str, float]]] = {
             "search": lambda: search(memory, options),
             "index": lambda: index(memory, options),

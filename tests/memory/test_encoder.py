@@ -1,5 +1,7 @@
 """The drop-in encoder: the same two methods, and embeddings that read the memory as it is now."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -131,6 +133,33 @@ def test_parts_that_do_not_belong_together_are_refused(built, encoder, other_enc
     empty = Memory.create(tmp_path / "empty", width=16, model="model-a")
     with pytest.raises(UserError, match="the memory is empty"):
         RetrievalEnhancedEncoder(encoder, empty, fusion)
+
+
+def test_a_memory_of_the_same_fingerprint_but_another_width_or_reading_rule_is_refused(encoder, tmp_path):
+    other = Memory.create(tmp_path / "narrow", width=8, model=encoder.fingerprint)
+    with pytest.raises(UserError, match="narrow: 8 wide, but the encoder's embeddings are 16 wide"):
+        RetrievalEnhancedEncoder(encoder, other, fusion_of())
+    other = Memory.create(tmp_path / "captions", width=16, model=encoder.fingerprint, prefix="caption")
+    with pytest.raises(UserError, match="its texts were read as captions, but the encoder reads them without a prefix"):
+        RetrievalEnhancedEncoder(encoder, other, fusion_of())
+
+
+def test_an_index_is_part_of_the_fingerprint_and_said_once_it_is_outgrown(tmp_path, pictures, encoder, capsys):
+    memory = open_for_build(tmp_path / "memory", encoder, "m")
+    reader = Reader(encoder, pictures(60), encoder.fingerprint)
+    fill_memory(memory, reader, BuildOptions())
+    before = RetrievalEnhancedEncoder(encoder, memory, fusion_of(), k=3).fingerprint
+    memory.backend.index("image", 0.9)
+    capsys.readouterr()
+    indexed = RetrievalEnhancedEncoder(encoder, memory, fusion_of(), k=3)
+    assert indexed.fingerprint != before, "what is found through an index may be something else"
+    assert capsys.readouterr().err == ""
+    rows = memory.backend.rows([f"pictures:{number}" for number in range(60)])
+    memory.add(replace(rows, ids=[f"more:{number}" for number in range(60)]))
+    RetrievalEnhancedEncoder(encoder, memory, fusion_of(), k=3)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the index of images was measured at 60 rows, and there are 120 now" in said
+    assert "recollect memory index" in said
 
 
 def test_an_encoder_is_opened_from_addresses(built, encoder, address, tmp_path):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, EncoderBase, ImageLike, Kind, best_device
+from recollect.data.sources.images import note
 from recollect.memory.fusion.block import FusionModule
 from recollect.memory.rows import Modality
 from recollect.memory.store import Memory
@@ -40,8 +41,12 @@ class RetrievalEnhancedEncoder(EncoderBase):
         where: read only pairs that satisfy this filter.
         exclude_ids: ids of rows that are never read, such as near-duplicates of tested images.
 
+    Where the memory has an index that is faster for so many queries, what is read is found through it, and the index is
+    part of the fingerprint; one that was measured on fewer than half of the rows is said.
+
     Raises:
-        UserError: the memory or the fusion is of another model, the memory is empty or smaller than k.
+        UserError: the memory or the fusion is of another model, width or way to read texts, the memory is empty or
+            smaller than k.
     """
 
     def __init__(
@@ -57,7 +62,12 @@ class RetrievalEnhancedEncoder(EncoderBase):
         if mode not in {"image", "text", "both"}:
             raise UserError(f"mode {mode!r}: choose image, text or both")
         fingerprint = model.fingerprint
-        memory.check_model(fingerprint, "the encoder")
+        memory.check_encoder(model, "the encoder")
+        if memory.width != model.width:
+            raise UserError(
+                f"{memory.address}: {memory.width} wide, but the encoder's embeddings are {model.width} wide. Build the "
+                "memory again with this model."
+            )
         if fusion.model and fusion.model != fingerprint:
             raise UserError(
                 f"the fusion was trained on embeddings of another model ({fusion.model[:12]}) than this one "
@@ -72,6 +82,12 @@ class RetrievalEnhancedEncoder(EncoderBase):
         for modality in modalities_of(mode):
             if fusion.settings.kind != "mlp":
                 memory.check_k(k, fusion.settings.taken(modality) == "text")
+        if fusion.settings.kind != "mlp":
+            for record in memory.outgrown_indexes():
+                note(
+                    f"{memory.address}: the index of {record.modality}s was measured at {record.rows:,} rows, and there are "
+                    f"{len(memory):,} now. Measure it again with `recollect memory index {memory.address}`."
+                )
         self.model, self.memory, self.mode, self.k, self.where = model, memory, mode, k, where
         self.exclude_ids = frozenset(exclude_ids)
         self.device = best_device()
@@ -85,7 +101,7 @@ class RetrievalEnhancedEncoder(EncoderBase):
 
     @property
     def fingerprint(self) -> str:
-        """Changes with the model, the fusion, the mode, k, and the rows of the memory that are read."""
+        """Changes with the model, the fusion, the mode, k, the rows of the memory that are read, and its indexes."""
         parts = (
             self._model_fingerprint,
             self._fusion_fingerprint,
@@ -94,6 +110,7 @@ class RetrievalEnhancedEncoder(EncoderBase):
             self.k,
             self.where,
             sorted(self.exclude_ids),
+            self.memory.backend.indexes(),
         )
         return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
