@@ -65,8 +65,8 @@ class RetrievalEnhancedEncoder(EncoderBase):
         memory.check_encoder(model, "the encoder")
         if memory.width != model.width:
             raise UserError(
-                f"{memory.address}: {memory.width} wide, but the encoder's embeddings are {model.width} wide. Build the "
-                "memory again with this model."
+                f"{memory.address}: {memory.width} wide, but the encoder's embeddings are {model.width} wide. Build "
+                "the memory again with this model."
             )
         if fusion.model and fusion.model != fingerprint:
             raise UserError(
@@ -85,8 +85,8 @@ class RetrievalEnhancedEncoder(EncoderBase):
         if fusion.settings.kind != "mlp":
             for record in memory.outgrown_indexes():
                 note(
-                    f"{memory.address}: the index of {record.modality}s was measured at {record.rows:,} rows, and there are "
-                    f"{len(memory):,} now. Measure it again with `recollect memory index {memory.address}`."
+                    f"{memory.address}: the index of {record.modality}s was measured at {record.rows:,} rows, and "
+                    f"there are {len(memory):,} now. Measure it again with `recollect memory index {memory.address}`."
                 )
         self.model, self.memory, self.mode, self.k, self.where = model, memory, mode, k, where
         self.exclude_ids = frozenset(exclude_ids)
