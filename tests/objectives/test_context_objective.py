@@ -209,7 +209,7 @@ def test_label_smoothing_equals_soft_targets_worked_out_pair_by_pair(base):
 
 
 def test_smoothing_is_refused_where_it_has_no_meaning():
-    with pytest.raises(ValueError, match="UniCL's targets are classes"):
+    with pytest.raises(ValueError, match="for sigmoid and softmax, not for 'label'"):
         ContrastiveObjective("label", smoothing=0.1)
     with pytest.raises(ValueError, match="between 0 and 1"):
         ContrastiveObjective(smoothing=1.0)

@@ -43,6 +43,8 @@ def test_one_line_in_the_table_adds_a_base_loss(own_loss):
     assert plain.scale_and_bias() == (1.0, None)
     context = ContextObjective("distance", alpha=1.0, scale=1.0).double()
     torch.testing.assert_close(context(images, texts)[0], expected, rtol=1e-12, atol=0)
+    with pytest.raises(ValueError, match="smoothing is for sigmoid and softmax, not for 'distance'"):
+        ContrastiveObjective("distance", smoothing=0.1)
 
 
 def test_the_model_card_has_the_name_of_the_loss(own_loss):

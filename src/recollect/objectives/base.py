@@ -22,6 +22,12 @@ OBJECTIVES: Mapping[str, BaseLoss] = {
 }
 """Every base loss by name; one line adds one."""
 
+
+def smoothed() -> list[str]:
+    """The base losses that label smoothing is defined for."""
+    return [name for name, loss in OBJECTIVES.items() if loss.smooths]
+
+
 Base = str
 """The name of a base loss."""
 
@@ -155,7 +161,8 @@ class ContrastiveObjective(Objective):
         form: see `sigmoid_contrastive`.
 
     Raises:
-        ValueError: an unknown base, a scale that is not positive, or a smoothing outside [0, 1) or of UniCL's classes.
+        ValueError: an unknown base, a scale that is not positive, or a smoothing outside [0, 1) or of another
+            loss than `smoothed` names.
     """
 
     def __init__(
@@ -171,8 +178,8 @@ class ContrastiveObjective(Objective):
         self.term = LossTerms(base, scale, bias, form)
         if not 0 <= smoothing < 1:
             raise ValueError(f"smoothing must lie between 0 and 1, got {smoothing}")
-        if smoothing and self.term.loss.labelled:
-            raise ValueError("smoothing is for pairs; UniCL's targets are classes")
+        if smoothing and not self.term.loss.smooths:
+            raise ValueError(f"smoothing is for {' and '.join(smoothed())}, not for {base!r}")
         self.smoothing = smoothing
 
     @property

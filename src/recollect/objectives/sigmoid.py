@@ -162,5 +162,5 @@ def _losses(sets: list[ImageSet], partners: Partners) -> Losses:
     return sigmoid_sets(sets, partners.texts, copies, form=partners.form, shard=partners.shard)
 
 
-SIGMOID = BaseLoss(_losses, "SigLIP", "SigLIxP", biased=True)
+SIGMOID = BaseLoss(_losses, "SigLIP", "SigLIxP", biased=True, smooths=True)
 """SigLIP's pairwise sigmoid."""

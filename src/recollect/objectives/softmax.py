@@ -205,7 +205,7 @@ def _label_losses(sets: list[ImageSet], partners: Partners) -> Losses:
     )
 
 
-SOFTMAX = BaseLoss(_losses, "CLIP", "CLIxP")
+SOFTMAX = BaseLoss(_losses, "CLIP", "CLIxP", smooths=True)
 """CLIP's softmax."""
 
 LABEL = BaseLoss(_label_losses, "UniCL", "UniCL with context", labelled=True)

@@ -54,6 +54,8 @@ class BaseLoss:
         name_with_context: the same with the context objective.
         biased: whether its logits have a learned bias.
         labelled: whether it needs labels.
+        smooths: whether it is a sum of logits times targets and of what no target touches, so that label smoothing is
+            `recollect.objectives.base.smoothing_slope`.
     """
 
     losses: Callable[[list[ImageSet], Partners], Losses]
@@ -61,6 +63,7 @@ class BaseLoss:
     name_with_context: str
     biased: bool = False
     labelled: bool = False
+    smooths: bool = False
 
 
 def weighted_sum(sets: list[ImageSet], losses: list[Tensor]) -> Losses:

@@ -14,6 +14,7 @@ from recollect.core.types import Kind
 from recollect.data.batches.mixture import Sampling
 from recollect.data.sources.columns import Columns
 from recollect.objectives import OBJECTIVES, ContextOptions
+from recollect.objectives.base import smoothed
 from recollect.training.optimiser import Optimiser
 from recollect.training.precision import Precision
 
@@ -254,8 +255,8 @@ class Recipe:
         self._check_lora()
         if self.objective.context and self.batch_size < 2:
             raise UserError("--batch-size 1: a batch of one has no context. Take at least 2.")
-        if self.objective.smoothing and (self.objective.context or OBJECTIVES[self.objective.base].labelled):
-            raise UserError("--objective.smoothing: is for pairs, without context and without classes.")
+        if self.objective.smoothing and (self.objective.context or not OBJECTIVES[self.objective.base].smooths):
+            raise UserError(f"--objective.smoothing: is for {' and '.join(smoothed())}, without context.")
         if self.model.views > 1 and self.model.locked == "none":
             raise UserError(f"--model.views {self.model.views}: is for a locked image tower. Add --model.locked image.")
         options = self.objective.context.options if self.objective.context else None
