@@ -28,7 +28,7 @@ objective.context.options.active_rows objective.context.options.augmented object
 optimiser.learning_rate optimiser.weight_decay optimiser.beta1 optimiser.beta2 optimiser.clip_norm optimiser.warmup
 optimiser.temperature_factor
 steps batch_size chunk precision seed workers log_every checkpoint_every checkpoints_kept
-average checkpoint_activations compile
+average checkpoint_activations compile shard_weights
 """
 
 

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from recollect.training.sharded import part_like
+
 
 class Averages:
     """The exponential moving mean of parameters; of every one that learns, in float32.
@@ -36,7 +38,7 @@ class Averages:
         """Go on from what `tensors` returned; means that are not there stay what they are."""
         for name, mean in self.means.items():
             if name in tensors:
-                mean.copy_(tensors[name])
+                mean.copy_(part_like(tensors[name], mean))
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

@@ -6,7 +6,7 @@ run has come. No random state: every random number of a step is a function of th
 
 import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from recollect.core.files import atomic_folder, read_json, sync_folder, write_js
 from recollect.data.sources.images import note
 from recollect.training.averages import Averages
 from recollect.training.optimiser import parameters
+from recollect.training.sharded import part_like, whole
 from recollect.training.step import Towers
 
 CHECKSUMS = "checksums.json"
@@ -46,12 +47,13 @@ def save(
     folder: Path,
     state: State,
     model: Towers,
-    objective: nn.Module,
-    optimiser: AdamW,
+    tensors: Mapping[str, Tensor],
     keep: int = 2,
-    averages: Averages | None = None,
 ) -> None:
     """Write ``folder/step-XXXXXXXX`` atomically, then remove all but the last ``keep``.
+
+    Args:
+        tensors: of everything else that learns (`training_tensors`).
 
     Raises:
         UserError: it cannot be written (no space left, say); the checkpoints before it are untouched.
@@ -59,10 +61,7 @@ def save(
     path = folder / f"step-{state.step:08d}"
     with _written(path, latest(folder)) as unfinished:
         model.save(unfinished / "model")
-        tensors = _training_tensors(objective, optimiser)
-        means = averages.tensors() if averages else {}
-        tensors |= {f"average/{name}": tensor for name, tensor in means.items()}
-        save_file(tensors, unfinished / "training.safetensors")
+        save_file(dict(tensors), unfinished / "training.safetensors")
         write_json(unfinished / "state.json", asdict(state))
         write_json(unfinished / CHECKSUMS, _digests(unfinished))
     prune_checkpoints(folder, keep)
@@ -166,7 +165,7 @@ def restore(checkpoint: Path, objective: nn.Module, optimiser: AdamW, averages: 
         if any(entry.shape not in (parameter.shape, ()) for entry in entries.values()):
             raise UserError(f"{file}: {name} has another shape in this model. Was the recipe changed?")
         if entries:
-            optimiser.state[parameter] = {key: value.to(parameter.device) for key, value in entries.items()}
+            optimiser.state[parameter] = {key: part_like(value, parameter) for key, value in entries.items()}
     state = read_json(checkpoint / "state.json")
     return State(state["step"], state["seen"], (state["loss_scale"][0], state["loss_scale"][1]))
 
@@ -199,13 +198,21 @@ def remove_leftovers(folder: Path) -> None:
         sync_folder(folder)
 
 
-def _training_tensors(objective: nn.Module, optimiser: AdamW) -> dict[str, Tensor]:
+def training_tensors(
+    objective: nn.Module, optimiser: AdamW, averages: Averages | None, kept: bool = True
+) -> dict[str, Tensor]:
+    """What a checkpoint holds beside the model; where it is split, every process must ask, and some may not keep it."""
     tensors = {f"objective/{name}": tensor for name, tensor in objective.state_dict().items()}
     for name, parameter in parameters(optimiser).items():
         for key, value in optimiser.state.get(parameter, {}).items():
             tensors[f"optimiser/{name}/{key}"] = value
-    # Cloned: tied temperatures share memory, which safetensors refuses.
-    return {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    tensors |= {f"average/{name}": mean for name, mean in (averages.tensors() if averages else {}).items()}
+    found = {}
+    for name, tensor in tensors.items():
+        all_of_it = whole(tensor.detach())
+        if kept:  # cloned: tied temperatures share memory, which safetensors refuses
+            found[name] = all_of_it.clone(memory_format=torch.contiguous_format)
+    return found
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

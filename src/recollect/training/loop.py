@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch.nn.utils import clip_grad_norm_
 
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
@@ -37,6 +36,7 @@ from recollect.training.run_folder import (
     run_lock,
     stop_requests,
 )
+from recollect.training.sharded import clip_gradients, shard_weights, whole_weights
 from recollect.training.step import Inputs, StepOptions, Towers, train_step
 from recollect.training.trackers import Tracker, check_trackers, open_trackers
 
@@ -165,6 +165,8 @@ class _Run:
         self.recipe, self.out, self.place, self.feed, self.hooks = recipe, out, place, parts.feed, hooks
         self.model = parts.model.to(place.device).train()
         self.objective = parts.objective.to(place.device).train()
+        if recipe.shard_weights and place.size > 1:
+            shard_weights(self.model)
         self.optimiser = build_optimiser(self.model, self.objective, recipe.optimiser)
         self.towers: Towers = CompiledTowers(self.model) if recipe.compile else self.model
         scale = LossScale.of(recipe.precision)
@@ -194,21 +196,23 @@ class _Run:
                     self.save()
                 if stop and self.state.step < steps:
                     self.leave(request)
-        if self.metrics:  # from the file: a run that was killed after its last step has made none since
-            card = model_card(as_json(self.recipe), self.state.seen, self.metrics.last)
-            with self.averages.in_place() if self.averages else nullcontext():
+        with self.averages.in_place() if self.averages else nullcontext(), whole_weights(self.model):
+            if self.metrics:  # from the file: a run that was killed after its last step has made none since
+                card = model_card(as_json(self.recipe), self.state.seen, self.metrics.last)
                 checkpoints.save_model(self.out / "model", self.model, card)
 
     def measure(self) -> None:
         """Let the hooks whose turn it is look at the model as it would be saved."""
         step = self.state.step
         due = [hook for hook in self.hooks if step % hook.every == 0 or step == self.recipe.steps]
-        if not due or not self.metrics:
+        if not due:
             return
         began = time.perf_counter()
-        with self.averages.in_place() if self.averages else nullcontext(), _evaluating(self.model):
-            for hook in due:
-                self.metrics.write({"step": step, "evaluation": dict(hook.measure(self.model))})
+        with self.averages.in_place() if self.averages else nullcontext(), whole_weights(self.model):
+            if self.metrics:
+                with _evaluating(self.model):
+                    for hook in due:
+                        self.metrics.write({"step": step, "evaluation": dict(hook.measure(self.model))})
         self.last_line = (self.last_line[0], self.last_line[1] + time.perf_counter() - began)
 
     def step(self, inputs: Inputs, composition: Mapping[str, int]) -> dict[str, float]:
@@ -229,7 +233,7 @@ class _Run:
         seed = derive_seed(recipe.seed, "step", number)
         options = StepOptions(recipe.chunk, recipe.precision, seed, scale.factor)
         report = train_step(self.towers, self.objective, inputs, options)
-        report["gradient_norm"] = clip_grad_norm_(parameters(self.optimiser).values(), recipe.optimiser.clip_norm)
+        report["gradient_norm"] = clip_gradients(parameters(self.optimiser), recipe.optimiser.clip_norm)
         numbers = {name: float(value) for name, value in report.items()}
         finite = math.isfinite(numbers["gradient_norm"])
         if not math.isfinite(numbers["loss"]) or not (finite or scale.may_shrink):
@@ -264,12 +268,14 @@ class _Run:
 
     def save(self) -> None:
         """Write a checkpoint, whose model carries the objective's temperature, as CLIP's does; one process writes."""
-        if self.metrics:
-            if learned := self.objective.scale_and_bias():
-                self.model.set_scale(*learned)
-            self.metrics.sync()
-            folder, keep = self.out / "checkpoints", self.recipe.checkpoints_kept
-            checkpoints.save(folder, self.state, self.model, self.objective, self.optimiser, keep, self.averages)
+        tensors = checkpoints.training_tensors(self.objective, self.optimiser, self.averages, kept=self.place.first)
+        with whole_weights(self.model):
+            if self.metrics:
+                if learned := self.objective.scale_and_bias():
+                    self.model.set_scale(*learned)
+                self.metrics.sync()
+                folder, keep = self.out / "checkpoints", self.recipe.checkpoints_kept
+                checkpoints.save(folder, self.state, self.model, tensors, keep)
 
     def leave(self, request: StopRequest) -> None:
         """Say where the run stands, and end the process as the signal would have."""

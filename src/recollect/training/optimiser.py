@@ -7,6 +7,7 @@ from torch import nn
 from torch.optim import AdamW
 
 from recollect.objectives import Objective
+from recollect.training.ranks import is_split
 from recollect.training.step import Towers
 
 
@@ -43,18 +44,21 @@ def learning_rate(options: Optimiser, step: int, steps: int) -> float:
 
 
 def build_optimiser(model: Towers, objective: Objective, options: Optimiser) -> AdamW:
-    """AdamW over every parameter that learns, in three groups: decayed, not decayed, temperatures.
+    """AdamW over every parameter that learns, in three groups: decayed, not decayed, temperatures; those that are split
+    over processes in three of their own, since one step of AdamW takes either kind.
 
     Each group carries ``factor``, its multiple of the learning rate.
     """
     temperatures = {id(parameter) for parameter in objective.temperatures()}
-    groups: dict[str, list[tuple[str, nn.Parameter]]] = {"decayed": [], "plain": [], "temperatures": []}
+    groups: dict[tuple[str, bool], list[tuple[str, nn.Parameter]]] = {
+        (kind, split): [] for kind in ("decayed", "plain", "temperatures") for split in (False, True)
+    }
     for room, module in (("model", model), ("objective", objective)):
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:
                 kind = "decayed" if parameter.ndim > 1 else "plain"
                 kind = "temperatures" if id(parameter) in temperatures else kind
-                groups[kind].append((f"{room}.{name}", parameter))
+                groups[kind, is_split(parameter)].append((f"{room}.{name}", parameter))
     return AdamW(
         [
             {
@@ -62,7 +66,7 @@ def build_optimiser(model: Towers, objective: Objective, options: Optimiser) -> 
                 "weight_decay": options.weight_decay if kind == "decayed" else 0.0,
                 "factor": options.temperature_factor if kind == "temperatures" else 1.0,
             }
-            for kind, members in groups.items()
+            for (kind, _), members in groups.items()
             if members
         ],
         lr=options.learning_rate,

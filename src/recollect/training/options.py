@@ -216,6 +216,8 @@ class Recipe:
         average: decay (0.999 or so) of a running mean of the weights, EMA, that becomes the model; None keeps the last.
         checkpoint_activations: recompute each layer's activations in the backward pass instead of keeping them.
         compile: compile the towers with torch.compile; the first steps take minutes.
+        shard_weights: of several processes each keeps a part of every layer, of its gradients and of AdamW's moments
+            (FSDP2), and has a layer whole only while it computes: for towers that one GPU cannot hold.
     """
 
     model: Model = field(default_factory=Model)
@@ -234,6 +236,7 @@ class Recipe:
     average: float | None = None
     checkpoint_activations: bool = False
     compile: bool = False
+    shard_weights: bool = False
 
     def check(self) -> None:
         """Refuse what no run can be made of.
@@ -253,6 +256,13 @@ class Recipe:
             if value is not None and not right(value):
                 raise UserError(f"--{name.replace('_', '-')} {value}: must be {words}.")
         self._check_lora()
+        for option, on in (
+            ("model.locked", self.model.locked != "none"),
+            ("model.lora", self.model.lora is not None),
+            ("compile", self.compile),
+        ):
+            if self.shard_weights and on:
+                raise UserError(f"--shard-weights and --{option}: only whole towers are split. Take one of them.")
         if self.objective.context and self.batch_size < 2:
             raise UserError("--batch-size 1: a batch of one has no context. Take at least 2.")
         if self.objective.smoothing and (self.objective.context or not OBJECTIVES[self.objective.base].smooths):

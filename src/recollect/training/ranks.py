@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from recollect.core.errors import UserError
 from recollect.core.types import best_device
@@ -142,11 +143,16 @@ class _LogSum(torch.autograd.Function):
         return total(gradient.clone()) * (parts - whole).exp()
 
 
+def is_split(tensor: Tensor) -> bool:
+    """Whether each process holds a part of it alone, whose gradients it has been given whole."""
+    return isinstance(tensor, DTensor)
+
+
 def sum_gradients(modules: Iterable[nn.Parameter]) -> None:
     """Make the gradients of all processes those of the whole batch: each found those of its rows."""
     if not in_parallel():
         return
-    found = [parameter.grad for parameter in modules if parameter.grad is not None]
+    found = [each.grad for each in modules if each.grad is not None and not is_split(each)]
     for handle in [dist.all_reduce(gradient, async_op=True) for gradient in found]:
         handle.wait()
 

@@ -18,7 +18,9 @@ from recollect.data.sources.images import note
 from recollect.training.checkpoints import prune_checkpoints, put_model_away, remove_leftovers, remove_newer
 from recollect.training.trackers import MetricsTracker
 
-_MAY_CHANGE = frozenset({"workers", "chunk", "steps", "log_every", "checkpoint_every", "checkpoints_kept"})
+_MAY_CHANGE = frozenset(
+    {"workers", "chunk", "steps", "log_every", "checkpoint_every", "checkpoints_kept", "shard_weights"}
+)
 """What a run may go on with another value of: where and how it computes, what it keeps, and how long it is."""
 
 

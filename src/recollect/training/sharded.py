@@ -1,0 +1,122 @@
+"""Weights split over processes (FSDP2): each holds a part of every layer, and a whole layer only while it computes.
+
+Gradients, AdamW's moments and the running mean of the weights are split with them. What is written is whole, as one
+process would write it, so that a run goes on with or without this, on any number of processes.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from recollect.core.errors import UserError
+from recollect.models import TransformersEncoder
+from recollect.training.ranks import is_split
+from recollect.training.step import Towers
+
+
+def shard_weights(model: Towers) -> None:
+    """Leave each process its part of every layer and of the token embedding; projections and temperatures stay whole.
+
+    Raises:
+        UserError: the model has no layers of transformers.
+    """
+    if not isinstance(model, TransformersEncoder):
+        raise UserError("--shard-weights: splits layers of transformers, and this model has none. Leave it out.")
+    mesh = init_device_mesh(model.device.type, (dist.get_world_size(),))
+    for module in list(_sharded_apart(model)):
+        fully_shard(module, mesh=mesh)
+        _add_gradients(module)
+
+
+def _sharded_apart(model: TransformersEncoder) -> Iterator[nn.Module]:
+    """The token embedding and all layers, then what holds layers, which fetches them ahead of their turn."""
+    yield model.model.text_model.get_input_embeddings()
+    for tower in (model.model.vision_model, model.model.text_model):
+        for module in list(tower.modules()):
+            for layers in module.children():
+                if isinstance(layers, nn.ModuleList) and any(True for _ in layers.parameters()):
+                    yield from layers
+                    yield module
+
+
+def _add_gradients(module: nn.Module) -> None:
+    """Add up the processes' gradients: each is of its rows' part of one loss, so that their mean would be too small."""
+    assert isinstance(module, FSDPModule)
+    if hasattr(module, "set_gradient_divide_factor"):
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)  # gloo has no other way
+    else:  # before torch 2.8
+        module.set_reduce_scatter_divide_factor(1.0)
+
+
+@contextmanager
+def whole_weights(model: Towers) -> Iterator[None]:
+    """Let every process have a plain model with all weights, to save or measure, while the block runs.
+
+    All processes must enter it; what one of them does inside is nobody else's concern. Weights are not to be changed.
+    """
+    split = [(module, name, value) for module in _modules(model)
+             for name, value in module.named_parameters(recurse=False) if is_split(value)]  # fmt: skip
+    for module, name, value in split:
+        module.register_parameter(name, nn.Parameter(whole(value.detach()), requires_grad=value.requires_grad))
+    with _without_fetching(model):
+        try:
+            yield
+        finally:
+            for module, name, value in split:
+                module.register_parameter(name, value)
+
+
+@contextmanager
+def _without_fetching(model: Towers) -> Iterator[None]:
+    """Leave out FSDP's hooks, which would ask the other processes for their parts before a layer computes."""
+    hooked = [module for module in _modules(model) if isinstance(module, FSDPModule)]
+    kept = [(module._forward_pre_hooks, module._forward_hooks) for module in hooked]
+    for module in hooked:
+        module._forward_pre_hooks, module._forward_hooks = OrderedDict(), OrderedDict()
+    try:
+        yield
+    finally:
+        for module, (before, after) in zip(hooked, kept, strict=True):
+            module._forward_pre_hooks, module._forward_hooks = before, after
+
+
+def _modules(model: Towers) -> Iterable[nn.Module]:
+    return model.modules() if isinstance(model, nn.Module) else ()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor; every process must ask where it is split."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def part_like(value: Tensor, parameter: Tensor) -> Tensor:
+    """What a process holds of a value, if it is to lie as ``parameter`` does; scalars are everybody's."""
+    value = value.to(parameter.device)
+    if not isinstance(parameter, DTensor) or value.ndim == 0:
+        return value
+    return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def clip_gradients(parameters: Mapping[str, nn.Parameter], most: float) -> Tensor:
+    """Scale all gradients down to the norm ``most``, if they have more; as torch's ``clip_grad_norm_``, split or not.
+
+    Returns:
+        The norm before, of the gradients of all processes.
+    """
+    split = [parameter for parameter in parameters.values() if is_split(parameter)]
+    rest = [parameter for parameter in parameters.values() if not is_split(parameter)]
+    if not split:
+        return nn.utils.clip_grad_norm_(rest, most)
+    norms = [nn.utils.get_total_norm([p.grad for p in group if p.grad is not None]) for group in (split, rest)]
+    norm = torch.linalg.vector_norm(torch.stack([whole(norm) for norm in norms]))
+    for group in (split, rest):
+        nn.utils.clip_grads_with_norm_(group, most, norm)
+    return norm
