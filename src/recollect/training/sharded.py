@@ -102,7 +102,7 @@ def part_like(value: Tensor, parameter: Tensor) -> Tensor:
     value = value.to(parameter.device)
     if not isinstance(parameter, DTensor) or value.ndim == 0:
         return value
-    return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return distribute_tensor(value, parameter.device_mesh, parameter.placements)
 
 
 def clip_gradients(parameters: Mapping[str, nn.Parameter], most: float) -> Tensor:
