@@ -10,7 +10,6 @@ from PIL import Image
 
 from recollect import cli
 from recollect.core.errors import UserError
-from recollect.data.sources import derived
 from recollect.studies import STUDIES, find_study
 from recollect.studies.engine import papers_words
 from recollect.studies.prefix import tables as prefix_tables
@@ -30,7 +29,6 @@ def few_pictures():
             named={"prompts": partial(label_tasks.prompt_tasks, queries=60, each=2)},
         )
         patch.setitem(worlds.TASKS, "glyphs", few)
-        patch.setattr(derived, "_MADE_TEXTS", 300)
         worlds._made.cache_clear()
         yield
     worlds._made.cache_clear()

@@ -188,8 +188,23 @@ class Batch:
         )
 
 
+class UnreadMembers(type(Protocol)):  # type: ignore[misc]
+    """A protocol that asks whether its members are there without reading any, as every one does from Python 3.12.
+
+    Before, each check of a type at run time read every property, and a fingerprint is a hash of all weights: half of
+    the time of an evaluation.
+    """
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        if not cls.__dict__.get("_is_protocol"):
+            return super().__instancecheck__(instance)
+        own = getattr(instance, "__dict__", {})
+        members = (name for name in (*vars(cls), *cls.__annotations__) if not name.startswith("_"))
+        return all(name in own or hasattr(type(instance), name) for name in members)
+
+
 @runtime_checkable
-class Encoder(Protocol):
+class Encoder(Protocol, metaclass=UnreadMembers):
     """Anything that embeds: a plain model, a retrieval-enhanced one, an episode-adapted one.
 
     `EncoderBase` has defaults for all but the width, the fingerprint and the two ways of embedding.

@@ -10,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -18,7 +19,7 @@ from recollect.core.progress import progress
 from recollect.core.types import Encoder, Kind
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
-from recollect.data.sources.derived import corpus
+from recollect.data.sources.derived import Subset, corpus
 from recollect.data.worlds import is_built_in
 from recollect.evaluation.analysis import SpanEncoder, text_span
 from recollect.evaluation.features import FeatureCache
@@ -58,6 +59,7 @@ class StudyEvaluation:
         retrieval: captioned sources to search both ways.
         synonyms: sources with a column of that name, for zero-shot classification under both names of a class.
         templates: take every so many of CLIP's 80 prompt templates.
+        queries: ask at most this many images of each class, the first; all by default.
     """
 
     few_shot: tuple[str, ...] = ()
@@ -73,6 +75,14 @@ class StudyEvaluation:
     synonyms: tuple[str, ...] = ()
     templates: int = 1
     probe_suite: str | None = None
+    queries: int | None = None
+
+    def asked(self, task: ClassificationTask) -> ClassificationTask:
+        """The task with as many queries as are asked."""
+        if self.queries is None:
+            return task
+        each = pd.Series(task.query.labels)
+        return replace(task, query=Subset(task.query, np.flatnonzero(each.groupby(each).cumcount() < self.queries)))
 
 
 @dataclass(frozen=True)
@@ -101,9 +111,9 @@ class Job:
     def results(self, out: Path) -> Path:
         """Folder of its result files."""
         tested = _evaluation_content(self.evaluation)
-        asked = asdict(self.evaluation)
-        if self.evaluation.probe_suite is None:  # results made before there was this option keep their names
-            del asked["probe_suite"]
+        # Results made before there were these options keep their names.
+        asked = {key: value for key, value in asdict(self.evaluation).items()
+                 if value is not None or key not in ("probe_suite", "queries")}  # fmt: skip
         key = content_key(self.name, self.paired_seed, asked, tested, size=5)
         return self.folder(out) / f"results-{key}"
 
@@ -150,7 +160,8 @@ def run(jobs: Sequence[Job], out: Path, workers: int | None = None) -> list[Resu
         with progress("trainings", len(todo), "runs") as counter:
             for name in _side_by_side(todo, out, workers):
                 counter.advance(1, name)
-    return [result for job in jobs for result in load_results(job.results(out))]
+    asked = [job for job in jobs if job.evaluation != StudyEvaluation()]  # the others only trained
+    return [result for job in asked for result in load_results(job.results(out))]
 
 
 def _side_by_side(jobs: Sequence[Job], out: Path, workers: int) -> Iterator[str]:
@@ -189,7 +200,9 @@ def _make(job: Job, out: Path) -> None:
     results = evaluate_runs(model, job.name, job.paired_seed, job.evaluation, captions, cache)
     for result in results:
         result.save(job.results(out))
-    (job.results(out) / "done").touch()
+    done = job.results(out) / "done"
+    done.parent.mkdir(parents=True, exist_ok=True)  # of a training alone nothing was saved there
+    done.touch()
 
 
 def _training_captions(recipe: Recipe) -> tuple[str, ...]:
@@ -215,7 +228,7 @@ def evaluate_runs(
     if captions:
         encoders[f"{name}+span"] = SpanEncoder(model, text_span(model.embed_texts(captions).numpy()))
     for called, encoder in encoders.items():
-        for task in learn:
+        for task in map(evaluation.asked, learn):
             settings = replace(protocol, metric=task.metric)
             results.append(few_shot(encoder, task, settings, model=called, seed=seed, cache=cache))
     return results
@@ -230,14 +243,14 @@ def _by_names(
     selections = [Selection(evaluation.zero_shot, evaluation.suite), renamed_classes(evaluation.synonyms)]
     for selection in selections:
         for task in open_tasks(selection, "zero-shot").tasks if selection.data or selection.suite else ():
-            asked = replace(task, templates=task.templates[:: evaluation.templates])
+            asked = replace(evaluation.asked(task), templates=task.templates[:: evaluation.templates])
             results += [zero_shot(model, asked, model=name, seed=seed, prefix=each, cache=cache) for each in readings]
     for spec in evaluation.retrieval:
         pool = retrieval_task(spec, split=None if is_built_in(spec) else "test")
         results += [retrieval(model, pool, model=name, seed=seed, prefix=each, cache=cache) for each in readings]
     if evaluation.probe or evaluation.probe_suite:
         for task in open_tasks(Selection(evaluation.probe, evaluation.probe_suite), "few-shot").tasks:
-            results.append(linear_probe(model, task, task.metric, model=name, seed=seed, cache=cache))
+            results.append(linear_probe(model, evaluation.asked(task), task.metric, model=name, seed=seed, cache=cache))
     return results
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float32, Shaped
 
 from recollect.core.errors import UserError
+from recollect.core.types import UnreadMembers
 from recollect.memory.backends.cells import IndexRecord
 from recollect.memory.filters import Filter
 from recollect.memory.rows import Item, Modality, Pairs, Record
@@ -47,7 +48,7 @@ class Compaction:
 
 
 @runtime_checkable
-class Backend(Protocol):
+class Backend(Protocol, metaclass=UnreadMembers):
     """Rows on disk or on a cluster; every method raises `UserError` where the place itself is at fault.
 
     Attributes:

@@ -59,7 +59,7 @@ WORLDS: Mapping[Scale, str] = {
 
 def _shortened(recipe: Recipe, options: StudyOptions) -> Recipe:
     if options.scale == "smoke":
-        return replace(recipe, steps=max(12, recipe.steps // 40), batch_size=128, log_every=2)
+        return replace(recipe, steps=max(6, recipe.steps // 100), batch_size=128, log_every=2)
     if options.scale == "full":
         if not options.data:
             raise UserError("--scale full trains on your data. Name it with --data SOURCE ... (captions).")
@@ -108,7 +108,7 @@ def evaluation_of(options: StudyOptions, methods: Sequence[str], suite: str = "l
         return StudyEvaluation(suite=options.suite or suite, methods=tuple(methods), shots=SHOTS)
     world = ("latents:captions",)
     if options.scale == "smoke":
-        return StudyEvaluation(world, world, methods=tuple(methods), shots=(1, 16, 32), draws=2)
+        return StudyEvaluation(world, world, methods=tuple(methods), shots=(1, 16), draws=2, queries=5)
     return StudyEvaluation(world, world, methods=tuple(methods), shots=SHOTS)
 
 

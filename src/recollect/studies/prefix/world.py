@@ -87,6 +87,7 @@ class PrefixWorld:
         synonyms: sources with a column ``synonyms``, for a shift of class names where ``own`` has none.
         templates: take every so many of the 80.
         epochs: steps of arms with such labels; the recipe's by default.
+        queries: most images of a class that are asked.
         alone: what share of the steps arms of one kind of source make; half where steps count epochs of the labels, of
             which every other batch is made.
     """
@@ -103,6 +104,7 @@ class PrefixWorld:
     epochs: Mapping[LabelSets, int] = field(default_factory=dict)
     probe_suite: str | None = None
     alone: float = 1.0
+    queries: int | None = None
 
     def has(self, arm: PrefixArm) -> bool:
         """Whether every source of the arm is there."""
@@ -134,12 +136,12 @@ class PrefixWorld:
         """Classification by names, read with each prefix."""
         return StudyEvaluation(
             zero_shot=(*self.own, *self.unseen), suite=self.suite, methods=(), prefixes=PREFIXES,
-            templates=self.templates, synonyms=self.synonyms,
+            templates=self.templates, synonyms=self.synonyms, queries=self.queries,
         )  # fmt: skip
 
     def probes(self) -> StudyEvaluation:
         """Linear probes."""
-        return StudyEvaluation(probe=self.probe, probe_suite=self.probe_suite)
+        return StudyEvaluation(probe=self.probe, probe_suite=self.probe_suite, queries=self.queries)
 
     def search(self) -> StudyEvaluation:
         """Retrieval both ways, read with each prefix."""
@@ -184,6 +186,7 @@ def prefix_world(options: StudyOptions) -> PrefixWorld:
         probe=("glyphs:labels-half",) if smoke else ("glyphs:labels-half", "glyphs:captions"),
         retrieval=pools,
         templates=40 if smoke else 8,
+        queries=2 if smoke else None,
     )
 
 
