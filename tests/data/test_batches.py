@@ -394,9 +394,11 @@ def test_too_many_broken_images_stop_in_one_line(partly_broken, workers):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_source_of_nothing_but_broken_images_stops(make, workers):
     source = open_source(str(make.parquet({"image": [b"junk"] * 5, "caption": ["x"] * 5})))
+    others = set(multiprocessing.active_children())
     with pytest.raises(UserError, match=r"row \d: not a picture") as error:
         list(stream(DataMix((source,)), 4).iterate(0, 1, workers))
     assert "\n" not in str(error.value)
+    assert set(multiprocessing.active_children()) <= others, "workers have ended while the error is still looked at"
 
 
 def test_a_sample_whose_caption_is_missing_inside_a_structure_is_replaced(make):

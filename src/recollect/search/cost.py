@@ -72,10 +72,12 @@ class Meter(TorchDispatchMode):
                 self.forward += products
             else:
                 self.backward += products
-        given = {_storage(each)._cdata for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+        given = {each.untyped_storage()._cdata for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
         for each in tree_leaves(out):
-            if isinstance(each, Tensor) and _storage(each)._cdata not in given:  # no view, and not in place
-                self._hold(_storage(each))
+            if isinstance(each, Tensor):
+                storage = each.untyped_storage()
+                if storage._cdata not in given:  # no view, and not in place
+                    self._hold(storage)
         return out
 
     def _hold(self, storage: torch.UntypedStorage) -> None:
@@ -89,10 +91,6 @@ class Meter(TorchDispatchMode):
 
     def _let_go(self, size: int) -> None:
         self.held -= size
-
-
-def _storage(tensor: Tensor) -> torch.UntypedStorage:
-    return tensor.untyped_storage()
 
 
 def measured(search: TextSearch, queries: Sequence[str], k: int, probe: int = 8) -> tuple[list[SearchResult], Cost]:

@@ -113,13 +113,18 @@ def iterate(
         )
         made = iter(loader)
     pieces: list[Piece] = []
-    for piece in made:
-        if isinstance(piece, _Failure):
-            raise UserError(piece.message)
-        pieces.append(piece)
-        if len(pieces) == len(cuts):
-            yield stream.join(pieces, device)
-            pieces = []
+    try:
+        for piece in made:
+            if isinstance(piece, _Failure):
+                raise UserError(piece.message)
+            pieces.append(piece)
+            if len(pieces) == len(cuts):
+                yield stream.join(pieces, device)
+                pieces = []
+    finally:
+        # Ends the workers now. Left to the traceback of an error that somebody keeps, their queues would be collected
+        # before they are told, and each would be waited for five seconds.
+        del made
 
 
 @dataclass(frozen=True)
