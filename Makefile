@@ -11,27 +11,34 @@ SCALE  ?= default
 OUT    ?= demo
 BIN    := .venv/bin
 PYTHONS ?= python3.11 python3.12 python3.13
+# Of 24,000 modules that are installed we import a fifth: each is compiled when it is first imported, and kept.
+INSTALL := --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := -n auto --dist worksteal --jaxtyping-packages=recollect,beartype.beartype
 
-.PHONY: demo test lint help bench bench-gpu docs results notebooks matrix lowest setup clean
+.PHONY: demo test lint style types suite help bench bench-gpu docs results notebooks matrix lowest setup clean
 
 setup: .venv/.installed
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "recollect needs Python 3.11 or newer; name one with: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install $(INSTALL) torch
+	$(BIN)/python -m pip install $(INSTALL) --editable '.[dev]'
 	touch $@
 
 demo: setup
 	$(BIN)/recollect demo --out $(OUT) --scale $(SCALE)
 
-lint: setup
+lint: style types
+
+style: setup
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
-	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+types: setup
+	$(BIN)/mypy
 
 # What `recollect COMMAND --help` prints, kept as text so that it takes no time.
 help: setup
@@ -44,7 +51,11 @@ bench: setup
 bench-gpu: setup
 	$(BIN)/python benchmarks/bench.py --scale gpu --out results/bench/gpu.json
 
-test: lint
+# What takes a second comes first; mypy keeps one core busy, and goes beside the tests.
+test: style
+	$(MAKE) --no-print-directory --jobs 2 types suite
+
+suite: setup
 	$(BIN)/pytest $(PYTEST)
 
 # The outputs that the notebooks show.
