@@ -13,6 +13,7 @@ from recollect.core.errors import UserError
 from recollect.memory import Memory, Pairs
 from recollect.memory.backends import lance
 from recollect.memory.backends.cells import Cells, CellSearch
+from recollect.memory.backends.sums import checksum as crc
 from recollect.memory.fusion.block import FusionSettings
 from recollect.memory.fusion.neighbours import find_neighbours
 from recollect.search.memory_pool import MemoryPool
@@ -305,6 +306,61 @@ def test_a_check_names_the_part_that_is_damaged(on_disk, pairs, monkeypatch):
         opened.seek(500)
         opened.write(b"damage")
     assert on_disk.damage() == [f"{file}: differs from its checksum"]
+
+
+def test_a_flipped_bit_of_a_large_part_is_found_when_its_vectors_are_used(on_disk, pairs, monkeypatch):
+    """Those of the other modality are not read for it."""
+    monkeypatch.setattr("recollect.memory.backends.matrix._READ_THROUGH", 0)  # as if it were large
+    query = pairs(40).image_vectors
+    truth = on_disk.search(query, 40)
+    file = f"{on_disk.address}/cache/{parts(on_disk)[0]}/images.npy"
+    with open(file, "r+b") as opened:
+        opened.seek(400)
+        byte = opened.read(1)[0]
+        opened.seek(400)
+        opened.write(bytes([byte ^ 1]))  # the lowest bit of a number: still a cosine below 1
+    again, read = Memory.open(on_disk.address), []
+    monkeypatch.setattr("recollect.memory.backends.matrix.checksum", lambda path: read.append(path.name) or crc(path))
+    again.search(query, 40, "text")
+    assert "images.npy" not in read
+    for made in (again.search(query, 40), Memory.open(on_disk.address).search(query, 40)):
+        np.testing.assert_array_equal(made.scores, truth.scores)
+        assert made.ids.tolist() == truth.ids.tolist()
+    assert again.damage() == []
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_the_matrix_of_a_memory_has_every_row_once_and_of_length_one(tmp_path, pairs, precision):
+    memory = Memory.create(tmp_path / "memory", width=16, model="model-a", precision=precision)
+    assert memory.matrix("image")[0] == []
+    memory.add(pairs(25))
+    memory.prepare()
+    assert memory.matrix("text")[1].shape == (25, 16)
+    memory.add(pairs(15, first=25))
+    memory.delete(["row 3", "row 30"])
+    for modality in ("image", "text"):
+        ids, vectors = memory.matrix(modality)
+        assert sorted(ids) == sorted({f"row {number}" for number in range(40)} - {"row 3", "row 30"})
+        np.testing.assert_allclose(vectors, memory.vectors(ids, modality), atol=1e-3)
+        np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+        assert vectors.dtype == np.float32
+
+
+def test_rows_are_read_by_number_where_the_matrices_are_open(on_disk, pairs, monkeypatch):
+    on_disk.add(pairs(200, first=40))
+    on_disk.delete(["row 7", "row 60"])
+    ids = [f"row {number}" for number in (3, 100, 2, 239, 100)]
+    scanned = on_disk.fetch(ids)
+    on_disk.prepare()
+    monkeypatch.setattr(on_disk.backend, "_scan", lambda *_, **__: pytest.fail("all rows were read"))
+    assert on_disk.fetch(ids) == scanned
+    assert [item.id for item in on_disk.fetch(ids[:1], pictures=False)] == ["row 3"]
+    assert on_disk.backend.known(["row 3", "row 7", "row 60", "none", "row 238"]) == {"row 3", "row 238"}
+    few, many = on_disk.vectors(["row 9"], "image"), on_disk.vectors([f"row {n}" for n in range(9, 60)], "image")
+    np.testing.assert_array_equal(few[0], many[0])
+    for wrong in (["row 7"], ["none"]):
+        with pytest.raises(UserError, match="no row with id"):
+            on_disk.fetch(wrong)
 
 
 @pytest.mark.parametrize(

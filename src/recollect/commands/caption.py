@@ -122,7 +122,7 @@ class Caption:
         output().print(f"{changed:,} rows have a text now that had none", highlight=False)
 
     def _encoder(self, memory: Memory) -> DualEncoder:
-        name = self.encoder or memory.info().model_name
+        name = self.encoder or memory.model_name
         if not name:
             raise UserError(f"{memory.address}: does not say which model embedded it. Name it with --encoder.")
         encoder = load_model(name, self.device)

@@ -115,6 +115,7 @@ class Build:
         memory = open_for_build(self.out, encoder, self.model, self.precision)
         check_alone(memory, reader)
         _say(memory, fill_memory(memory, reader, options, self.pairs.engine), reader.called)
+        memory.prepare()  # now, rather than when somebody waits for a first answer
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class Watch:
         if not 0 < self.every < float("inf"):
             raise UserError(f"--every {self.every:g}: must be above 0 and finite")
         memory = Memory.open(self.memory)
-        name = self.model or memory.info().model_name
+        name = self.model or memory.model_name
         if not name:
             raise UserError(f"{self.memory}: does not say which model embedded it. Name it with --model.")
         encoder = load_model(name, self.device)

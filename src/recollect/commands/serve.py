@@ -103,7 +103,7 @@ class Serve:
     def _session(self) -> Any:
 
         memory = Memory.open(self.memory)
-        name = self.model or memory.info().model_name
+        name = self.model or memory.model_name
         if not name:
             raise UserError(f"{self.memory}: does not say which model embedded it. Name it with --model.")
         if "://" in self.memory and self.log is None:

@@ -11,7 +11,7 @@ from jaxtyping import Float32
 
 from recollect.core.errors import UserError
 from recollect.core.nearest import exact_neighbours
-from recollect.memory.backends.base import Backend, Hits
+from recollect.memory.backends.base import Backend, Hits, matrix_of_columns
 from recollect.memory.backends.cells import IndexRecord
 from recollect.memory.filters import Filter, parse_filter
 from recollect.memory.rows import COLUMNS, Item, Modality, Pairs, Record
@@ -306,6 +306,12 @@ class ListBackend:
         """Vectors in the order of their ids."""
         vectors = [self._held[id][f"{modality}_vector"] for id in ids]
         return np.array(vectors, dtype=np.float32).reshape(len(ids), self.record.width)
+
+    def matrix(self, modality: Modality) -> tuple[list[str], np.ndarray]:
+        return matrix_of_columns(self, modality)
+
+    def prepare(self) -> None:
+        pass
 
     def columns(self, names: Sequence[str], where: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """In one batch."""

@@ -42,6 +42,11 @@ class MemoryHandle:
         return self.backend.record.model
 
     @property
+    def model_name(self) -> str:
+        """What the model was called when the memory was made."""
+        return self.backend.record.model_name
+
+    @property
     def prefix(self) -> Kind | None:
         """How its texts were read, and queries are to be, by a model with prefix tokens."""
         return self.backend.record.prefix

@@ -87,6 +87,13 @@ class SearchedMemory(MemoryHandle):
             return np.empty((0, self.width), dtype=np.float32)
         return self.backend.vectors(distinct.tolist(), modality)[places]
 
+    def matrix(self, modality: Modality) -> tuple[list[str], Float32[np.ndarray, "rows width"]]:
+        """The ids of all rows, and their unit-norm vectors of a modality; zeros for a row that has no text.
+
+        From a memory on disk it is read in a moment, once it was searched; at full precision it is only mapped.
+        """
+        return self.backend.matrix(modality)
+
     def fetch(self, ids: Sequence[str] | np.ndarray, *, pictures: bool = True) -> list[Item]:
         """Rows in the order of their ids.
 

@@ -35,6 +35,10 @@ class KeptMemory(MemoryHandle):
         for record in self.outgrown_indexes():
             self.backend.index(record.modality, record.target, train=False)
 
+    def prepare(self) -> None:
+        """Make now what the first search of a memory on disk makes, and later ones read: its vectors as matrices."""
+        self.backend.prepare()
+
     def outgrown_indexes(self) -> list[IndexRecord]:
         """Indexes whose recall was measured when there were half as many rows, or fewer."""
         return [record for record in self.backend.indexes() if len(self) >= 2 * record.rows]

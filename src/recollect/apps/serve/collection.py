@@ -5,9 +5,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import cached_property
 from queue import Empty, Queue
 
-import numpy as np
 from PIL import Image
 
 from recollect.core.errors import UserError
@@ -41,23 +41,18 @@ class Collection:
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
         self.version = memory.version
-        ids: list[str] = []
-        vectors = np.empty((len(memory), memory.width), dtype=np.float32)
-        for batch in memory.columns(["id", "image_vector"]):
-            start = len(ids)
-            ids += batch["id"]
-            if len(ids) > len(vectors):
-                raise UserError(f"{memory.address}: is being changed. Try again.")
-            vectors[start : len(ids)] = batch["image_vector"]
-        if not ids:
+        self.ids, self.vectors = memory.matrix("image")
+        if not self.ids:
             raise UserError(f"{memory.address}: the memory is empty. Add pictures with `recollect memory add`.")
-        self.ids = ids
-        self.vectors = vectors[: len(ids)]
-        self.row_of = {id: row for row, id in enumerate(ids)}
         self._thumbs = _Thumbnails(self)
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @cached_property
+    def row_of(self) -> dict[str, int]:
+        """The row of each id."""
+        return {id: row for row, id in enumerate(self.ids)}
 
     def check(self, rows: Sequence[int]) -> None:
         """Refuse numbers that are no rows.

@@ -108,6 +108,14 @@ class Backend(Protocol, metaclass=UnreadMembers):
         """Vectors in the order of their ids, all of which are there."""
         ...
 
+    def matrix(self, modality: Modality) -> tuple[list[str], Float32[np.ndarray, "rows width"]]:
+        """The ids of all rows, and their unit-norm vectors; zeros for a row that has no text."""
+        ...
+
+    def prepare(self) -> None:
+        """Make now what the first search would make."""
+        ...
+
     def columns(self, names: Sequence[str], where: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """Columns of all rows whose columns in ``where`` have these values, in batches: lists, or arrays of vectors."""
         ...
@@ -164,3 +172,15 @@ class Backend(Protocol, metaclass=UnreadMembers):
     def snapshot(self) -> "Backend":
         """The memory as it is now, whatever is changed later; it cannot be written to."""
         ...
+
+
+def matrix_of_columns(backend: Backend, modality: Modality) -> tuple[list[str], Float32[np.ndarray, "rows width"]]:
+    """`Backend.matrix` of a store that keeps no matrix of its own."""
+    ids: list[str] = []
+    found = [np.empty((0, backend.record.width), dtype=np.float32)]
+    for batch in backend.columns(["id", f"{modality}_vector"], {}):
+        ids += batch["id"]
+        found.append(np.asarray(batch[f"{modality}_vector"], dtype=np.float32).reshape(-1, backend.record.width))
+    vectors = np.concatenate(found)
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return ids, vectors / np.where(norms > 0, norms, 1)

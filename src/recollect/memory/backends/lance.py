@@ -128,6 +128,9 @@ class LanceBackend:
 
     def known(self, ids: Sequence[str]) -> set[str]:
         """Those of the ids that are there."""
+        places = self._places(ids)
+        if places is not None:
+            return {id for id, place in zip(ids, places.tolist(), strict=True) if place >= 0}
         found = self._scan(["id"], _among(ids)) if ids else ()
         return {id for batch in found for id in batch["id"].to_pylist()}
 
@@ -157,13 +160,39 @@ class LanceBackend:
     def fetch(self, ids: Sequence[str], pictures: bool) -> list[Item]:
         """Rows in the order of their ids."""
         names = ["id", "caption", "source", "metadata", "path", *(("image",) if pictures else ())]
+        places = self._places(ids)
         with self._told():
-            rows = {row["id"]: row for batch in self._scan(names, _among(ids)) for row in batch.to_pylist()}
+            if self._loaded is None or places is None:
+                found = [row for batch in self._scan(names, _among(ids)) for row in batch.to_pylist()]
+            else:  # by number, which reads these rows alone
+                numbers = self._loaded.numbers_of(places).tolist()
+                found = self.table.take_row_ids(numbers).select(names).to_list()
+        rows = {row["id"]: row for row in found}
         return [as_item(rows[id], self.address) for id in ids]
+
+    def _places(self, ids: Sequence[str]) -> Int64[np.ndarray, " some"] | None:
+        """Positions of ids in the matrices, −1 for what is not there; None where those of this version are not open."""
+        matrices = self._loaded
+        if not ids or matrices is None or matrices.version != self.version or not matrices.parts:
+            return None
+        return matrices.positions(ids)
 
     def vectors(self, ids: Sequence[str], modality: Modality) -> Float32[np.ndarray, "rows width"]:
         """Vectors in the order of their ids."""
-        return self._matrices.take(self._matrices.positions(ids), modality)
+        matrices = self._trusted(modality)
+        return matrices.take(matrices.positions(ids), modality)
+
+    def matrix(self, modality: Modality) -> tuple[list[str], Float32[np.ndarray, "rows width"]]:
+        """The ids of all rows, and their unit-norm vectors, which are mapped where they are kept so."""
+        matrices = self._trusted(modality)
+        if not matrices.parts:
+            return [], np.empty((0, self.record.width), dtype=np.float32)
+        ids = matrices.ids if matrices.alive is None else matrices.ids.filter(matrices.alive)
+        return ids.to_numpy(zero_copy_only=False).tolist(), matrices.whole(modality)
+
+    def prepare(self) -> None:
+        """Write what the first search would write."""
+        self._matrices  # noqa: B018
 
     def columns(self, names: Sequence[str], where: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """Columns of all rows whose columns in ``where`` have these values."""
@@ -190,13 +219,12 @@ class LanceBackend:
                 return Hits(self._matrices.ids_at(hits.rows), hits.scores)
         found = self._search(vectors, k, modality, where, has_text)
         if not _sound(found.scores):
-            self._matrices.drop()  # a part was damaged after it was opened; NaN included
-            self._loaded = None
+            self._forget()  # a part was damaged after it was read; NaN included
             found = self._search(vectors, k, modality, where, has_text)
         return found
 
     def _search(self, vectors: np.ndarray, k: int, modality: Modality, where: Filter | None, has_text: bool) -> Hits:
-        matrices = self._matrices
+        matrices = self._trusted(modality)
         among = matrices.searchable(has_text or modality == "text")
         if where is not None:
             some = matrices.positions_of(self._numbers_where(where.sql()))
@@ -212,7 +240,8 @@ class LanceBackend:
         self._check_writable()
         old = None if train else self._cells(modality)
         exact = partial(self._exact_rows, modality=modality)
-        cells = train_cells(self._matrices, modality, target, exact, self._index_path(modality), old)
+        matrices = self._trusted("image", "text")
+        cells = train_cells(matrices, modality, target, exact, self._index_path(modality), old)
         self._indexes[modality] = (self.version, cells, None)
         return cells.record
 
@@ -239,12 +268,12 @@ class LanceBackend:
         if version != self.version:
             cells, search = self._cells(modality), None
         if cells is not None and search is None and cells.faster(queries):
-            search = CellSearch(cells, self._matrices, modality)
+            search = CellSearch(cells, self._trusted(modality), modality)
         self._indexes[modality] = (self.version, cells, search)
         return search if cells is not None and cells.faster(queries) else None
 
     def _exact_rows(self, vectors: np.ndarray, k: int, modality: Modality) -> ExactNeighbours:
-        matrices = self._matrices
+        matrices = self._trusted(modality)
         return matrices.search(vectors, modality, k, matrices.searchable(modality == "text"))
 
     def optimize(self, keep_days: float) -> Compaction:
@@ -273,6 +302,18 @@ class LanceBackend:
     def snapshot(self) -> "LanceBackend":
         """The version that this one reads."""
         return LanceBackend(self.address, self.version)
+
+    def _trusted(self, *modalities: Modality) -> Matrices:
+        """The matrices; where vectors of these modalities are not as they were written, they are made again."""
+        if not all(self._matrices.sound(modality) for modality in modalities):
+            self._forget()
+        return self._matrices
+
+    def _forget(self) -> None:
+        """Remove the matrices, and what was made of them."""
+        self._matrices.drop()
+        self._loaded = None
+        self._indexes.clear()
 
     @property
     def _matrices(self) -> Matrices:

@@ -15,7 +15,7 @@ from jaxtyping import Float32
 
 from recollect.core.errors import UserError
 from recollect.memory.backends.arrow import as_item
-from recollect.memory.backends.base import Hits
+from recollect.memory.backends.base import Hits, matrix_of_columns
 from recollect.memory.backends.cells import IndexRecord
 from recollect.memory.filters import Filter, milvus_text
 from recollect.memory.rows import COLUMNS, Item, Modality, Pairs, Record
@@ -184,6 +184,13 @@ class MilvusBackend:
         """Vectors in the order of their ids."""
         found = self._by_id(ids, [f"{modality}_vector"])
         return np.array([found[id][f"{modality}_vector"] for id in ids], dtype=np.float32)
+
+    def matrix(self, modality: Modality) -> tuple[list[str], Float32[np.ndarray, "rows width"]]:
+        """The ids of all rows, and their unit-norm vectors."""
+        return matrix_of_columns(self, modality)
+
+    def prepare(self) -> None:
+        """Milvus does so by itself."""
 
     def columns(self, names: Sequence[str], where: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """Columns of all rows whose columns in ``where`` have these values."""
