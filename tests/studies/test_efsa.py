@@ -17,7 +17,8 @@ from recollect.studies import find_study
 from recollect.studies.efsa import choices as efsa_choices
 from recollect.studies.efsa import tables as efsa_tables
 from recollect.studies.efsa.world import _TEST, _VALIDATION
-from recollect.studies.engine import Measurements, papers_words, printed
+from recollect.studies.engine import papers_words, printed
+from recollect.studies.measurements import Measurements
 from recollect.studies.study import StudyOptions
 
 DOMAINS = ("glyphs:scenes", "hard scenes")

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recollect.studies.engine import Column, Measurements, Printed, Row, TableForm, TableStudy, paper_rows
+from recollect.studies.engine import Column, Printed, Row, TableForm, TableStudy, paper_rows
+from recollect.studies.measurements import Measurements
 from recollect.studies.study import StudyOptions
 
 PAPER = Printed(("top-1",), {"ours": ("60.1 ± 0.4",), "theirs": ("58.0",)})

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from recollect.studies import find_study
-from recollect.studies.engine import Measurements, TableStudy, printed
+from recollect.studies.engine import TableStudy, printed
+from recollect.studies.measurements import Measurements
 
 STORED = {file.stem: file for file in sorted((Path(__file__).parent / "stored").glob("*.json"))}
 

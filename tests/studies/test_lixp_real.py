@@ -14,7 +14,7 @@ from recollect import cli
 from recollect.core.errors import UserError
 from recollect.data.sources import open_source
 from recollect.studies import find_study
-from recollect.studies.lixp import real, real_effects, real_tables, sets
+from recollect.studies.lixp import real, real_effects, real_records, real_tables, sets
 from recollect.studies.study import StudyOptions
 from recollect.training import locked
 
@@ -48,15 +48,19 @@ def records():
 
 
 def test_gains_are_paired_by_seed_and_tested_over_seeds_and_sets(records):
-    gains = real_tables.paired(records, "SigLIxP", "SigLIP")
-    assert gains.over(["a", "c"]).mean == pytest.approx(7 / 3)
-    assert gains.over(["a"]).std == pytest.approx(np.std([1, 2, 4], ddof=1))
-    assert gains.sets_up(list(SETS)) == 4
+    found = real_records.runs_of(records).found
+
+    def gain(names, over="SigLIP"):
+        return found.paired({"arm": "SigLIxP", "measure": "few-shot"}, {"arm": over}, names)
+
+    assert gain(["a", "c"]).summary().mean == pytest.approx(7 / 3)
+    assert gain(["a"]).summary().std == pytest.approx(np.std([1, 2, 4], ddof=1))
+    assert gain(list(SETS)).up() == 4
     t = (7 / 3) / (np.std([1, 2, 4], ddof=1) / math.sqrt(3))
-    assert gains.over_seeds_p(["a", "b"]) == pytest.approx(2 * stats.t.sf(t, 2))
-    assert gains.over_sets_p(list(SETS)) == pytest.approx(2 * 0.5**4)  # all four up: the most extreme of 16 signs
+    assert gain(["a", "b"]).over_seeds_p() == pytest.approx(2 * stats.t.sf(t, 2))
+    assert gain(list(SETS)).over_places_p() == pytest.approx(2 * 0.5**4)  # all four up: the most extreme of 16 signs
     with pytest.raises(ValueError, match="share no seed"):
-        real_tables.paired(records, "SigLIxP", "CLIP")
+        gain(["a"], "CLIP")
 
 
 def test_the_tables_say_what_the_files_say(records):
@@ -98,7 +102,7 @@ def test_what_is_varied_stands_beside_the_main_setting(records):
         ("batch", "64", "3", "+2.3 ± 1.5", "+2.3 ± 1.5"),
     )
     assert "SigLIxP, batch 16" not in [row[0] for row in tables[0].rows]
-    figure = real_effects.gain_figure(real_effects.points([*records, *small]))
+    figure = real_effects.gain_figure(real_effects.points(real_records.runs_of([*records, *small])))
     lines = [container.lines[0] for container in figure.axes[0].containers]
     assert [line.get_xydata().tolist() for line in lines] == [[[16.0, 0.5], [64.0, pytest.approx(7 / 3)]]] * 2
 

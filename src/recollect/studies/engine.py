@@ -15,102 +15,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from recollect.evaluation.results import Summary, summarise
+from recollect.evaluation.results import summarise
+from recollect.studies.measurements import Address, Measurements
 from recollect.studies.study import Scale, StudyOptions, StudyReport, StudyTable
-
-Address = Mapping[str, str | tuple[str, ...]]
-"""What a figure is of, e.g. ``{"arm": "no mask", "measure": "16-shot"}``; of several values in one place, the mean."""
 
 Show = Literal["mean", "gain", "mean (gain)", "mean or gain", "relative", "number"]
 """``mean``: 67.6 ± 0.7; ``gain``: +7.3 ± 0.5, paired by seed; ``mean (gain)``: 67.6 ± 0.7 (+7.3); ``mean or gain``: a
 gain in rows that have something to gain over; ``relative``: mean relative change in percent; ``number``: by a pattern.
 """
-
-
-class Measurements:
-    """Figures by address, one for each seed.
-
-    Attributes:
-        context: what forms of tables need beside figures (names of sets, notes), as JSON.
-    """
-
-    def __init__(self, context: Mapping[str, Any] | None = None) -> None:
-        self.context = dict(context or {})
-        self._figures: dict[frozenset[tuple[str, str]], dict[int, float]] = {}
-        self._asked: set[frozenset[tuple[str, str]]] = set()
-
-    def add(self, address: Mapping[str, str], seed: int, value: float) -> None:
-        """Keep one figure.
-
-        Raises:
-            ValueError: there is another of that address and seed.
-        """
-        kept = self._figures.setdefault(frozenset(address.items()), {})
-        if kept.setdefault(int(seed), float(value)) != float(value):
-            raise ValueError(f"{dict(address)}, seed {seed}: measured twice, {kept[int(seed)]} and {value}")
-
-    def take(self, other: "Measurements", **more: str) -> None:
-        """Keep the figures of another, with more in their addresses."""
-        for address, values in other._figures.items():
-            for seed, value in values.items():
-                self.add({**dict(address), **more}, seed, value)
-
-    def at(self, address: Address) -> dict[int, float]:
-        """The figure of each seed; with several values in a place of the address, their mean for seeds with all.
-
-        Returns:
-            Empty where nothing of that address was measured.
-        """
-        places = [[(key, each) for each in ([value] if isinstance(value, str) else value)]
-                  for key, value in address.items()]  # fmt: skip
-        addresses = [frozenset(each) for each in itertools.product(*places)]
-        self._asked.update(addresses)
-        found = [self._figures.get(each, {}) for each in addresses]
-        seeds = sorted(set.intersection(*map(set, found))) if found else []
-        return {seed: float(np.mean([each[seed] for each in found])) for seed in seeds}
-
-    def summary(self, address: Address) -> Summary:
-        """Mean ± std over seeds.
-
-        Raises:
-            ValueError: nothing of that address was measured.
-        """
-        return self._summarise(self.at(address), address)
-
-    def gain(self, address: Address, over: Address) -> Summary:
-        """The same of the differences from ``over``, paired by seed.
-
-        Raises:
-            ValueError: they share no seed.
-        """
-        return self._summarise(self.differences(address, over), address)
-
-    def differences(self, address: Address, over: Address) -> dict[int, float]:
-        """By seed, for the seeds that both have."""
-        own, base = self.at(address), self.at(over)
-        return {seed: own[seed] - base[seed] for seed in own if seed in base}
-
-    @staticmethod
-    def _summarise(values: Mapping[int, float], address: Address) -> Summary:
-        if not values:
-            raise ValueError(f"{dict(address)}: not measured")
-        return summarise(values.values())
-
-    def as_json(self) -> dict[str, Any]:
-        """The figures that somebody asked for, as a report's file holds them; `from_json` reads it."""
-        figures = [{**dict(sorted(address)), "seeds": {str(seed): value for seed, value in values.items()}}
-                   for address, values in self._figures.items() if address in self._asked]  # fmt: skip
-        return {"context": self.context, "figures": figures}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Measurements":
-        """What `as_json` wrote."""
-        made = cls(value["context"])
-        for figure in value["figures"]:
-            address = {key: part for key, part in figure.items() if key != "seeds"}
-            for seed, number in figure["seeds"].items():
-                made.add(address, int(seed), number)
-        return made
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from recollect.search.episodes.options import EpisodeOptions
 from recollect.search.methods import MethodOptions
 from recollect.studies.efsa.tables import AVERAGE, DEPTHS, ask, measurements, notes_of, recall_at, recall_form, together
 from recollect.studies.efsa.world import EfsaWorld, SearchRun, base_recipe, efsa_world, searched, trained
-from recollect.studies.engine import Column, Measurements, Row, TableForm
+from recollect.studies.engine import Column, Row, TableForm
+from recollect.studies.measurements import Measurements
 from recollect.studies.study import StudyOptions, StudyReport
 
 

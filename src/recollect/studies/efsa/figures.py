@@ -25,7 +25,8 @@ from recollect.studies.efsa.tables import (
     together,
 )
 from recollect.studies.efsa.world import EfsaWorld, SearchRun, efsa_world, searched
-from recollect.studies.engine import Measurements, TableForm, papers_words
+from recollect.studies.engine import TableForm, papers_words
+from recollect.studies.measurements import Measurements
 from recollect.studies.study import StudyOptions, StudyReport
 
 _TRUE, _FALSE = "#009E73", "#D55E00"

@@ -17,7 +17,8 @@ from recollect.evaluation.retrieval import DIRECTIONS
 from recollect.objectives import Base
 from recollect.search.episodes.options import EpisodeOptions
 from recollect.studies.efsa.world import TRUE, WORLDS, Captions, EfsaWorld, SearchRun, efsa_world, searched
-from recollect.studies.engine import Column, Measurements, Printed, Row, TableForm, TableStudy, printed
+from recollect.studies.engine import Column, Printed, Row, TableForm, TableStudy, printed
+from recollect.studies.measurements import Measurements
 from recollect.studies.study import StudyOptions, StudyTable
 
 DEPTHS = (1, 5, 10)

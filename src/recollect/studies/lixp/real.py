@@ -31,6 +31,7 @@ from recollect.models import DualEncoder, load_model
 from recollect.reports.plots import save_figure
 from recollect.studies.lixp.real_arms import Arm, arms
 from recollect.studies.lixp.real_effects import gain_figure, points
+from recollect.studies.lixp.real_records import runs_of
 from recollect.studies.lixp.real_tables import tables
 from recollect.studies.lixp.sets import CHOOSING, RETRIEVAL, TESTING, TRAINING, RealSet, place
 from recollect.studies.study import StudyOptions, StudyReport
@@ -79,7 +80,7 @@ def _figures(records: Sequence[Mapping[str, Any]], options: StudyOptions) -> tup
     if not any(record.get("axis") for record in records):
         return ()
     name = f"lixp-real-{options.scale}.png"
-    save_figure(gain_figure(points(records)), options.out / name)
+    save_figure(gain_figure(points(runs_of(records))), options.out / name)
     return (name,)
 
 

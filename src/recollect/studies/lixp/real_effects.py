@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.figure import Figure
 
-from recollect.evaluation.results import Summary, summarise
+from recollect.evaluation.results import Summary
 from recollect.reports.plots import LINE_COLOURS, new_figure
-from recollect.studies.lixp.real_gains import GROUPS, Record, by_group, paired
+from recollect.studies.engine import Column, Row, TableForm
+from recollect.studies.lixp.real_records import ENERGY, FEW_SHOT, GROUPS, RECALL, RealRuns
 from recollect.studies.lixp.sets import TESTING
-from recollect.studies.study import StudyTable
 
 AXES = {"batch": "batch", "steps": "steps", "pairs": "pairs", "alpha": "alpha", "tau_context": "tau_context"}
 """What figures vary: from an arm's axis to words."""
@@ -22,50 +22,48 @@ class Point:
 
     Attributes:
         axis, value: which setting, and what it is here.
-        gain: over the baseline of the same setting, by group.
+        arm, against: with context, and the baseline of the same setting.
+        gain: of the one over the other, by group.
     """
 
     axis: str
     value: float
+    arm: str
+    against: str
     gain: Mapping[str, Summary]
 
 
-def points(records: Sequence[Record]) -> list[Point]:
+def points(runs: RealRuns) -> list[Point]:
     """One for each setting that was varied and each of its values, the main setting among them."""
-    groups = {group: names for group, names in by_group(records).items() if group != "choosing"}
-    first = next(record["recipe"] for record in records if record["arm"] == "SigLIP")
-    context = next(record["recipe"] for record in records if record["arm"] == "SigLIxP")["objective"]["context"]
+    first, context = (runs.arms[arm]["recipe"] for arm in ("SigLIP", "SigLIxP"))
     main = {
-        "batch": first["batch_size"], "steps": first["steps"], "pairs": 42359, "alpha": context["alpha"],
-        "tau_context": context["tau"],
+        "batch": first["batch_size"], "steps": first["steps"], "pairs": 42359,
+        "alpha": context["objective"]["context"]["alpha"], "tau_context": context["objective"]["context"]["tau"],
     }  # fmt: skip
+    varied = [(arm, *record["axis"]) for arm, record in runs.arms.items() if record.get("axis")]
     found = []
-    varied = {record["arm"]: tuple(record["axis"]) for record in records if record.get("axis")}
-    for arm, (axis, value) in [("SigLIxP", (axis, value)) for axis, value in main.items()] + list(varied.items()):
-        against = next(record["against"] for record in records if record["arm"] == arm)
-        if not arm.startswith("SigLIxP") or axis not in {own for own, _ in varied.values()}:
+    for arm, axis, value in [*(("SigLIxP", axis, value) for axis, value in main.items()), *varied]:
+        if not arm.startswith("SigLIxP") or axis not in {own for _, own, _ in varied} or not runs.comparable(arm):
             continue
-        try:
-            gains = paired(records, arm, against)
-        except ValueError:  # its baseline is not there yet
-            continue
-        found.append(Point(axis, float(value), {group: gains.over(names) for group, names in groups.items()}))
+        against = runs.arms[arm]["against"]
+        gain = {
+            group: runs.found.gain(*({"arm": name, "measure": FEW_SHOT, "set": names} for name in (arm, against)))
+            for group, names in runs.groups.items()
+            if group != "choosing"
+        }
+        found.append(Point(axis, float(value), arm, against, gain))
     return sorted(found, key=lambda point: (list(AXES).index(point.axis), point.value))
 
 
-def varied(records: Sequence[Record]) -> StudyTable:
+def varied(runs: RealRuns) -> TableForm:
     """The gain of context where one setting is varied and the others stay."""
-    found = points(records)
-    groups = [group for group in GROUPS if found and group in found[0].gain]
-    rows = []
-    for point in found:
-        cells = [point.gain[group].signed() for group in groups]
-        rows.append((AXES[point.axis], f"{point.value:,g}", str(point.gain[groups[0]].count), *cells))
-    return StudyTable(
-        "Gain of SigLIxP over SigLIP in the same setting, one setting varied at a time",
-        ("setting", "value", "seeds", *(GROUPS[group] for group in groups)),
-        tuple(rows),
-    )
+    rows, groups = [], [group for group in runs.groups if group != "choosing"]
+    for point in points(runs):
+        head = (AXES[point.axis], f"{point.value:,g}", str(point.gain[groups[0]].count))
+        rows.append(Row(head, {"arm": point.arm, "measure": FEW_SHOT}, over={"arm": point.against}))
+    columns = [Column(GROUPS[group], {"set": runs.groups[group]}, "gain") for group in groups]
+    title = "Gain of SigLIxP over SigLIP in the same setting, one setting varied at a time"
+    return TableForm(title, ("setting", "value", "seeds"), rows, columns)
 
 
 def gain_figure(found: Sequence[Point]) -> Figure:
@@ -90,51 +88,35 @@ def gain_figure(found: Sequence[Point]) -> Figure:
     return figure
 
 
-def split_by_class(records: Sequence[Record]) -> StudyTable:
+def split_by_class(runs: RealRuns) -> TableForm:
     """Where the energy goes, inside and outside the texts' span, between and within classes."""
-    parts = {
-        "between_inside": "between classes, inside",
-        "between_outside": "between classes, outside",
-        "within_inside": "within classes, inside",
-        "within_outside": "within classes, outside",
-    }
-    rows = []
-    for arm in ("SigLIP", "SigLIxP"):
-        own = [record["energy"] for record in records if record["arm"] == arm]
-        cells = [
-            str(summarise(float(np.mean([each[part] for each in energy.values()])) for energy in own)) for part in parts
-        ]
-        rows.append((arm, *cells))
-    return StudyTable(
+    names = tuple(runs.arms["SigLIP"]["energy"])
+    columns = [Column(title, {"measure": part, "set": names}) for part, title in ENERGY.items()]
+    title = (
         "Energy of the image embeddings by class and by the span of the training captions, in percent, mean of the "
-        "test sets",
-        ("arm", *parts.values()),
-        tuple(rows),
+        "test sets"
     )
+    return TableForm(title, ("arm",), [Row((arm,), {"arm": arm}) for arm in ("SigLIP", "SigLIxP")], columns)
 
 
-def classes_most_changed(records: Sequence[Record], shown: int = 6) -> StudyTable:
+def classes_most_changed(runs: RealRuns, shown: int = 6) -> TableForm:
     """The classes of test sets that gain and lose most: recall by prototypes of all examples."""
-    by_arm = {
-        arm: {record["seed"]: record["classes"] for record in records if record["arm"] == arm}
-        for arm in ("SigLIP", "SigLIxP")
-    }
-    seeds = sorted(by_arm["SigLIP"].keys() & by_arm["SigLIxP"].keys())
     gains: dict[tuple[str, str], Summary] = {}
-    for name, classes in by_arm["SigLIP"][seeds[0]].items():
+    for name, classes in runs.arms["SigLIP"]["classes"].items():
         for each in classes if name not in TESTING or TESTING[name].named else ():  # four letters each say little
-            gains[name, each] = summarise(
-                by_arm["SigLIxP"][seed][name][each] - by_arm["SigLIP"][seed][name][each] for seed in seeds
-            )
+            at = {"measure": RECALL, "set": name, "class": each}
+            gains[name, each] = runs.found.gain({"arm": "SigLIxP", **at}, {"arm": "SigLIP", **at})
     order = sorted(gains, key=lambda key: -gains[key].mean)
     up = sum(gain.mean > 0 for gain in gains.values())
     down = sum(gain.mean < 0 for gain in gains.values())
     chosen = order if len(order) <= 2 * shown else [*order[:shown], *order[-shown:]]
-    return StudyTable(
+    seeds = next(iter(gains.values())).count
+    return TableForm(
         "Named classes of the test sets that gain and lose most: recall by prototypes of all examples",
-        ("class", "set", "gain of SigLIxP"),
-        tuple((each, name, gains[name, each].signed()) for name, each in chosen),
-        (f"of {len(gains)} classes {up} gain and {down} lose; seeds: {len(seeds)}", *_spoken_or_not(gains)),
+        ("class", "set"),
+        [Row((each, name), {"set": name, "class": each}) for name, each in chosen],
+        [Column("gain of SigLIxP", {"arm": "SigLIxP", "measure": RECALL}, "gain", {"arm": "SigLIP"})],
+        notes=(f"of {len(gains)} classes {up} gain and {down} lose; seeds: {seeds}", *_spoken_or_not(gains)),
     )
 
 

@@ -1,23 +1,12 @@
 """The tables of ``lixp/real``: nothing but what the files of its runs say."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-import numpy as np
-
-from recollect.evaluation.results import Summary, summarise
+from recollect.studies.engine import Column, Row, TableForm
 from recollect.studies.lixp.real_effects import classes_most_changed, split_by_class, varied
-from recollect.studies.lixp.real_gains import (
-    GROUPS,
-    PAIRS,
-    Paired,
-    Read,
-    Record,
-    by_group,
-    few_shot,
-    few_shot_on_the_span,
-    paired,
-)
+from recollect.studies.lixp.real_records import FEW_SHOT, GROUPS, ON_THE_SPAN, PAIRS, RealRuns, Record, runs_of
 from recollect.studies.lixp.sets import MOVED
+from recollect.studies.measurements import Paired
 from recollect.studies.study import StudyTable
 
 SPAN = "+ projection onto the span of the texts"
@@ -25,185 +14,129 @@ SPAN = "+ projection onto the span of the texts"
 
 def tables(records: Sequence[Record]) -> tuple[StudyTable, ...]:
     """Gains by group with their controls, gains by set, zero-shot and retrieval, where the energy lies, by class."""
-    arms = list(dict.fromkeys(record["arm"] for record in sorted(records, key=_order) if not record.get("axis")))
-    groups = by_group(records)
-    found = [_gains(records, arms, groups), _by_set(records, groups), _names(records, arms, groups)]
-    found += [_energy(records, arms, groups)]
-    if len(arms) < len({record["arm"] for record in records}):
-        found.append(varied(records))
-    main = [record for record in records if record["arm"] in ("SigLIP", "SigLIxP") and record.get("classes")]
-    if {record["arm"] for record in main} == {"SigLIP", "SigLIxP"}:
-        found += [split_by_class(main), classes_most_changed(main)]
-    return tuple(found)
+    runs = runs_of(records)
+    order = sorted(runs.arms, key=lambda arm: (arm.startswith("CL"), bool(runs.arms[arm]["against"]), arm))
+    arms = [arm for arm in order if not runs.arms[arm].get("axis")]
+    forms = [_gains(runs, arms), _by_set(runs), _names(runs, arms), _energy(runs, arms)]
+    if len(arms) < len(runs.arms):
+        forms.append(varied(runs))
+    if all(runs.arms.get(arm, {}).get("classes") for arm in ("SigLIP", "SigLIxP")):
+        forms += [split_by_class(runs), classes_most_changed(runs)]
+    return tuple(form.fill(runs.found) for form in forms)
 
 
-def _order(record: Record) -> tuple[bool, bool, str]:
-    return record["arm"].startswith("CL"), bool(record["against"]), record["arm"]
-
-
-def _summary(records: Sequence[Record], arm: str, read: Read, names: Sequence[str]) -> Summary:
-    own = [read(record) for record in records if record["arm"] == arm]
-    return summarise(float(np.mean([cells[name] for name in names])) for cells in own)
-
-
-def _seeds(records: Sequence[Record], arm: str) -> int:
-    return sum(record["arm"] == arm for record in records)
-
-
-def _gains(records: Sequence[Record], arms: Sequence[str], groups: Mapping[str, list[str]]) -> StudyTable:
-    rows = []
+def _gains(runs: RealRuns, arms: Sequence[str]) -> TableForm:
+    rows, first = [], ""
     for arm in arms:
-        against = next(record["against"] for record in records if record["arm"] == arm)
-        try:
-            gains = paired(records, arm, against) if against else None
-        except ValueError:  # its baseline's file is not there yet
+        against, seeds = runs.arms[arm]["against"], str(runs.seeds(arm))
+        if against and not runs.comparable(arm):  # its baseline's file is not there yet
             continue
-        cells = [
-            gains.over(names).signed() if gains else str(_summary(records, arm, few_shot, names))
-            for names in groups.values()
-        ]
-        rows.append((arm, against and f"gain over {against}", str(_seeds(records, arm)), *cells))
+        told = against and f"gain over {against}"
+        over = {"arm": against} if against else None
+        rows.append(Row((arm, told, seeds), {"arm": arm, "measure": FEW_SHOT}, over=over))
         if arm in PAIRS or arm in PAIRS.values():
-            span = paired(records, arm, arm, few_shot_on_the_span, few_shot)
-            kept = [span.over(names).signed() for names in groups.values()]
-            rows.append((f"{arm} {SPAN}", f"gain over {arm}", str(_seeds(records, arm)), *kept))
-    columns = ("arm", "figures", "seeds", *(f"{len(names)} {GROUPS[group]}" for group, names in groups.items()))
-    recipes = {record["arm"]: record["recipe"] for record in records}
-    first = next(iter(recipes.values()))
-    return StudyTable(
-        "Few-shot accuracy: mean of prototypes and softmax voting at 4 and 16 shots, five draws",
-        columns,
-        tuple(rows),
-        (
-            f"batch {first['batch_size']:,}, {first['steps']} steps; mean over sets ± std over training seeds; gains "
-            "are paired by seed",
-            *_tests(records, groups),
-        ),
-    )
-
-
-def _tests(records: Sequence[Record], groups: Mapping[str, list[str]]) -> list[str]:
-    tested = [name for group, names in groups.items() if group != "choosing" for name in names]
-    notes = []
-    for arm, against in PAIRS.items():
-        try:
-            gains = paired(records, arm, against)
-        except ValueError:
-            continue
-        words = f"{arm} is above {against} on {gains.sets_up(tested)} of {len(tested)} test sets"
-        words += f" (mean {gains.over(tested).signed()}); over sets, Wilcoxon p = {gains.over_sets_p(tested):.2g}"
-        if gains.over(tested).count > 1:
-            words += f"; over seeds, t-test p = {gains.over_seeds_p(tested):.2g}"
-        notes.append(words)
-        notes += _either_way(gains, groups)
-        notes += _over_other_baselines(records, arm, against, groups)
-        notes += _over_the_best(records, arm, against, tested, groups.get("choosing", []))
-    return notes
-
-
-def _either_way(gains: Paired, groups: Mapping[str, list[str]]) -> list[str]:
-    """The same gains with the set whose group was settled late in the other group."""
-    foreign, scenes = groups.get("foreign", []), groups.get("scenes", [])
-    if MOVED not in scenes:
-        return []
-    told = f"{gains.over([*foreign, MOVED]).signed()} on {len(foreign) + 1} foreign sets"
-    others = [name for name in scenes if name != MOVED]
-    if others:
-        told += f", {gains.over(others).signed()} on {len(others)} that captions speak of"
-    return [f"with {MOVED} among the foreign sets: {told}"]
-
-
-def _over_the_best(
-    records: Sequence[Record], arm: str, against: str, tested: Sequence[str], choosing: Sequence[str]
-) -> list[str]:
-    """The gain over the baseline that the choosing sets would have picked among all that were tried."""
-    tried = [against, *_other_baselines(records, against)]
-    if len(tried) < 2 or not choosing:
-        return []
-    scores = {other: paired(records, other, against).over(choosing).mean for other in tried if other != against}
-    best = max({against: 0.0, **scores}.items(), key=lambda item: item[1])[0]
-    gain = paired(records, arm, best).over(tested)
-    return [
-        f"of {len(tried)} baselines the choosing sets pick '{best}'; {arm} over it on all test sets: {gain.signed()}"
+            head = (f"{arm} {SPAN}", f"gain over {arm}", seeds)
+            rows.append(Row(head, {"arm": arm, "measure": ON_THE_SPAN}, over={"measure": FEW_SHOT}))
+    columns = [
+        Column(f"{len(names)} {GROUPS[group]}", {"set": names}, "mean or gain") for group, names in runs.groups.items()
     ]
+    first = next(iter(runs.arms.values()))["recipe"]
+    note = (
+        f"batch {first['batch_size']:,}, {first['steps']} steps; mean over sets ± std over training seeds; gains "
+        "are paired by seed"
+    )
+    title = "Few-shot accuracy: mean of prototypes and softmax voting at 4 and 16 shots, five draws"
+    return TableForm(title, ("arm", "figures", "seeds"), rows, columns, notes=(note, *_tests(runs)))
 
 
-def _over_other_baselines(
-    records: Sequence[Record], arm: str, against: str, groups: Mapping[str, list[str]]
-) -> list[str]:
+def _gain(runs: RealRuns, arm: str, against: str, names: Sequence[str]) -> Paired:
+    return runs.found.paired({"arm": arm, "measure": FEW_SHOT}, {"arm": against}, names)
+
+
+def _tests(runs: RealRuns) -> Iterator[str]:
+    tested = runs.tested()
+    for arm, against in PAIRS.items():
+        if arm not in runs.arms or not runs.comparable(arm):
+            continue
+        gain = _gain(runs, arm, against, tested)
+        told = f"{arm} is above {against} on {gain.up()} of {len(tested)} test sets"
+        yield f"{told} (mean {gain.summary().signed()}); {gain.tests()}"
+        yield from _either_way(runs, arm, against)
+        yield from _over_other_baselines(runs, arm, against)
+        yield from _over_the_best(runs, arm, against)
+
+
+def _either_way(runs: RealRuns, arm: str, against: str) -> Iterator[str]:
+    """The same gains with the set whose group was settled late in the other group."""
+    foreign, scenes = (runs.groups.get(group, ()) for group in ("foreign", "scenes"))
+    if MOVED not in scenes:
+        return
+    gain = _gain(runs, arm, against, [*foreign, MOVED]).summary()
+    told = f"with {MOVED} among the foreign sets: {gain.signed()} on {len(foreign) + 1} foreign sets"
+    if others := [name for name in scenes if name != MOVED]:
+        rest = _gain(runs, arm, against, others).summary()
+        told += f", {rest.signed()} on {len(others)} that captions speak of"
+    yield told
+
+
+def _over_other_baselines(runs: RealRuns, arm: str, against: str) -> Iterator[str]:
     """The same gain over every other way of regularising the baseline, so that a weak one explains nothing."""
-    notes = []
-    for other in _other_baselines(records, against):
-        gains = paired(records, arm, other)
-        parts = (f"{gains.over(names).signed()} on {GROUPS[group]}" for group, names in groups.items())
-        notes.append(f"{arm} over '{other}': {', '.join(parts)}")
-    return notes
+    for other in _other_baselines(runs, against):
+        parts = (
+            f"{_gain(runs, arm, other, names).summary().signed()} on {GROUPS[group]}"
+            for group, names in runs.groups.items()
+        )
+        yield f"{arm} over '{other}': {', '.join(parts)}"
 
 
-def _other_baselines(records: Sequence[Record], against: str) -> list[str]:
+def _over_the_best(runs: RealRuns, arm: str, against: str) -> Iterator[str]:
+    """The gain over the baseline that the choosing sets would have picked among all that were tried."""
+    others, choosing = _other_baselines(runs, against), runs.groups.get("choosing", ())
+    if not others or not choosing:
+        return
+    scores = {other: _gain(runs, other, against, choosing).summary().mean for other in others}
+    best = max({against: 0.0, **scores}.items(), key=lambda item: item[1])[0]
+    gain = _gain(runs, arm, best, runs.tested()).summary().signed()
+    yield f"of {len(others) + 1} baselines the choosing sets pick '{best}'; {arm} over it on all test sets: {gain}"
+
+
+def _other_baselines(runs: RealRuns, against: str) -> list[str]:
     """Arms without context that are compared with the baseline, and share seeds with what is compared with it too."""
     return sorted(
-        {
-            record["arm"]
-            for record in records
-            if record["against"] == against and record["recipe"]["objective"]["context"] is None
-        }
+        name
+        for name, arm in runs.arms.items()
+        if arm["against"] == against and arm["recipe"]["objective"]["context"] is None
     )
 
 
-def _by_set(records: Sequence[Record], groups: Mapping[str, list[str]]) -> StudyTable:
-    rows = []
-    pairs = [
-        (arm, against) for arm, against in PAIRS.items() if {arm, against} <= {record["arm"] for record in records}
-    ]
-    for group, names in groups.items():
-        for name in names:
-            cells = []
-            for arm, against in pairs:
-                cells.append(str(_summary(records, against, few_shot, [name])))
-                cells.append(paired(records, arm, against).over([name]).signed())
-                span = paired(records, against, against, few_shot_on_the_span, few_shot)
-                cells.append(span.over([name]).signed())
-            rows.append((name, GROUPS[group], *cells))
-    columns = [column for arm, against in pairs for column in (against, f"gain of {arm}", "gain of the projection")]
-    return StudyTable("Few-shot accuracy set by set", ("set", "", *columns), tuple(rows))
+def _by_set(runs: RealRuns) -> TableForm:
+    rows = [Row((name, GROUPS[group]), {"set": name}) for group, names in runs.groups.items() for name in names]
+    columns = []
+    for arm, against in PAIRS.items():
+        if {arm, against} <= runs.arms.keys():
+            base = {"arm": against, "measure": FEW_SHOT}
+            columns += [
+                Column(against, base),
+                Column(f"gain of {arm}", {**base, "arm": arm}, "gain", {"arm": against}),
+                Column("gain of the projection", {**base, "measure": ON_THE_SPAN}, "gain", {"measure": FEW_SHOT}),
+            ]
+    return TableForm("Few-shot accuracy set by set", ("set", ""), rows, columns)
 
 
-def _names(records: Sequence[Record], arms: Sequence[str], groups: Mapping[str, list[str]]) -> StudyTable:
+def _names(runs: RealRuns, arms: Sequence[str]) -> TableForm:
     """Zero-shot accuracy by groups of sets, and retrieval."""
-
-    def zero(record: Record) -> dict[str, float]:
-        return {name: cells["top-1"] for name, cells in record["zero-shot"].items()}
-
-    def found(record: Record) -> dict[str, float]:
-        return dict(record["retrieval"])
-
-    asked = {group: [name for name in names if name in zero(records[0])] for group, names in groups.items()}
-    asked = {group: names for group, names in asked.items() if names}
-    pools = list(found(records[0]))
-    rows = []
-    for arm in arms:
-        cells = [str(_summary(records, arm, zero, names)) for names in asked.values()]
-        cells += [str(_summary(records, arm, found, [pool])) for pool in pools]
-        rows.append((arm, *cells))
-    columns = [f"zero-shot, {GROUPS[group]}" for group in asked]
-    return StudyTable(
-        "Zero-shot accuracy, and recall at 10 from text to image",
-        ("arm", *columns, *(f"R@10 {pool}" for pool in pools)),
-        tuple(rows),
-    )
+    first, columns = next(iter(runs.arms.values())), []
+    for group, names in runs.groups.items():
+        if asked := tuple(name for name in names if name in first["zero-shot"]):
+            columns.append(Column(f"zero-shot, {GROUPS[group]}", {"measure": "zero-shot", "set": asked}))
+    columns += [Column(f"R@10 {pool}", {"measure": "retrieval", "set": pool}) for pool in first["retrieval"]]
+    title = "Zero-shot accuracy, and recall at 10 from text to image"
+    return TableForm(title, ("arm",), [Row((arm,), {"arm": arm}) for arm in arms], columns)
 
 
-def _energy(records: Sequence[Record], arms: Sequence[str], groups: Mapping[str, list[str]]) -> StudyTable:
+def _energy(runs: RealRuns, arms: Sequence[str]) -> TableForm:
     """Share of the image embeddings' energy outside the span of the training captions."""
-
-    def outside(record: Record) -> dict[str, float]:
-        return dict(record["outside"])
-
-    rows = [(arm, *(str(_summary(records, arm, outside, names)) for names in groups.values())) for arm in arms]
-    return StudyTable(
-        "Energy of the image embeddings outside the span of the training captions, in percent",
-        ("arm", *(GROUPS[group] for group in groups)),
-        tuple(rows),
-        ("the span holds 99 % of the captions' energy",),
-    )
+    columns = [Column(GROUPS[group], {"measure": "outside", "set": names}) for group, names in runs.groups.items()]
+    title = "Energy of the image embeddings outside the span of the training captions, in percent"
+    rows = [Row((arm,), {"arm": arm}) for arm in arms]
+    return TableForm(title, ("arm",), rows, columns, notes=("the span holds 99 % of the captions' energy",))

@@ -8,7 +8,7 @@ from typing import Any
 from recollect.fewshot.protocol import PAPER_METHODS
 from recollect.objectives import Base, ContextOptions
 from recollect.reports import plots
-from recollect.studies.engine import Address, Column, Measurements, Printed, Row, TableForm, TableStudy, printed
+from recollect.studies.engine import Column, Printed, Row, TableForm, TableStudy, printed
 from recollect.studies.lixp.world import (
     WITH_CONTEXT,
     WORLDS,
@@ -20,6 +20,7 @@ from recollect.studies.lixp.world import (
     run_arms,
     settings,
 )
+from recollect.studies.measurements import Address, Measurements
 from recollect.studies.study import StudyOptions, StudyTable
 from recollect.training.options import Recipe
 

@@ -13,7 +13,7 @@ from recollect.core.errors import UserError
 from recollect.evaluation.results import Summary
 from recollect.evaluation.tables import mean_over_tasks, over_seeds
 from recollect.objectives import Base, ContextOptions
-from recollect.studies.engine import Measurements
+from recollect.studies.measurements import Measurements
 from recollect.studies.runs import StudyEvaluation, frames, run, with_seeds
 from recollect.studies.study import Scale, StudyOptions
 from recollect.training.options import Data, Recipe

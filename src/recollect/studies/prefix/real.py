@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,13 @@ import pyarrow.parquet as pq
 from recollect.core.errors import UserError
 from recollect.core.files import atomic_path, read_json, write_json
 from recollect.core.types import Encoder, Kind
-from recollect.evaluation.results import Result, Summary, summarise
+from recollect.evaluation.results import Result
 from recollect.evaluation.retrieval import retrieval
 from recollect.evaluation.zero_shot import zero_shot
 from recollect.models import DualEncoder, load_model
-from recollect.studies.lixp.real_tables import paired
+from recollect.studies.engine import Column, Row, Show, TableForm
 from recollect.studies.lixp.sets import HELD_STYLES
+from recollect.studies.measurements import Measurements
 from recollect.studies.study import StudyOptions, StudyReport, StudyTable
 from recollect.tasks.classification import ClassificationTask, Division, classification_task
 from recollect.tasks.retrieval import retrieval_task
@@ -253,80 +253,92 @@ def _tasks(model: DualEncoder, data: tuple[Path, Path] | None) -> Iterator[tuple
 
 # Tables ---------------------------------------------------------------------------------------------------------------
 
+READ = {"caption": "caption", "label": "label", "plain": ""}
+"""What tables call a reading; arms without prefixes have one."""
+
 
 def tables(records: Sequence[Mapping[str, Any]]) -> tuple[StudyTable, ...]:
     """Accuracy by group of sets, gains of the prefixes paired by seed, and every set."""
-    groups: dict[str, list[str]] = {}
-    for name, group in records[0]["groups"].items():
-        groups.setdefault(group, []).append(name)
-    return _by_group(records, groups), _gains(records, groups), _by_set(records)
-
-
-def _reading_of(record: Mapping[str, Any], reading: str, part: str = "zero-shot") -> dict[str, float]:
-    """Each set's figure as a reading has it, or the only one that there is."""
-    return {name: cells.get(reading, cells.get("plain")) for name, cells in record[part].items()}
-
-
-def _lines(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Every arm with each of its readings, in the order of the arms."""
+    found = measured(records)
     there = {record["arm"]: record for record in records}
-    return [
+    lines = [
         (arm.name, reading)
         for arm in ARMS if arm.name in there
         for reading in next(iter(there[arm.name]["zero-shot"].values()))
     ]  # fmt: skip
-
-
-def _summary(records: Sequence[Mapping[str, Any]], arm: str, reading: str, part: str, names: Sequence[str]) -> Summary:
-    own = [_reading_of(record, reading, part) for record in records if record["arm"] == arm]
-    return summarise(float(np.mean([cells[name] for name in names])) for cells in own)
-
-
-def _by_group(records: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[str]]) -> StudyTable:
-    pools, rows = list(records[0]["retrieval"]), []
-    for arm, reading in _lines(records):
-        cells = [str(_summary(records, arm, reading, "zero-shot", names)) for names in groups.values()]
-        cells += [str(_summary(records, arm, reading, "retrieval", [pool])) for pool in pools]
-        rows.append((arm, "" if reading == "plain" else reading, *cells))
-    recipe, seeds = records[0]["recipe"], len({record["seed"] for record in records})
-    titles = (f"{len(names)}: {group}" for group, names in groups.items())
-    return StudyTable(
-        "Zero-shot accuracy by names, and recall at 10 from text to image",
-        ("training", "reading", *titles, *(f"R@10 {pool}" for pool in pools)),
-        tuple(rows),
-        (f"batch {recipe['batch_size']:,}, {recipe['steps']} steps an arm; mean over sets ± std of {seeds} seeds",),
-    )  # fmt: skip
-
-
-def _gains(records: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[str]]) -> StudyTable:
-    """What prefixes add to the same batches without, and what one reading has over the other."""
-    pairs = [(f"{reading} reading over no prefixes", PREFIX, reading, PLAIN, "plain") for reading in READINGS]
-    pairs += [("caption over label reading", PREFIX, "caption", PREFIX, "label")]
-    pairs += [("caption reading over captions alone", PREFIX, "caption", "captions alone", "plain")]
-    rows, notes, there = [], [], {record["arm"] for record in records}
-    for title, arm, reading, against, other in pairs:
-        if not {arm, against} <= there:
-            continue
-        found = paired(
-            records, arm, against, partial(_reading_of, reading=reading), partial(_reading_of, reading=other)
-        )
-        rows.append((title, *(found.over(names).signed() for names in groups.values())))
-        every = [name for names in groups.values() for name in names]
-        if len(every) > 1:
-            notes.append(
-                f"{title}: up on {found.sets_up(every)} of {len(every)} sets, {found.over(every).signed()}; over sets, "
-                f"Wilcoxon p = {found.over_sets_p(every):.2g}"
-                + (f"; over seeds, t-test p = {found.over_seeds_p(every):.2g}" if found.over(every).count > 1 else "")
-            )
-    columns = ("difference, paired by seed", *(f"{len(names)}: {group}" for group, names in groups.items()))
-    return StudyTable("What prefixes change", columns, tuple(rows), tuple(notes))
-
-
-def _by_set(records: Sequence[Mapping[str, Any]]) -> StudyTable:
-    lines = _lines(records)
-    rows = tuple(
-        (name, *(str(_summary(records, arm, reading, "zero-shot", [name])) for arm, reading in lines))
-        for name in records[0]["groups"]
+    groups: dict[str, tuple[str, ...]] = {}
+    for name, group in records[0]["groups"].items():
+        groups[group] = (*groups.get(group, ()), name)
+    forms = (
+        _by_group(records, groups, lines),
+        _gains(found, groups, lines),
+        _by_set(list(records[0]["groups"]), lines),
     )
-    titles = (arm if reading == "plain" else f"{arm}: {reading}" for arm, reading in lines)
-    return StudyTable("Zero-shot accuracy set by set", ("set", *titles), rows)
+    return tuple(form.fill(found) for form in forms)
+
+
+def measured(records: Sequence[Mapping[str, Any]]) -> Measurements:
+    """The files' figures by arm, reading, measure and set."""
+    found = Measurements()
+    for record in records:
+        for measure in ("zero-shot", "retrieval"):
+            for name, readings in record[measure].items():
+                for reading, value in readings.items():
+                    at = {"arm": record["arm"], "read": reading, "measure": measure, "set": name}
+                    found.add(at, record["seed"], value)
+    return found
+
+
+Groups = Mapping[str, tuple[str, ...]]
+Lines = Sequence[tuple[str, str]]
+"""Every arm with each of its readings, in the order of the arms."""
+
+
+def _group_columns(groups: Groups, show: Show = "mean") -> list[Column]:
+    return [
+        Column(f"{len(names)}: {group}", {"measure": "zero-shot", "set": names}, show)
+        for group, names in groups.items()
+    ]
+
+
+def _by_group(records: Sequence[Mapping[str, Any]], groups: Groups, lines: Lines) -> TableForm:
+    rows = [Row((arm, READ[reading]), {"arm": arm, "read": reading}) for arm, reading in lines]
+    columns = _group_columns(groups)
+    columns += [Column(f"R@10 {pool}", {"measure": "retrieval", "set": pool}) for pool in records[0]["retrieval"]]
+    recipe, seeds = records[0]["recipe"], len({record["seed"] for record in records})
+    note = f"batch {recipe['batch_size']:,}, {recipe['steps']} steps an arm; mean over sets ± std of {seeds} seeds"
+    title = "Zero-shot accuracy by names, and recall at 10 from text to image"
+    return TableForm(title, ("training", "reading"), rows, columns, notes=(note,))
+
+
+COMPARED = (
+    *((f"{reading} reading over no prefixes", (PREFIX, reading), (PLAIN, "plain")) for reading in READINGS),
+    ("caption over label reading", (PREFIX, "caption"), (PREFIX, "label")),
+    ("caption reading over captions alone", (PREFIX, "caption"), ("captions alone", "plain")),
+)
+"""What prefixes add to the same batches without, and what one reading has over the other: each an arm and a reading."""
+
+
+def _gains(found: Measurements, groups: Groups, lines: Lines) -> TableForm:
+    rows, notes = [], []
+    every = tuple(name for names in groups.values() for name in names)
+    for title, own, other in COMPARED:
+        if not {own, other} <= set(lines):
+            continue
+        at, over = ({"arm": arm, "read": reading} for arm, reading in (own, other))
+        rows.append(Row((title,), at, over=over))
+        if len(every) > 1:
+            gain = found.paired({**at, "measure": "zero-shot"}, over, every)
+            told = f"{title}: up on {gain.up()} of {len(every)} sets, {gain.summary().signed()}"
+            notes.append(f"{told}; {gain.tests()}")
+    heads = ("difference, paired by seed",)
+    return TableForm("What prefixes change", heads, rows, _group_columns(groups, "gain"), notes=tuple(notes))
+
+
+def _by_set(names: Sequence[str], lines: Lines) -> TableForm:
+    rows = [Row((name,), {"set": name}) for name in names]
+    columns = [
+        Column(f"{arm}: {reading}" if READ[reading] else arm, {"arm": arm, "read": reading, "measure": "zero-shot"})
+        for arm, reading in lines
+    ]
+    return TableForm("Zero-shot accuracy set by set", ("set",), rows, columns)

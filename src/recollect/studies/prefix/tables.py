@@ -11,7 +11,8 @@ from typing import Any
 
 from recollect.core.types import Kind
 from recollect.evaluation.retrieval import DIRECTIONS
-from recollect.studies.engine import Column, Measurements, Printed, Row, TableForm, TableStudy, printed
+from recollect.studies.engine import Column, Printed, Row, TableForm, TableStudy, printed
+from recollect.studies.measurements import Measurements
 from recollect.studies.prefix.world import (
     PROBED,
     READINGS,

@@ -8,7 +8,7 @@ from recollect.core.errors import UserError
 from recollect.core.types import Kind
 from recollect.evaluation.results import Result
 from recollect.objectives import Base
-from recollect.studies.engine import Measurements
+from recollect.studies.measurements import Measurements
 from recollect.studies.runs import Job, StudyEvaluation, run
 from recollect.studies.study import Scale, StudyOptions
 from recollect.training.options import Data, Model, ObjectiveOptions, Recipe

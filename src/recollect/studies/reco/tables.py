@@ -12,16 +12,8 @@ from recollect.evaluation.results import Summary
 from recollect.memory.fusion.block import FusionSettings
 from recollect.memory.fusion.encoder import Mode
 from recollect.reports import plots
-from recollect.studies.engine import (
-    Column,
-    Measurements,
-    Row,
-    TableForm,
-    TableStudy,
-    paper_rows,
-    papers_words,
-    printed,
-)
+from recollect.studies.engine import Column, Row, TableForm, TableStudy, paper_rows, papers_words, printed
+from recollect.studies.measurements import Measurements
 from recollect.studies.reco import figures as pictures
 from recollect.studies.reco.bench import Bench, FusionArm, MemoryPart
 from recollect.studies.reco.world import WORLDS, benches, entity_bench, main_model, models, parameter_count

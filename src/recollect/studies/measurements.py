@@ -1,0 +1,156 @@
+"""Figures by address, one for each seed: what every table and figure of a study is a function of."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from recollect.evaluation.results import Summary, summarise
+
+Address = Mapping[str, str | tuple[str, ...]]
+"""What a figure is of, e.g. ``{"arm": "no mask", "measure": "16-shot"}``; of several values in one place, the mean."""
+
+
+@dataclass(frozen=True)
+class Paired:
+    """What one arm gains over another of the same seeds, place by place (sets, mostly).
+
+    Attributes:
+        gains: of each place, one for each seed they share.
+    """
+
+    gains: Mapping[str, Sequence[float]]
+
+    def summary(self) -> Summary:
+        """Mean over places, then mean and deviation over seeds."""
+        return summarise(self._by_seed())
+
+    def up(self) -> int:
+        """Places whose mean gain over the seeds is positive."""
+        return sum(mean > 0 for mean in self._by_place())
+
+    def over_places_p(self) -> float:
+        """Wilcoxon's signed-rank test over places, two-sided, on gains averaged over seeds."""
+        return float(stats.wilcoxon(self._by_place()).pvalue)
+
+    def over_seeds_p(self) -> float:
+        """Student's test over seeds, two-sided, on gains averaged over places; NaN for fewer than two seeds."""
+        means = self._by_seed()
+        return float(stats.ttest_1samp(means, 0.0).pvalue) if len(means) > 1 else float("nan")
+
+    def tests(self) -> str:
+        """Both tests in words; that over seeds where there are several."""
+        words = f"over sets, Wilcoxon p = {self.over_places_p():.2g}"
+        return words + (f"; over seeds, t-test p = {self.over_seeds_p():.2g}" if len(self._by_seed()) > 1 else "")
+
+    def _by_seed(self) -> np.ndarray:
+        return np.mean(list(self.gains.values()), axis=0)
+
+    def _by_place(self) -> list[float]:
+        return [float(np.mean(gains)) for gains in self.gains.values()]
+
+
+class Measurements:
+    """Figures by address, one for each seed.
+
+    Attributes:
+        context: what forms of tables need beside figures (names of sets, notes), as JSON.
+    """
+
+    def __init__(self, context: Mapping[str, Any] | None = None) -> None:
+        self.context = dict(context or {})
+        self._figures: dict[frozenset[tuple[str, str]], dict[int, float]] = {}
+        self._asked: set[frozenset[tuple[str, str]]] = set()
+
+    def add(self, address: Mapping[str, str], seed: int, value: float) -> None:
+        """Keep one figure.
+
+        Raises:
+            ValueError: there is another of that address and seed.
+        """
+        kept = self._figures.setdefault(frozenset(address.items()), {})
+        if kept.setdefault(int(seed), float(value)) != float(value):
+            raise ValueError(f"{dict(address)}, seed {seed}: measured twice, {kept[int(seed)]} and {value}")
+
+    def take(self, other: "Measurements", **more: str) -> None:
+        """Keep the figures of another, with more in their addresses."""
+        for address, values in other._figures.items():
+            for seed, value in values.items():
+                self.add({**dict(address), **more}, seed, value)
+
+    def at(self, address: Address) -> dict[int, float]:
+        """The figure of each seed; with several values in a place of the address, their mean for seeds with all.
+
+        Returns:
+            Empty where nothing of that address was measured.
+        """
+        places = [[(key, each) for each in ([value] if isinstance(value, str) else value)]
+                  for key, value in address.items()]  # fmt: skip
+        addresses = [frozenset(each) for each in itertools.product(*places)]
+        self._asked.update(addresses)
+        found = [self._figures.get(each, {}) for each in addresses]
+        seeds = sorted(set.intersection(*map(set, found))) if found else []
+        return {seed: float(np.mean([each[seed] for each in found])) for seed in seeds}
+
+    def summary(self, address: Address) -> Summary:
+        """Mean ± std over seeds.
+
+        Raises:
+            ValueError: nothing of that address was measured.
+        """
+        return self._summarise(self.at(address), address)
+
+    def gain(self, address: Address, over: Address) -> Summary:
+        """The same of the differences from ``over``, paired by seed.
+
+        Raises:
+            ValueError: they share no seed.
+        """
+        return self._summarise(self.differences(address, over), address)
+
+    def differences(self, address: Address, over: Address) -> dict[int, float]:
+        """By seed, for the seeds that both have."""
+        own, base = self.at(address), self.at(over)
+        return {seed: own[seed] - base[seed] for seed in own if seed in base}
+
+    def paired(self, address: Address, over: Address, places: Sequence[str], along: str = "set") -> Paired:
+        """Gains of one address over another, each at every one of some places.
+
+        Args:
+            over: what differs in the address of what is gained over.
+            places: values of ``along`` in both addresses.
+
+        Raises:
+            ValueError: they share no seed.
+        """
+        pairs = [({**address, along: place}, {**address, **over, along: place}) for place in places]
+        found = [self.differences(own, other) for own, other in pairs]
+        seeds = sorted(set.intersection(*map(set, found))) if found else []
+        if not seeds:
+            raise ValueError(f"{dict(address)} and {dict(over)} share no seed")
+        return Paired({place: [each[seed] for seed in seeds] for place, each in zip(places, found, strict=True)})
+
+    @staticmethod
+    def _summarise(values: Mapping[int, float], address: Address) -> Summary:
+        if not values:
+            raise ValueError(f"{dict(address)}: not measured")
+        return summarise(values.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures that somebody asked for, as a report's file holds them; `from_json` reads it."""
+        figures = [{**dict(sorted(address)), "seeds": {str(seed): value for seed, value in values.items()}}
+                   for address, values in self._figures.items() if address in self._asked]  # fmt: skip
+        return {"context": self.context, "figures": figures}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Measurements":
+        """What `as_json` wrote."""
+        made = cls(value["context"])
+        for figure in value["figures"]:
+            address = {key: part for key, part in figure.items() if key != "seeds"}
+            for seed, number in figure["seeds"].items():
+                made.add(address, int(seed), number)
+        return made
