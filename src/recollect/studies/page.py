@@ -4,9 +4,9 @@
     <!-- end -->
     gains <!-- cell lixp/table-4.json "4b" "alpha = 0.8" "gain" -->+11.4 ± 0.5<!-- end -->
 
-A file is a report of ``recollect study``, a measurement of ``benchmarks/fusion.py`` or ``adaptation.py``, or a folder of
-a study's runs; a table is named by a part of its title. Below each table stand its notes, its file and the command that
-made it.
+A file is a report of ``recollect study``, a measurement of ``benchmarks/fusion.py`` or ``adaptation.py``, or a folder
+of a study's runs; a table is named by a part of its title. Below each table stand its notes, its file and the command
+that made it.
 
 The two measurements are shown here and not by the engine of tables: their files hold finished figures, a mean with its
 deviation or an interval over resampled pictures, and no figure of a seed that a mean or a paired gain could be made of.
