@@ -18,7 +18,7 @@ from recollect.core.nearest import ExactNeighbours
 from recollect.memory.backends.arrow import as_item, vectors_of
 from recollect.memory.backends.base import Compaction, DamagedMemoryError, Hits
 from recollect.memory.backends.cells import Cells, CellSearch, IndexRecord, train_cells
-from recollect.memory.backends.matrix import Matrices
+from recollect.memory.backends.matrix import Matrices, within
 from recollect.memory.backends.sums import damaged_files, note_sums
 from recollect.memory.filters import Filter
 from recollect.memory.rows import COLUMNS, Item, Modality, Pairs, Record, schema
@@ -228,7 +228,7 @@ class LanceBackend:
         among = matrices.searchable(has_text or modality == "text")
         if where is not None:
             some = matrices.positions_of(self._numbers_where(where.sql()))
-            among = some if among is None else np.intersect1d(some, among, assume_unique=True)
+            among = some if among is None else some[within(some, among)]
         count = sum(len(part.numbers) for part in matrices.parts) if among is None else len(among)
         if count == 0:
             return Hits(np.empty((len(vectors), 0), dtype=object), np.empty((len(vectors), 0), dtype=np.float32))
