@@ -16,7 +16,7 @@ from recollect import cli
 from recollect.data.sources import open_source
 from recollect.data.sources.derived import Subset
 from recollect.studies import find_study
-from recollect.studies.prefix import real
+from recollect.studies.prefix import real, real_arms, real_tables
 from recollect.studies.study import StudyOptions
 from recollect.training import locked
 
@@ -37,17 +37,17 @@ def records():
         made
         for seed in range(3)
         for made in (
-            record(real.PLAIN, seed, {"plain": 20.0 + seed}),
-            record(real.PREFIX, seed, {"caption": 21.0 + 2 * seed, "label": 19.0 + seed / 2}),
+            record(real_arms.PLAIN, seed, {"plain": 20.0 + seed}),
+            record(real_arms.PREFIX, seed, {"caption": 21.0 + 2 * seed, "label": 19.0 + seed / 2}),
             record("captions alone", seed, {"plain": 10.0}),
         )
     ]
 
 
 def test_gains_are_those_of_each_reading_paired_by_seed(records):
-    groups, gains, by_set = real.tables(records)
+    groups, gains, by_set = real_tables.tables(records)
     assert [row[:2] for row in groups.rows] == [
-        (real.PLAIN, ""), (real.PREFIX, "caption"), (real.PREFIX, "label"), ("captions alone", ""),
+        (real_arms.PLAIN, ""), (real_arms.PREFIX, "caption"), (real_arms.PREFIX, "label"), ("captions alone", ""),
     ]  # fmt: skip
     assert groups.rows[0][2:] == ("21.0 ± 1.0", "22.5 ± 1.0", "10.5 ± 0.5")
     cells = {row[0]: row[1:] for row in gains.rows}
@@ -62,7 +62,7 @@ def test_arms_have_one_budget_and_differ_in_what_their_name_says(tmp_path):
     options = StudyOptions("small", tmp_path)
     recipes = {arm.name: real.recipe_of(arm, 1, (Path("data"), Path("made")), options) for arm in real.ARMS}
     assert len({(one.batch_size, one.steps, one.seed, one.optimiser, one.objective) for one in recipes.values()}) == 1
-    plain, prefixed = recipes[real.PLAIN], recipes[real.PREFIX]
+    plain, prefixed = recipes[real_arms.PLAIN], recipes[real_arms.PREFIX]
     assert (plain.data, plain.model.prefixes, prefixed.model.prefixes) == (prefixed.data, (), ("caption", "label"))
     assert plain.data.labels == (f"made/{real.LABELS[0]}", f"data/{real.LABELS[1]}")
     assert recipes["captions alone"].data.labels == ()

@@ -23,13 +23,14 @@ from typing import Any
 from recollect.core.errors import UserError
 from recollect.core.files import read_json, write_text
 from recollect.evaluation.results import Summary
+from recollect.studies.records import read_records
 from recollect.studies.study import StudyTable
 
 _MARK = re.compile(r"<!-- (table|cell|words) ([^\n]*?) -->(.*?)<!-- end -->", re.DOTALL)
 
 RECORDS: Mapping[str, str] = {
     "lixp/real": "recollect.studies.lixp.real_tables:tables",
-    "prefix/real": "recollect.studies.prefix.real:tables",
+    "prefix/real": "recollect.studies.prefix.real_tables:tables",
 }
 """Folders of runs, one file each, and what makes tables of them."""
 
@@ -96,7 +97,7 @@ def read_results(folder: Path, name: str) -> KeptResults:
     """
     path = folder / name
     if name in RECORDS:
-        records = [read_json(file) for file in sorted(path.glob("*.json"))] if path.is_dir() else []
+        records = read_records(path)
         if not records:
             raise UserError(f"{path}: no runs there")
         module, function = RECORDS[name].split(":")

@@ -105,8 +105,7 @@ class Job:
         """Where the run is kept, by what decides the model: jobs of any name with the same recipe share it."""
         start, objective = Path(self.recipe.model.start).name, self.recipe.objective
         kind = f"{objective.base}-context" if objective.context else objective.base
-        key = content_key(asdict(self.recipe), _training_content(self.recipe), size=5)
-        return out / "runs" / f"{start}-{kind}-seed{self.recipe.seed}-{key}"
+        return out / "runs" / f"{start}-{kind}-seed{self.recipe.seed}-{run_key(self.recipe)}"
 
     def results(self, out: Path) -> Path:
         """Folder of its result files."""
@@ -121,6 +120,11 @@ class Job:
     def paired_seed(self) -> int:
         """The seed that its results name."""
         return self.recipe.seed if self.seed is None else self.seed
+
+
+def run_key(recipe: Recipe) -> str:
+    """What decides a model, in ten letters: the recipe, and the content of what it trains on and starts from."""
+    return content_key(asdict(recipe), _training_content(recipe), size=5)
 
 
 def _training_content(recipe: Recipe) -> list[str]:

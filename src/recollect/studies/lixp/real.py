@@ -2,20 +2,20 @@
 
 Every arm is a training of the same head and text tower on the same features; each (arm, seed) leaves one small JSON
 file in ``OUT/real``, and the tables are a function of these files alone: without ``--data`` the study reads what is
-there. Settings are chosen on the choosing sets (`sets.CHOOSING`) and tested on the others.
+there. With it, a file that was made from other data, another recipe or measured otherwise is made again. Settings are
+chosen on the choosing sets (`sets.CHOOSING`) and tested on the others.
 """
 
-import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from recollect.core.errors import UserError
-from recollect.core.files import read_json, write_json
 from recollect.core.types import Encoder
 from recollect.data.sources import open_source
 from recollect.data.sources.derived import corpus
@@ -34,6 +34,9 @@ from recollect.studies.lixp.real_effects import gain_figure, points
 from recollect.studies.lixp.real_records import runs_of
 from recollect.studies.lixp.real_tables import tables
 from recollect.studies.lixp.sets import CHOOSING, RETRIEVAL, TESTING, TRAINING, RealSet, place
+from recollect.studies.records import Origin, RunFiles, digests, read_records, recipe_as_json, slug
+from recollect.studies.runs import run_key
+from recollect.studies.store import content_key
 from recollect.studies.study import StudyOptions, StudyReport
 from recollect.tasks.classification import ClassificationTask, Division, classification_task
 from recollect.tasks.retrieval import retrieval_task
@@ -64,11 +67,12 @@ def real(options: StudyOptions) -> StudyReport:
     folder = options.out / "real"
     if options.data or options.scale == "smoke":
         data = _data_folder(options)
+        files = RunFiles(folder, _origins(data, options))
         for arm, seed in _jobs(options):
-            file = folder / f"{_slug(arm.name)}-seed{seed}.json"
-            if not file.exists():
-                write_json(file, run_one(arm, seed, data, options))
-    records = [read_json(file) for file in sorted(folder.glob("*.json"))] if folder.is_dir() else []
+            files.make(arm.name, seed, partial(run_one, arm, seed, data, options))
+        records = files.read()
+    else:
+        records = read_records(folder)
     if not records:
         raise UserError(f"{folder}: no results yet. Name the folder of the real files: --data FOLDER.")
     world = _MADE if options.scale == "smoke" else _WORLD
@@ -100,21 +104,39 @@ def _jobs(options: StudyOptions) -> Iterator[tuple[Arm, int]]:
     yield from ((arm, seed) for arm in every if arm.seeds is not None for seed in range(min(arm.seeds, count)))
 
 
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
+def _origins(data: Path | None, options: StudyOptions) -> Callable[[str, int], Origin | None]:
+    """What the file of an arm with a seed is made from, now."""
+    by_name = {arm.name: arm for arm in arms(options)}
+    places = [*TRAINING.values(), *RETRIEVAL.values(), *(one.file for one in {**CHOOSING, **TESTING}.values())]
+    content = digests(Path(place(data, spec.split("?")[0])) for spec in set(places)) if data else {}
+    asked = {name: {set_: asdict(one) for set_, one in sets.items()} for name, sets in
+             (("choosing", CHOOSING), ("testing", TESTING))}  # fmt: skip
+    measured = content_key(FORMAT, METHODS, SHOTS, _SPAN_TEXTS, _TEMPLATES, asked, dict(RETRIEVAL))
+
+    def origin(name: str, seed: int) -> Origin | None:
+        if name not in by_name:
+            return None
+        recipe = recipe_of(by_name[name], seed, data)
+        return Origin(content, recipe_as_json(recipe), measured, _told(recipe))
+
+    return origin
 
 
-def model_folder(options: StudyOptions, arm: str, seed: int) -> Path:
-    """Where the run of an arm is kept, its model in ``model``; a run of another recipe there is refused, not reused."""
-    return options.out / "runs" / f"real-{options.scale}" / f"{_slug(arm)}-seed{seed}"
+def recipe_of(arm: Arm, seed: int, data: Path | None) -> Recipe:
+    """An arm's training on the user's files, or on the made world."""
+    captions = tuple(place(data, file) for file in TRAINING.values()) if data else ("glyphs:captions",)
+    weights = arm.weights if len(arm.weights) == len(captions) else ()  # a made world has one source
+    return replace(arm.recipe, data=Data(captions=captions, weights=weights), seed=seed)
 
 
 def run_one(arm: Arm, seed: int, data: Path | None, options: StudyOptions) -> dict[str, Any]:
-    """Train one arm with one seed and measure it: what its file holds."""
-    captions = tuple(place(data, file) for file in TRAINING.values()) if data else ("glyphs:captions",)
-    weights = arm.weights if len(arm.weights) == len(captions) else ()  # a made world has one source
-    recipe = replace(arm.recipe, data=Data(captions=captions, weights=weights), seed=seed)
-    folder = model_folder(options, arm.name, seed)
+    """Train one arm with one seed and measure it: what its file holds.
+
+    The run is kept under the arm's name and what decides the model, so that one of other data or another recipe is
+    another run.
+    """
+    recipe = recipe_of(arm, seed, data)
+    folder = options.out / "runs" / f"real-{options.scale}" / f"{slug(arm.name)}-seed{seed}-{run_key(recipe)}"
     start, resumed = time.perf_counter(), folder.exists()
     model = load_model(train(recipe, folder, resume=resumed), "cpu")
     seconds = None if resumed else round(time.perf_counter() - start)  # of a part it would say little
@@ -132,15 +154,20 @@ def describe(arm: Arm, recipe: Recipe, command: str, seconds: int | None) -> dic
         "axis": list(arm.axis),
         "seed": recipe.seed,
         "command": command,
-        "recipe": {
-            "start": recipe.model.start,
-            "dropout": recipe.model.dropout,
-            "weight_decay": recipe.optimiser.weight_decay,
-            "objective": asdict(recipe.objective),
-            "batch_size": recipe.batch_size,
-            "steps": recipe.steps,
-        },
+        "recipe": _told(recipe),
         "training_seconds": seconds,
+    }
+
+
+def _told(recipe: Recipe) -> dict[str, Any]:
+    """What tables and readers go by."""
+    return {
+        "start": recipe.model.start,
+        "dropout": recipe.model.dropout,
+        "weight_decay": recipe.optimiser.weight_decay,
+        "objective": asdict(recipe.objective),
+        "batch_size": recipe.batch_size,
+        "steps": recipe.steps,
     }
 
 
