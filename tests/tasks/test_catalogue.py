@@ -47,6 +47,11 @@ def test_the_ablations_use_eleven_of_the_21():
     assert all(entry in suite("lixp-21") for entry in suite("lixp-11-ablation"))
 
 
+def test_table_2_has_five_of_the_21():
+    assert [entry.name for entry in suite("lixp-5")] == ["imagenet", "dtd", "food-101", "oxford-pets", "stanford-cars"]
+    assert all(entry in suite("lixp-21") for entry in suite("lixp-5"))
+
+
 def test_prefix_conditionings_sets_have_the_sizes_of_its_table_6():
     sizes = {entry.name: (entry.support_size, entry.query_size) for entry in suite("prefix-11")}
     assert sizes == {
@@ -59,14 +64,16 @@ def test_prefix_conditionings_sets_have_the_sizes_of_its_table_6():
 
 
 def test_every_entry_says_what_was_read_and_what_is_from_memory():
-    for name in ("lixp-21", "lixp-11-ablation", "prefix-11"):
+    for name in ("lixp-21", "lixp-11-ablation", "lixp-5", "prefix-11"):
         for entry in suite(name):
             assert set(entry.seen) == {"hub", "tfds", "licence"}
             assert all((entry.title, entry.type, entry.licence, entry.tfds))
 
 
 def test_an_unknown_suite_is_named_with_those_there_are():
-    with pytest.raises(UserError, match="lixp-12: no such suite; there are lixp-21, lixp-11-ablation, prefix-11"):
+    with pytest.raises(
+        UserError, match="lixp-12: no such suite; there are lixp-21, lixp-11-ablation, lixp-5, prefix-11"
+    ):
         suite("lixp-12")
 
 

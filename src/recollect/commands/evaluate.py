@@ -39,7 +39,7 @@ class DataOptions:
     """Sources with labels and class names: a path, a hub id, or for the tasks of a built-in world glyphs:captions,
     latents:captions, glyphs:labels (a label set's own classes, in shifted styles and under synonyms too)."""
     suite: str | None = None
-    """A suite of benchmark sets instead: lixp-21, lixp-11-ablation or prefix-11, read from the hub."""
+    """A suite of benchmark sets instead: lixp-21, lixp-11-ablation, lixp-5 or prefix-11, read from the hub."""
     copies: tuple[str, ...] = ()
     """NAME=SOURCE: read a set of the suite from your own copy."""
     support: str = "train"

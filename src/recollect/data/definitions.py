@@ -3,7 +3,7 @@
 import csv
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,6 +75,70 @@ def open_definitions(path: Path) -> Callable[[str], tuple[str, ...]]:
     raise UserError(f"{path}: definitions are a .json, .csv or .tsv file, or a folder with a WordNet database")
 
 
+_LONGEST = 3  # words of a phrase that is looked up in a caption
+_FUNCTION_WORDS = frozenset(
+    """
+    a about above across after against along also am among an and another any are around as at away back be been
+    before behind being below beside between both but by can could did do does down each for from had has have he
+    her here him his how i if in inside into is it its itself like many me more most much my near next no nor not of
+    off on one onto or other our out outside over own per she so some such than that the their them then there these
+    they this those through to too toward towards two under until up upon us very was we were what when where which
+    while who will with within without would you your
+    """.split()  # noqa: SIM905
+)
+"""Words that WordNet has as nouns too ("in" is a unit of length), and that captions do not mean so."""
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """Definitions behind what training reads (K-LITE): behind the class name of a prompt, and behind a caption's nouns.
+
+    Attributes:
+        look_up: from a name to its definitions, as `open_definitions` returns it.
+    """
+
+    look_up: Callable[[str], tuple[str, ...]]
+    _known: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+
+    def of_name(self, name: str) -> tuple[str, ...]:
+        """What may stand behind a prompt of a class: `` ; name , definition`` for each of its definitions."""
+        return tuple(f" ; {name} , {_spaced(definition)}" for definition in self._definitions(name))
+
+    def of_caption(self, caption: str) -> tuple[str, ...]:
+        """What may stand behind a caption: the same for each of its phrases that is defined.
+
+        Phrases are read from the left, the longest of up to three words first, singular where only that is known.
+        Nothing tells nouns from other words but that definitions know them.
+        """
+        words, found, place = re.findall(r"\w+(?:['-]\w+)*", caption.lower()), [], 0
+        while place < len(words):
+            for size in range(min(_LONGEST, len(words) - place), 0, -1):
+                if name := self._defined(words[place : place + size]):
+                    found.append(name)
+                    break
+            place += size
+        return tuple(ending for name in dict.fromkeys(found) for ending in self.of_name(name))
+
+    def _defined(self, words: Sequence[str]) -> str | None:
+        if words[0] in _FUNCTION_WORDS or words[-1] in _FUNCTION_WORDS:
+            return None
+        phrase = " ".join(words)
+        return next((form for form in (phrase, *_singular(phrase)) if self._definitions(form)), None)
+
+    def _definitions(self, name: str) -> tuple[str, ...]:
+        found = self._known.get(name) or self.look_up(name)
+        if found:  # names without one are kept nowhere: captions have no end of them
+            self._known[name] = found
+        return found
+
+
+def _singular(word: str) -> Iterator[str]:
+    """What a regular plural may be of."""
+    for ending, before in (("ies", "y"), ("es", ""), ("s", "")):
+        if word.endswith(ending) and not word.endswith("ss") and len(word) > len(ending) + 2:
+            yield word[: -len(ending)] + before
+
+
 def knowledge_prompts(
     templates: Sequence[str], names: Sequence[str], look_up: Callable[[str], tuple[str, ...]]
 ) -> tuple[tuple[str, ...], ...]:
@@ -84,11 +148,10 @@ def knowledge_prompts(
     Words and marks are apart by spaces, as the public code writes definitions. A model gains from them if it has been
     trained on such texts; what exceeds the text tower's length is cut off.
     """
-    found = []
+    knowledge, found = Knowledge(look_up), []
     for name in names:
         plain = tuple(fill(template, name) for template in templates)
-        endings = [f"{name} , {_spaced(definition)}" for definition in look_up(name)]
-        found.append(tuple(f"{prompt} ; {ending}" for prompt in plain for ending in endings) or plain)
+        found.append(tuple(prompt + ending for prompt in plain for ending in knowledge.of_name(name)) or plain)
     return tuple(found)
 
 

@@ -23,6 +23,7 @@ class Study:
 
 STUDIES: dict[str, Study] = {
     "lixp/table-1": Study("lixp.tables", "table_1", "context for SigLIP over model and data scale"),
+    "lixp/table-2": Study("lixp.peers", "table_2", "methods of the literature beside training-free voting on SigLIxP"),
     "lixp/table-3": Study("lixp.tables", "table_3", "context for CLIP"),
     "lixp/table-4": Study("lixp.tables", "table_4", "ablations of the objective: mask, alpha, form, gradients"),
     "lixp/table-5": Study("lixp.tables", "table_5", "ablations of the buffer: batch, heads, norms, stale, size"),

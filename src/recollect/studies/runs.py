@@ -28,6 +28,7 @@ from recollect.evaluation.probe import linear_probe
 from recollect.evaluation.results import Result, load_results
 from recollect.evaluation.retrieval import retrieval
 from recollect.evaluation.tables import tidy
+from recollect.evaluation.tuned import TuningRequest
 from recollect.evaluation.zero_shot import zero_shot
 from recollect.fewshot.protocol import Protocol
 from recollect.models import load_model
@@ -40,6 +41,28 @@ from recollect.training.options import Recipe
 
 SPAN_TEXTS = 2000
 """Training captions that stand for the span of the texts, of each source."""
+
+
+@dataclass(frozen=True)
+class StudyTuning:
+    """Methods that tune a study's models on the pictures of each draw, beside those that read embeddings.
+
+    Attributes:
+        methods: names of `recollect.tuning.methods.TUNING_METHODS`, or ``caspl``.
+        effort: share of the published steps.
+        flip: mirror half of the training crops.
+        teacher: recipe of the larger model for ``caspl``; trained once, and kept as every run is.
+    """
+
+    methods: tuple[str, ...]
+    effort: float = 1.0
+    flip: bool = True
+    teacher: Recipe | None = None
+
+    def request(self, out: Path) -> TuningRequest:
+        """The same with the teacher opened, which `run` trains before all else."""
+        teacher = None if self.teacher is None else load_model(run_folder(self.teacher, out) / "model")
+        return TuningRequest(self.methods, self.effort, self.flip, teacher)
 
 
 @dataclass(frozen=True)
@@ -56,6 +79,8 @@ class StudyEvaluation:
             without prefix tokens is asked once.
         probe: sources for a linear probe, or a built-in world for its tasks.
         probe_suite: a suite of the catalogue, for linear probes.
+        tuning: methods that tune the model itself, in the few-shot protocol.
+        most_sets: take only the first so many few-shot tasks; all of them by default.
         retrieval: captioned sources to search both ways.
         synonyms: sources with a column of that name, for zero-shot classification under both names of a class.
         templates: take every so many of CLIP's 80 prompt templates.
@@ -76,6 +101,8 @@ class StudyEvaluation:
     templates: int = 1
     probe_suite: str | None = None
     queries: int | None = None
+    tuning: StudyTuning | None = None
+    most_sets: int | None = None
 
     def asked(self, task: ClassificationTask) -> ClassificationTask:
         """The task with as many queries as are asked."""
@@ -83,6 +110,10 @@ class StudyEvaluation:
             return task
         each = pd.Series(task.query.labels)
         return replace(task, query=Subset(task.query, np.flatnonzero(each.groupby(each).cumcount() < self.queries)))
+
+
+_LATER = ("probe_suite", "queries", "tuning", "most_sets")
+"""Options that came later: results made before there were these keep their names where they are not used."""
 
 
 @dataclass(frozen=True)
@@ -103,16 +134,13 @@ class Job:
 
     def folder(self, out: Path) -> Path:
         """Where the run is kept, by what decides the model: jobs of any name with the same recipe share it."""
-        start, objective = Path(self.recipe.model.start).name, self.recipe.objective
-        kind = f"{objective.base}-context" if objective.context else objective.base
-        return out / "runs" / f"{start}-{kind}-seed{self.recipe.seed}-{run_key(self.recipe)}"
+        return run_folder(self.recipe, out)
 
     def results(self, out: Path) -> Path:
         """Folder of its result files."""
         tested = _evaluation_content(self.evaluation)
-        # Results made before there were these options keep their names.
-        asked = {key: value for key, value in asdict(self.evaluation).items()
-                 if value is not None or key not in ("probe_suite", "queries")}  # fmt: skip
+        asked = asdict(self.evaluation)
+        asked = {option: value for option, value in asked.items() if option not in _LATER or value is not None}
         key = content_key(self.name, self.paired_seed, asked, tested, size=5)
         return self.folder(out) / f"results-{key}"
 
@@ -122,9 +150,19 @@ class Job:
         return self.recipe.seed if self.seed is None else self.seed
 
 
+def run_folder(recipe: Recipe, out: Path) -> Path:
+    """Where the run of a recipe is kept, by what decides the model."""
+    start, objective = Path(recipe.model.start).name, recipe.objective
+    kind = f"{objective.base}-context" if objective.context else objective.base
+    return out / "runs" / f"{start}-{kind}-seed{recipe.seed}-{run_key(recipe)}"
+
+
 def run_key(recipe: Recipe) -> str:
     """What decides a model, in ten letters: the recipe, and the content of what it trains on and starts from."""
-    return content_key(asdict(recipe), _training_content(recipe), size=5)
+    asked = asdict(recipe)
+    if recipe.data.definitions is None:  # runs made before there was this option keep their names
+        del asked["data"]["definitions"]
+    return content_key(asked, _training_content(recipe), size=5)
 
 
 def _training_content(recipe: Recipe) -> list[str]:
@@ -132,13 +170,16 @@ def _training_content(recipe: Recipe) -> list[str]:
     start = Path(recipe.model.start)
     weights = sorted(start.glob("*.safetensors")) if start.is_dir() else []
     read = [content(spec, recipe.data.split, kind) for spec, kind in recipe.data.specs]
-    return [*read, *map(file_content, weights)]
+    named = [recipe.data.definitions] if recipe.data.definitions else []
+    return [*read, *map(file_content, [*weights, *named])]
 
 
 def _evaluation_content(evaluation: StudyEvaluation) -> list[str]:
     """What an evaluation tests on, by content; the sets of a suite have fixed revisions."""
     named = (evaluation.few_shot, evaluation.zero_shot, evaluation.probe, evaluation.retrieval, evaluation.synonyms)
-    return [content(spec) for specs in named for spec in specs]
+    tested = [content(spec) for specs in named for spec in specs]
+    teacher = evaluation.tuning.teacher if evaluation.tuning else None
+    return tested if teacher is None else [*tested, *_training_content(teacher)]
 
 
 def with_seeds(arms: Mapping[str, Recipe], seeds: int, evaluation: StudyEvaluation) -> list[Job]:
@@ -156,6 +197,9 @@ def run(jobs: Sequence[Job], out: Path, workers: int | None = None) -> list[Resu
         workers: processes side by side; by default one a core on a CPU, one on a GPU.
     """
     todo = [job for job in jobs if not (job.results(out) / "done").exists()]
+    tunings = [job.evaluation.tuning for job in todo if job.evaluation.tuning is not None]
+    for teacher in dict.fromkeys(each.teacher for each in tunings if each.teacher is not None):
+        train(teacher, run_folder(teacher, out), resume=run_folder(teacher, out).exists())
     workers = min(len(todo), workers or (1 if torch.cuda.is_available() else os.cpu_count() or 1))
     if workers == 1:
         for job in todo:
@@ -201,7 +245,8 @@ def _make(job: Job, out: Path) -> None:
     captions = _training_captions(job.recipe) if job.evaluation.span else ()
     again = captions or len(job.evaluation.prefixes) > 1
     cache = FeatureCache(folder / "features") if again else None
-    results = evaluate_runs(model, job.name, job.paired_seed, job.evaluation, captions, cache)
+    tuning = job.evaluation.tuning.request(out) if job.evaluation.tuning else None
+    results = evaluate_runs(model, job.name, job.paired_seed, job.evaluation, captions, cache, tuning)
     for result in results:
         result.save(job.results(out))
     done = job.results(out) / "done"
@@ -221,8 +266,10 @@ def evaluate_runs(
     evaluation: StudyEvaluation,
     captions: Sequence[str] = (),
     cache: FeatureCache | None = None,
+    tuning: TuningRequest | None = None,
 ) -> list[Result]:
-    """All results of one model; with ``captions`` also those of its projection onto their span, ``NAME+span``."""
+    """All results of one model; with ``captions`` also those of its projection onto their span, ``NAME+span``, which
+    no method tunes."""
     protocol = Protocol(evaluation.methods, evaluation.shots, tuple(range(evaluation.draws)))
     learn: Sequence[ClassificationTask] = ()
     if evaluation.few_shot or evaluation.suite:
@@ -232,9 +279,10 @@ def evaluate_runs(
     if captions:
         encoders[f"{name}+span"] = SpanEncoder(model, text_span(model.embed_texts(captions).numpy()))
     for called, encoder in encoders.items():
-        for task in map(evaluation.asked, learn):
+        tuned = tuning if encoder is model else None
+        for task in map(evaluation.asked, learn[: evaluation.most_sets]):
             settings = replace(protocol, metric=task.metric)
-            results.append(few_shot(encoder, task, settings, model=called, seed=seed, cache=cache))
+            results.append(few_shot(encoder, task, settings, model=called, seed=seed, cache=cache, tuning=tuned))
     return results
 
 

@@ -109,7 +109,7 @@ def _renamed(source: Source, names: tuple[str, ...]) -> Source:
 
 
 def suite(name: str) -> tuple[Entry, ...]:
-    """The sets of a suite, in the paper's order: "lixp-21", "lixp-11-ablation" or "prefix-11".
+    """The sets of a suite, in the paper's order: "lixp-21", "lixp-11-ablation", "lixp-5" or "prefix-11".
 
     Raises:
         UserError: no such suite.

@@ -17,6 +17,7 @@ from recollect.core.seeding import derive_seed
 from recollect.core.types import Batch, Kind, Source
 from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.stream import CONTEXT_VIEW, BatchStream
+from recollect.data.definitions import Knowledge, open_definitions
 from recollect.data.sources import open_source
 from recollect.data.sources.decoded import decoded
 from recollect.data.sources.derived import corpus
@@ -84,16 +85,17 @@ def assemble_recipe(
     """
     data = recipe.data
     sources = tuple(objects.get(spec) or _open(spec, kind, data) for spec, kind in data.specs)
+    knowledge = None if data.definitions is None else Knowledge(open_definitions(Path(data.definitions)))
     if saved_model is not None and recipe.model.lora is None:  # LoRA's checkpoints hold the changes alone
         model = load_model(saved_model, "cpu")
     else:
-        model = start_model(recipe.model, sources, recipe.seed)
+        model = start_model(recipe.model, sources, recipe.seed, knowledge)
     objective, crops = objective or build_objective(recipe.objective, model), training_transform(model, data)
     if data.decoded and recipe.model.locked == "none":
         sources = tuple(first_makes(partial(decoded, source, crops.needed)) for source in sources)
     towers: DualEncoder | LockedTowers | AdaptedTowers = model
     if recipe.model.locked != "none":
-        towers, sources = lock_towers(model.to(place.device), sources, recipe, crops)
+        towers, sources = lock_towers(model.to(place.device), sources, recipe, crops, knowledge)
     if recipe.checkpoint_activations:
         if not isinstance(model, TransformersEncoder):
             raise UserError(
@@ -112,8 +114,10 @@ def assemble_recipe(
         rank=place.rank,
         world_size=place.size,
         broken_share=data.broken_share,
+        knowledge=knowledge,
     )
     if place.first:
+        _say_defined(sources, knowledge)
         for source, count in zip(sources, stream.most_at_once, strict=True):
             if count > len(source):
                 note(
@@ -121,6 +125,14 @@ def assemble_recipe(
                 )
     feed = _feed(stream, towers, objective.needs, recipe, place)
     return Parts(towers, objective, tuple(source.name for source in sources), feed)
+
+
+def _say_defined(sources: Sequence[Source], knowledge: Knowledge | None) -> None:
+    """How many classes of each source have a definition."""
+    for source in sources if knowledge else ():
+        if source.kind == "label" and source.class_names and knowledge is not None:
+            known = sum(bool(knowledge.of_name(name)) for name in source.class_names)
+            note(f"{source.name}: {known:,} of {len(source.class_names):,} classes have a definition")
 
 
 def _open(spec: str, kind: Kind | None, data: Data) -> Source:
@@ -155,14 +167,20 @@ def workers_of(recipe: Recipe, sources: Sequence[Source], processes: int) -> int
     return max(0, min(_MOST_WORKERS, cores // max(1, processes) - 1))
 
 
-def start_model(options: Model, sources: tuple[Source, ...], seed: int) -> DualEncoder:
-    """A new model of a preset, its tokenizer trained on the sources' texts; or a checkpoint to go on from."""
+def start_model(
+    options: Model, sources: tuple[Source, ...], seed: int, knowledge: Knowledge | None = None
+) -> DualEncoder:
+    """A new model of a preset, its tokenizer trained on the sources' texts and their definitions; or a checkpoint to go
+    on from."""
     if options.start not in PRESETS:
         model = load_model(options.start, "cpu")
     else:
         texts = None
         if options.tokenizer is None:
             texts = [text for source in sources for text in corpus(source, _MOST_TEXTS // len(sources))]
+            if knowledge is not None:
+                told = (knowledge.of_name(text) or knowledge.of_caption(text) for text in texts)
+                texts = [*texts, *dict.fromkeys(ending for endings in told for ending in endings)]
         model = build_model(options.start, texts=texts, tokenizer=options.tokenizer, seed=seed)
         if isinstance(model, PatchEncoder):
             fit_patches(model, sources)
@@ -202,7 +220,11 @@ def training_transform(model: DualEncoder, data: Data) -> ImageTransform:
 
 
 def lock_towers(
-    model: DualEncoder, sources: tuple[Source, ...], recipe: Recipe, crops: ImageTransform
+    model: DualEncoder,
+    sources: tuple[Source, ...],
+    recipe: Recipe,
+    crops: ImageTransform,
+    knowledge: Knowledge | None = None,
 ) -> tuple[LockedTowers, tuple[LockedSource, ...]]:
     """The towers and the sources of a run whose frozen parts are computed beforehand (``recipe.model.locked``)."""
     views, share = recipe.model.views, recipe.data.broken_share
@@ -210,7 +232,7 @@ def lock_towers(
     model.lock("image")
     texts = None
     if recipe.model.locked == "both":
-        texts = TextFeatures(model, locked)
+        texts = TextFeatures(model, locked, knowledge=knowledge)
         model.lock("text")
     return LockedTowers(model, texts), locked
 

@@ -27,6 +27,7 @@ from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed
 from recollect.core.types import NO_LABEL, BatchRead, EncoderBase, ImageLike, Kind, Sample, Source
 from recollect.data.batches.order import choose, mix
+from recollect.data.definitions import Knowledge
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect.data.sources.images import BrokenImageError
 from recollect.data.sources.reading import BROKEN_SHARE, BrokenCounter, read_ahead
@@ -293,14 +294,18 @@ class TextFeatures:
     """What a frozen text tower makes of every text that the sources can give, before its head."""
 
     def __init__(
-        self, encoder: DualEncoder, sources: Sequence[LockedSource], store: FeatureStore | None = None
+        self,
+        encoder: DualEncoder,
+        sources: Sequence[LockedSource],
+        store: FeatureStore | None = None,
+        knowledge: Knowledge | None = None,
     ) -> None:
         self._kinds = bool(encoder.prefixes)
         store, found = store or FeatureStore(), []
         self._rows: dict[tuple[Kind | None, str], int] = {}
         for kind in dict.fromkeys(source.kind if self._kinds else None for source in sources):
             read = [source for source in sources if kind in (None, source.kind)]
-            texts = list(dict.fromkeys(text for source in read for text in possible_texts(source)))
+            texts = list(dict.fromkeys(text for source in read for text in possible_texts(source, knowledge)))
             start = len(self._rows)
             self._rows |= {(kind, text): start + place for place, text in enumerate(texts)}
             found.append(_embed_texts(encoder, texts, kind, store))
@@ -327,19 +332,20 @@ def _embed_texts(encoder: DualEncoder, texts: Sequence[str], kind: Kind | None, 
     return kept["features"]
 
 
-def possible_texts(source: LockedSource) -> Iterator[str]:
-    """Every text that a batch may give to a sample of the source."""
+def possible_texts(source: LockedSource, knowledge: Knowledge | None = None) -> Iterator[str]:
+    """Every text that a batch may give to a sample of the source, with every definition that may stand behind it."""
     if source.kind == "caption":
-        if source.source.makes_batches:
-            yield from source.source.example_texts(source.rows)
-            return
-        for index in range(len(source)):
-            yield from source.texts(index)
+        told = (source.texts(index) for index in range(len(source)))
+        made = source.source.makes_batches
+        for text in source.source.example_texts(source.rows) if made else (text for texts in told for text in texts):
+            yield from (text + ending for ending in (knowledge.of_caption(text) if knowledge else ()) or ("",))
         return
     names = set(source.class_names)
     if source.texts(0):
         names |= {text for index in range(len(source)) for text in source.texts(index)}
-    yield from (fill(template, name) for template in GENERAL_TEMPLATES for name in sorted(names))
+    for name in sorted(names):
+        endings = (knowledge.of_name(name) if knowledge else ()) or ("",)
+        yield from (fill(template, name) + ending for template in GENERAL_TEMPLATES for ending in endings)
 
 
 class LockedTowers(nn.Module):

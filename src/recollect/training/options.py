@@ -71,6 +71,8 @@ class Data:
         broken_share: share of pictures that may be unreadable before the run stops.
         copies: samples of a batch that are neither negatives of each other nor context: those of the same id (where a
             source is smaller than the batch), or those of the same caption too.
+        definitions: what class names and nouns mean, to stand behind prompts and captions (K-LITE): a .json, .csv or
+            .tsv file, or the folder of a WordNet database. Such a model is then asked with them too.
         decoded: decode every picture once, and keep the bytes in the user's cache folder: for runs of many passes that
             wait for their pictures.
         image_column: where its name is unusual, as for the columns below.
@@ -92,6 +94,7 @@ class Data:
     flip: bool = False
     broken_share: float = 0.01
     copies: Copies = "ids"
+    definitions: str | None = None
     decoded: bool = False
     image_column: str | None = None
     caption_column: str | None = None

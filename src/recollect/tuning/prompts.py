@@ -31,7 +31,7 @@ class Prompts:
     """
 
     text: tuple[Float[Tensor, "*classes tokens width"], ...] = ()
-    image: tuple[Float[Tensor, "tokens width"], ...] = ()
+    image: tuple[Float[Tensor, "image_tokens image_width"], ...] = ()
 
     @property
     def text_tokens(self) -> int:

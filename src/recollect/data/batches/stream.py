@@ -15,6 +15,7 @@ from recollect.core.types import NO_LABEL, Batch, Kind, Sample
 from recollect.data.batches.loading import Piece, iterate
 from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.order import BlockOrder, choose, endless, mix, shuffled
+from recollect.data.definitions import Knowledge
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect.data.sources.images import BrokenImageError
 from recollect.data.sources.reading import BROKEN_SHARE, BrokenCounter
@@ -44,6 +45,7 @@ class BatchStream:
         rank, world_size: this process makes rows ``rank * n`` to ``(rank + 1) * n`` of the global batch of
             ``n * world_size`` rows.
         templates: prompt templates for class names.
+        knowledge: one definition, drawn at every visit, stands behind each text that has any (K-LITE).
         broken_share: share of images that may be broken before it is an error.
         counters: what was read so far and what could not be.
     """
@@ -56,6 +58,7 @@ class BatchStream:
     world_size: int = 1
     templates: tuple[str, ...] = GENERAL_TEMPLATES
     broken_share: float = BROKEN_SHARE
+    knowledge: Knowledge | None = None
     counters: BrokenCounter = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -247,10 +250,16 @@ class _Draw:
         if not source.makes_batches:
             return None
         images, texts, labels = source.batch(indices, derive_seed(self.stream.seed, "world", self.step, self.view))
+        draws = mix(self.stream._key("text"), self.step, slots)
         if source.kind == "label" and source.class_names:
-            draws = choose(mix(self.stream._key("text"), self.step, slots), len(self.stream.templates))
-            names = (source.class_names[label] for label in labels.tolist())
-            texts = [fill(self.stream.templates[draw], name) for draw, name in zip(draws, names, strict=True)]
+            names = [source.class_names[label] for label in labels.tolist()]
+            templates = [self.stream.templates[place] for place in choose(draws, len(self.stream.templates))]
+            texts = [
+                self._defined(fill(template, name), name, draw)
+                for template, name, draw in zip(templates, names, draws, strict=True)
+            ]
+        elif self.stream.knowledge is not None:
+            texts = [self._defined(text, None, draw) for text, draw in zip(texts, draws, strict=True)]
         ids = [str(index) for index in indices.tolist()]
         return _Block(self._bytes(images) if images.dtype == torch.uint8 else images, texts, labels.numpy(), ids, [])
 
@@ -296,10 +305,19 @@ class _Draw:
 
     def _text(self, sample: Sample, draw: np.uint64, name_draw: np.uint64) -> str:
         if sample.kind == "caption":
-            return sample.texts[choose(draw, len(sample.texts))]
+            return self._defined(sample.texts[choose(draw, len(sample.texts))], None, draw)
         templates, source = self.stream.templates, self.stream.mixture.sources[self.number]
         names = sample.texts or (source.class_names[sample.label],)
-        return fill(templates[choose(draw, len(templates))], names[choose(name_draw, len(names))])
+        name = names[choose(name_draw, len(names))]
+        return self._defined(fill(templates[choose(draw, len(templates))], name), name, draw)
+
+    def _defined(self, text: str, name: str | None, draw: np.uint64) -> str:
+        """A prompt of a class, or a caption (no ``name``), with one of its definitions behind it."""
+        knowledge = self.stream.knowledge
+        if knowledge is None:
+            return text
+        endings = knowledge.of_caption(text) if name is None else knowledge.of_name(name)
+        return text + endings[int(choose(mix(draw, 2), len(endings)))] if endings else text
 
     def _readable(self, index: int, slot: int, broken: list[str]) -> Sample:
         """The sample, or the first readable one of a fixed random sequence in its stead."""
