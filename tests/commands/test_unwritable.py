@@ -8,6 +8,7 @@ NOWHERE = "/proc/none/x"
 COMMANDS = [
     f"memory build NO/MODEL none.parquet --out {NOWHERE}",
     f"memory export none --out {NOWHERE}.parquet",
+    f"memory retrieve none --names none.txt --out {NOWHERE}.parquet",
     f"memory duplicates none --out {NOWHERE}.json",
     f"memory index none --out {NOWHERE}.json",
     f"memory info none --out {NOWHERE}.json",

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from recollect.core.errors import UserError
-from recollect.data.definitions import knowledge_prompts, open_definitions
+from recollect.data.definitions import Glossary, Knowledge, knowledge_prompts, open_definitions
 
 SENSES = {
     "crane": ['lifts and moves heavy objects; "the crane on the quay"', "large long-necked wading bird"],
@@ -81,3 +81,42 @@ def test_bad_files_are_named(tmp_path, name, text, message):
         open_definitions(tmp_path / name)
     with pytest.raises(UserError, match=r"no index\.noun here"):
         open_definitions(tmp_path)
+
+
+KNOWN = {"crane": ("a machine", "a bird"), "blue tit": ("a small bird",), "berry": ("a fruit",), "glass": ("a vessel",)}
+
+
+@pytest.mark.parametrize(
+    ("caption", "names"),
+    [
+        ("Two cranes and a Blue Tit.", ["crane", "blue tit"]),
+        ("berries in a glass, berries", ["berry", "glass"]),
+        ("a blue bird", []),
+        ("in the glasses of a crane-like thing", ["glass"]),
+        ("", []),
+    ],
+)
+def test_phrases_of_a_caption_are_defined_the_longest_first(caption, names):
+    knowledge = Knowledge(Glossary(KNOWN))
+    endings = [f" ; {name} , {definition}" for name in names for definition in KNOWN[name]]
+    assert knowledge.of_caption(caption) == tuple(endings)
+
+
+def test_what_wordnet_calls_a_noun_and_captions_do_not_is_not_looked_up():
+    knowledge = Knowledge(lambda name: (f"what {name} is",))
+    assert knowledge.of_caption("in a house on the hill") == (" ; house , what house is", " ; hill , what hill is")
+    assert knowledge.of_name("in") == (" ; in , what in is",)  # a class that is called so is
+
+
+def test_only_what_is_defined_is_kept():
+    asked = []
+
+    def look_up(name):
+        asked.append(name)
+        return KNOWN.get(name, ())
+
+    knowledge = Knowledge(look_up)
+    first = knowledge.of_caption("a crane nobody knows")
+    assert knowledge.of_caption("a crane nobody knows") == first
+    assert asked.count("crane") == 1
+    assert set(knowledge._known) == {"crane"}

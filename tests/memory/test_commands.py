@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -310,3 +311,27 @@ def test_what_a_caption_is_asked_for_is_checked(model, photos, tmp_path, capsys)
         (photos, "--captions", tmp_path / "gone.csv"): "no memory",
     }.items():
         assert message in refused(capsys, "caption", *words)
+
+
+def test_pairs_of_class_names_are_retrieved_and_trained_on(built, model, table, tmp_path, capsys):
+    """REACT as its user runs it: no near-duplicates of the test split, each picture once, and then training."""
+    (tmp_path / "names.txt").write_text("red square\nblue square\n\nred square\n")
+    (tmp_path / "templates.txt").write_text("a {}\nthe {} there\n")
+    words = ["memory", "retrieve", built, "--names", tmp_path / "names.txt", "--per-class", 8]
+    words += ["--templates", tmp_path / "templates.txt"]
+    said = run(capsys, *words, "--exclude", table, "--threshold", 0.9999, "--out", tmp_path / "found.parquet")
+    rows = pq.read_table(tmp_path / "found.parquet").to_pylist()
+    assert f"{len(rows)} pairs of " in said
+    assert "of 2 classes; " in said
+    assert "near-duplicates of" in said
+    assert 8 <= len(rows) == len({row["id"] for row in rows}) <= 16
+    assert {row["class_name"] for row in rows} <= {"red square", "blue square"}
+    train = ["train", "post-train-siglip", "--model.start", model, "--data.captions", tmp_path / "found.parquet"]
+    short = ["--steps", 1, "--batch-size", 4, "--precision", "float32", "--model.freeze", "text"]
+    run(capsys, *train, *short, "--out", tmp_path / "run")
+    assert (tmp_path / "run" / "model").is_dir()
+    (tmp_path / "none.txt").write_text("\n")
+    assert "no class names in it" in refused(
+        capsys, "memory", "retrieve", built, "--names", tmp_path / "none.txt", "--out", tmp_path / "x.parquet"
+    )
+    assert "written as .parquet" in refused(capsys, *words, "--out", tmp_path / "x.csv")

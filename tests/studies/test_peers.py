@@ -59,7 +59,7 @@ def test_a_cell_is_the_mean_over_seeds_beside_what_the_paper_prints():
         for seed, name in ((0, "a"), (1, "a"), (0, "b"), (1, "b")):
             if peer.method:
                 address = {"arm": peer.model, "classifier": peer.method, "set": name}
-                found.add(address, seed, 10 + number + 2 * seed + (name == "b") * 30)
+                found.add(address, seed, 10.0 + number + 2 * seed + (name == "b") * 30)
     (table,), _ = peers.table_2.form(found)
     paper = printed("lixp", "table-2")
     assert table.columns == ("method", "on", "train-free", "a", "b", *(f"paper: {name}" for name in paper.columns))

@@ -1,0 +1,92 @@
+"""``recollect memory retrieve``: pairs of a memory that fit class names, to train on (REACT)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from recollect.commands.positionals import MemoryPlace
+from recollect.core.errors import UserError
+from recollect.core.files import check_writable
+from recollect.core.progress import output, printable
+from recollect.core.types import Encoder
+from recollect.data.prompts import GENERAL_TEMPLATES
+from recollect.data.sources import open_source
+from recollect.evaluation.features import image_features
+from recollect.memory.by_class import check_ending, retrieve_by_class, write_retrieved
+from recollect.memory.rows import Modality
+from recollect.memory.store import NEAR, Memory
+from recollect.models import load_model
+
+
+@dataclass(frozen=True)
+class Retrieve:
+    """Write the pairs of a memory that are nearest to class names to a Parquet file that training reads (REACT).
+
+    Each picture is kept once, with its caption, the class that it is nearest to, and the distance (1 - cosine).
+    """
+
+    memory: MemoryPlace
+    """Its folder, or milvus://host:port/collection."""
+    names: Path
+    """A text file of class names, one a line."""
+    out: Path
+    """The .parquet file."""
+    per_class: int = 50
+    """Most pairs of a class."""
+    templates: Path | None = None
+    """A text file of prompt templates, one a line with {} for the class name; CLIP's 80 by default."""
+    by: Modality = "image"
+    """Compare the prompts with the memory's images, or with its texts."""
+    exclude: str | None = None
+    """A source that will be tested: near-duplicates of its images are not retrieved."""
+    split: str | None = "test"
+    """For --exclude, the source's split."""
+    threshold: float = NEAR
+    """For --exclude, the cosine from which two images count as one."""
+    model: str | None = None
+    """The model that embedded the memory; by default where it was then."""
+    device: str | None = None
+    """Where to compute; the best there is by default."""
+
+    def run(self) -> None:
+        """Retrieve, write and say."""
+        check_writable(self.out, "--out")
+        check_ending(self.out)
+        names = list(dict.fromkeys(_lines(self.names, "class names")))
+        templates = _lines(self.templates, "templates") if self.templates else list(GENERAL_TEMPLATES)
+        if wrong := [line for line in templates if "{}" not in line]:
+            raise UserError(f"{self.templates}: a template needs {{}} for the class name, but one reads: {wrong[0]}")
+        memory = Memory.open(self.memory)
+        place = self.model or memory.info().model_name
+        if not place:
+            raise UserError(f"{self.memory}: does not say which model embedded it. Name it with --model.")
+        encoder = load_model(place, self.device)
+        memory.check_encoder(encoder, place)
+        left = self._excluded(memory, encoder)
+        hits = retrieve_by_class(memory, encoder, names, templates, self.per_class, self.by, left)
+        broken = write_retrieved(memory, hits, self.out)
+        found = len({hit.name for hit in hits})
+        parts = [f"{len(hits) - broken:,} pairs of {found:,} of {len(names):,} classes"]
+        parts += [f"{broken:,} pictures could not be read"] if broken else []
+        parts += [f"{len(left):,} near-duplicates of {self.exclude} left out"] if self.exclude else []
+        output().print(printable(f"{'; '.join(parts)}: {self.out}"), highlight=False, soft_wrap=True)
+
+    def _excluded(self, memory: Memory, encoder: Encoder) -> list[str]:
+        if self.exclude is None:
+            return []
+        features = image_features(encoder, open_source(self.exclude, split=self.split))
+        return memory.near_duplicates(features.images, self.threshold)
+
+
+def _lines(path: Path, what: str) -> list[str]:
+    """The lines of a text file that say something.
+
+    Raises:
+        UserError: no such file, or none.
+    """
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: a text file of {what}, one a line, was expected ({error})") from None
+    if found := [line for line in lines if line]:
+        return found
+    raise UserError(f"{path}: no {what} in it; write one a line")
