@@ -72,8 +72,8 @@ def test_a_cell_is_the_mean_over_seeds_beside_what_the_paper_prints():
     assert beside == list(paper.rows.values())  # every row of the paper, in its order
 
 
-def test_full_scale_shares_the_runs_of_table_1():
-    options = StudyOptions("full", None, data=("pairs.csv",))
+def test_full_scale_shares_the_runs_of_table_1(tmp_path):
+    options = StudyOptions("full", tmp_path, data=("pairs.csv",))
     from recollect.studies.lixp.world import settings
 
     setting, teacher = peers._pair(options)
