@@ -7,24 +7,27 @@ import numpy as np
 import pytest
 
 from recollect import cli
+from recollect.data.worlds.arrays import ArraySource
 from recollect.evaluation.results import load_results
 from recollect.studies import find_study
 from recollect.studies.engine import Measurements, printed
 from recollect.studies.lixp import peers
+from recollect.studies.lixp.world import settings
 from recollect.studies.runs import Job, StudyEvaluation, StudyTuning
 from recollect.studies.study import StudyOptions
-from recollect.tasks import worlds
-from recollect.tasks.classification import keep_classes
+from recollect.tasks.classification import ClassificationTask
 from recollect.training.recipes import RECIPES
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The study at smoke scale on three classes, through the command; its folder and its report."""
-    out = tmp_path_factory.mktemp("peers")
+    """The study at smoke scale on three classes of noise, through the command; its folder and its report."""
+    out, names, labels = tmp_path_factory.mktemp("peers"), ("letter a", "letter b", "letter c"), np.arange(12) % 3
+    pictures = np.random.default_rng(0).integers(0, 256, (2, 12, 32, 32, 3), dtype=np.uint8)
+    support, query = (ArraySource(f"noise {role}", pictures[role], labels, names) for role in (0, 1))
+    task = ClassificationTask("noise", support, query, names, (), tuple((name,) for name in names))
     with pytest.MonkeyPatch.context() as patch:
-        tasks = [keep_classes(worlds.world_tasks("glyphs:captions")[0], np.arange(3))]
-        patch.setattr("recollect.tasks.opening.world_tasks", lambda spec: tasks)
+        patch.setattr("recollect.tasks.opening.world_tasks", lambda spec: [task, task])
         words = ["study", "lixp/table-2", "--out", str(out), "--seeds", "1", "--workers", "1"]
         assert cli.main(words) == 0
         again = find_study("lixp/table-2").load()(StudyOptions("smoke", out, seeds=1, workers=1))
@@ -74,8 +77,6 @@ def test_a_cell_is_the_mean_over_seeds_beside_what_the_paper_prints():
 
 def test_full_scale_shares_the_runs_of_table_1(tmp_path):
     options = StudyOptions("full", tmp_path, data=("pairs.csv",))
-    from recollect.studies.lixp.world import settings
-
     setting, teacher = peers._pair(options)
     assert setting in settings(options)
     assert (setting.base.model.start, teacher.model.start) == ("vit-b-16", "vit-l-16")

@@ -91,7 +91,7 @@ def _pair(options: StudyOptions) -> tuple[LixpWorld, Recipe]:
         return columns["ViT-B/16 6B"], columns["ViT-L/16 8B"].base
     tiny, teacher = RECIPES["siglip-tiny"](), RECIPES["glyphs-strong-siglip"]()
     if options.scale == "smoke":
-        tiny, teacher = (replace(each, steps=4, batch_size=64, log_every=2) for each in (tiny, teacher))
+        tiny, teacher = (replace(each, steps=2, batch_size=64, log_every=1) for each in (tiny, teacher))
     return LixpWorld("tiny ViT", tiny, 0.01), teacher
 
 
