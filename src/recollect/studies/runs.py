@@ -170,8 +170,8 @@ def _training_content(recipe: Recipe) -> list[str]:
     start = Path(recipe.model.start)
     weights = sorted(start.glob("*.safetensors")) if start.is_dir() else []
     read = [content(spec, recipe.data.split, kind) for spec, kind in recipe.data.specs]
-    named = [recipe.data.definitions] if recipe.data.definitions else []
-    return [*read, *map(file_content, [*weights, *named])]
+    meanings = [] if recipe.data.definitions is None else [file_content(recipe.data.definitions)]
+    return [*read, *map(file_content, weights), *meanings]
 
 
 def _evaluation_content(evaluation: StudyEvaluation) -> list[str]:
