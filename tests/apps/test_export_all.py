@@ -8,7 +8,7 @@ import torch
 
 from pictures import picture
 from recollect.apps.classify.classifier import Classifier
-from recollect.apps.export import export_all
+from recollect.apps.export import MemoryReading, export_all
 from recollect.cli import main
 from recollect.core.errors import UserError
 from recollect.fewshot.form import kernel_form
@@ -17,7 +17,7 @@ from recollect.memory.fusion.block import FusionModule, FusionSettings
 from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder
 from recollect.memory.rows import Pairs
 from recollect.memory.store import Memory
-from recollect.models import build_model
+from recollect.models import build_model, load_model
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -80,8 +80,6 @@ def place(tmp_path_factory):
 
 @pytest.fixture
 def encoder(place):
-    from recollect.models import load_model
-
     fusion, memory = FusionModule.open(place / "fusion"), Memory.open(place / "memory")
     return RetrievalEnhancedEncoder(load_model(place / "model"), memory, fusion, "both", 3, "number < 16", ["row 3"])
 
@@ -141,3 +139,14 @@ def test_what_cannot_be_written_says_so_before_anything_is(place, encoder, tmp_p
     with pytest.raises(UserError, match="--read-where"):
         export_all(encoder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_exported_reads_both_modalities_where_the_fusion_does(place):
+    model, memory = load_model(place / "model"), Memory.open(place / "memory")
+    torch.manual_seed(0)
+    fusion = FusionModule(FusionSettings(model.width, read="both", start="mean"), model.fingerprint)
+    reading = RetrievalEnhancedEncoder(model, memory, fusion, "both", 3, "number < 16")
+    for modality in ("image", "text"):
+        asked = torch.from_numpy(unit(5, 7, model.width))
+        with torch.no_grad():
+            torch.testing.assert_close(MemoryReading(reading, modality)(asked), reading.refine(modality, asked))

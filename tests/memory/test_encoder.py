@@ -32,7 +32,9 @@ def fusion_of(**settings):
     return fusion
 
 
-@pytest.mark.parametrize(("search", "read"), [("uni", "cross"), ("cross", "cross"), ("uni", "uni"), ("cross", "uni")])
+@pytest.mark.parametrize(
+    ("search", "read"), [("uni", "cross"), ("cross", "cross"), ("uni", "uni"), ("cross", "uni"), ("uni", "both")]
+)
 def test_embeddings_are_the_fusion_of_what_sorting_the_memory_finds(built, pictures, encoder, search, read):
     fusion = fusion_of(search=search, read=read)
     enhanced = RetrievalEnhancedEncoder(encoder, built, fusion, k=4)
@@ -50,7 +52,7 @@ def test_embeddings_are_the_fusion_of_what_sorting_the_memory_finds(built, pictu
         order = (own.double() @ memory[fusion.settings.searched(modality)].double().T).argsort(dim=1, descending=True)[
             :, :4
         ]
-        tokens = torch.cat([own[:, None], memory[fusion.settings.taken(modality)][order]], dim=1)
+        tokens = torch.cat([own[:, None], *(memory[taken][order] for taken in fusion.settings.taken(modality))], dim=1)
         with torch.no_grad():
             torch.testing.assert_close(embedded, fusion(modality, tokens), atol=1e-5, rtol=1e-5)
         assert embedded.dtype == torch.float32

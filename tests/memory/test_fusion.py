@@ -225,13 +225,15 @@ def test_the_two_modalities_share_nothing():
     assert not torch.allclose(fusion("image", tokens), before)
 
 
-@pytest.mark.parametrize(("search", "read"), [("uni", "cross"), ("cross", "cross"), ("uni", "uni"), ("cross", "uni")])
+@pytest.mark.parametrize(
+    ("search", "read"), [("uni", "cross"), ("cross", "cross"), ("uni", "uni"), ("cross", "uni"), ("uni", "both")]
+)
 def test_what_is_searched_and_read(search, read):
     settings = FusionSettings(8, search=search, read=read)
     assert settings.searched("image") == ("image" if search == "uni" else "text")
-    assert settings.taken("image") == ("text" if read == "cross" else "image")
+    assert settings.taken("image") == {"cross": ("text",), "uni": ("image",), "both": ("text", "image")}[read]
     assert settings.searched("text") == ("text" if search == "uni" else "image")
-    assert settings.taken("text") == ("image" if read == "cross" else "text")
+    assert settings.taken("text") == {"cross": ("image",), "uni": ("text",), "both": ("image", "text")}[read]
 
 
 @pytest.mark.parametrize("kind", ["transformer", "mean", "mlp"])

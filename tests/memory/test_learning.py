@@ -34,12 +34,17 @@ def loop_neighbours(pairs, memory_rows, searched, taken, own, k, max_score, scor
         images = memory_rows.image_vectors.astype(np.float64) @ pairs.image_vectors[row].astype(np.float64)
         near = cosines if score_of == "searched" else images
         order = [other for other in np.argsort(-cosines) if near[other] < max_score and memory_rows.ids[other] != id]
-        found = [getattr(memory_rows, f"{taken}_vectors")[other] for other in order[:k]]
-        read.append(found + [np.zeros_like(own[row])] * (k - len(found)))
+        places = []
+        for modality in taken:
+            found = [getattr(memory_rows, f"{modality}_vectors")[other] for other in order[:k]]
+            places += found + [np.zeros_like(own[row])] * (k - len(found))
+        read.append(places)
     return np.array(read)
 
 
-@pytest.mark.parametrize(("search", "read"), [("uni", "cross"), ("cross", "cross"), ("uni", "uni"), ("cross", "uni")])
+@pytest.mark.parametrize(
+    ("search", "read"), [("uni", "cross"), ("cross", "cross"), ("uni", "uni"), ("cross", "uni"), ("uni", "both")]
+)
 @pytest.mark.parametrize("max_score", [0.94, 0.2, -0.3])
 @pytest.mark.parametrize("score_of", ["image", "searched"])
 def test_a_pair_reads_what_a_loop_over_the_memory_finds(on_disk, pairs, search, read, max_score, score_of):
@@ -325,6 +330,21 @@ def test_a_trained_fusion_reads_concepts_it_was_never_trained_on(world, tmp_path
     assert {"refined_loss", "image_loss", "text_loss", "scale"} <= set(lines[0])
 
 
+def test_images_that_read_both_modalities_of_a_pair_learn_from_it(world, tmp_path):
+    """RA-CLIP's reading: images alone are enriched, by the images and the texts of similar images."""
+    train, test, memory = world
+    fusion = FusionSettings(1, start="embedding", read="both", modalities="image")
+    recipe = recipe_of(memory, fusion=fusion, newness=Newness("offsets"))
+    trained = FusionModule.open(train_fusion(recipe, Frozen(), train, tmp_path / "run", device="cpu"))
+    assert trained.settings.read == "both"
+    assert set(trained.blocks) == {"image"}
+    with torch.no_grad():
+        before = recall(FusionModule(replace(fusion, width=32)), memory, test, "image")
+        after = recall(trained, memory, test, "image")
+    assert before < 0.05
+    assert after > 0.2, after
+
+
 def test_an_mlp_of_the_same_size_without_memory_learns_nothing_about_new_concepts(world, tmp_path):
     train, test, memory = world
     recipe = recipe_of(memory, fusion=FusionSettings(1, "mlp"), terms=("refined",))
@@ -425,7 +445,8 @@ def loop_offsets(tokens, captions, modalities, newness, seed, step):
             chosen = uniforms(derive_seed("newness", seed, step, "captions"), caption, 1)[0, 0] < newness.share
             if not chosen or not tokens[row, place].any():
                 continue
-            modality = modalities[0] if place == 0 else modalities[1]
+            each = (tokens.shape[1] - 1) // (len(modalities) - 1)
+            modality = modalities[0] if place == 0 else modalities[1 + (place - 1) // each]
             drawn = normals(derive_seed("newness", seed, step, modality), caption, tokens.shape[2])[0]
             moved = result[row, place] + newness.strength / tokens.shape[2] ** 0.5 * torch.from_numpy(drawn).double()
             result[row, place] = moved / moved.norm()
@@ -434,14 +455,15 @@ def loop_offsets(tokens, captions, modalities, newness, seed, step):
 
 @given(
     seed=st.integers(0, 100), step=st.integers(0, 10**6), share=st.sampled_from([0.3, 0.5, 1.0]),
-    strength=st.sampled_from([0.1, 2.0]), modality=st.sampled_from(["image", "text"]),
+    strength=st.sampled_from([0.1, 2.0]),
+    modalities=st.sampled_from([("image", "text"), ("text", "image"), ("image", "text", "image")]),
 )  # fmt: skip
-def test_offsets_are_those_of_a_loop_over_tokens(seed, step, share, strength, modality):
+def test_offsets_are_those_of_a_loop_over_tokens(seed, step, share, strength, modalities):
     generator = np.random.default_rng(seed)
-    tokens = torch.from_numpy(unit_rows(generator, 6, 4, 16))
+    tokens = torch.from_numpy(unit_rows(generator, 6, 5, 16))
     tokens[2, 2:] = 0
-    captions = torch.from_numpy(generator.integers(0, 2**62, 5)[generator.integers(0, 5, (6, 4))])
-    newness, modalities = Newness("offsets", strength, share), (modality, "text" if modality == "image" else "image")
+    captions = torch.from_numpy(generator.integers(0, 2**62, 5)[generator.integers(0, 5, (6, 5))])
+    newness = Newness("offsets", strength, share)
     disturbed = Disturbance(newness, seed, step)(tokens, modalities, captions)
     expected = loop_offsets(tokens, captions, modalities, newness, seed, step)
     torch.testing.assert_close(disturbed.double(), expected, rtol=0, atol=1e-5)

@@ -49,20 +49,22 @@ class MemoryReading(nn.Module):
         self.fusion, self.modality, self.k = encoder.fusion, modality, encoder.k
         self.reads = settings.kind != "mlp"
         if self.reads:
-            ids = _readable(encoder, "text" in (settings.searched(modality), settings.taken(modality)))
-            for name, side in (("keys", settings.searched(modality)), ("values", settings.taken(modality))):
-                self.register_buffer(name, torch.from_numpy(encoder.memory.vectors(ids, side)))
+            taken = settings.taken(modality)
+            ids = _readable(encoder, "text" in (settings.searched(modality), *taken), vectors=1 + len(taken))
+            keys, *values = (encoder.memory.vectors(ids, side) for side in (settings.searched(modality), *taken))
+            self.register_buffer("keys", torch.from_numpy(keys))
+            self.register_buffer("values", torch.from_numpy(np.stack(values)))
 
     def forward(self, embeddings: Float[Tensor, "n width"]) -> Float[Tensor, "n width"]:
         tokens = embeddings[:, None]
         if self.reads:
             nearest = (embeddings @ self.keys.T).topk(self.k, dim=1).indices
-            tokens = torch.cat([tokens, self.values[nearest]], dim=1)
+            tokens = torch.cat([tokens, *(values[nearest] for values in self.values.unbind())], dim=1)
         return self.fusion(self.modality, tokens)
 
 
-def _readable(encoder: RetrievalEnhancedEncoder, with_text: bool) -> list[str]:
-    """The ids of the rows that an embedding may read.
+def _readable(encoder: RetrievalEnhancedEncoder, with_text: bool, vectors: int) -> list[str]:
+    """The ids of the rows that an embedding may read; a file holds so many vectors of each.
 
     Raises:
         UserError: fewer than k are left, or more than a file can hold.
@@ -79,7 +81,7 @@ def _readable(encoder: RetrievalEnhancedEncoder, with_text: bool) -> list[str]:
         ids = [ids[row] for row in np.flatnonzero(memory.vectors(ids, "text").any(axis=1))]
     if len(ids) < encoder.k:
         raise UserError(f"{memory.address}: {len(ids)} rows can be read, fewer than k = {encoder.k}")
-    if (size := 8 * len(ids) * memory.width) > MOST_BYTES:
+    if (size := 4 * vectors * len(ids) * memory.width) > MOST_BYTES:
         raise UserError(
             f"{memory.address}: the vectors of {len(ids):,} rows take {size / 2**30:.1f} GiB, more than one ONNX file "
             "holds. Read fewer of them with --read-where."

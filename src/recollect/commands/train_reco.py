@@ -10,7 +10,7 @@ from recollect.core.files import check_writable
 from recollect.core.progress import output
 from recollect.core.types import Source
 from recollect.data.sources import open_source
-from recollect.memory.fusion.block import FusionKind, FusionSettings, Start
+from recollect.memory.fusion.block import FusionKind, FusionSettings, Read, Start
 from recollect.memory.fusion.crossfit import Fold, fold_of
 from recollect.memory.fusion.learning import PRESETS, FusionRecipe, Preset, embed_pairs, train_fusion
 from recollect.memory.fusion.neighbours import ScoreOf
@@ -75,8 +75,8 @@ class TrainReco:
     """The paper's block, or an MLP of the same size that reads no memory."""
     search: Literal["uni", "cross"] = "uni"
     """Find by the vectors of the query's own modality, or of the other (Table 3)."""
-    read: Literal["cross", "uni"] = "cross"
-    """Read the other modality of what was found, or the query's own (Table 3)."""
+    read: Read = "cross"
+    """Read the other modality of what was found, or the query's own (Table 3); or both, two tokens a row (RA-CLIP)."""
     modalities: Literal["both", "image", "text"] = "both"
     """Which embeddings are refined (Table 4)."""
     terms: tuple[Term, ...] = TERMS

@@ -27,6 +27,10 @@ HEAD = 64
 FusionKind = Literal["transformer", "mean", "mlp"]
 """RECO's block; the plain mean (Table 3); or a residual MLP of the same size that reads no memory (Figure 3, left)."""
 
+Read = Literal["cross", "uni", "both"]
+"""What is read of the rows that were found: the other modality than the query's (RECO), its own, or both as two tokens
+a row (RA-CLIP)."""
+
 Start = Literal["embedding", "mean", "gate"]
 """What an untrained block returns, to which it learns a correction: the embedding as it is (the paper's); the mean of
 the embedding and of what it reads; or a mixture of the embedding and the mean of what it reads, whose weight is learned
@@ -41,7 +45,7 @@ class FusionSettings:
         width: entries of an embedding.
         kind: how an embedding and what it found become one.
         search: find by the vectors of the query's own modality (uni), or of the other (cross).
-        read: read the found pairs' other modality (cross), or the query's own (uni).
+        read: read the found pairs' other modality (cross), the query's own (uni), or both.
         modalities: which embeddings are refined (Table 4).
         start: what an untrained block returns; the other kinds have none.
     """
@@ -49,7 +53,7 @@ class FusionSettings:
     width: int
     kind: FusionKind = "transformer"
     search: Literal["uni", "cross"] = "uni"
-    read: Literal["cross", "uni"] = "cross"
+    read: Read = "cross"
     modalities: Literal["both", "image", "text"] = "both"
     start: Start = "gate"
 
@@ -67,9 +71,11 @@ class FusionSettings:
         """The vectors that a query of a modality is compared with."""
         return modality if self.search == "uni" else other(modality)
 
-    def taken(self, modality: Modality) -> Modality:
-        """The vectors that a query of a modality reads."""
-        return other(modality) if self.read == "cross" else modality
+    def taken(self, modality: Modality) -> tuple[Modality, ...]:
+        """The vectors that a query of a modality reads of each row, in the order of its tokens."""
+        if self.read == "both":
+            return other(modality), modality
+        return (other(modality),) if self.read == "cross" else (modality,)
 
 
 def other(modality: Modality) -> Modality:

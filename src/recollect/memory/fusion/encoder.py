@@ -81,7 +81,7 @@ class RetrievalEnhancedEncoder(EncoderBase):
             )
         for modality in modalities_of(mode):
             if fusion.settings.kind != "mlp":
-                memory.check_k(k, fusion.settings.taken(modality) == "text")
+                memory.check_k(k, "text" in fusion.settings.taken(modality))
         if fusion.settings.kind != "mlp":
             for record in memory.outgrown_indexes():
                 note(
@@ -177,8 +177,9 @@ class RetrievalEnhancedEncoder(EncoderBase):
                 blocks.append(self.fusion(modality, tokens.to(self.device)).cpu())
         return torch.cat(blocks)
 
-    def read(self, modality: Modality, embeddings: Float[Tensor, "n width"]) -> Float[np.ndarray, "n k width"]:
-        """The vectors that embeddings of one modality find and read, nearest first."""
+    def read(self, modality: Modality, embeddings: Float[Tensor, "n width"]) -> Float[np.ndarray, "n places width"]:
+        """The vectors that embeddings of one modality find and read, nearest first; where a fusion reads both
+        modalities of a row, k of the one and then k of the other."""
         settings = self.fusion.settings
         found = self.memory.search(
             embeddings,
@@ -186,13 +187,16 @@ class RetrievalEnhancedEncoder(EncoderBase):
             settings.searched(modality),
             self.where,
             exclude_ids=self.exclude_ids,
-            with_text=settings.taken(modality) == "text",
+            with_text="text" in settings.taken(modality),
         )
         ids = found.ids.ravel()
         there = ids != ""  # an empty place stays zeros, which no fusion reads
-        values = np.zeros((len(ids), self.width), dtype=np.float32)
-        values[there] = self.memory.vectors(ids[there].tolist(), settings.taken(modality))
-        return values.reshape(*found.ids.shape, self.width)
+        parts = []
+        for taken in settings.taken(modality):
+            values = np.zeros((len(ids), self.width), dtype=np.float32)
+            values[there] = self.memory.vectors(ids[there].tolist(), taken)
+            parts.append(values.reshape(*found.ids.shape, self.width))
+        return np.concatenate(parts, axis=1)
 
 
 def modalities_of(mode: Mode) -> tuple[Modality, ...]:

@@ -306,4 +306,4 @@ def _tokens(
     if recipe.newness.kind == "none":
         return tokens
     captions = found.token_captions(modality, pairs)
-    return disturb(tokens, (modality, recipe.fusion.taken(modality)), captions)
+    return disturb(tokens, (modality, *recipe.fusion.taken(modality)), captions)

@@ -1,6 +1,6 @@
 """Training pairs with what each of them finds in a memory: found once, stored, and read at every epoch."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -43,7 +43,8 @@ class Neighbours:
         images: embeddings of the training images.
         texts: embeddings of the training texts.
         values: for each modality the vectors that some embedding of it reads; row 0 is zeros, an empty place.
-        rows: for each modality and pair the k rows of ``values`` that it reads, nearest first.
+        rows: for each modality and pair the k rows of ``values`` that it reads, nearest first; where both modalities of
+            a row are read, first k of the one and then k of the other.
         captions: `caption_key` of each pair.
         pictures: a number that pairs of one picture share.
         read_captions: for each modality the `caption_key` of each row of ``values``; of row 0 nothing is said.
@@ -131,10 +132,11 @@ def find_neighbours(
         rows[modality] = torch.zeros(len(pairs), 0, dtype=torch.int64)
         read_captions[modality] = torch.zeros(1, dtype=torch.int64)
         if settings.refines(modality) and settings.kind != "mlp":
-            with_text = settings.taken(modality) == "text"
+            with_text = "text" in settings.taken(modality)
             searched = settings.searched(modality)
             ids = _Search(pairs, memory, searched, with_text, k, max_score, score_of).find(modality)
-            values[modality], rows[modality], read_captions[modality] = _gather(ids, memory, settings.taken(modality))
+            found = [_gather(ids, memory, taken) for taken in settings.taken(modality)]
+            values[modality], rows[modality], read_captions[modality] = _beside(found)
     return Neighbours(
         torch.from_numpy(pairs.image_vectors),
         torch.from_numpy(pairs.text_vectors),
@@ -212,3 +214,12 @@ def _gather(ids: np.ndarray, memory: Memory, modality: Modality) -> tuple[Tensor
     captions = _keys([0, *(caption_key(item.caption, item.id) for item in memory.fetch(known, pictures=False))])
     rows = torch.from_numpy((places + 1 - missing).astype(np.int64).reshape(ids.shape))
     return torch.from_numpy(values), rows, captions
+
+
+def _beside(parts: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
+    """What `_gather` made of each modality that is read, as places beside each other; the empty row 0 is shared."""
+    values, rows, captions = zip(*parts, strict=True)
+    starts = np.cumsum([0, *(len(each) - 1 for each in values[:-1])]).tolist()
+    moved = [torch.where(each > 0, each + start, 0) for each, start in zip(rows, starts, strict=True)]
+    joined = (torch.cat([each[0][:1], *(one[1:] for one in each)]) for each in (values, captions))
+    return next(joined), torch.cat(moved, dim=1), next(joined)

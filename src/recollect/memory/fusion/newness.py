@@ -80,21 +80,22 @@ class Disturbance:
     def __call__(
         self,
         tokens: Float[Tensor, "some places width"],
-        modalities: tuple[Modality, Modality],
+        modalities: tuple[Modality, ...],
         captions: Int64[Tensor, "some places"],
     ) -> Float[Tensor, "some places width"]:
         """Disturbed tokens; rows of zeros, the empty places, stay zeros.
 
         Args:
             tokens: embeddings, each with what it reads.
-            modalities: of the embeddings, and of what they read.
+            modalities: of the embeddings, and of what they read: of several, each has as many places, in this order.
             captions: key of the caption that each token belongs to.
         """
         if self.newness.kind == "none":
             return tokens
         turned = self._offset if self.newness.kind == "offsets" else self._rotate
-        own, read = modalities
-        return torch.cat([turned(tokens[:, :1], own, captions[:, :1]), turned(tokens[:, 1:], read, captions[:, 1:])], 1)
+        own, *read = modalities
+        places = [tensor[:, 1:].tensor_split(len(read), dim=1) for tensor in (tokens, captions)]
+        return torch.cat([turned(tokens[:, :1], own, captions[:, :1]), *map(turned, places[0], read, places[1])], dim=1)
 
     def _offset(self, vectors: Tensor, modality: Modality, captions: Tensor) -> Tensor:
         """``n(x + strength · e / √width)``, e ~ N(0, 1) of the caption and modality, where the caption is disturbed."""
