@@ -201,15 +201,17 @@ PARTS: dict[str, Callable[[Options], dict[str, Any]]] = {
 
 
 def main(options: Options) -> None:
-    """Measure, print and write."""
-    found = {name: PARTS[name](options) for name in options.parts}
+    """Measure, print and write, each part as it is done."""
+    found = {}
+    for name in options.parts:
+        found[name] = PARTS[name](options)
+        if options.out:
+            write_json(options.out, found)
     table = Table("what", "figure", "value")
     for what, figures in found.items():
         for name, value in figures.items():
             table.add_row(what, name, f"{value:.4g}")
     Console().print(table)
-    if options.out:
-        write_json(options.out, found)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,8 @@ def test_lixps_columns_are_the_papers(tmp_path):
         seen = [setting.base.steps * setting.base.batch_size / 1e9 for setting in found]
         assert seen == pytest.approx([float(setting.label.split()[1][:-1]) for setting in found], rel=1e-4)
         assert {setting.base.objective.base for setting in found} == {base}
+        alphas = [setting.context().objective.context.alpha for setting in found]
+        assert alphas == [0.95 if "15B" in setting.label else 0.9 for setting in found]
 
 
 def test_lixp_trains_and_tests_on_ones_own(own, papers, tmp_path, monkeypatch):

@@ -118,7 +118,7 @@ ABLATIONS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
 
 def _ablated(setting: LixpWorld, changes: Mapping[str, Any]) -> Recipe:
     batch, changes = setting.base.batch_size, dict(changes)
-    alpha, tau = changes.pop("alpha", 0.9), changes.pop("tau", None)
+    alpha, tau = changes.pop("alpha", None), changes.pop("tau", None)
     if stale := changes.pop("stale_batches", 0):
         changes["stale_rows"] = stale * batch
     if share := changes.pop("active_share", 0):

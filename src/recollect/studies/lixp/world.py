@@ -30,19 +30,23 @@ class LixpWorld:
         label: of the column.
         base: the recipe without context.
         tau: tau_context at the start.
+        alpha: weight of the loss without context.
     """
 
     label: str
     base: Recipe
     tau: float
+    alpha: float = 0.9
 
     def arms(self, name: str) -> dict[str, Recipe]:
         """The baseline and the same with context."""
         return {f"{name} {self.label}": self.base, f"{WITH_CONTEXT[name]} {self.label}": self.context()}
 
-    def context(self, alpha: float = 0.9, tau: float | None = None, options: ContextOptions | None = None) -> Recipe:
+    def context(
+        self, alpha: float | None = None, tau: float | None = None, options: ContextOptions | None = None
+    ) -> Recipe:
         """The recipe with context, ablated by ``options``."""
-        recipe = with_context(self.base, self.tau if tau is None else tau, alpha)
+        recipe = with_context(self.base, self.tau if tau is None else tau, self.alpha if alpha is None else alpha)
         context = recipe.objective.context
         assert context is not None
         context = replace(context, options=options or ContextOptions())
@@ -77,7 +81,8 @@ _PAPERS_SCALES: Mapping[str, tuple[tuple[str, str, float], ...]] = {
 def _papers_setting(size: str, label: str, examples: float) -> LixpWorld:
     recipe = RECIPES[f"siglip-vit-{size.lower()}-16"]()
     steps = max(1, round(examples / recipe.batch_size))
-    return LixpWorld(f"ViT-{size}/16 {label}", replace(recipe, steps=steps), 1.0)
+    alpha = 0.95 if examples == 15e9 else 0.9  # section 4.1, "Robustness to choice of pretraining objective"
+    return LixpWorld(f"ViT-{size}/16 {label}", replace(recipe, steps=steps), 1.0, alpha)
 
 
 def settings(options: StudyOptions, base: Base = "sigmoid") -> list[LixpWorld]:
