@@ -71,6 +71,7 @@ docs: setup
 # Every table and figure between the marks of docs/results.md, from the files in results/.
 results: setup
 	$(BIN)/recollect results docs/results.md
+	$(BIN)/recollect results docs/bench.md
 
 matrix:
 	for python in $(PYTHONS); do \

@@ -2,7 +2,7 @@
 
 python benchmarks/bench.py --out results/bench/cpu.json              (make bench: at most half an hour)
 python benchmarks/bench.py --scale gpu --out results/bench/gpu.json  (make bench-gpu)
-python benchmarks/bench.py --table results/bench/cpu.json            (its tables as Markdown, for docs/bench.md)
+recollect results docs/bench.md                                      (its tables on the page)
 
 What is compared is measured in turns, so that whatever else the machine does meets all of it, and the best of the
 rounds is taken. On one thread of a CPU the clock counts the seconds of this process alone. The figures of one machine
@@ -19,7 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,6 +43,7 @@ from recollect.data.sources.decoded import decoded
 from recollect.data.transforms import ImageTransform
 from recollect.models import build_model
 from recollect.objectives import ContextObjective, ContrastiveObjective
+from recollect.studies.study import StudyTable
 from recollect.training.precision import Precision
 from recollect.training.step import Inputs, StepOptions
 from training import alone, peak_memory, random_inputs, step_of
@@ -109,8 +110,6 @@ class Options:
     sections: tuple[Section, ...] = ("objectives", "steps", "peers", "input", "towers")
     rounds: int = 5
     out: Path | None = None
-    table: Path | None = None
-    """Print the table of a file that was written before, and measure nothing."""
 
 
 @dataclass
@@ -479,24 +478,20 @@ SECTIONS: Mapping[Section, Callable[[Sizes, Clock], Iterator[Row]]] = {
 }
 
 
-def table(found: Mapping[str, Any]) -> str:
-    """The ratios of a run as Markdown."""
-    about = found["machine"]
-    lines = [f"{about['cpu']}, {about['device']}, {about['threads']} thread(s), torch {about['versions']['torch']}", ""]
-    for section, (title, head, cells) in _TABLES.items():
-        rows: Sequence[Row] = found["sections"].get(section, [])
-        if rows:
-            lines += [f"**{title}**", "", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-            lines += [f"| {' | '.join(cells(row))} |" for row in rows]
-            lines.append("")
-    return "\n".join(lines)
+def tables(machine: Mapping[str, Any], sections: Mapping[str, Sequence[Row]]) -> list[StudyTable]:
+    """The ratios of a run, in the form that `recollect results` puts on a page."""
+    note = f"{machine['cpu']}, {machine['device']}, {machine['threads']} thread(s), torch {machine['versions']['torch']}"
+    return [
+        StudyTable(title, head, tuple(tuple(cells(row)) for row in sections[section]), (note,))
+        for section, (title, head, cells) in _TABLES.items() if sections.get(section)
+    ]  # fmt: skip
 
 
 def _dense(row: Row) -> str:
     return f"{row['dense_over_blockwise']:.2f} ×" if "dense_over_blockwise" in row else "–"
 
 
-_TABLES: Mapping[str, tuple[str, Sequence[str], Callable[[Row], Sequence[str]]]] = {
+_TABLES: Mapping[str, tuple[str, tuple[str, ...], Callable[[Row], Sequence[str]]]] = {
     "steps": (
         "A step with SigLIxP against one with SigLIP",
         ("towers", "batch", "chunk", "time", "memory", "examples/s"),
@@ -542,27 +537,27 @@ def measure(options: Options) -> dict[str, Any]:
     if about["device"] == "cpu":
         sizes = replace(sizes, precision="float32")
     found: dict[str, list[Row]] = {}
-    whole: dict[str, Any] = {"scale": options.scale, "minutes": 0.0, "machine": about, "sections": found}
+    command = f"python benchmarks/bench.py --scale {options.scale} --sections {' '.join(options.sections)}"
+    whole: dict[str, Any] = {
+        "command": command, "scale": options.scale, "minutes": 0.0, "machine": about, "sections": found
+    }  # fmt: skip
     for name in options.sections:
         found[name] = []
         for row in SECTIONS[name](sizes, clock):
             found[name].append(row)
             output().print(f"{time.perf_counter() - clock.began:6.0f} s  {name}: {json.dumps(row)}", highlight=False)
             whole["minutes"] = round((time.perf_counter() - clock.began) / 60, 1)
+            whole["tables"] = [asdict(each) for each in tables(about, found)]
             if options.out:
                 write_json(options.out, whole)
     return whole
 
 
 def main(options: Options) -> None:
-    """Measure, print and write; or print what was measured before."""
-    if options.table:
-        print(table(json.loads(options.table.read_text(encoding="utf-8"))))
-        return
-    found = measure(options)
-    print(table(found))
+    """Measure and write."""
+    measure(options)
     if options.out:
-        print(f"written: {options.out}")
+        print(f"written: {options.out}; `recollect results docs/bench.md` puts its tables on the page")
 
 
 if __name__ == "__main__":

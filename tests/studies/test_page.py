@@ -13,6 +13,7 @@ from recollect.studies.page import fill_page, read_results
 
 ROOT = Path(__file__).parents[2]
 PAGE, RESULTS = ROOT / "docs" / "results.md", ROOT / "results"
+PAGES = [PAGE, ROOT / "docs" / "bench.md"]
 EARLIER = "## Measured earlier, files not kept"
 
 REPORT = {
@@ -35,8 +36,9 @@ def folder(tmp_path):
     return results
 
 
-def test_the_page_is_what_the_files_give():
-    text = PAGE.read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_is_what_the_files_give(page):
+    text = page.read_text(encoding="utf-8")
     assert fill_page(text, RESULTS) == text, "run `make results`"
 
 
@@ -64,7 +66,7 @@ def test_no_table_of_results_is_written_by_hand():
 
 
 def test_every_kept_file_of_a_study_is_shown():
-    text = PAGE.read_text(encoding="utf-8").split(EARLIER)[0]
+    text = "".join(page.read_text(encoding="utf-8").split(EARLIER)[0] for page in PAGES)
     for file in RESULTS.rglob("*.json"):
         name = file.relative_to(RESULTS).as_posix()
         place = file.parent.relative_to(RESULTS).as_posix() if file.parent.name == "real" else name
