@@ -478,9 +478,9 @@ SECTIONS: Mapping[Section, Callable[[Sizes, Clock], Iterator[Row]]] = {
 }
 
 
-def tables(machine: Mapping[str, Any], sections: Mapping[str, Sequence[Row]]) -> list[StudyTable]:
+def tables(about: Mapping[str, Any], sections: Mapping[str, Sequence[Row]]) -> list[StudyTable]:
     """The ratios of a run, in the form that `recollect results` puts on a page."""
-    note = f"{machine['cpu']}, {machine['device']}, {machine['threads']} thread(s), torch {machine['versions']['torch']}"
+    note = f"{about['cpu']}, {about['device']}, {about['threads']} thread(s), torch {about['versions']['torch']}"
     return [
         StudyTable(title, head, tuple(tuple(cells(row)) for row in sections[section]), (note,))
         for section, (title, head, cells) in _TABLES.items() if sections.get(section)
