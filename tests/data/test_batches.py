@@ -77,6 +77,7 @@ def test_definitions_stand_behind_prompts_and_captions_and_nothing_else_changes(
             possible = knowledge.of_caption(before) if name_of is None else knowledge.of_name(name_of)
             assert after[len(before) :] in (possible or ("",))
             seen.add(after[len(before) :])
+        assert len(set(zip(plain.texts, defined.texts, strict=True))) == len(set(plain.texts)), "copies stay copies"
     assert seen >= {f" ; {name} , one thing", f" ; {name} , another ( thing )", ""}
     assert same(*(stream(both, knowledge=Knowledge(Glossary(known))).batch(5) for _ in range(2)))
 

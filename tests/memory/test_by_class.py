@@ -9,6 +9,7 @@ from PIL import Image
 
 from recollect.core.errors import UserError
 from recollect.data.sources import open_source
+from recollect.memory import Memory
 from recollect.memory.by_class import ClassHit, retrieve_by_class, write_retrieved
 
 NAMES, TEMPLATES = ("cat", "owl", "newt"), ("a photo of a {}.", "the {}.", "{}")
@@ -47,8 +48,6 @@ def test_each_class_gets_what_is_nearest_to_its_prompts_and_each_picture_one_cla
 
 
 def test_a_picture_with_several_captions_is_retrieved_once(pairs, encoder, tmp_path):
-    from recollect.memory import Memory
-
     memory, rows = Memory.create(tmp_path / "m", width=16, model="model-a"), pairs(6)
     rows.ids[1:3] = ["row 0#1", "row 0#2"]
     memory.add(rows)
@@ -70,8 +69,6 @@ def test_what_is_written_is_a_source_of_captions(on_disk, encoder, tmp_path):
 
 
 def test_pictures_that_cannot_be_read_are_left_out_and_counted(pairs, encoder, tmp_path):
-    from recollect.memory import Memory
-
     memory, rows = Memory.create(tmp_path / "m", width=16, model="model-a"), pairs(4)
     rows.images[0], rows.images[1] = b"no picture", None
     memory.add(rows)
@@ -90,3 +87,12 @@ def test_pictures_that_cannot_be_read_are_left_out_and_counted(pairs, encoder, t
 def test_bad_questions_are_refused(on_disk, encoder, names, per_class, message):
     with pytest.raises(UserError, match=message):
         retrieve_by_class(on_disk, encoder, names, TEMPLATES, per_class)
+
+
+def test_a_memory_without_texts_is_refused(pairs, encoder, tmp_path):
+    memory, rows = Memory.create(tmp_path / "m", width=16, model="model-a"), pairs(4)
+    rows.captions[:] = [""] * 4
+    rows.text_vectors[:] = 0
+    memory.add(rows)
+    with pytest.raises(UserError, match="no row has a text"):
+        retrieve_by_class(memory, encoder, NAMES, TEMPLATES)

@@ -63,13 +63,15 @@ def retrieve_by_class(
         By class in the order of names, nearest first.
 
     Raises:
-        UserError: no names, a name twice, fewer than one row a class, an empty memory.
+        UserError: no names, a name twice, fewer than one row a class, a memory without texts.
     """
     if not names or len(set(names)) < len(names):
         raise UserError("class names: at least one, and each once")
     if per_class < 1:
         raise UserError(f"rows a class: at least 1, not {per_class}")
     k = min(per_class, memory.texts)
+    if k == 0:
+        raise UserError(f"{memory.address}: no row has a text. Give it captions first (`recollect caption`).")
     prompts = [fill(template, name) for name in names for template in templates]
     best: dict[str, tuple[float, int, str]] = {}  # by picture: distance, class, row
     with progress("retrieve", len(prompts), "prompts") as counter:

@@ -15,7 +15,7 @@ _TOGETHER = 16  # blocks that are shuffled into each other: of row groups of a t
 _ROUNDS = 16  # with 8, some orders of five things came three times too often
 
 
-def mix(*parts: int | np.uint64 | np.ndarray) -> np.ndarray:
+def mix(*parts: int | np.ndarray) -> np.ndarray:
     """Hash integers to 64 bits, element by element (splitmix64's finaliser over each part in turn).
 
     Arrays broadcast. The same everywhere, and fast enough for a number for each image of a batch.

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from recollect.core.errors import UserError
-from recollect.core.seeding import derive_seed
+from recollect.core.seeding import derive_seed, text_key
 from recollect.core.types import NO_LABEL, Batch, Kind, Sample
 from recollect.data.batches.loading import Piece, iterate
 from recollect.data.batches.mixture import DataMix
@@ -250,16 +250,13 @@ class _Draw:
         if not source.makes_batches:
             return None
         images, texts, labels = source.batch(indices, derive_seed(self.stream.seed, "world", self.step, self.view))
-        draws = mix(self.stream._key("text"), self.step, slots)
         if source.kind == "label" and source.class_names:
+            draws = mix(self.stream._key("text"), self.step, slots)
             names = [source.class_names[label] for label in labels.tolist()]
             templates = [self.stream.templates[place] for place in choose(draws, len(self.stream.templates))]
-            texts = [
-                self._defined(fill(template, name), name, draw)
-                for template, name, draw in zip(templates, names, draws, strict=True)
-            ]
-        elif self.stream.knowledge is not None:
-            texts = [self._defined(text, None, draw) for text, draw in zip(texts, draws, strict=True)]
+            texts = [self._defined(fill(each, name), name) for each, name in zip(templates, names, strict=True)]
+        else:
+            texts = [self._defined(text, None) for text in texts]
         ids = [str(index) for index in indices.tolist()]
         return _Block(self._bytes(images) if images.dtype == torch.uint8 else images, texts, labels.numpy(), ids, [])
 
@@ -305,19 +302,21 @@ class _Draw:
 
     def _text(self, sample: Sample, draw: np.uint64, name_draw: np.uint64) -> str:
         if sample.kind == "caption":
-            return self._defined(sample.texts[choose(draw, len(sample.texts))], None, draw)
+            return self._defined(sample.texts[choose(draw, len(sample.texts))], None)
         templates, source = self.stream.templates, self.stream.mixture.sources[self.number]
         names = sample.texts or (source.class_names[sample.label],)
         name = names[choose(name_draw, len(names))]
-        return self._defined(fill(templates[choose(draw, len(templates))], name), name, draw)
+        return self._defined(fill(templates[choose(draw, len(templates))], name), name)
 
-    def _defined(self, text: str, name: str | None, draw: np.uint64) -> str:
-        """A prompt of a class, or a caption (no ``name``), with one of its definitions behind it."""
+    def _defined(self, text: str, name: str | None) -> str:
+        """A prompt of a class, or a caption (no ``name``), with one of its definitions behind it: the same one for
+        equal texts of a step, so that captions that are copies of each other stay so."""
         knowledge = self.stream.knowledge
         if knowledge is None:
             return text
         endings = knowledge.of_caption(text) if name is None else knowledge.of_name(name)
-        return text + endings[int(choose(mix(draw, 2), len(endings)))] if endings else text
+        draw = mix(self.stream._key("definition"), self.step, text_key(text))
+        return text + endings[int(choose(draw, len(endings)))] if endings else text
 
     def _readable(self, index: int, slot: int, broken: list[str]) -> Sample:
         """The sample, or the first readable one of a fixed random sequence in its stead."""
