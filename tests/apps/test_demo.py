@@ -4,24 +4,32 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 
-from recollect.apps import demo as module
-from recollect.apps.demo import NO_MASK, SIGLIP, SIGLIXP, DemoFindings, conclusions, demo, worlds
+from recollect.apps.demo import DURATION, context, reading
+from recollect.apps.demo import report as module
+from recollect.apps.demo.context import NO_MASK, SIGLIP, SIGLIXP, SPANS, DemoFindings, conclusions, worlds
+from recollect.apps.demo.reading import Readings
+from recollect.apps.demo.report import demo
+from recollect.commands.demo import Demo
+from recollect.memory.rows import Item
+from recollect.models import patches
 from recollect.reports import plots
+from recollect.search.searcher import Hit
 from recollect.studies import runs
-from recollect.tasks.opening import open_tasks
+from recollect.training import locked
 
-ROOT = Path(__file__).parents[2]
+PROJECTED = SPANS[f"{SIGLIP}+span"]
 
 
 def found(gain, spread=0.1, seeds=3, span=0.0):
     """Frames in which every model but SigLIP is better by ``gain``."""
-    better = {SIGLIP: 0.0, SIGLIXP: gain, NO_MASK: 0.0, f"{SIGLIP}+span": span}
+    better = {SIGLIP: 0.0, SIGLIXP: gain, NO_MASK: 0.0, PROJECTED: span}
     lines = [
         {"protocol": protocol, "model": model, "data": data, "training_seed": seed, "method": method, "shots": 32,
          "seed": 0, "value": 50 + more + spread * (seed - 1) * (model != SIGLIP)}
@@ -46,68 +54,74 @@ def found(gain, spread=0.1, seeds=3, span=0.0):
     ],
 )
 def test_the_sentences_say_what_the_figures_say(gain, words):
-    parts = {"latents": found(gain), "held back": found(1.0, span=3.0), "strong": found(-1.0, spread=0.0, seeds=1)}
-    first, second = conclusions(parts)
+    first, second = conclusions({"latents": found(gain), "pictures": found(-1.0, span=3.0, spread=0.0)})
     assert words in first
     assert "over SigLIP's 50.0 ± 0.0 %" in first
     assert "without the mask the change is +0.0 ± 0.1" in first
-    assert "held back by +1.0 ± 0.1 points" in second
-    assert "gives +3.0 ± 0.1 without any training" in second
-    assert "a strong one by -1.0 (over 50.0 %)" in second
+    assert "it lowers that mean by -1.0 ± 0.0 points over 50.0 ± 0.0 %" in second
+    assert "projecting SigLIP onto the span of its texts gives +3.0 ± 0.0 without any training" in second
 
 
-@pytest.fixture
-def short(monkeypatch):
-    """The demo with fewer steps, tasks and seeds, to see its parts."""
-
-    def few_tasks(selection, purpose):
-        opened = open_tasks(selection, purpose)
-        return replace(opened, tasks=opened.tasks[:3])
-
-    monkeypatch.setattr(runs, "open_tasks", few_tasks)
-    monkeypatch.setattr(module, "_shortened", lambda recipe: replace(recipe, steps=4, batch_size=64, log_every=1))
-    monkeypatch.setattr(
-        module, "worlds", lambda scale: {name: replace(world, seeds=1) for name, world in worlds(scale).items()}
-    )
+def test_the_other_papers_sentences_say_theirs():
+    figures = (Figure(), Figure(), Figure())
+    ranks = {"before": {"R@1": 40.0}, "after": {"R@1": 45.5}}
+    prefixes = {"label set": {"caption": 1.0, "label": 2.0}, "captions only": {"caption": 3.0, "label": 4.0}}
+    read = Readings(prefixes, 90.0, {"alone": 5.0, "with the memory": 6.0}, ranks, figures)
+    about_prefixes, about_memory, about_search = read.sentences()
+    assert "read as a caption the model knows 1.0 % of the label set's classes and 3.0 %" in about_prefixes
+    assert "read as a label 2.0 and 4.0 %" in about_prefixes
+    assert "names 5.0 %, with a memory of them 6.0 %" in about_memory
+    assert "first for 40.0 % of the queries, and for 45.5 % after" in about_search
 
 
-def test_page_and_json_hold_every_part(short, tmp_path):
-    page = demo(tmp_path, "smoke", workers=1).read_text()
-    assert page.count("<figure>") == 3 * 3 + 1
-    assert page.count("<table>") == 3
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The whole demo with a few steps of tiny batches."""
+    out = tmp_path_factory.mktemp("demo")
+    shorten = lambda recipe: replace(recipe, steps=3, batch_size=32, log_every=1)  # noqa: E731
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RECOLLECT_CACHE", str(out / "cache"))
+        patch.setattr(locked, "MADE_ROWS", 300)
+        patch.setattr(locked, "FIT_PICTURES", 200)
+        for name, few in (("_PATCHES", 4000), ("_LEARNED_FROM", 4000), ("_ROUNDS", 1)):
+            patch.setattr(patches, name, few)
+        patch.setitem(reading.SIZES, "smoke", replace(reading.SIZES["smoke"], tasks=1, asked=3))
+        patch.setattr(context, "shortened", shorten)
+        patch.setattr(context, "_LOOKED_UP", context._LOOKED_UP[:20])
+        every = runs.open_tasks
+        patch.setattr(runs, "open_tasks", lambda *asked: SimpleNamespace(tasks=every(*asked).tasks[:: -4]))
+        patch.setattr(
+            module, "worlds", lambda scale: {name: replace(world, seeds=1) for name, world in worlds(scale).items()}
+        )
+        page = demo(out, "smoke", workers=1)
+    return page.read_text(), json.loads((out / "results.json").read_text()), out
+
+
+def test_the_page_is_one_file_with_a_picture_for_each_paper(made):
+    page, _, _ = made
+    assert page.count("<figure>") == 3 + 5 + 3
+    assert page.count("<table>") == 2 + 3
     assert not re.search(r'(src|href)="(?!data:|#)', page)  # one file, nothing to load
-    saved = json.loads((tmp_path / "results.json").read_text())
-    assert set(saved["worlds"]) == {"latents", "held back", "strong"}
+    for words in ("LIxP", "Saito et al.", "Iscen et al.", "Huzaifa", "Command: recollect demo", "Machine:", "Time:"):
+        assert words in page
+    for term, meaning in (*module.TERMS, *((f"<code>{command}</code>", what) for command, what in module.NEXT)):
+        assert f"<dt>{term}</dt>" in page
+        assert meaning.replace("'", "&#39;").split("“")[0] in page
+
+
+def test_the_json_holds_every_sentence_and_figure_and_is_small(made):
+    page, saved, out = made
+    assert set(saved["worlds"]) == {"latents", "pictures"}
     assert saved["worlds"]["latents"]["gain"].keys() == {SIGLIXP, NO_MASK}
-    assert saved["worlds"]["held back"]["gain"].keys() == {SIGLIXP, f"{SIGLIP}+span", f"{SIGLIXP}+span"}
+    assert saved["worlds"]["pictures"]["gain"].keys() == {SIGLIXP, *SPANS.values()}
+    assert saved["readings"].keys() == {"prefixes", "apart", "memory", "search"}
+    assert len(saved["conclusions"]) == 5
     for sentence in saved["conclusions"]:
         assert sentence.replace("'", "&#39;") in page
-    for words in ("Command: recollect demo --scale smoke", "Machine:", "Time:", module.PAPER):
-        assert words in page
-    for term, meaning in (*module.TERMS, *module.NEXT):
-        assert f"<dt>{term}</dt>" in page
-        assert meaning.replace("'", "&#39;") in page
-    columns = saved["worlds"]["latents"]["few_shot"]
+    columns = saved["worlds"]["pictures"]["few_shot"]
     assert len({len(column) for column in columns.values()}) == 1
-    # By default there are six numbers of shots for these three, and at most three seeds for this one.
-    assert (tmp_path / "results.json").stat().st_size < 1e6 / (2 * 3)
-
-
-def test_a_model_has_one_colour_in_every_figure_and_no_curve_lies_on_another():
-    colours = module.COLOURS
-    assert len(set(colours.values())) == len(colours) == 5
-    frame = found(0.0, seeds=2).few.assign(shots=4)
-    names = [SIGLIP, SIGLIXP, NO_MASK]
-    curves = plots.few_shot_curves(frame, names, ["prototype"], colours=colours)
-    lines = [line for line in curves.axes[0].get_lines() if len(line.get_xdata())]
-    places = {line.get_color(): float(line.get_xdata()[0]) for line in lines}
-    assert len({places[colours[name]] for name in names}) == 3
-    bars = plots.gain_per_classifier(frame, {SIGLIXP: (SIGLIXP, SIGLIP)}, ["prototype"], 4, colours)
-    assert to_hex(bars.axes[0].patches[0].get_facecolor()).upper() == colours[SIGLIXP]
-    logs = {name: pd.DataFrame({"step": [1, 2], "base_loss": [2.0, 1.0]}) for name in names}
-    dynamics = plots.training_dynamics(logs, colours).axes[0].get_lines()
-    assert [line.get_color() for line in dynamics] == [colours[name] for name in names]
-    assert np.all(np.diff([line.get_linewidth() for line in dynamics]) < 0)
+    # The default has six numbers of shots for smoke's three, and five seeds in all for these two.
+    assert (out / "results.json").stat().st_size < 1e6 / (2 * 3)
 
 
 def test_the_default_has_three_seeds_and_the_no_mask_control_where_the_effect_is_measured():
@@ -115,11 +129,43 @@ def test_the_default_has_three_seeds_and_the_no_mask_control_where_the_effect_is
     assert parts["latents"].seeds >= 3
     assert list(parts["latents"].recipes) == [SIGLIP, SIGLIXP, NO_MASK]
     assert parts["latents"].recipes[NO_MASK].objective.context.options.mask is False
+    assert all(recipe.model.locked == "image" for recipe in parts["pictures"].recipes.values())
     budgets = [{(r.steps, r.batch_size) for r in part.recipes.values()} for part in parts.values()]
     assert all(len(budget) == 1 for budget in budgets)
 
 
-def test_the_stated_duration_is_the_same_in_the_readme_and_in_the_help():
-    told = [ROOT / "README.md", ROOT / "src/recollect/commands/demo.py", ROOT / "src/recollect/commands/texts/demo.txt"]
-    for file in told:
-        assert "about eight minutes on two cores" in " ".join(file.read_text(encoding="utf-8").split()), file
+def test_a_model_has_one_colour_in_every_figure_and_no_curve_lies_on_another():
+    colours = context.COLOURS
+    assert len(set(colours.values())) == len(colours) == 5
+    frame = found(0.0, seeds=2).few.assign(shots=4)
+    names = [SIGLIP, SIGLIXP, NO_MASK]
+    curves = plots.few_shot_curves(frame, names, ["prototype"], colours=colours)
+    lines = [line for line in curves.axes[0].get_lines() if len(line.get_xdata()) and line.get_marker() != "None"]
+    drawn = {line.get_color(): (float(line.get_xdata()[0]), line.get_marker()) for line in lines}
+    points = {drawn[colours[name]] for name in names}
+    assert len(points) == len({x for x, _ in points}) == 3
+    bars = plots.gain_per_classifier(frame, {SIGLIXP: (SIGLIXP, SIGLIP)}, ["prototype"], 4, colours)
+    assert plots.matplotlib.colors.to_hex(bars.axes[0].patches[0].get_facecolor()).upper() == colours[SIGLIXP]
+    logs = {name: pd.DataFrame({"step": [1, 2], "base_loss": [2.0, 1.0]}) for name in names}
+    dynamics = plots.training_dynamics(logs, colours).axes[0].get_lines()
+    assert [line.get_color() for line in dynamics] == [colours[name] for name in names]
+    assert np.all(np.diff([line.get_linewidth() for line in dynamics]) < 0)
+
+
+def test_the_stated_duration_is_the_same_everywhere():
+    root = Path(__file__).parents[2]
+    guides = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    told = [line for guide in guides for line in re.split(r"(?<=[.:;!])\s", guide.read_text()) if "demo" in line]
+    told = [" ".join(line.split()) for line in told if re.search(r"\b(minutes?|seconds?)\b", line)]
+    told.append(Demo.__dict__["__doc__"] + (root / "src/recollect/commands/demo.py").read_text())
+    assert len(told) >= 2
+    for line in told:
+        assert DURATION in line, line
+
+
+def test_ranks_before_and_after_an_episode_are_those_of_the_best_true_picture():
+    places = (("a", 3), ("b", 1), ("c", 2), ("d", None))
+    hits = [Hit(Item(name, "", "", {}, None, ""), 1.0, rank) for name, rank in places]
+    assert reading._ranks(hits, {"b", "c"}) == (1, 2)
+    assert reading._ranks(hits, {"d"}) == (4, 4)
+    assert reading._ranks(hits, {"z"}) == (reading._NOWHERE, reading._NOWHERE)

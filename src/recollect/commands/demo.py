@@ -4,14 +4,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from recollect.apps.demo import DemoScale, demo
+from recollect.apps.demo import DemoScale
 from recollect.core.files import check_writable
 from recollect.core.progress import output
 
 
 @dataclass(frozen=True)
 class Demo:
-    """Train SigLIP and SigLIxP with the same budget on the built-in data, compare them, and write one page.
+    """What four papers' methods do, on the built-in data: train, compare, and write one page.
 
     OUT/report.html is the page, OUT/results.json every figure in it. Runs in OUT/runs are kept and not made again.
     """
@@ -19,12 +19,14 @@ class Demo:
     out: Path = Path("demo")
     """Folder for runs, page and figures."""
     scale: DemoScale = "default"
-    """default: about eight minutes on two cores; smoke: one, to see that all works."""
+    """default: about five minutes on two free cores; smoke: a minute, to see that all works."""
     workers: int | None = None
     """Trainings side by side; one for each core on a CPU by default."""
 
     def run(self) -> None:
         """Make the page."""
+        from recollect.apps.demo.report import demo
+
         check_writable(self.out, "--out")
         start = time.monotonic()
         page = demo(self.out, self.scale, self.workers)

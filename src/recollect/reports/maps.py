@@ -66,11 +66,16 @@ class Cloud:
     names: tuple[str, ...] = ()
 
 
-def clouds(panels: Sequence[Cloud]) -> Figure:
-    """t-SNE maps side by side (Fig. 4, 7, 8, 9); the axes of such a map mean nothing, so they are left out."""
+def clouds(panels: Sequence[Cloud], shades: Sequence[str] = ()) -> Figure:
+    """t-SNE maps side by side (Fig. 4, 7, 8, 9); the axes of such a map mean nothing, so they are left out.
+
+    Args:
+        shades: colours of the groups; by their number by default.
+    """
     figure, axes = new_figure(len(panels), width=3.4, height=3.4)
     for axis, panel in zip(axes[0], panels, strict=True):
-        colours = _colours(int(panel.groups.max()) + 1)
+        count = int(panel.groups.max()) + 1
+        colours = np.array([matplotlib.colors.to_rgb(shade) for shade in shades]) if shades else _colours(count)
         order = np.random.default_rng(0).permutation(len(panel.points))  # so that no group lies on top of the others
         axis.scatter(*panel.points[order].T, c=colours[panel.groups[order]], s=6, linewidths=0, alpha=0.8)
         axis.set_xticks([])

@@ -13,6 +13,8 @@ from recollect.reports.plots import inline_png
 
 TEMPLATES = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True)
 
+_PIXELS_PER_INCH = 100  # of a figure on the page; its file has half as many again, for screens that show them
+
 
 @dataclass
 class Page:
@@ -30,12 +32,13 @@ class Page:
         self.parts.append({"kind": "paragraph", "text": text, "style": style})
 
     def figure(self, figure: Figure, text: str) -> None:
-        """Add a figure with its caption."""
-        self.parts.append({"kind": "figure", "source": inline_png(figure), "text": text})
+        """Add a figure with its caption, as wide as its inches say, so that words are of one size in all figures."""
+        width = round(figure.get_figwidth() * _PIXELS_PER_INCH)
+        self.parts.append({"kind": "figure", "source": inline_png(figure), "text": text, "width": width})
 
-    def definitions(self, text: str, items: Sequence[tuple[str, str]]) -> None:
-        """Add terms, or commands, each with what it means."""
-        self.parts.append({"kind": "definitions", "text": text, "items": items})
+    def definitions(self, text: str, items: Sequence[tuple[str, str]], code: bool = False) -> None:
+        """Add terms, or commands (``code``), each with what it means."""
+        self.parts.append({"kind": "definitions", "text": text, "items": items, "code": code})
 
     def table(self, text: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Add a table with its caption; the first column is text, the others are figures."""

@@ -4,6 +4,7 @@ import base64
 import io
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
@@ -247,4 +248,48 @@ def image_sheet(images: Sequence[np.ndarray], captions: Sequence[str], columns: 
     for axis, image, caption in zip(axes.flat, images, captions, strict=False):
         axis.imshow(image, interpolation="nearest")
         axis.set_title(textwrap.fill(caption, 30), fontsize=6)
+    return figure
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One picture of a row.
+
+    Attributes:
+        image: (height, width, 3), uint8.
+        words: beneath it.
+        right: draws a frame: green for what was looked for, none otherwise.
+    """
+
+    image: np.ndarray
+    words: str
+    right: bool = False
+
+
+RIGHT = "#009E73"
+
+
+def picture_rows(rows: Sequence[tuple[str, Sequence[Tile]]], colours: Sequence[str] = ()) -> Figure:
+    """Rows of pictures with words beneath them, each row with its title at the left.
+
+    Args:
+        rows: title and pictures; a row may be shorter than the others.
+        colours: of the titles; black by default.
+    """
+    columns = max(len(tiles) for _, tiles in rows)
+    figure = Figure(figsize=(1.35 + 1.25 * columns, 1.75 * len(rows)), layout="constrained", dpi=150)
+    axes = figure.subplots(len(rows), columns + 1, squeeze=False, width_ratios=[1.1, *[1.0] * columns])
+    for number, (line, (title, tiles)) in enumerate(zip(axes, rows, strict=True)):
+        for axis in line:
+            axis.axis("off")
+        colour = colours[number] if colours else "black"
+        line[0].text(0.0, 0.55, textwrap.fill(title, 18), va="center", fontsize=8, color=colour, weight="bold")
+        for axis, tile in zip(line[1:], tiles, strict=False):
+            axis.axis("on")
+            axis.imshow(tile.image, interpolation="nearest")
+            axis.set_xticks([])
+            axis.set_yticks([])
+            axis.spines[:].set_visible(tile.right)
+            axis.spines[:].set(color=RIGHT, linewidth=3)
+            axis.set_xlabel(textwrap.fill(tile.words, 22), fontsize=6.5, labelpad=3)
     return figure

@@ -1,0 +1,350 @@
+"""The demo's other sections: what prefixes, a memory and episodes do, shown on two small models."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from recollect.apps.demo import DemoScale
+from recollect.core.seeding import numpy_generator
+from recollect.core.types import Kind
+from recollect.data.prompts import GENERAL_TEMPLATES, fill
+from recollect.data.sources.derived import Subset
+from recollect.evaluation.features import class_text_features
+from recollect.evaluation.language import in_plane
+from recollect.evaluation.results import Result
+from recollect.evaluation.zero_shot import zero_shot
+from recollect.memory import Memory
+from recollect.memory.build.building import BuildOptions, fill_memory, open_for_build
+from recollect.memory.build.reading import Reader
+from recollect.memory.fusion.block import FusionModule, FusionSettings
+from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder
+from recollect.models import DualEncoder, load_model
+from recollect.reports import plots
+from recollect.reports.maps import clouds
+from recollect.reports.page import Page
+from recollect.reports.panels import APART, prefixes_panel
+from recollect.search.captioning.corruption import CaptionCorruption, content_words, reword
+from recollect.search.episodes.options import EpisodeOptions
+from recollect.search.episodes.searcher import EpisodicSearcher
+from recollect.search.pool import SourcePool
+from recollect.search.searcher import Hit, SearchResult
+from recollect.studies.reco.glyphs import ADDRESS, glyph_pool, glyph_tasks, memory_sources
+from recollect.studies.runs import Job, StudyEvaluation, run
+from recollect.tasks.classification import ClassificationTask
+from recollect.tasks.opening import Selection, open_tasks
+from recollect.training.options import Data, Model, ObjectiveOptions
+from recollect.training.recipes import RECIPES
+
+READER = "captions and labels"
+"""The one model of these sections."""
+
+READINGS: tuple[Kind, ...] = ("caption", "label")
+LABELS, UNSEEN = "glyphs:labels-half", "glyphs:prompts"
+"""Classes of the label set that is trained on, and what only captions speak of."""
+
+_K = 10  # neighbours that are read, as in RECO
+_CORRUPTION = CaptionCorruption(0.25, 0.05)
+_TEMPERATURE = 1 / 0.07
+_PREFIX_COLOURS = ("#000000", "#56B4E9")  # none of a model's
+_RATES = (1e-5, 1e-4, 1e-3)  # of episodes, to choose from
+
+
+@dataclass(frozen=True)
+class ReaderSize:
+    """How much of everything a scale takes.
+
+    Attributes:
+        steps, batch: of the trainings.
+        every: take every so-manyth character.
+        queries, tasks: pictures of a task that are named, and tasks.
+        asked: texts that are searched for.
+    """
+
+    steps: int
+    batch: int
+    every: int
+    queries: int
+    tasks: int
+    asked: int
+
+
+SIZES: dict[DemoScale, ReaderSize] = {
+    "default": ReaderSize(steps=250, batch=256, every=2, queries=60, tasks=8, asked=100),
+    "smoke": ReaderSize(steps=6, batch=32, every=12, queries=10, tasks=2, asked=6),
+}
+
+
+def reading_job(scale: DemoScale) -> Job:
+    """The reader: of captions and labels together, each kind with its prefix."""
+    size = SIZES[scale]
+    recipe = replace(
+        RECIPES["prefix-tiny"](),
+        model=Model("tiny-conv", prefixes=READINGS),
+        data=Data(captions=(ADDRESS,), labels=("glyphs:labels",), sampling="debiased"),
+        objective=ObjectiveOptions("softmax", scale=_TEMPERATURE),
+        steps=size.steps,
+        batch_size=size.batch,
+        log_every=10,
+    )
+    asked = StudyEvaluation(zero_shot=(LABELS, UNSEEN), methods=(), prefixes=READINGS, templates=16)
+    return Job(READER, recipe, asked)
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What the three sections found, in percent, and their pictures.
+
+    Attributes:
+        prefixes: zero-shot accuracy on the label set's classes and on what only captions speak of, by reading.
+        apart: share of class prompts whose nearest prompt was read with the same prefix.
+        memory: zero-shot accuracy on characters that the model never saw, alone and with a memory of them.
+        search: R@1, R@5 and R@10 before episodes and after them.
+        pictures: one for each section.
+    """
+
+    prefixes: dict[str, dict[str, float]]
+    apart: float
+    memory: dict[str, float]
+    search: dict[str, dict[str, float]]
+    pictures: tuple[Figure, Figure, Figure]
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures."""
+        return {"prefixes": self.prefixes, "apart": self.apart, "memory": self.memory, "search": self.search}
+
+    def sentences(self) -> list[str]:
+        """What was found, one sentence for each paper, whichever way the figures point."""
+        own, other = (self.prefixes[place] for place in ("label set", "captions only"))
+        alone, memory = self.memory["alone"], self.memory["with the memory"]
+        before, after = self.search["before"]["R@1"], self.search["after"]["R@1"]
+        return [
+            f"Prefixes: read as a caption the model knows {own['caption']:.1f} % of the label set's classes and "
+            f"{other['caption']:.1f} % of what only captions speak of; read as a label {own['label']:.1f} and "
+            f"{other['label']:.1f} %.",
+            f"Memory: of characters that training never showed it names {alone:.1f} %, with a memory of them "
+            f"{memory:.1f} %, and no weight has changed.",
+            f"Search: the right picture stands first for {before:.1f} % of the queries, and for {after:.1f} % after an "
+            "episode on what each query found.",
+        ]
+
+
+def readings(out: Path, scale: DemoScale) -> Readings:
+    """Measure the three sections on the two models, which are trained unless they are there."""
+    job, size = reading_job(scale), SIZES[scale]
+    zero = [result for result in run([job], out, 1) if result.protocol == "zero-shot"]
+    model = load_model(job.folder(out) / "model", "cpu")
+    prefixes = {"label set": _by_reading(zero, LABELS), "captions only": _by_reading(zero, UNSEEN)}
+    plane, apart = _prompts(model)
+    memory, neighbours = _memory(model, out / "memory", size)
+    search, ranking = _search(model, size)
+    return Readings(prefixes, apart, memory, search, (plane, neighbours, ranking))
+
+
+def _by_reading(zero: Sequence[Result], source: str) -> dict[str, float]:
+    """Mean top-1 over the source's tasks, read with each prefix."""
+    names = {task.name for task in open_tasks(Selection((source,)), "zero-shot").tasks}
+    found: dict[str, list[float]] = {reading: [] for reading in READINGS}
+    for result in zero:
+        if result.data in names:
+            found[str(result.settings["prefix"])] += [row["value"] for row in result.rows if row["metric"] == "top-1"]
+    return {reading: round(float(np.mean(values)), 2) for reading, values in found.items()}
+
+
+# --- Prefixes ---------------------------------------------------------------------------------------------------------
+
+
+def _prompts(model: DualEncoder) -> tuple[Figure, float]:
+    """Prompts of twenty classes, each read with both prefixes, in the plane."""
+    names = open_tasks(Selection((LABELS,)), "zero-shot").tasks[0].class_names[::5][:20]
+    texts = [fill(template, name) for name in names for template in GENERAL_TEMPLATES[::16]]
+    panel = prefixes_panel(model, texts, READINGS, in_plane)
+    return clouds([replace(panel.cloud, title="prompts of 20 classes")], _PREFIX_COLOURS), float(panel.measured[APART])
+
+
+# --- Memory -----------------------------------------------------------------------------------------------------------
+
+
+def _memory(model: DualEncoder, folder: Path, size: ReaderSize) -> tuple[dict[str, float], Figure]:
+    memory = open_for_build(folder / model.fingerprint, model, READER)
+    for source in memory_sources(4, size.every):
+        fill_memory(memory, Reader(model, source, model.fingerprint), BuildOptions(same=False))
+    memory = Memory.open(folder / model.fingerprint)
+    fusion = FusionModule(FusionSettings(model.width, kind="mean"))
+    reading = RetrievalEnhancedEncoder(model, memory, fusion, "both", _K)
+    tasks = [_some(task, size.queries) for task in glyph_tasks("test")["new characters"][: size.tasks]]
+
+    def accuracy(encoder: DualEncoder | RetrievalEnhancedEncoder) -> float:
+        each = [zero_shot(encoder, task, model=READER).rows[0]["value"] for task in tasks]
+        return round(float(np.mean(each)), 2)
+
+    found = {"alone": accuracy(model), "with the memory": accuracy(reading)}
+    return found, _neighbours(model, reading, memory, tasks[0])
+
+
+def _some(task: ClassificationTask, count: int) -> ClassificationTask:
+    """The task with about so many tested pictures, and fewer templates."""
+    rows = np.arange(0, len(task.query), max(1, len(task.query) // count))
+    return replace(task, query=Subset(task.query, rows), templates=task.templates[::16])
+
+
+def _neighbours(
+    model: DualEncoder, reading: RetrievalEnhancedEncoder, memory: Memory, task: ClassificationTask, shown: int = 3
+) -> Figure:
+    """Queries of different classes, what each finds in the memory, and what the model calls them."""
+    labels = task.query.labels
+    rows = [int(np.flatnonzero(labels == label)[0]) for label in np.unique(labels)[:shown]]
+    images = [task.query[row].image for row in rows]
+    names = [_names(encoder, task, images) for encoder in (model, reading)]
+    found = memory.search(model.embed_images(images).numpy(), 5, "image").ids
+    lines = []
+    for place, row in enumerate(rows):
+        name, alone, helped = task.class_names[labels[row]], *(each[place] for each in names)
+        tiles = [plots.Tile(np.asarray(images[place]), f"ASKED\nalone: {alone}\nwith the memory: {helped}")]
+        items = memory.fetch([str(id) for id in found[place]])
+        tiles += [
+            plots.Tile(np.asarray(item.open()), item.caption, item.metadata.get("name") == name) for item in items
+        ]
+        lines.append((name, tiles))
+    return plots.picture_rows(lines)
+
+
+def _names(
+    encoder: DualEncoder | RetrievalEnhancedEncoder, task: ClassificationTask, images: Sequence[Any]
+) -> list[str]:
+    texts = class_text_features(encoder, task)
+    return [task.class_names[best] for best in (encoder.embed_images(images).numpy() @ texts.T).argmax(1)]
+
+
+# --- Search -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A pool of pictures with faulty captions, and some true ones to ask by."""
+
+    pool: SourcePool
+    texts: list[str]
+    true: list[set[str]]
+
+    def ranks(self, searcher: EpisodicSearcher) -> tuple[list[SearchResult], np.ndarray]:
+        """What is found, and each query's ranks of its true picture before its episode and after it."""
+        results = searcher.search(self.texts, k=searcher.options.k)
+        return results, np.array([_ranks(result.hits, own) for result, own in zip(results, self.true, strict=True)])
+
+
+def _asked(model: DualEncoder, split: str, size: ReaderSize, count: int) -> _Asked:
+    task = glyph_pool(split, size.every)
+    truth: list[str] = [""] * len(task.images)
+    for text, rows in zip(task.texts, task.matches, strict=True):
+        for row in rows:
+            truth[row] = text
+    words = sorted({word for text in truth for word in content_words(text)})
+    captions = [
+        reword(text, words, _CORRUPTION, numpy_generator("demo captions", row)) for row, text in enumerate(truth)
+    ]
+    chosen = list(range(0, len(task.texts), max(1, len(task.texts) // count)))[:count]
+    pool = SourcePool(model, task.images, captions)
+    return _Asked(
+        pool, [task.texts[row] for row in chosen], [{str(row) for row in task.matches[row_of]} for row_of in chosen]
+    )
+
+
+def _search(model: DualEncoder, size: ReaderSize) -> tuple[dict[str, dict[str, float]], Figure]:
+    """Recall before and after episodes of all parameters, whose step is chosen on characters of validation."""
+
+    def searcher(asked: _Asked, rate: float) -> EpisodicSearcher:
+        return EpisodicSearcher(model, asked.pool, options=EpisodeOptions(parameters="all", learning_rate=rate))
+
+    validation = _asked(model, "validation", size, max(2, size.asked // 2))
+    scores = {rate: float(np.mean(1 / validation.ranks(searcher(validation, rate))[1][:, 1])) for rate in _RATES}
+    asked = _asked(model, "test", size, size.asked)
+    chosen = searcher(asked, max(scores, key=lambda rate: scores[rate]))
+    results, ranks = asked.ranks(chosen)
+    found = {
+        when: {f"R@{k}": round(100 * float(np.mean(ranks[:, column] <= k)), 2) for k in (1, 5, 10)}
+        for column, when in enumerate(("before", "after"))
+    }
+    shown = ranks.clip(max=chosen.options.k)
+    best = int(np.argmax(shown[:, 0] - shown[:, 1]))
+    return found, _ranking(results[best], asked.true[best])
+
+
+_NOWHERE = 10**6
+
+
+def _ranks(hits: Sequence[Hit], true: set[str]) -> tuple[int, int]:
+    """Ranks of the best true picture before the episode and after it."""
+    places = [(hit.zero_shot_rank or rank, rank) for rank, hit in enumerate(hits, 1) if hit.item.id in true]
+    before, after = zip(*places, strict=True) if places else ((_NOWHERE,), (_NOWHERE,))
+    return min(before), min(after)
+
+
+def _ranking(result: SearchResult, true: set[str], shown: int = 6) -> Figure:
+    """The first pictures before an episode, above those after it."""
+    hits = list(enumerate(result.hits, 1))
+    before = sorted(hits, key=lambda pair: pair[1].zero_shot_rank or pair[0])
+    rows = [
+        (
+            when,
+            [plots.Tile(np.asarray(hit.item.open()), hit.item.caption, hit.item.id in true) for _, hit in row[:shown]],
+        )
+        for when, row in (("before the episode", before), ("after it", hits))
+    ]
+    figure = plots.picture_rows(rows)
+    figure.suptitle(f"query: “{result.query}”", fontsize=9)
+    return figure
+
+
+# --- The page ---------------------------------------------------------------------------------------------------------
+
+
+def sections(page: Page, found: Readings, scale: DemoScale) -> None:
+    """Add the three sections to the page."""
+    page.heading("Prefixes: captions and labels in one model")
+    page.paragraph(
+        "Prefix conditioning (Saito et al., CVPR 2023). One model reads captions and class labels of characters; a "
+        "learned token before each text says which it is, so that the words of labels do not bend those of captions."
+    )
+    page.figure(
+        found.pictures[0],
+        "The same prompts, read with each prefix (t-SNE). "
+        f"For {found.apart:.0f} % of them the nearest prompt was read with the same prefix.",
+    )
+    rows = [(place, *(f"{cells[reading]:.1f}" for reading in READINGS)) for place, cells in found.prefixes.items()]
+    columns = ("zero-shot accuracy (%)", *(f"read as a {reading}" for reading in READINGS))
+    page.table("Classes of the label set, and what only captions speak of.", columns, rows)
+    page.heading("Memory: concepts that training never showed")
+    page.paragraph(
+        "RECO (Iscen et al., ICLR 2024). The model stays as it is; a memory holds pairs of pictures and captions, of "
+        "new characters too. A picture looks up similar pictures and reads their captions, a text the other way round; "
+        "here what is found is averaged in, the simplest fusion. The model is SigLIP on a locked tower, of captions "
+        "that mostly say a character's name."
+    )
+    page.figure(
+        found.pictures[1],
+        "Three pictures of new characters (left) and the five most similar pairs in the memory. A green frame "
+        "marks the same character.",
+    )
+    page.table(
+        "Names of new characters, zero-shot.",
+        ("", "accuracy (%)"),
+        [(name, f"{value:.1f}") for name, value in found.memory.items()],
+    )
+    page.heading("Adaptive search: an episode for each query")
+    page.paragraph(
+        "EFSA (Huzaifa and Kementchedjhieva). The 16 best pictures of a query and their captions are a small training "
+        "set: the model takes one step on it, ranks the 16 again and forgets the step. Here all parameters take it (a "
+        "convolutional tower has no layers for adapters), its size was chosen on other characters, a quarter of the "
+        "captions' words are left out and one in twenty is wrong, as a captioning model's may be."
+    )
+    page.figure(
+        found.pictures[2],
+        f"Of {SIZES[scale].asked} queries the one whose picture rises most. "
+        "The green frame marks the right picture; captions are those that were learnt from.",
+    )
+    rows = [(when, *(f"{value:.1f}" for value in cells.values())) for when, cells in found.search.items()]
+    page.table("Share of queries whose picture is among the first k (%).", ("", "R@1", "R@5", "R@10"), rows)
