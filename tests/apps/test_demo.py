@@ -17,6 +17,7 @@ from recollect.apps.demo.context import NO_MASK, SIGLIP, SIGLIXP, SPANS, DemoFin
 from recollect.apps.demo.reading import Readings
 from recollect.apps.demo.report import demo
 from recollect.commands.demo import Demo
+from recollect.data.worlds.glyph_table import glyph_table
 from recollect.memory.rows import Item
 from recollect.models import patches
 from recollect.reports import plots
@@ -79,6 +80,7 @@ def made(tmp_path_factory):
     """The whole demo with a few steps of tiny batches."""
     out = tmp_path_factory.mktemp("demo")
     shorten = lambda recipe: replace(recipe, steps=3, batch_size=32, log_every=1)  # noqa: E731
+    glyph_table()  # drawn once on a machine: found where it is kept, before the cache is another
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RECOLLECT_CACHE", str(out / "cache"))
         patch.setattr(locked, "MADE_ROWS", 300)
