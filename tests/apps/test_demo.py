@@ -91,7 +91,7 @@ def made(tmp_path_factory):
         patch.setattr(context, "shortened", shorten)
         patch.setattr(context, "_LOOKED_UP", context._LOOKED_UP[:20])
         every = runs.open_tasks
-        patch.setattr(runs, "open_tasks", lambda *asked: SimpleNamespace(tasks=every(*asked).tasks[:: -4]))
+        patch.setattr(runs, "open_tasks", lambda *asked: SimpleNamespace(tasks=every(*asked).tasks[::-4]))
         patch.setattr(
             module, "worlds", lambda scale: {name: replace(world, seeds=1) for name, world in worlds(scale).items()}
         )
