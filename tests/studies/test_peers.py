@@ -37,6 +37,7 @@ def made(tmp_path_factory):
 def test_every_method_is_measured_and_kept(made):
     out, report, again = made
     (table,) = report["tables"]
+    assert {"one training seed", "paper: as printed there"} < set(table["notes"])
     results = {result.model: result for path in (out / "runs").glob("*/results-*") for result in load_results(path)}
     values = {(name, row["method"]): row["value"] for name, result in results.items() for row in result.rows}
     for peer, row in zip(peers.PEERS, table["rows"], strict=True):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from recollect.reports.plots import METHOD_NAMES
 from recollect.studies.engine import Column, Measurements, Row, TableForm, TableStudy, printed
-from recollect.studies.lixp.world import LixpWorld, notes_of, seeds_of, settings
+from recollect.studies.lixp.world import LixpWorld, seeds_of, settings
 from recollect.studies.runs import Job, StudyEvaluation, StudyTuning, frames, run
 from recollect.studies.study import Scale, StudyOptions, StudyTable
 from recollect.training.options import Recipe
@@ -133,7 +133,9 @@ def _notes(options: StudyOptions) -> list[str]:
     else:
         notes.append(f"prompt learners take {size.effort:.1%} of the published steps, at least one pass over the shots")
         notes.append("the paper's columns are other sets than ours: compare directions")
-    return [*notes, *notes_of(options)]
+    count = seeds_of(options)
+    seeds = "one training seed" if count == 1 else f"mean ± std over {count} training seeds"
+    return [*notes, seeds, "paper: as printed there"]
 
 
 def _form(found: Measurements) -> tuple[Sequence[StudyTable], Sequence[str]]:
