@@ -2,18 +2,25 @@
 
 import json
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from recollect import cli
 from recollect.models import build_model
 from recollect.studies import find_study
+from recollect.studies.efsa import tables as efsa_tables
+from recollect.studies.efsa import world as efsa_world
+from recollect.studies.lixp import figures as lixp_figures
 from recollect.studies.lixp import world as lixp_world
 from recollect.studies.prefix import world as prefix_world
 from recollect.studies.prefix.world import PrefixArm
-from recollect.studies.study import StudyOptions
+from recollect.studies.reco import tables as reco_tables
+from recollect.studies.runs import Job, StudyEvaluation
+from recollect.studies.study import SearchSettings, StudyOptions, over
 from recollect.tasks import opening
 from recollect.tasks.classification import Division, classification_task
 from recollect.training import recipes
@@ -79,6 +86,44 @@ def test_lixps_columns_are_the_papers(tmp_path):
         assert alphas == [0.95 if "15B" in setting.label else 0.9 for setting in found]
 
 
+def test_lixp_goes_on_for_one_and_two_thirds_of_the_first_training(tmp_path):
+    """Figure 4: half a billion and one billion examples after one and a half, at a third of the learning rate."""
+    options = StudyOptions("full", tmp_path, data=("pairs.csv",))
+    setting = replace(lixp_world.settings(options)[0], base=replace(recipes.RECIPES["latents-siglip"](), steps=900))
+    first = Job("SigLIP", setting.base, StudyEvaluation())
+    later = lixp_figures._post_training(first, setting, options, first.evaluation)
+    assert [job.name for job in later] == [
+        "SigLIP + 1/3 x SigLIP", "SigLIP + 1/3 x SigLIxP", "SigLIP + 2/3 x SigLIP", "SigLIP + 2/3 x SigLIxP",
+    ]  # fmt: skip
+    assert [job.recipe.steps for job in later] == [300, 300, 600, 600]
+    for job in later:
+        assert job.recipe.model.start == str(first.folder(tmp_path) / "model")
+        assert job.recipe.optimiser.learning_rate == pytest.approx(setting.base.optimiser.learning_rate / 3)
+        assert job.paired_seed == setting.base.seed != job.recipe.seed
+
+
+def test_a_remark_counts_what_there_is(tmp_path):
+    """At full there is one training of one model: no deviation is claimed of it."""
+    assert (over(1, "seed"), over(3, "seed")) == ("one seed", "mean ± std over 3 seeds")
+    options = StudyOptions("full", tmp_path, data=("pairs.csv",), search=replace(SearchSettings(), captions=("true",)))
+    assert lixp_world.notes_of(options)[0] == "one training seed; gains are of the same seed"
+    (told, *_) = efsa_tables.notes_of(efsa_world.efsa_world(options))
+    assert told.startswith("one base model; gains are in average R@1")
+    assert "all texts are asked; captions of the pool: true" in told
+
+
+def test_recos_figure_of_rows_says_what_is_counted(tmp_path, monkeypatch):
+    bench = SimpleNamespace(tasks={"own": []}, seed=0)
+    monkeypatch.setattr(reco_tables, "benches", lambda options, label: [bench])
+    shares = {(modality, search): 50.0 for modality in ("image", "text") for search in ("uni", "cross")}
+    monkeypatch.setattr(reco_tables.pictures, "relevant_shares", lambda bench, column: shares)
+    monkeypatch.setattr(reco_tables.pictures, "nearest_items", lambda bench, column: Figure())
+    (table,) = reco_tables.figure_4(StudyOptions("full", tmp_path)).tables
+    assert table.notes == (
+        "percent of the 10 nearest rows whose captions say the query's class; CLIP-B/32, own", "one model",
+    )  # fmt: skip
+
+
 def test_lixp_trains_and_tests_on_ones_own(own, papers, tmp_path, monkeypatch):
     monkeypatch.setattr(lixp_world, "_PAPERS_SCALES", {"softmax": (("S", "1.5B", 16.0),)})
     monkeypatch.setattr(lixp_world, "SHOTS", (1, 2))
@@ -127,6 +172,7 @@ def test_arms_of_one_kind_make_the_papers_epochs(prefix_options):
 def test_prefixes_with_shifted_names_end_in_a_table(prefix_options):
     (table,) = find_study("prefix/table-7").load()(prefix_options).tables
     ours = {row[:4]: row[4:8] for row in table.rows}
+    assert table.notes == ("one training seed; 80 templates a class",)
     assert "not run" not in ours["IN-21K + CC-12M", "", "✓", "caption"][::2]  # of three classes there is no top-5
     assert set(ours["IN-21K + CC-12M", "✓", "✓", "caption"]) == {"not run"}  # nobody named labels-renamed
 
@@ -156,6 +202,7 @@ def test_reco_recognises_entities_of_ones_own(own, papers, tmp_path, capsys):
     assert "3 entities, all of them candidates; 1 are unseen" in table["notes"]
     assert table["rows"][1][0].endswith("model + RECO")
     assert not any("other sets than ours" in note or "seeds" in note for note in table["notes"])
+    assert "each fusion trained once; gains over the model alone" in table["notes"]
     assert report["command"].startswith(
         "recollect study reco/table-2 --scale full --data two.csv --entities entities.csv"
     )

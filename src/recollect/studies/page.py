@@ -24,7 +24,7 @@ from recollect.core.errors import UserError
 from recollect.core.files import read_json, write_text
 from recollect.evaluation.results import Summary
 from recollect.studies.records import read_records
-from recollect.studies.study import StudyTable
+from recollect.studies.study import StudyTable, over
 
 _MARK = re.compile(r"<!-- (table|cell|words) ([^\n]*?) -->(.*?)<!-- end -->", re.DOTALL)
 
@@ -145,7 +145,7 @@ def _measured_ways(value: Mapping[str, Any]) -> StudyTable:
     ways, count = value["mean and std"], len(value["seeds"])
     measures = list(dict.fromkeys(measure for figures in ways.values() for measure in figures))
     rows = [(way, *(_spread(figures.get(measure), count) for measure in measures)) for way, figures in ways.items()]
-    note = f"mean ± std over {count} seed{'s' if count > 1 else ''} of model and fusion"
+    note = f"{over(count, 'seed')} of model and fusion"
     return StudyTable("What reads a memory", ("what reads", *measures), tuple(rows), (note,))
 
 

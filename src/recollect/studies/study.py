@@ -16,6 +16,11 @@ Scale = Literal["smoke", "small", "full"]
 """``smoke`` shows that it runs, ``small`` that there is (or is not) an effect, ``full`` is the paper's own set-up."""
 
 
+def over(count: int, what: str) -> str:
+    """What a figure is the mean of: one seed has no deviation."""
+    return f"one {what}" if count == 1 else f"mean ± std over {count} {what}s"
+
+
 @dataclass(frozen=True)
 class SearchSettings:
     """What studies of search need at scale ``full``, beside data.

@@ -31,9 +31,8 @@ def choices(options: StudyOptions) -> StudyReport:
     rows = {"zero-shot": {"arm": next(iter(arms)), "method": "zero-shot"}}
     rows |= {name: {"arm": name, "method": method} for name, method in methods.items()}
     form = recall_form("Choices, on validation pools", "setting", rows, made, notes_of(where)[:2])
-    seeds = (
-        f"episodes go over {where.adapter_seeds} random starts of their adapters; validation: {', '.join(where.data)}"
-    )
+    starts = "one random start" if where.adapter_seeds == 1 else f"{where.adapter_seeds} random starts"
+    seeds = f"episodes go over {starts} of their adapters; validation: {', '.join(where.data)}"
     return StudyReport(
         "efsa/choices", options.scale, where.world, (form.fill(made),), notes=(seeds,), measured=made.as_json()
     )

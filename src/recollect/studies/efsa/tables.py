@@ -19,7 +19,7 @@ from recollect.search.episodes.options import EpisodeOptions
 from recollect.studies.efsa.world import TRUE, WORLDS, Captions, EfsaWorld, SearchRun, efsa_world, searched
 from recollect.studies.engine import Column, Printed, Row, TableForm, TableStudy, printed
 from recollect.studies.measurements import Measurements
-from recollect.studies.study import StudyOptions, StudyTable
+from recollect.studies.study import StudyOptions, StudyTable, over
 
 DEPTHS = (1, 5, 10)
 AVERAGE = "average"
@@ -122,8 +122,8 @@ def notes_of(where: EfsaWorld) -> tuple[str, ...]:
     episode = where.methods.episode
     asked = "all texts" if where.queries is None else f"at most {where.queries} texts a domain"
     return (
-        f"mean ± std over {len(where.models)} base models; gains are in average R@1, paired by base model; {asked} are "
-        f"asked; captions of the pool: {where.captions[0].label}",
+        f"{over(len(where.models), 'base model')}; gains are in average R@1, paired by base model; {asked} are asked; "
+        f"captions of the pool: {where.captions[0].label}",
         f"episodes: k {episode.k}, learning rate {episode.learning_rate:g}, scale {episode.scale:g}, temperature "
         f"{'of the model' if episode.temperature is None else f'{episode.temperature:g}'}, {episode.direction}",
         "paper: as printed there",

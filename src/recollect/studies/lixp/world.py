@@ -15,7 +15,7 @@ from recollect.evaluation.tables import mean_over_tasks, over_seeds
 from recollect.objectives import Base, ContextOptions
 from recollect.studies.measurements import Measurements
 from recollect.studies.runs import StudyEvaluation, frames, run, with_seeds
-from recollect.studies.study import Scale, StudyOptions
+from recollect.studies.study import Scale, StudyOptions, over
 from recollect.training.options import Data, Recipe
 from recollect.training.recipes import RECIPES, with_context
 
@@ -132,10 +132,8 @@ def run_arms(
 def notes_of(options: StudyOptions) -> list[str]:
     """What stands below every table."""
     count = seeds_of(options)
-    seeds = "one training seed; gains are of the same seed"
-    if count > 1:
-        seeds = f"mean ± std over {count} training seeds; gains are paired by seed"
-    return [seeds, "paper: as printed there"]
+    gains = "gains are paired by seed" if count > 1 else "gains are of the same seed"
+    return [f"{over(count, 'training seed')}; {gains}", "paper: as printed there"]
 
 
 def select(frame: pd.DataFrame, **keys: object) -> pd.DataFrame:

@@ -25,7 +25,7 @@ from recollect.studies.prefix.world import (
     seeds,
 )
 from recollect.studies.runs import StudyEvaluation, renamed_classes
-from recollect.studies.study import StudyOptions, StudyTable
+from recollect.studies.study import StudyOptions, StudyTable, over
 from recollect.tasks.classification import RENAMED
 from recollect.tasks.opening import Selection, open_tasks
 
@@ -82,8 +82,7 @@ def _measured(
 ) -> Measurements:
     """Every figure of some arms, by arm, reading, set and metric."""
     templates = len(range(0, 80, prefix_world(options).templates))
-    count = seeds(options)
-    seeds_words = f"mean ± std over {count} training seed{'s' if count > 1 else ''}"
+    seeds_words = over(seeds(options), "training seed")
     context: dict[str, Any] = {"seeds": seeds_words, "notes": [f"{seeds_words}; {templates} templates a class"]}
     if sets is not None:
         context |= {"sets": {"own": sets.own, "names": sets.names, "synonyms": sets.synonyms, "unseen": sets.unseen}}

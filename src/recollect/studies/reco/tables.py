@@ -17,7 +17,7 @@ from recollect.studies.measurements import Measurements
 from recollect.studies.reco import figures as pictures
 from recollect.studies.reco.bench import Bench, FusionArm, MemoryPart
 from recollect.studies.reco.world import WORLDS, benches, entity_bench, main_model, models, parameter_count
-from recollect.studies.study import StudyOptions, StudyReport, StudyTable
+from recollect.studies.study import StudyOptions, StudyReport, StudyTable, over
 
 RECO = FusionArm()
 READING = FusionArm(preset="reading")
@@ -48,8 +48,9 @@ def _add(
 def _notes(options: StudyOptions, benches: Sequence[Bench], *more: str) -> list[str]:
     """What stands below every table; at scale full there is one fusion of one given model, and the paper's own sets."""
     if options.scale == "full":
-        return ["one model and one fusion; gains over the model alone", *more, "paper: as printed there"]
-    seeds = f"mean ± std over {len(benches)} seeds of model and fusion; gains over the model alone, paired by seed"
+        return ["each fusion trained once; gains over the model alone", *more, "paper: as printed there"]
+    count = len(benches)
+    seeds = f"{over(count, 'seed')} of model and fusion; gains over the model alone, paired by seed"
     return [seeds, *more, "paper: as printed there; its columns are other sets than ours, so compare directions"]
 
 
@@ -295,9 +296,11 @@ def figure_4(options: StudyOptions) -> StudyReport:
             found.add({"queries": modality, "search": search}, bench.seed, share)
     name = f"reco-figure-4-{options.scale}.png"
     plots.save_figure(pictures.nearest_items(mine[0], column), options.out / name)
+    full = options.scale == "full"
+    relevant = "whose captions say the query's class" if full else "that are of the query's own class"
     notes = (
-        f"percent of the 10 nearest rows that are of the query's own class; {main_model(options)}, {column}",
-        f"mean ± std over {len(mine)} seeds",
+        f"percent of the 10 nearest rows {relevant}; {main_model(options)}, {column}",
+        over(len(mine), "model" if full else "seed"),
     )
     rows = [Row((modality,), {"queries": modality}) for modality in ("image", "text")]
     columns = [Column(f"{search}-modal", {"search": search}) for search in ("uni", "cross")]

@@ -34,7 +34,7 @@ WORLDS: Mapping[Scale, str] = {
     "smoke": "glyphs (pictures of characters), a few steps: shows that it runs, not what it finds",
     "small": "glyphs (pictures of characters): pretraining on half of the characters, fusion training on these and on "
     "others, memory of all, tasks on characters that neither training has seen, in held-out faces",
-    "full": "the paper's models on your data",
+    "full": "the paper's models, or those that you name, on your data",
 }
 
 _GLYPH_MODELS = {"random filters": "glyphs-b-siglip", "convnet": "glyphs-strong-siglip"}
