@@ -1,4 +1,6 @@
-"""What all studies share in tests: made worlds of which a tokenizer reads a few texts alone."""
+"""What all studies share in tests: made worlds of which a tokenizer reads a few texts alone, and no wait for disks."""
+
+import os
 
 import pytest
 
@@ -6,8 +8,9 @@ from recollect.data.sources import derived
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_texts():
+def quick_worlds():
     """Every word of a made world is known beforehand, and how often it is said decides no table's form."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(derived, "_MADE_TEXTS", 300)
+        patch.setattr(os, "fsync", lambda file: None)  # what a power cut leaves is tested where files are written
         yield

@@ -124,13 +124,11 @@ def test_shares_of_relevant_rows_are_counted_as_by_hand(bench):
     shares = reco_pictures.relevant_shares(bench, "new characters", k=3)
     memory, right = Memory.open(bench.memory_of()), []
     for task in bench.tasks["new characters"]:
-        for row in range(len(task.query)):
-            sample = task.query[row]
-            found = memory.search(bench.model.embed_images([sample.image]), 3, "text").ids[0]
-            right += [
-                item.metadata["name"] == task.class_names[sample.label]
-                for item in memory.fetch(found.tolist(), pictures=False)
-            ]
+        samples = [task.query[row] for row in range(len(task.query))]
+        found = memory.search(bench.model.embed_images([sample.image for sample in samples]), 3, "text").ids
+        names = {item.id: item.metadata["name"] for item in memory.fetch(sorted(set(found.ravel())), pictures=False)}
+        for sample, ids in zip(samples, found, strict=True):
+            right += [names[id] == task.class_names[sample.label] for id in ids]
     assert shares["image", "cross"] == pytest.approx(100 * np.mean(right))
 
 
@@ -188,11 +186,12 @@ def test_a_figure_belongs_to_what_was_asked(bench, tmp_path):
     turned = replace(task, class_names=(*task.class_names[1:], task.class_names[0]))
     wrong = replace(asked, tasks={column: [turned]})
     prompted = replace(asked, tasks={column: [replace(task, templates=("nothing of {}",))]})
-    assert len({each._figure_file(None, "tasks") for each in (asked, wrong, prompted)}) == 3
+    model = asked.model
+    assert len({each._figure_file(model, "tasks") for each in (asked, wrong, prompted)}) == 3
     entities, seen = asked.entities
     other = replace(asked, entities=(entities, ~seen))
-    assert asked._figure_file(None, "entities") != other._figure_file(None, "entities")
-    assert asked._figure_file(None, "tasks") == other._figure_file(None, "tasks")
+    assert asked._figure_file(model, "entities") != other._figure_file(model, "entities")
+    assert asked._figure_file(model, "tasks") == other._figure_file(model, "tasks")
 
 
 def test_an_arm_trains_what_it_says(bench):

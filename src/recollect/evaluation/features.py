@@ -15,7 +15,7 @@ from recollect.core.errors import UserError
 from recollect.core.files import atomic_path
 from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed
-from recollect.core.types import Encoder, Kind, Sample, Source
+from recollect.core.types import Encoder, Kind, Source
 from recollect.data.prompts import fill
 from recollect.data.sources.reading import MOST_BROKEN, readable_blocks
 from recollect.fewshot.mixture import TEXT_SCALE
@@ -39,9 +39,6 @@ class Features:
     ids: tuple[str, ...]
     domains: tuple[str, ...]
     rows: np.ndarray
-
-
-_SEEN = np.empty(0, dtype=np.uint8)  # in place of a picture that has been embedded
 
 
 class FeatureCache:
@@ -119,24 +116,29 @@ def _embedded(encoder: Encoder, source: Source, block: int) -> Features:
         raise UserError(f"{source.name}: no images to embed. Check the split and the filters.")
     if source.endless:
         raise UserError(f"{source.name}: an endless stream. Say how many to take, e.g. {source.name}?size=1000.")
-    samples: list[Sample] = []
+    labels: list[int] = []
+    ids: list[str] = []
+    domains: list[str] = []
     places: list[int] = []
     blocks = [np.empty((0, encoder.width), dtype=np.float32)]
     with progress(f"embed {source.name}", len(source), "images") as counter:
         for read in readable_blocks(source, block, share=MOST_BROKEN):
             if read:
                 blocks.append(encoder.embed_images([sample.image for _, sample in read]).numpy())
-            places += [place for place, _ in read]
-            samples += [replace(sample, image=_SEEN) for _, sample in read]
+            for place, sample in read:
+                places.append(place)
+                labels.append(sample.label)
+                ids.append(sample.id)
+                domains.append(str(sample.extra.get("domain", "")))
             counter.advance(len(read))
     images = np.concatenate(blocks).astype(np.float32, copy=False)
     if not np.isfinite(images).all():
         raise UserError(f"{source.name}: the model's embeddings are not finite. Is the checkpoint damaged?")
     return Features(
         images,
-        np.array([sample.label for sample in samples], dtype=np.int64),
-        tuple(sample.id for sample in samples),
-        tuple(str(sample.extra.get("domain", "")) for sample in samples),
+        np.array(labels, dtype=np.int64),
+        tuple(ids),
+        tuple(domains),
         np.array(places, dtype=np.int64),
     )
 

@@ -196,7 +196,8 @@ def run(jobs: Sequence[Job], out: Path, workers: int | None = None) -> list[Resu
         out: folder of the studies; jobs are kept in ``out/runs``.
         workers: processes side by side; by default one a core on a CPU, one on a GPU.
     """
-    todo = [job for job in jobs if not (job.results(out) / "done").exists()]
+    kept = [job.results(out) for job in jobs]  # found once: it reads what every job trains and tests on
+    todo = [job for job, folder in zip(jobs, kept, strict=True) if not (folder / "done").exists()]
     tunings = [job.evaluation.tuning for job in todo if job.evaluation.tuning is not None]
     for teacher in dict.fromkeys(each.teacher for each in tunings if each.teacher is not None):
         train(teacher, run_folder(teacher, out), resume=run_folder(teacher, out).exists())
@@ -208,8 +209,9 @@ def run(jobs: Sequence[Job], out: Path, workers: int | None = None) -> list[Resu
         with progress("trainings", len(todo), "runs") as counter:
             for name in _side_by_side(todo, out, workers):
                 counter.advance(1, name)
-    asked = [job for job in jobs if job.evaluation != StudyEvaluation()]  # the others only trained
-    return [result for job in asked for result in load_results(job.results(out))]
+    nothing = StudyEvaluation()  # of those that only trained
+    asked = [folder for job, folder in zip(jobs, kept, strict=True) if job.evaluation != nothing]
+    return [result for folder in asked for result in load_results(folder)]
 
 
 def _side_by_side(jobs: Sequence[Job], out: Path, workers: int) -> Iterator[str]:
@@ -240,7 +242,7 @@ def _end_with(parent: int) -> None:
 
 
 def _make(job: Job, out: Path) -> None:
-    folder = job.folder(out)
+    folder, kept = job.folder(out), job.results(out)
     model = load_model(train(job.recipe, folder, resume=folder.exists()))
     captions = _training_captions(job.recipe) if job.evaluation.span else ()
     again = captions or len(job.evaluation.prefixes) > 1
@@ -248,10 +250,9 @@ def _make(job: Job, out: Path) -> None:
     tuning = job.evaluation.tuning.request(out) if job.evaluation.tuning else None
     results = evaluate_runs(model, job.name, job.paired_seed, job.evaluation, captions, cache, tuning)
     for result in results:
-        result.save(job.results(out))
-    done = job.results(out) / "done"
-    done.parent.mkdir(parents=True, exist_ok=True)  # of a training alone nothing was saved there
-    done.touch()
+        result.save(kept)
+    kept.mkdir(parents=True, exist_ok=True)  # of a training alone nothing was saved there
+    (kept / "done").touch()
 
 
 def _training_captions(recipe: Recipe) -> tuple[str, ...]:

@@ -173,13 +173,14 @@ class Bench:
             Of ``tasks`` the mean top-1 of each column; of ``retrieval`` R@1 and R@5 from text to image; of ``entities``
             top-1 on seen and unseen ones and their harmonic mean.
         """
-        path = self._figure_file(arm, part)
+        encoder = self.encoder(arm)
+        path = self._figure_file(encoder, part)
         if not path.exists():
-            write_json(path, self._measure(self.encoder(arm), part))
+            write_json(path, self._measure(encoder, part))
         return read_json(path)
 
-    def _figure_file(self, arm: FusionArm | None, part: MemoryPart) -> Path:
-        return self.folder / "figures" / f"{part}-{_hash([self.encoder(arm).fingerprint, self._asked(part)])}.json"
+    def _figure_file(self, encoder: Encoder, part: MemoryPart) -> Path:
+        return self.folder / "figures" / f"{part}-{_hash([encoder.fingerprint, self._asked(part)])}.json"
 
     def _measure(self, encoder: Encoder, part: MemoryPart) -> dict[str, float]:
         if part == "retrieval":

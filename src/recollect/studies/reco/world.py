@@ -72,7 +72,7 @@ class Size:
 
 
 SIZES: Mapping[Scale, Size] = {
-    "smoke": Size(30, 12, 2, 1, 2, Learning(epochs=2, batch_size=64), 1),
+    "smoke": Size(10, 12, 2, 1, 2, Learning(epochs=1, batch_size=64), 1),
     "small": Size(800, 1, 4, 1, 4, Learning(epochs=10, batch_size=512), 3),
 }
 
