@@ -14,6 +14,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -63,12 +64,14 @@ class Options:
         rows: of the memory.
         seconds: of each way of scrolling.
         work: folder for the memory, made once.
+        browser: also scroll in a browser; without it only the server is measured.
         out: JSON file for the figures.
     """
 
     rows: int = 1_000_000
     seconds: float = 5.0
     work: Path = Path("page-benchmark")
+    browser: bool = True
     out: Path = Path("results/page/million.json")
 
 
@@ -91,6 +94,7 @@ def build(options: Options) -> Path:
             "glyph-held-back", texts=[f"a {colour} picture number {i}" for colour in COLOURS for i in range(9)]
         ).save(model)
     if folder.exists():
+        Memory.open(folder).prepare()
         return folder
     from recollect.models import load_model
 
@@ -247,12 +251,13 @@ def main() -> None:
             "later_search_ms": statistics.median(answers),
             "server_mb": round(private_megabytes(process.pid)),
             "processors": os.cpu_count(),
-            **in_browser(address, options.seconds),
+            **(in_browser(address, options.seconds) if options.browser else {}),
         }
     finally:
         process.terminate()
         process.wait(20)
-    write_json(options.out, {"format": 1, **found})
+    command = "python " + shlex.join([str(Path(sys.argv[0])), *sys.argv[1:]])
+    write_json(options.out, {"format": 1, "command": command, **found})
     print(json.dumps(found, indent=2))
 
 
