@@ -1,5 +1,6 @@
 import tracemalloc
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect import fewshot
+from recollect.fewshot.holdout import HoldOut
+from recollect.fewshot.tip import held_out_sums
 from recollect.fewshot.tuning import best_of_intervals, best_weight
 
 
@@ -88,3 +91,21 @@ def test_choosing_on_a_grid_keeps_an_interval_a_row_and_not_all_scores():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 40e6
+
+
+def test_held_out_sums_take_their_own_size_and_not_many_times_that():
+    """Of 3,200 examples and 400 classes 5 MB; put together from small blocks the process grew by ten times that."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        pytest.skip("the size of the process is read from /proc")
+
+    def resident():
+        return int(status.read_text().split("VmRSS:")[1].split()[0]) * 1024
+
+    support = np.random.default_rng(0).standard_normal((3200, 16), dtype=np.float32)
+    support /= np.linalg.norm(support, axis=1, keepdims=True)
+    labels = np.arange(3200) % 400
+    before = resident()
+    sums = held_out_sums(support, labels, HoldOut.of(labels), np.array([5.5]))
+    assert sums.nbytes == 4 * 3200 * 400
+    assert resident() - before < 32e6

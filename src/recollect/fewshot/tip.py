@@ -188,7 +188,12 @@ def held_out_sums(
     support: np.ndarray, labels: np.ndarray, plan: HoldOut, betas: np.ndarray, weights: np.ndarray | None = None
 ) -> np.ndarray:
     """All blocks of `held_out_blocks` together: (betas x sets, held, classes)."""
-    return np.concatenate([sums for _, sums in held_out_blocks(support, labels, plan, betas, weights)], axis=1)
+    sets = 1 if weights is None else len(np.atleast_2d(weights))
+    # Made at once: small blocks that stay between large ones that go would leave holes of several times their size.
+    together = np.empty((len(betas) * sets, len(plan.rows), int(labels.max()) + 1), dtype=support.dtype)
+    for rows, sums in held_out_blocks(support, labels, plan, betas, weights):
+        together[:, rows] = sums
+    return together
 
 
 @dataclass(frozen=True)
