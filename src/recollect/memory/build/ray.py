@@ -5,7 +5,9 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,8 +60,25 @@ def ray_blocks(reader: Reader, start: int, stop: int) -> Iterator[RowBlock]:
 
 def _start(ray: Any) -> None:
     """Begin, or join the cluster, without Ray's own warnings."""
-    with warnings.catch_warnings(action="ignore"):
+    with warnings.catch_warnings(action="ignore"), _silent():
         ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.CRITICAL)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """What is written past Python to the terminal goes nowhere: Ray's core says there that it was told to be silent."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # there is no terminal
+        yield
+        return
+    try:
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _blocks(ray: Any, reader: Reader, starts: range, stop: int) -> Iterator[RowBlock]:
