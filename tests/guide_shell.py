@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
@@ -27,7 +28,8 @@ SMALL: dict[str, dict[str, list[str]]] = {
     "analyse embeddings": {"--templates": ["2"], "--perplexity": ["2"]},
 }
 
-_SHIM = """#!/usr/bin/env -S python3 -S -E
+# The interpreter by its path: what stands for it on PATH may be a script that looks for one first.
+_SHIM = f"""#!{sys.executable} -SE
 import json, os, socket, sys
 line = socket.socket(socket.AF_UNIX)
 line.connect(os.environ["RECOLLECT_GUIDE"])

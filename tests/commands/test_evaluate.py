@@ -21,7 +21,7 @@ METHODS = [name for name in FEW_SHOT_METHODS if name not in ("clap", "rla")]
 def test_few_shot_with_nearly_every_method_and_two_models(recollect, trained, shapes, tmp_path):
     done = recollect(
         "evaluate", "few-shot", *trained, "--data", shapes, "--methods", *METHODS, "--shots", 1, 2, 8, "--seeds", 2,
-        "--out", tmp_path, "--cache", tmp_path / "cache", alone=True,
+        "--out", tmp_path, "--cache", tmp_path / "cache",
     )  # fmt: skip
     results = load_results(tmp_path)
     assert [result.model for result in results] == [str(model) for model in trained]

@@ -264,10 +264,10 @@ def test_one_query_has_one_result_and_several_have_a_list(encoder, make_pool):
 
 @pytest.mark.parametrize("kind", [Searcher, EpisodicSearcher])
 def test_pages_are_parts_of_one_list(encoder, make_pool, kind):
-    pool = make_pool(encoder)
+    pool, queries = make_pool(encoder), QUERIES[:2]
     options = {"options": OPTIONS} if kind is EpisodicSearcher else {}
-    whole = kind(encoder, pool, **options).search(QUERIES, 24)
-    pages = [kind(encoder, pool, **options).search(QUERIES, 5, page=page) for page in range(1, 7)]
+    whole = kind(encoder, pool, **options).search(queries, 24)
+    pages = [kind(encoder, pool, **options).search(queries, 5, page=page) for page in range(1, 7)]
     for number, result in enumerate(whole):
         assert [id for page in pages for id in ids(page[number])] == ids(result)
         assert [page[number].first_rank for page in pages] == [1, 6, 11, 16, 21, 26]
@@ -371,15 +371,15 @@ class Measured(EpisodicSearcher):
         return found
 
 
-@pytest.mark.parametrize("times", [0.5, 1.5, 3.5])
-def test_queries_adapt_together_as_far_as_measured_memory_allows(encoder, make_pool, times):
-    pool, queries = make_pool(encoder), QUERIES * 3
+def test_queries_adapt_together_as_far_as_measured_memory_allows(encoder, make_pool):
+    pool, queries = make_pool(encoder), QUERIES * 2
     free = Measured(encoder, pool, options=replace(OPTIONS, at_once=8))
     wanted = free.search(queries, 6)
     assert max(number for number, _ in free.together) == 8
     each = free.plan.dearest
-    bound = replace(OPTIONS, at_once=8, gibibytes=times * each / 2**30)
-    held = Measured(encoder, pool, options=bound)
-    assert [ids(result) for result in held.search(queries, 6)] == [ids(result) for result in wanted]
-    assert max(number for number, _ in held.together) == max(1, int(times))
-    assert all(peak <= max(times, 1) * each for _, peak in held.together)
+    for times in (0.5, 1.5, 3.5):
+        bound = replace(OPTIONS, at_once=8, gibibytes=times * each / 2**30)
+        held = Measured(encoder, pool, options=bound)
+        assert [ids(result) for result in held.search(queries, 6)] == [ids(result) for result in wanted]
+        assert max(number for number, _ in held.together) == max(1, int(times))
+        assert all(peak <= max(times, 1) * each for _, peak in held.together)
