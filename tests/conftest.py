@@ -1,9 +1,6 @@
 """Settings for the whole suite: few threads (tests run side by side), no network, quiet libraries."""
 
-import functools
 import os
-import sys
-import typing
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -19,29 +16,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from checks_of_types import check_once, run_no_property_to_know_a_protocol
+
 torch.set_num_threads(1)
-
-
-def _run_no_property_to_know_a_protocol():
-    """Let `isinstance(model, Encoder)`, which the check of types asks at every call, run no property.
-
-    Before Python 3.12 it runs them all, and a model's fingerprint reads every weight.
-    """
-    whole = typing._ProtocolMeta.__instancecheck__
-    names = functools.cache(typing._get_protocol_attrs)
-
-    def check(protocol, instance):
-        if getattr(protocol, "_is_runtime_protocol", False) and getattr(protocol, "_is_protocol", False):
-            kind, own = type(instance), getattr(instance, "__dict__", {})
-            if all(getattr(kind, name, None) is not None or name in own for name in names(protocol)):
-                return True
-        return whole(protocol, instance)
-
-    typing._ProtocolMeta.__instancecheck__ = check
-
-
-if sys.version_info < (3, 12):
-    _run_no_property_to_know_a_protocol()
+run_no_property_to_know_a_protocol()
+check_once()
 settings.register_profile(
     "recollect", deadline=None, max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )

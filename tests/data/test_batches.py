@@ -118,8 +118,8 @@ def test_a_caption_has_no_label_even_where_its_source_knows_one(make):
 
 
 def test_every_caption_and_every_template_is_drawn(both):
-    batches = [stream(both).batch(step) for step in range(300)]
-    texts = Counter(text for batch in batches for text in batch.texts)
+    sampler = stream(both)
+    texts = Counter(text for step in range(300) for text in sampler.batch(step).texts)
     assert texts["picture 7"] > 10
     assert texts["number 7"] > 10
     assert all(texts[template.format("cat")] for template in GENERAL_TEMPLATES)
@@ -135,7 +135,8 @@ def test_synonyms_are_put_into_templates_in_place_of_the_name(make):
 
 
 def test_a_source_is_seen_whole_before_any_of_it_is_seen_again(captions):
-    ids = [id for step in range(20) for id in stream(DataMix((captions,)), 10).batch(step).ids]
+    sampler = stream(DataMix((captions,)), 10)
+    ids = [id for step in range(20) for id in sampler.batch(step).ids]
     passes = [ids[start : start + 40] for start in range(0, 200, 40)]
     assert all(sorted(map(int, one)) == list(range(40)) for one in passes)
     assert len({frozenset(one[:10]) for one in passes}) == 5  # each in another order

@@ -372,7 +372,7 @@ class Measured(EpisodicSearcher):
 
 
 def test_queries_adapt_together_as_far_as_measured_memory_allows(encoder, make_pool):
-    pool, queries = make_pool(encoder), QUERIES * 2
+    pool, queries = make_pool(encoder), QUERIES * 3
     free = Measured(encoder, pool, options=replace(OPTIONS, at_once=8))
     wanted = free.search(queries, 6)
     assert max(number for number, _ in free.together) == 8
