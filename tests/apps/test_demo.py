@@ -63,16 +63,31 @@ def test_the_sentences_say_what_the_figures_say(gain, words):
     assert "projecting SigLIP onto the span of its texts gives +3.0 ± 0.0 without any training" in second
 
 
+def read_as(memory, search):
+    """What the other sections found, with these accuracies of a memory and ranks of search."""
+    prefixes = {"label set": {"caption": 1.0, "label": 2.0}, "captions only": {"caption": 4.0, "label": 3.0}}
+    ranks = {when: {"R@1": value} for when, value in zip(("before", "after"), search, strict=True)}
+    found = dict(zip(("alone", "with the memory"), memory, strict=True))
+    return Readings(prefixes, 90.0, found, ("both", 3), ranks, 400, 100, (Figure(), Figure(), Figure())).sentences()
+
+
 def test_the_other_papers_sentences_say_theirs():
-    figures = (Figure(), Figure(), Figure())
-    ranks = {"before": {"R@1": 40.0}, "after": {"R@1": 45.5}}
-    prefixes = {"label set": {"caption": 1.0, "label": 2.0}, "captions only": {"caption": 3.0, "label": 4.0}}
-    read = Readings(prefixes, 90.0, {"alone": 5.0, "with the memory": 6.0}, ranks, figures)
-    about_prefixes, about_memory, about_search = read.sentences()
-    assert "read as a caption the model knows 1.0 % of the label set's classes and 3.0 %" in about_prefixes
-    assert "read as a label 2.0 and 4.0 %" in about_prefixes
-    assert "names 5.0 %, with a memory of them 6.0 %" in about_memory
-    assert "first for 40.0 % of the queries, and for 45.5 % after" in about_search
+    prefixes, memory, search = read_as((5.0, 6.0), (40.0, 60.0))
+    assert "label set are named best when read as a label (2.0 %, as a caption 1.0 %)" in prefixes
+    assert "only captions speak of when read as a caption (4.0 %, as a label 3.0 %)" in prefixes
+    assert "does not clearly change how many" in memory
+    assert "5.0 % alone, 6.0 % with it" in memory
+    assert "improves where the right picture stands" in search
+    assert "among the first 1 for 40.0 % of the queries before and 60.0 % after" in search
+    assert "lowers how many" in read_as((50.0, 30.0), (40.0, 20.0))[1]
+    assert "worsens where" in read_as((50.0, 30.0), (40.0, 20.0))[2]
+
+
+def test_a_change_is_told_where_it_is_more_than_twice_its_error():
+    error = 100 * np.sqrt(2 * 0.25 / 100)  # of the difference of two shares of a hundred trials, near a half
+    assert reading.change(50.0, 50.0 + 2.1 * error, 100) == "raises"
+    assert reading.change(50.0 + 2.1 * error, 50.0, 100) == "lowers"
+    assert reading.change(50.0, 50.0 + 1.8 * error, 100) == "does not clearly change"
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +167,24 @@ def test_a_model_has_one_colour_in_every_figure_and_no_curve_lies_on_another():
     dynamics = plots.training_dynamics(logs, colours).axes[0].get_lines()
     assert [line.get_color() for line in dynamics] == [colours[name] for name in names]
     assert np.all(np.diff([line.get_linewidth() for line in dynamics]) < 0)
+
+
+def test_lines_of_equal_zero_shot_accuracy_fill_each_others_gaps():
+    frame = found(0.0, seeds=1).few.assign(shots=4)
+    zero = {SIGLIP: 50.0, SIGLIXP: 50.0}
+    axis = plots.few_shot_curves(frame, [SIGLIP, SIGLIXP], ["prototype"], zero, context.COLOURS).axes[0]
+    lines = [line for line in axis.get_lines() if list(line.get_ydata()) == [50.0, 50.0]]
+    (first, dashes), (second, same) = (line._unscaled_dash_pattern for line in lines)
+    assert dashes == same
+    assert abs(second - first) % sum(dashes) == dashes[0] == dashes[1]
+
+
+def test_a_row_of_pictures_keeps_its_lines_and_frames_what_is_right():
+    picture = np.zeros((4, 4, 3), dtype=np.uint8)
+    tiles = [plots.Tile(picture, "one\ntwo", right) for right in (False, True)]
+    _, wrong, right = plots.picture_rows([("row", tiles)]).axes
+    assert wrong.get_xlabel() == "one\ntwo"
+    assert [axis.spines["left"].get_visible() for axis in (wrong, right)] == [False, True]
 
 
 def test_the_stated_duration_is_the_same_everywhere():

@@ -113,7 +113,8 @@ def few_shot_curves(
             own = frame[(frame["model"] == model) & (frame["method"] == method)]
             _curve(axis, own, model, colour, place, len(shown))
             if zero_shot and model in zero_shot:
-                axis.axhline(zero_shot[model], color=colour, linestyle=":", linewidth=1)
+                gaps = (2, 2 * len(shown) - 2)  # lines at one height fill each other's gaps
+                axis.axhline(zero_shot[model], color=colour, linestyle=(2 * place, gaps), linewidth=1.2)
         shots = sorted(frame["shots"].dropna().unique())
         axis.set_xscale("log", base=2)
         axis.set_xticks(shots, [f"{int(shot)}" for shot in shots])
@@ -277,19 +278,25 @@ def picture_rows(rows: Sequence[tuple[str, Sequence[Tile]]], colours: Sequence[s
         colours: of the titles; black by default.
     """
     columns = max(len(tiles) for _, tiles in rows)
-    figure = Figure(figsize=(1.35 + 1.25 * columns, 1.75 * len(rows)), layout="constrained", dpi=150)
+    words = [[_wrapped(tile.words) for tile in tiles] for _, tiles in rows]
+    heights = [1.25 + 0.12 * max(text.count("\n") + 1 for text in line) for line in words]
+    figure = Figure(figsize=(1.35 + 1.25 * columns, sum(heights)), layout="constrained", dpi=150)
     axes = figure.subplots(len(rows), columns + 1, squeeze=False, width_ratios=[1.1, *[1.0] * columns])
     for number, (line, (title, tiles)) in enumerate(zip(axes, rows, strict=True)):
         for axis in line:
             axis.axis("off")
         colour = colours[number] if colours else "black"
         line[0].text(0.0, 0.55, textwrap.fill(title, 18), va="center", fontsize=8, color=colour, weight="bold")
-        for axis, tile in zip(line[1:], tiles, strict=False):
+        for axis, tile, text in zip(line[1:], tiles, words[number], strict=False):
             axis.axis("on")
             axis.imshow(tile.image, interpolation="nearest")
             axis.set_xticks([])
             axis.set_yticks([])
             axis.spines[:].set_visible(tile.right)
             axis.spines[:].set(color=RIGHT, linewidth=3)
-            axis.set_xlabel(textwrap.fill(tile.words, 22), fontsize=6.5, labelpad=3)
+            axis.set_xlabel(text, fontsize=6.5, labelpad=3)
     return figure
+
+
+def _wrapped(words: str) -> str:
+    return "\n".join(textwrap.fill(line, 22) for line in words.splitlines())

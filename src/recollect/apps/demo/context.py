@@ -262,13 +262,13 @@ def _neighbours(page: Page, jobs: Mapping[str, Job], out: Path) -> None:
 
 
 def as_json(found: DemoFindings) -> dict[str, Any]:
-    """The figures of one part: means with spreads, and every task's accuracy, averaged over draws, as columns."""
+    """The figures of one part: means with spreads, and each run's accuracy, averaged over tasks and draws."""
 
     def plain(summary: Summary) -> dict[str, float | int | None]:
         return {"mean": summary.mean, "std": None if np.isnan(summary.std) else summary.std, "seeds": summary.count}
 
     others = [model for model in found.models() if model != SIGLIP]
-    keys = ["model", "data", "training_seed", "method", "shots"]
+    keys = ["model", "training_seed", "method", "shots"]
     each = found.few.groupby(keys, sort=False, as_index=False)["value"].mean().round(2)
     return {
         "shots": found.shots,
