@@ -30,7 +30,7 @@ SIZE = 16
 NOUNS = ("bridge", "umbrella", "river", "lighthouse", "airplane", "snowman")
 SYNONYMS = ("viaduct", "parasol", "stream", "beacon", "jet", "ice figure")
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 60), "blue": (40, 60, 220), "grey": (120, 120, 120)}
-_TOWER = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+_TOWER = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
 def drawing(number: int) -> Image.Image:
