@@ -85,7 +85,7 @@ matrix:
 lowest:
 	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
 	$(PYTHON) .ci/lowest.py > .venv-lowest/constraints.txt
-	.venv-lowest/bin/pip install --quiet --constraint .venv-lowest/constraints.txt --editable '.[adapters,memory]' \
+	.venv-lowest/bin/pip install --quiet --constraint .venv-lowest/constraints.txt --editable '.[adapters,memory,milvus]' \
 	  beartype build grimp hypothesis pytest pytest-xdist
 	.venv-lowest/bin/pytest -n auto --dist worksteal # the lowest jaxtyping cannot watch a package that a plugin has imported
 

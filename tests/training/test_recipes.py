@@ -17,7 +17,7 @@ OPTIONS = """
 model.start model.tokenizer model.prefixes model.freeze model.locked model.views model.dropout model.lora
 model.lora_alpha
 data.sources data.captions data.labels data.split data.weights data.sampling data.crop data.flip data.broken_share
-data.copies data.decoded data.merge_classes
+data.copies data.decoded data.merge_classes data.definitions
 data.image_column data.caption_column data.label_column data.class_name_column data.synonyms_column data.split_column
 objective.base objective.scale objective.bias objective.smoothing objective.context.alpha objective.context.tau
 objective.context.options.mask objective.context.options.residual objective.context.options.values

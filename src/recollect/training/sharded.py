@@ -49,11 +49,8 @@ def _sharded_apart(model: TransformersEncoder) -> Iterator[nn.Module]:
 def _add_gradients(module: nn.Module) -> None:
     """Add up the processes' gradients: each is of its rows' part of one loss, so that their mean would be too small."""
     assert isinstance(module, FSDPModule)
-    if hasattr(module, "set_gradient_divide_factor"):
-        module.set_gradient_divide_factor(1.0)
-        module.set_force_sum_reduction_for_comms(True)  # gloo has no other way
-    else:  # before torch 2.8
-        module.set_reduce_scatter_divide_factor(1.0)
+    module.set_gradient_divide_factor(1.0)
+    module.set_force_sum_reduction_for_comms(True)  # gloo has no other way
 
 
 @contextmanager
