@@ -78,7 +78,7 @@ def test_the_other_papers_sentences_say_theirs():
     assert "does not clearly change how many" in memory
     assert "5.0 % alone, 6.0 % with it" in memory
     assert "improves where the right picture stands" in search
-    assert "among the first 1 for 40.0 % of the queries before and 60.0 % after" in search
+    assert ": first for 40.0 % of the queries before and 60.0 % after" in search
     assert "lowers how many" in read_as((50.0, 30.0), (40.0, 20.0))[1]
     assert "worsens where" in read_as((50.0, 30.0), (40.0, 20.0))[2]
 

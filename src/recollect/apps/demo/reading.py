@@ -133,8 +133,8 @@ class Readings:
         own, other = (_better(self.prefixes[place]) for place in ("label set", "captions only"))
         alone, memory = self.memory["alone"], self.memory["with the memory"]
         ranks = [
-            f"among the first {k[2:]} for {self.search['before'][k]:.1f} % of the queries before and "
-            f"{self.search['after'][k]:.1f} % after"
+            f"{'first' if k == 'R@1' else f'among the first {k[2:]}'} for {self.search['before'][k]:.1f} % of the "
+            f"queries before and {self.search['after'][k]:.1f} % after"
             for k in self.search["before"]
         ]
         return [
@@ -387,7 +387,8 @@ def sections(page: Page, found: Readings, scale: DemoScale) -> None:
         "RECO (Iscen et al., ICLR 2024). The model stays as it is; a memory holds pairs of pictures and captions, of "
         "new characters too. A picture looks up similar pictures and reads their captions, a text looks up similar "
         "texts and reads their pictures; here what is found is averaged in, the simplest fusion. The model is that of "
-        f"the section before. Chosen on other characters: {_WAYS[found.way[0]]}, {found.way[1]} at a time."
+        f"the section before. Chosen on other characters: {_WAYS[found.way[0]]}, {found.way[1]} at a time. RECO's own "
+        "fusion learns to read (recollect train reco), which takes longer than this page."
     )
     page.figure(
         found.pictures[1],
