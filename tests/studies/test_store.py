@@ -8,12 +8,14 @@ import pytest
 from PIL import Image
 
 from recollect.core.errors import UserError
+from recollect.data.worlds.arrays import ArraySource
 from recollect.models import build_model
 from recollect.search.methods import MethodOptions
 from recollect.studies.efsa.world import Captions, EfsaWorld, SearchRun, searched
-from recollect.studies.runs import Job, StudyEvaluation
+from recollect.studies.runs import Job, StudyEvaluation, run
 from recollect.studies.store import content, content_key, file_content
 from recollect.studies.study import StudyOptions
+from recollect.tasks.classification import ClassificationTask
 from recollect.training.options import Data
 from recollect.training.recipes import RECIPES
 
@@ -81,3 +83,24 @@ def test_a_search_is_made_again_when_its_pool_changed(tmp_path):
     assert searches() == searches() == 1
     write_pairs(tmp_path / "pool", seed=1)
     assert searches() == 2
+
+
+def test_a_study_may_ask_the_first_images_of_each_class_alone():
+    labels = np.array([1, 0, 1, 1, 0, 2, 1])
+    images = np.arange(7, dtype=np.float32)[:, None]
+    source = ArraySource("seven", images, labels, ("a", "b", "c"))
+    task = ClassificationTask("seven", source, source, source.class_names, ("{}",))
+    asked = StudyEvaluation(queries=2).asked(task)
+    assert [float(asked.query[row].image[0]) for row in range(len(asked.query))] == [0, 1, 2, 4, 5]
+    assert asked.query.labels.tolist() == [1, 0, 1, 0, 2]
+    assert (asked.support, StudyEvaluation().asked(task)) == (source, task)
+
+
+def test_a_job_that_only_trains_has_no_results(tmp_path):
+    recipe = replace(RECIPES["latents-siglip"](), steps=1, batch_size=8)
+    job = Job("a", recipe, StudyEvaluation())
+    assert run([job], tmp_path, 1) == []
+    made = job.folder(tmp_path) / "model" / "model.safetensors"
+    before = made.stat().st_mtime_ns
+    assert run([job], tmp_path, 1) == []
+    assert made.stat().st_mtime_ns == before
