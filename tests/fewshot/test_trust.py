@@ -9,6 +9,7 @@ from sklearn.base import clone
 
 from fewshot.worlds import CLASSIFIERS, QUICK, unit, world
 from recollect import fewshot
+from recollect.fewshot import calibration
 from recollect.fewshot.calibration import (
     conformal_p,
     conformal_thresholds,
@@ -203,3 +204,13 @@ class TestEveryMethod:
     def test_texts_that_are_made_from_the_examples_go_without_a_row_too(self, name):
         support, labels = unit(np.random.default_rng(2).normal(size=(60, 40))), np.tile(np.arange(3), 20)
         assert getattr(fewshot, name)(**QUICK.get(name, {})).fit(support, labels).loo_accuracy_ < 0.6
+
+
+def test_a_temperature_found_block_by_block_is_the_same(monkeypatch):
+    generator = np.random.default_rng(0)
+    labels = generator.integers(6, size=90)
+    logits = generator.normal(size=(90, 6))
+    logits[np.arange(90), labels] += 1
+    at_once = fit_temperature(logits, labels)
+    monkeypatch.setattr(calibration, "SCORES_AT_ONCE", 6 * 7)
+    assert fit_temperature(logits, labels) == pytest.approx(at_once, rel=1e-9)

@@ -10,6 +10,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from recollect.fewshot.calibration import (
+    SCORES_AT_ONCE,
     conformal_p,
     conformal_thresholds,
     expected_calibration_error,
@@ -117,7 +118,10 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         if len(plan.rows):
             self.loo_scores_ = self._held_out(support, labels, plan)
             self.temperature_ = fit_temperature(self._logits(self.loo_scores_), own)
-            probabilities = self._probabilities(self.loo_scores_)
+            probabilities, block = np.empty_like(self.loo_scores_), max(1, SCORES_AT_ONCE // len(self.classes_))
+            for start in range(0, len(own), block):
+                rows = slice(start, start + block)
+                probabilities[rows] = self._probabilities(self.loo_scores_[rows])
             self.loo_accuracy_ = float((self.loo_scores_.argmax(axis=1) == own).mean())
             self.loo_ece_ = expected_calibration_error(probabilities, own)
             self._known = probabilities[np.arange(len(own)), own]

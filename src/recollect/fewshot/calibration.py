@@ -1,9 +1,14 @@
 """How far a classifier may be trusted: temperature, calibration error, conformal sets. Arrays in, numbers out."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 BINS = 15
 """Bins of the calibration error, as in Guo et al. (2017)."""
+
+SCORES_AT_ONCE = 2**22
+"""Scores (rows x classes) that are turned into double precision at a time: 32 MiB."""
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -24,24 +29,34 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
         logits: (n, classes), of examples that the classifier did not learn from.
         labels: (n,).
     """
-    count = len(logits)
-    logits = logits.astype(np.float64, copy=False) - logits.mean(axis=1, keepdims=True)
-    spread = float(np.abs(logits).max())
+    count, middle = len(logits), logits.mean(axis=1, keepdims=True)
+    block = max(1, SCORES_AT_ONCE // logits.shape[1])
+
+    def parts() -> Iterator[np.ndarray]:
+        """Rows about their means in double precision, some at a time: all of them would be several times the scores."""
+        for start in range(0, count, block):
+            rows = slice(start, start + block)
+            yield logits[rows].astype(np.float64, copy=False) - middle[rows]
+
+    spread = max(float(np.abs(part).max()) for part in parts())
     if spread == 0:
         return 1.0
     share = 1 / (count + 1)
-    wanted = (1 - share) * logits[np.arange(count), labels].mean()  # the mean of a row is 0
-
-    shifted = logits - logits.max(axis=1, keepdims=True)
+    own = logits[np.arange(count), labels].astype(np.float64, copy=False) - middle[:, 0]
+    wanted = (1 - share) * own.mean()  # the mean of a row is 0
 
     def slope(sharpness: float) -> tuple[float, float]:
         """First and second derivative of the loss by the sharpness 1/T."""
-        weights = np.exp(sharpness * shifted)
-        weights /= weights.sum(axis=1, keepdims=True)
-        weights *= logits
-        means = weights.sum(axis=1)
-        weights *= logits
-        return float(means.mean()) - wanted, float((weights.sum(axis=1) - means**2).mean())
+        first = second = 0.0
+        for part in parts():
+            weights = np.exp(sharpness * (part - part.max(axis=1, keepdims=True)))
+            weights /= weights.sum(axis=1, keepdims=True)
+            weights *= part
+            means = weights.sum(axis=1)
+            weights *= part
+            first += float(means.sum())
+            second += float((weights.sum(axis=1) - means**2).sum())
+        return first / count - wanted, second / count
 
     low, high = 1e-3 / spread, 1e6 / spread
     if slope(low)[0] >= 0:
