@@ -106,7 +106,12 @@ def made(tmp_path_factory):
         patch.setattr(context, "shortened", shorten)
         patch.setattr(context, "_LOOKED_UP", context._LOOKED_UP[:20])
         every = runs.open_tasks
-        patch.setattr(runs, "open_tasks", lambda *asked: SimpleNamespace(tasks=every(*asked).tasks[::-4]))
+
+        def one_each(selection, purpose):
+            own = [every(replace(selection, data=(spec,)), purpose).tasks[0] for spec in selection.data]
+            return SimpleNamespace(tasks=own)
+
+        patch.setattr(runs, "open_tasks", one_each)
         patch.setattr(
             module, "worlds", lambda scale: {name: replace(world, seeds=1) for name, world in worlds(scale).items()}
         )
