@@ -12,7 +12,7 @@ from recollect.studies.lixp import real
 from recollect.studies.lixp import sets as real_sets
 from recollect.studies.prefix import real as prefix_real
 from recollect.studies.prefix import real_arms as prefix_arms
-from recollect.studies.records import MADE_FROM, Origin, RunFiles, digests, read_records, recipe_as_json
+from recollect.studies.records import MADE_FROM, RunFiles, RunOrigin, digests, read_records, recipe_as_json
 from recollect.studies.runs import run_key
 from recollect.studies.study import StudyOptions
 from recollect.training.options import Data, Recipe
@@ -29,7 +29,7 @@ class Study:
     def origin(self, name, seed):
         recipe = recipe_as_json(replace(self.recipe, seed=seed))
         told = {"steps": self.recipe.steps, "objective": asdict(self.recipe.objective)}
-        return Origin(digests([self.data]), recipe, self.constant, told) if name == "SigLIP" else None
+        return RunOrigin(digests([self.data]), recipe, self.constant, told) if name == "SigLIP" else None
 
     def run(self, seed=0):
         self.runs += 1

@@ -175,7 +175,9 @@ def study(small, monkeypatch):
     monkeypatch.setattr(runs, "load_model", lambda folder: folder)
     monkeypatch.setattr(runs, "evaluate_runs", evaluated)
     monkeypatch.setattr(runs, "_training_content", lambda recipe: [])
-    jobs = [runs.Job(f"arm {seed}", replace(RECIPE, steps=1, seed=seed), runs.StudyEvaluation()) for seed in range(2)]
+    jobs = [
+        runs.Job(f"arm {seed}", replace(RECIPE, steps=1, seed=seed), runs.StudyEvaluation(draws=1)) for seed in range(2)
+    ]
     return lambda out: [result.as_json() for result in runs.run(jobs, out, workers=1)]
 
 

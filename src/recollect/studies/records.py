@@ -17,7 +17,7 @@ _OF_NO_ACCOUNT = ("workers", "log_every", "checkpoint_every", "checkpoints_kept"
 
 
 @dataclass(frozen=True)
-class Origin:
+class RunOrigin:
     """All that decides what a file says.
 
     Attributes:
@@ -93,7 +93,7 @@ class RunFiles:
     """
 
     folder: Path
-    origin: Callable[[str, int], Origin | None]
+    origin: Callable[[str, int], RunOrigin | None]
 
     def make(self, arm: str, seed: int, run: Callable[[], Mapping[str, Any]]) -> None:
         """Run what has no file, or one that was made from something else."""

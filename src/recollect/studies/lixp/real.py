@@ -34,7 +34,7 @@ from recollect.studies.lixp.real_effects import gain_figure, points
 from recollect.studies.lixp.real_records import runs_of
 from recollect.studies.lixp.real_tables import tables
 from recollect.studies.lixp.sets import CHOOSING, RETRIEVAL, TESTING, TRAINING, RealSet, place
-from recollect.studies.records import Origin, RunFiles, digests, read_records, recipe_as_json, slug
+from recollect.studies.records import RunFiles, RunOrigin, digests, read_records, recipe_as_json, slug
 from recollect.studies.runs import run_key
 from recollect.studies.store import content_key
 from recollect.studies.study import StudyOptions, StudyReport
@@ -104,7 +104,7 @@ def _jobs(options: StudyOptions) -> Iterator[tuple[Arm, int]]:
     yield from ((arm, seed) for arm in every if arm.seeds is not None for seed in range(min(arm.seeds, count)))
 
 
-def _origins(data: Path | None, options: StudyOptions) -> Callable[[str, int], Origin | None]:
+def _origins(data: Path | None, options: StudyOptions) -> Callable[[str, int], RunOrigin | None]:
     """What the file of an arm with a seed is made from, now."""
     by_name = {arm.name: arm for arm in arms(options)}
     places = [*TRAINING.values(), *RETRIEVAL.values(), *(one.file for one in {**CHOOSING, **TESTING}.values())]
@@ -113,11 +113,11 @@ def _origins(data: Path | None, options: StudyOptions) -> Callable[[str, int], O
              (("choosing", CHOOSING), ("testing", TESTING))}  # fmt: skip
     measured = content_key(FORMAT, METHODS, SHOTS, _SPAN_TEXTS, _TEMPLATES, asked, dict(RETRIEVAL))
 
-    def origin(name: str, seed: int) -> Origin | None:
+    def origin(name: str, seed: int) -> RunOrigin | None:
         if name not in by_name:
             return None
         recipe = recipe_of(by_name[name], seed, data)
-        return Origin(content, recipe_as_json(recipe), measured, _told(recipe))
+        return RunOrigin(content, recipe_as_json(recipe), measured, _told(recipe))
 
     return origin
 

@@ -36,7 +36,7 @@ from recollect.studies.prefix.real_arms import (
     ReadingArm,
 )
 from recollect.studies.prefix.real_tables import tables
-from recollect.studies.records import Origin, RunFiles, digests, read_records, recipe_as_json, slug
+from recollect.studies.records import RunFiles, RunOrigin, digests, read_records, recipe_as_json, slug
 from recollect.studies.runs import run_key
 from recollect.studies.store import content_key, file_content
 from recollect.studies.study import StudyOptions, StudyReport
@@ -78,18 +78,18 @@ def real(options: StudyOptions) -> StudyReport:
     return StudyReport("prefix/real", options.scale, _MADE if options.scale == "smoke" else _WORLD, tables(records))
 
 
-def _origins(data: tuple[Path, Path] | None, options: StudyOptions) -> Callable[[str, int], Origin | None]:
+def _origins(data: tuple[Path, Path] | None, options: StudyOptions) -> Callable[[str, int], RunOrigin | None]:
     """What the file of an arm with a seed is made from, now."""
     by_name = {arm.name: arm for arm in ARMS}
     content = digests(data[0] / name for name in _needed()) if data else {}
     asked = {name: asdict(one) for name, one in SETS.items()}
     measured = content_key(FORMAT, _TEMPLATES, READINGS, asked, POOLS)
 
-    def origin(name: str, seed: int) -> Origin | None:
+    def origin(name: str, seed: int) -> RunOrigin | None:
         if name not in by_name:
             return None
         recipe = recipe_of(by_name[name], seed, data, options)
-        return Origin(content, recipe_as_json(recipe), measured, _told(recipe))
+        return RunOrigin(content, recipe_as_json(recipe), measured, _told(recipe))
 
     return origin
 
