@@ -21,8 +21,6 @@ import argparse
 import copy
 import hashlib
 import json
-import shlex
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -45,6 +43,7 @@ from recollect.search.episodes.batched import Episodes
 from recollect.search.episodes.options import EpisodeOptions
 from recollect.tasks.retrieval import RetrievalTask, retrieval_task
 from recollect.training.locked import lock_source
+from recording import this_command
 
 STYLES = "domain=noto,fluent_flat,openmoji_line&ambiguous=false"
 EMOJI = {"validation": f"emoji.parquet?{STYLES}&only=0/6&split=train", "test": f"emoji.parquet?{STYLES}&split=test"}
@@ -338,7 +337,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    command = "python " + shlex.join([str(Path(sys.argv[0])), *sys.argv[1:]])
+    command = this_command()
     made = {"command": command} | run(options)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(made, indent=1) + "\n")

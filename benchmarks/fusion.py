@@ -18,9 +18,7 @@ import io
 import json
 import math
 import re
-import shlex
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -48,6 +46,7 @@ from recollect.memory.rows import Pairs
 from recollect.memory.store import Memory
 from recollect.objectives import sigmoid_contrastive
 from recollect.training.options import Data
+from recording import this_command
 
 WIDTH, EDGE, PATCH, CENTROIDS = 128, 32, 6, 384
 HELD_STYLES = ("noto", "fluent_flat", "openmoji_line")
@@ -575,7 +574,7 @@ def main() -> None:
             for arm, rows in results.items()
         }
         settings = {arm: way and _told(way) for arm, way in ways.items() if arm in results}
-        command = "python " + shlex.join([str(Path(sys.argv[0])), *sys.argv[1:]])
+        command = this_command()
         made = {"command": command, "seeds": options.seeds, "mean and std": summary, "ways": settings}
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(made, indent=1) + "\n")

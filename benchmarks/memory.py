@@ -6,9 +6,7 @@ python benchmarks/memory.py --rows 1000000 --queries 2000 --parts search index
 
 import os
 import platform
-import shlex
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -32,6 +30,7 @@ from recollect.memory.backends.cells import IndexRecord
 from recollect.memory.fusion.block import FusionBlock, FusionModule, FusionSettings
 from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder
 from recollect.models import build_model
+from recording import this_command
 
 Part = Literal["search", "index", "precision", "fusion", "overhead"]
 
@@ -312,7 +311,7 @@ def main(options: Options) -> None:
                 table.add_row(name, f"{value:.3g}")
             console.print(table)
     if options.out:
-        command = "python " + shlex.join([str(Path(sys.argv[0])), *sys.argv[1:]])
+        command = this_command()
         settings = {name: value for name, value in asdict(options).items() if name not in ("out", "work")}
         write_json(options.out, {"command": command, "settings": settings, **where(), "figures": figures})
 

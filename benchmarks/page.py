@@ -14,7 +14,6 @@ import io
 import json
 import os
 import re
-import shlex
 import shutil
 import statistics
 import subprocess
@@ -34,6 +33,7 @@ from recollect.core.files import write_json
 from recollect.core.progress import progress
 from recollect.memory import Memory, Pairs
 from recollect.models import build_model
+from recording import this_command
 
 CHROMIUM = os.environ.get("RECOLLECT_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--enable-precise-memory-info"]
@@ -256,7 +256,7 @@ def main() -> None:
     finally:
         process.terminate()
         process.wait(20)
-    command = "python " + shlex.join([str(Path(sys.argv[0])), *sys.argv[1:]])
+    command = this_command()
     write_json(options.out, {"format": 1, "command": command, **found})
     print(json.dumps(found, indent=2))
 
