@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import repeat
+from itertools import islice, repeat
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -270,7 +270,9 @@ def _feed(
     def ahead(start: int, stop: int) -> Iterator[tuple[Inputs, Mapping[str, int]]]:
         """The same while the step before computes: what the workers read is put together and tokenised in a thread."""
         inputs = made(start, stop)
-        return (one for (one,) in blocks_ahead(lambda _: next(inputs), range(start, stop), 1, threads=1))
+        yield from islice(inputs, 1)  # which starts the workers: forked in a pool's thread they would end with an error
+        for (one,) in blocks_ahead(lambda _: next(inputs), range(start + 1, stop), 1, threads=1):
+            yield one
 
     return ahead if workers else made
 
