@@ -3,7 +3,6 @@
 import json
 import math
 import sys
-import threading
 import warnings
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ from recollect import cli
 from recollect.core.errors import UserError
 from recollect.data.batches.loading import Piece
 from recollect.data.sources import open_source
-from recollect.models import TransformersEncoder, build_model, load_model
+from recollect.models import build_model, load_model
 from recollect.objectives import tiles
 from recollect.training import compiled
 from recollect.training.adapted import ADAPTER, adapt
@@ -338,24 +337,6 @@ def test_more_workers_than_cores_are_nothing_to_warn_of(pairs, start, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(recipe, tmp_path / "run", device="cpu")
-
-
-def test_where_workers_read_texts_are_tokenised_a_step_ahead(pairs, start, tmp_path, monkeypatch):
-    recipe, threads = replace(post_training(start, pairs), steps=3), []
-    tokenize = TransformersEncoder.tokenize
-
-    def noted(self, texts, kinds=None):
-        threads.append(threading.current_thread() is threading.main_thread())
-        return tokenize(self, texts, kinds)
-
-    monkeypatch.setattr(TransformersEncoder, "tokenize", noted)
-    alone = weights(train(recipe, tmp_path / "alone", device="cpu"))
-    assert all(threads)
-    threads.clear()
-    ahead = weights(train(replace(recipe, workers=1), tmp_path / "ahead", device="cpu"))
-    assert threads.count(False) == 2  # the first step's are, with the workers, begun where the run begins
-    for name, weight in alone.items():
-        assert torch.equal(weight, ahead[name])
 
 
 def test_pieces_can_be_brought_to_pinned_memory(monkeypatch):

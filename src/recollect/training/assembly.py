@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice, repeat
+from itertools import repeat
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +22,6 @@ from recollect.data.sources import open_source
 from recollect.data.sources.decoded import decoded
 from recollect.data.sources.derived import corpus
 from recollect.data.sources.images import note
-from recollect.data.sources.reading import blocks_ahead
 from recollect.data.transforms import ImageTransform
 from recollect.models import PRESETS, DualEncoder, PatchEncoder, TransformersEncoder, build_model, load_model
 from recollect.objectives import ContextObjective, ContrastiveObjective, Objective
@@ -249,7 +248,7 @@ def _feed(
     workers = workers_of(recipe, stream.mixture.sources, int(os.environ.get("LOCAL_WORLD_SIZE", place.size)))
     how: Mapping[str, Any] = {"device": device, "pin": place.device.type == "cuda"}
 
-    def made(start: int, stop: int) -> Iterator[tuple[Inputs, Mapping[str, int]]]:
+    def feed(start: int, stop: int) -> Iterator[tuple[Inputs, Mapping[str, int]]]:
         def others(first: int, last: int, view: int, needed: bool) -> Iterator[Batch | None]:
             return stream.iterate(first, last, workers, view=view, **how) if needed else repeat(None)
 
@@ -267,14 +266,7 @@ def _feed(
                 inputs = replace(inputs, context=context.images, context_marks=marks)
             yield inputs, stream.composition(step)
 
-    def ahead(start: int, stop: int) -> Iterator[tuple[Inputs, Mapping[str, int]]]:
-        """The same while the step before computes: what the workers read is put together and tokenised in a thread."""
-        inputs = made(start, stop)
-        yield from islice(inputs, 1)  # which starts the workers: forked in a pool's thread they would end with an error
-        for (one,) in blocks_ahead(lambda _: next(inputs), range(start + 1, stop), 1, threads=1):
-            yield one
-
-    return ahead if workers else made
+    return feed
 
 
 def marks_of(batch: Batch, copies: Copies) -> Tensor:
