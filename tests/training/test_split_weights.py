@@ -18,6 +18,8 @@ from recollect.training.ranks import ranks
 from recollect.training.sharded import clip_gradients, shard_weights, whole, whole_weights
 from recollect.training.step import Inputs, StepOptions, train_step
 
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+splits = pytest.mark.skipif(TORCH < (2, 13), reason="needs torch 2.13")
 ROWS = 8
 TEXTS = [f"a {colour} {thing}" for colour in ("red", "green", "blue", "white") for thing in ("cup", "hat")]
 
@@ -46,6 +48,7 @@ def step_of(model, objective, given, chunk=None):
     return before, norm, {name: whole(each.grad) for name, each in found.items()}
 
 
+@splits
 def test_gradients_and_their_norm_are_those_of_whole_weights(in_processes, tmp_path, unchecked):
     def work(rank):
         with ranks("cpu"):
@@ -90,6 +93,7 @@ def recipe(tmp_path_factory):
     )  # fmt: skip
 
 
+@splits
 def test_a_split_run_is_a_whole_one_and_goes_on(recipe, in_processes, tmp_path, unchecked):
     """With EMA and an evaluation on the way. Two terms have one sum, whoever adds them up."""
     split, whole_run = tmp_path / "split", tmp_path / "whole"
@@ -118,10 +122,15 @@ def close(found, expected):
         assert (found[name] - tensor).abs().max() <= 1e-4 * (1 + tensor.abs().max()), name
 
 
-def test_what_cannot_be_split_is_refused(recipe, in_processes, tmp_path):
+def test_what_cannot_be_split_is_refused(recipe, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.13.0")
     with pytest.raises(UserError, match="--shard-weights and --compile"):
         replace(recipe, compile=True).check()
     with pytest.raises(UserError, match=r"--shard-weights and --model\.lora"):
         replace(recipe, model=replace(recipe.model, lora=4)).check()
+    vectors = build_model("glyph-random", texts=TEXTS)
     with pytest.raises(UserError, match="--shard-weights: splits layers of transformers"):
-        shard_weights(build_model("glyph-random", texts=TEXTS))
+        shard_weights(vectors)
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cu128")
+    with pytest.raises(UserError, match=r"needs torch 2\.13 or newer, and this is 2\.9\.1"):
+        shard_weights(vectors)

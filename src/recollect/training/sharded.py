@@ -20,13 +20,18 @@ from recollect.models import TransformersEncoder
 from recollect.training.ranks import is_split
 from recollect.training.step import Towers
 
+_LOWEST = (2, 13)
+"""Of torch: 2.9 does not fetch a layer again where its activations are recomputed, as with ``chunk``."""
+
 
 def shard_weights(model: Towers) -> None:
     """Leave each process its part of every layer and of the token embedding; projections and temperatures stay whole.
 
     Raises:
-        UserError: the model has no layers of transformers.
+        UserError: the model has no layers of transformers, or torch is older than 2.13.
     """
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _LOWEST:
+        raise UserError(f"--shard-weights: needs torch 2.13 or newer, and this is {torch.__version__}.")
     if not isinstance(model, TransformersEncoder):
         raise UserError("--shard-weights: splits layers of transformers, and this model has none. Leave it out.")
     mesh = init_device_mesh(model.device.type, (dist.get_world_size(),))
