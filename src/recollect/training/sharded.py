@@ -21,7 +21,7 @@ from recollect.training.ranks import is_split
 from recollect.training.step import Towers
 
 _LOWEST = (2, 13)
-"""Of torch: 2.9 does not fetch a layer again where its activations are recomputed, as with ``chunk``."""
+"""Of torch: with 2.9 a step in chunks ends in an error of torch's; nothing between the two was tried."""
 
 
 def shard_weights(model: Towers) -> None:
