@@ -43,7 +43,7 @@ NEXT = (
     ("recollect serve memories/photos", "The page in the browser: search, teach classes by clicks, find duplicates."),
     ("recollect classify --support examples/ --images new/ --model MODEL", "A classifier from a few examples a class."),
     ("recollect train siglixp-locked --data pairs.parquet --out runs/mine", "Context on your own pairs, in minutes."),
-    ("recollect study lixp/table-4 --scale small", "The papers' tables at this scale; `recollect study` lists all."),
+    ("recollect study lixp/table-4 --scale small", "The papers' tables at this scale; recollect study lists all."),
 )  # fmt: skip
 
 
