@@ -14,7 +14,11 @@ from recollect.evaluation.entities import entities, open_entities
 
 @dataclass(frozen=True)
 class Entities:
-    """Name pictures among all entities: top-1 on those trained on, on the others, and the harmonic mean."""
+    """Name pictures among all entities: top-1 on those trained on, on the others, and the harmonic mean.
+
+    `--data oven:FOLDER` takes OVEN's published files, which say themselves what was trained on; `oven:FOLDER?set=query`
+    the other set, `?part=test` another part. Name one template with it (--templates), not CLIP's 80.
+    """
 
     model: tyro.conf.OmitArgPrefixes[ModelOptions]
     data: tyro.conf.OmitArgPrefixes[DataOptions] = field(default_factory=DataOptions)

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from recollect.core.errors import UserError
+from recollect.core.nearest import exact_neighbours
 from recollect.core.types import Encoder, Kind
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
@@ -13,6 +14,7 @@ from recollect.evaluation.features import FeatureCache, class_prompts, class_tex
 from recollect.evaluation.results import Result, Row, content_of
 from recollect.evaluation.zero_shot import top_1
 from recollect.tasks.classification import ClassificationTask, Division, classification_task
+from recollect.tasks.oven import is_oven, open_oven
 
 
 def open_entities(
@@ -21,13 +23,16 @@ def open_entities(
     """A task over the classes of two splits, and which of them belong to the first.
 
     Args:
-        spec: a source with labels and class names.
+        spec: a source with labels and class names; or OVEN's own files (see `open_oven`), which say themselves what was
+            trained on.
         seen: split whose classes the model was trained on.
         unseen: split of the others.
 
     Raises:
         UserError: no such split, or one of the two has no class of its own.
     """
+    if is_oven(spec):
+        return open_oven(spec, templates)
     task = classification_task(
         spec, division=Division(support=None, query=f"{seen}+{unseen}"), templates=templates, columns=columns
     )
@@ -70,7 +75,7 @@ def entities(
     """
     texts = class_text_features(encoder, task, prefix)
     query = image_features(encoder, task.query, cache)
-    predictions = np.argmax(query.images @ texts.T, axis=1)
+    predictions = exact_neighbours(query.images, texts, 1).rows[:, 0]  # block by block: OVEN has six million candidates
     is_seen = seen[query.labels]
     if is_seen.all() or not is_seen.any():
         raise UserError(f"{task.name}: no image of {'unseen' if is_seen.all() else 'seen'} entities")

@@ -65,7 +65,8 @@ class StudyOptions:
         out: folder for runs, results and the report; runs that are there already are not made again.
         data: training sources, for scale ``full``.
         suite: the evaluation suite, for scale ``full``.
-        entities: labelled source with splits ``train`` and ``test``, for ``reco/table-2`` at scale ``full``.
+        entities: labelled source with splits ``train`` and ``test``, or ``oven:FOLDER``, for ``reco/table-2`` at scale
+            ``full``.
         seeds: number of training seeds; None takes the scale's own.
         workers: training runs side by side; None takes one for each core on a CPU and one on a GPU.
         search: for studies of search, at scale ``full``.
