@@ -1,27 +1,31 @@
-"""Few-shot evaluation: one product for all methods against a loop over the estimators, in one run.
+"""Few-shot classification: what is shared against the plain way, in one run; the most memory of large fits.
 
-python benchmarks/fewshot.py --out fewshot.json
+python benchmarks/fewshot.py --out results/bench/few-shot.json   (a quarter of an hour on one core)
+recollect results docs/bench.md                                  (its tables on the page)
 """
 
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.linalg
 import tyro
 from rich.console import Console
 from rich.table import Table
 
+from bench import machine
 from recollect.core.files import write_json
-from recollect.fewshot import ProKeR
+from recollect.fewshot import ProKeR, proker
 from recollect.fewshot.ape import channel_scores
 from recollect.fewshot.holdout import HoldOut
-from recollect.fewshot.kernel import ExactRidge, Targets, ridge_path
+from recollect.fewshot.kernel import Landmarks, Targets
 from recollect.fewshot.protocol import (
     FEW_SHOT_METHODS,
     PAPER_METHODS,
@@ -31,6 +35,11 @@ from recollect.fewshot.protocol import (
     run_protocol,
 )
 from recollect.fewshot.tuning import best_weight
+from recollect.studies.study import StudyTable
+
+Figures = dict[str, Any]
+
+BANDWIDTHS, RIDGES = np.geomspace(0.5, 20, 20), np.geomspace(1e-3, 10, 50)
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,8 @@ class Options:
         grid: points of the grid that the exact sweep is held against.
         parts: what to measure; memory and large take gigabytes and minutes.
         left_out_classes: classes of the leave-one-out search, 16 shots each.
+        timed: bandwidths of that search that are timed, evenly over the 20; the time is scaled to all of them.
+        refits: refits that are timed, of one left-out row at one bandwidth and ridge each.
         out: a JSON file for the figures.
     """
 
@@ -55,8 +66,10 @@ class Options:
     seeds: int = 5
     rows: int = 1_000
     grid: int = 200
-    parts: tuple[str, ...] = ("left-out", "channels", "sweep", "engine")
-    left_out_classes: int = 100
+    parts: tuple[str, ...] = ("left-out", "extend", "channels", "sweep", "engine", "memory", "large")
+    left_out_classes: int = 1_000
+    timed: int = 5
+    refits: int = 5
     out: Path | None = None
 
 
@@ -102,16 +115,31 @@ def loop_over_estimators(task: FewShotTask, protocol: Protocol) -> dict[tuple[st
     return found
 
 
-def engine(options: Options) -> dict[str, Any]:
+SHARING = (*PAPER_METHODS, "softmax+zero-shot")
+"""Methods that read nothing but similarities: the protocol computes these once for all of them."""
+
+FITTING = (
+    "proker", "proker-published", "tip-x", "tip-x-published", "ape", "ape-published", "gda", "dmn-tf",
+    "dmn-tf-published", "timo",
+)  # fmt: skip
+"""The other methods without training by gradient: each fit is its own, and most of the time."""
+
+
+def engine(options: Options, methods: Sequence[str], what: str, seeds: int) -> Figures:
+    """The whole protocol against the loop; figures of accuracy are the same."""
     task = task_of(options)
-    protocol = Protocol(PAPER_METHODS, options.shots, range(options.seeds))
+    protocol = Protocol(methods, options.shots, range(seeds))
     fast, rows = seconds(lambda: run_protocol(task, protocol))
     slow, expected = seconds(lambda: loop_over_estimators(task, protocol))
     apart = max(abs(row["value"] - expected[row["method"], row["shots"], row["seed"]]) for row in rows)
-    return {"engine": fast, "loop": slow, "speedup": slow / fast, "largest_difference_in_points": apart}
+    shots = f"K = {options.shots[0]}…{options.shots[-1]}"
+    return {
+        "what": f"{len(methods)} methods {what}, {shots}, {seeds} draw{'s' * (seeds > 1)}", "methods": list(methods),
+        "engine": fast, "loop": slow, "speedup": slow / fast, "largest_difference_in_points": apart,
+    }  # fmt: skip
 
 
-def sweep(options: Options) -> dict[str, Any]:
+def sweep(options: Options) -> Figures:
     random = np.random.default_rng(1)
     labels = random.integers(options.classes, size=options.rows)
     base = random.standard_normal((options.rows, options.classes)).astype(np.float32)
@@ -129,90 +157,210 @@ def sweep(options: Options) -> dict[str, Any]:
     slow, coarse = seconds(grid, 5)
     return {
         "sweep": fast, "grid": slow, "speedup": slow / fast,
-        "accuracy_of_sweep": exact[1], "accuracy_of_grid": coarse[1],
+        "points": options.grid, "accuracy_of_sweep": exact[1], "accuracy_of_grid": coarse[1],
     }  # fmt: skip
 
 
-def left_out(options: Options) -> dict[str, Any]:
-    """ProKeR: leave-one-out at every bandwidth and ridge from one decomposition each, against a refit for each row.
+def shots_of(options: Options, classes: int) -> FewShotTask:
+    """A task whose pool is 16 examples of each class."""
+    return task_of(replace(options, classes=classes, pool=16 * classes, queries=classes))
 
-    The refits are one solution, timed, times their number: rows x bandwidths x ridges.
+
+@contextmanager
+def sought(bandwidths: np.ndarray, ridges: np.ndarray) -> Iterator[None]:
+    """Within, ProKeR chooses among these."""
+    before = proker.BANDWIDTHS, proker.RIDGES
+    proker.BANDWIDTHS, proker.RIDGES = tuple(bandwidths.tolist()), tuple(ridges.tolist())
+    try:
+        yield
+    finally:
+        proker.BANDWIDTHS, proker.RIDGES = before
+
+
+def left_out(options: Options) -> Figures:
+    """ProKeR's own choice by leave-one-out among 20 bandwidths x 50 ridges, against a refit for each left-out row.
+
+    Both hold out the same rows and solve through the same landmarks. The refits are spared all that does not change
+    with the row or the ridge (features, their Gram matrix and sums over the examples, from which the row is taken
+    away); what is left is one factor, one solution and one row of scores, timed for a few and multiplied by rows x
+    bandwidths x ridges. Beside it: the closed form with a factor of its own for each ridge.
     """
-    count = options.left_out_classes
-    task = task_of(replace(options, classes=count, pool=16 * count, queries=count))
-    bandwidths, ridges = np.geomspace(0.5, 20, 20), np.geomspace(1e-3, 10, 50)
-    rows = np.arange(16 * count)
-    support, labels = task.support[rows], task.support_labels[rows]
-    targets, plan = Targets(support, labels, task.texts), HoldOut.of(labels)
-
-    def search() -> None:
-        for bandwidth in bandwidths:
-            for _ in ridge_path(targets, plan, bandwidth, ridges):
-                pass
-
-    fast, _ = seconds(search)
-    one, _ = seconds(lambda: ExactRidge(support, 2.0, 0.1).inverse @ targets.one_hot(np.arange(len(labels))))
-    model = ProKeR(task.texts, bandwidth=2.0, ridge=0.1, text_weight=1.0).fit(support, labels)
-    added, _ = seconds(lambda: model.extend(task.queries[:1], task.query_labels[:1]), 5)
-    whole = one * len(labels) * len(bandwidths) * len(ridges)
+    task = shots_of(options, options.left_out_classes)
+    support, labels = task.support, task.support_labels
+    plan = HoldOut.of(labels).first(proker.MOST_TUNING_ROWS)
+    timed = BANDWIDTHS[np.linspace(0, len(BANDWIDTHS) - 1, options.timed).astype(int)]
+    model = ProKeR(task.texts)
+    model.classes_, model.support_, model.labels_, model.texts_ = np.unique(labels), support, labels, task.texts
+    with sought(timed, RIDGES):
+        some, _ = seconds(lambda: model._choose(plan))
+    search = some * len(BANDWIDTHS) / len(timed)
+    refit, alone = _refits(options, Targets(support, labels, task.texts), plan, model)
+    settings = len(BANDWIDTHS) * len(RIDGES)
     return {
-        "examples": len(labels),
-        "search": fast,
-        "one_refit": one,
-        "speedup": whole / fast,
-        "one_more_example": added,
+        "examples": len(labels), "classes": options.left_out_classes, "held_out": len(plan.rows),
+        "bandwidths_timed": len(timed), "search": search,
+        "one_refit": refit, "refits": refit * settings * len(plan.rows),
+        "speedup": refit * settings * len(plan.rows) / search,
+        "one_factor_for_each_ridge": alone * settings, "over_factors": alone * settings / search,
+    }  # fmt: skip
+
+
+def _refits(options: Options, targets: Targets, plan: HoldOut, model: ProKeR) -> tuple[float, float]:
+    """Seconds of one refit, and of all held-out rows at one ridge by the closed form with a factor of its own."""
+    every = np.arange(len(targets.labels))
+    if len(every) > proker.CHOICE_ROWS:
+        features = Landmarks(model._spread(proker.CHOICE_LANDMARKS), 2.0)(targets.support)
+    else:  # the kernel's own features, as many as there are examples
+        features = Landmarks(targets.support, 2.0)(targets.support)
+    gram, inside = features.T @ features, targets.under(features)
+
+    def factor(ridge: float, away: np.ndarray | None = None) -> Any:
+        matrix = gram + ridge * np.eye(len(gram), dtype=gram.dtype)
+        return scipy.linalg.cho_factor(matrix if away is None else matrix - np.outer(away, away), check_finite=False)
+
+    def without(row: int, ridge: float) -> tuple[np.ndarray, ...]:
+        mine, place = features[row], every[row : row + 1]
+        known = targets.one_hot(place), targets.similarity(place)
+        sums = np.concatenate([a - np.outer(mine, y) for a, y in zip(inside, known, strict=True)], axis=1)
+        return mine @ scipy.linalg.cho_solve(factor(ridge, mine), sums, check_finite=False)
+
+    def closed(ridge: float) -> np.ndarray:
+        solver, mine = factor(ridge), features[plan.rows]
+        leverage = (mine * scipy.linalg.cho_solve(solver, mine.T, check_finite=False).T).sum(axis=1)
+        solved = [mine @ scipy.linalg.cho_solve(solver, each, check_finite=False) for each in inside]
+        return solved[0] / np.maximum(1 - leverage, 1e-6)[:, None] + solved[1]
+
+    chosen = zip(plan.rows[: options.refits].tolist(), np.resize(RIDGES[::10], options.refits).tolist(), strict=True)
+    times = [seconds(lambda row=row, ridge=ridge: without(row, ridge))[0] for row, ridge in chosen]  # type: ignore[misc]
+    return float(np.mean(times)), seconds(lambda: closed(0.1))[0]
+
+
+def extend(options: Options) -> Figures:
+    """One more example at 100 classes x 16, of a known class: what the page waits for at each click."""
+    task = shots_of(options, 100)
+    model = ProKeR(task.texts)
+    whole, _ = seconds(lambda: model.fit(task.support, task.support_labels))
+    added = [seconds(lambda: model.extend(task.queries[:1], task.query_labels[:1]))[0] for _ in range(7)]
+    return {
+        "examples": 1600,
+        "fit": whole,
+        "one_more_example": min(added),
+        "slowest": max(added),
+        "speedup": whole / min(added),
     }
 
 
-def channels(options: Options) -> dict[str, Any]:
+def channels(options: Options) -> Figures:
     texts = unit(np.random.default_rng(2).standard_normal((1_000, options.width)))
     fast, _ = seconds(lambda: channel_scores(texts), 20)
-    return {"seconds_for_1000_classes": fast}
+    return {"seconds": fast}
 
 
-def memory(classes: int, shots: int, width: int = 512) -> dict[str, Any]:
-    """Most memory of a process that tunes and fits Tip-Adapter by cross-validation, beside what its data take."""
+def memory(method: str, classes: int, shots: int, width: int = 512) -> Figures:
+    """Most memory of a process that tunes, fits and calibrates a method and asks it once, beside what its data take."""
     script = f"""
 import json, resource, sys, time
 import numpy as np
-from recollect.fewshot import CrossValidatedTipAdapter
+from recollect.fewshot.protocol import FEW_SHOT_METHODS
 random = np.random.default_rng(0)
 rows = random.standard_normal(({classes * shots}, {width}), dtype=np.float32)
 rows /= np.linalg.norm(rows, axis=1, keepdims=True)
 before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
-CrossValidatedTipAdapter(rows[:{classes}]).fit(rows, np.arange(len(rows)) % {classes}).predict(rows[:64])
+FEW_SHOT_METHODS["{method}"](rows[:{classes}], 100.0).fit(rows, np.arange(len(rows)) % {classes}).predict(rows[:64])
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 unit = 2**20 if sys.platform == "linux" else 2**30
 print(json.dumps({{"gibibytes": peak / unit, "before_fit": before / unit, "seconds": time.perf_counter() - start}}))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{method}: {done.stderr.strip() or f'ended with {done.returncode}'}")
+    return {"method": method, "classes": classes, "shots": shots, **json.loads(done.stdout)}
 
 
-PARTS: dict[str, Callable[[Options], dict[str, Any]]] = {
-    "left-out": left_out,
-    "channels": channels,
-    "sweep": sweep,
-    "engine": engine,
-    "memory": lambda options: memory(1_000, 32),
-    "large": lambda options: memory(10_000, 16),
+LARGE_METHODS = ("tip-adapter-cv", "softmax+zero-shot", "gda", "proker")
+
+PARTS: Mapping[str, Callable[[Options], Sequence[Figures]]] = {
+    "left-out": lambda options: [left_out(options)],
+    "extend": lambda options: [extend(options)],
+    "channels": lambda options: [channels(options)],
+    "sweep": lambda options: [sweep(options)],
+    "engine": lambda options: [
+        engine(options, SHARING, "that read similarities", options.seeds),
+        engine(options, FITTING, "that are fitted each by itself", 1),
+    ],
+    "memory": lambda options: [memory("tip-adapter-cv", 1_000, 32)],
+    "large": lambda options: [memory(method, 10_000, 16) for method in LARGE_METHODS],
 }
-"""Leave-one-out of ProKeR; APE's channel score; the exact sweep; the engine; memory at 1,000 x 32 and 10,000 x 16."""
+"""Leave-one-out of ProKeR; one more example; APE's channel score; the exact sweep; the engine; memory of large fits."""
+
+
+def tables(found: Mapping[str, Sequence[Figures]], about: Mapping[str, Any]) -> list[StudyTable]:
+    """The figures in the form that `recollect results` puts on a page."""
+    note = f"{about['cpu']}, {about['threads']} thread(s), numpy {about['versions']['numpy']}"
+    ratios = [row for part, make in _RATIOS.items() for figures in found.get(part, ()) for row in make(figures)]
+    sizes = [
+        (f"{row['classes']:,} × {row['shots']}", row["method"], f"{row['gibibytes']:.2f} GiB",
+         f"{row['before_fit']:.2f} GiB", f"{row['seconds']:.0f} s")
+        for part in ("memory", "large") for row in found.get(part, ())
+    ]  # fmt: skip
+    made = [
+        StudyTable(
+            "Few-shot classification, shared work", ("what", "ours", "the plain way", "ratio"), tuple(ratios), (note,)
+        ),
+        StudyTable(
+            "Most memory of a fit",
+            ("classes × shots", "method", "peak", "before the fit", "time"),
+            tuple(sizes),
+            (note,),
+        ),
+    ]
+    return [table for table in made if table.rows]
+
+
+_RATIOS: Mapping[str, Callable[[Figures], Sequence[tuple[str, ...]]]] = {
+    "left-out": lambda row: [
+        (
+            f"ProKeR, {row['classes']:,} classes × 16: leave-one-out at 20 bandwidths × 50 ridges, "
+            f"{row['held_out']:,} rows held out", f"{row['search']:,.0f} s",
+            f"a refit for each row ({1e3 * row['one_refit']:.0f} ms each): {row['refits'] / 3600:,.0f} h",
+            f"{row['speedup']:,.0f} ×",
+        ),
+        (
+            "the same against the closed form", f"{row['search']:,.0f} s",
+            f"a factor for each ridge: {row['one_factor_for_each_ridge']:,.0f} s", f"{row['over_factors']:.1f} ×",
+        ),
+    ],
+    "extend": lambda row: [
+        ("ProKeR, 100 classes × 16: one more example", f"{1e3 * row['one_more_example']:.0f} ms",
+         f"fit again: {row['fit']:.1f} s", f"{row['speedup']:,.0f} ×")
+    ],
+    "engine": lambda row: [
+        (f"the protocol, {row['what']}", f"{row['engine']:.1f} s", f"each estimator by itself: {row['loop']:.1f} s",
+         f"{row['speedup']:.1f} ×")
+    ],
+    "sweep": lambda row: [
+        ("best weight, 1,000 examples, 100 classes", f"{1e3 * row['sweep']:.2f} ms, exact",
+         f"a grid of {row['points']}: {1e3 * row['grid']:.1f} ms", f"{row['speedup']:.0f} ×")
+    ],
+    "channels": lambda row: [("APE's channel score, 1,000 classes", f"{1e3 * row['seconds']:.1f} ms", "", "")],
+}  # fmt: skip
 
 
 def main(options: Options) -> None:
     """Measure, print and write, each part as it is done."""
-    found = {}
+    command = f"python benchmarks/fewshot.py --parts {' '.join(options.parts)}"
+    about, found = machine(), {}
     for name in options.parts:
-        found[name] = PARTS[name](options)
+        found[name] = list(PARTS[name](options))
+        whole = {"command": command, "machine": about, "parts": found}
         if options.out:
-            write_json(options.out, found)
-    table = Table("what", "figure", "value")
-    for what, figures in found.items():
-        for name, value in figures.items():
-            table.add_row(what, name, f"{value:.4g}")
-    Console().print(table)
+            write_json(options.out, whole | {"tables": [asdict(each) for each in tables(found, about)]})
+    for made in tables(found, about):
+        table = Table(*made.columns, title=made.title)
+        for row in made.rows:
+            table.add_row(*row)
+        Console().print(table)
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    main(tyro.cli(Options, description=__doc__))

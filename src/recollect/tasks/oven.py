@@ -161,7 +161,7 @@ def _pictures(address: _Address, file: Path, rows: pa.Table, labels: np.ndarray,
 
 def _shard(folder: Path, number: str) -> dict[str, str]:
     """Pictures of one shard: their path in the folder by their id."""
-    found = {}
+    found: dict[str, str] = {}
     for place in (f"oven_images/{number}", number):
         if (folder / place).is_dir():
             found |= {path.stem: f"{place}/{path.name}" for path in sorted((folder / place).iterdir())}
