@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from recollect import cli
 from recollect.core.errors import UserError
 from recollect.evaluation.entities import open_entities
+from recollect.models import build_model
 from recollect.tasks.oven import CANDIDATES, open_oven
 
 ENTITIES = {"Q1": "Dassault Falcon 900", "Q2": "Boeing 747", "Q3": "newt", "Q4": "red fox"}
@@ -120,16 +122,21 @@ def test_missing_pictures_are_said_before_anything_is_computed(folder):
         open_oven(f"oven:{folder}", ("{}",))
 
 
-def test_the_command_measures_it(folder, tmp_path, monkeypatch, capsys):
-    from recollect import cli
-    from recollect.core.files import read_json
-    from recollect.models import build_model
-
-    model, out = build_model("tiny", seed=0), tmp_path / "out.json"
-    model.save(tmp_path / "model")
-    (tmp_path / "one.txt").write_text("a photo of a {}\n")
-    words = ["evaluate", "entities", str(tmp_path / "model"), "--data", f"oven:{folder}"]
-    assert cli.main([*words, "--templates", str(tmp_path / "one.txt"), "--out", str(out)]) == 0, capsys.readouterr().err
-    (found,) = read_json(out) if isinstance(read_json(out), list) else [read_json(out)]
+def test_the_command_measures_it(folder, capsys):
+    build_model("tiny", texts=[f"a photo of a {name}" for name in ENTITIES.values()]).save(folder / "model")
+    (folder / "one.txt").write_text("a photo of a {}\n")
+    words = [
+        "evaluate",
+        "entities",
+        str(folder / "model"),
+        "--data",
+        f"oven:{folder}",
+        "--out",
+        str(folder / "out.json"),
+    ]
+    assert cli.main([*words, "--templates", str(folder / "one.txt")]) == 0, capsys.readouterr().err
+    (file,) = [folder / "out.json"] if (folder / "out.json").is_file() else (folder / "out.json").rglob("*.json")
+    found = json.loads(file.read_text())
+    found = found[0] if isinstance(found, list) else found
     assert [row["metric"] for row in found["rows"]] == ["seen", "unseen", "harmonic mean"]
     assert found["settings"]["classes"] == 4
