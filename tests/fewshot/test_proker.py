@@ -1,5 +1,6 @@
 """Kernel ridge on the residual: the limits, the closed forms against refits, examples that come and go."""
 
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -188,6 +189,20 @@ def test_many_examples_go_through_landmarks(monkeypatch):
     grown = fewer.extend(queries[:1], asked[:1])
     assert len(grown.labels_) == 61
     assert grown.predict_set(queries).shape == (80, 5)
+
+
+def test_many_examples_are_fitted_without_the_features_of_all_of_them(monkeypatch):
+    monkeypatch.setattr(proker, "EXACT_ROWS", 1_000)
+    monkeypatch.setattr(proker, "LANDMARKS", 256)
+    random, classes, count = np.random.default_rng(0), 8, 20_000
+    support = unit(random.standard_normal((count, 8))).astype(np.float32)
+    model = ProKeR(support[:classes], **SETTINGS)
+    tracemalloc.start()
+    model.fit(support, np.arange(count) % classes)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < count * 256 * 4  # of float32; the scores of the held-out examples are a thirtieth of that
+    assert model.loo_scores_.dtype == np.float32
 
 
 def test_duplicates_and_a_tiny_ridge_are_survived():

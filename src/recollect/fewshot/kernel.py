@@ -12,7 +12,7 @@ import scipy.linalg
 
 from recollect.fewshot.holdout import HoldOut
 
-ROW_BLOCK = 4096
+ROW_BLOCK = 2048
 """Rows of a large support handled at a time."""
 
 
@@ -49,12 +49,18 @@ class Targets:
 
     def under(self, basis: np.ndarray, rows: np.ndarray | slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
         """``basis' Y`` and ``basis' Z``, each (columns of basis, classes), from the rows given; basis has those."""
-        sums = np.zeros((len(self.texts), basis.shape[1]), dtype=basis.dtype)
-        order = np.argsort(self.labels[rows], kind="stable")
-        mine = self.labels[rows][order]
-        starts = np.flatnonzero(np.r_[True, mine[1:] != mine[:-1]])
-        sums[mine[starts]] = np.add.reduceat(basis[order], starts, axis=0)
-        return sums.T, (basis.T @ self.support[rows]) @ self.texts.T.astype(basis.dtype, copy=False)
+        inside = basis.T @ self.support[rows]
+        return self.sums(basis, rows), inside @ self.texts.T.astype(basis.dtype, copy=False)
+
+    def sums(self, basis: np.ndarray, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """``basis' Y`` (columns of basis, classes)."""
+        sums, labels = np.zeros((len(self.texts), basis.shape[1]), dtype=basis.dtype), self.labels[rows]
+        for start in range(0, len(labels), ROW_BLOCK):
+            mine = labels[start : start + ROW_BLOCK]
+            order = np.argsort(mine, kind="stable")
+            starts = np.flatnonzero(np.r_[True, np.diff(mine[order]) != 0])
+            sums[mine[order][starts]] += np.add.reduceat(basis[start : start + ROW_BLOCK][order], starts, axis=0)
+        return sums.T
 
 
 Predictions = tuple[np.ndarray, np.ndarray]
@@ -93,10 +99,10 @@ def _alone(
     known = targets.one_hot(rows), targets.similarity(rows)
     if features is None:
         values, basis = scipy.linalg.eigh(gaussian(targets.support, targets.support, bandwidth), check_finite=False)
+        inside, mine = targets.under(basis), basis[rows]
     else:
         values, vectors = scipy.linalg.eigh(features.T @ features, check_finite=False)
-        basis = features @ vectors
-    inside, mine = targets.under(basis), basis[rows]
+        inside, mine = _turned(vectors, targets.under(features)), features[rows] @ vectors
     squares = mine**2
     for ridge in ridges:
         shrunk = 1 / (np.maximum(values, 0) + ridge)
@@ -120,14 +126,19 @@ def _fold(
     if features is None:
         support = targets.support
         values, basis = scipy.linalg.eigh(gaussian(support[learn], support[learn], bandwidth), check_finite=False)
-        mine = gaussian(support[choose], support[learn], bandwidth) @ basis
+        inside, mine = targets.under(basis, learn), gaussian(support[choose], support[learn], bandwidth) @ basis
     else:
-        values, vectors = scipy.linalg.eigh(features[learn].T @ features[learn], check_finite=False)
-        basis, mine = features[learn] @ vectors, features[choose] @ vectors
-    inside = targets.under(basis, learn)
+        known = features[learn]
+        values, vectors = scipy.linalg.eigh(known.T @ known, check_finite=False)
+        inside, mine = _turned(vectors, targets.under(known, learn)), features[choose] @ vectors
     for ridge in ridges:
         shrunk = (1 / (np.maximum(values, 0) + ridge))[:, None]
         yield tuple(mine @ (shrunk * each) for each in inside)
+
+
+def _turned(vectors: np.ndarray, sums: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Sums over examples of their features, in the eigenvectors' axes: no example has to be turned."""
+    return vectors.T @ sums[0], vectors.T @ sums[1]
 
 
 class Landmarks:
@@ -150,6 +161,26 @@ class Landmarks:
             block = slice(start, start + ROW_BLOCK)
             found[block] = gaussian(rows[block], self.centres, self.bandwidth) @ self.whiten
         return found
+
+    def normal(self, targets: Targets) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """``Phi' Phi`` of the examples (landmarks, landmarks), ``Phi' Y`` and ``Phi' Z`` (landmarks, classes), float64.
+
+        Block by block: the features of 160,000 examples in double precision would take gigabytes.
+        """
+        width, classes = self.whiten.shape[1], len(targets.texts)
+        gram, ones, means = (
+            np.zeros((width, width)),
+            np.zeros((width, classes)),
+            np.zeros((width, targets.texts.shape[1])),
+        )
+        for start in range(0, len(targets.labels), ROW_BLOCK):
+            block = slice(start, start + ROW_BLOCK)
+            part = Targets(targets.support[block], targets.labels[block], targets.texts)
+            features = self(part.support).astype(np.float64)
+            gram += features.T @ features
+            ones += part.sums(features)
+            means += features.T @ part.support
+        return gram, ones, means @ targets.texts.T
 
 
 class ExactRidge:

@@ -141,11 +141,9 @@ class ProKeR(EmbeddingClassifier):
         self._landmarks: Landmarks | None
         if len(self.labels_) > EXACT_ROWS:
             self._ridge, self._landmarks = None, Landmarks(self._spread(LANDMARKS), self.bandwidth_)
-            features = self._landmarks(self.support_)
-            self._factor = scipy.linalg.cho_factor(
-                features.T.astype(np.float64) @ features + self.ridge_ * np.eye(features.shape[1])
-            )
-            ones, similarity = Targets(self.support_, self.labels_, self.texts_).under(features)
+            gram, ones, similarity = self._landmarks.normal(Targets(self.support_, self.labels_, self.texts_))
+            gram[np.diag_indices(len(gram))] += self.ridge_
+            self._factor = scipy.linalg.cho_factor(gram, overwrite_a=True)
             self.coef_ = scipy.linalg.cho_solve(self._factor, ones - self.text_weight_ * similarity)
         else:
             self._landmarks, self._ridge = None, ExactRidge(self.support_, self.bandwidth_, self.ridge_)
@@ -175,21 +173,26 @@ class ProKeR(EmbeddingClassifier):
         return self._ridge.support, self.residual_weight_ * self.coef_
 
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
-        residual = self._residual(plan.rows)
-        errors = self._held_out_errors(plan, residual)
-        return self.text_weight_ * (support[plan.rows] @ self.texts_.T) + self.residual_weight_ * (residual - errors)
-
-    def _held_out_errors(self, plan: HoldOut, residual: np.ndarray) -> np.ndarray:
         if self._ridge is not None:
-            return self._ridge.held_out_errors(self.coef_, plan)
+            return self._without(plan.rows, self._ridge.held_out_errors(self.coef_, plan)).astype(support.dtype)
         assert self._landmarks is not None
-        errors = np.empty_like(residual)  # through landmarks examples are held out one by one, also at few shots
-        for start in range(0, len(plan.rows), ROW_BLOCK):
-            rows = slice(start, start + ROW_BLOCK)
-            features = self._landmarks(self.support_[plan.rows[rows]])
+        scores = np.empty((len(plan.rows), len(self.classes_)), dtype=support.dtype)
+        for start in range(0, len(scores), ROW_BLOCK):  # through landmarks one by one, also at few shots
+            rows = plan.rows[start : start + ROW_BLOCK]
+            features = self._landmarks(support[rows])
             leverage = (features * scipy.linalg.cho_solve(self._factor, features.T.astype(np.float64)).T).sum(axis=1)
-            errors[rows] = (residual[rows] - features @ self.coef_) / np.maximum(1 - leverage, 1e-6)[:, None]
-        return errors
+            errors = self._residual(rows) - features @ self.coef_
+            errors /= np.maximum(1 - leverage, 1e-6)[:, None]
+            scores[start : start + ROW_BLOCK] = self._without(rows, errors)
+        return scores
+
+    def _without(self, rows: np.ndarray, errors: np.ndarray) -> np.ndarray:
+        """Scores of examples from what their residuals are off by when they are held out (examples, classes)."""
+        scores = self._residual(rows)
+        scores -= errors
+        scores *= self.residual_weight_
+        scores += self.text_weight_ * (self.support_[rows] @ self.texts_.T)
+        return scores
 
     def conformal_p(self, X: Any) -> np.ndarray:
         """The p-value of each class (queries, classes): full conformal prediction, each class by itself.
