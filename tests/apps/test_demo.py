@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from recollect.apps.demo import DURATION, context, reading
@@ -190,6 +191,22 @@ def test_a_row_of_pictures_keeps_its_lines_and_frames_what_is_right():
     _, wrong, right = plots.picture_rows([("row", tiles)]).axes
     assert wrong.get_xlabel() == "one\ntwo"
     assert [axis.spines["left"].get_visible() for axis in (wrong, right)] == [False, True]
+
+
+def test_no_word_of_a_row_of_pictures_is_cut_or_lies_on_a_picture():
+    picture, long = np.zeros((4, 4, 3), dtype=np.uint8), "mathematical bold fraktur capital y and words " * 4
+    rows = [("a title of several words", [plots.Tile(picture, words, True) for words in (long, "short")])] * 3
+    for heading in ("", "query: " + long):
+        figure = plots.picture_rows(rows, heading=heading)
+        FigureCanvasAgg(figure).draw()
+        page = figure.bbox
+        pictures = [axis.get_window_extent() for axis in figure.axes if axis.images]
+        words = [axis.xaxis.label.get_window_extent() for axis in figure.axes if axis.images]
+        words += [text.get_window_extent() for text in figure.texts]
+        assert len(words) == 6 + bool(heading)
+        assert all(page.x0 <= box.x0 and page.y0 <= box.y0 and box.x1 <= page.x1 and box.y1 <= page.y1 for box in words)
+        assert not any(box.overlaps(other) for box in words for other in [*pictures, *words] if other is not box)
+        assert all(round(box.width) == round(box.height) for box in pictures)
 
 
 def test_the_stated_duration_is_the_same_everywhere():

@@ -270,31 +270,47 @@ class Tile:
 RIGHT = "#009E73"
 
 
-def picture_rows(rows: Sequence[tuple[str, Sequence[Tile]]], colours: Sequence[str] = ()) -> Figure:
+_PICTURE, _GAP, _TITLES = 1.14, 0.11, 1.35  # inches
+_LINE, _HEADING_LINE = 0.115, 0.18  # of words beneath a picture, and above all of them
+
+
+def picture_rows(rows: Sequence[tuple[str, Sequence[Tile]]], colours: Sequence[str] = (), heading: str = "") -> Figure:
     """Rows of pictures with words beneath them, each row with its title at the left.
+
+    Every place is computed from the number of lines: matplotlib's layouts make no room for words of a picture whose
+    sides they keep equal, and cut the last ones.
 
     Args:
         rows: title and pictures; a row may be shorter than the others.
         colours: of the titles; black by default.
+        heading: above all rows.
     """
     columns = max(len(tiles) for _, tiles in rows)
     words = [[_wrapped(tile.words) for tile in tiles] for _, tiles in rows]
-    heights = [1.25 + 0.12 * max(text.count("\n") + 1 for text in line) for line in words]
-    figure = Figure(figsize=(1.35 + 1.25 * columns, sum(heights)), layout="constrained", dpi=150)
-    axes = figure.subplots(len(rows), columns + 1, squeeze=False, width_ratios=[1.1, *[1.0] * columns])
-    for number, (line, (title, tiles)) in enumerate(zip(axes, rows, strict=True)):
-        for axis in line:
-            axis.axis("off")
+    beneath = [0.06 + _LINE * max(text.count("\n") + 1 for text in line) for line in words]
+    width = _TITLES + columns * (_PICTURE + _GAP)
+    above = textwrap.wrap(heading, round(12 * width))
+    top = _GAP + _HEADING_LINE * len(above)
+    height = top + sum(_PICTURE + _GAP + each for each in beneath)
+    figure = Figure(figsize=(width, height), dpi=150)
+    if above:
+        figure.text(0.5, 1 - 0.5 * _GAP / height, "\n".join(above), ha="center", va="top", fontsize=9)
+    for number, (title, tiles) in enumerate(rows):
+        floor = (height - top - _PICTURE) / height
+        label = figure.add_axes((0.05 / width, floor, (_TITLES - 0.1) / width, _PICTURE / height))
+        label.axis("off")
         colour = colours[number] if colours else "black"
-        line[0].text(0.0, 0.55, textwrap.fill(title, 18), va="center", fontsize=8, color=colour, weight="bold")
-        for axis, tile, text in zip(line[1:], tiles, words[number], strict=False):
-            axis.axis("on")
+        label.text(0.0, 0.55, textwrap.fill(title, 18), va="center", fontsize=8, color=colour, weight="bold")
+        for place, (tile, text) in enumerate(zip(tiles, words[number], strict=True)):
+            left = (_TITLES + place * (_PICTURE + _GAP)) / width
+            axis = figure.add_axes((left, floor, _PICTURE / width, _PICTURE / height))
             axis.imshow(tile.image, interpolation="nearest")
             axis.set_xticks([])
             axis.set_yticks([])
             axis.spines[:].set_visible(tile.right)
             axis.spines[:].set(color=RIGHT, linewidth=3)
             axis.set_xlabel(text, fontsize=6.5, labelpad=3)
+        top += _PICTURE + _GAP + beneath[number]
     return figure
 
 

@@ -358,9 +358,7 @@ def _ranking(result: SearchResult, true: set[str], shown: int = 6) -> Figure:
         )
         for when, row in (("before the episode", before), ("after it", hits))
     ]
-    figure = plots.picture_rows(rows)
-    figure.suptitle(f"query: “{result.query}”", fontsize=9)
-    return figure
+    return plots.picture_rows(rows, heading=f"query: “{result.query}”")
 
 
 # --- The page ---------------------------------------------------------------------------------------------------------
