@@ -32,6 +32,7 @@ from recollect.evaluation.tuned import TuningRequest
 from recollect.evaluation.zero_shot import zero_shot
 from recollect.fewshot.protocol import Protocol
 from recollect.models import load_model
+from recollect.studies.stems import SharedStem
 from recollect.studies.store import content, content_key, file_content
 from recollect.tasks.classification import ClassificationTask, Division
 from recollect.tasks.opening import Selection, open_tasks
@@ -248,11 +249,20 @@ def _make(job: Job, out: Path) -> None:
     again = captions or len(job.evaluation.prefixes) > 1
     cache = FeatureCache(folder / "features") if again else None
     tuning = job.evaluation.tuning.request(out) if job.evaluation.tuning else None
-    results = evaluate_runs(model, job.name, job.paired_seed, job.evaluation, captions, cache, tuning)
+    encoder: Encoder = SharedStem(model, out / "features") if _shares_stem(job) else model
+    results = evaluate_runs(encoder, job.name, job.paired_seed, job.evaluation, captions, cache, tuning)
     for result in results:
         result.save(kept)
     kept.mkdir(parents=True, exist_ok=True)  # of a training alone nothing was saved there
     (kept / "done").touch()
+
+
+def _shares_stem(job: Job) -> bool:
+    """Whether the locked tower's features of the tests are kept: of the built-in worlds', whose pictures are few."""
+    asked = job.evaluation
+    read = (*asked.few_shot, *asked.zero_shot, *asked.probe, *asked.retrieval, *asked.synonyms)
+    named = asked.suite or asked.probe_suite or asked.tuning
+    return job.recipe.model.locked != "none" and not named and all(map(is_built_in, read))
 
 
 def _training_captions(recipe: Recipe) -> tuple[str, ...]:
