@@ -36,7 +36,9 @@ def test_the_tower_reads_a_block_once_and_embeddings_are_the_models_own(models, 
     read = []
     for model in models:
         whole = model.pooled_images
-        monkeypatch.setattr(model, "pooled_images", lambda images, whole=whole: read.append(len(images)) or whole(images))
+        monkeypatch.setattr(
+            model, "pooled_images", lambda images, whole=whole: read.append(len(images)) or whole(images)
+        )
     shared = [SharedStem(model, tmp_path) for model in models]
     for _ in range(2):
         for one, expected in zip(shared, own, strict=True):

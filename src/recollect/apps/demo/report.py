@@ -57,7 +57,7 @@ def demo(out: Path, scale: DemoScale, workers: int | None = None) -> Path:
     """
     start, parts = (time.monotonic(), _processor_seconds()), worlds(scale)
     jobs = {name: world.jobs(scale) for name, world in parts.items()}
-    run(_in_order([*(job for each in jobs.values() for job in each), reading.reading_job(scale)]), out, workers)
+    run(_in_order([reading.reading_job(scale), *(job for each in jobs.values() for job in each)]), out, workers)
     results = {name: run(each, out) for name, each in jobs.items()}
     found = {name: context.found_in(each) for name, each in results.items()}
     read = readings(out, scale)
@@ -83,7 +83,8 @@ def demo(out: Path, scale: DemoScale, workers: int | None = None) -> Path:
 
 
 def _in_order(jobs: Sequence[Job]) -> list[Job]:
-    """All jobs side by side, so that no core waits: the first on a locked tower computes the features of all others.
+    """All jobs side by side, so that no core waits: the first on a locked tower computes the features that the others
+    on it read, of what is trained on and of what is asked.
 
     Those come when it has had the time of a few others to do so; the last jobs are short.
     """
