@@ -55,6 +55,7 @@ class Measure:
         data: folder of the Parquet files.
         out: folder of one JSON for each model.
         sets, methods, draws: what to measure.
+        seed: of the first model of each strength.
     """
 
     models: tuple[str, ...]
@@ -63,13 +64,14 @@ class Measure:
     sets: tuple[str, ...] = CHOOSING + TESTING
     methods: tuple[str, ...] = METHODS
     draws: int = 5
+    seed: int = 0
 
     def run(self) -> None:
         """Measure, model by model."""
         seen: dict[str, int] = {}
         for named in self.models:
             strength, _, folder = named.partition("=")
-            seed = seen[strength] = seen.get(strength, -1) + 1
+            seed = seen[strength] = seen.get(strength, self.seed - 1) + 1
             self._one(strength, seed, folder, self.out / f"{strength}-seed{seed}.json")
 
     def _one(self, strength: str, seed: int, folder: str, file: Path) -> None:

@@ -1,6 +1,7 @@
 """Definitions behind class names: from files and from a WordNet database, and what becomes of names without one."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,22 @@ def test_a_wordnet_database_gives_the_first_sense_without_its_examples(tmp_path)
     (tmp_path / "dict" / "data.noun").write_bytes(b"something else\n")
     with pytest.raises(UserError, match="of the same WordNet"):
         look_up("crane")
+
+
+@pytest.mark.parametrize("name", ["WNSEARCHDIR", "NLTK_DATA"])
+def test_an_installed_wordnet_is_found(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "corpora").mkdir(parents=True)
+    folder = wordnet(tmp_path / "data" / "corpora" / "wordnet")
+    monkeypatch.setenv(name, str(folder if name == "WNSEARCHDIR" else tmp_path / "data"))
+    assert open_definitions(Path("wordnet"))("blue tit") == (SENSES["blue tit"][0],)
+
+
+def test_without_an_installed_wordnet_the_package_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Path, "is_file", lambda self: False)
+    with pytest.raises(UserError, match="apt install wordnet-base"):
+        open_definitions(Path("wordnet"))
 
 
 @pytest.mark.parametrize("form", ["json", "csv", "tsv"])

@@ -51,8 +51,8 @@ class DataOptions:
     templates: Path | None = None
     """A text file of prompt templates, one a line with {} for the class name; CLIP's 80 by default."""
     definitions: Path | None = None
-    """What the class names mean, to stand behind them in every prompt: a .json, .csv or .tsv file, or the folder of a
-    WordNet database (K-LITE). For models that were trained on such texts."""
+    """What the class names mean, to stand behind them in every prompt: a .json, .csv or .tsv file, the folder of a
+    WordNet database, or wordnet for the installed one (K-LITE). For models that were trained on such texts."""
     label_column: str | None = None
     """Where its name is unusual, as for the columns below."""
     class_name_column: str | None = None

@@ -2,7 +2,9 @@
 
 import csv
 import json
+import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,13 +51,39 @@ class WordNet:
         return tuple(_gloss(self.folder / "data.noun", place) for place in places[: self.senses])
 
 
+INSTALLED = "wordnet"
+"""Stands for the WordNet that a package installed."""
+
+
+def installed_wordnet() -> Path:
+    """The database of Debian's package wordnet-base, of WordNet's own installation, or of NLTK's data.
+
+    Raises:
+        UserError: none is installed.
+    """
+    nltk = [*os.environ.get("NLTK_DATA", "").split(os.pathsep), "~/nltk_data", f"{sys.prefix}/nltk_data",
+            "/usr/share/nltk_data", "/usr/local/share/nltk_data"]  # fmt: skip
+    own = [os.environ.get("WNSEARCHDIR", ""), f"{os.environ.get('WNHOME', '')}/dict"]
+    places = [*own, "/usr/share/wordnet", "/usr/local/WordNet-3.0/dict", *(f"{each}/corpora/wordnet" for each in nltk)]
+    for place in map(Path, filter(None, places)):
+        if all((place.expanduser() / name).is_file() for name in ("index.noun", "data.noun")):
+            return place.expanduser()
+    raise UserError(
+        "no WordNet is installed. On Debian and Ubuntu: apt install wordnet-base. Elsewhere name the folder of its "
+        "database, such as corpora/wordnet of NLTK's data."
+    )
+
+
 def open_definitions(path: Path) -> Callable[[str], tuple[str, ...]]:
     """From names to definitions: a .json file of ``{name: definition or list}``, a .csv or .tsv file with columns
-    ``name`` and ``definition`` (several rows of a name add up), or a folder with a WordNet database.
+    ``name`` and ``definition`` (several rows of a name add up), a folder with a WordNet database, or ``wordnet`` for
+    the one that is installed (`installed_wordnet`).
 
     Raises:
         UserError: no such file, or none of these.
     """
+    if path == Path(INSTALLED) and not path.exists():
+        return WordNet(installed_wordnet())
     if path.is_dir():
         if missing := [name for name in ("index.noun", "data.noun") if not (path / name).is_file()]:
             raise UserError(
@@ -72,7 +100,9 @@ def open_definitions(path: Path) -> Callable[[str], tuple[str, ...]]:
         return Glossary(_from_json(path, text))
     if path.suffix in (".csv", ".tsv"):
         return Glossary(_from_table(path, text, "\t" if path.suffix == ".tsv" else ","))
-    raise UserError(f"{path}: definitions are a .json, .csv or .tsv file, or a folder with a WordNet database")
+    raise UserError(
+        f"{path}: definitions are a .json, .csv or .tsv file, a folder with a WordNet database, or '{INSTALLED}'"
+    )
 
 
 _LONGEST = 3  # words of a phrase that is looked up in a caption

@@ -1,5 +1,7 @@
 """Linear probe: logistic regression on frozen image embeddings of a whole training split."""
 
+import numpy as np
+
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder
 from recollect.evaluation.features import FeatureCache, image_features
@@ -7,7 +9,7 @@ from recollect.evaluation.results import Result, content_of
 from recollect.evaluation.zero_shot import mean_per_class, top_1
 from recollect.fewshot import LinearProbe
 from recollect.fewshot.calibration import expected_calibration_error
-from recollect.fewshot.protocol import Metric
+from recollect.fewshot.protocol import SET_ALPHA, Metric
 from recollect.tasks.classification import ClassificationTask
 
 
@@ -28,6 +30,10 @@ def linear_probe(
         model: what to call the model in the result.
         seed: of the model's training.
 
+    Returns:
+        One row: accuracy, and in percent ``ece``, the expected calibration error; ``loo``, accuracy on held-out support
+        images; ``coverage``, how often a set at an error rate of 0.1 holds the class, of ``set_size`` classes.
+
     Raises:
         UserError: the task has no images to train on.
     """
@@ -39,6 +45,11 @@ def linear_probe(
     predictions = probe.predict(query.images)
     score = top_1 if metric == "top-1" else mean_per_class
     ece = 100 * expected_calibration_error(probe.predict_proba(query.images), query.labels)
-    rows = [{"metric": metric, "value": score(predictions, query.labels), "ece": ece, "C": probe.C_}]
+    sets = probe.predict_set(query.images, SET_ALPHA)
+    coverage = 100 * float(sets[np.arange(len(sets)), query.labels].mean())
+    rows = [
+        {"metric": metric, "value": score(predictions, query.labels), "ece": ece, "loo": 100 * probe.loo_accuracy_,
+         "coverage": coverage, "set_size": float(sets.sum(axis=1).mean()), "C": probe.C_}
+    ]  # fmt: skip
     settings = {"classes": len(task.class_names), "queries": len(query.labels), "pool": len(support.labels)}
     return Result("probe", model, task.name, seed, rows, settings | content_of(encoder, task.support, task.query))

@@ -15,7 +15,6 @@ from recollect.fewshot.calibration import (
     conformal_thresholds,
     expected_calibration_error,
     fit_temperature,
-    log_softmax,
 )
 from recollect.fewshot.holdout import HoldOut
 
@@ -39,8 +38,10 @@ def unit_rows(matrix: np.ndarray, what: str) -> np.ndarray:
 
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Row-wise softmax, stable."""
-    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return weights / weights.sum(axis=1, keepdims=True)
+    weights = logits - logits.max(axis=1, keepdims=True)
+    np.exp(weights, out=weights)
+    weights /= weights.sum(axis=1, keepdims=True)
+    return weights
 
 
 def class_means(features: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
@@ -203,7 +204,8 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         return self._probabilities(self.scores(X))
 
     def _probabilities(self, scores: np.ndarray) -> np.ndarray:
-        return np.exp(log_softmax(self._logits(scores) / self.temperature_)).astype(scores.dtype, copy=False)
+        logits = self._logits(scores) / self.temperature_
+        return softmax(logits).astype(scores.dtype, copy=False)
 
     def _logits(self, scores: np.ndarray) -> np.ndarray:
         """Scores as the logits that a temperature divides; for scores that are shares, their logarithm."""
@@ -236,11 +238,12 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         return self._possible(self._queries(X), alpha)
 
     def _possible(self, queries: np.ndarray, alpha: float) -> np.ndarray:
-        return self._kept(self._probabilities(self._scores(queries)), alpha)
+        probabilities = self._probabilities(self._scores(queries))
+        return probabilities >= self._least(alpha).astype(probabilities.dtype)
 
-    def _kept(self, probabilities: np.ndarray, alpha: float) -> np.ndarray:
-        least = conformal_thresholds(self._known, self._known_labels, len(self.classes_), alpha)
-        return probabilities >= least.astype(probabilities.dtype)
+    def _least(self, alpha: float) -> np.ndarray:
+        """The probability from which on each class stays in a set (classes,)."""
+        return conformal_thresholds(self._known, self._known_labels, len(self.classes_), alpha)
 
     def conformal_p(self, X: Any) -> np.ndarray:
         """The p-value of each class that `predict_set` compares with ``alpha`` (queries, classes)."""

@@ -202,8 +202,7 @@ def run_protocol(
             continue
         if name == "zero-shot" and task.texts is not None:
             found = task.queries @ task.texts.T
-            score.add((name, 0, 0), slice(None), found)
-            score.add_confidence((name, 0, 0), slice(None), softmax(task.scale * found))
+            score.add((name, 0, 0), slice(None), found, softmax(task.scale * found))
             continue
         for seed, order in orders.items():
             for shots in protocol.shots:
@@ -214,8 +213,7 @@ def run_protocol(
                 for start in range(0, len(task.queries), _block(task, protocol)):
                     rows = slice(start, start + _block(task, protocol))
                     found = estimator._scores(task.queries[rows])
-                    score.add((name, shots, seed), rows, found)
-                    score.add_confidence((name, shots, seed), rows, estimator._probabilities(found))
+                    score.add((name, shots, seed), rows, found, estimator._probabilities(found))
                     tick(len(task.queries[rows]))
     return score.rows(protocol)
 
@@ -253,27 +251,26 @@ class _Score:
     fits: dict[_Key, float] = field(default_factory=dict)
     lock: Any = field(default_factory=Lock)
 
-    def add(self, key: _Key, rows: slice, scores: np.ndarray) -> None:
-        labels = self.labels[rows]
-        hits = np.bincount(labels[scores.argmax(axis=1) == labels], minlength=self.classes)
+    def add(self, key: _Key, rows: slice, scores: np.ndarray, probabilities: np.ndarray) -> None:
+        """What is right, and how sure of it."""
+        labels, best = self.labels[rows], scores.argmax(axis=1)
+        right = best == labels
+        hits = np.bincount(labels[right], minlength=self.classes)
+        sure = probabilities[np.arange(len(best)), best].astype(np.float64)
+        place = np.minimum((sure * BINS).astype(np.int64), BINS - 1)
+        gaps = np.zeros(BINS, dtype=np.int64)
+        np.add.at(gaps, place, np.rint((sure - right) * _UNIT).astype(np.int64))
         with self.lock:
             self.right[key] = self.right.get(key, 0) + hits
+            self.gaps[key] = self.gaps.get(key, 0) + gaps
 
     def add_fit(self, key: _Key, estimator: EmbeddingClassifier) -> None:
         self.fits[key] = estimator.loo_accuracy_
 
-    def add_confidence(self, key: _Key, rows: slice, probabilities: np.ndarray) -> None:
-        best = probabilities.argmax(axis=1)
-        sure = probabilities[np.arange(len(best)), best].astype(np.float64)
-        place = np.clip((sure * BINS).astype(np.int64), 0, BINS - 1)
-        found = np.zeros(BINS, dtype=np.int64)
-        np.add.at(found, place, np.rint((sure - (best == self.labels[rows])) * _UNIT).astype(np.int64))
-        with self.lock:
-            self.gaps[key] = self.gaps.get(key, 0) + found
-
     def add_sets(self, key: _Key, rows: slice, kept: np.ndarray) -> None:
         labels = self.labels[rows]
-        found = np.array([kept[np.arange(len(labels)), labels].sum(), kept.sum(), len(labels)])
+        own = kept[np.arange(len(labels)), labels]
+        found = np.array([np.count_nonzero(own), np.count_nonzero(kept), len(labels)])
         with self.lock:
             self.sets[key] = self.sets.get(key, 0) + found
 
@@ -390,11 +387,13 @@ def _evaluate_shared(
     used, places = np.unique(np.stack(list(orders.values())), return_inverse=True)
     columns = dict(zip(orders, torch.from_numpy(places.reshape(len(orders), -1)), strict=True))
     pool, block = task.support[used], _block(task, protocol)
+    least: dict[_Key, np.ndarray] = {}
 
     def learn(key: _Key) -> EmbeddingClassifier:
         name, shots, seed = key
         estimator = _fitted(name, task, orders[seed], shots)
         score.add_fit(key, estimator)
+        least[key] = estimator._least(SET_ALPHA)
         return _without_support(estimator)
 
     def scores(start: int) -> Iterator[tuple[_Key, slice, np.ndarray]]:
@@ -414,9 +413,8 @@ def _evaluate_shared(
     def count(start: int) -> None:
         for key, rows, found in scores(start):
             probabilities = fitted[key]._probabilities(found)
-            score.add(key, rows, found)
-            score.add_confidence(key, rows, probabilities)
-            score.add_sets(key, rows, fitted[key]._kept(probabilities, SET_ALPHA))
+            score.add(key, rows, found, probabilities)
+            score.add_sets(key, rows, probabilities >= least[key].astype(probabilities.dtype))
             tick(len(found))
 
     keys = [(name, shots, seed) for seed in orders for shots in reversed(protocol.shots) for name in methods]

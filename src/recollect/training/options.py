@@ -72,7 +72,8 @@ class Data:
         copies: samples of a batch that are neither negatives of each other nor context: those of the same id (where a
             source is smaller than the batch), or those of the same caption too.
         definitions: what class names and nouns mean, to stand behind prompts and captions (K-LITE): a .json, .csv or
-            .tsv file, or the folder of a WordNet database. Such a model is then asked with them too.
+            .tsv file, the folder of a WordNet database, or ``wordnet`` for the installed one. Such a model is then
+            asked with them too.
         decoded: decode every picture once, and keep the bytes in the user's cache folder: for runs of many passes that
             wait for their pictures.
         image_column: where its name is unusual, as for the columns below.
