@@ -9,8 +9,9 @@
     python benchmarks/adaptation.py --models runs/base-0/model runs/base-1/model --split validation \\
         --out results/efsa/adaptation-validation.json
 
-Names are asked, and an episode learns from captions of what was found: of photographs a sentence that is not asked, of
-emoji their tags, their names (a ceiling: what is asked stands there), or names with words left out and wrong ones.
+`--grid steps` tries larger steps, `--split test --settings NAME...` tests what was chosen. Names are asked, and an
+episode learns from captions of what was found: of photographs a sentence that is not asked, of emoji their tags, their
+names (a ceiling: what is asked stands there), or names with words left out and wrong ones.
 Validation asks for emoji of one part of six of the training concepts, which no base was trained on, in styles that none
 was trained on; test for those of the test concepts in these styles. The towers' locked features are computed once, so
 that an episode costs the heads alone. Differences are paired by query, in the mean over base models and random starts
@@ -193,14 +194,22 @@ def mixed(before: Tensor, after: Tensor, share: float) -> Tensor:
 # What is tried --------------------------------------------------------------------------------------------------------
 
 
-def grid(scale: str) -> dict[str, EpisodeOptions]:
+def grid(name: str) -> dict[str, EpisodeOptions]:
     """Settings by name; mixing with the score before costs nothing and is measured of all."""
-    if scale == "chosen":
-        return {"as printed": PAPER, "both ways, 1.5e-3": EpisodeOptions()}
     made = {"as printed": PAPER}
+    if name == "steps":
+        for rank in (4, 16, 64):
+            for rate in LARGER:
+                made[_step(rank, rate)] = EpisodeOptions(rank=rank, learning_rate=rate)
+        return made | {
+            "both ways, temperature 1, 1e-2": EpisodeOptions(temperature=1.0, learning_rate=1e-2),
+            "both ways, soft negatives 0.5, 1e-2": EpisodeOptions(soft=0.5, learning_rate=1e-2),
+            "both ways, 4 steps, 5e-3": EpisodeOptions(steps=4, learning_rate=5e-3),
+            "as printed, 1e-2": EpisodeOptions.paper(learning_rate=1e-2),
+        }
     for rank in (16, 64):
         for rate in (5e-4, 1.5e-3, 5e-3):
-            made[f"both ways, rank {rank}, {rate:g}"] = EpisodeOptions(rank=rank, learning_rate=rate)
+            made[_step(rank, rate)] = EpisodeOptions(rank=rank, learning_rate=rate)
     made["both ways, temperature 1, 1.5e-3"] = EpisodeOptions(temperature=1.0)
     for soft in (0.5, 1.0):
         made[f"both ways, soft negatives {soft:g}, 1.5e-3"] = EpisodeOptions(soft=soft)
@@ -208,7 +217,27 @@ def grid(scale: str) -> dict[str, EpisodeOptions]:
     return made
 
 
+LARGER = (1.5e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)
+"""Learning rates of the grid ``steps``, from the default on."""
+
+
+def _step(rank: int, rate: float) -> str:
+    return f"both ways, rank {rank}, {rate:g}"
+
+
+def chosen(options: argparse.Namespace) -> dict[str, EpisodeOptions]:
+    """The settings of the grid, or of both grids those that are named."""
+    if not options.settings:
+        return grid(options.grid)
+    both = grid("first") | grid("steps")
+    if unknown := [name for name in options.settings if name not in both]:
+        raise SystemExit(f"no setting {unknown[0]!r}; there are: {'; '.join(both)}")
+    return {name: both[name] for name in options.settings}
+
+
 MIXES = (0.3, 0.5, 1.0)
+CONTROLS = ("no episode: captions alone rank", "no episode: captions and pictures rank, half each")
+"""What the captions give without learning: the cosine of the query and what was found, in place of an episode."""
 
 
 def gain(differences: np.ndarray, pool: Pool) -> dict[str, Any]:
@@ -239,17 +268,27 @@ def recall(pool: Pool, hit: np.ndarray) -> dict[str, float]:
 
 
 @torch.no_grad()
+def said_of_it(heads: PatchEncoder, pool: Pool, rows: Tensor, kind: str) -> Tensor:
+    """Cosines of each query and the captions of what it found."""
+    asked = heads.embed_texts([pool.task.texts[text] for text in pool.texts])
+    return torch.einsum("qd,qkd->qk", asked, _captions(heads, pool, rows, kind)[0])
+
+
+def _captions(heads: PatchEncoder, pool: Pool, rows: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """The embedded caption of each found picture, and the number of its wording."""
+    distinct = list(dict.fromkeys(pool.captions[kind]))
+    place = {caption: number for number, caption in enumerate(distinct)}
+    numbers = torch.tensor([place[caption] for caption in pool.captions[kind]])[rows]
+    return heads.embed_texts(distinct)[numbers], numbers
+
+
+@torch.no_grad()
 def diagnosis(heads: PatchEncoder, pool: Pool, rows: Tensor, scores: Tensor, kind: str) -> dict[str, Any]:
     """What episodes can learn from: how much captions say of what is asked, and how alike the wrong ones are."""
-    distinct = list(dict.fromkeys(pool.captions[kind]))
-    vectors = heads.embed_texts(distinct)
-    place = {caption: number for number, caption in enumerate(distinct)}
-    numbers = torch.tensor([place[caption] for caption in pool.captions[kind]])
-    asked = heads.embed_texts([pool.task.texts[text] for text in pool.texts])
-    said = torch.einsum("qd,qkd->qk", asked, vectors[numbers[rows]])
-    found = vectors[numbers[rows]]
+    found, numbers = _captions(heads, pool, rows, kind)
+    said = said_of_it(heads, pool, rows, kind)
     alike = torch.einsum("qid,qjd->qij", found, found)
-    different = numbers[rows][:, :, None] != numbers[rows][:, None]
+    different = numbers[:, :, None] != numbers[:, None]
     share, named, told = [], [], []
     for number, text in enumerate(pool.texts):
         words = set(content_words(pool.task.texts[text]))
@@ -285,7 +324,7 @@ def _mean_of_domains(pool: Pool, values: np.ndarray) -> float:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Everything that is tried, for every base and start."""
-    settings = grid(options.grid)
+    settings = chosen(options)
     totals: dict[tuple[str, str, float], list[np.ndarray]] = {}
     deeper: dict[tuple[str, str, float], list[np.ndarray]] = {}
     bases, told = [], {kind: [] for kind in options.captions}  # type: ignore[var-annotated]
@@ -298,6 +337,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         print(place, bases[-1], flush=True)
         for kind in options.captions:
             told[kind].append(diagnosis(heads, pool, rows, scores, kind))
+            said = said_of_it(heads, pool, rows, kind)
+            for name, ranked in {CONTROLS[0]: said, CONTROLS[1]: (said + scores) / 2}.items():
+                totals.setdefault((kind, name, 1.0), []).append(hits(pool, rows, ranked).astype(float) - before[1])
+                deeper.setdefault((kind, name, 1.0), []).append(hits(pool, rows, ranked, 5).astype(float) - before[5])
             for name, setting in settings.items():
                 start = time.perf_counter()
                 for seed in range(options.adapter_seeds):
@@ -307,8 +350,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                         key = (kind, name, mix)
                         totals.setdefault(key, []).append(hits(pool, rows, ranked).astype(float) - before[1])
                         deeper.setdefault(key, []).append(hits(pool, rows, ranked, 5).astype(float) - before[5])
-                said = [_mean_of_domains(pool, totals[kind, name, mix][-1]) for mix in MIXES]
-                print(f"{kind:15s} {name:45s} {said} {time.perf_counter() - start:.0f} s", flush=True)
+                gains = [_mean_of_domains(pool, totals[kind, name, mix][-1]) for mix in MIXES]
+                print(f"{kind:15s} {name:45s} {gains} {time.perf_counter() - start:.0f} s", flush=True)
     queries = {name: int((pool.domains == domain).sum()) for domain, name in enumerate(DOMAINS)}
     arms = [
         {
@@ -330,7 +373,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder of the Parquet files")
     parser.add_argument("--split", choices=["validation", "test"], default="validation")
     parser.add_argument("--captions", nargs="+", choices=CAPTIONS, default=list(CAPTIONS))
-    parser.add_argument("--grid", choices=["all", "chosen"], default="all")
+    parser.add_argument("--grid", choices=["first", "steps"], default="first")
+    parser.add_argument("--settings", nargs="+", help="only these of both grids, by name")
     parser.add_argument("--queries", type=int, help="at most so many texts of a domain; all by default")
     parser.add_argument("--adapter-seeds", type=int, default=2)
     parser.add_argument("--work", type=Path, default=Path("runs/adaptation-benchmark"), help="kept scores")

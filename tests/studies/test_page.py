@@ -76,12 +76,16 @@ def test_every_kept_file_of_a_study_is_shown():
 def test_a_measurement_of_episodes_is_a_table_of_gains_with_intervals(tmp_path):
     gains = {"mean": [1.79, 1.04, 2.61], "emoji": [-0.5, -1.0, 0.0]}
     arm = {"captions": "tags", "setting": "both ways", "gain in R@1": gains, "gain in R@5": {"mean": [0.0, -1.0, 1.0]}}
-    arms, before = [arm | {"mix": 0.3}, arm | {"mix": 1.0}], [{"R@1": {"mean": 3.5}}]
+    alone = arm | {"setting": "no episode", "mix": 1.0, "gain in R@1": {"mean": [5.0, 4.0, 6.0], "emoji": [0.0] * 3}}
+    arms, before = [arm | {"mix": 0.3}, arm | {"mix": 1.0}, alone], [{"R@1": {"mean": 3.5}}]
     measured = {"command": "python benchmarks/adaptation.py", "pictures": 2712, "queries": {"emoji": 200},
                 "zero-shot, each base": before, "arms": arms}  # fmt: skip
     (tmp_path / "some.json").write_text(json.dumps(measured))
-    (table,) = read_results(tmp_path, "some.json").tables
-    assert table.rows == (("tags", "both ways", "+1.8 [1.0, 2.6]", "-0.5 [-1.0, 0.0]", "+0.0 [-1.0, 1.0]"),)
+    table, by_weight = read_results(tmp_path, "some.json").tables
+    assert table.rows[0] == ("tags", "both ways", "+1.8 [1.0, 2.6]", "-0.5 [-1.0, 0.0]", "+0.0 [-1.0, 1.0]")
+    assert table.rows[1][1:3] == ("no episode", "+5.0 [4.0, 6.0]")
+    assert by_weight.columns == ("captions", "setting", "weight 0.3", "weight 1")
+    assert by_weight.rows == (("tags", "both ways", "+1.8 [1.0, 2.6]", "+1.8 [1.0, 2.6]"),)
     assert table.columns == ("captions", "setting", "gain in R@1", "R@1, emoji", "gain in R@5")
     assert "3.5, for each of 1 models" in table.notes[0]
 

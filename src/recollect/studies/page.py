@@ -112,7 +112,7 @@ def read_results(folder: Path, name: str) -> KeptResults:
     if isinstance(value, dict) and "mean and std" in value:
         return KeptResults([_measured_ways(value)], value["command"])
     if isinstance(value, dict) and "zero-shot, each base" in value:
-        return KeptResults([_measured_episodes(value)], value["command"])
+        return KeptResults([_measured_episodes(value), _mixed_episodes(value)], value["command"])
     raise UserError(f"{path}: neither a study's report nor a measurement of benchmarks/fusion.py or adaptation.py")
 
 
@@ -133,6 +133,17 @@ def _measured_episodes(value: Mapping[str, Any]) -> StudyTable:
     )
     columns = ("captions", "setting", "gain in R@1", *(f"R@1, {domain}" for domain in domains), "gain in R@5")
     return StudyTable("What an episode gains", columns, tuple(rows), notes)
+
+
+def _mixed_episodes(value: Mapping[str, Any]) -> StudyTable:
+    """The same settings by the weight of the adapted score; what makes no episode has no other weight."""
+    gains: dict[tuple[str, str], dict[float, str]] = {}
+    for arm in value["arms"]:
+        gains.setdefault((arm["captions"], arm["setting"]), {})[arm["mix"]] = _interval(arm["gain in R@1"]["mean"])
+    weights = sorted({arm["mix"] for arm in value["arms"]})
+    rows = [(*names, *(each.get(weight, "") for weight in weights)) for names, each in gains.items() if len(each) > 1]
+    columns = ("captions", "setting", *(f"weight {weight:g}" for weight in weights))
+    return StudyTable("Gain in R@1 by the weight of the adapted score", columns, tuple(rows))
 
 
 def _interval(figure: Sequence[float]) -> str:
