@@ -69,7 +69,7 @@ def test_every_kept_file_of_a_study_is_shown():
     text = "".join(page.read_text(encoding="utf-8").split(EARLIER)[0] for page in PAGES)
     for file in RESULTS.rglob("*.json"):
         name = file.relative_to(RESULTS).as_posix()
-        place = file.parent.relative_to(RESULTS).as_posix() if file.parent.name == "real" else name
+        place = file.parent.relative_to(RESULTS).as_posix() if file.parent.name in {"real", "readings"} else name
         assert place.startswith("page/") or f"<!-- table {place} " in text, name
 
 
@@ -88,6 +88,19 @@ def test_a_measurement_of_episodes_is_a_table_of_gains_with_intervals(tmp_path):
     assert by_weight.rows == (("tags", "both ways", "+1.8 [1.0, 2.6]", "+1.8 [1.0, 2.6]"),)
     assert table.columns == ("captions", "setting", "gain in R@1", "R@1, emoji", "gain in R@5")
     assert "3.5, for each of 1 models" in table.notes[0]
+
+
+def test_a_part_of_the_demo_is_a_table_of_gains(tmp_path):
+    figure = {"mean": 60.0, "std": 1.0, "seeds": 2}
+    gains = {"SigLIxP": figure | {"mean": 3.0}, "no mask": figure | {"mean": 0.1, "std": None, "seeds": 1}}
+    part = {"shots": 32, "siglip": figure, "gain": gains, "zero_shot": {"SigLIP": figure, "SigLIxP": figure},
+            "gain_per_classifier": {name: {"rank": gain} for name, gain in gains.items()}}  # fmt: skip
+    (tmp_path / "demo.json").write_text(json.dumps({"scale": "default", "worlds": {"latents": part}}))
+    (table,) = read_results(tmp_path, "demo.json").tables
+    assert table.rows[0] == ("SigLIP", "", "60.0 ± 1.0", "", "60.0 ± 1.0")
+    assert table.rows[1] == ("SigLIxP", "gain over SigLIP", "+3.0 ± 1.0", "+3.0 ± 1.0", "60.0 ± 1.0")
+    assert table.rows[2] == ("no mask", "gain over SigLIP", "+0.1", "+0.1", "")
+    assert "mean of the classifiers, of tasks and of 2 or 1 seeds" in table.notes[0]
 
 
 def test_a_table_is_filled_with_its_notes_its_file_and_its_command(folder):

@@ -4,14 +4,16 @@
     <!-- end -->
     gains <!-- cell lixp/table-4.json "4b" "alpha = 0.8" "gain" -->+11.4 ± 0.5<!-- end -->
 
-A file is a report of ``recollect study``, a measurement of ``benchmarks/fusion.py`` or ``adaptation.py``, or a folder
-of a study's runs; a table is named by a part of its title. Below each table stand its notes, its file and the command
-that made it.
+A file is a report of ``recollect study``, a measurement of ``benchmarks/fusion.py`` or ``adaptation.py``, the figures
+of ``recollect demo``, or a folder of a study's runs; a table is named by a part of its title. Below each table stand
+its notes, its file and the command that made it.
 
-The two measurements are shown here and not by the engine of tables: their files hold finished figures, a mean with its
-deviation or an interval over resampled pictures, and no figure of a seed that a mean or a paired gain could be made of.
+Measurements and the demo are shown here and not by the engine of tables: their files hold finished figures, a mean with
+its deviation or an interval over resampled pictures, and no figure of a seed that a mean or a paired gain could be made
+of.
 """
 
+import math
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +32,7 @@ _MARK = re.compile(r"<!-- (table|cell|words) ([^\n]*?) -->(.*?)<!-- end -->", re
 
 RECORDS: Mapping[str, str] = {
     "lixp/real": "recollect.studies.lixp.real_tables:tables",
-    "prefix/real": "recollect.studies.prefix.real_tables:tables",
+    "prefix/readings": "recollect.studies.prefix.real_tables:tables",
 }
 """Folders of runs, one file each, and what makes tables of them."""
 
@@ -113,7 +115,10 @@ def read_results(folder: Path, name: str) -> KeptResults:
         return KeptResults([_measured_ways(value)], value["command"])
     if isinstance(value, dict) and "zero-shot, each base" in value:
         return KeptResults([_measured_episodes(value), _mixed_episodes(value)], value["command"])
-    raise UserError(f"{path}: neither a study's report nor a measurement of benchmarks/fusion.py or adaptation.py")
+    if isinstance(value, dict) and "worlds" in value:
+        return KeptResults([_demo_part(name, part) for name, part in value["worlds"].items()], "recollect demo")
+    raise UserError(f"{path}: neither a study's report, nor a measurement of benchmarks/fusion.py or adaptation.py, nor "
+                    "the demo's")  # fmt: skip
 
 
 def _measured_episodes(value: Mapping[str, Any]) -> StudyTable:
@@ -133,6 +138,28 @@ def _measured_episodes(value: Mapping[str, Any]) -> StudyTable:
     )
     columns = ("captions", "setting", "gain in R@1", *(f"R@1, {domain}" for domain in domains), "gain in R@5")
     return StudyTable("What an episode gains", columns, tuple(rows), notes)
+
+
+def _demo_part(name: str, part: Mapping[str, Any]) -> StudyTable:
+    """One part of the demo: the baseline, then what each other model gains over it, by classifier too."""
+    named, first = part["zero_shot"], next(iter(part["zero_shot"]))
+    methods = list(next(iter(part["gain_per_classifier"].values())))
+    rows = [(first, "", _demo_figure(part["siglip"]), *([""] * len(methods)), _demo_figure(named[first]))]
+    for model, gain in part["gain"].items():
+        each = (_demo_figure(part["gain_per_classifier"][model][method], "+") for method in methods)
+        zero_shot = _demo_figure(named[model]) if model in named else ""
+        rows.append((model, f"gain over {first}", _demo_figure(gain, "+"), *each, zero_shot))
+    seeds = {figure["seeds"] for figure in (part["siglip"], *part["gain"].values())}
+    counted = " or ".join(str(count) for count in sorted(seeds, reverse=True))
+    notes = (f"{part['shots']} shots, mean of the classifiers, of tasks and of {counted} seeds",)
+    columns = ("model", "figures", "mean", *methods, "zero-shot")
+    return StudyTable(f"The demo's {name}", columns, tuple(rows), notes)
+
+
+def _demo_figure(figure: Mapping[str, Any], sign: str = "") -> str:
+    spread = math.nan if figure["std"] is None else figure["std"]
+    summary = Summary(figure["mean"], spread, figure["seeds"])
+    return summary.signed() if sign else str(summary)
 
 
 def _mixed_episodes(value: Mapping[str, Any]) -> StudyTable:
