@@ -117,8 +117,8 @@ def read_results(folder: Path, name: str) -> KeptResults:
         return KeptResults([_measured_episodes(value), _mixed_episodes(value)], value["command"])
     if isinstance(value, dict) and "worlds" in value:
         return KeptResults([_demo_part(name, part) for name, part in value["worlds"].items()], "recollect demo")
-    raise UserError(f"{path}: neither a study's report, nor a measurement of benchmarks/fusion.py or adaptation.py, nor "
-                    "the demo's")  # fmt: skip
+    known = "a study's report, a measurement of benchmarks/fusion.py or adaptation.py, and the demo's figures"
+    raise UserError(f"{path}: none of the files that a page shows: {known}")
 
 
 def _measured_episodes(value: Mapping[str, Any]) -> StudyTable:
