@@ -198,13 +198,12 @@ def grid(name: str) -> dict[str, EpisodeOptions]:
     """Settings by name; mixing with the score before costs nothing and is measured of all."""
     made = {"as printed": PAPER}
     if name == "steps":
-        for rank in (4, 16, 64):
+        for rank in (16, 64):
             for rate in LARGER:
                 made[_step(rank, rate)] = EpisodeOptions(rank=rank, learning_rate=rate)
         return made | {
             "both ways, temperature 1, 1e-2": EpisodeOptions(temperature=1.0, learning_rate=1e-2),
             "both ways, soft negatives 0.5, 1e-2": EpisodeOptions(soft=0.5, learning_rate=1e-2),
-            "both ways, 4 steps, 5e-3": EpisodeOptions(steps=4, learning_rate=5e-3),
             "as printed, 1e-2": EpisodeOptions.paper(learning_rate=1e-2),
         }
     for rank in (16, 64):
