@@ -3,32 +3,34 @@
 The rule is read off the choosing sets alone and then held against the others:
 
 python benchmarks/which_method.py measure --models strong=RUN0/model strong=RUN1/model weak=RUN2/model \
-    --data FOLDER --out results/few-shot
-python benchmarks/which_method.py rule --out results/few-shot
+    --data FOLDER --out FIGURES
+python benchmarks/which_method.py rule --figures FIGURES --out results/few-shot/which-method.json
+recollect results docs/which-method.md
 
 A model is one on a locked image tower (`recollect train siglip-locked ...`), so that pictures are embedded once.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import tyro
-from rich.console import Console
-from rich.table import Table
 
 from recollect.core.errors import UserError
 from recollect.core.files import read_json, write_json
+from recollect.core.progress import output
 from recollect.core.types import Source
 from recollect.data.sources.derived import Subset
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
+from recollect.evaluation.results import summarise
 from recollect.fewshot.protocol import Protocol
 from recollect.models import load_model
 from recollect.models.dual import DualEncoder
 from recollect.studies.lixp.sets import place
+from recollect.studies.study import StudyTable, over
 from recollect.tasks.classification import ClassificationTask, classification_task
 from recollect.training.locked import FeatureEncoder, lock_source
 
@@ -117,69 +119,109 @@ class Rule:
     """Choose for each number of shots on the choosing sets, and hold that against the others.
 
     Attributes:
-        out: folder of the files; ``rule.json`` is written beside them.
+        figures: folder of what was measured.
+        out: the file, with what was measured in it.
     """
 
+    figures: Path
     out: Path
 
     def run(self) -> None:
-        """Choose, check, print and write."""
-        frame = frame_of(sorted(self.out.glob("*-seed*.json")))
-        found = {"choosing": list(CHOOSING), "testing": list(TESTING), "strengths": {}}
-        for strength in sorted(frame["strength"].unique()):
-            mine = frame[frame["strength"] == strength]
-            found["strengths"][strength] = rule_of(mine)
-            _show(strength, found["strengths"][strength])
-        found["both"] = rule_of(frame)
-        _show("both", found["both"])
-        write_json(self.out / "rule.json", found)
+        """Choose, check and write."""
+        files = sorted(self.figures.glob("*-seed*.json"))
+        if not files:
+            raise UserError(f"{self.figures}: no files of measurements. Measure first.")
+        measured = {file.stem: read_json(file) for file in files}
+        frame = frame_of(list(measured.values()))
+        strengths = sorted(frame["strength"].unique())
+        made = [_accuracy(strength, frame[frame["strength"] == strength]) for strength in strengths]
+        made += [_trust(strength, frame[frame["strength"] == strength]) for strength in strengths]
+        command = "python benchmarks/which_method.py rule --figures FIGURES --out results/few-shot/which-method.json"
+        about = {"choosing": list(CHOOSING), "testing": list(TESTING), "queries": QUERIES}
+        whole = {"command": command, **about, "tables": [asdict(each) for each in [_rules(frame), *made]]}
+        write_json(self.out, whole | {"measured": measured})
+        output().print(f"written: {self.out}; `recollect results docs/which-method.md` puts its tables on the page")
 
 
-def frame_of(files: Sequence[Path]) -> pd.DataFrame:
-    """Accuracy of each (strength, seed, set, method, shots)."""
-    if not files:
-        raise UserError("no files of measurements. Measure first.")
+def frame_of(records: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """The figures of each (strength, seed, set, method, shots)."""
     rows = []
-    for record in map(read_json, files):
+    for record in records:
         for name, methods in record["sets"].items():
             for method, figures in methods.items():
-                values = figures["value"] * (len(SHOTS) if method == "zero-shot" else 1)
-                for shots, value in zip(SHOTS, values, strict=True):
+                for number, shots in enumerate(SHOTS):
+                    back = 1 if method == "zero-shot" else len(SHOTS) - number  # nothing is held out at one shot
+                    found = {key: values[-back] for key, values in figures.items() if len(values) >= back}
                     role = "choosing" if name in CHOOSING else "testing"
-                    rows.append((record["strength"], record["seed"], name, role, method, shots, value))
-    return pd.DataFrame(rows, columns=["strength", "seed", "set", "role", "method", "shots", "value"])
+                    about = {key: record[key] for key in ("strength", "seed")}
+                    rows.append({**about, "set": name, "role": role, "method": method, "shots": shots, **found})
+    return pd.DataFrame(rows)
 
 
-def rule_of(frame: pd.DataFrame) -> dict[str, Any]:
-    """For each number of shots: the best method of the choosing sets, and on the tested ones its mean with its standard
-    deviation over the models' seeds, and how far it is from the best of each set (regret) beside the other methods'."""
-    found: dict[str, Any] = {}
-    for shots, mine in frame.groupby("shots"):
-        means = {role: each.groupby("method")["value"].mean() for role, each in mine.groupby("role")}
-        chosen = str(means["choosing"].idxmax())
-        tested = mine[mine["role"] == "testing"]
+def chosen_method(frame: pd.DataFrame, shots: int) -> str:
+    """The method with the highest mean over the choosing sets and all models."""
+    mine = frame[(frame["role"] == "choosing") & (frame["shots"] == shots)]
+    return str(mine.groupby("method")["value"].mean().idxmax())
+
+
+def picked_by_loo(tested: pd.DataFrame) -> pd.Series:
+    """For each model and set the tested accuracy of the method that was most accurate on held-out examples."""
+    known = tested.dropna(subset=["loo"])
+    best = known.groupby(["strength", "seed", "set"])["loo"].idxmax()
+    return known.loc[best].set_index(["strength", "seed", "set"])["value"]
+
+
+def _rules(frame: pd.DataFrame) -> StudyTable:
+    """What each rule gives up against the best method of each set, which no rule can know."""
+    rows = []
+    for shots in SHOTS:
+        tested = frame[(frame["role"] == "testing") & (frame["shots"] == shots)]
         table = tested.pivot_table(index=["strength", "seed", "set"], columns="method", values="value")
-        regret = (table.max(axis=1).to_numpy()[:, None] - table).mean()
-        seeds = tested[tested["method"] == chosen].groupby("seed")["value"].mean()
-        found[str(shots)] = {
-            "chosen": chosen,
-            "choosing": {name: round(float(value), 2) for name, value in means["choosing"].items()},
-            "testing": {name: round(float(value), 2) for name, value in means["testing"].items()},
-            "regret": {name: round(float(value), 2) for name, value in regret.items()},
-            "std over seeds": round(float(np.std(seeds, ddof=1)), 2) if len(seeds) > 1 else None,
-        }
-    return found
+        best, chosen = table.max(axis=1), chosen_method(frame, shots)
+        ways = {f"`{chosen}`, best on the choosing sets": table[chosen]}
+        if shots > 1:
+            ways["the highest left-out accuracy, set by set"] = picked_by_loo(tested)
+        hindsight = str(table.mean().idxmax())
+        ways[f"`{hindsight}`, best on the tested sets (hindsight)"] = table[hindsight]
+        for way, values in ways.items():
+            cells = [str(_over_models(each)) for each in (values, best - values)]
+            rows.append((f"{shots}", way, *cells))
+    sets = f"chosen on {', '.join(CHOOSING)}; tested on {', '.join(TESTING)}"
+    models = frame[["strength", "seed"]].drop_duplicates()
+    notes = (
+        sets,
+        f"mean over sets and ± over {len(models)} models; given up: points below the best method of each set",
+    )
+    return StudyTable("Rules", ("shots", "rule", "accuracy", "given up"), tuple(rows), notes)
 
 
-def _show(title: str, rule: dict[str, Any]) -> None:
-    table = Table("method", *(f"{shots} shots (regret)" for shots in rule), title=f"{title}: tested sets")
-    for method in next(iter(rule.values()))["testing"]:
-        cells = (
-            f"{each['testing'][method]:.1f} ({each['regret'][method]:.1f}){' *' * (each['chosen'] == method)}"
-            for each in rule.values()
-        )
-        table.add_row(method, *cells)
-    Console().print(table)
+def _over_models(values: pd.Series) -> Any:
+    return summarise(values.groupby(["strength", "seed"]).mean())
+
+
+def _accuracy(strength: str, frame: pd.DataFrame) -> StudyTable:
+    """Accuracy on the tested sets, and how far it is from the best of each."""
+    tested, rows = frame[frame["role"] == "testing"], []
+    for method in METHODS:
+        accuracy, short = [], []
+        for shots in SHOTS:
+            table = tested[tested["shots"] == shots].pivot_table(index=["strength", "seed", "set"], columns="method",
+                                                                values="value")  # fmt: skip
+            accuracy.append(str(_over_models(table[method])))
+            short.append(f"{(table.max(axis=1) - table[method]).mean():.1f}")
+        rows.append((method, *accuracy, *short))
+    heads = ("method", *(f"{shots} shot{'s' * (shots > 1)}" for shots in SHOTS), *(f"given up at {k}" for k in SHOTS))
+    count = frame["seed"].nunique()
+    return StudyTable(f"The {strength}er model", heads, tuple(rows), (f"{over(count, 'training seed')}; five draws",))
+
+
+def _trust(strength: str, frame: pd.DataFrame) -> StudyTable:
+    """What the methods say of themselves at the most shots, on the tested sets."""
+    tested = frame[(frame["role"] == "testing") & (frame["shots"] == SHOTS[-1])]
+    means = tested.groupby("method")[["value", "loo", "ece", "coverage", "set_size"]].mean()
+    rows = [(method, *("" if np.isnan(value) else f"{value:.1f}" for value in means.loc[method])) for method in METHODS]
+    heads = ("method", "accuracy", "left-out accuracy", "calibration error", "coverage", "classes a set")
+    return StudyTable(f"Trust in the {strength}er model, {SHOTS[-1]} shots", heads, tuple(rows))
 
 
 if __name__ == "__main__":

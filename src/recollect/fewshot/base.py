@@ -16,7 +16,7 @@ from recollect.fewshot.calibration import (
     expected_calibration_error,
     fit_temperature,
 )
-from recollect.fewshot.holdout import HoldOut
+from recollect.fewshot.holdout import HoldOut, SupportSimilarity
 
 UNIT_TOLERANCE = 1e-2
 """Largest deviation from norm 1 that counts as rounding (half precision loses about 1e-3)."""
@@ -153,10 +153,22 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
             return support[plan.rows] @ self.texts_.T
         return left_out_means(support, labels, plan, cosine=True)
 
-    def fit_checked(self, support: np.ndarray, labels: np.ndarray) -> "EmbeddingClassifier":
-        """As `fit`, for a caller who has checked: unit-norm float rows, labels 0…C - 1 that all occur."""
+    _similarity: SupportSimilarity | None = None
+
+    def fit_checked(
+        self, support: np.ndarray, labels: np.ndarray, similarity: SupportSimilarity | None = None
+    ) -> "EmbeddingClassifier":
+        """As `fit`, for a caller who has checked: unit-norm float rows, labels 0…C - 1 that all occur.
+
+        Args:
+            similarity: of the support, where it is known already.
+        """
         self.classes_, self.n_features_in_ = np.arange(int(labels.max()) + 1), support.shape[1]
-        return self._learn(support, labels)
+        self._similarity = similarity
+        try:
+            return self._learn(support, labels)
+        finally:
+            self._similarity = None
 
     def _texts(self, support: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """The class texts, checked; or what stands in for them."""

@@ -1,6 +1,6 @@
 """Which examples of a support set are held out together: one by one, or one of each class where there are few."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -104,3 +104,42 @@ def turns(labels: np.ndarray, seed: int = 0) -> np.ndarray:
     places = np.empty(len(labels), dtype=np.int64)
     places[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
     return places
+
+
+class SupportSimilarity:
+    """Cosines of the examples of a support among each other, and the nearest ones, computed once for several
+    classifiers and for all the smaller supports that are its beginning.
+
+    Args:
+        support: unit rows (examples, width).
+    """
+
+    def __init__(self, support: np.ndarray) -> None:
+        self.matrix = support @ support.T
+        self._near: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def first(self, count: int) -> "SupportSimilarity":
+        """Of the first so many examples."""
+        part = object.__new__(SupportSimilarity)
+        part.matrix, part._near = self.matrix[:count, :count], {}
+        return part
+
+    def nearest(
+        self, k: int, find: Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]], block: int = 256
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The k nearest others of each example and their cosines, nearest first: (examples, k).
+
+        Args:
+            find: of a block of cosines, the places and values of the largest.
+        """
+        found = next((near for most, near in self._near.items() if most >= k), None)
+        if found is None:
+            parts = []
+            for start in range(0, len(self.matrix), block):
+                similarity = self.matrix[start : start + block].copy()
+                places = np.arange(len(similarity))
+                similarity[places, start + places] = -np.inf
+                parts.append(find(similarity, k))
+            found = np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+            self._near[k] = found
+        return found[0][:, :k], found[1][:, :k]

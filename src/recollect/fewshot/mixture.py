@@ -264,7 +264,10 @@ class ZeroShotMix(Mixture):
         from recollect.fewshot.voting import SoftmaxVoting
 
         new = SoftmaxVoting() if self.estimator is None else clone(self.estimator)
-        self.estimator_ = new.fit(support, labels)
+        if self._similarity is not None and isinstance(new, SoftmaxVoting):
+            self.estimator_ = new.fit_checked(support, labels, self._similarity)
+        else:
+            self.estimator_ = new.fit(support, labels)
 
     def _components(self, queries: np.ndarray) -> Pair:
         return softmax(self.scale * queries @ self.texts_.T), _shares(self.estimator_, queries)

@@ -21,6 +21,7 @@ from recollect.fewshot.ape import ApeClassifier
 from recollect.fewshot.base import EmbeddingClassifier, softmax, unit_rows
 from recollect.fewshot.calibration import BINS
 from recollect.fewshot.heads import ClassAdaptiveProbe, LinearProbePlusPlus, ResidualMap
+from recollect.fewshot.holdout import SupportSimilarity
 from recollect.fewshot.mixture import TEXT_SCALE, DualMemory, GaussianDiscriminant, ZeroShotMix
 from recollect.fewshot.proker import ProKeR
 from recollect.fewshot.prototype import PrototypeClassifier
@@ -75,6 +76,9 @@ TRUST_COLUMNS = ("loo", "ece", "coverage", "set_size")
 SET_QUERIES = 2000
 """Most queries whose sets are measured where a set costs more than a comparison."""
 
+
+MOST_SIMILARITY = 2**25
+"""Most similarities among the examples of a draw that are kept while its classifiers are fitted: 128 MiB."""
 
 _UNIT = 2**30
 """Confidences are summed as integers of this resolution, so that the order of blocks and threads cannot matter."""
@@ -228,10 +232,12 @@ def _block(task: FewShotTask, protocol: Protocol) -> int:
     return max(1, protocol.memory // (4 * widest))
 
 
-def _fitted(name: str, task: FewShotTask, order: np.ndarray, shots: int) -> EmbeddingClassifier:
+def _fitted(
+    name: str, task: FewShotTask, order: np.ndarray, shots: int, similarity: SupportSimilarity | None = None
+) -> EmbeddingClassifier:
     rows = order[:shots].ravel()
     return FEW_SHOT_METHODS[name](task.texts, task.scale).fit_checked(
-        task.support[rows], np.tile(np.arange(task.classes), shots)
+        task.support[rows], np.tile(np.arange(task.classes), shots), similarity
     )
 
 
@@ -389,12 +395,17 @@ def _evaluate_shared(
     pool, block = task.support[used], _block(task, protocol)
     least: dict[_Key, np.ndarray] = {}
 
-    def learn(key: _Key) -> EmbeddingClassifier:
-        name, shots, seed = key
-        estimator = _fitted(name, task, orders[seed], shots)
-        score.add_fit(key, estimator)
-        least[key] = estimator._least(SET_ALPHA)
-        return _without_support(estimator)
+    def learn(seed: int) -> dict[_Key, EmbeddingClassifier]:
+        """All of one draw, from one product of its examples among themselves where that is not too large."""
+        known, found = _similarity(task, protocol, orders[seed]), {}
+        for shots in reversed(protocol.shots):
+            nested = known.first(shots * classes) if known else None
+            for name in methods:
+                estimator = _fitted(name, task, orders[seed], shots, nested)
+                score.add_fit((name, shots, seed), estimator)
+                least[name, shots, seed] = estimator._least(SET_ALPHA)
+                found[name, shots, seed] = _without_support(estimator)
+        return found
 
     def scores(start: int) -> Iterator[tuple[_Key, slice, np.ndarray]]:
         rows = slice(start, start + block)
@@ -417,10 +428,15 @@ def _evaluate_shared(
             score.add_sets(key, rows, probabilities >= least[key].astype(probabilities.dtype))
             tick(len(found))
 
-    keys = [(name, shots, seed) for seed in orders for shots in reversed(protocol.shots) for name in methods]
     with threadpool_limits(1), ThreadPoolExecutor(os.cpu_count()) as threads:  # NumPy and torch let go of the lock
-        fitted = dict(zip(keys, threads.map(learn, keys), strict=True))
+        fitted = {key: each for learned in threads.map(learn, orders) for key, each in learned.items()}
         list(threads.map(count, range(0, len(task.queries), block)))
+
+
+def _similarity(task: FewShotTask, protocol: Protocol, order: np.ndarray) -> SupportSimilarity | None:
+    """Of the largest support of a draw; None if it would take more than `MOST_SIMILARITY` numbers."""
+    rows = order[: protocol.shots[-1]].ravel()
+    return SupportSimilarity(task.support[rows]) if len(rows) ** 2 <= MOST_SIMILARITY else None
 
 
 def _without_support(estimator: Any) -> EmbeddingClassifier:

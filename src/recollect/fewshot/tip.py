@@ -9,7 +9,7 @@ import torch
 
 from recollect.fewshot.base import EmbeddingClassifier
 from recollect.fewshot.calibration import log_softmax
-from recollect.fewshot.holdout import MOST_TUNING_ROWS, HoldOut
+from recollect.fewshot.holdout import MOST_TUNING_ROWS, HoldOut, SupportSimilarity
 from recollect.fewshot.tuning import best_of_intervals, correct_interval
 
 TIP_PRESETS = {"paper": 1.0, "official": 100.0}
@@ -106,7 +106,7 @@ class TipAdapter(EmbeddingClassifier):
         return self.combine(queries @ self.texts_.T, cache)
 
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
-        (cache,) = held_out_sums(support, labels, plan, np.array([self.beta_]))
+        (cache,) = held_out_sums(support, labels, plan, np.array([self.beta_]), known=self._similarity)
         return self.combine(self._text_similarity(support, labels, plan), cache)
 
     def combine(self, text_similarity: np.ndarray, cache: np.ndarray) -> np.ndarray:
@@ -135,7 +135,7 @@ class CrossValidatedTipAdapter(TipAdapter):
         if not len(plan.rows):
             return self.alpha, self.beta
         texts = TIP_PRESETS[self.preset] * self._text_similarity(support, labels, plan)
-        sums = held_out_blocks(support, labels, plan, BETA_GRID)
+        sums = held_out_blocks(support, labels, plan, BETA_GRID, known=self._similarity)
         blocks = ((rows, texts[None, rows], caches) for rows, caches in sums)
         best = best_mixture(blocks, plan.held_labels, [(beta,) for beta in BETA_GRID.tolist()])
         return best.weight, best.parameters[0]
@@ -154,6 +154,7 @@ def held_out_blocks(
     betas: np.ndarray,
     weights: np.ndarray | None = None,
     block: int = 64,
+    known: SupportSimilarity | None = None,
 ) -> Iterator[tuple[slice, np.ndarray]]:
     """What Tip-Adapter's cache holds for each class, ``sum exp(-beta (1 - f·F))``, at every beta, without the examples
     that are absent with a row; scaled to the whole class, so that a weight chosen on it fits the whole support.
@@ -166,6 +167,7 @@ def held_out_blocks(
         plan: which rows are asked for.
         weights: of the examples, one or several sets of them (examples,) or (sets, examples).
         block: rows at a time.
+        known: similarities of the support, where they are known.
 
     Yields:
         Places within ``plan.rows``, and their sums (betas x sets, rows, classes), beta by beta.
@@ -174,7 +176,8 @@ def held_out_blocks(
     sets = [None] if weights is None else [torch.from_numpy(each)[:, None] for each in np.atleast_2d(weights)]
     for start in range(0, len(plan.rows), block):
         rows = plan.rows[start : start + block]
-        distance = torch.from_numpy(support @ support[rows].T) - 1
+        between = support @ support[rows].T if known is None else np.ascontiguousarray(known.matrix[rows].T)
+        distance = torch.from_numpy(between) - 1
         places, absent = plan.absent(rows)
         distance[torch.from_numpy(absent), torch.from_numpy(places)] = -torch.inf
         kernel, held = torch.empty_like(distance), []
@@ -185,13 +188,18 @@ def held_out_blocks(
 
 
 def held_out_sums(
-    support: np.ndarray, labels: np.ndarray, plan: HoldOut, betas: np.ndarray, weights: np.ndarray | None = None
+    support: np.ndarray,
+    labels: np.ndarray,
+    plan: HoldOut,
+    betas: np.ndarray,
+    weights: np.ndarray | None = None,
+    known: SupportSimilarity | None = None,
 ) -> np.ndarray:
     """All blocks of `held_out_blocks` together: (betas x sets, held, classes)."""
     sets = 1 if weights is None else len(np.atleast_2d(weights))
     # Made at once: small blocks that stay between large ones that go would leave holes of several times their size.
     together = np.empty((len(betas) * sets, len(plan.rows), int(labels.max()) + 1), dtype=support.dtype)
-    for rows, sums in held_out_blocks(support, labels, plan, betas, weights):
+    for rows, sums in held_out_blocks(support, labels, plan, betas, weights, known=known):
         together[:, rows] = sums
     return together
 

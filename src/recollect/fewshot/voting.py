@@ -40,6 +40,9 @@ def counters(weights: np.ndarray, voters: np.ndarray, classes: int) -> np.ndarra
 HELD_BLOCK = 256
 """Held-out examples at a time."""
 
+SHARED_NEIGHBOURS = 32
+"""Neighbours that votes of different kinds find together: the most that any of them asks for as published."""
+
 
 class _Voting(EmbeddingClassifier):
     """Scores are the share of votes of each class; ties go to the class met first."""
@@ -80,6 +83,14 @@ class _Voting(EmbeddingClassifier):
         if not plan.one_by_one:
             return super()._held_out(support, labels, plan)
         scores = np.empty((len(plan.rows), len(self.classes_)), dtype=np.float64)
+        if self._similarity is not None:
+            most = min(len(support) - 1, max(self.k_, SHARED_NEIGHBOURS))
+            near = self._similarity.nearest(most, top_similar)
+            k = min(self.k_, most)
+            for start in range(0, len(plan.rows), HELD_BLOCK):
+                rows = plan.rows[start : start + HELD_BLOCK]
+                scores[start : start + HELD_BLOCK] = self.vote(near[0][rows, :k], near[1][rows, :k])
+            return scores
         for start in range(0, len(plan.rows), HELD_BLOCK):
             rows = plan.rows[start : start + HELD_BLOCK]
             similarity = support[rows] @ support.T
