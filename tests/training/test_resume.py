@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from recollect.core.errors import UserError
 from recollect.training import checkpoints
-from recollect.training.loop import train
+from recollect.training.loop import Hook, train
 from recollect.training.options import Data, Recipe
 
 RECIPE = Recipe(
@@ -361,6 +361,41 @@ def test_a_checkpoint_resumes_on_another_number_of_processes(small, in_processes
     whole = load_file(tmp_path / "whole" / "model" / "model.safetensors")
     for name, weight in load_file(tmp_path / "run" / "model" / "model.safetensors").items():
         assert (weight - whole[name]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        (UserError("photos.parquet: gone"), "photos.parquet: gone"),
+        (ValueError("no such\nclass"), "the first process of this run has failed: ValueError: no such class"),
+        (OSError(errno.ENOSPC, "No space left on device"), "could not be written"),
+    ],
+)
+def test_what_the_first_process_fails_at_alone_ends_the_run_in_every_process_with_the_reason(
+    small, tmp_path, in_processes, monkeypatch, failure, message
+):
+    """A measurement, or a checkpoint that finds no room: the others do not wait for it until their backend gives up."""
+
+    def fail(*_):
+        raise failure
+
+    hooks = [Hook(1, fail)]
+    if isinstance(failure, OSError):
+        hooks = []
+        monkeypatch.setattr(checkpoints, "save_file", fail)
+
+    def work(rank):
+        try:
+            train(RECIPE, tmp_path / "run", device="cpu", assemble=small.parts, hooks=hooks)
+        except (UserError, type(failure)) as error:
+            (tmp_path / f"said-{rank}").write_text(f"{type(error).__name__}: {error}")
+
+    in_processes(work, 2)
+    first, other = ((tmp_path / f"said-{rank}").read_text() for rank in range(2))
+    assert other.startswith("UserError: ")
+    assert message in other
+    assert "\n" not in other
+    assert first == (f"ValueError: {failure}" if isinstance(failure, ValueError) else other)
 
 
 def test_a_process_that_dies_ends_the_run_in_one_line(small, tmp_path, in_processes):

@@ -105,20 +105,19 @@ def train(
     recipe = replace(recipe, data=replace(recipe.data, sources=(*recipe.data.sources, *objects)))
     recipe.check()
     check_trackers(trackers)
-    with ranks(device) as place, tensor_cores(recipe.precision), ExitStack() as held:
+    with ranks(device) as place, dead_ranks(str(out)), tensor_cores(recipe.precision), ExitStack() as held:
         if first_decides(lambda: _may_start(out, recipe, resume, held)):
             return out / "model"
         name = first_decides(lambda: _last_checkpoint(out, recipe))
         last = out / "checkpoints" / name if name else None
         parts = assemble(recipe, place, last / "model" if last else None)
         wait_for_all()  # every process has read the folder before the first one writes to it
-        if place.first:
-            prepare_run_folder(out, recipe, last)
+        first_decides(lambda: prepare_run_folder(out, recipe, last))
         run = _Run(recipe, out, parts, place, last, hooks)
         if run.metrics:
             held.callback(run.metrics.close)
             held.enter_context(run.metrics.shown_by(open_trackers(trackers, out, as_json(recipe), run.state.step)))
-        with stop_requests() as request, dead_ranks(str(out)):
+        with stop_requests() as request:
             run.finish(request)
             wait_for_all()
     return out / "model"
@@ -197,9 +196,7 @@ class _Run:
                 if stop and self.state.step < steps:
                     self.leave(request)
         with self.averages.in_place() if self.averages else nullcontext(), whole_weights(self.model):
-            if self.metrics:  # from the file: a run that was killed after its last step has made none since
-                card = model_card(as_json(self.recipe), self.state.seen, self.metrics.last)
-                checkpoints.save_model(self.out / "model", self.model, card)
+            first_decides(self.write_model)
 
     def measure(self) -> None:
         """Let the hooks whose turn it is look at the model as it would be saved."""
@@ -209,11 +206,22 @@ class _Run:
             return
         began = time.perf_counter()
         with self.averages.in_place() if self.averages else nullcontext(), whole_weights(self.model):
-            if self.metrics:
-                with _evaluating(self.model):
-                    for hook in due:
-                        self.metrics.write({"step": step, "evaluation": dict(hook.measure(self.model))})
+            first_decides(lambda: self.write_figures(due))
         self.last_line = (self.last_line[0], self.last_line[1] + time.perf_counter() - began)
+
+    def write_figures(self, hooks: Sequence[Hook]) -> None:
+        """Measure, in the first process, and add a line to the metrics for each hook."""
+        assert self.metrics is not None, "the first process has the metrics"
+        with _evaluating(self.model):
+            for hook in hooks:
+                self.metrics.write({"step": self.state.step, "evaluation": dict(hook.measure(self.model))})
+
+    def write_model(self) -> None:
+        """Write the finished model, in the first process."""
+        assert self.metrics is not None, "the first process has the metrics"
+        # From the file: a run that was killed after its last step has made none since.
+        card = model_card(as_json(self.recipe), self.state.seen, self.metrics.last)
+        checkpoints.save_model(self.out / "model", self.model, card)
 
     def step(self, inputs: Inputs, composition: Mapping[str, int]) -> dict[str, float]:
         """One update; leaves the weights alone if loss or gradient is not a number.
@@ -270,12 +278,16 @@ class _Run:
         """Write a checkpoint, whose model carries the objective's temperature, as CLIP's does; one process writes."""
         tensors = checkpoints.training_tensors(self.objective, self.optimiser, self.averages, kept=self.place.first)
         with whole_weights(self.model):
-            if self.metrics:
-                if learned := self.objective.scale_and_bias():
-                    self.model.set_scale(*learned)
-                self.metrics.sync()
-                folder, keep = self.out / "checkpoints", self.recipe.checkpoints_kept
-                checkpoints.save(folder, self.state, self.model, tensors, keep)
+            first_decides(lambda: self.write_checkpoint(tensors))
+
+    def write_checkpoint(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Write a checkpoint, in the first process."""
+        assert self.metrics is not None, "the first process has the metrics"
+        if learned := self.objective.scale_and_bias():
+            self.model.set_scale(*learned)
+        self.metrics.sync()
+        folder, keep = self.out / "checkpoints", self.recipe.checkpoints_kept
+        checkpoints.save(folder, self.state, self.model, tensors, keep)
 
     def leave(self, request: StopRequest) -> None:
         """Say where the run stands, and end the process as the signal would have."""

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -57,10 +58,17 @@ def ranks(device: str | None = None) -> Iterator[ProcessRanks]:
     elif chosen.type == "mps":
         chosen = torch.device("cpu")  # one machine has one MPS device, and it has no collectives
     dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    _PATIENT.append(dist.new_group(backend="gloo", timeout=timedelta(days=30)))
     try:
         yield ProcessRanks(dist.get_rank(), size, chosen)
     finally:
+        _PATIENT.clear()
         dist.destroy_process_group()
+
+
+_PATIENT: list[dist.ProcessGroup] = []
+"""The group by which processes wait for what one of them does alone: an evaluation may take longer than the ten minutes
+that a backend gives a collective. A process that ends closes its connections, and so ends the others' waiting."""
 
 
 def _usable(device: str) -> torch.device:
@@ -158,30 +166,43 @@ def sum_gradients(modules: Iterable[nn.Parameter]) -> None:
 
 
 def first_decides(decide: Callable[[], Decision]) -> Decision:
-    """What the first process finds, for all of them; its `UserError` is everybody's, so that none waits for it.
+    """What the first process finds, for all of them, however long it takes; its error is everybody's.
 
     Raises:
-        UserError: the first process met it.
+        UserError: the first process met it; in the others also whatever else it met, in one line.
     """
     if not in_parallel():
         return decide()
     told: list[Any] = [None, None]
+    met = None
     if rank() == 0:
         try:
             told[0] = decide()
-        except UserError as error:
-            told[1] = str(error)
-    dist.broadcast_object_list(told)
+        except Exception as error:
+            met, told[1] = error, _one_line(error)
+    dist.broadcast_object_list(told, group=_PATIENT[0] if _PATIENT else None)
+    if met is not None:
+        raise met
     if told[1] is not None:
         raise UserError(told[1])
     return told[0]
 
 
+def _one_line(error: Exception) -> str:
+    if isinstance(error, UserError):
+        return str(error)
+    return f"the first process of this run has failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
 def first_makes(make: Callable[[], Decision]) -> Decision:
-    """What ``make`` gives; the first process runs it before the others, who find what it has kept on the disk."""
-    made = make() if rank() == 0 else None
-    wait_for_all()
-    return make() if made is None else made
+    """What ``make`` gives; the first process runs it before the others, who find what it has kept on the disk.
+
+    Raises:
+        UserError: see `first_decides`.
+    """
+    made: list[Decision] = []
+    first_decides(lambda: made.append(make()))
+    return made[0] if made else make()
 
 
 @contextmanager
