@@ -72,6 +72,7 @@ docs: setup
 results: setup
 	$(BIN)/recollect results docs/results.md
 	$(BIN)/recollect results docs/bench.md
+	$(BIN)/recollect results docs/scale.md
 
 matrix:
 	for python in $(PYTHONS); do \

@@ -1,23 +1,37 @@
-"""What a large run takes, from what is counted here: FLOP, bytes and network of one step, and the days of a whole run.
+"""What a large run takes, and a large memory: FLOP, bytes and network of a step or a query, and where they break.
 
-Nothing is timed: operations are counted by torch while one image, one text and a small batch pass through the real
-model and objective, and scaled by what they depend on (rows, rows x batch). The machine's figures are arguments.
+Operations and bytes are counted while a few images and texts pass through the real model and objective, and scaled by
+what they depend on (rows, rows x batch). The machine's figures are arguments. Two things are timed: how long a Parquet
+file takes to open, here; and a memory's searches, by `benchmarks/memory.py`, whose file is read.
 
-python benchmarks/scale.py --preset vit-b-16 --pairs 15e9 --batch 32768 --devices 64
+python benchmarks/scale.py --preset vit-b-16 --pairs 15e9 --batch 32768 --devices 64 --out results/bench/scale.json
+recollect results docs/scale.md
 """
 
-from dataclasses import asdict, dataclass
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 import tyro
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from recollect.core.files import write_json
+from recollect.core.files import read_json, write_json
 from recollect.core.progress import output
-from recollect.models import build_model
+from recollect.data.sources.streamed import AT_ONCE, open_stream
+from recollect.models import DualEncoder, build_model
 from recollect.objectives import ContextObjective, ContrastiveObjective
 from recollect.objectives.shards import Shard
+from recollect.studies.study import StudyTable
+from recollect.training.precision import autocast
+
+MEMORY = Path(__file__).parents[1] / "results" / "bench" / "memory-1m.json"
 
 
 @dataclass(frozen=True)
@@ -37,6 +51,20 @@ class Options:
     """The same of the objective, which computes in float32."""
     network: float = 50e9
     """Bytes/s between devices: 400 Gbit/s each."""
+    device_memory: float = 80e9
+    """Bytes of a device."""
+    pictures: float = 409
+    """A second that one core prepares: 500 x 375 pixels, measured (benchmarks/data.py)."""
+    picture_bytes: float = 50e3
+    """Of such a picture as a JPEG, and its text."""
+    shard: int = 10_000
+    """Pairs of a Parquet file."""
+    request: float = 0.05
+    """Seconds until a store behind an address answers."""
+    rows: float = 1e9
+    """Of a memory."""
+    row_width: int = 512
+    """Entries of each of its two vectors."""
     out: Path | None = None
 
 
@@ -50,12 +78,12 @@ class Part(Shard):
         return rows.repeat(self.size, *[1] * (rows.ndim - 1))
 
 
-def counted(work: object) -> int:
+def counted(work: Callable[[], object]) -> int:
     """Floating-point operations of a call."""
-    # The block-wise forms add products in place, which torch's table does not list.
+    # The block-wise forms add products in place, which torch's table does not list; nor does it list a CPU's attention.
     in_place = {torch.ops.aten.addmm_: lambda _, a, b, **__: 2 * a[0] * a[1] * b[1]}
-    with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
-        work()  # type: ignore[operator]
+    with FlopCounterMode(display=False, custom_mapping=in_place) as counter, sdpa_kernel(SDPBackend.MATH):
+        work()
     return counter.get_total_flops()
 
 
@@ -69,8 +97,47 @@ def objective_flops(base: str, context: bool, width: int, devices: int) -> float
     return total / (rows * rows * devices * width)
 
 
-def derive(options: Options) -> dict[str, float]:
-    """Every figure, by name."""
+def kept_bytes(model: DualEncoder) -> int:
+    """Bytes of activations that one more pair keeps for the backward pass, towers in bfloat16."""
+    size = model.transform.size
+
+    def of(pairs: int) -> int:
+        found: dict[int, torch.UntypedStorage] = {}  # kept here, so that no address is used twice
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+            return tensor
+
+        tokens = model.tokenize(["a photo of a cat left of a large red house"] * pairs)
+        with (
+            torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+            autocast(torch.device("cpu"), "bfloat16"),
+        ):
+            kept = model.encode_images(torch.randn(pairs, 3, size, size)), model.encode_texts(tokens)
+        del kept
+        return sum(storage.nbytes() for storage in found.values())
+
+    return of(3) - of(2)
+
+
+def opening(shards: int) -> float:
+    """Seconds that a process takes to open a Parquet file as a stream, before the first step."""
+    with tempfile.TemporaryDirectory() as folder:
+        table = pa.table({"image": [{"bytes": b"-", "path": None}] * 100, "caption": ["a"] * 100})
+        files = [f"{folder}/{number}.parquet" for number in range(shards)]
+        for file in files:
+            pq.write_table(table, file)
+        open_stream("warm", files[:1])
+        start = time.process_time()
+        open_stream("shards", files)
+        return (time.process_time() - start) / shards
+
+
+Figures = dict[str, float]
+
+
+def training(options: Options) -> Figures:
+    """Every figure of a run, by name."""
     model = build_model(options.preset, texts=[f"{number} photos of a cat" for number in range(200)])
     pixels = torch.randn(1, 3, model.transform.size, model.transform.size)
     tokens = model.tokenize(["a photo of a cat left of a large red house"])
@@ -80,40 +147,133 @@ def derive(options: Options) -> dict[str, float]:
     rows, steps, width = options.batch / options.devices, options.pairs / options.batch, model.width
     towers = forward * (4 if options.chunked else 3) * rows  # a backward pass is two forward passes
     gathered = 4 * options.batch * width  # float32 bytes of one set of rows
-    figures: dict[str, float] = {
+    kept, files = kept_bytes(model), options.pairs / options.shard
+    figures: Figures = {
         "parameters": parameters,
         "forward FLOP a pair": forward,
+        "pairs a device and step": rows,
         "steps": steps,
         "towers, FLOP a device and step": towers,
+        "towers, seconds of a step": towers / options.flops,
         "weights, gradients and AdamW, bytes a device": 16 * parameters,
+        "activations, bytes a pair": kept,
+        "activations, bytes a device": kept * rows,
+        "pairs whose activations fit beside the weights": (options.device_memory - 16 * parameters) // kept,
+        "parameters at which weights, gradients and AdamW fill a device": options.device_memory / 16,
+        "parameters at which all weights fill a device": options.device_memory / 4,
         "gradients over the network, bytes a device and step": 2 * 4 * parameters,
+        "shards": files,
+        "seconds to open a shard on this machine, measured": (each := opening(200)),
+        "minutes to open all shards on one machine": files * each / 60,
+        "minutes to open them behind an address": files * options.request / AT_ONCE / 60,
     }
     for name, context in (("plain", False), ("context", True)):
-        flops = objective_flops(options.base, context, width, 4) * rows * options.batch * width
+        share = objective_flops(options.base, context, width, 4)
+        flops = share * rows * options.batch * width
         # Gathered on the way there and added up on the way back: texts, and with context keys and values.
-        moved = (3 if context else 1) * 2 * gathered
+        sets = 3 if context else 1
+        moved = sets * 2 * gathered
         seconds = towers / options.flops + flops / options.loss_flops
         network = (moved + 8 * parameters) / options.network
+        pace = options.batch / (seconds + network)
+        eightfold = 64 * flops / options.loss_flops
         figures |= {
+            f"{name}: operations of the objective by batch x rows x width": share,
             f"{name}: objective, FLOP a device and step": flops,
+            f"{name}: objective, seconds of a step": flops / options.loss_flops,
+            f"{name}: rows and gradients that the objective gathers, bytes a device": sets * 2 * gathered,
             f"{name}: embeddings over the network, bytes a device and step": moved,
             f"{name}: seconds of a step, computing": seconds,
             f"{name}: seconds of a step, network if nothing overlaps": network,
             f"{name}: days": steps * (seconds + network) / 86_400,
             f"{name}: objective's share of the computing": flops / options.loss_flops / seconds,
+            f"{name}: its share at eight times the batch": eightfold / (eightfold + 8 * towers / options.flops),
+            f"{name}: pictures a second": pace,
+            f"{name}: cores that prepare them": pace / options.pictures,
+            f"{name}: bytes a second read": pace * options.picture_bytes,
         }
     return figures
+
+
+def index_flops(rows: float, width: int) -> float:
+    """Operations to build an index (`recollect.memory.backends.cells`).
+
+    It has twice the root of the rows as cells, eight rounds of k-means on fifty rows for each, and every row's cell.
+    """
+    cells = 2 * rows**0.5
+    return 2 * (8 * 50 * cells + rows) * cells * width
+
+
+def memory(options: Options, measured: Mapping[str, Any]) -> Figures:
+    """Every figure of a memory, by name, from one that was measured."""
+    found, settings = measured["figures"]["index"], measured["settings"]
+    rows, width = options.rows, options.row_width
+    larger = (rows / settings["rows"]) * (width / settings["width"])
+    vectors = 2 * 2 * rows * width  # of images and texts, two bytes an entry
+    cells = 2 * rows**0.5
+    before = 2 * 2 * settings["rows"] * settings["width"]
+    # By the same formula as for those that were measured, whose seconds say how fast the products were here.
+    pace = index_flops(settings["rows"], settings["width"]) / found["index built and measured, processor (s)"]
+    built, read = index_flops(rows, width), found["cells read"] * rows / cells
+    return {
+        "bytes of the vectors": vectors,
+        "bytes on disk, as the measured memory has them": vectors * found["on disk (MB)"] * 1e6 / before,
+        "bytes that an exact query reads": vectors / 2,
+        "FLOP of an exact query": 2 * rows * width,
+        "seconds of an exact query": found["exact, one, processor (ms a query)"] / 1e3 * larger,
+        "seconds of one of 300 exact queries at once": (
+            found["exact, 300 at once, processor (ms a query)"] / 1e3 * larger
+        ),
+        "cells": cells,
+        "FLOP to build the index": built,
+        "days to build it on one core": built / pace / 86_400,
+        "hours to build that of ten million rows on one core": index_flops(1e7, width) / pace / 3600,
+        "rows that a query reads of as many cells": read,
+        "bytes of them": 2 * read * width,
+        "bytes of the numbers of rows by cell, in memory": 8 * rows,
+        "the same while a process opens the index": 48 * rows,
+        "bytes of the sample that places the cells": 4 * 50 * cells * width,
+    }
+
+
+def derive(options: Options) -> tuple[Figures, Figures]:
+    """The figures of a run and of a memory."""
+    return training(options), memory(options, read_json(MEMORY))
+
+
+def tables(options: Options, run: Figures, held: Figures) -> list[StudyTable]:
+    """What `recollect results` puts on a page."""
+    setting = f"{options.preset}, {options.pairs:.3g} pairs, batch {options.batch:,}, {options.devices} devices"
+
+    def listed(title: str, figures: Figures) -> StudyTable:
+        return StudyTable(title, ("figure", "value"), tuple((name, shown(value)) for name, value in figures.items()))
+
+    return [listed(f"A run: {setting}", run), listed(f"A memory of {options.rows:.3g} rows", held)]
+
+
+def shown(value: float) -> str:
+    """Three digits, with thousands in words of the trade."""
+    for size, word in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if value >= size:
+            return f"{value / size:.3g} {word}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def main(options: Options) -> None:
     """Count, print and, where asked, write JSON."""
     torch.manual_seed(0)
-    figures, console = derive(options), output()
-    console.print(f"{options.preset}, {options.pairs:.3g} pairs, batch {options.batch:,}, {options.devices} devices")
-    for name, value in figures.items():
-        console.print(f"{name:72} {value:.4g}", highlight=False)
+    torch.set_num_threads(1)
+    run, held = derive(options)
+    made, console = tables(options, run, held), output()
+    for table in made:
+        console.print(table.title)
+        for name, value in table.rows:
+            console.print(f"{name:76} {value}", highlight=False)
     if options.out:
-        write_json(options.out, {"options": asdict(options) | {"out": None}, "figures": figures})
+        command = f"python benchmarks/scale.py --out {options.out}"
+        settings = asdict(replace(options, out=None))
+        write_json(options.out, {"command": command, "options": settings, "figures": {"run": run, "memory": held},
+                                 "tables": [asdict(table) for table in made]})  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import json
 import tarfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +29,9 @@ from recollect.data.sources.images import BrokenImageError, decode
 
 _OPEN = 64
 """Row groups or tars that a process keeps open: what one stretch of a run reads, and the next one's beginning."""
+
+AT_ONCE = 16
+"""Files behind an address that are asked at the same time how many samples they hold."""
 
 _SIZES = "sizes.json"
 """What WebDataset calls the file beside shards that says how many samples each holds."""
@@ -146,7 +150,8 @@ def open_stream(name: str, files: Sequence[str], columns: Columns | None = None)
     """
     kinds = {Path(file.partition("?")[0]).suffix.lower() for file in files}
     if kinds == {".parquet"}:
-        blocks = [block for file in files for block in _row_groups(file)]
+        with ThreadPoolExecutor(AT_ONCE if "://" in files[0] else 1) as pool:
+            blocks = [block for found in pool.map(_row_groups, files) for block in found]
         present = _parquet(files[0]).schema_arrow.names
     elif kinds == {".tar"}:
         blocks = [Block(file, -1, rows) for file, rows in zip(files, _tar_sizes(files), strict=True)]
