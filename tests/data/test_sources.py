@@ -318,18 +318,18 @@ def test_the_fingerprint_of_a_csv_covers_the_images_it_names(make):
 
 
 def test_a_large_file_counts_as_changed_when_a_probed_block_is(make, monkeypatch):
-    from recollect.data.sources import files as opening
+    from recollect.core import content
 
     path = make.folder / "large.bin"
     path.write_bytes(bytes(100_000))
-    whole = opening.content_hash([path])
-    monkeypatch.setattr(opening, "_WHOLE", 1000)
-    monkeypatch.setattr(opening, "_PROBE", 100)
-    before = opening.content_hash([path])
+    whole = content.content_hash([path])
+    monkeypatch.setattr(content, "_WHOLE", 1000)
+    monkeypatch.setattr(content, "_PROBE", 100)
+    before = content.content_hash([path])
     with path.open("r+b") as file:
         file.seek(99_990)
         file.write(b"x")
-    assert len({whole, before, opening.content_hash([path])}) == 3
+    assert len({whole, before, content.content_hash([path])}) == 3
 
 
 def test_a_changed_file_is_read_anew(make):

@@ -22,6 +22,12 @@ ImageLike = Image.Image | np.ndarray
 NO_LABEL = -1
 """The label of a sample that has no class."""
 
+TEXT_SCALE = 100.0
+"""What cosines with a text are multiplied by where a model has no scale of its own: CLIP's learned one."""
+
+Metric = Literal["top-1", "mean per class"]
+"""What classification is judged by."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:

@@ -15,10 +15,9 @@ from recollect.core.errors import UserError
 from recollect.core.files import atomic_path
 from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed
-from recollect.core.types import Encoder, Kind, Source
+from recollect.core.types import TEXT_SCALE, Encoder, Kind, Source
 from recollect.data.prompts import fill
 from recollect.data.sources.reading import MOST_BROKEN, readable_blocks
-from recollect.fewshot.mixture import TEXT_SCALE
 from recollect.tasks.classification import ClassificationTask
 
 

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
+from recollect.core.types import TEXT_SCALE
 from recollect.evaluation.results import Result
-from recollect.fewshot.mixture import TEXT_SCALE
 from recollect.fewshot.protocol import FewShotTask, Protocol, run_protocol
 from recollect.tasks.classification import Division, tested_rows
 

@@ -3,13 +3,13 @@
 import numpy as np
 
 from recollect.core.errors import UserError
-from recollect.core.types import Encoder
+from recollect.core.types import Encoder, Metric
 from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.results import Result, content_of
 from recollect.evaluation.zero_shot import mean_per_class, top_1
 from recollect.fewshot import LinearProbe
 from recollect.fewshot.calibration import expected_calibration_error
-from recollect.fewshot.protocol import SET_ALPHA, Metric
+from recollect.fewshot.protocol import SET_ALPHA
 from recollect.tasks.classification import ClassificationTask
 
 

@@ -5,13 +5,11 @@ from typing import Any, Literal
 import numpy as np
 from sklearn.base import clone
 
+from recollect.core.types import TEXT_SCALE
 from recollect.fewshot.base import EmbeddingClassifier, class_means, softmax
 from recollect.fewshot.holdout import MOST_TUNING_ROWS, HoldOut
 from recollect.fewshot.tip import check_preset
 from recollect.fewshot.tuning import Pair, best_weight
-
-TEXT_SCALE = 100.0
-"""Scale of the text scores in the published codes: CLIP's learned one. Give another model's own as ``scale``."""
 
 
 class Mixture(EmbeddingClassifier):

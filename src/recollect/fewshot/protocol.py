@@ -10,19 +10,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
+from recollect.core.types import TEXT_SCALE, Metric
 from recollect.fewshot.ape import ApeClassifier
 from recollect.fewshot.base import EmbeddingClassifier, softmax, unit_rows
 from recollect.fewshot.calibration import BINS
 from recollect.fewshot.heads import ClassAdaptiveProbe, LinearProbePlusPlus, ResidualMap
 from recollect.fewshot.holdout import SupportSimilarity
-from recollect.fewshot.mixture import TEXT_SCALE, DualMemory, GaussianDiscriminant, ZeroShotMix
+from recollect.fewshot.mixture import DualMemory, GaussianDiscriminant, ZeroShotMix
 from recollect.fewshot.proker import ProKeR
 from recollect.fewshot.prototype import PrototypeClassifier
 from recollect.fewshot.timo import Timo
@@ -64,8 +65,6 @@ FEW_SHOT_METHODS: Mapping[str, MakeEstimator] = {
 
 PAPER_METHODS = ("prototype", "tip-adapter", "tip-adapter-cv", "plurality", "rank", "softmax")
 """The six training-free classifiers of LIxP's Table 1."""
-
-Metric = Literal["top-1", "mean per class"]
 
 SET_ALPHA = 0.1
 """Error rate of the conformal sets whose coverage is measured."""

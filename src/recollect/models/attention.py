@@ -1,13 +1,15 @@
 """Where the pooled token of a text looks, layer by layer (prefix conditioning, Fig. 3, 5, 6)."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+import transformers
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from recollect.models.transformers.families import pooled_places
 
@@ -28,7 +30,7 @@ class TextAttention:
 
 
 def pooled_attention(
-    model: PreTrainedModel, tokens: dict[str, Tensor]
+    model: transformers.PreTrainedModel, tokens: dict[str, Tensor]
 ) -> tuple[Int[Tensor, " n"], tuple[Float[Tensor, "n heads tokens"], ...]]:
     """The pooled token's place and its attention in every layer of the text tower, in float32 on the CPU."""
     places = pooled_places(tokens["input_ids"], model.config)
@@ -39,7 +41,7 @@ def pooled_attention(
 
 
 @contextmanager
-def eager_attention(tower: PreTrainedModel) -> Iterator[None]:
+def eager_attention(tower: transformers.PreTrainedModel) -> Iterator[None]:
     """Compute attention as a matrix while the block runs; the fused kernels never form it."""
     before = tower.config._attn_implementation
     tower.set_attn_implementation("eager")

@@ -3,24 +3,16 @@
 Weights are read from safetensors only. A pickle can run code when it is opened, so none ever is.
 """
 
+from __future__ import annotations
+
 import re
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from transformers import (
-    AutoConfig,
-    AutoImageProcessor,
-    AutoModel,
-    AutoProcessor,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedModel,
-    ProcessorMixin,
-    VisionTextDualEncoderProcessor,
-)
 from transformers.utils import cached_file
 
 from recollect.core.errors import UserError
@@ -132,13 +124,13 @@ def _open_checkpoint(name: str, record: dict[str, Any]) -> TransformersEncoder:
     return encoder
 
 
-def _open_config(name: str) -> PreTrainedConfig:
+def _open_config(name: str) -> transformers.PreTrainedConfig:
     try:
         with quiet():
-            config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+            config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
     except _FAILURES as error:
         raise _unreachable(name, error) from error
-    model_class = AutoModel._model_mapping.get(type(config), None)
+    model_class = transformers.AutoModel._model_mapping.get(type(config), None)
     wanted = ("get_image_features", "get_text_features")
     if model_class is None or isinstance(model_class, tuple) or not all(hasattr(model_class, each) for each in wanted):
         raise UserError(
@@ -148,7 +140,7 @@ def _open_config(name: str) -> PreTrainedConfig:
     return config
 
 
-def _open_weights(name: str, config: PreTrainedConfig) -> PreTrainedModel:
+def _open_weights(name: str, config: transformers.PreTrainedConfig) -> transformers.PreTrainedModel:
     folder = Path(name)
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
         pickled = [file for file in _PICKLES if (folder / file).exists()]
@@ -157,7 +149,7 @@ def _open_weights(name: str, config: PreTrainedConfig) -> PreTrainedModel:
         raise UserError(f"{name}: no model.safetensors there. Copy the folder again, or name another.")
     try:
         with quiet():
-            model, report = AutoModel.from_pretrained(
+            model, report = transformers.AutoModel.from_pretrained(
                 name,
                 config=config,
                 dtype=torch.float32,
@@ -175,22 +167,25 @@ def _open_weights(name: str, config: PreTrainedConfig) -> PreTrainedModel:
     return model
 
 
-def _open_processor(name: str) -> ProcessorMixin:
+def _open_processor(name: str) -> transformers.ProcessorMixin:
     try:
         with quiet():
-            processor = AutoProcessor.from_pretrained(name, trust_remote_code=False)
+            processor = transformers.AutoProcessor.from_pretrained(name, trust_remote_code=False)
             if hasattr(processor, "tokenizer") and hasattr(processor, "image_processor"):
                 return processor
     except _FAILURES:
         pass  # an older checkpoint may have the two parts, but nothing that joins them
     parts = []
-    for opener, what in ((AutoImageProcessor, "image processor"), (AutoTokenizer, "tokenizer")):
+    for opener, what in (
+        (transformers.AutoImageProcessor, "image processor"),
+        (transformers.AutoTokenizer, "tokenizer"),
+    ):
         try:
             with quiet():
                 parts.append(opener.from_pretrained(name, trust_remote_code=False))
         except _FAILURES as error:
             raise UserError(f"{name}: its {what} cannot be opened ({_line(error)}).") from error
-    return VisionTextDualEncoderProcessor(*parts)
+    return transformers.VisionTextDualEncoderProcessor(*parts)
 
 
 def _saved_transform(record: dict[str, Any]) -> ImageTransform | None:

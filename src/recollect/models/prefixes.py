@@ -4,11 +4,13 @@ They are ordinary special tokens of the tokenizer and rows of the token embeddin
 ``"<|caption|>a photo of a cat"`` as a caption.
 """
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Sequence
 
 import torch
-from transformers import AddedToken, PreTrainedModel, PreTrainedTokenizerBase
+import transformers
 
 from recollect.core.errors import UserError
 from recollect.core.seeding import torch_generator
@@ -23,14 +25,16 @@ def prefix_words(kind: Kind, length: int) -> tuple[str, ...]:
     return tuple(f"<|{kind}|>" if place == 1 else f"<|{kind}:{place}|>" for place in range(1, length + 1))
 
 
-def add_to_tokenizer(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> None:
+def add_to_tokenizer(tokenizer: transformers.PreTrainedTokenizerBase, words: Sequence[str]) -> None:
     """Make each word one token that is never split, with nothing changed in how other text is read.
 
     Raises:
         UserError: this tokenizer reads a text differently behind a special token.
     """
     # A space between the words and the text belongs to neither, so that both ways of writing it mean the same.
-    tokens = [AddedToken(word, special=True, normalized=False, lstrip=False, rstrip=True) for word in words]
+    tokens = [
+        transformers.AddedToken(word, special=True, normalized=False, lstrip=False, rstrip=True) for word in words
+    ]
     trial = copy.deepcopy(tokenizer)
     trial.model_max_length = 10**6  # the trial texts are not cut off
     trial.add_tokens(tokens, special_tokens=True)
@@ -44,7 +48,10 @@ def add_to_tokenizer(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -
 
 
 def add_to_embedding(
-    text_model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, words: Sequence[str], seed: int
+    text_model: transformers.PreTrainedModel,
+    tokenizer: transformers.PreTrainedTokenizerBase,
+    words: Sequence[str],
+    seed: int,
 ) -> None:
     """Give each word's token its own row of the token embedding, drawn from N(0, 0.02); the others keep theirs."""
     ids = tokenizer.convert_tokens_to_ids(list(words))

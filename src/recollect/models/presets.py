@@ -1,25 +1,14 @@
 """Models built from nothing: what can be named in a recipe, and how large it is."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import (
-    AutoTokenizer,
-    CLIPTextConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    ProcessorMixin,
-    SiglipConfig,
-    SiglipModel,
-    SiglipProcessor,
-    SwinConfig,
-    VisionTextDualEncoderConfig,
-    VisionTextDualEncoderModel,
-    VisionTextDualEncoderProcessor,
-)
+import transformers
 
 from recollect.core.errors import UserError
 from recollect.core.seeding import derive_seed
@@ -71,7 +60,9 @@ class SiglipPreset:
     vocabulary: int = 32_000
     activation: str = "gelu_pytorch_tanh"
 
-    def build(self, tokenizer: PreTrainedTokenizerBase) -> tuple[PreTrainedModel, ProcessorMixin, ImageTransform]:
+    def build(
+        self, tokenizer: transformers.PreTrainedTokenizerBase
+    ) -> tuple[transformers.PreTrainedModel, transformers.ProcessorMixin, ImageTransform]:
         """The towers, initialised from torch's current random state, and what prepares their inputs."""
 
         def tower(size: Transformer) -> dict[str, Any]:
@@ -95,8 +86,12 @@ class SiglipPreset:
         transform = ImageTransform(size=self.size, mean=_HALF, std=_HALF, fit="squash")
         # SigLIP attends to its padding, so a processor that also gave a mask would give other embeddings.
         tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = ["input_ids"]
-        processor = SiglipProcessor(processor_of(transform), tokenizer)
-        return SiglipModel(SiglipConfig(text_config=text, vision_config=image)), processor, transform
+        processor = transformers.SiglipProcessor(processor_of(transform), tokenizer)
+        return (
+            transformers.SiglipModel(transformers.SiglipConfig(text_config=text, vision_config=image)),
+            processor,
+            transform,
+        )
 
 
 @dataclass(frozen=True)
@@ -128,9 +123,11 @@ class SwinPreset:
     length: int = 77
     vocabulary: int = 49_408
 
-    def build(self, tokenizer: PreTrainedTokenizerBase) -> tuple[PreTrainedModel, ProcessorMixin, ImageTransform]:
+    def build(
+        self, tokenizer: transformers.PreTrainedTokenizerBase
+    ) -> tuple[transformers.PreTrainedModel, transformers.ProcessorMixin, ImageTransform]:
         """The towers, initialised from torch's current random state, and what prepares their inputs."""
-        image = SwinConfig(
+        image = transformers.SwinConfig(
             image_size=self.size,
             patch_size=self.patch,
             embed_dim=self.patch_width,
@@ -138,7 +135,7 @@ class SwinPreset:
             num_heads=list(self.heads),
             window_size=self.window,
         )
-        text = CLIPTextConfig(
+        text = transformers.CLIPTextConfig(
             vocab_size=len(tokenizer),
             hidden_size=self.text.width,
             intermediate_size=self.text.mlp * self.text.width,
@@ -149,10 +146,12 @@ class SwinPreset:
             bos_token_id=tokenizer.bos_token_id,
             eos_token_id=tokenizer.eos_token_id,
         )
-        config = VisionTextDualEncoderConfig.from_vision_text_configs(image, text, projection_dim=self.width)
+        config = transformers.VisionTextDualEncoderConfig.from_vision_text_configs(
+            image, text, projection_dim=self.width
+        )
         transform = ImageTransform(size=self.size, mean=_IMAGENET_MEAN, std=_IMAGENET_STD, fit="crop")
-        processor = VisionTextDualEncoderProcessor(processor_of(transform), tokenizer)
-        return VisionTextDualEncoderModel(config), processor, transform
+        processor = transformers.VisionTextDualEncoderProcessor(processor_of(transform), tokenizer)
+        return transformers.VisionTextDualEncoderModel(config), processor, transform
 
 
 @dataclass(frozen=True)
@@ -224,7 +223,7 @@ def build_model(
     *,
     texts: Sequence[str] | None,
     pictures: Sequence[ImageLike] | None = None,
-    tokenizer: PreTrainedTokenizerBase | str | None = None,
+    tokenizer: transformers.PreTrainedTokenizerBase | str | None = None,
     prefixes: Sequence[Kind] = (),
     prefix_length: int = 1,
     seed: int = 0,
@@ -263,7 +262,7 @@ def _build_transformers(
     name: str,
     preset: SiglipPreset | SwinPreset,
     texts: Sequence[str] | None,
-    tokenizer: PreTrainedTokenizerBase | str | None,
+    tokenizer: transformers.PreTrainedTokenizerBase | str | None,
     seed: int,
 ) -> TransformersEncoder:
     if tokenizer is None:
@@ -280,10 +279,10 @@ def _build_transformers(
     return encoder
 
 
-def _open_tokenizer(name: str) -> PreTrainedTokenizerBase:
+def _open_tokenizer(name: str) -> transformers.PreTrainedTokenizerBase:
     try:
         with quiet():
-            return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+            return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise UserError(f"{name}: no tokenizer could be opened there ({_first_line(error)}).") from error
 

@@ -1,5 +1,7 @@
 """Tokenizers made from the captions at hand: a unigram one for transformers' towers, words for bags of words."""
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Sequence
@@ -7,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from jaxtyping import Int
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor
-from transformers import AddedToken, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from recollect.core.errors import UserError
 
@@ -22,7 +24,7 @@ _MOST_TEXTS = 1_000_000
 _LEFTOVER_STEP = 1e-4  # tokenizers scores the characters it must keep as the least score + k · 1e-4, in no fixed order
 
 
-def train_unigram(texts: Sequence[str], vocabulary: int, length: int) -> PreTrainedTokenizerBase:
+def train_unigram(texts: Sequence[str], vocabulary: int, length: int) -> transformers.PreTrainedTokenizerBase:
     """A unigram tokenizer of the SentencePiece type (Kudo, 2018), trained on ``texts``.
 
     Text is normalised (NFC), lower-cased, and its white space made single spaces. A character that no text holds is
@@ -85,7 +87,7 @@ def _canonical(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
     return sorted(((piece, settled(piece, score)) for piece, score in pieces), key=lambda entry: (-entry[1], entry[0]))
 
 
-def _finished(tokenizer: Tokenizer, length: int) -> PreTrainedTokenizerBase:
+def _finished(tokenizer: Tokenizer, length: int) -> transformers.PreTrainedTokenizerBase:
     tokenizer.normalizer, tokenizer.pre_tokenizer = _normalizer(), pre_tokenizers.Metaspace(prepend_scheme="always")
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {END}", special_tokens=[(END, tokenizer.token_to_id(END))]
@@ -94,10 +96,10 @@ def _finished(tokenizer: Tokenizer, length: int) -> PreTrainedTokenizerBase:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     special = {
-        name: AddedToken(word, special=True, normalized=False)
+        name: transformers.AddedToken(word, special=True, normalized=False)
         for name, word in (("pad_token", PAD), ("eos_token", END), ("unk_token", UNKNOWN))
     }
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=length, **special)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=length, **special)
 
 
 class WordTokenizer:
@@ -112,7 +114,7 @@ class WordTokenizer:
         self._numbers = {word: number for number, word in enumerate(self.words, start=1)}
 
     @classmethod
-    def trained_on(cls, texts: Sequence[str]) -> "WordTokenizer":
+    def trained_on(cls, texts: Sequence[str]) -> WordTokenizer:
         """The words of ``texts``.
 
         Raises:

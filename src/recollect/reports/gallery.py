@@ -13,7 +13,7 @@ from PIL import Image
 from recollect.core.errors import UserError
 from recollect.core.files import write_json, write_text
 from recollect.memory import Item
-from recollect.reports.page import TEMPLATES
+from recollect.reports.templates import TEMPLATES
 from recollect.search.searcher import MODEL, Hit, SearchReport, SearchResult
 
 GALLERY_FORMAT = 2

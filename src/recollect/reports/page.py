@@ -5,13 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from jinja2 import Environment, FileSystemLoader
 from matplotlib.figure import Figure
 
 from recollect.core.files import write_text
 from recollect.reports.plots import inline_png
-
-TEMPLATES = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True)
+from recollect.reports.templates import TEMPLATES
 
 _PIXELS_PER_INCH = 100  # of a figure on the page; its file has half as many again, for screens that show them
 

@@ -7,10 +7,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from recollect.core.content import content_hash
 from recollect.core.types import Kind
 from recollect.data.sources import open_source
 from recollect.data.sources.address import parse_address
-from recollect.data.sources.files import content_hash
 
 _NAMING = (".csv", ".tsv", ".jsonl")
 """Tables that may name pictures elsewhere, so that their own stamp does not tell whether a sample changed."""

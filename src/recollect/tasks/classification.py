@@ -7,13 +7,11 @@ import numpy as np
 
 from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator
-from recollect.core.types import NO_LABEL, Source
+from recollect.core.types import NO_LABEL, Metric, Source
+from recollect.data import sources
 from recollect.data.prompts import GENERAL_TEMPLATES, readable
-from recollect.data.sources import open_source, split_names
-from recollect.data.sources.columns import Columns
+from recollect.data.sources.columns import SPLITS, Columns
 from recollect.data.sources.derived import Subset
-from recollect.data.sources.files import SPLITS
-from recollect.fewshot.protocol import Metric
 
 
 @dataclass(frozen=True)
@@ -174,11 +172,11 @@ def _alike(one: str, other: str) -> bool:
 def _parts(spec: str, division: Division, columns: Columns | None) -> tuple[Source, Source]:
     if division.within is None:
         split = division.query or _query_split(spec, columns)
-        query = open_source(spec, split=split, kind="label", columns=columns)
+        query = sources.open_source(spec, split=split, kind="label", columns=columns)
         if division.support is None:
             return Subset(query, np.arange(0), name=f"{query.name}:none"), query
-        return open_source(spec, split=division.support, kind="label", columns=columns), query
-    whole = open_source(spec, split=division.within, kind="label", columns=columns)
+        return sources.open_source(spec, split=division.support, kind="label", columns=columns), query
+    whole = sources.open_source(spec, split=division.within, kind="label", columns=columns)
     tested = tested_rows(whole.labels, whole.class_names, division)
     return (
         Subset(whole, np.flatnonzero(~tested), name=f"{whole.name}:support"),
@@ -187,7 +185,7 @@ def _parts(spec: str, division: Division, columns: Columns | None) -> tuple[Sour
 
 
 def _query_split(spec: str, columns: Columns | None) -> str:
-    choices = split_names(spec, columns)
+    choices = sources.split_names(spec, columns)
     usual = [SPLITS.get(choice, choice) for choice in choices]
     if wanted := next((split for split in ("test", "validation") if split in usual), None):
         return choices[usual.index(wanted)]

@@ -14,8 +14,7 @@ from torch import Tensor
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed
-from recollect.core.types import ImageLike
-from recollect.fewshot.mixture import TEXT_SCALE
+from recollect.core.types import TEXT_SCALE, ImageLike
 from recollect.fewshot.trained import Schedule, fit_by_gradient
 from recollect.models.dual import DualEncoder
 from recollect.models.transformers.encoder import TransformersEncoder

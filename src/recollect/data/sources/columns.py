@@ -3,11 +3,12 @@
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from datasets.table import Table
+from typing import TYPE_CHECKING, Any
 
 from recollect.core.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets.table import Table
 
 _USUAL: Mapping[str, tuple[str, ...]] = {
     "image": ("image", "jpg", "png", "img", "jpeg", "webp", "image_bytes", "file_name", "filename", "filepath",
@@ -20,6 +21,13 @@ _USUAL: Mapping[str, tuple[str, ...]] = {
     "split": ("split",),
 }  # fmt: skip
 """Names tried in this order where the user names no column."""
+
+SPLITS: Mapping[str, str] = {
+    "train": "train", "training": "train",
+    "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation",
+    "test": "test", "testing": "test", "eval": "test",
+}  # fmt: skip
+"""Usual spellings of the three usual splits."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,7 @@ def _absent(role: str, name: str, present: list[str], where: str) -> str:
     return f"{where}: no column '{name}'; it has {shown}. Name it with --{option}-column {guess}."
 
 
-def text_reader(table: Table, columns: str) -> Callable[[int], tuple[str, ...]]:
+def text_reader(table: "Table", columns: str) -> Callable[[int], tuple[str, ...]]:
     """A function from a row number to the row's texts, read from one column, several, or a field inside one."""
     readers = [_field_reader(table, name) for name in columns.split(",")]
 
@@ -95,7 +103,7 @@ def texts_in(row: Mapping[str, Any], columns: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _field_reader(table: Table, name: str) -> Callable[[int], Any]:
+def _field_reader(table: "Table", name: str) -> Callable[[int], Any]:
     """Reads ``a`` or, if there is no such column, field ``b`` of column ``a`` for ``a.b`` (structure or JSON text)."""
     if name in table.column_names:
         column = table.column(name)

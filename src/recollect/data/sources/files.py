@@ -1,6 +1,5 @@
 """From a path or a hub id to tables: everything that touches files, through the ``datasets`` library."""
 
-import hashlib
 import re
 import sys
 import tarfile
@@ -16,17 +15,11 @@ import datasets
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
 from recollect.core.errors import UserError
+from recollect.data.sources.columns import SPLITS
 from recollect.data.sources.images import BROKEN_SHARE, note
 from recollect.data.sources.published import read_published
 from recollect.data.sources.shards import check_shards
 from recollect.data.sources.streamed import hub_files
-
-SPLITS: Mapping[str, str] = {
-    "train": "train", "training": "train",
-    "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation",
-    "test": "test", "testing": "test", "eval": "test",
-}  # fmt: skip
-"""Usual spellings of the three usual splits."""
 
 PICTURES = frozenset(ImageFolder.EXTENSIONS)
 """Endings of files that are pictures."""
@@ -367,30 +360,3 @@ def _quiet() -> Iterator[None]:
         datasets.logging.set_verbosity(level)
         if bars:
             datasets.enable_progress_bars()
-
-
-_WHOLE = 256 * 2**20
-_PROBES = 16
-_PROBE = 2**16
-
-
-def content_hash(files: Sequence[Path]) -> str:
-    """A hash of what the files hold: all bytes up to 256 MiB in total, else sizes, times and samples of each.
-
-    Reading a hundred gigabytes at every start would cost minutes; beyond the bound a file counts as changed when its
-    size, its time of change, or any of 16 blocks spread over it is another.
-    """
-    sizes = [file.stat().st_size for file in files]
-    whole = sum(sizes) <= _WHOLE
-    digest = hashlib.blake2b(digest_size=16)
-    for file, size in zip(files, sizes, strict=True):
-        digest.update(f"{file.name}\0{size}\0".encode())
-        with file.open("rb") as opened:
-            if whole:
-                digest.update(opened.read())
-                continue
-            digest.update(str(file.stat().st_mtime_ns).encode())
-            for probe in range(_PROBES):
-                opened.seek(max(0, size - _PROBE) * probe // (_PROBES - 1))
-                digest.update(opened.read(_PROBE))
-    return digest.hexdigest()

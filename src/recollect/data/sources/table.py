@@ -6,18 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recollect.core.content import content_hash
 from recollect.core.errors import UserError
 from recollect.core.types import ImageLike, Kind, Sample, Source
 from recollect.data.sources.columns import Columns, text_reader
-from recollect.data.sources.files import content_hash
 from recollect.data.sources.images import BrokenImageError, decode
+
+if TYPE_CHECKING:
+    import datasets
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class TableSource(Source):
     name: str
     kind: Kind = field()
     class_names: tuple[str, ...] = field()
-    table: datasets.Dataset
+    table: "datasets.Dataset"
     rows: np.ndarray
     labels: np.ndarray = field()
     columns: Columns

@@ -1,5 +1,7 @@
 """A dual encoder of transformers, seen as a `DualEncoder`."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -8,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import transformers
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import PreTrainedModel, ProcessorMixin
 from transformers.utils import logging
 
 from recollect.core.errors import UserError
@@ -47,7 +49,11 @@ class TransformersEncoder(DualEncoder):
     architecture = "transformers"
 
     def __init__(
-        self, model: PreTrainedModel, processor: ProcessorMixin, transform: ImageTransform, preset: str = ""
+        self,
+        model: transformers.PreTrainedModel,
+        processor: transformers.ProcessorMixin,
+        transform: ImageTransform,
+        preset: str = "",
     ) -> None:
         super().__init__()
         self.model = model

@@ -1,13 +1,15 @@
 """How the families of dual encoders in transformers differ: padding, masks, pooled tokens, pixels."""
 
+from __future__ import annotations
+
 import inspect
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
+import transformers
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from recollect.core.errors import UserError
 from recollect.data.transforms import patch_grid
@@ -39,7 +41,7 @@ class TextFormat:
         return asdict(self)
 
 
-def text_format(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> TextFormat:
+def text_format(model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase) -> TextFormat:
     """How ``model`` was trained to read texts.
 
     SigLIP always saw ``length`` tokens, attended to the padding and pools at the last place, so its padding is part of
@@ -92,7 +94,7 @@ def pooled_places(ids: Int[Tensor, "n tokens"], config: Any) -> Int[Tensor, " n"
     return torch.full((len(ids),), ids.shape[1] - 1 if how == "last" else 0, device=ids.device)
 
 
-def store_end_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def store_end_token(model: transformers.PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase) -> None:
     """Make a CLIP text tower find its end token by the tokenizer's id for it.
 
     New tokens have greater ids than the end token, and would be pooled in its stead where it is the greatest id that

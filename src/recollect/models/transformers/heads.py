@@ -1,11 +1,13 @@
 """Where the towers of transformers' dual encoders can be cut: the pooled features, and the head that embeds them."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import transformers
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from recollect.models.transformers.families import is_siglip
 
@@ -73,7 +75,7 @@ def _seen(register: Callable[..., Any], choose: Callable[..., Tensor], run: Call
     return found[-1]
 
 
-def image_head(model: PreTrainedModel) -> TowerHead:
+def image_head(model: transformers.PreTrainedModel) -> TowerHead:
     """The head of the image tower; an empty one where there is none (ALIGN)."""
     if is_siglip(model.config):
         pooling = getattr(model.vision_model, "head", None)
@@ -81,7 +83,7 @@ def image_head(model: PreTrainedModel) -> TowerHead:
     return _projection(model, "visual_projection")
 
 
-def text_head(model: PreTrainedModel) -> TowerHead:
+def text_head(model: transformers.PreTrainedModel) -> TowerHead:
     """The head of the text tower; an empty one where there is none."""
     return _projection(model.text_model, "head") if is_siglip(model.config) else _projection(model, "text_projection")
 

@@ -1,10 +1,12 @@
 """Between transformers' image processors and `ImageTransform`, which needs no torchvision."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from transformers import CLIPImageProcessorPil, PreTrainedConfig, SiglipImageProcessorPil
+import transformers
 
 from recollect.core.errors import UserError
 from recollect.data.transforms import ImageTransform
@@ -12,7 +14,7 @@ from recollect.data.transforms import ImageTransform
 _RESAMPLE: dict[int, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicubic"}
 
 
-def transform_of(processor: Any, config: PreTrainedConfig, name: str) -> ImageTransform:
+def transform_of(processor: Any, config: transformers.PreTrainedConfig, name: str) -> ImageTransform:
     """The transform that prepares a picture as ``processor`` does.
 
     Raises:
@@ -42,7 +44,7 @@ def transform_of(processor: Any, config: PreTrainedConfig, name: str) -> ImageTr
 
 
 def _size_and_fit(
-    setting: Any, config: PreTrainedConfig, name: str
+    setting: Any, config: transformers.PreTrainedConfig, name: str
 ) -> tuple[int, Literal["crop", "squash", "patches"]]:
     if setting("max_num_patches"):  # NaFlex: a picture keeps its shape; a square one has this side
         if not setting("do_resize", True):
@@ -95,5 +97,5 @@ def processor_of(transform: ImageTransform) -> Any:
     resample = next(number for number, word in _RESAMPLE.items() if word == transform.resample)
     common = {"image_mean": list(transform.mean), "image_std": list(transform.std), "resample": resample}
     if transform.fit == "squash":
-        return SiglipImageProcessorPil(size=size, **common)
-    return CLIPImageProcessorPil(size={"shortest_edge": transform.size}, crop_size=size, **common)
+        return transformers.SiglipImageProcessorPil(size=size, **common)
+    return transformers.CLIPImageProcessorPil(size={"shortest_edge": transform.size}, crop_size=size, **common)

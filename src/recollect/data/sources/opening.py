@@ -1,0 +1,177 @@
+"""Sources of samples: opened from a path or the hub, filtered, split, and read row by row."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recollect.core.errors import UserError
+from recollect.core.types import NO_LABEL, Kind, Source
+from recollect.data.sources.address import Address, choose_split, filter_mask, in_parts, parse_address
+from recollect.data.sources.columns import Columns
+from recollect.data.sources.derived import first_text
+from recollect.data.sources.files import OpenedTables, open_tables, stream_files
+from recollect.data.sources.images import BROKEN_SHARE, note
+from recollect.data.sources.labels import find_labels
+from recollect.data.sources.streamed import open_stream
+from recollect.data.sources.table import Origin, TableSource, is_text
+from recollect.data.worlds import is_built_in, open_world_source
+
+
+def open_source(
+    spec: str,
+    *,
+    split: str | None = None,
+    kind: Kind | None = None,
+    columns: Columns | None = None,
+    lost_share: float = BROKEN_SHARE,
+    keep_textless: bool = False,
+) -> Source:
+    """Open a source of samples.
+
+    Args:
+        spec: ``glyphs:NAME`` or ``latents:NAME``; a Parquet, CSV, TSV or JSON-lines file; WebDataset shards
+            (``shard-{000..099}.tar``); a folder of these or of images; or a hub id. Behind a ``?`` may follow filters
+            and options: ``emoji.parquet?domain=twemoji,noto&ambiguous=false``, ``pairs.parquet?without=0/5``.
+            ``?stream=yes`` reads Parquet files and WebDataset shards where they lie, here or behind an address, instead
+            of through a copy.
+        split: such as ``train``, ``test[:1000]``, ``train+validation``, ``all``; by default the training split, or
+            the only one.
+        kind: whether texts are captions or class names; by default captions where there is a caption column.
+        columns: which column is which, where the names are unusual.
+        lost_share: share of the files in WebDataset shards that may lie behind damage before it is an error.
+        keep_textless: keep the rows of a table that have no caption and no class; they are left out by default.
+
+    Raises:
+        UserError: there is no such source, split or column, nothing is left, or a file is damaged.
+    """
+    if is_built_in(spec):
+        return _open_world(spec, split, kind)
+    if (address := parse_address(spec)).stream:
+        return _open_streamed(spec, address, split, kind, columns)
+    return _rows_of(spec, split, columns, lost_share).source(kind, keep_textless)
+
+
+def split_names(spec: str, columns: Columns | None = None) -> tuple[str, ...]:
+    """The splits that a source has.
+
+    Raises:
+        UserError: there is no such source.
+    """
+    if is_built_in(spec):
+        return ("train", "test")
+    return _rows_of(spec, None, columns).split_names()
+
+
+def _rows_of(spec: str, split: str | None, columns: Columns | None, lost_share: float = BROKEN_SHARE) -> "_RowsOf":
+    address = parse_address(spec)
+    if split is not None:
+        address = replace(address, split=split)
+    opened = open_tables(address.place, address.config, address.revision, lost_share)
+    present = next(iter(opened.splits.values())).column_names
+    return _RowsOf(opened, address, (columns or Columns()).resolve(present, opened.where))
+
+
+def _open_streamed(
+    spec: str, address: Address, split: str | None, kind: Kind | None, columns: Columns | None
+) -> Source:
+    if address.keep or address.drop or address.only or address.without or address.shuffle is not None:
+        raise UserError(f"{spec}: a stream has no filters: they would have to read all of it. Leave stream=yes out.")
+    if kind == "label":
+        raise UserError(f"{spec}: a stream holds captions. Read classes without stream=yes.")
+    files = stream_files(address.place, address.revision, split or address.split)
+    return open_stream(Path(address.place.rstrip("/")).name, files, columns)
+
+
+def _open_world(spec: str, split: str | None, kind: Kind | None) -> Source:
+    source = open_world_source(spec, split)
+    if kind is not None and source.kind != kind:
+        raise UserError(f"{spec}: holds {source.kind}s, not {kind}s")
+    return source
+
+
+@dataclass(frozen=True)
+class _RowsOf:
+    """The steps from opened tables to a source."""
+
+    opened: OpenedTables
+    address: Address
+    columns: Columns
+
+    def source(self, kind: Kind | None, keep_textless: bool = False) -> "TableSource":
+        where, columns = self.opened.where, self.columns
+        labels = find_labels(self.opened, columns)
+        ids = np.concatenate([labels.ids[split] for split in self.opened.splits])
+        table = self._table()
+        labelled = ids.max(initial=NO_LABEL) > NO_LABEL or _is_list(table, columns.label)
+        kind = kind or ("label" if labelled and not columns.caption else "caption")
+        mask = filter_mask(table, self.address, where)
+        if not keep_textless:
+            mask &= self._usable(table, kind, ids)
+        names, choices = self._splits(table)
+        rows = choose_split(names, choices, mask, self.address.split, where, self.address.shuffle)
+        if len(rows) == 0:
+            raise UserError(f"{where}: an empty source; no row is left in split '{self.address.split or 'train'}'")
+        parts = [Path(where).stem if self.opened.files else where, self.address.split, self.address.filters]
+        name = ":".join(part for part in parts if part)
+        origin = Origin(where, self.opened.files, self.opened.base, self.address.paths == "anywhere")
+        source = TableSource(name, kind, labels.names, table, rows, ids[rows], columns, origin)
+        return self._parted(source) if self.address.only or self.address.without else source
+
+    def _parted(self, source: "TableSource") -> "TableSource":
+        """The source without the rows that `Address.only` and `Address.without` leave out."""
+        kept = in_parts(self.address, (first_text(source, index) for index in range(len(source))))
+        if not kept.any():
+            raise UserError(f"{self.opened.where}: an empty source; no text falls into the part that is asked for")
+        return replace(source, rows=source.rows[kept], labels=source.labels[kept])
+
+    def split_names(self) -> tuple[str, ...]:
+        return self._splits(self._table())[1]
+
+    def _table(self) -> datasets.Dataset:
+        splits = list(self.opened.splits.values())
+        try:
+            table = datasets.concatenate_datasets(splits) if len(splits) > 1 else splits[0]
+        except ValueError as error:
+            raise UserError(f"{self.opened.where}: its splits have different columns ({error})") from error
+        return table.flatten_indices() if table._indices is not None else table
+
+    def _splits(self, table: datasets.Dataset) -> tuple[np.ndarray, tuple[str, ...]]:
+        """For each row the number of its split, and the splits' names: tables, or values of the split column."""
+        if len(self.opened.splits) == 1 and self.columns.split is not None:
+            column = pc.fill_null(table.data.column(self.columns.split).cast(pa.string()), "")
+            choices = tuple(sorted(pc.unique(column).to_pylist()))
+            return pc.index_in(column, value_set=pa.array(choices, pa.string())).to_numpy(), choices
+        sizes = [len(rows) for rows in self.opened.splits.values()]
+        return np.repeat(np.arange(len(sizes)), sizes), tuple(self.opened.splits)
+
+    def _usable(self, table: datasets.Dataset, kind: Kind, ids: np.ndarray) -> np.ndarray:
+        """Rows that have what their kind of text is made from; the others are left out, and their number said."""
+        where, caption = self.opened.where, self.columns.caption
+        if kind == "label":
+            if self.columns.label is None and self.columns.class_name is None:
+                shown = ", ".join(repr(column) for column in table.column_names)
+                raise UserError(f"{where}: no column 'label'; it has {shown}. Name it with --label-column NAME.")
+            usable = (ids != NO_LABEL) | _is_list(table, self.columns.label)
+        elif caption is not None and caption in table.column_names:
+            usable = _has_text(table.data.column(caption))
+        else:
+            return np.ones(len(table), dtype=bool)
+        if missing := int((~usable).sum()):
+            note(f"{where}: {missing:,} of {len(table):,} rows have no {kind} and are left out")
+        return usable
+
+
+def _is_list(table: datasets.Dataset, name: str | None) -> bool:
+    return name is not None and pa.types.is_nested(table.data.column(name).type)
+
+
+def _has_text(column: pa.ChunkedArray) -> np.ndarray:
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        return pc.fill_null(pc.greater(pc.list_value_length(column), 0), False).to_numpy()
+    if is_text(column.type):
+        return pc.fill_null(pc.greater(pc.utf8_length(pc.utf8_trim_whitespace(column)), 0), False).to_numpy()
+    return pc.is_valid(column).to_numpy()

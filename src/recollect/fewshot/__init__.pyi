@@ -1,0 +1,31 @@
+"""What `__init__.py` imports when it is first used."""
+
+from .adapt import OnlineGaussians as OnlineGaussians
+from .adapt import adapt as adapt
+from .ape import ApeClassifier as ApeClassifier
+from .base import EmbeddingClassifier as EmbeddingClassifier
+from .heads import ClassAdaptiveProbe as ClassAdaptiveProbe
+from .heads import LinearProbePlusPlus as LinearProbePlusPlus
+from .heads import ResidualMap as ResidualMap
+from .mixture import DualMemory as DualMemory
+from .mixture import GaussianDiscriminant as GaussianDiscriminant
+from .mixture import ZeroShotMix as ZeroShotMix
+from .online import OnlineCache as OnlineCache
+from .online import vote_of_views as vote_of_views
+from .pool import stat_a as stat_a
+from .pool import trans_clip as trans_clip
+from .proker import ProKeR as ProKeR
+from .prototype import PrototypeClassifier as PrototypeClassifier
+from .timo import Timo as Timo
+from .tip import CrossValidatedTipAdapter as CrossValidatedTipAdapter
+from .tip import TipAdapter as TipAdapter
+from .tip import TipX as TipX
+from .tip import ZeroShotClassifier as ZeroShotClassifier
+from .trained import ApeTrained as ApeTrained
+from .trained import ClipAdapter as ClipAdapter
+from .trained import LinearProbe as LinearProbe
+from .trained import TipAdapterF as TipAdapterF
+from .tuning import best_weight as best_weight
+from .voting import PluralityVoting as PluralityVoting
+from .voting import RankVoting as RankVoting
+from .voting import SoftmaxVoting as SoftmaxVoting
