@@ -139,8 +139,18 @@ class Rule:
         command = "python benchmarks/which_method.py rule --figures FIGURES --out results/few-shot/which-method.json"
         about = {"choosing": list(CHOOSING), "testing": list(TESTING), "queries": QUERIES}
         whole = {"command": command, **about, "tables": [asdict(each) for each in [_rules(frame), *made]]}
-        write_json(self.out, whole | {"measured": measured})
+        write_json(self.out, whole | {"measured": {name: _short(record) for name, record in measured.items()}})
         output().print(f"written: {self.out}; `recollect results docs/which-method.md` puts its tables on the page")
+
+
+def _short(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with a line for each figure: over 1, 4 and 16 shots, the last where there are fewer."""
+    sets = {
+        name: {method: {key: " ".join(f"{value:g}" for value in values) for key, values in figures.items() if values}
+               for method, figures in methods.items()}
+        for name, methods in record["sets"].items()
+    }  # fmt: skip
+    return {**record, "sets": sets}
 
 
 def frame_of(records: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

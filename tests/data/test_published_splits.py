@@ -45,6 +45,46 @@ def test_json_lines_with_the_same_names_are_read_too(folder):
     assert np.asarray(task.query[1].image)[0, 0, 0] == 4
 
 
+def shots(folder, part, rows):
+    """A draw as 2SFS publishes it, paths from the folder above the set's."""
+    (folder / "split_fewshot").mkdir(exist_ok=True)
+    keys = ("_impath", "_label", "_classname", "_domain")
+    lines = [json.dumps(dict(zip(keys, (f"{folder.name}/images/{path}", label, name, 0), strict=True)))
+             for path, label, name in rows]  # fmt: skip
+    file = folder / "split_fewshot" / f"shot_1-seed_1_{part}.jsonl"
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def test_the_draws_of_2sfs_are_read_with_the_test_split_of_the_whole_set(folder):
+    file = shots(folder, "train", ROWS["train"])
+    shots(folder, "val", ROWS["val"])
+    task = classification_task(str(file))
+    assert task.class_names == ("cat", "dog")
+    assert [len(task.support), len(task.query)] == [2, 2]
+    reds = [np.asarray(part[1].image)[0, 0, 0] for part in (task.support, task.query)]
+    assert reds == [1, 4]  # the second picture and the fifth
+    assert len(open_source(str(file), split="validation", kind="label")) == 1
+    before = open_source(str(file), split="train", kind="label").fingerprint
+    shots(folder, "train", ROWS["train"][::-1])
+    assert open_source(str(file), split="train", kind="label").fingerprint != before
+
+
+def test_a_draw_without_its_whole_set_has_the_splits_that_are_there(folder):
+    (folder / "split_zhou_Pets.json").unlink()
+    file = shots(folder, "train", ROWS["train"])
+    with pytest.raises(UserError, match="neither a test nor a validation split"):
+        classification_task(str(file))
+    shots(folder, "val", [["gone.png", 1, "dog"]])
+    assert len(classification_task(str(file)).query) == 1
+    shots(folder, "train", [["gone.png", 0, "cat"]])
+    with pytest.raises(UserError, match=r"no picture .*gone\.png in a folder above"):
+        open_source(str(file))
+    file.write_text('{"_impath": "a.png"}\n')
+    with pytest.raises(UserError, match=r"line 1: is .*published shots read"):
+        open_source(str(file))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -17,7 +17,7 @@ from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from recollect.core.errors import UserError
 from recollect.data.sources.columns import SPLITS
 from recollect.data.sources.images import BROKEN_SHARE, note
-from recollect.data.sources.published import read_published
+from recollect.data.sources.published import is_published_shots, read_published, read_published_shots
 from recollect.data.sources.shards import check_shards
 from recollect.data.sources.streamed import hub_files
 
@@ -55,8 +55,8 @@ def open_tables(
     """Open a file, a folder, a glob or brace pattern, or a hub id.
 
     Args:
-        place: a Parquet, CSV, TSV or JSON-lines file, or published few-shot splits (.json); a WebDataset tar, or a
-            pattern such as ``shard-{000..099}.tar``;
+        place: a Parquet, CSV, TSV or JSON-lines file, or published few-shot splits (.json, .jsonl); a WebDataset tar,
+            or a pattern such as ``shard-{000..099}.tar``;
             a folder of any of these, of images, or written by ``save_to_disk``; or ``owner/name`` on the hub.
         config: the hub set's configuration, where it has several.
         revision: the hub set's branch or commit.
@@ -214,6 +214,9 @@ def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: flo
     if suffix == ".json" and len(files) == 1:
         published, base = read_published(files[0])
         return OpenedTables(published, where, tuple(files), base=base)
+    if suffix == ".jsonl" and len(files) == 1 and is_published_shots(files[0]):
+        published, base, read = read_published_shots(files[0])
+        return OpenedTables(published, where, read, base=base)
     if suffix not in _TABLES:
         raise UserError(
             f"{where}: not a kind of file that can be opened; give Parquet, CSV, JSON lines, tar or a folder"

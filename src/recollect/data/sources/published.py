@@ -1,6 +1,9 @@
-"""Published few-shot splits: one JSON file with lists of ``[path, label, class name]`` for each split.
+"""Published few-shot splits: of whole sets as CoOp has them, and the shots of each draw as 2SFS has them.
 
-The form of CoOp's ``split_zhou_NAME.json``, which the literature that compares with it reads (2SFS among it).
+CoOp's ``split_zhou_NAME.json`` holds lists of ``[path, label, class name]`` for each split, which the literature that
+compares with it reads. 2SFS publishes the draws: ``SET/split_fewshot/shot_16-seed_1_train.jsonl``, ``..._val`` beside
+it, each line ``{"_impath": "SET/images/...", "_label": 0, "_classname": "...", "_domain": 0}`` with the path from the
+folder that holds SET (as code reads it that checks these files by their digests).
 """
 
 import json
@@ -34,6 +37,56 @@ def read_published(path: Path) -> tuple[dict[str, datasets.Dataset], Path]:
     if not splits:
         raise UserError(f"{path}: its splits are empty")
     return splits, _base(path, next(iter(splits.values()))[0]["image"])
+
+
+_SHOTS_FORM = '{"_impath": "SET/images/...", "_label": 0, "_classname": "class name"}'
+
+
+def is_published_shots(path: Path) -> bool:
+    """Whether a file of JSON lines holds the shots of a draw, as its first line tells."""
+    with path.open("rb") as file:
+        return b'"_impath"' in file.readline(1 << 16)
+
+
+def read_published_shots(path: Path) -> tuple[dict[str, datasets.Dataset], Path, tuple[Path, ...]]:
+    """Read the shots of one draw: train, validation where ``..._val.jsonl`` lies beside ``..._train.jsonl``, and the
+    whole test split where the set's ``split_zhou_*.json`` lies in the folder above.
+
+    Returns:
+        The rows of each split as `read_published` has them, the folder that paths start from, and the files read.
+
+    Raises:
+        UserError: a line of another form, or the pictures are in none of the folders above.
+    """
+    files = {"train": path}
+    if (beside := path.with_name(path.name.replace("_train.jsonl", "_val.jsonl"))) != path and beside.is_file():
+        files["validation"] = beside
+    splits = {split: _shots(file) for split, file in files.items()}
+    first = splits["train"][0]["image"]
+    root = next((folder for folder in path.resolve().parents if (folder / first).is_file()), None)
+    if root is None:
+        raise UserError(
+            f"{path}: no picture {first} in a folder above. Put the file where it is published: SET/split_fewshot/"
+        )
+    for whole in sorted(path.resolve().parent.parent.glob("split_zhou_*.json"))[:1]:
+        published, base = read_published(whole)
+        if "test" in published:
+            prefix = base.relative_to(root).as_posix()
+            named = [f"{prefix}/{picture}" for picture in published["test"]["image"]]
+            splits["test"] = published["test"].remove_columns("image").add_column("image", named)  # type: ignore[call-arg]
+            files["test"] = whole
+    return splits, root, tuple(files.values())
+
+
+def _shots(path: Path) -> datasets.Dataset:
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            row = json.loads(line)
+            rows.append([row["_impath"], row["_label"], row["_classname"]])
+        except (json.JSONDecodeError, KeyError, TypeError):
+            raise UserError(f"{path}, line {number}: is {line[:60]}; published shots read {_SHOTS_FORM}") from None
+    return _rows(path, "train", rows)
 
 
 def _rows(path: Path, split: str, rows: list[Any]) -> datasets.Dataset:
