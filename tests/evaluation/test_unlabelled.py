@@ -55,6 +55,7 @@ def test_every_method_stands_beside_the_plain_one(encoder, task):
     assert [row["method"] for row in others] == [name for name in FOR_VECTORS for _ in range(2)]
     assert {row["reads"] for row in others} == {"folder", "stream"}
     assert all(row["value"] > 60 for row in others if row["metric"] == "top-1")  # four classes
+    assert all(0 <= row["ece"] <= 100 for row in others if row["metric"] == "top-1")
     assert found.file_name != plain.file_name
 
 

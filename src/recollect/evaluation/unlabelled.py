@@ -13,6 +13,7 @@ from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, Source
 from recollect.data.transforms import ImageTransform
 from recollect.fewshot.adapt import OnlineGaussians, adapt
+from recollect.fewshot.base import softmax
 from recollect.fewshot.online import OnlineCache, vote_of_views
 from recollect.fewshot.pool import Assignment, stat_a, trans_clip
 
@@ -47,24 +48,43 @@ class NamedPictures:
 
 
 Reads = Literal["folder", "stream", "views"]
-_Predict = Callable[[NamedPictures], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a method says of each picture.
+
+    Attributes:
+        labels: the likeliest class (n,).
+        probabilities: (n, classes); None where the method only votes.
+    """
+
+    labels: np.ndarray
+    probabilities: np.ndarray | None = None
+
+
+_Predict = Callable[[NamedPictures], Named]
 
 
 def _folder(method: Callable[..., Assignment]) -> _Predict:
-    return lambda given: method(given.images, given.texts, scale=given.scale).labels
-
-
-def _stream(method: Callable[..., OnlineCache | OnlineGaussians]) -> _Predict:
-    def predict(given: NamedPictures) -> np.ndarray:
-        order = numpy_generator("stream", given.seed).permutation(len(given.images))
-        found = np.empty(len(order), dtype=np.int64)
-        found[order] = method(given.texts, scale=given.scale).scores(given.images[order]).argmax(axis=1)
-        return found
+    def predict(given: NamedPictures) -> Named:
+        found = method(given.images, given.texts, scale=given.scale)
+        return Named(found.labels, found.probabilities)
 
     return predict
 
 
-def _by_views(given: NamedPictures) -> np.ndarray:
+def _stream(method: Callable[..., OnlineCache | OnlineGaussians]) -> _Predict:
+    def predict(given: NamedPictures) -> Named:
+        order = numpy_generator("stream", given.seed).permutation(len(given.images))
+        scores = np.empty((len(order), len(given.texts)))
+        scores[order] = method(given.texts, scale=given.scale).scores(given.images[order])
+        return Named(scores.argmax(axis=1), softmax(scores))
+
+    return predict
+
+
+def _by_views(given: NamedPictures) -> Named:
     found = np.empty(len(given.rows), dtype=np.int64)
     with progress(f"views of {given.source.name}", len(found), "images") as counter:
         for start in range(0, len(found), _PICTURES):
@@ -75,7 +95,7 @@ def _by_views(given: NamedPictures) -> np.ndarray:
                 vote_of_views(each, given.texts, scale=given.scale) for each in embedded
             ]
             counter.advance(len(rows))
-    return found
+    return Named(found)
 
 
 def views_of(source: Source, row: int, seed: int = 0) -> list[Image.Image | np.ndarray]:

@@ -61,7 +61,8 @@ def zero_shot(
     Returns:
         Top-1 and mean per-class accuracy in percent, beside the first the expected calibration error (``ece``) of the
         probabilities at the model's own scale, and top-5 where there are more than five classes; then for each
-        of ``methods`` the first two, with its name as ``method`` and what it ``reads``: a folder, a stream or views.
+        of ``methods`` the first two, with its name as ``method`` and what it ``reads``: a folder, a stream or views (whose
+        votes have no probabilities).
 
     Raises:
         ValueError: no such method.
@@ -82,12 +83,12 @@ def zero_shot(
     given = NamedPictures(encoder, task.query, query.rows, query.images, texts, learned_scale(encoder))
     for name in methods:
         method = UNLABELLED_METHODS[name]
-        found = method.predict(given)
-        for metric, value in (
-            ("top-1", top_1(found, query.labels)),
-            ("mean per class", mean_per_class(found, query.labels)),
-        ):
-            rows.append({"method": name, "reads": method.reads, "metric": metric, "value": value})
+        found, about = method.predict(given), {"method": name, "reads": method.reads}
+        trust = {}
+        if found.probabilities is not None:
+            trust["ece"] = 100 * expected_calibration_error(found.probabilities, query.labels)
+        rows.append({**about, "metric": "top-1", "value": top_1(found.labels, query.labels), **trust})
+        rows.append({**about, "metric": "mean per class", "value": mean_per_class(found.labels, query.labels)})
     settings: dict[str, Any] = {"classes": len(task.class_names), "queries": len(query.labels), "prefix": prefix}
     settings |= {"methods": list(methods)} if methods else {}
     settings |= content_of(encoder, task.query, asked=class_prompts(task))

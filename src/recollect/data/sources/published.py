@@ -73,7 +73,7 @@ def read_published_shots(path: Path) -> tuple[dict[str, datasets.Dataset], Path,
         if "test" in published:
             prefix = base.relative_to(root).as_posix()
             named = [f"{prefix}/{picture}" for picture in published["test"]["image"]]
-            splits["test"] = published["test"].remove_columns("image").add_column("image", named)  # type: ignore[call-arg]
+            splits["test"] = published["test"].remove_columns("image").add_column("image", named)
             files["test"] = whole
     return splits, root, tuple(files.values())
 
