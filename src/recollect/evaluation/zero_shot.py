@@ -61,8 +61,8 @@ def zero_shot(
     Returns:
         Top-1 and mean per-class accuracy in percent, beside the first the expected calibration error (``ece``) of the
         probabilities at the model's own scale, and top-5 where there are more than five classes; then for each
-        of ``methods`` the first two, with its name as ``method`` and what it ``reads``: a folder, a stream or views (whose
-        votes have no probabilities).
+        of ``methods`` the first two, with its name as ``method`` and what it ``reads``: a folder, a stream or views
+        (whose votes have no probabilities).
 
     Raises:
         ValueError: no such method.
