@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from recollect.fewshot import ApeTrained, ClassAdaptiveProbe, ClipAdapter, LinearProbePlusPlus, ResidualMap
+from recollect.fewshot import ApeTrained, ClassAdaptiveProbe, ClipAdapter, LinearProbePlusPlus, ResidualMap, Timo
 from recollect.fewshot.calibration import expected_calibration_error
 from recollect.fewshot.protocol import FEW_SHOT_METHODS, FewShotTask, Protocol, nested_supports, run_protocol
 
@@ -61,6 +61,18 @@ def _predicted(task, name, shots, seed):
     rows = nested_supports(task.support_labels, len(task.texts), SHOTS[-1], seed)[:shots].ravel()
     estimator = FEW_SHOT_METHODS[name](task.texts, task.scale).fit(task.support[rows], task.support_labels[rows])
     return estimator.predict(task.queries)
+
+
+def test_prompts_are_weighed_where_the_task_has_them(task):
+    noise = np.random.default_rng(3).standard_normal((len(task.texts), 5, task.texts.shape[1]))
+    prompts = unit((task.texts[:, None] + noise).reshape(-1, noise.shape[2])).reshape(noise.shape).astype(np.float32)
+    several = replace(task, prompts=prompts)
+    (row,) = run_protocol(several, Protocol(("timo",), (4,), (0,)))
+    rows = nested_supports(task.support_labels, len(task.texts), 4, 0).ravel()
+    alone = Timo(prompts).fit(task.support[rows], task.support_labels[rows]).predict(task.queries)
+    assert row["value"] == pytest.approx(100 * (alone == task.query_labels).mean())
+    plain = Protocol(("tip-adapter",), (4,), (0,))
+    assert run_protocol(several, plain)[0]["value"] == run_protocol(task, plain)[0]["value"]
 
 
 @pytest.mark.parametrize("name", FEW_SHOT_METHODS)

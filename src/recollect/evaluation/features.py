@@ -159,11 +159,29 @@ def prompt_ensemble(encoder: Encoder, prompts: Sequence[Sequence[str]], prefix: 
         float32 (classes, width), unit-norm.
     """
     flat = [prompt for texts in prompts for prompt in texts]
-    embeddings = encoder.embed_texts(flat, prefix)
-    counts = torch.tensor([len(texts) for texts in prompts])
-    owner = torch.repeat_interleave(torch.arange(len(prompts)), counts)
-    means = torch.zeros(len(prompts), embeddings.shape[1]).index_add_(0, owner, embeddings) / counts[:, None]
+    return _averaged(encoder.embed_texts(flat, prefix), [len(texts) for texts in prompts])
+
+
+def _averaged(embeddings: torch.Tensor, numbers: Sequence[int]) -> np.ndarray:
+    counts = torch.tensor(numbers)
+    owner = torch.repeat_interleave(torch.arange(len(numbers)), counts)
+    means = torch.zeros(len(numbers), embeddings.shape[1]).index_add_(0, owner, embeddings) / counts[:, None]
     return torch.nn.functional.normalize(means, dim=1).numpy()
+
+
+def prompts_and_ensemble(
+    encoder: Encoder, prompts: Sequence[Sequence[str]], prefix: Kind | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Every prompt by itself, as many of each class as the class with fewest has, and their ensemble from all of them.
+
+    Returns:
+        float32 (classes, prompts, width) and (classes, width), unit-norm.
+    """
+    numbers = [len(texts) for texts in prompts]
+    embeddings = encoder.embed_texts([prompt for texts in prompts for prompt in texts], prefix)
+    starts = np.cumsum(numbers) - numbers
+    each = np.stack([embeddings[start : start + min(numbers)].numpy() for start in starts.tolist()])
+    return each, _averaged(embeddings, numbers)
 
 
 def class_text_features(encoder: Encoder, task: ClassificationTask, prefix: Kind | None = None) -> np.ndarray:

@@ -15,10 +15,11 @@ from recollect.evaluation.features import (
     class_text_features,
     image_features,
     learned_scale,
+    prompts_and_ensemble,
 )
 from recollect.evaluation.results import Result, content_of
 from recollect.evaluation.tuned import TuningRequest, tuned_rows
-from recollect.fewshot.protocol import FewShotTask, Protocol, draw, run_protocol
+from recollect.fewshot.protocol import PROMPT_METHODS, FewShotTask, Protocol, draw, run_protocol
 from recollect.tasks.classification import ClassificationTask, keep_classes
 
 
@@ -64,17 +65,21 @@ def few_shot(
         options = {"model": model, "seed": seed, "prefix": prefix, "cache": cache, "tuning": tuning}
         return few_shot(encoder, readable, protocol, **options)  # type: ignore[arg-type]
     query = image_features(encoder, task.query, cache)
-    texts = class_text_features(encoder, task, prefix)
+    each = None
+    if set(PROMPT_METHODS) & set(protocol.methods):
+        each, texts = prompts_and_ensemble(encoder, class_prompts(task), prefix)
+    else:
+        texts = class_text_features(encoder, task, prefix)
     columns = places.reshape(len(orders), -1, classes)
     scale = learned_scale(encoder)
-    arrays = FewShotTask(support.images, support.labels, query.images, query.labels, texts, scale)
+    arrays = FewShotTask(support.images, support.labels, query.images, query.labels, texts, scale, each)
     fits = sum(name != "zero-shot" for name in protocol.methods) * len(protocol.shots) * len(protocol.seeds)
     with progress(f"classify {task.name}", fits * len(query.labels), "predictions") as counter:
         rows = run_protocol(arrays, protocol, counter.advance, dict(zip(orders, columns, strict=True)))
     if tuning is not None and tuning.methods:
         rows += map(dict, tuned_rows(encoder, task, protocol, tuning, orders, query.rows))
     settings: dict[str, Any] = {"classes": classes, "queries": len(query.labels), "pool": len(labels)}
-    settings |= {"prefix": prefix, "scale": scale}
+    settings |= {"prefix": prefix, "scale": scale} | ({} if each is None else {"prompts": each.shape[1]})
     settings |= {key: value for key, value in asdict(protocol).items() if key != "memory"}
     settings |= tuning.settings() if tuning is not None and tuning.methods else {}
     settings |= content_of(encoder, task.support, task.query, asked=class_prompts(task))

@@ -63,6 +63,9 @@ FEW_SHOT_METHODS: Mapping[str, MakeEstimator] = {
 }
 """Every method by its name in tables. ``zero-shot`` reads no support."""
 
+PROMPT_METHODS = ("timo",)
+"""Methods that weigh the prompts of a class, and are given each by itself where the task has them."""
+
 PAPER_METHODS = ("prototype", "tip-adapter", "tip-adapter-cv", "plurality", "rank", "softmax")
 """The six training-free classifiers of LIxP's Table 1."""
 
@@ -119,6 +122,8 @@ class FewShotTask:
         query_labels: (queries,).
         texts: unit-norm class texts (classes, width); None where there are none: class means of the shots stand in.
         scale: inverse temperature that the model learned; methods that turn text scores into probabilities need it.
+        prompts: unit-norm prompts that the class texts are means of (classes, prompts, width), for `PROMPT_METHODS`;
+            None gives them the means.
     """
 
     support: np.ndarray
@@ -127,6 +132,7 @@ class FewShotTask:
     query_labels: np.ndarray
     texts: np.ndarray | None
     scale: float = TEXT_SCALE
+    prompts: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         what, width = (
@@ -235,7 +241,8 @@ def _fitted(
     name: str, task: FewShotTask, order: np.ndarray, shots: int, similarity: SupportSimilarity | None = None
 ) -> EmbeddingClassifier:
     rows = order[:shots].ravel()
-    return FEW_SHOT_METHODS[name](task.texts, task.scale).fit_checked(
+    texts = task.prompts if name in PROMPT_METHODS and task.prompts is not None else task.texts
+    return FEW_SHOT_METHODS[name](texts, task.scale).fit_checked(
         task.support[rows], np.tile(np.arange(task.classes), shots), similarity
     )
 
