@@ -19,6 +19,7 @@ from recollect.apps.demo.reading import Readings
 from recollect.apps.demo.report import demo
 from recollect.commands.demo import Demo
 from recollect.data.worlds.glyph_table import glyph_table
+from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder
 from recollect.memory.rows import Item
 from recollect.models import patches
 from recollect.reports import plots
@@ -69,7 +70,8 @@ def read_as(memory, search):
     prefixes = {"label set": {"caption": 1.0, "label": 2.0}, "captions only": {"caption": 4.0, "label": 3.0}}
     ranks = {when: {"R@1": value} for when, value in zip(("before", "after"), search, strict=True)}
     found = dict(zip(("alone", "with the memory"), memory, strict=True))
-    return Readings(prefixes, 90.0, found, ("both", 3), ranks, 400, 100, (Figure(), Figure(), Figure())).sentences()
+    pictures = (Figure(), Figure(), Figure())
+    return Readings(prefixes, 90.0, found, ("both", 3), "label", ranks, 400, 100, pictures).sentences()
 
 
 def test_the_other_papers_sentences_say_theirs():
@@ -113,15 +115,22 @@ def made(tmp_path_factory):
             return SimpleNamespace(tasks=own)
 
         patch.setattr(runs, "open_tasks", one_each)
+        asked, zero_shot = [], reading.zero_shot
+
+        def noted(encoder, task, *, model, prefix):
+            asked.append((isinstance(encoder, RetrievalEnhancedEncoder), task.name, prefix))
+            return zero_shot(encoder, task, model=model, prefix=prefix)
+
+        patch.setattr(reading, "zero_shot", noted)
         patch.setattr(
             module, "worlds", lambda scale: {name: replace(world, seeds=1) for name, world in worlds(scale).items()}
         )
         page = demo(out, "smoke", workers=1)
-    return page.read_text(), json.loads((out / "results.json").read_text()), out
+    return page.read_text(), json.loads((out / "results.json").read_text()), out, asked
 
 
 def test_the_page_is_one_file_with_a_picture_for_each_paper(made):
-    page, _, _ = made
+    page, _, _, _ = made
     assert page.count("<figure>") == 3 + 5 + 3
     assert page.count("<table>") == 2 + 3
     assert not re.search(r'(src|href)="(?!data:|#)', page)  # one file, nothing to load
@@ -133,7 +142,7 @@ def test_the_page_is_one_file_with_a_picture_for_each_paper(made):
 
 
 def test_the_json_holds_every_sentence_and_figure_and_is_small(made):
-    page, saved, out = made
+    page, saved, out, _ = made
     assert set(saved["worlds"]) == {"latents", "pictures"}
     assert saved["worlds"]["latents"]["gain"].keys() == {SIGLIXP, NO_MASK}
     assert saved["worlds"]["pictures"]["gain"].keys() == {SIGLIXP, *SPANS.values()}
@@ -145,6 +154,21 @@ def test_the_json_holds_every_sentence_and_figure_and_is_small(made):
     assert len({len(column) for column in columns.values()}) == 1
     # The default has six numbers of shots for smoke's three, and five seeds in all for these two.
     assert (out / "results.json").stat().st_size < 1e6 / (2 * 3)
+
+
+def test_names_that_look_things_up_are_read_as_what_they_look_up_and_choices_see_no_tested_character(made):
+    *_, asked = made
+    assert {prefix for looks_up, _, prefix in asked if looks_up} == {"caption"}
+    assert {prefix for looks_up, _, prefix in asked if not looks_up} == set(reading.READINGS)
+    tested = [looks_up for looks_up, name, _ in asked if "-test-" in name]
+    assert tested == [False, True]  # once alone and once with the memory, after all choices
+    assert all("-validation-" in name for _, name, _ in asked[:-2])
+
+
+def test_the_memory_holds_every_character_that_may_be_asked_for():
+    known, *new = reading.remembered(reading.SIZES["default"])
+    for source, name in zip(new, ("validation", "test"), strict=True):
+        assert set(source.characters.tolist()) == set(known.world.split[name].tolist())
 
 
 def test_the_default_has_three_seeds_and_the_no_mask_control_where_the_effect_is_measured():

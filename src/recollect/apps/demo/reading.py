@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from recollect.apps.demo import DemoScale
 from recollect.core.seeding import numpy_generator
-from recollect.core.types import Kind
+from recollect.core.types import Kind, caption_prefix
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect.data.sources.derived import Subset
 from recollect.evaluation.features import class_text_features
@@ -32,7 +32,7 @@ from recollect.search.episodes.options import EpisodeOptions
 from recollect.search.episodes.searcher import EpisodicSearcher
 from recollect.search.pool import SourcePool
 from recollect.search.searcher import Hit, SearchResult
-from recollect.studies.reco.glyphs import ADDRESS, glyph_pool, glyph_tasks, memory_sources
+from recollect.studies.reco.glyphs import ADDRESS, GlyphPairs, glyph_pool, glyph_tasks, memory_sources
 from recollect.studies.runs import Job, StudyEvaluation, run
 from recollect.tasks.classification import ClassificationTask
 from recollect.tasks.opening import Selection, open_tasks
@@ -53,6 +53,7 @@ _WAYS: Mapping[Mode, str] = {
     "both": "pictures and texts read the memory",
 }
 _NEIGHBOURS = (1, 3, 10)  # that are read; RECO has 10
+_EACH = 4  # pairs of a character in the memory
 _CORRUPTION = CaptionCorruption(0.25, 0.05)
 _TEMPERATURE = 1 / 0.07
 _PREFIX_COLOURS = ("#000000", "#56B4E9")  # none of a model's
@@ -65,7 +66,8 @@ class ReaderSize:
 
     Attributes:
         steps, batch: of the trainings.
-        every: take every so-manyth character.
+        every: take every so-manyth character that the model knows into the memory, and of those that are searched.
+        new: take every so-manyth new character into the memory; it can help with no other.
         queries, tasks: pictures of a task that are named, and tasks.
         asked: texts that are searched for.
     """
@@ -73,14 +75,15 @@ class ReaderSize:
     steps: int
     batch: int
     every: int
+    new: int
     queries: int
     tasks: int
     asked: int
 
 
 SIZES: dict[DemoScale, ReaderSize] = {
-    "default": ReaderSize(steps=400, batch=256, every=2, queries=60, tasks=8, asked=200),
-    "smoke": ReaderSize(steps=6, batch=32, every=12, queries=10, tasks=2, asked=6),
+    "default": ReaderSize(steps=400, batch=256, every=2, new=1, queries=60, tasks=8, asked=200),
+    "smoke": ReaderSize(steps=6, batch=32, every=12, new=12, queries=10, tasks=2, asked=6),
 }
 
 
@@ -109,6 +112,7 @@ class Readings:
         apart: share of class prompts whose nearest prompt was read with the same prefix.
         memory: zero-shot accuracy on characters that the model never saw, alone and with a memory of them.
         way: what reads the memory (images, texts or both), and how many neighbours: chosen on other characters.
+        own: how names are read without the memory, chosen there too; with it they are read as its captions.
         search: R@1, R@5 and R@10 before episodes and after them.
         named, asked: how many pictures were named, and queries asked.
         pictures: one for each section.
@@ -118,6 +122,7 @@ class Readings:
     apart: float
     memory: dict[str, float]
     way: tuple[Mode, int]
+    own: Kind
     search: dict[str, dict[str, float]]
     named: int
     asked: int
@@ -125,7 +130,7 @@ class Readings:
 
     def as_json(self) -> dict[str, Any]:
         """The figures."""
-        memory = {**self.memory, "reads": self.way[0], "neighbours": self.way[1]}
+        memory = {**self.memory, "reads": self.way[0], "neighbours": self.way[1], "alone_as": self.own}
         return {"prefixes": self.prefixes, "apart": self.apart, "memory": memory, "search": self.search}
 
     def sentences(self) -> list[str]:
@@ -181,7 +186,7 @@ def readings(out: Path, scale: DemoScale) -> Readings:
     memory = _memory(model, out / "memory", size)
     search, ranking = _search(model, size)
     pictures = (plane, memory.picture, ranking)
-    return Readings(prefixes, apart, memory.found, memory.way, search, memory.named, size.asked, pictures)
+    return Readings(prefixes, apart, memory.found, memory.way, memory.own, search, memory.named, size.asked, pictures)
 
 
 def _by_reading(zero: Sequence[Result], source: str) -> dict[str, float]:
@@ -215,25 +220,30 @@ class _Memory:
     Attributes:
         found: accuracy alone and with the memory.
         way: modality that reads, and how many neighbours.
+        own: how the model alone reads names.
         named: pictures that were named.
         picture: some of them.
     """
 
     found: dict[str, float]
     way: tuple[Mode, int]
+    own: Kind
     named: int
     picture: Figure
 
 
 def _memory(model: DualEncoder, folder: Path, size: ReaderSize) -> _Memory:
+    """A memory of characters that the model knows and of all that it will be asked for, read in the best way."""
     memory = open_for_build(folder / model.fingerprint, model, READER)
-    for source in memory_sources(4, size.every):
+    for source in remembered(size):
         fill_memory(memory, Reader(model, source, model.fingerprint), BuildOptions(same=False))
     memory = Memory.open(folder / model.fingerprint)
     fusion = FusionModule(FusionSettings(model.width, kind="mean"))
 
-    def accuracy(encoder: DualEncoder | RetrievalEnhancedEncoder, tasks: Sequence[ClassificationTask]) -> float:
-        each = [zero_shot(encoder, task, model=READER).rows[0]["value"] for task in tasks]
+    def accuracy(
+        encoder: DualEncoder | RetrievalEnhancedEncoder, tasks: Sequence[ClassificationTask], prefix: Kind | None
+    ) -> float:
+        each = [zero_shot(encoder, task, model=READER, prefix=prefix).rows[0]["value"] for task in tasks]
         return round(float(np.mean(each)), 2)
 
     validation, test = (
@@ -243,10 +253,18 @@ def _memory(model: DualEncoder, folder: Path, size: ReaderSize) -> _Memory:
     readers = {
         (mode, k): RetrievalEnhancedEncoder(model, memory, fusion, mode, k) for mode in _MODES for k in _NEIGHBOURS
     }
-    way = max(readers, key=lambda way: accuracy(readers[way], validation))
-    found = {"alone": accuracy(model, test), "with the memory": accuracy(readers[way], test)}
+    own = max(READINGS, key=lambda reading: accuracy(model, validation, reading))
+    captions = caption_prefix(model)  # names that look things up are read as the texts were that they are to find
+    way = max(readers, key=lambda way: accuracy(readers[way], validation, captions))
+    found = {"alone": accuracy(model, test, own), "with the memory": accuracy(readers[way], test, captions)}
     named = sum(len(task.query) for task in test)
-    return _Memory(found, way, named, _neighbours(model, readers[way], memory, test[0]))
+    called = (_names(model, test[0], own), _names(readers[way], test[0], captions))
+    return _Memory(found, way, own, named, _neighbours(model, called, memory, test[0]))
+
+
+def remembered(size: ReaderSize) -> tuple[GlyphPairs, ...]:
+    """What the memory holds: some characters that the model knows, and new ones."""
+    return (*memory_sources(_EACH, size.every)[:1], *memory_sources(_EACH, size.new)[1:])
 
 
 def _some(task: ClassificationTask, count: int) -> ClassificationTask:
@@ -255,32 +273,39 @@ def _some(task: ClassificationTask, count: int) -> ClassificationTask:
     return replace(task, query=Subset(task.query, rows), templates=task.templates[::16])
 
 
-def _neighbours(
-    model: DualEncoder, reading: RetrievalEnhancedEncoder, memory: Memory, task: ClassificationTask, shown: int = 3
-) -> Figure:
-    """Queries of different classes, what each finds in the memory, and what the model calls them."""
+_NAMED = 3  # pictures that are shown
+
+
+def _shown(task: ClassificationTask) -> list[int]:
+    """The first pictures of some classes."""
     labels = task.query.labels
-    rows = [int(np.flatnonzero(labels == label)[0]) for label in np.unique(labels)[:shown]]
+    return [int(np.flatnonzero(labels == label)[0]) for label in np.unique(labels)[:_NAMED]]
+
+
+def _names(encoder: DualEncoder | RetrievalEnhancedEncoder, task: ClassificationTask, prefix: Kind | None) -> list[str]:
+    """What these are called."""
+    texts = class_text_features(encoder, task, prefix)
+    images = encoder.embed_images([task.query[row].image for row in _shown(task)]).numpy()
+    return [task.class_names[best] for best in (images @ texts.T).argmax(1)]
+
+
+def _neighbours(
+    model: DualEncoder, names: tuple[list[str], list[str]], memory: Memory, task: ClassificationTask
+) -> Figure:
+    """Queries of different classes, what each finds in the memory, and what they are called without it and with it."""
+    rows = _shown(task)
     images = [task.query[row].image for row in rows]
-    names = [_names(encoder, task, images) for encoder in (model, reading)]
     found = memory.search(model.embed_images(images).numpy(), 5, "image").ids
     lines = []
-    for place, row in enumerate(rows):
-        name, alone, helped = task.class_names[labels[row]], *(each[place] for each in names)
-        tiles = [plots.Tile(np.asarray(images[place]), f"ASKED\nalone: {alone}\nwith the memory: {helped}")]
-        items = memory.fetch([str(id) for id in found[place]])
+    for image, row, alone, helped, ids in zip(images, rows, *names, found, strict=True):
+        name = task.class_names[task.query.labels[row]]
+        tiles = [plots.Tile(np.asarray(image), f"ASKED\nalone: {alone}\nwith the memory: {helped}")]
+        items = memory.fetch([str(id) for id in ids])
         tiles += [
             plots.Tile(np.asarray(item.open()), item.caption, item.metadata.get("name") == name) for item in items
         ]
         lines.append((name, tiles))
     return plots.picture_rows(lines)
-
-
-def _names(
-    encoder: DualEncoder | RetrievalEnhancedEncoder, task: ClassificationTask, images: Sequence[Any]
-) -> list[str]:
-    texts = class_text_features(encoder, task)
-    return [task.class_names[best] for best in (encoder.embed_images(images).numpy() @ texts.T).argmax(1)]
 
 
 # --- Search -----------------------------------------------------------------------------------------------------------
@@ -382,11 +407,12 @@ def sections(page: Page, found: Readings, scale: DemoScale) -> None:
     page.table("Classes of the label set, and what only captions speak of.", columns, rows)
     page.heading("Memory: concepts that training never showed")
     page.paragraph(
-        "RECO (Iscen et al., ICLR 2024). The model stays as it is; a memory holds pairs of pictures and captions, of "
-        "new characters too. A picture looks up similar pictures and reads their captions, a text looks up similar "
-        "texts and reads their pictures; here what is found is averaged in, the simplest fusion. The model is that of "
-        f"the section before. Chosen on other characters: {_WAYS[found.way[0]]}, {found.way[1]} at a time. RECO's own "
-        "fusion learns to read (recollect train reco), which takes longer than this page."
+        "RECO (Iscen et al., ICLR 2024). The model stays as it is; a memory holds pairs of pictures and captions, also "
+        "of characters that the model has never seen. A picture looks up similar pictures and reads their captions, a "
+        "text looks up similar texts and reads their pictures; here what is found is averaged in, the simplest fusion. "
+        f"The model is that of the section before. Chosen on other characters: {_WAYS[found.way[0]]}, {found.way[1]} "
+        f"at a time; alone the model reads names as a {found.own}. RECO's own fusion learns to read (recollect train "
+        "reco), which takes longer than this section."
     )
     page.figure(
         found.pictures[1],
@@ -394,7 +420,7 @@ def sections(page: Page, found: Readings, scale: DemoScale) -> None:
         "marks the same character.",
     )
     page.table(
-        "Names of new characters, zero-shot.",
+        f"Names of new characters in type faces that no training and no memory has, zero-shot: {found.named} pictures.",
         ("", "accuracy (%)"),
         [(name, f"{value:.1f}") for name, value in found.memory.items()],
     )
