@@ -350,7 +350,7 @@ _RATIOS: Mapping[str, Callable[[Figures], Sequence[tuple[str, ...]]]] = {
             f"{row['speedup']:,.0f} ×",
         ),
         (
-            "the same against the closed form", f"{row['search']:,.0f} s",
+            "the same against the closed form, which chooses no text weight", f"{row['search']:,.0f} s",
             f"a factor for each ridge: {row['one_factor_for_each_ridge']:,.0f} s", f"{row['over_factors']:.1f} ×",
         ),
     ],
