@@ -12,7 +12,8 @@ from recollect import cli
 from recollect.core.errors import UserError
 from recollect.memory import Memory, Pairs
 from recollect.memory.backends import lance
-from recollect.memory.backends.cells import Cells, CellSearch
+from recollect.memory.backends.base import DamagedMemoryError
+from recollect.memory.backends.cells import Cells, CellSearch, nearest_centres
 from recollect.memory.backends.sums import checksum as crc
 from recollect.memory.fusion.block import FusionSettings
 from recollect.memory.fusion.neighbours import find_neighbours
@@ -126,6 +127,72 @@ def test_a_damaged_index_is_as_none(indexed, tmp_path):
     again = Memory.open(tmp_path / "copy")
     assert again.search(rows(3, seed=2), 5).ids.tolist() == truth.ids.tolist()
     assert [record.modality for record in again.info().indexes] == ["text"]
+
+
+@pytest.mark.usefixtures("always_indexed")
+def test_flipped_bits_of_an_index_and_of_its_cells_are_found_and_cost_no_recall(indexed, tmp_path):
+    shutil.copytree(indexed.address, tmp_path / "copy")
+    queries, address = rows(40, seed=5), str(tmp_path / "copy")
+    Memory.open(address).search(queries, 10)
+    truth = Memory.open(address).search(queries, 10)
+    (cells,) = (tmp_path / "copy" / "cache").glob("*/cells-image-*")
+    with cells.open("r+b") as file:
+        file.seek(-4 * 2400, os.SEEK_END)
+        kept = np.frombuffer(file.read(), dtype=np.int32)
+        file.seek(-4 * 2400, os.SEEK_END)
+        file.write((kept ^ 1).tobytes())  # other cells, that are there too
+    assert Memory.examine(address) == [f"{cells}: differs from its checksum"]
+    assert Memory.open(address).search(queries, 10).ids.tolist() == truth.ids.tolist()
+    assert Memory.examine(address) == []  # it was made again
+
+    index = tmp_path / "copy" / "index" / "image.safetensors"
+    centres = index.read_bytes()
+    index.write_bytes(centres[:-2000] + bytes(byte ^ 4 for byte in centres[-2000:]))
+    assert Memory.examine(address) == [
+        f"{index}: is damaged; searches among images are exact until `recollect memory index` makes it again"
+    ]
+    assert recall(Memory.open(address).search(queries, 10), indexed.search(queries, 10, exact=True)) == 1
+
+
+def test_an_index_that_is_made_again_leaves_nothing_of_the_older_one(tmp_path):
+    memory = Memory.create(tmp_path / "memory", width=32, model="m")
+    ids = [f"r{number}" for number in range(200)]
+    memory.add(Pairs(ids, rows(200), rows(200, seed=1), ["a"] * 200, "m"))
+    for count in (1, 2):
+        memory.index(0.5)
+        memory.delete([f"r{count}"])  # other rows, so other centres
+    names = sorted(path.name[:11] for path in (tmp_path / "memory" / "cache").glob("*/cells-*"))
+    assert names == ["cells-image", "cells-text-"]
+
+
+def test_cells_of_other_centres_are_never_taken_for_those_of_an_index(tmp_path):
+    """Also where a memory has as many rows as when it was indexed before."""
+    memory = Memory.create(tmp_path / "memory", width=32, model="m")
+    ids = [f"r{number}" for number in range(200)]
+    memory.add(Pairs(ids, rows(200), rows(200, seed=1), ["a"] * 200, "m"))
+    memory.index(0.5)
+    memory.delete(ids[:20])
+    memory.add(Pairs([f"n{number}" for number in range(20)], rows(20, seed=6), rows(20, seed=7), ["a"] * 20, "m"))
+    memory.index(0.5)
+    cells = Cells.open(memory.backend._index_path("image"))
+    parts = memory.backend._matrices.parts
+    search = CellSearch(cells, memory.backend._matrices, "image")
+    for part in parts:
+        assert search._assigned(part).tolist() == nearest_centres(part.images, cells.centres).tolist()
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "denied"), OSError(28, "No space left on device")])
+def test_an_index_that_cannot_be_written_is_refused_in_our_own_words(indexed, monkeypatch, error):
+    def refuse(path):
+        raise error
+
+    monkeypatch.setattr("recollect.memory.backends.cells.atomic_path", refuse)
+    with pytest.raises(UserError, match=rf"the index of images cannot be written \({error.strerror}\)"):
+        indexed.index(0.5)
+    monkeypatch.setattr("recollect.memory.backends.lance.locked", refuse)
+    monkeypatch.setattr("recollect.memory.backends.lance.train_cells", lambda *_: pytest.fail("worked for nothing"))
+    with pytest.raises(UserError, match="cannot be written to"):
+        indexed.index(0.5)
 
 
 def test_an_index_of_too_few_rows_or_an_impossible_recall_is_refused(on_disk, indexed):
@@ -262,6 +329,15 @@ def test_a_damaged_table_is_said_in_our_own_words_wherever_it_is_damaged(on_disk
     assert Memory.examine(on_disk.address) == []
 
 
+def test_checksums_that_are_damaged_themselves_are_no_proof_of_soundness(on_disk, pairs):
+    listed = f"{on_disk.address}/checksums.json"
+    with open(listed, "r+b") as file:
+        file.write(b"\x5b")  # one bit of the first byte
+    assert [line.split(": ")[0] for line in Memory.examine(on_disk.address)] == [listed]
+    on_disk.add(pairs(1, first=40))  # they are written down anew
+    assert Memory.examine(on_disk.address) == []
+
+
 def test_optimizing_joins_files_and_frees_what_is_gone_and_changes_no_row(on_disk, pairs):
     for number in range(40, 60, 2):
         on_disk.add(pairs(2, first=number))
@@ -389,6 +465,25 @@ def test_a_disk_that_is_full_in_the_middle_leaves_nothing_behind(on_disk, pairs,
     monkeypatch.setattr("recollect.memory.backends.matrix.np.save", full)
     assert on_disk.search(pairs(40).image_vectors, 1).ids[:, 0].tolist() == list(pairs(40).ids)
     assert os.listdir(on_disk.address + "/cache") == []
+
+
+@pytest.mark.parametrize("change", ["add", "upsert", "delete", "optimize"])
+def test_a_full_disk_is_called_full_and_not_damaged(on_disk, pairs, monkeypatch, change):
+    """As Lance says it, with the place in its own source where it noticed."""
+
+    def full(*_, **__):
+        raise RuntimeError(
+            "lance error: LanceError(IO): No space left on device (os error 28), /root/x/writer.rs:191:9"
+        )
+
+    monkeypatch.setattr(type(on_disk.backend.table), {"upsert": "merge_insert"}.get(change, change), full)
+    ask = {"add": lambda: on_disk.add(pairs(1, first=40)), "upsert": lambda: on_disk.upsert(pairs(1)),
+           "delete": lambda: on_disk.delete(["row 1"]), "optimize": on_disk.optimize}[change]  # fmt: skip
+    with pytest.raises(UserError, match="the disk is full; the memory is as it was") as caught:
+        ask()
+    assert not isinstance(caught.value, DamagedMemoryError)
+    assert "writer.rs" not in str(caught.value)
+    assert Memory.examine(on_disk.address) == []
 
 
 def test_each_process_tidies_what_is_its_own_and_what_the_dead_left(on_disk, pairs):

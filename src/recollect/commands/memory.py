@@ -239,10 +239,10 @@ class Info:
 def _say(memory: Memory, report: BuildReport, name: str) -> None:
     console = output()
     parts = [f"{report.added:,} rows added"]
-    if report.wordless:
-        parts[0] += f" ({report.wordless:,} without a text)"
     if report.replaced:
         parts.append(f"{report.replaced:,} replaced")
+    if report.wordless:
+        parts[-1] += f" ({report.wordless:,} without a text)"
     if report.removed:
         parts.append(f"{report.removed:,} removed that this edition of {name} has no more")
     if report.unchanged:

@@ -18,7 +18,8 @@ from recollect.memory.rows import COLUMNS, Item, Modality, Pairs, Record
 
 WIDTH = 8
 _RECORD = Record(WIDTH, "model", "the model", None, "float32", "key")
-_SIGNS = ["a\\b", "a\\nb", "a\nb", 'say "x"', "it's", "tab\t", "ü%_", "\x01", "[1]", "p#1"]
+_SIGNS = [f"~{each}" for each in ("a\\b", "a\\n", "a\nb", 'say "x"', "it's", "tab\t", "ü%_", "\x01", "[1]", "p#1")]
+"""Ids, each of them after those of the other rows."""
 _FILTERS = (
     "source = 'emoji'",
     "id in ('row 3', 'row 4')",
@@ -180,7 +181,13 @@ def _check_changes(backend: Backend, other: Backend, rows: Pairs) -> None:
     with backend.writing():
         backend.append(strange)
     assert [item.id for item in backend.fetch(_SIGNS, False)] == _SIGNS, "ids may hold any sign"
+    for last in sorted(_SIGNS, reverse=True):  # a place that reads in pages goes on behind the id that it read last
+        seen = [id for batch in backend.columns(["id"], {}) for id in batch["id"]]
+        assert len(seen) == len(set(seen)) == len(backend), f"columns give each row once, also where {last!r} is last"
+        with backend.writing():
+            backend.delete([last])
     with backend.writing():
+        backend.append(strange)
         backend.delete([*_SIGNS, "row 3"])
     assert backend.known([*_SIGNS, "row 3", "row 4"]) == {"row 4"}, "delete removes the rows of these ids, and no other"
     assert len(backend) == 44, "delete removes the rows of these ids, and no other"

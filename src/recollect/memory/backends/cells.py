@@ -5,9 +5,12 @@ memory, searched once exactly and once through the index. These rows had no part
 enough of others, and the recall has to lie above what was asked by as much as chance can have done for it.
 """
 
+import hashlib
 import json
 import time
+import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -39,6 +42,8 @@ _BLOCK = 16_384
 _NEAR = 1_024  # rows gathered, widened and multiplied at a time: they stay near the processor, which halves the time
 _TOGETHER = 16  # queries from which cells are read once for all of them
 _CANDIDATES = 2**24
+_KEPT = "cells-"
+_SUM = "crc32"
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ class Cells:
     Attributes:
         record: what it says of itself.
         centres: unit-norm.
-        key: tells two sets of centres apart.
+        key: hash of the centres, which tells two sets of them apart.
     """
 
     record: IndexRecord
@@ -84,20 +89,16 @@ class Cells:
     def open(cls, path: Path) -> "Cells | None":
         """From a file; None if there is none, or it is damaged: exact search needs no index."""
         try:
-            with safe_open(path, "pt") as file:
-                values = json.loads(file.metadata()["record"])
-                values |= {name: tuple(values[name]) for name in ("single_ms", "block_ms")}
-                return cls(IndexRecord(**values), file.get_tensor("centres"), file.metadata()["key"])
+            centres, said = _unsealed(path)
+            values = json.loads(said["record"])
+            values |= {name: tuple(values[name]) for name in ("single_ms", "block_ms")}
+            return cls(IndexRecord(**values), centres, said["key"])
         except (OSError, SafetensorError, KeyError, TypeError, ValueError):
             return None
 
     def save(self, path: Path) -> None:
         """Write it, whole or not at all."""
-        path.parent.mkdir(exist_ok=True)
-        with atomic_path(path) as temporary:
-            save_file(
-                {"centres": self.centres}, temporary, {"record": json.dumps(asdict(self.record)), "key": self.key}
-            )
+        _sealed(path, self.centres, {"record": json.dumps(asdict(self.record)), "key": self.key})
 
     def faster(self, queries: int) -> bool:
         """Whether it was faster than exact search for so many queries at once."""
@@ -168,22 +169,56 @@ class CellSearch:
 
     def _assigned(self, part: Part) -> Int64[np.ndarray, " rows"]:
         """The cell of every row of a part, kept beside it."""
-        kept = None if part.folder is None else part.folder / f"cells-{self.modality}-{self.cells.key}.npy"
-        if kept is not None and kept.exists():
-            try:
-                found = np.load(kept)
-                if found.shape == (len(part.numbers),) and found.min() >= 0 and found.max() < len(self.cells.centres):
-                    return found.astype(np.int64)
-            except (OSError, ValueError, EOFError):
-                pass
+        if part.folder is None:
+            return nearest_centres(part.modality(self.modality), self.cells.centres)
+        kept = part.folder / f"{_KEPT}{self.modality}-{self.cells.key}.safetensors"
+        with suppress(OSError, SafetensorError, KeyError, ValueError):  # not there, or damaged: it is found again
+            found = _unsealed(kept)[0].numpy()
+            if found.shape == (len(part.numbers),):
+                return found.astype(np.int64)
         found = nearest_centres(part.modality(self.modality), self.cells.centres)
-        if kept is not None:
-            try:
-                with atomic_path(kept) as temporary, temporary.open("wb") as file:
-                    np.save(file, found.astype(np.int32))
-            except OSError:
-                pass  # a full disk or one that cannot be written to: the same is found again next time
+        # On a full disk, or one that cannot be written to, the same is found again next time.
+        with suppress(OSError, SafetensorError):
+            _sealed(kept, torch.from_numpy(found.astype(np.int32)), {})
+            for older in part.folder.glob(f"{_KEPT}{self.modality}-*"):  # of centres that were placed before
+                if older != kept:
+                    older.unlink(missing_ok=True)
         return found
+
+
+def damaged_cells(folder: Path) -> list[str]:
+    """Files beside a part that say which cell its rows are in, and differ from their checksums, a line each."""
+    found = []
+    for path in sorted(folder.glob(f"{_KEPT}*")):
+        try:
+            _unsealed(path)
+        except (OSError, SafetensorError, KeyError, ValueError):
+            found.append(f"{path}: differs from its checksum")
+    return found
+
+
+def _sealed(path: Path, values: Tensor, said: dict[str, str]) -> None:
+    """Write a tensor, and what is said of it, with their checksum."""
+    path.parent.mkdir(exist_ok=True)
+    with atomic_path(path) as temporary:
+        save_file({"values": values}, temporary, said | {_SUM: _sum(values, said)})
+
+
+def _unsealed(path: Path) -> tuple[Tensor, dict[str, str]]:
+    """What `_sealed` wrote.
+
+    Raises:
+        OSError, SafetensorError, KeyError, ValueError: it is not there, or not as it was written.
+    """
+    with safe_open(path, "pt") as file:
+        values, said = file.get_tensor("values"), file.metadata() or {}
+    if said.pop(_SUM) != _sum(values, said):
+        raise ValueError(f"{path}: differs from its checksum")
+    return values, said
+
+
+def _sum(values: Tensor, said: dict[str, str]) -> str:
+    return str(zlib.crc32(json.dumps(sorted(said.items())).encode(), zlib.crc32(values.numpy().data)))
 
 
 def nearest_centres(vectors: np.ndarray, centres: Float[Tensor, "cells width"]) -> Int64[np.ndarray, " rows"]:
@@ -230,7 +265,7 @@ def train_cells(
         others = others if len(others) >= 2 * count else positions
         sample = np.sort(generator.choice(others, min(len(others), _TRAINED_ON * count), replace=False))
         centres = _centres(torch.from_numpy(matrices.take(sample, modality)), count, generator)
-        key = f"{generator.integers(2**48):012x}"
+        key = hashlib.blake2b(centres.numpy().data, digest_size=6).hexdigest()
     else:
         centres, key = old.centres, old.key
     nothing = IndexRecord(modality, len(centres), 0, target, 1.0, len(positions), (0.0, 0.0), (0.0, 0.0))

@@ -1,5 +1,6 @@
 """A memory on disk: one Lance table, versioned, every change of it whole or absent."""
 
+import re
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from recollect.core.files import fresh_folder, locked
 from recollect.core.nearest import ExactNeighbours
 from recollect.memory.backends.arrow import as_item, vectors_of
 from recollect.memory.backends.base import Compaction, DamagedMemoryError, Hits
-from recollect.memory.backends.cells import Cells, CellSearch, IndexRecord, train_cells
+from recollect.memory.backends.cells import Cells, CellSearch, IndexRecord, damaged_cells, train_cells
 from recollect.memory.backends.matrix import Matrices, within
 from recollect.memory.backends.sums import damaged_files, note_sums
 from recollect.memory.filters import Filter
@@ -29,6 +30,7 @@ _LOCK = ".writers"
 
 _SCAN = 8_192
 _MOST_COSINE = 1.02
+_FULL = re.compile(r"os error (28|122)\b|No space left|quota exceeded", re.IGNORECASE)  # as Lance words it
 
 
 class LanceBackend:
@@ -237,11 +239,17 @@ class LanceBackend:
 
     def index(self, modality: Modality, target: float, train: bool = True) -> IndexRecord:
         """Cells around centres, of which so many are read as reach the target; the centres stay when rows are added."""
-        self._check_writable()
+        with self.writing():  # refused now rather than after the work, during which others may write
+            pass
         old = None if train else self._cells(modality)
         exact = partial(self._exact_rows, modality=modality)
         matrices = self._trusted("image", "text")
-        cells = train_cells(matrices, modality, target, exact, self._index_path(modality), old)
+        try:
+            cells = train_cells(matrices, modality, target, exact, self._index_path(modality), old)
+        except OSError as error:
+            raise UserError(
+                f"{self.address}: the index of {modality}s cannot be written ({error.strerror}); searches stay as they were"
+            ) from error
         self._indexes[modality] = (self.version, cells, None)
         return cells.record
 
@@ -252,8 +260,9 @@ class LanceBackend:
 
     def drop_index(self) -> None:
         """Search exactly from now on."""
-        for modality in ("image", "text"):
-            self._index_path(modality).unlink(missing_ok=True)
+        with self.writing():
+            for modality in ("image", "text"):
+                self._index_path(modality).unlink(missing_ok=True)
         self._indexes.clear()
 
     def _index_path(self, modality: str) -> Path:
@@ -366,7 +375,18 @@ class LanceBackend:
         except UserError as error:
             found.append(str(error))
             return found
-        return found + self._matrices.damage()
+        return found + self._matrices.damage() + self._index_damage()
+
+    def _index_damage(self) -> list[str]:
+        found = [line for part in self._matrices.parts if part.folder for line in damaged_cells(part.folder)]
+        for modality in ("image", "text"):
+            path = self._index_path(modality)
+            if path.exists() and Cells.open(path) is None:
+                found.append(
+                    f"{path}: is damaged; searches among {modality}s are exact until `recollect memory index` makes it "
+                    "again"
+                )
+        return found
 
     @staticmethod
     def file_damage(address: str) -> list[str]:
@@ -393,6 +413,10 @@ class LanceBackend:
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            if _FULL.search(reason):
+                raise UserError(
+                    f"{self.address}: the disk is full; the memory is as it was. Free some space, and try again."
+                ) from error
             raise DamagedMemoryError(
                 f"{self.address}: the memory cannot be used ({reason}). Was it copied whole? "
                 "`recollect memory info --check` says what is damaged."

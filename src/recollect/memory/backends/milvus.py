@@ -24,6 +24,7 @@ _RECORD, _VERSION = "recollect.record", "recollect.version"
 _LONGEST = 65_535  # bytes of a text field; there are no fields of bytes, so pictures are kept as base64
 _ROWS = 256  # a message has at most 64 MB
 _QUERIES = 512
+_PAGE = 1_000
 _MOST = 16_384  # neighbours of a query
 
 
@@ -291,12 +292,25 @@ class MilvusBackend:
         return found
 
     def _all(self, names: list[str], clause: str) -> Iterator[dict[str, Any]]:
+        """In pages that begin behind the id that was read last.
+
+        pymilvus writes that id into a filter as it is, where a backslash or a quote means something else; behind such
+        an id we begin anew.
+        """
+        wanted = list(dict.fromkeys(["id", *names]))
         with self._told():
             rows = self.client.query_iterator(
-                self.place.collection, batch_size=1000, filter=clause, output_fields=list(dict.fromkeys(["id", *names]))
+                self.place.collection, batch_size=_PAGE, filter=clause, output_fields=wanted
             )
             while batch := rows.next():
                 yield {name: [row[name] for row in batch] for name in names}
+                last = batch[-1]["id"]
+                if milvus_text(last) != f'"{last}"':
+                    rows.close()
+                    behind = f"id > {milvus_text(last)} and ({clause})"
+                    rows = self.client.query_iterator(
+                        self.place.collection, batch_size=_PAGE, filter=behind, output_fields=wanted
+                    )
             rows.close()
 
     def _told(self) -> Any:

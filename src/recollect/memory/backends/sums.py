@@ -39,8 +39,11 @@ def note_sums(memory: Path, table: Path) -> None:
 
 def damaged_files(memory: Path, table: Path) -> list[str]:
     """Files that are not as they were written, a line each; those that nobody has a checksum of are passed over."""
+    known = _read(memory)
     found = []
-    for name, noted in _read(memory).items():
+    if not known and (memory / _SUMS).exists():
+        found.append(f"{memory / _SUMS}: cannot be read, so the table's files were not compared with their checksums")
+    for name, noted in known.items():
         file = table / name
         try:
             same = file.stat().st_size == noted["bytes"] and checksum(file) == noted["crc32"]

@@ -10,6 +10,7 @@ import numpy as np
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, caption_prefix
+from recollect.data.sources.images import note
 from recollect.data.sources.reading import BrokenCounter
 from recollect.memory.build.editions import Deduplicator, Edition
 from recollect.memory.build.reading import ROWS_AT_ONCE, Reader, RowBlock
@@ -105,7 +106,10 @@ def fill_memory(
         _fill(memory, replace(reader, known=edition.stamps), (start, stop), options, edition, report, engine)
     if start == 0 and stop == len(reader.source) and (gone := edition.gone()):
         report.removed = memory.delete(gone)
-    memory.renew_indexes()
+    try:
+        memory.renew_indexes()
+    except UserError as error:  # the rows are there; only the recall of searches is not measured again
+        note(str(error))
     return report
 
 
