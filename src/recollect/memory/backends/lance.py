@@ -248,7 +248,8 @@ class LanceBackend:
             cells = train_cells(matrices, modality, target, exact, self._index_path(modality), old)
         except OSError as error:
             raise UserError(
-                f"{self.address}: the index of {modality}s cannot be written ({error.strerror}); searches stay as they were"
+                f"{self.address}: the index of {modality}s cannot be written ({error.strerror}); searches stay as "
+                "they were"
             ) from error
         self._indexes[modality] = (self.version, cells, None)
         return cells.record
