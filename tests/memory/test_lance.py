@@ -165,6 +165,18 @@ def test_an_index_that_is_made_again_leaves_nothing_of_the_older_one(tmp_path):
     assert names == ["cells-image", "cells-text-"]
 
 
+def test_rows_that_are_equal_cost_no_recall(tmp_path):
+    """Texts made of class names are; which of a hundred equal ones is found is nobody's loss."""
+    memory = Memory.create(tmp_path / "memory", width=32, model="m", precision="float16")
+    ids = [f"r{number}" for number in range(600)]
+    texts = np.repeat(rows(6, seed=8), 100, axis=0)
+    memory.add(Pairs(ids, rows(600), texts, ["a"] * 600, "m"))
+    _, record = memory.index(0.9)
+    assert record.modality == "text"
+    assert record.reached >= 0.9
+    assert record.probes < record.cells
+
+
 def test_cells_of_other_centres_are_never_taken_for_those_of_an_index(tmp_path):
     """Also where a memory has as many rows as when it was indexed before."""
     memory = Memory.create(tmp_path / "memory", width=32, model="m")
