@@ -111,21 +111,6 @@ def test_a_finished_build_has_nothing_left_to_do(address, pictures, encoder):
     assert more.added == 0
 
 
-@BOTH
-@pytest.mark.usefixtures("small_blocks")
-def test_rows_that_were_removed_come_back_when_their_source_is_added_again(address, pictures, encoder):
-    reader = reader_of(pictures(30), encoder)
-    memory = open_for_build(address, encoder, "m")
-    fill_memory(memory, reader, BuildOptions())
-    before = rows_of(memory)
-    gone = [id for id, row in before.items() if row[3] in (11, 12, 25)]
-    memory.delete(gone)
-    encoder.images = 0
-    report = fill_memory(memory, reader, BuildOptions())
-    assert (report.added, report.earlier, report.unchanged, encoder.images) == (3, 8, 19, 3)
-    assert rows_of(memory) == before
-
-
 def test_where_searches_cannot_be_measured_again_the_rows_are_added_all_the_same(
     tmp_path, pictures, encoder, monkeypatch, capsys
 ):

@@ -3,6 +3,7 @@
 import os
 import shutil
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from recollect.memory import Memory, Pairs
 from recollect.memory.backends import lance
 from recollect.memory.backends.base import DamagedMemoryError
 from recollect.memory.backends.cells import Cells, CellSearch, nearest_centres
+from recollect.memory.backends.matrix import Matrices
 from recollect.memory.backends.sums import checksum as crc
 from recollect.memory.fusion.block import FusionSettings
 from recollect.memory.fusion.neighbours import find_neighbours
@@ -99,6 +101,25 @@ def test_rows_added_and_deleted_later_are_in_the_index_without_training(tmp_path
     memory.renew_indexes()
     assert {record.rows for record in memory.info().indexes} == {2498}
     assert (Cells.open(memory.backend._index_path("image")).centres == centres).all()  # measured again, not trained
+
+
+@pytest.mark.usefixtures("always_indexed")
+def test_an_open_memory_finds_what_came_after_its_last_search_through_the_index(tmp_path, monkeypatch):
+    memory = Memory.create(tmp_path / "memory", width=32, model="m")
+    held = rows(200)
+    memory.add(Pairs([f"r{n}" for n in range(200)], held, rows(200, seed=1), ["a"] * 200, "m"))
+    memory.index(0.5)
+    cells = Cells.open(memory.backend._index_path("image"))
+    probing = replace(cells.record, probes=len(cells.centres))  # whatever was faster here
+    replace(cells, record=probing).save(memory.backend._index_path("image"))
+    memory.refresh()
+    memory.backend._indexes.clear()
+    monkeypatch.setattr(Matrices, "search", lambda *_: pytest.fail("searched without the index"))
+    assert memory.search(held[:5], 1).ids[:, 0].tolist() == [f"r{n}" for n in range(5)]
+    memory.add(Pairs([f"n{n}" for n in range(3)], rows(3, seed=7), rows(3, seed=8), ["a"] * 3, "m"))
+    memory.delete(["r0", "r4"])
+    assert memory.search(rows(3, seed=7), 1).ids[:, 0].tolist() == ["n0", "n1", "n2"]
+    assert not {"r0", "r4"} & set(memory.search(held[:5], 5).ids.ravel())
 
 
 @pytest.mark.usefixtures("always_indexed")
@@ -341,6 +362,40 @@ def test_a_damaged_table_is_said_in_our_own_words_wherever_it_is_damaged(on_disk
     assert Memory.examine(on_disk.address) == []
 
 
+def test_what_is_damaged_stays_damaged_when_rows_are_added(on_disk, pairs):
+    """The checksum of a file is taken once, when it was written."""
+    folder = f"{on_disk.address}/pairs.lance/data"
+    (file,) = os.listdir(folder)
+    with open(f"{folder}/{file}", "r+b") as opened:
+        opened.seek(100)
+        byte = opened.read(1)[0]
+        opened.seek(100)
+        opened.write(bytes([byte ^ 1]))
+    on_disk.add(pairs(1, first=40))
+    assert Memory.examine(on_disk.address) == [f"{folder}/{file}: differs from its checksum"]
+
+
+@pytest.mark.parametrize("change", ["captions", "metadata"])
+def test_a_row_that_is_removed_while_it_is_changed_stays_removed(on_disk, encoder, monkeypatch, change):
+    """Whoever looks at rows to change them holds the writers' lock until they are changed."""
+    other, rows_of = Memory.open(on_disk.address), type(on_disk.backend).rows
+    removal = threading.Thread(target=lambda: other.delete(["row 1"]))
+
+    def looked_at(backend, ids):
+        found = rows_of(backend, ids)
+        removal.start()
+        removal.join(0.5)  # it waits for us; without a lock it is done long before
+        return found
+
+    monkeypatch.setattr(type(on_disk.backend), "rows", looked_at)
+    if change == "captions":
+        on_disk.set_captions({"row 1": "words", "row 2": "more"}, encoder)
+    else:
+        on_disk.set_metadata("kept", {"row 1": True, "row 2": True})
+    removal.join()
+    assert Memory.open(on_disk.address).backend.known(["row 1", "row 2"]) == {"row 2"}
+
+
 def test_checksums_that_are_damaged_themselves_are_no_proof_of_soundness(on_disk, pairs):
     listed = f"{on_disk.address}/checksums.json"
     with open(listed, "r+b") as file:
@@ -479,7 +534,7 @@ def test_a_disk_that_is_full_in_the_middle_leaves_nothing_behind(on_disk, pairs,
     assert os.listdir(on_disk.address + "/cache") == []
 
 
-@pytest.mark.parametrize("change", ["add", "upsert", "delete", "optimize"])
+@pytest.mark.parametrize("change", ["add", "upsert", "delete", "optimize", "create"])
 def test_a_full_disk_is_called_full_and_not_damaged(on_disk, pairs, monkeypatch, change):
     """As Lance says it, with the place in its own source where it noticed."""
 
@@ -488,11 +543,16 @@ def test_a_full_disk_is_called_full_and_not_damaged(on_disk, pairs, monkeypatch,
             "lance error: LanceError(IO): No space left on device (os error 28), /root/x/writer.rs:191:9"
         )
 
-    monkeypatch.setattr(type(on_disk.backend.table), {"upsert": "merge_insert"}.get(change, change), full)
+    name = {"upsert": "merge_insert", "create": "count_rows"}.get(change, change)
+    monkeypatch.setattr(type(on_disk.backend.table), name, full)
+    monkeypatch.setattr("lancedb.db.LanceDBConnection.create_table", full)
     ask = {"add": lambda: on_disk.add(pairs(1, first=40)), "upsert": lambda: on_disk.upsert(pairs(1)),
-           "delete": lambda: on_disk.delete(["row 1"]), "optimize": on_disk.optimize}[change]  # fmt: skip
-    with pytest.raises(UserError, match="the disk is full; the memory is as it was") as caught:
+           "delete": lambda: on_disk.delete(["row 1"]), "optimize": on_disk.optimize,
+           "create": lambda: Memory.create(on_disk.address + "-new", width=3, model="m")}[change]  # fmt: skip
+    with pytest.raises(UserError, match="the disk is full; nothing was changed") as caught:
         ask()
+    monkeypatch.undo()
+    assert not os.path.exists(on_disk.address + "-new")
     assert not isinstance(caught.value, DamagedMemoryError)
     assert "writer.rs" not in str(caught.value)
     assert Memory.examine(on_disk.address) == []

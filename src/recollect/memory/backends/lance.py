@@ -4,7 +4,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
@@ -74,7 +74,7 @@ class LanceBackend:
         Raises:
             UserError: something is there already.
         """
-        with fresh_folder(address, "memory") as unfinished:
+        with _told_if_full(address), fresh_folder(address, "memory") as unfinished:
             made = schema(record.width, record.precision, {_RECORD: record.text()})
             _database(unfinished).create_table(TABLE, schema=made)
         return cls(address)
@@ -404,24 +404,37 @@ class LanceBackend:
         if self.pinned:
             raise UserError(f"{self.address}: version {self.version} of it is a snapshot, which cannot be changed")
 
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except (UserError, GeneratorExit):
+    def _told(self) -> AbstractContextManager[None]:
+        return _told(self.address)
+
+
+@contextmanager
+def _told_if_full(address: str) -> Iterator[None]:
+    """Say that the disk is full, whoever noticed."""
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as error:
+        if not _FULL.search(str(error)):
             raise
-        except BaseException as error:  # OSError, ValueError, RuntimeError and a panic, for one and the same fault
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                raise
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-            if _FULL.search(reason):
-                raise UserError(
-                    f"{self.address}: the disk is full; the memory is as it was. Free some space, and try again."
-                ) from error
-            raise DamagedMemoryError(
-                f"{self.address}: the memory cannot be used ({reason}). Was it copied whole? "
-                "`recollect memory info --check` says what is damaged."
-            ) from error
+        raise UserError(f"{address}: the disk is full; nothing was changed. Free some space, and try again.") from error
+
+
+@contextmanager
+def _told(address: str) -> Iterator[None]:
+    """Say in our own words what the library says of a memory."""
+    try:
+        with _told_if_full(address):
+            yield
+    except (UserError, GeneratorExit):
+        raise
+    except BaseException as error:  # OSError, ValueError, RuntimeError and a panic, for one and the same fault
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise DamagedMemoryError(
+            f"{address}: the memory cannot be used ({reason}). Was it copied whole? "
+            "`recollect memory info --check` says what is damaged."
+        ) from error
 
 
 def _sound(scores: np.ndarray) -> bool:

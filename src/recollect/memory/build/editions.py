@@ -20,13 +20,13 @@ class Edition:
 
     Attributes:
         rows: for each picture the ids of its rows, with the stamp of the sample that each was made of.
-        there: the samples of this very edition that became rows.
+        last: the last sample of this very edition that became a row, or −1.
         older: whether rows of another edition are there.
         seen: rows that this edition has.
     """
 
     rows: dict[str, dict[str, str]] = field(default_factory=dict)
-    there: set[int] = field(default_factory=set)
+    last: int = -1
     older: bool = False
     seen: set[str] = field(default_factory=set)
     _changed: set[str] = field(default_factory=set)
@@ -39,7 +39,7 @@ class Edition:
             for id, stamp, origin, ordinal in zip(*(batch[name] for name in batch), strict=True):
                 edition.rows.setdefault(picture_of(id), {})[id] = stamp
                 if origin == reader.origin:
-                    edition.there.add(ordinal)
+                    edition.last = max(edition.last, ordinal)
                 else:
                     edition.older = True
         return edition
@@ -51,16 +51,13 @@ class Edition:
 
     def start(self, stop: int, whole_commits: bool) -> int:
         """The first sample to read, where a block begins; ``stop`` where nothing is left."""
-        if self.older or not self.there:
+        if self.older or self.last < 0:
             return 0
-        last = max(self.there)
-        if last + 1 < stop:
-            # A block that is there in part (a limit was raised, or a commit was cut) is looked at again.
-            whole = whole_commits and (last + 1) % ROWS_AT_ONCE == 0
-            return (last // ROWS_AT_ONCE + whole) * ROWS_AT_ONCE
-        # It was read to its end: what is not there was left out, or was removed since and is wanted again.
-        missing = next((sample for sample in range(stop) if sample not in self.there), stop)
-        return stop if missing == stop else missing // ROWS_AT_ONCE * ROWS_AT_ONCE
+        if self.last + 1 >= stop:
+            return stop
+        # A block that is there in part (a limit was raised, or a commit was cut) is looked at again.
+        whole = whole_commits and (self.last + 1) % ROWS_AT_ONCE == 0
+        return (self.last // ROWS_AT_ONCE + whole) * ROWS_AT_ONCE
 
     def has(self, id: str) -> bool:
         """Whether a row of this id was there."""
