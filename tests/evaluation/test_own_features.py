@@ -67,6 +67,20 @@ def test_a_parquet_file_with_texts_gives_what_the_protocol_gives(files, world, c
     assert "proker" in capsys.readouterr().out
 
 
+def test_several_texts_of_a_class_are_weighed_by_methods_that_weigh_prompts(files, world):
+    rows, labels, texts = world
+    prompts = unit(texts[:, None] + np.random.default_rng(1).normal(size=(3, 4, 8)) / 2)
+    table = {"vector": list(prompts.reshape(-1, 8)), "label": np.repeat(NAMES, 4).tolist()}
+    pq.write_table(pa.table(table), files / "prompts.parquet")
+    run("--features", files / "own.parquet", "--texts", files / "prompts.parquet", "--methods", "timo", "prototype",
+        *SHOTS, "--out", files / "out.json")  # fmt: skip
+    found, _ = figures(files / "out.json")
+    mean = unit(prompts.mean(axis=1))
+    task = FewShotTask(unit(rows[:36]), labels[:36], unit(rows[36:]), labels[36:], mean, prompts=prompts)
+    expected = run_protocol(task, Protocol(("timo", "prototype"), (1, 4), (0, 1)))
+    assert found == pytest.approx({(row["method"], row["shots"], row["seed"]): row["value"] for row in expected}, abs=5)
+
+
 def test_arrays_give_what_the_table_gives_but_for_rounding(files, world):
     features = ("--features", files / "train.npy", files / "test.npy")
     labels = ("--feature-labels", files / "train-labels.npy", files / "test-labels.npy")

@@ -22,6 +22,7 @@ from recollect.evaluation.own_features import (
     divided,
     few_shot_features,
     read_arrays,
+    read_prompts,
     read_texts,
     read_vectors,
 )
@@ -79,7 +80,8 @@ class FeatureOptions:
     ) -> OwnFeatures:
         classes = sorted(set(support.labels.tolist()))
         texts = read_texts(self.texts, classes, label_column) if self.texts else None
-        return OwnFeatures(name, support, queries, texts, self.scale)
+        prompts = read_prompts(self.texts, classes, label_column) if self.texts else None
+        return OwnFeatures(name, support, queries, texts, self.scale, prompts)
 
 
 @dataclass(frozen=True)

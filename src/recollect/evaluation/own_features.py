@@ -47,6 +47,7 @@ class OwnFeatures:
         support, queries: to draw from, and tested; labels of both are the same classes.
         texts: unit-norm class texts (classes, width), in the order of the sorted labels; None without.
         scale: inverse temperature that the model learned.
+        prompts: what the texts are means of, for methods that weigh them (classes, prompts, width); None without.
     """
 
     name: str
@@ -54,6 +55,7 @@ class OwnFeatures:
     queries: LabelledVectors
     texts: np.ndarray | None = None
     scale: float = TEXT_SCALE
+    prompts: np.ndarray | None = None
 
 
 def read_vectors(path: Path, label_column: str | None = None) -> LabelledVectors:
@@ -123,6 +125,18 @@ def read_texts(path: Path, classes: Sequence[str], label_column: str | None = No
     return _unit(np.stack([found.vectors[found.labels == name].mean(axis=0) for name in classes]), path)
 
 
+def read_prompts(path: Path, classes: Sequence[str], label_column: str | None = None) -> np.ndarray | None:
+    """The rows of each class in a file that `read_texts` averages, as many as the class with fewest has: unit-norm
+    float32 (classes, prompts, width); None where some class has only one.
+    """
+    if path.suffix == ".npy":
+        return None
+    found = read_vectors(path, label_column)
+    rows = [_unit(found.vectors[found.labels == name], path) for name in classes]
+    least = min(map(len, rows))
+    return np.stack([each[:least] for each in rows]) if least > 1 else None
+
+
 def few_shot_features(features: OwnFeatures, protocol: Protocol, *, model: str) -> Result:
     """The few-shot protocol on embeddings from files.
 
@@ -146,8 +160,9 @@ def few_shot_features(features: OwnFeatures, protocol: Protocol, *, model: str) 
     support, queries = (np.searchsorted(classes, part.labels) for part in (features.support, features.queries))
     try:
         task = FewShotTask(
-            features.support.vectors, support, features.queries.vectors, queries, features.texts, features.scale
-        )
+            features.support.vectors, support, features.queries.vectors, queries, features.texts, features.scale,
+            features.prompts,
+        )  # fmt: skip
         fits = sum(name != "zero-shot" for name in protocol.methods) * len(protocol.shots) * len(protocol.seeds)
         with progress(f"classify {features.name}", fits * len(queries), "predictions") as counter:
             rows = run_protocol(task, protocol, counter.advance)
@@ -167,6 +182,8 @@ def _digest(features: OwnFeatures) -> str:
         digest.update("\x1f".join(part.labels.tolist()).encode())
     if features.texts is not None:
         digest.update(np.ascontiguousarray(features.texts).tobytes())
+    if features.prompts is not None:
+        digest.update(np.ascontiguousarray(features.prompts).tobytes())
     return digest.hexdigest()
 
 
