@@ -7,9 +7,9 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
+from recollect.core.types import TEXT_SCALE
 from recollect.fewshot.base import EmbeddingClassifier, class_means, softmax
 from recollect.fewshot.holdout import MOST_TUNING_ROWS, HoldOut
-from recollect.fewshot.mixture import TEXT_SCALE
 from recollect.fewshot.trained import Schedule, fit_by_gradient, make_generator
 
 

@@ -10,10 +10,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.utils import check_random_state
 from torch import Tensor, nn
 
+from recollect.core.types import TEXT_SCALE
 from recollect.fewshot.ape import PUBLISHED_ALPHAS, PUBLISHED_BETAS, channel_scores
 from recollect.fewshot.base import EmbeddingClassifier
 from recollect.fewshot.holdout import MOST_TUNING_ROWS, HoldOut
-from recollect.fewshot.mixture import TEXT_SCALE
 from recollect.fewshot.tip import best_mixture, one_hot
 
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator, text_fold
-from recollect.data.sources.files import SPLITS
+from recollect.data.sources.columns import SPLITS
 
 _SLICE = re.compile(r"(?P<name>[^\[\]+]+)(\[(?P<start>[\d_]+%?)?:(?P<stop>[\d_]+%?)?\])?")
 
