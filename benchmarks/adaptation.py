@@ -209,9 +209,9 @@ def grid(name: str) -> dict[str, EpisodeOptions]:
     for rank in (16, 64):
         for rate in (5e-4, 1.5e-3, 5e-3):
             made[_step(rank, rate)] = EpisodeOptions(rank=rank, learning_rate=rate)
-    made["both ways, temperature 1, 1.5e-3"] = EpisodeOptions(temperature=1.0)
+    made["both ways, temperature 1, 1.5e-3"] = EpisodeOptions(temperature=1.0, learning_rate=1.5e-3)
     for soft in (0.5, 1.0):
-        made[f"both ways, soft negatives {soft:g}, 1.5e-3"] = EpisodeOptions(soft=soft)
+        made[f"both ways, soft negatives {soft:g}, 1.5e-3"] = EpisodeOptions(soft=soft, learning_rate=1.5e-3)
     made["both ways, 4 steps, 5e-4"] = EpisodeOptions(learning_rate=5e-4, steps=4)
     return made
 

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.core.errors import UserError
+from recollect.models import build_model
 from recollect.search.episodes.batch import number_texts, shared_rows
 from recollect.search.episodes.batched import Episodes
-from recollect.search.episodes.options import EpisodeOptions, RewardOptions, TuningOptions
+from recollect.search.episodes.options import BLOCKS_RATE, HEADS_RATE, EpisodeOptions, RewardOptions, TuningOptions
 from recollect.search.episodes.sequential import FullEpisodes, SequentialEpisodes
 from recollect.search.methods import MethodOptions
 
@@ -193,6 +194,16 @@ def test_a_learning_rate_is_a_number_above_0(rate):
             make(learning_rate=rate)
     with pytest.raises(UserError, match="full_learning_rate"):
         MethodOptions(full_learning_rate=rate)
+
+
+def test_the_default_step_is_that_of_the_kind_of_model_and_a_named_one_stays(make_encoder):
+    """Heads alone take a larger one than towers of blocks: each as its own validation pools preferred."""
+    heads = build_model("patches", texts=["a red tree"])
+    for kind in (Episodes, SequentialEpisodes):
+        assert kind(make_encoder("clip")).options.rate == BLOCKS_RATE
+        assert kind(heads).options.rate == HEADS_RATE
+        assert kind(heads, EpisodeOptions.paper()).options.rate == 5e-4
+    assert FullEpisodes(heads).options.rate == BLOCKS_RATE
 
 
 def test_the_paper_s_settings_have_a_name():

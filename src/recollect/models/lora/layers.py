@@ -4,7 +4,7 @@ Nothing is added to a model and no weight is touched: while `adapted` is open, a
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -95,7 +95,7 @@ def adapter_sites(encoder: nn.Module) -> dict[str, nn.Linear]:
         for name, layer in transformers_model(encoder).named_modules()
         if isinstance(layer, nn.Linear) and name.startswith((*_TOWERS, *_SMALL_TOWERS))
     }
-    small = any(name.startswith(_SMALL_TOWERS) for name in layers)
+    small = without_blocks(layers)
     found = {
         name: layer
         for name, layer in layers.items()
@@ -108,6 +108,11 @@ def adapter_sites(encoder: nn.Module) -> dict[str, nn.Linear]:
                 "that adapters could wrap. Adapt all parameters instead."
             )
     return found
+
+
+def without_blocks(sites: Iterable[str]) -> bool:
+    """Whether these are layers of a small model that has no blocks, so that heads alone adapt."""
+    return any(name.startswith(_SMALL_TOWERS) for name in sites)
 
 
 def initial_adapters(sites: Mapping[str, nn.Linear], options: AdapterOptions) -> Adapters:

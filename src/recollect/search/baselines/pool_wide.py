@@ -95,11 +95,12 @@ def fine_tune(
     ids = [item.id for items in item_blocks(pool, "read captions") for item in items if has_caption(item)]
     if len(ids) < LEAST_PAIRS:
         raise UserError(NO_CAPTIONS)
-    start = initial_adapters(adapter_sites(encoder), episode.adapters)
+    sites = adapter_sites(encoder)
+    start = initial_adapters(sites, episode.adapters)
     halves = [{name: each.clone().requires_grad_() for name, each in half.items()} for half in (start.down, start.up)]
     adapters = Adapters(halves[0], halves[1], start.scale)
     learned = [each for half in halves for each in half.values()]
-    rate = episode.learning_rate if options.learning_rate is None else options.learning_rate
+    rate = episode.for_sites(sites).rate if options.learning_rate is None else options.learning_rate
     optimiser = torch.optim.AdamW(learned, lr=rate, weight_decay=episode.weight_decay)
     with frozen(encoder), progress("fine-tune", options.epochs * len(ids), "images") as counter:
         for epoch in range(options.epochs):

@@ -38,8 +38,9 @@ class Episodes:
     """
 
     def __init__(self, encoder: DualEncoder, options: EpisodeOptions | None = None) -> None:
-        self.encoder, self.options, self.counters = encoder, options or EpisodeOptions(), CostCounters()
         self._sites = adapter_sites(encoder)
+        self.encoder, self.counters = encoder, CostCounters()
+        self.options = (options or EpisodeOptions()).for_sites(self._sites)
         self._start = initial_adapters(self._sites, self.options.adapters)
 
     def rerank(self, batch: EpisodeBatch) -> Reranked:
@@ -81,7 +82,7 @@ class Episodes:
                 step.backward(output, tower[places], places // k, keep=keep)
         self._count(images, texts)
         for gradient in step.gradient.values():  # becomes B: from no moments, AdamW's step is -lr · g / (|g| + ε)
-            gradient.div_(gradient.abs().add_(_EPSILON)).mul_(-self.options.learning_rate)
+            gradient.div_(gradient.abs().add_(_EPSILON)).mul_(-self.options.rate)
         return Adapters(self._decayed(), step.gradient, self._start.scale), losses
 
     def _start_raw(self, places: int) -> Float[Tensor, "towers places width"]:
@@ -107,7 +108,7 @@ class Episodes:
 
     def _decayed(self) -> dict[str, Tensor]:
         """A after the step: its gradient is zero where B is, but AdamW's weight decay still shrinks it."""
-        factor = 1 - self.options.learning_rate * self.options.weight_decay
+        factor = 1 - self.options.rate * self.options.weight_decay
         return {name: down * factor for name, down in self._start.down.items()}
 
     def _steps(self, batch: EpisodeBatch) -> tuple[Adapters, Float[Tensor, " queries"]]:
@@ -179,11 +180,11 @@ def adamw_step(
 ) -> None:
     """AdamW's ``number``-th step (from 1), in place; moments are each entry's own, so that one serves all queries."""
     mean, square = moments
-    state.mul_(1 - options.learning_rate * options.weight_decay)
+    state.mul_(1 - options.rate * options.weight_decay)
     mean.lerp_(gradient, 1 - _BETAS[0])
     square.mul_(_BETAS[1]).addcmul_(gradient, gradient, value=1 - _BETAS[1])
     root = (square / (1 - _BETAS[1] ** number)).sqrt_().add_(_EPSILON)
-    state.addcdiv_(mean, root, value=-options.learning_rate / (1 - _BETAS[0] ** number))
+    state.addcdiv_(mean, root, value=-options.rate / (1 - _BETAS[0] ** number))
 
 
 def embed_asked(encoder: DualEncoder, batch: EpisodeBatch) -> Float[Tensor, "queries width"]:

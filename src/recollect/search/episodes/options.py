@@ -1,6 +1,7 @@
 """The settings of an episode."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -9,6 +10,10 @@ from recollect.core.errors import UserError
 if TYPE_CHECKING:
     from recollect.models.lora.layers import AdapterOptions
 
+
+BLOCKS_RATE, HEADS_RATE = 1.5e-3, 2e-2
+"""Learning rates that gained most on validation pools: of towers of blocks (`recollect study efsa/choices`), and of
+small models without blocks, whose heads alone learn (``benchmarks/adaptation.py``)."""
 
 _PRINTED: dict[str, Any] = {
     "direction": "image-to-text", "learning_rate": 5e-4, "temperature": None, "contrastive": 1.7, "hinge": 0.3,
@@ -30,13 +35,14 @@ def check_positive(name: str, value: float) -> None:
 class EpisodeOptions:
     """How a model adapts to one query and what it may change (EFSA, §3.2 and §4.1).
 
-    The defaults are what gained on validation pools (`recollect study efsa/choices`): the loss in both directions, at
-    three times the paper's step. `EpisodeOptions.paper` is as printed.
+    The defaults are what gained on validation pools: the loss in both directions, at three times the paper's step where
+    towers have blocks, and at forty times where heads alone learn. `EpisodeOptions.paper` is as printed.
 
     Attributes:
         k: images that the frozen model finds, that the episode learns from, and that are ranked again.
         steps: optimiser steps on the one batch of k pairs.
-        learning_rate: of AdamW.
+        learning_rate: of AdamW; None takes 1.5e-3, or 2e-2 for adapters of a small model without blocks, whose heads
+            alone learn.
         weight_decay: of AdamW (the paper names none; 0.01 is torch's).
         contrastive: weight of the contrastive loss, Eq. 1 (the paper's α).
         hinge: weight of the hinge loss, Eq. 2 (the paper's β).
@@ -58,7 +64,7 @@ class EpisodeOptions:
 
     k: int = 16
     steps: int = 1
-    learning_rate: float = 1.5e-3
+    learning_rate: float | None = None
     weight_decay: float = 0.01
     contrastive: float = 1.7
     hinge: float = 0.3
@@ -81,8 +87,9 @@ class EpisodeOptions:
         for name in ("steps", "rank", "at_once"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} {getattr(self, name)}: must be at least 1.")
-        for name in ("learning_rate", "scale", "gibibytes", *(() if self.temperature is None else ("temperature",))):
-            check_positive(name, getattr(self, name))
+        for name in ("learning_rate", "scale", "gibibytes", "temperature"):
+            if getattr(self, name) is not None:
+                check_positive(name, getattr(self, name))
         for name in ("weight_decay", "contrastive", "hinge", "margin"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"{name} {getattr(self, name)}: must be a finite number from 0 on.")
@@ -98,6 +105,17 @@ class EpisodeOptions:
     def as_printed(self) -> "EpisodeOptions":
         """The same with the loss, the step and the ranking of the paper."""
         return replace(self, **_PRINTED)
+
+    @property
+    def rate(self) -> float:
+        """The learning rate; of towers of blocks where none is named."""
+        return BLOCKS_RATE if self.learning_rate is None else self.learning_rate
+
+    def for_sites(self, sites: Iterable[str]) -> "EpisodeOptions":
+        """The same with the learning rate that adapters of these layers take where none is named."""
+        from recollect.models.lora.layers import without_blocks  # heavy, as below
+
+        return self if self.learning_rate or not without_blocks(sites) else replace(self, learning_rate=HEADS_RATE)
 
     @property
     def adapters(self) -> "AdapterOptions":

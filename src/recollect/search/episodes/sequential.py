@@ -49,7 +49,7 @@ class OneAtATime:
 
     def _learn(self, batch: EpisodeBatch) -> Float[Tensor, ""]:
         options = self.options
-        optimiser = torch.optim.AdamW(self._learned, lr=options.learning_rate, weight_decay=options.weight_decay)
+        optimiser = torch.optim.AdamW(self._learned, lr=options.rate, weight_decay=options.weight_decay)
         total = torch.zeros((), dtype=self._copy.dtype, device=self._copy.device)
         if batch.pairs.sum() < LEAST_PAIRS:
             return total
@@ -96,6 +96,7 @@ class SequentialEpisodes(OneAtATime):
 
     def _prepare(self) -> list[nn.Parameter]:
         sites = adapter_sites(self._copy)
+        self.options = self.options.for_sites(sites)
         start = initial_adapters(sites, self.options.adapters)
         inject_adapters(self._copy, start)
         modules = dict(transformers_model(self._copy).named_modules())

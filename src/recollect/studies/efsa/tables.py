@@ -124,7 +124,7 @@ def notes_of(where: EfsaWorld) -> tuple[str, ...]:
     return (
         f"{over(len(where.models), 'base model')}; gains are in average R@1, paired by base model; {asked} are asked; "
         f"captions of the pool: {where.captions[0].label}",
-        f"episodes: k {episode.k}, learning rate {episode.learning_rate:g}, scale {episode.scale:g}, temperature "
+        f"episodes: k {episode.k}, learning rate {episode.rate:g}, scale {episode.scale:g}, temperature "
         f"{'of the model' if episode.temperature is None else f'{episode.temperature:g}'}, {episode.direction}",
         "paper: as printed there",
     )
