@@ -1,8 +1,6 @@
 """Shards read where they lie: every sample once a pass, on any ranks and workers, from any position."""
 
-import io
 import json
-import tarfile
 from collections import Counter
 from functools import partial
 
@@ -13,37 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from recollect.core.errors import UserError
 from recollect.core.seeding import derive_seed
-from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.order import BlockOrder
-from recollect.data.batches.stream import BatchStream
 from recollect.data.sources import open_source
 from recollect.data.sources.images import BrokenImageError
 from recollect.data.sources.streamed import open_stream
-from recollect.data.transforms import ImageTransform
+from shards import png, stream, tar_of, texts
 
 SHARDS, EACH = 60, 5
-TRANSFORM = ImageTransform(size=8)
-
-
-def png(number: int) -> bytes:
-    data = io.BytesIO()
-    Image.new("RGB", (9, 9), (number % 256, number // 256, 0)).save(data, "PNG")
-    return data.getvalue()
-
-
-def tar_of(numbers) -> bytes:
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as archive:
-        for number in numbers:
-            for ending, content in (("png", png(number)), ("txt", f"picture {number}".encode())):
-                info = tarfile.TarInfo(f"{number:06}.{ending}")
-                info.size = len(content)
-                archive.addfile(info, io.BytesIO(content))
-    return data.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +40,6 @@ def places(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
-
-
-def stream(source, batch=12, **options):
-    return BatchStream(DataMix((source,)), batch, TRANSFORM, **options)
-
-
-def texts(batches):
-    return [text for batch in batches for text in batch.texts]
 
 
 @pytest.mark.parametrize("kind", ["tar", "parquet"])
@@ -179,6 +148,26 @@ def test_a_shard_that_is_damaged_is_counted_as_broken_and_replaced(places, tmp_p
     made = stream(source, batch=50, broken_share=0.1)
     assert "picture 100" not in texts(made.iterate(0, 4))
     assert sum(made.counters.broken.values()) >= 1
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut"])
+def test_a_stream_of_damaged_shards_says_what_is_missing(places, tmp_path, capfd, damage):
+    """A reader of tars takes a damaged header for the end: half of the shard would be gone without a word."""
+    for shard in range(4):
+        data = bytearray((places["folder"] / "tars" / f"s-{shard:03}.tar").read_bytes())
+        if shard == 2 and damage == "flip":
+            data[4 * 1024 + 20] ^= 1  # in the name of the third picture
+        elif shard == 2:
+            data = data[: 4 * 1024]
+        (tmp_path / f"s-{shard}.tar").write_bytes(data)
+    said = r"the header of file 5 is damaged .*, and 5 more lie behind it" if damage == "flip" else "cut short"
+    for _ in range(2):  # what was counted is kept
+        with pytest.raises(UserError, match=said):
+            open_source(f"{tmp_path}?stream=yes")
+        source = open_source(f"{tmp_path}?stream=yes", lost_share=1.0)
+        assert len(source) == 17
+        assert source[16].texts == ("picture 19",)
+        assert "the rest is read" in " ".join(capfd.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

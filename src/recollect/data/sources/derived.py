@@ -1,7 +1,7 @@
 """Sources made of sources, and what can be asked of any source without opening its images."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -186,6 +186,14 @@ def corpus(source: Source, limit: int | None = None) -> Iterator[str]:
         yield from source.vocabulary
         yield from source.example_texts(np.arange(min(limit or _MADE_TEXTS, _MADE_TEXTS, len(source))))
         return
-    step = max(1, len(source) // limit) if limit else 1
-    for index in range(0, len(source), step):
+    for index in _spread(source, limit):
         yield from source.texts(index)
+
+
+def _spread(source: Source, limit: int | None) -> Iterable[int]:
+    """About ``limit`` samples from all over a source; of one that is read in blocks, whole blocks, to open few."""
+    step = max(1, len(source) // limit) if limit else 1
+    if step == 1 or source.block_sizes is None:
+        return range(0, len(source), step)
+    starts = np.cumsum([0, *source.block_sizes])
+    return (index for block in range(0, len(starts) - 1, step) for index in range(starts[block], starts[block + 1]))

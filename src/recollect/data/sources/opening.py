@@ -51,7 +51,7 @@ def open_source(
     if is_built_in(spec):
         return _open_world(spec, split, kind)
     if (address := parse_address(spec)).stream:
-        return _open_streamed(spec, address, split, kind, columns)
+        return _open_streamed(spec, address, split, kind, columns, lost_share)
     return _rows_of(spec, split, columns, lost_share).source(kind, keep_textless)
 
 
@@ -76,14 +76,14 @@ def _rows_of(spec: str, split: str | None, columns: Columns | None, lost_share: 
 
 
 def _open_streamed(
-    spec: str, address: Address, split: str | None, kind: Kind | None, columns: Columns | None
+    spec: str, address: Address, split: str | None, kind: Kind | None, columns: Columns | None, lost_share: float
 ) -> Source:
     if address.keep or address.drop or address.only or address.without or address.shuffle is not None:
         raise UserError(f"{spec}: a stream has no filters: they would have to read all of it. Leave stream=yes out.")
     if kind == "label":
         raise UserError(f"{spec}: a stream holds captions. Read classes without stream=yes.")
     files = stream_files(address.place, address.revision, split or address.split)
-    return open_stream(Path(address.place.rstrip("/")).name, files, columns)
+    return open_stream(Path(address.place.rstrip("/")).name, files, columns, lost_share)
 
 
 def _open_world(spec: str, split: str | None, kind: Kind | None) -> Source:

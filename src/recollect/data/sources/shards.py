@@ -1,7 +1,7 @@
 """Is a tar whole? Every header is checked, since a reader of tars takes a damaged one for the end and says nothing."""
 
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -48,7 +48,15 @@ def check_shards(files: Sequence[Path], lost_share: float) -> None:
     Raises:
         UserError: more than ``lost_share`` of all files cannot be reached, or a tar was cut short and nobody knows.
     """
-    states = {file: scan(file, file.stat().st_size, file.stat().st_mtime_ns) for file in files}
+    weigh_losses({file: scan(file, file.stat().st_size, file.stat().st_mtime_ns) for file in files}, lost_share)
+
+
+def weigh_losses(states: Mapping[Path, ShardState], lost_share: float) -> None:
+    """Say of every tar what its scan has missed, and stop where that is too much.
+
+    Raises:
+        UserError: see `check_shards`.
+    """
     words = {file: _words(file, state) for file, state in states.items() if state.lost > 0}
     if not words:
         return

@@ -6,13 +6,13 @@ the order (`recollect.data.batches.order.BlockOrder`): samples that lie together
 """
 
 import hashlib
-import json
 import tarfile
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recollect.core.errors import UserError
-from recollect.core.files import atomic_path, cache_folder, read_json, write_json
-from recollect.core.progress import progress
 from recollect.core.types import NO_LABEL, Sample, Source
 from recollect.data.sources.columns import Columns, texts_in
-from recollect.data.sources.images import BrokenImageError, decode
-
-_OPEN = 64
-"""Row groups or tars that a process keeps open: what one stretch of a run reads, and the next one's beginning."""
+from recollect.data.sources.images import BROKEN_SHARE, BrokenImageError, decode
+from recollect.data.sources.remote import is_address, open_remote
+from recollect.data.sources.tars import MOST_OPEN, open_tar, stamp, tar_sizes
 
 AT_ONCE = 16
 """Files behind an address that are asked at the same time how many samples they hold."""
-
-_SIZES = "sizes.json"
-"""What WebDataset calls the file beside shards that says how many samples each holds."""
 
 Row = Callable[[int], dict[str, Any]]
 """From the number of a sample within its block to its columns."""
@@ -72,6 +66,7 @@ class StreamedSource(Source):
     def __post_init__(self) -> None:
         self._starts = np.cumsum([0, *(block.rows for block in self.blocks)])
         self._open: OrderedDict[int, Row] = OrderedDict()
+        self._opening = threading.Lock()
         self.opened = 0
 
     @property
@@ -85,7 +80,10 @@ class StreamedSource(Source):
         return self.read(index)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_open"} | {"_open": OrderedDict()}
+        return {key: value for key, value in self.__dict__.items() if key not in ("_open", "_opening")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _open=OrderedDict(), _opening=threading.Lock())
 
     def read(self, index: int, *, needed: int = 0, extra: bool = True) -> Sample:
         """Read one sample.
@@ -93,6 +91,8 @@ class StreamedSource(Source):
         Raises:
             IndexError: outside the source.
             BrokenImageError: the picture, or the block that it lies in, cannot be read; the message names it.
+            UserError: what is behind an address cannot be reached. Another sample in its stead would be chance: the run
+                would no longer be a function of its seed.
         """
         row, where = self._row(index)
         image = row.get(self.columns.image or "")
@@ -115,7 +115,7 @@ class StreamedSource(Source):
         """Of names, sizes and times: nobody reads a terabyte to know it."""
         digest = hashlib.blake2b(repr(self.columns).encode(), digest_size=16)
         for block in self.blocks:
-            digest.update(repr((block.file, block.group, block.rows, _stamp(block.file))).encode())
+            digest.update(repr((block.file, block.group, block.rows, stamp(block.file))).encode())
         return digest.hexdigest()
 
     def _row(self, index: int) -> tuple[dict[str, Any], str]:
@@ -125,37 +125,43 @@ class StreamedSource(Source):
         number = int(np.searchsorted(self._starts, index, side="right")) - 1
         block, place = self.blocks[number], index - int(self._starts[number])
         where = f"{block.file}" + (f", row group {block.group}" if block.group >= 0 else "") + f", sample {place}"
-        if number not in self._open:
-            try:
-                self._open[number] = _open_block(block)
-            except (OSError, pa.ArrowException, tarfile.TarError) as error:
-                raise BrokenImageError(f"{where}: cannot be read ({error})") from error
-            self.opened += 1
-            if len(self._open) > _OPEN:
-                self._open.popitem(last=False)
-        self._open.move_to_end(number)
-        return self._open[number](place), where
+        with self._opening:  # several threads read ahead
+            if number not in self._open:
+                self._open[number] = _opened(block, where)
+                self.opened += 1
+                if len(self._open) > MOST_OPEN:
+                    self._open.popitem(last=False)
+            self._open.move_to_end(number)
+            row = self._open[number]
+        try:
+            return row(place), where
+        except (OSError, IndexError) as error:
+            raise BrokenImageError(f"{where}: cannot be read ({error})") from error
 
 
-def open_stream(name: str, files: Sequence[str], columns: Columns | None = None) -> StreamedSource:
+def open_stream(
+    name: str, files: Sequence[str], columns: Columns | None = None, lost_share: float = BROKEN_SHARE
+) -> StreamedSource:
     """Open Parquet files or WebDataset tars as a stream.
 
     Args:
         name: what to call the source.
         files: paths or addresses that fsspec knows (``https://…``, ``s3://…``, ``hf://datasets/…``), all of one kind.
         columns: which column is which, where the names are unusual.
+        lost_share: share of the files in tars that may lie behind damage, where they cannot be reached.
 
     Raises:
-        UserError: not files of these kinds, or of tars behind an address nobody says how many samples they hold.
+        UserError: not files of these kinds, damaged tars, or of those behind an address nobody says how many samples
+            they hold.
     """
     kinds = {Path(file.partition("?")[0]).suffix.lower() for file in files}
     if kinds == {".parquet"}:
-        with ThreadPoolExecutor(AT_ONCE if "://" in files[0] else 1) as pool:
+        with ThreadPoolExecutor(AT_ONCE if is_address(files[0]) else 1) as pool:
             blocks = [block for found in pool.map(_row_groups, files) for block in found]
         present = _parquet(files[0]).schema_arrow.names
     elif kinds == {".tar"}:
-        blocks = [Block(file, -1, rows) for file, rows in zip(files, _tar_sizes(files), strict=True)]
-        present = list(_open_block(blocks[0])(0))
+        blocks = [Block(file, -1, rows) for file, rows in zip(files, tar_sizes(files, lost_share), strict=True) if rows]
+        present = list(_first_row(blocks[0])) if blocks else []
     else:
         raise UserError(f"{name}: streams are Parquet files or WebDataset tars, not {', '.join(sorted(kinds))}")
     blocks = [block for block in blocks if block.rows]
@@ -175,12 +181,16 @@ def open_stream(name: str, files: Sequence[str], columns: Columns | None = None)
 
 
 def _parquet(file: str) -> pq.ParquetFile:
-    import fsspec
-
     try:
-        return pq.ParquetFile(fsspec.open(file, "rb").open() if "://" in file else file)
+        return _remote_parquet(file) if is_address(file) else pq.ParquetFile(file)
     except (OSError, pa.ArrowException, ImportError, ValueError) as error:
         raise UserError(f"{file}: cannot be read as Parquet ({' '.join(str(error).split())[:200]})") from error
+
+
+@lru_cache(AT_ONCE)
+def _remote_parquet(file: str) -> pq.ParquetFile:
+    """Kept, since to read the end of a file, where its groups are listed, takes two answers of its store."""
+    return pq.ParquetFile(open_remote(file))
 
 
 def _row_groups(file: str) -> list[Block]:
@@ -188,118 +198,39 @@ def _row_groups(file: str) -> list[Block]:
     return [Block(file, group, about.row_group(group).num_rows) for group in range(about.num_row_groups)]
 
 
+def _first_row(block: Block) -> dict[str, Any]:
+    try:
+        return _opened(block, block.file)(0)
+    except (BrokenImageError, IndexError) as error:
+        raise UserError(str(error)) from error
+
+
+def _opened(block: Block, where: str) -> Row:
+    """A block, for one of its samples.
+
+    Raises:
+        BrokenImageError: it is damaged, or a file of this machine that cannot be read.
+        UserError: it cannot be reached.
+    """
+    try:
+        return _open_block(block)
+    except UserError:
+        raise
+    except (pa.ArrowException, tarfile.TarError) as error:
+        raise BrokenImageError(f"{where}: cannot be read ({error})") from error
+    except Exception as error:  # of a store's own library, whatever it raises
+        if is_address(block.file):
+            raise UserError(f"{where}: cannot be reached ({' '.join(str(error).split())[:200]})") from error
+        if isinstance(error, OSError):
+            raise BrokenImageError(f"{where}: cannot be read ({error})") from error
+        raise
+
+
 def _open_block(block: Block) -> Row:
     if block.group >= 0:
         table = _parquet(block.file).read_row_group(block.group)
         return lambda row: table.slice(row, 1).to_pylist()[0]
-    members = _samples_of(_local(block.file))
-    return lambda row: _read_members(members[row])
-
-
-@dataclass(frozen=True)
-class Member:
-    """A file within a tar: what its name ends with, and where its bytes are."""
-
-    tar: Path
-    key: str
-    column: str
-    offset: int
-    size: int
-
-
-def _samples_of(tar: Path) -> list[list[Member]]:
-    """The members of each sample: files that stand behind each other and share their name up to its first dot."""
-    samples: list[list[Member]] = []
-    with tarfile.open(tar, "r:") as archive:
-        for member in archive:
-            folder, _, base = member.name.rpartition("/")
-            stem, dot, column = base.partition(".")
-            if not member.isfile() or not dot or not stem:
-                continue
-            key = f"{folder}/{stem}" if folder else stem
-            if not samples or samples[-1][0].key != key:
-                samples.append([])
-            samples[-1].append(Member(tar, key, column, member.offset_data, member.size))
-            archive.members = []  # type: ignore[attr-defined]  # tarfile would keep every header it has seen
-    return samples
-
-
-def _read_members(members: Sequence[Member]) -> dict[str, Any]:
-    row: dict[str, Any] = {"__key__": members[0].key}
-    with members[0].tar.open("rb") as opened:
-        for member in members:
-            opened.seek(member.offset)
-            data = opened.read(member.size)
-            ending = member.column.rpartition(".")[2].lower()
-            row[member.column] = data.decode("utf-8", "replace") if ending in ("txt", "text", "json", "cls") else data
-    return row
-
-
-def _tar_sizes(files: Sequence[str]) -> list[int]:
-    """How many samples each tar holds: as `_SIZES` beside it says, else counted once and kept."""
-    found = []
-    with progress("count samples", len(files), "shards", shown=len(files) > 8) as counter:
-        for file in files:
-            found.append(_said(file) if "://" in file else _counted(Path(file)))
-            counter.advance(1)
-    return found
-
-
-def _said(file: str) -> int:
-    import fsspec
-
-    place = f"{file.rpartition('/')[0]}/{_SIZES}"
-    try:
-        with fsspec.open(place, "rb") as opened:
-            return int(json.loads(opened.read())[file.rpartition("/")[2]])
-    except (OSError, KeyError, ValueError, ImportError) as error:
-        raise UserError(
-            f"{file}: how many samples it holds is not said by {place} ({error}). Put that file there (name of each "
-            "tar: its samples), or copy the tars here."
-        ) from error
-
-
-def _counted(tar: Path) -> int:
-    kept = (
-        cache_folder()
-        / "streams"
-        / f"{hashlib.blake2b(repr(_stamp(str(tar))).encode(), digest_size=12).hexdigest()}.json"
-    )
-    if kept.exists():
-        try:
-            return int(read_json(kept)["samples"])
-        except (UserError, KeyError, TypeError, ValueError):
-            pass  # damaged: it is counted again
-    try:
-        count = len(_samples_of(tar))
-    except (OSError, tarfile.TarError) as error:
-        raise UserError(f"{tar}: damaged, or no tar ({error})") from error
-    write_json(kept, {"samples": count})
-    return count
-
-
-def _stamp(file: str) -> tuple[str, int, int] | str:
-    if "://" in file:
-        return file
-    about = Path(file).stat()
-    return str(Path(file).resolve()), about.st_size, about.st_mtime_ns
-
-
-def _local(file: str) -> Path:
-    """A tar behind an address, fetched to the user's cache folder; those not read for longest make room."""
-    if "://" not in file:
-        return Path(file)
-    import fsspec
-
-    folder = cache_folder() / "streams"
-    path = folder / f"{hashlib.blake2b(file.encode(), digest_size=12).hexdigest()}.tar"
-    if not path.exists():
-        with atomic_path(path) as unfinished, fsspec.open(file, "rb") as source, unfinished.open("wb") as target:
-            for data in iter(lambda: source.read(2**22), b""):
-                target.write(data)
-        for old in sorted(folder.glob("*.tar"), key=lambda each: each.stat().st_atime_ns)[: -2 * _OPEN]:
-            old.unlink(missing_ok=True)
-    return path
+    return open_tar(block.file, block.rows)
 
 
 def hub_files(name: str, revision: str | None) -> Iterator[str]:

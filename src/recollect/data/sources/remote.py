@@ -1,0 +1,200 @@
+"""Files behind an address, read part by part: what a dropped connection has left out is asked for again, from there on.
+
+``http://``, ``https://`` and ``hf://`` need nothing but Python; other addresses are opened by fsspec.
+"""
+
+import http.client
+import io
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from recollect.core.errors import UserError
+
+WAITS = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Seconds before each new try, where a store that has answered before stops doing so."""
+
+_SECONDS = 30.0  # without a byte
+_PIECE = 2**20
+_HUB = re.compile(r"hf://(?:(?P<kind>datasets|spaces)/)?(?P<set>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?/(?P<path>.+)")
+_LATER = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Answers of a store that may be others in a moment."""
+
+_answered: set[str] = set()
+"""Stores that have answered this process before: one that never has is said at once."""
+
+
+def is_address(file: str) -> bool:
+    """Whether a file is named by an address, not by a path of this machine."""
+    return "://" in file
+
+
+def open_remote(file: str) -> Any:
+    """Open a file behind an address, to read any part of it.
+
+    Raises:
+        UserError: it is not there, or cannot be read in parts.
+        OSError, ImportError, ValueError: whatever fsspec says of the addresses that it opens.
+    """
+    if urlsplit(file).scheme in ("http", "https") or _HUB.fullmatch(file):
+        return RemoteFile(file)
+    import fsspec
+
+    return fsspec.open(file, "rb").open()
+
+
+def download(file: str, target: io.BufferedIOBase) -> None:
+    """Copy a whole file to ``target``.
+
+    Raises:
+        UserError, OSError, ImportError, ValueError: see `open_remote`; UserError too if the store stops answering.
+    """
+    if urlsplit(file).scheme in ("http", "https") or _HUB.fullmatch(file):
+        for data in _Store(file).parts(0, None):
+            target.write(data)
+        return
+    with open_remote(file) as source:
+        for data in iter(lambda: source.read(2**22), b""):
+            target.write(data)
+
+
+class RemoteFile(io.RawIOBase):
+    """A file of a store that gives parts of files.
+
+    Raises:
+        UserError: there is no such file, or its store gives whole files only.
+    """
+
+    def __init__(self, file: str) -> None:
+        self._store, self._place = _Store(file), 0
+        self.size = self._store.length()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self.size}[whence]
+        self._place = max(0, start + offset)
+        return self._place
+
+    def readall(self) -> bytes:
+        data = b"".join(self._store.parts(self._place, self.size)) if self._place < self.size else b""
+        self._place += len(data)
+        return data
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        stop = min(self.size, self._place + len(buffer))
+        start = self._place
+        if start < stop:
+            for data in self._store.parts(start, stop):
+                buffer[self._place - start : self._place - start + len(data)] = data
+                self._place += len(data)
+        return self._place - start
+
+
+class _Store:
+    """Asks for parts of one file."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.address, self.secret = _resolved(file)
+        self.version: str | None = None
+
+    def length(self) -> int:
+        """Bytes of the file.
+
+        Raises:
+            UserError: its store gives whole files only.
+        """
+        failures = 0
+        while True:
+            try:
+                with self._ask(0, 1) as answer:
+                    size = (answer.headers["Content-Range"] or "").rpartition("/")[2]
+                    if answer.status != 206 or not size.isdecimal():
+                        break
+                    return int(size)
+            except (OSError, http.client.HTTPException) as error:
+                failures = self._wait(failures, error)
+        raise UserError(f"{self.file}: its store gives whole files only, no parts of them. Copy it here.")
+
+    def parts(self, start: int, stop: int | None) -> Iterator[bytes]:
+        """The bytes from ``start`` to ``stop`` (the end of the file), as they come."""
+        failures = 0
+        while stop is None or start < stop:
+            try:
+                with self._ask(start, stop) as answer:
+                    skip = 0 if answer.status == 206 else start  # of a store that gives whole files only
+                    expected = (
+                        int(answer.headers["Content-Length"]) - skip if "Content-Length" in answer.headers else None
+                    )
+                    end = stop if stop is not None else None if expected is None else start + expected
+                    while skip:
+                        skip -= len(answer.read(min(skip, _PIECE)) or _dropped())
+                    while data := answer.read(_PIECE if end is None else min(_PIECE, end - start)):
+                        start, failures = start + len(data), 0
+                        yield data
+                if end is None or start >= end:
+                    return
+                _dropped()
+            except (OSError, http.client.HTTPException) as error:
+                failures = self._wait(failures, error)
+
+    def _ask(self, start: int, stop: int | None) -> http.client.HTTPResponse:
+        asked = urllib.request.Request(self.address)
+        if start or stop is not None:
+            asked.add_header("Range", f"bytes={start}-{'' if stop is None else stop - 1}")
+        for name, value in self.secret.items():  # not for those to whom the store sends us on
+            asked.add_unredirected_header(name, value)
+        answer: http.client.HTTPResponse = urllib.request.urlopen(asked, timeout=_SECONDS)
+        _answered.add(urlsplit(self.address).netloc)
+        version = answer.headers["ETag"]
+        if self.version not in (None, version):
+            raise UserError(f"{self.file}: has changed while it was read. Start again.")
+        self.version = version
+        return answer
+
+    def _wait(self, failures: int, error: Exception) -> int:
+        """Wait before a new try; the number of tries that have failed in a row.
+
+        Raises:
+            UserError: one more is of no use.
+        """
+        said = " ".join(str(getattr(error, "reason", "") or error or type(error).__name__).split())[:200]
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+            said = f"{error.code} {said}"
+            if error.code not in _LATER:
+                raise UserError(f"{self.file}: {said}") from error
+        elif urlsplit(self.address).netloc not in _answered:
+            raise UserError(f"{self.file}: cannot be reached ({said})") from error
+        if failures == len(WAITS):
+            raise UserError(f"{self.file}: cannot be reached any more ({said}), tried {failures + 1} times") from error
+        time.sleep(WAITS[failures])
+        return failures + 1
+
+
+def _dropped() -> bytes:
+    raise ConnectionError("the connection was dropped")
+
+
+def _resolved(file: str) -> tuple[str, dict[str, str]]:
+    """The address to ask, and what tells the store who asks."""
+    match = _HUB.fullmatch(file)
+    if match is None:
+        return file, {}
+    from huggingface_hub import constants, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers
+
+    kind = {"datasets": "dataset", "spaces": "space"}.get(match["kind"])
+    revision = unquote(match["revision"]) if match["revision"] else None
+    address = hf_hub_url(match["set"], match["path"], repo_type=kind, revision=revision, endpoint=constants.ENDPOINT)
+    headers = {name.title(): value for name, value in build_hf_headers().items()}
+    return address, {name: value for name, value in headers.items() if name in ("Authorization", "User-Agent")}

@@ -1,0 +1,168 @@
+"""Streams behind an address: a real server, that gives parts of files, drops connections and falls silent."""
+
+import json
+import time
+from collections import Counter
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recollect.core.errors import UserError
+from recollect.data.sources import open_source, remote
+from recollect.data.sources.derived import corpus
+from recollect.data.sources.images import BrokenImageError
+from shards import png, stream, tar_of, texts
+from web import serving
+
+SHARDS, EACH = 60, 5
+EVERY = Counter(f"picture {number}" for number in range(SHARDS * EACH))
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """The same pictures as tars with their sizes, and as two Parquet files of many row groups."""
+    folder = tmp_path_factory.mktemp("store")
+    for shard in range(SHARDS):
+        (folder / f"s-{shard:02}.tar").write_bytes(tar_of(range(shard * EACH, (shard + 1) * EACH)))
+    (folder / "sizes.json").write_text(json.dumps({f"s-{shard:02}.tar": EACH for shard in range(SHARDS)}))
+    for part in range(2):
+        numbers = range(part * 150, part * 150 + 150)
+        pictures = [{"bytes": png(number), "path": None} for number in numbers]
+        table = pa.table({"image": pictures, "caption": [f"picture {number}" for number in numbers]})
+        pq.write_table(table, folder / f"train-{part}.parquet", row_group_size=EACH)
+    return folder
+
+
+@pytest.fixture
+def store(shards, tmp_path, monkeypatch):
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(remote, "WAITS", (0.01, 0.01))
+    with serving(shards) as web:
+        web.specs = {
+            "tar": f"{web.address}/s-{{00..59}}.tar?stream=yes",
+            "parquet": f"{web.address}/train-{{0..1}}.parquet?stream=yes",
+            "hub": "some/set?stream=yes",
+        }
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", web.address)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # the hub is this machine
+        yield web
+
+
+def drop(web) -> None:
+    """Let the next answers of every third tar, and three of each Parquet file, stop in the middle or be a 503."""
+    web.cut.update({f"s-{shard:02}.tar": 1 for shard in range(0, SHARDS, 3)})
+    web.refused.update({f"s-{shard:02}.tar": 1 for shard in range(1, SHARDS, 3)})
+    web.cut.update({f"train-{part}.parquet": 2 for part in range(2)})
+    web.refused.update({f"train-{part}.parquet": 1 for part in range(2)})
+
+
+@pytest.mark.parametrize("kind", ["tar", "parquet", "hub"])
+def test_every_sample_comes_once_through_dropped_connections_on_ranks_and_workers(store, kind):
+    """Counted: 25 steps of 12 are one pass through 300 samples; and step 17 is found again at its very place."""
+    whole = texts(stream(open_source(store.specs[kind])).iterate(0, 25))
+    assert Counter(whole) == EVERY
+    source = open_source(store.specs[kind])
+    drop(store)
+    ranks = [texts(stream(source, rank=rank, world_size=2).iterate(0, 25, workers=rank)) for rank in range(2)]
+    assert [text for step in range(25) for each in ranks for text in each[step * 6 : step * 6 + 6]] == whole
+    assert texts(stream(open_source(store.specs[kind])).iterate(17, 25)) == whole[17 * 12 :]
+    files = {name for name in store.asked if name.endswith(".tar" if kind == "tar" else ".parquet")}
+    if kind != "tar":
+        assert sum(store.cut[name] + store.refused[name] for name in files) == 0, "every fault was met"
+    assert len(files) == (SHARDS if kind == "tar" else 2)
+
+
+def test_a_tar_is_fetched_once_by_all_workers_and_taken_up_where_it_broke(store, monkeypatch):
+    drop(store)
+    assert Counter(texts(stream(open_source(store.specs["tar"])).iterate(0, 25, workers=2))) == EVERY
+    tars = [f"s-{shard:02}.tar" for shard in range(SHARDS)]
+    assert [store.asked[name] for name in tars] == [2, 2, 1] * (SHARDS // 3)
+    assert sum(store.cut[name] + store.refused[name] for name in tars) == 0
+
+
+def test_a_tar_that_another_process_removes_from_the_cache_stays_readable(store, tmp_path):
+    source = open_source(store.specs["tar"])
+    assert source.texts(3) == ("picture 3",)
+    for kept in (tmp_path / "cache" / "streams").glob("*.tar"):
+        kept.unlink()
+    assert source.texts(4) == ("picture 4",)
+    assert open_source(store.specs["tar"]).texts(4) == ("picture 4",)
+
+
+@pytest.mark.parametrize("kind", ["tar", "parquet"])
+def test_a_store_that_falls_silent_ends_the_run_in_one_line(store, kind):
+    """No other sample takes the place of one that cannot be reached: the run would not be that of its seed."""
+    source = open_source(store.specs[kind])
+    made = stream(source).iterate(0, 25)
+    next(made)
+    store.refused.update({f"s-{shard:02}.tar": 1000 for shard in range(SHARDS)})
+    store.refused.update({f"train-{part}.parquet": 1000 for part in range(2)})
+    with pytest.raises(UserError, match=r"cannot be reached any more \(503 .*\), tried 3 times") as met:
+        texts(made)
+    assert "\n" not in str(met.value)
+    with pytest.raises(UserError, match="cannot be reached any more"):
+        texts(stream(open_source(store.specs["tar"])).iterate(3, 25, workers=1))
+
+
+def test_a_store_that_never_answered_is_said_at_once(shards):
+    with serving(shards) as web:
+        gone = web.address
+    began = time.monotonic()
+    for spec in ("train-0.parquet", "s-{00..02}.tar"):
+        with pytest.raises(UserError, match=r"cannot be reached \(.*refused\)") as met:
+            open_source(f"{gone}/{spec}?stream=yes")
+        assert "\n" not in str(met.value)
+    assert time.monotonic() - began < 0.4
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("none.parquet", "none.parquet: 404 Not Found"),
+        ("none-{0..1}.tar", "how many samples it holds is not said by"),
+    ],
+)
+def test_what_is_not_there_is_one_line(store, spec, message):
+    with pytest.raises(UserError, match=message) as met:
+        open_source(f"{store.address}/{spec}?stream=yes")
+    assert "\n" not in str(met.value)
+
+
+def test_a_store_without_parts_gives_tars_and_says_what_to_do_with_parquet(store):
+    store.ranges = False
+    store.cut["s-01.tar"] = 1
+    assert open_source(store.specs["tar"])[7].texts == ("picture 7",)
+    with pytest.raises(UserError, match=r"gives whole files only, no parts of them\. Copy it here"):
+        open_source(store.specs["parquet"])
+
+
+def test_a_file_that_changes_while_it_is_read_stops_the_run(store):
+    source = open_source(store.specs["parquet"])
+    store.version = '"1"'
+    with pytest.raises(UserError, match=r"train-0\.parquet: has changed while it was read"):
+        source.texts(70)
+
+
+def test_sizes_that_are_wrong_lose_no_sample_silently(store, shards, tmp_path):
+    for size, error, message in (
+        (EACH - 1, UserError, r"s-00.tar: holds 5 samples, where sizes.json says 4. Mend that file"),
+        (EACH + 1, BrokenImageError, r"s-00.tar, sample 5: cannot be read \(its tar ends after 5 samples\)"),
+    ):
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        (folder / "s-00.tar").write_bytes((shards / "s-00.tar").read_bytes())
+        (folder / "sizes.json").write_text(json.dumps({"s-00.tar": size}))
+        with serving(folder) as web, pytest.raises(error, match=message):
+            open_source(f"{web.address}/s-{{00..00}}.tar?stream=yes")[5 if size > EACH else 0]
+
+
+def test_a_tokenizer_reads_a_part_of_the_shards_of_a_large_stream(store):
+    source = open_source(store.specs["parquet"])
+    found = list(corpus(source, 40))
+    assert 40 <= len(set(found)) == len(found) <= 45
+    assert source.opened == 9
+    numbers = sorted(int(text.split()[1]) for text in found)
+    assert numbers[0] < 50
+    assert numbers[-1] > 250
+    assert Counter(corpus(source)) == EVERY

@@ -1,0 +1,37 @@
+"""Made shards, and the texts of the batches that are read of them."""
+
+import io
+import tarfile
+
+from PIL import Image
+
+from recollect.data.batches.mixture import DataMix
+from recollect.data.batches.stream import BatchStream
+from recollect.data.transforms import ImageTransform
+
+TRANSFORM = ImageTransform(size=8)
+
+
+def png(number: int) -> bytes:
+    data = io.BytesIO()
+    Image.new("RGB", (9, 9), (number % 256, number // 256, 0)).save(data, "PNG")
+    return data.getvalue()
+
+
+def tar_of(numbers) -> bytes:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        for number in numbers:
+            for ending, content in (("png", png(number)), ("txt", f"picture {number}".encode())):
+                info = tarfile.TarInfo(f"{number:06}.{ending}")
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+    return data.getvalue()
+
+
+def stream(source, batch=12, **options):
+    return BatchStream(DataMix((source,)), batch, TRANSFORM, **options)
+
+
+def texts(batches):
+    return [text for batch in batches for text in batch.texts]
