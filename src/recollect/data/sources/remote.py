@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from recollect.core.errors import UserError
 
@@ -190,11 +190,11 @@ def _resolved(file: str) -> tuple[str, dict[str, str]]:
     match = _HUB.fullmatch(file)
     if match is None:
         return file, {}
-    from huggingface_hub import constants, hf_hub_url
+    from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers
 
-    kind = {"datasets": "dataset", "spaces": "space"}.get(match["kind"])
-    revision = unquote(match["revision"]) if match["revision"] else None
-    address = hf_hub_url(match["set"], match["path"], repo_type=kind, revision=revision, endpoint=constants.ENDPOINT)
+    folder = f"{match['kind']}/" if match["kind"] else ""
+    revision, path = quote(unquote(match["revision"] or "main"), safe=""), quote(match["path"])
+    address = f"{constants.ENDPOINT}/{folder}{match['set']}/resolve/{revision}/{path}"
     headers = {name.title(): value for name, value in build_hf_headers().items()}
     return address, {name: value for name, value in headers.items() if name in ("Authorization", "User-Agent")}
