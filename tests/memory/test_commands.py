@@ -155,6 +155,9 @@ def test_bad_input_is_one_line_and_nothing_is_lost(memory, model, table, tmp_pat
         ("add", memory, other, table): "is another model",
         ("add", memory, model, "nowhere.csv"): "no such file",
         ("add", memory, model, table, "--near", 3): "a cosine lies above 0",
+        ("add", memory, model, table, "--limit", -5): "--limit -5: must be at least 1",
+        ("add", memory, model, table, "--broken-share", "nan"): "--broken-share nan: a share lies between 0 and 1",
+        ("remove", memory, "--near", table, "--model", model, "--threshold", -3): "--threshold -3: a cosine lies above",
         ("add", memory, model, table, "--template", "x"): "needs {}",
         ("build", model, f"{table}?split=test", "--out", memory): "holds rows of other sources already",
         ("build", model, table, "--out", tmp_path / "new"): "images of pairs cannot be read",
@@ -184,6 +187,8 @@ def test_bad_input_of_training_shows_before_anything_is_embedded(built, model, t
         (model, "--memory", built, *data, "--kind", "mean"): "a mean has nothing to learn",
         (model, "--memory", built, *data, "--modalities", "text", "--terms", "image"): "none of them refines",
         (model, "--memory", built, *data, "--k", 0): "must be at least 1",
+        (model, "--memory", built, *data, "--limit", 0): "--limit 0: must be at least 1",
+        (model, "--memory", built, *data, "--max-score", "nan"): "--max-score nan: a cosine, or a number above 1",
     }
     for words, message in refusals.items():
         assert message in refused(capsys, "train", "reco", *words, "--out", tmp_path / "run"), words

@@ -86,6 +86,10 @@ class PairOptions:
         """What to leave out."""
         if self.near is not None and not 0 < self.near <= 1:
             raise UserError(f"--near {self.near}: a cosine lies above 0 and at most at 1")
+        if self.limit is not None and self.limit < 1:
+            raise UserError(f"--limit {self.limit}: must be at least 1")
+        if not 0 <= self.broken_share <= 1:
+            raise UserError(f"--broken-share {self.broken_share:g}: a share lies between 0 and 1")
         return BuildOptions(limit=self.limit, same=not self.keep_same, near=self.near, broken_share=self.broken_share)
 
 
@@ -167,6 +171,8 @@ class Remove:
         """Remove, and say how many are left."""
         if sum((bool(self.ids), self.where is not None, self.near is not None)) != 1:
             raise UserError("say what to remove: one of --ids, --where and --near")
+        if not 0 < self.threshold <= 1:
+            raise UserError(f"--threshold {self.threshold:g}: a cosine lies above 0 and at most at 1")
         memory = Memory.open(self.memory)
         if self.where is not None:
             ids = memory.ids_where(self.where)

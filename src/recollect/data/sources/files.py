@@ -1,5 +1,6 @@
 """From a path or a hub id to tables: everything that touches files, through the ``datasets`` library."""
 
+import os
 import re
 import sys
 import tarfile
@@ -167,6 +168,7 @@ def _open_folder(folder: Path, lost_share: float) -> OpenedTables:
     if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
         return _open_saved(folder)
     files = sorted(file for file in folder.rglob("*") if file.is_file() and not _hidden(file.relative_to(folder)))
+    files = _readable_names(folder, files)
     for suffixes in ({".tar"}, {".parquet"}, PICTURES, {".csv", ".tsv", ".jsonl"}):
         chosen = [file for file in files if file.suffix.lower() in suffixes]
         if suffixes == {".parquet"}:
@@ -176,6 +178,20 @@ def _open_folder(folder: Path, lost_share: float) -> OpenedTables:
         if chosen:
             return _open_files(chosen, folder, folder.name, lost_share)
     raise UserError(f"{folder}: an empty source; it holds no images, Parquet, tar, CSV or JSON-lines files")
+
+
+def _readable_names(folder: Path, files: list[Path]) -> list[Path]:
+    """Those whose names are UTF-8; of the others, which no table can hold, it is said that they are left out."""
+    odd = [os.fsencode(file.relative_to(folder)) for file in files if _is_odd(file)]
+    if odd:
+        shown = ", ".join(map(repr, odd[:3])) + (" …" if len(odd) > 3 else "")
+        count = f"{len(odd):,} files are" if len(odd) > 1 else "1 file is"
+        note(f"{folder}: {count} left out, because of a name that is not UTF-8: {shown}. Rename what should be read.")
+    return [file for file in files if not _is_odd(file)]
+
+
+def _is_odd(file: Path) -> bool:
+    return any("\ud800" <= sign <= "\udfff" for sign in str(file))
 
 
 def _hidden(path: Path) -> bool:

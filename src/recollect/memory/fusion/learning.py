@@ -86,6 +86,10 @@ class FusionRecipe(Recipe):
         super().check()
         if self.k < 1 or self.epochs < 1:
             raise UserError(f"--k {self.k}, --epochs {self.epochs}: must be at least 1.")
+        if self.limit is not None and self.limit < 1:
+            raise UserError(f"--limit {self.limit}: must be at least 1.")
+        if not -1 <= self.max_score < float("inf"):
+            raise UserError(f"--max-score {self.max_score:g}: a cosine, or a number above 1 to pass over nothing near.")
         self.newness.check()
         if not self.active_terms:
             raise UserError(
