@@ -16,12 +16,15 @@ from safetensors.torch import load_file
 from recollect import cli
 from recollect.core.errors import UserError
 from recollect.data.batches.loading import Piece
+from recollect.data.batches.mixture import DataMix
+from recollect.data.batches.stream import BatchStream
 from recollect.data.sources import open_source
 from recollect.models import build_model, load_model
+from recollect.models.transformers.texts import TextTokens
 from recollect.objectives import tiles
 from recollect.training import compiled
 from recollect.training.adapted import ADAPTER, adapt
-from recollect.training.assembly import workers_of
+from recollect.training.assembly import row_tokenizer, workers_of
 from recollect.training.compiled import CompiledTowers
 from recollect.training.loop import Hook, train
 from recollect.training.options import Data, Model, Recipe
@@ -336,7 +339,34 @@ def test_more_workers_than_cores_are_nothing_to_warn_of(pairs, start, tmp_path):
     recipe = replace(post_training(start, pairs), steps=1, workers=3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        train(recipe, tmp_path / "run", device="cpu")
+        ahead = weights(train(recipe, tmp_path / "run", device="cpu"))
+    alone = weights(train(replace(recipe, workers=0), tmp_path / "alone", device="cpu"))
+    assert all(torch.equal(ahead[name], alone[name]) for name in alone), "whoever reads and tokenises"
+
+
+@pytest.fixture(scope="module")
+def towers():
+    return build_model("tiny", texts=["noise number many colours"])
+
+
+def test_workers_tokenise(towers, pairs, monkeypatch):
+    stream = BatchStream(DataMix((open_source(str(pairs)),)), 40, towers.training_transform())
+    expected, here, tokenise = towers.tokenize(stream.batch(0).texts), [], TextTokens.__call__
+    monkeypatch.setattr(TextTokens, "__call__", lambda *given: here.append(1) or tokenise(*given))
+    (batch,) = stream.iterate(0, 1, 2, tokenize=row_tokenizer(towers))
+    assert not here, "they are processes of their own"
+    assert torch.equal(batch.tokens["input_ids"], expected["input_ids"])
+    assert torch.equal(batch[3:5].tokens["input_ids"], expected["input_ids"][3:5])
+    assert next(stream.iterate(0, 1)).tokens is None
+
+
+def test_tokens_that_depend_on_the_whole_batch_are_not_made_by_workers(towers, monkeypatch):
+    by_row, texts = row_tokenizer(towers), ["a", "a b a b a b " * 30, "b"]
+    whole = by_row(texts, ["caption"] * 3)
+    assert torch.equal(whole["input_ids"], torch.cat([by_row([each], ["caption"])["input_ids"] for each in texts]))
+    monkeypatch.setattr(towers, "text", replace(towers.text, padding="longest"))
+    assert row_tokenizer(towers) is None
+    assert row_tokenizer(build_model("tiny-conv", texts=["a b"])) is None
 
 
 def test_pieces_can_be_brought_to_pinned_memory(monkeypatch):
@@ -344,6 +374,7 @@ def test_pieces_can_be_brought_to_pinned_memory(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned)
     piece = Piece(torch.zeros(1), ["a"], np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), ["0"])
     assert piece.pin_memory().images is pinned
+    assert replace(piece, tokens={"input_ids": torch.zeros(1)}).pin_memory().tokens == {"input_ids": pinned}
     assert piece.pin_memory().texts == ["a"]
 
 

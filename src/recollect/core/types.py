@@ -176,6 +176,7 @@ class Batch:
         kinds: caption or label, per sample; chooses the prefix token.
         sources: name of each sample's source.
         ids: each sample's id within its source.
+        tokens: of the texts, where who made the batch was given a tokenizer.
     """
 
     images: Tensor
@@ -184,14 +185,17 @@ class Batch:
     kinds: tuple[Kind, ...]
     sources: tuple[str, ...]
     ids: tuple[str, ...]
+    tokens: dict[str, Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def __getitem__(self, rows: slice) -> "Batch":
+        tokens = None if self.tokens is None else {name: column[rows] for name, column in self.tokens.items()}
         return Batch(
-            self.images[rows], self.texts[rows], self.labels[rows], self.kinds[rows], self.sources[rows], self.ids[rows]
-        )
+            self.images[rows], self.texts[rows], self.labels[rows], self.kinds[rows], self.sources[rows],
+            self.ids[rows], tokens,
+        )  # fmt: skip
 
 
 class UnreadMembers(type(Protocol)):  # type: ignore[misc]

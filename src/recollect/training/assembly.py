@@ -24,6 +24,7 @@ from recollect.data.sources.derived import corpus
 from recollect.data.sources.images import note
 from recollect.data.transforms import ImageTransform
 from recollect.models import PRESETS, DualEncoder, PatchEncoder, TransformersEncoder, build_model, load_model
+from recollect.models.transformers.texts import TextTokens
 from recollect.objectives import ContextObjective, ContrastiveObjective, Objective
 from recollect.training.adapted import AdaptedTowers, adapt, adapt_again
 from recollect.training.locked import LockedSource, LockedTowers, TextFeatures, fit_patches, lock_source
@@ -252,11 +253,11 @@ def _feed(
         def others(first: int, last: int, view: int, needed: bool) -> Iterator[Batch | None]:
             return stream.iterate(first, last, workers, view=view, **how) if needed else repeat(None)
 
-        batches = stream.iterate(start, stop, workers, **how)
+        batches = stream.iterate(start, stop, workers, tokenize=row_tokenizer(model) if workers else None, **how)
         views = others(start, stop, _SECOND_VIEW, "views" in needs)
         contexts = others(start + 1, stop + 1, CONTEXT_VIEW, "context" in needs)
         for step, batch, view, context in zip(range(start, stop), batches, views, contexts, strict=False):
-            tokens = model.tokenize(batch.texts, batch.kinds)
+            tokens = model.tokenize(batch.texts, batch.kinds) if batch.tokens is None else batch.tokens
             labels = batch.labels if "labels" in needs else None
             inputs = Inputs(batch.images, tokens, labels, marks=marks_of(batch, recipe.data.copies))
             if view is not None:
@@ -267,6 +268,15 @@ def _feed(
             yield inputs, stream.composition(step)
 
     return feed
+
+
+def row_tokenizer(model: DualEncoder | LockedTowers | AdaptedTowers) -> TextTokens | None:
+    """What the processes that read ahead tokenise with; None where a text's tokens depend on the whole batch."""
+    if isinstance(model, LockedTowers) and model.texts is not None:
+        return None
+    encoder = model if isinstance(model, DualEncoder) else model.encoder
+    tokens = encoder.text_tokens if isinstance(encoder, TransformersEncoder) else None
+    return tokens if tokens is not None and tokens.by_row else None
 
 
 def marks_of(batch: Batch, copies: Copies) -> Tensor:

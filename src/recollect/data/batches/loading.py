@@ -1,8 +1,9 @@
 """Batches made ahead by worker processes, so that the model need not wait for its data."""
 
+import os
 import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
@@ -12,12 +13,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from recollect.core.errors import UserError
-from recollect.core.types import Batch
+from recollect.core.types import Batch, Kind
 
 _PIECE = 256
 """Rows that a worker makes at once: a batch of 32,768 is shared out instead of being one worker's (5 GB at 224 px)."""
 
 _AHEAD = 2  # batches in the making while one is being trained on
+
+RowTokenizer = Callable[[Sequence[str], Sequence[Kind]], dict[str, Tensor]]
+"""From texts and their kinds to tokens, of each text the same whatever stands beside it."""
 
 PieceOfStep = tuple[int, int, int]
 """A step, and the first and last row to make of it."""
@@ -34,6 +38,7 @@ class Piece:
         sources: int64 (n,), the number of each row's source.
         ids: of each row.
         broken: for each source number, what was wrong with images that had to be replaced.
+        tokens: of the texts, where there is a tokenizer.
     """
 
     images: Tensor
@@ -42,10 +47,12 @@ class Piece:
     sources: np.ndarray
     ids: list[str]
     broken: dict[int, list[str]] = field(default_factory=dict)
+    tokens: dict[str, Tensor] | None = None
 
     def pin_memory(self) -> "Piece":
         """The same in memory that a GPU copies from while the machine does other things; torch's loader asks for it."""
-        return replace(self, images=self.images.pin_memory())
+        tokens = self.tokens and {name: column.pin_memory() for name, column in self.tokens.items()}
+        return replace(self, images=self.images.pin_memory(), tokens=tokens)
 
 
 @runtime_checkable
@@ -57,7 +64,7 @@ class PieceMaker(Protocol):
         """Rows of a step's batch that this process makes."""
         ...
 
-    def piece(self, step: int, start: int, stop: int, *, view: int = 0) -> Piece:
+    def piece(self, step: int, start: int, stop: int, *, view: int = 0, tokenize: RowTokenizer | None = None) -> Piece:
         """Rows ``start`` to ``stop`` of them."""
         ...
 
@@ -74,12 +81,12 @@ class _Failure:
 
 
 class _Pieces(Dataset[Piece | _Failure]):
-    def __init__(self, stream: PieceMaker, view: int) -> None:
-        self.stream, self.view = stream, view
+    def __init__(self, stream: PieceMaker, view: int, tokenize: RowTokenizer | None) -> None:
+        self.stream, self.view, self.tokenize = stream, view, tokenize
 
     def __getitem__(self, task: PieceOfStep) -> Piece | _Failure:
         try:
-            return self.stream.piece(*task, view=self.view)
+            return self.stream.piece(*task, view=self.view, tokenize=self.tokenize)
         except UserError as error:
             return _Failure(str(error))
 
@@ -93,6 +100,7 @@ def iterate(
     view: int,
     device: torch.device | None,
     pin: bool = False,
+    tokenize: RowTokenizer | None = None,
 ) -> Iterator[Batch]:
     """See `BatchStream.iterate`."""
     size = stream.local_size
@@ -102,12 +110,12 @@ def iterate(
     with warnings.catch_warnings():  # more workers than cores were asked for by name
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         loader = DataLoader(
-            _Pieces(stream, view),
+            _Pieces(stream, view, tokenize),
             batch_size=None,
             sampler=tasks,
             num_workers=workers,
             prefetch_factor=max(2, -(-_AHEAD * len(cuts) // workers)) if workers else None,
-            worker_init_fn=_ignore_interrupt if workers else None,
+            worker_init_fn=_start_worker if workers else None,
             in_order=True,
             pin_memory=pin,
         )
@@ -142,9 +150,12 @@ class _Tasks:
         return ((step, first, last) for step in range(self.start, self.stop) for first, last in self.cuts)
 
 
-def _ignore_interrupt(worker: int) -> None:
-    """Ctrl-C reaches every process of the terminal, but it is the trainer's to handle: it saves, then ends its workers.
+def _start_worker(worker: int) -> None:
+    """A worker uses one core, and tokenizers' threads do not outlive a fork.
+
+    Ctrl-C reaches every process of the terminal, but it is the trainer's to handle: it saves, then ends its workers.
 
     SIGTERM needs no such care, since torch gives its workers a handler of their own.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"

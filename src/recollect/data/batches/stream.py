@@ -12,7 +12,7 @@ from torch.nn.functional import interpolate
 from recollect.core.errors import UserError
 from recollect.core.seeding import derive_seed, text_key
 from recollect.core.types import NO_LABEL, Batch, Kind, Sample
-from recollect.data.batches.loading import Piece, iterate
+from recollect.data.batches.loading import Piece, RowTokenizer, iterate
 from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.order import BlockOrder, choose, endless, mix, shuffled
 from recollect.data.definitions import Knowledge
@@ -116,6 +116,7 @@ class BatchStream:
         view: int = 0,
         device: torch.device | None = None,
         pin: bool = False,
+        tokenize: RowTokenizer | None = None,
     ) -> Iterator[Batch]:
         """The batches of steps ``start`` to ``stop``, made ahead by worker processes.
 
@@ -124,11 +125,12 @@ class BatchStream:
             view: as in `batch`; ``iterate(start + 1, stop + 1, view=CONTEXT_VIEW)`` gives the contexts.
             device: where images are brought as bytes, to be normalised there.
             pin: make them in page-locked memory, from which a GPU copies while the machine does other things.
+            tokenize: of texts and their kinds makes ``tokens`` of the batch, where its rows are made.
 
         Raises:
             UserError: too many images are broken.
         """
-        return iterate(self, start, stop, workers, view=view, device=device, pin=pin)
+        return iterate(self, start, stop, workers, view=view, device=device, pin=pin, tokenize=tokenize)
 
     def rows(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Source number and index within the source of every row of the global batch, int64 (batch,) each."""
@@ -146,7 +148,7 @@ class BatchStream:
             self._last_rows = step, sources, indices
         return self._last_rows[1:]
 
-    def piece(self, step: int, start: int, stop: int, *, view: int = 0) -> Piece:
+    def piece(self, step: int, start: int, stop: int, *, view: int = 0, tokenize: RowTokenizer | None = None) -> Piece:
         """Rows ``start`` to ``stop`` of what this rank makes of a step."""
         first = self.rank * self.local_size
         slots = np.arange(first + start, first + stop)
@@ -165,7 +167,9 @@ class BatchStream:
             blocks.append((places, block.images))
             if block.broken:
                 broken[number] = block.broken
-        return Piece(self._assemble(blocks), texts.tolist(), labels, sources, ids.tolist(), broken)
+        kinds = [self.mixture.sources[number].kind for number in sources]
+        tokens = tokenize(texts.tolist(), kinds) if tokenize else None
+        return Piece(self._assemble(blocks), texts.tolist(), labels, sources, ids.tolist(), broken, tokens)
 
     def join(self, pieces: Sequence[Piece], device: torch.device | None = None) -> Batch:
         """Put pieces together, normalise them on ``device``, and count what was broken.
@@ -179,6 +183,8 @@ class BatchStream:
             if tried := int((sources == number).sum()) + len(messages):
                 self.counters.add(source, tried, messages)
         images = [self._normalised(piece.images.to(device, non_blocking=True)) for piece in pieces]
+        rows = [piece.tokens for piece in pieces if piece.tokens is not None]
+        tokens = {name: torch.cat([each[name] for each in rows]) for name in rows[0]} if rows else None
         names = [source.name for source in self.mixture.sources]
         kinds: list[Kind] = [source.kind for source in self.mixture.sources]
         return Batch(
@@ -188,6 +194,7 @@ class BatchStream:
             tuple(kinds[number] for number in sources),
             tuple(names[number] for number in sources),
             tuple(id for piece in pieces for id in piece.ids),
+            tokens,
         )
 
     def _key(self, purpose: str) -> int:

@@ -15,7 +15,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.utils import logging
 
-from recollect.core.errors import UserError
 from recollect.core.types import Kind
 from recollect.data.transforms import ImageTransform
 from recollect.models.attention import TextAttention, pooled_attention
@@ -30,6 +29,7 @@ from recollect.models.transformers.families import (
     text_format,
 )
 from recollect.models.transformers.heads import TowerHead, image_head, text_head
+from recollect.models.transformers.texts import TextTokens
 
 _TOWERS: dict[Tower, tuple[str, ...]] = {
     "image": ("vision_model.", "visual_projection."),
@@ -77,14 +77,12 @@ class TransformersEncoder(DualEncoder):
         The prefix tokens stand in front of the text, behind the start token if the tokenizer writes one; the total
         length stays the tower's.
         """
-        tokens = self.tokenizer(
-            self._prefixed(texts, kinds),
-            padding=self.text.padding,
-            truncation=True,
-            max_length=self.text.length,
-            return_tensors="pt",
-        )
-        return {name: tokens[name] for name in self.text.inputs}
+        return self.text_tokens(texts, kinds)
+
+    @property
+    def text_tokens(self) -> TextTokens:
+        """What `tokenize` calls, as it is now; it holds no weights, so that other processes can have it."""
+        return TextTokens(self.tokenizer, self.text, dict(self.prefixes))
 
     @property
     def longest_text(self) -> int:
@@ -94,7 +92,7 @@ class TransformersEncoder(DualEncoder):
     def text_lengths(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None = None) -> list[int]:
         """Tokens of each text before anything is cut off, prefix and special tokens included."""
         with quiet():  # that some are too long is what is asked
-            tokens = self.tokenizer(self._prefixed(texts, kinds), padding=False, truncation=False)
+            tokens = self.tokenizer(self.text_tokens.prefixed(texts, kinds), padding=False, truncation=False)
         return [len(ids) for ids in tokens["input_ids"]]
 
     def encode_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n width"]:
@@ -177,19 +175,6 @@ class TransformersEncoder(DualEncoder):
 
     def _temperatures(self) -> Any:
         return self.model
-
-    def _prefixed(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None) -> list[str]:
-        if kinds is None or not self.prefixes:
-            return list(texts)
-        each = [kinds] * len(texts) if isinstance(kinds, str) else kinds
-        if len(each) != len(texts):
-            raise ValueError(f"{len(texts)} texts, but {len(each)} kinds")
-        return [self._prefix(kind) + text for kind, text in zip(each, texts, strict=True)]
-
-    def _prefix(self, kind: Kind) -> str:
-        if kind not in self.prefixes:
-            raise UserError(f"this model has no {kind} prefix; it has {', '.join(self.prefixes)}")
-        return "".join(self.prefixes[kind])
 
     def _find_width(self) -> int:
         config = self.model.config
