@@ -19,7 +19,7 @@ class Demo:
     out: Path = Path("demo")
     """Folder for runs, page and figures."""
     scale: DemoScale = "default"
-    """default: about seven minutes on two free cores; smoke: a minute, to see that all works."""
+    """default: about six minutes on two free cores; smoke: a minute, to see that all works."""
     workers: int | None = None
     """Trainings side by side; one for each core on a CPU by default."""
 
