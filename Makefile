@@ -74,6 +74,7 @@ results: setup
 	$(BIN)/recollect results docs/results.md
 	$(BIN)/recollect results docs/bench.md
 	$(BIN)/recollect results docs/scale.md
+	$(BIN)/recollect results docs/which-method.md
 
 matrix:
 	for python in $(PYTHONS); do \

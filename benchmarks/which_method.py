@@ -132,12 +132,15 @@ class Rule:
         if not files:
             raise UserError(f"{self.figures}: no files of measurements. Measure first.")
         measured = {file.stem: read_json(file) for file in files}
+        everywhere = set.intersection(*(set(record["sets"]) for record in measured.values()))
+        for record in measured.values():  # a set that some model was not measured on would shift its means
+            record["sets"] = {name: record["sets"][name] for name in CHOOSING + TESTING if name in everywhere}
         frame = frame_of(list(measured.values()))
         strengths = sorted(frame["strength"].unique())
         made = [_accuracy(strength, frame[frame["strength"] == strength]) for strength in strengths]
         made += [_trust(strength, frame[frame["strength"] == strength]) for strength in strengths]
         command = "python benchmarks/which_method.py rule --figures FIGURES --out results/few-shot/which-method.json"
-        about = {"choosing": list(CHOOSING), "testing": list(TESTING), "queries": QUERIES}
+        about = {role: _sets(frame, role) for role in ("choosing", "testing")} | {"queries": QUERIES}
         whole = {"command": command, **about, "tables": [asdict(each) for each in [_rules(frame), *made]]}
         write_json(self.out, whole | {"measured": {name: _short(record) for name, record in measured.items()}})
         output().print(f"written: {self.out}; `recollect results docs/which-method.md` puts its tables on the page")
@@ -196,13 +199,17 @@ def _rules(frame: pd.DataFrame) -> StudyTable:
         for way, values in ways.items():
             cells = [str(_over_models(each)) for each in (values, best - values)]
             rows.append((f"{shots}", way, *cells))
-    sets = f"chosen on {', '.join(CHOOSING)}; tested on {', '.join(TESTING)}"
+    sets = f"chosen on {', '.join(_sets(frame, 'choosing'))}; tested on {', '.join(_sets(frame, 'testing'))}"
     models = frame[["strength", "seed"]].drop_duplicates()
     notes = (
         sets,
         f"mean over sets and ± over {len(models)} models; given up: points below the best method of each set",
     )
     return StudyTable("Rules", ("shots", "rule", "accuracy", "given up"), tuple(rows), notes)
+
+
+def _sets(frame: pd.DataFrame, role: str) -> list[str]:
+    return frame[frame["role"] == role]["set"].unique().tolist()
 
 
 def _over_models(values: pd.Series) -> Any:
