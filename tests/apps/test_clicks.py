@@ -35,11 +35,12 @@ def clicked(model, truth, count, batch=10):
 
 
 def slow_scores(model, marks, settings, left=None):
-    """The same ridge regression in float64 by a plain solve, one clicked row left out."""
+    """The same ridge regression in float64 by a plain solve on centred rows, one clicked row left out."""
     rows = [row for row in sorted(marks) if row != left]
     weak = [row for row in model._weak.tolist() if row not in marks]
     every = rows + weak
-    x = model.pool.astype(np.float64)
+    x = model.pool.astype(np.float64) - model.pool.astype(np.float64).mean(0)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
     y = np.array([marks[row] for row in rows] + [-1.0] * len(weak))
     weights = np.array([1.0] * len(rows) + [WEAK_WEIGHT] * len(weak))
     kernel = np.exp(settings.sharpness * (x[every] @ x[every].T - 1)) + np.diag(settings.ridge / weights)
@@ -57,6 +58,26 @@ def test_scores_and_left_out_scores_are_those_of_plain_solves():
     for place, row in enumerate(fit.rows.tolist()):
         expected = slow_scores(model, marks, fit.settings, left=row)[row]
         assert fit.left_out[place] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_direction_that_all_pictures_share_changes_no_score():
+    rows, truth, _ = pool(400)
+    shared = np.full((400, 1), 3.0, dtype=np.float32)  # turned towards one point, as the embeddings of a model are
+    together = np.concatenate([rows, shared], axis=1) / np.sqrt(10.0)
+    models = ClickModel(rows), ClickModel(together.astype(np.float32))
+    marks = clicked(models[0], truth, 40)
+    models = ClickModel(rows), models[1]  # settings that clicks before have chosen stay for a while
+    plain, turned = (model.fit(marks) for model in models)
+    assert plain.settings == turned.settings
+    np.testing.assert_allclose(plain.scores, turned.scores, atol=1e-3)
+    assert set(next_to_label(models[0], plain, 10)) == set(next_to_label(models[1], turned, 10))
+
+
+def test_pictures_that_are_all_the_same_get_the_same_score():
+    rows = np.tile(np.array([[0.6, 0.8]], np.float32), (30, 1))
+    scores = ClickModel(rows).fit({0: 1, 1: -1, 2: 1}).scores
+    assert np.isfinite(scores).all()
+    np.testing.assert_allclose(scores, scores[0], atol=1e-2)
 
 
 def test_what_is_kept_between_clicks_changes_nothing():

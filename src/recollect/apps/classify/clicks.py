@@ -21,6 +21,7 @@ WEAK_WEIGHT = 0.05
 """Weight of a random picture taken for a No: few of them are Yes, and each may be."""
 
 _FEW = 4
+_NEAREST_TO_MEAN = 1e-2  # of a row's distance from the pool's mean: below, its direction from there is rounding
 _SHORTLIST = 2_000
 
 
@@ -29,7 +30,7 @@ class ClickSettings:
     """What the kernel ridge uses.
 
     Attributes:
-        sharpness: β of the kernel ``exp(−β (1 − cos))``.
+        sharpness: β of the kernel ``exp(−β (1 − cos))``; the cosine is that of differences from the pool's mean.
         ridge: λ.
         prior: s, the weight of the standardised text score.
     """
@@ -111,6 +112,10 @@ class ClickModel:
         count = min(self.weak, len(self.pool) // 2)
         self._weak = np.sort(generator.choice(len(self.pool), count, replace=False))
         self._kernel = torch.empty(0, len(self.pool))
+        # All embeddings of a model share a direction that tells no class apart; without it the same clicks find more
+        self._mean = self.pool.mean(axis=0, dtype=np.float64)
+        squares = 1 - 2 * (self.pool @ self._mean.astype(np.float32)) + np.float32(self._mean @ self._mean)
+        self._apart = np.sqrt(np.maximum(squares, np.float32(_NEAREST_TO_MEAN**2)))
         self.prior = np.zeros(len(self.pool), dtype=np.float32)
         if self.text is not None:
             cosines = self.pool @ self.text
@@ -133,12 +138,18 @@ class ClickModel:
         every = np.concatenate([rows, weak])
         y = np.concatenate([clicked, -np.ones(len(weak))]).astype(np.float64)
         weights = np.concatenate([np.ones(len(rows)), np.full(len(weak), WEAK_WEIGHT)])
-        inner = self.pool[every].astype(np.float64) @ self.pool[every].T.astype(np.float64)
-        system = _System(inner, y, self.prior[every].astype(np.float64), weights, len(rows), self.text is not None)
+        centred = self.centred(every)
+        system = _System(
+            centred @ centred.T, y, self.prior[every].astype(np.float64), weights, len(rows), self.text is not None
+        )
         settings = self._settings(system, clicked)
         alpha, left_out = system.solve(settings)
         scores = self._scored(every, alpha, settings)
         return ClickFit(scores, left_out[: len(rows)], rows, clicked, settings, left_out[len(rows) :])
+
+    def centred(self, rows: Int64[np.ndarray, " some"]) -> Float[np.ndarray, "some width"]:
+        """Rows of the pool without its mean, of length 1 unless they are the mean but for rounding."""
+        return (self.pool[rows] - self._mean) / self._apart[rows, None]
 
     def _settings(self, system: "_System", clicked: np.ndarray) -> ClickSettings:
         """Chosen anew when half as many clicks more are there; with few of a kind, as given."""
@@ -167,8 +178,10 @@ class ClickModel:
             start = len(self._known)
             pool = torch.from_numpy(self.pool)
             fresh = self._kernel[start : start + len(new)]
-            torch.mm(pool[torch.tensor(new)], pool.T, out=fresh)
-            fresh.sub_(1).mul_(sharpness).exp_()
+            asked = self.centred(np.array(new))
+            shift = torch.from_numpy((asked @ self._mean).astype(np.float32))
+            torch.addmm(shift[:, None], torch.from_numpy(asked.astype(np.float32)), pool.T, beta=-1, out=fresh)
+            fresh.div_(torch.from_numpy(self._apart)).sub_(1).mul_(sharpness).exp_()
             self._known |= {row: start + place for place, row in enumerate(new)}
         return self._kernel[torch.tensor([self._known[row] for row in every.tolist()])]
 
@@ -320,15 +333,24 @@ def next_to_label(model: ClickModel, fit: ClickFit, count: int, seed: int = 0) -
         top = free[np.argsort(-fit.scores[free], kind="stable")[: (count + 1) // 2]]
         others = np.setdiff1d(free, top)
         some = generator.choice(others, min(_SHORTLIST, len(others)), replace=False) if len(others) else others
-        spread = farthest_first(model.pool, some, np.concatenate([fit.rows, top]), np.ones(len(some)), count - len(top))
+        spread = _spread(model, some, np.concatenate([fit.rows, top]), np.ones(len(some)), count - len(top))
         return np.concatenate([top, spread]).astype(np.int64)
     p = cut.probability
     sure = max(1, count // 5)
     likely = free[np.argsort(-p[free], kind="stable")[:sure]]
     rest = np.setdiff1d(free, likely)
     near = rest[np.argsort(np.abs(p[rest] - 0.5), kind="stable")[: min(_SHORTLIST, max(10 * count, 50))]]
-    spread = farthest_first(model.pool, near, np.concatenate([fit.rows, likely]), p[near] * (1 - p[near]), count - sure)
+    spread = _spread(model, near, np.concatenate([fit.rows, likely]), p[near] * (1 - p[near]), count - sure)
     return np.concatenate([spread, likely]).astype(np.int64)
+
+
+def _spread(
+    model: ClickModel, some: np.ndarray, known: np.ndarray, weights: np.ndarray, count: int
+) -> Int64[np.ndarray, " count"]:
+    """`farthest_first` as the kernel sees distances."""
+    vectors = model.centred(np.concatenate([some, known]).astype(np.int64)).astype(np.float32)
+    places = np.arange(len(vectors))
+    return some[farthest_first(vectors, places[: len(some)], places[len(some) :], weights, count)].astype(np.int64)
 
 
 def farthest_first(

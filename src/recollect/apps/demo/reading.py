@@ -13,7 +13,7 @@ from recollect.core.seeding import numpy_generator
 from recollect.core.types import Kind, caption_prefix
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect.data.sources.derived import Subset
-from recollect.evaluation.features import class_text_features
+from recollect.evaluation.features import class_prompts, class_text_features
 from recollect.evaluation.language import in_plane
 from recollect.evaluation.results import Result
 from recollect.evaluation.zero_shot import zero_shot
@@ -22,6 +22,7 @@ from recollect.memory.build.building import BuildOptions, fill_memory, open_for_
 from recollect.memory.build.reading import Reader
 from recollect.memory.fusion.block import FusionModule, FusionSettings
 from recollect.memory.fusion.encoder import Mode, RetrievalEnhancedEncoder
+from recollect.memory.rows import Modality
 from recollect.models import DualEncoder, load_model
 from recollect.reports import plots
 from recollect.reports.maps import clouds
@@ -52,6 +53,7 @@ _WAYS: Mapping[Mode, str] = {
     "text": "texts read the memory",
     "both": "pictures and texts read the memory",
 }
+_ASKS: Mapping[Mode, str] = {"image": "are to them", "text": "are to their names", "both": "are to them"}
 _NEIGHBOURS = (1, 3, 10)  # that are read; RECO has 10
 _EACH = 4  # pairs of a character in the memory
 _CORRUPTION = CaptionCorruption(0.25, 0.05)
@@ -259,7 +261,7 @@ def _memory(model: DualEncoder, folder: Path, size: ReaderSize) -> _Memory:
     found = {"alone": accuracy(model, test, own), "with the memory": accuracy(readers[way], test, captions)}
     named = sum(len(task.query) for task in test)
     called = (_names(model, test[0], own), _names(readers[way], test[0], captions))
-    return _Memory(found, way, own, named, _neighbours(model, called, memory, test[0]))
+    return _Memory(found, way, own, named, _neighbours(model, called, memory, test[0], way[0]))
 
 
 def remembered(size: ReaderSize) -> tuple[GlyphPairs, ...]:
@@ -290,12 +292,16 @@ def _names(encoder: DualEncoder | RetrievalEnhancedEncoder, task: Classification
 
 
 def _neighbours(
-    model: DualEncoder, names: tuple[list[str], list[str]], memory: Memory, task: ClassificationTask
+    model: DualEncoder, names: tuple[list[str], list[str]], memory: Memory, task: ClassificationTask, mode: Mode
 ) -> Figure:
-    """Queries of different classes, what each finds in the memory, and what they are called without it and with it."""
+    """Queries of different classes, what they or their names find in the memory, and what they are called without it
+    and with it."""
     rows = _shown(task)
     images = [task.query[row].image for row in rows]
-    found = memory.search(model.embed_images(images).numpy(), 5, "image").ids
+    prompts = [class_prompts(task)[task.query.labels[row]][0] for row in rows]
+    asked = {"image": model.embed_images(images), "text": model.embed_texts(prompts, caption_prefix(model))}
+    modality: Modality = "text" if mode == "text" else "image"
+    found = memory.search(asked[modality].numpy(), 5, modality).ids
     lines = []
     for image, row, alone, helped, ids in zip(images, rows, *names, found, strict=True):
         name = task.class_names[task.query.labels[row]]
@@ -416,8 +422,8 @@ def sections(page: Page, found: Readings, scale: DemoScale) -> None:
     )
     page.figure(
         found.pictures[1],
-        "Three pictures of new characters (left) and the five most similar pairs in the memory. A green frame "
-        "marks the same character.",
+        f"Three pictures of new characters (left) and the five pairs of the memory that {_ASKS[found.way[0]]} most "
+        "similar. A green frame marks the same character.",
     )
     page.table(
         f"Names of new characters in type faces that no training and no memory has, zero-shot: {found.named} pictures.",
