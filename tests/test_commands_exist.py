@@ -1,5 +1,6 @@
 """Every row of the table of commands can be imported, and the help that is kept of it is what it says itself."""
 
+import re
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ from recollect.commands.help import kept_help
 
 def words(text):
     """The text without its frames and line breaks, which another version of the parser may draw otherwise."""
-    return "".join(letter for letter in text if letter.isalnum() or letter in "-[]{}|.:,")
+    return "".join(letter for letter in re.sub("-{3,}", "", text) if letter.isalnum() or letter in "-[]{}|.:,")
 
 
 @pytest.mark.parametrize("name", sorted(cli.COMMANDS))

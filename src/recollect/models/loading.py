@@ -175,17 +175,17 @@ def _open_processor(name: str) -> transformers.ProcessorMixin:
                 return processor
     except _FAILURES:
         pass  # an older checkpoint may have the two parts, but nothing that joins them
-    parts = []
-    for opener, what in (
-        (transformers.AutoImageProcessor, "image processor"),
-        (transformers.AutoTokenizer, "tokenizer"),
-    ):
-        try:
-            with quiet():
-                parts.append(opener.from_pretrained(name, trust_remote_code=False))
-        except _FAILURES as error:
-            raise UserError(f"{name}: its {what} cannot be opened ({_line(error)}).") from error
-    return transformers.VisionTextDualEncoderProcessor(*parts)
+    tokenizer = _open_part(transformers.AutoTokenizer, name, "tokenizer")
+    images = _open_part(transformers.AutoImageProcessor, name, "image processor")
+    return transformers.VisionTextDualEncoderProcessor(images, tokenizer)
+
+
+def _open_part(opener: Any, name: str, what: str) -> Any:
+    try:
+        with quiet():
+            return opener.from_pretrained(name, trust_remote_code=False)
+    except _FAILURES as error:
+        raise UserError(f"{name}: its {what} cannot be opened ({_line(error)}).") from error
 
 
 def _saved_transform(record: dict[str, Any]) -> ImageTransform | None:
