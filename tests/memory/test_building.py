@@ -111,6 +111,17 @@ def test_a_finished_build_has_nothing_left_to_do(address, pictures, encoder):
     assert more.added == 0
 
 
+@pytest.mark.usefixtures("small_blocks")
+def test_a_part_of_a_newer_edition_takes_no_row_away(tmp_path, pictures, encoder):
+    """Only a source that was read to its end can say what it has no more."""
+    memory = open_for_build(tmp_path / "memory", encoder, "m")
+    fill_memory(memory, reader_of(pictures(30), encoder), BuildOptions())
+    report = fill_memory(memory, reader_of(pictures(28), encoder), BuildOptions(limit=10))
+    assert (report.removed, len(memory)) == (0, 30)
+    report = fill_memory(memory, reader_of(pictures(28), encoder), BuildOptions())
+    assert (report.removed, len(memory)) == (2, 28)
+
+
 def test_where_searches_cannot_be_measured_again_the_rows_are_added_all_the_same(
     tmp_path, pictures, encoder, monkeypatch, capsys
 ):

@@ -91,6 +91,22 @@ def test_a_filter_and_its_negation_never_both_hold(varied, where, row):
 
 
 @pytest.mark.parametrize(
+    ("sign", "holds"),
+    [("=", "equal"), ("!=", "less more"), ("<", "less"), ("<=", "less equal"), (">", "more"), (">=", "more equal")],
+)
+@pytest.mark.parametrize("values", [(4, 5, 6), ("a", "b", "c")])
+def test_not_holds_wherever_a_value_is_there_and_the_comparison_does_not(sign, holds, values):
+    """Said here without any code of the filters."""
+    middle = repr(values[1])
+    for name, value in zip(("less", "equal", "more"), values, strict=True):
+        assert parse_filter(f"key {sign} {middle}").matches({"key": value}) == (name in holds.split())
+        assert parse_filter(f"not key {sign} {middle}").matches({"key": value}) == (name not in holds.split())
+        assert parse_filter(f"not (key {sign} {middle} and key = {middle})").matches({"key": value}) == (
+            not (name in holds.split() and name == "equal")
+        )
+
+
+@pytest.mark.parametrize(
     ("where", "why"),
     [
         ("", "a name should stand at its end"),

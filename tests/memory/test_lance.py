@@ -569,6 +569,21 @@ def test_each_process_tidies_what_is_its_own_and_what_the_dead_left(on_disk, pai
     assert {name for name in os.listdir(cache) if name.startswith(".")} == {".alive.tmp", ".unknown.tmp"}
 
 
+def test_every_change_is_one_commit(on_disk, pairs, encoder):
+    """So a kill leaves all of it or nothing: there is no version between."""
+    changes = [
+        lambda: on_disk.add(pairs(3, first=40)),
+        lambda: on_disk.upsert(pairs(5, first=38, seed=1)),
+        lambda: on_disk.set_captions({"row 1": "words", "row 2": ""}, encoder),
+        lambda: on_disk.set_metadata("kept", {"row 1": True}),
+        lambda: on_disk.delete(["row 1", "row 5"]),
+    ]
+    for change in changes:
+        version = on_disk.version
+        change()
+        assert on_disk.version == version + 1
+
+
 def test_first_readers_at_once_all_find_everything(on_disk, pairs):
     found = []
 
