@@ -107,12 +107,18 @@ def _alone(
     for ridge in ridges:
         shrunk = 1 / (np.maximum(values, 0) + ridge)
         spread = squares @ shrunk
-        solved = tuple(mine @ (shrunk[:, None] * each) for each in inside)
-        if features is None:
-            yield tuple(y - a / spread[:, None] for y, a in zip(known, solved, strict=True))
-        else:
-            left = np.maximum(1 - spread, 1e-6)[:, None]
-            yield tuple(y - (y - a) / left for y, a in zip(known, solved, strict=True))
+        over = -spread if features is None else np.maximum(1 - spread, 1e-6)
+        yield tuple(_held_out(mine @ (shrunk[:, None] * each), y, over, features is None)
+                    for y, each in zip(known, inside, strict=True))  # type: ignore[misc]  # fmt: skip
+
+
+def _held_out(solved: np.ndarray, known: np.ndarray, over: np.ndarray, kernel: bool) -> np.ndarray:
+    """What is predicted of held-out rows, in the place of what was solved: at many classes each copy is large."""
+    if not kernel:
+        solved -= known
+    solved /= over[:, None]
+    solved += known
+    return solved
 
 
 def _fold(

@@ -117,9 +117,11 @@ class ProKeR(EmbeddingClassifier):
                 weight, right = self._weigh(labels, extra, own)
                 if best is not None and right < best[0][0]:
                     continue
-                scores = labels + np.asarray(weight, labels.dtype) * extra
-                scores[np.arange(len(own)), own] -= 1
-                rank = right, -float((scores**2).mean()), ridge
+                extra *= np.asarray(weight, labels.dtype)
+                extra += labels
+                extra[np.arange(len(own)), own] -= 1
+                squares = np.einsum("ij,ij->i", extra, extra)
+                rank = right, -float(squares.mean()) / len(self.classes_), ridge
                 if best is None or rank > best[0]:
                     best = rank, (bandwidth, ridge, weight)
         assert best is not None
