@@ -129,6 +129,13 @@ def test_what_is_not_there_is_one_line(store, spec, message):
     assert "\n" not in str(met.value)
 
 
+def test_an_address_that_is_not_streamed_says_how_to_read_it(store):
+    with pytest.raises(
+        UserError, match=r"an address is read as a stream\. Write http://.*/train-0\.parquet\?stream=yes"
+    ):
+        open_source(f"{store.address}/train-0.parquet")
+
+
 def test_a_store_without_parts_gives_tars_and_says_what_to_do_with_parquet(store):
     store.ranges = False
     store.cut["s-01.tar"] = 1

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from recollect import cli
 from recollect.core.errors import UserError
+from recollect.core.types import Batch
 from recollect.data.batches.loading import Piece
 from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.stream import BatchStream
@@ -24,7 +25,7 @@ from recollect.models.transformers.texts import TextTokens
 from recollect.objectives import tiles
 from recollect.training import compiled
 from recollect.training.adapted import ADAPTER, adapt
-from recollect.training.assembly import row_tokenizer, workers_of
+from recollect.training.assembly import marks_of, row_tokenizer, workers_of
 from recollect.training.compiled import CompiledTowers
 from recollect.training.loop import Hook, train
 from recollect.training.options import Data, Model, Recipe
@@ -316,6 +317,37 @@ def test_a_tracker_that_is_not_installed_stops_before_the_first_step(tmp_path, c
     assert cli.main(["train", "latents-siglip", "--out", str(tmp_path / "run"), "--track", "wandb"]) == 2
     assert "wandb is not installed. Install it with: pip install wandb" in " ".join(capfd.readouterr().err.split())
     assert not (tmp_path / "run").exists()
+
+
+def test_a_backward_pass_that_cannot_be_compiled_is_one_line_too(small, tmp_path, monkeypatch):
+    """It is compiled when the gradient first comes to it, outside of the towers' own methods."""
+    from torch._inductor.exc import CppCompileError, InductorError
+
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, rows):
+            return rows.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            raise InductorError(CppCompileError(["g++"], "no header"), None)
+
+    images = lambda self, pixels: Failing.apply(self.towers.encode_images(pixels))  # noqa: E731
+    monkeypatch.setattr(CompiledTowers, "encode_images", images)
+    monkeypatch.setattr(CompiledTowers, "encode_texts", lambda self, tokens: self.towers.encode_texts(tokens))
+    with pytest.raises(UserError, match=r"--compile: torch cannot compile these towers here \(.*\)\. Leave it out"):
+        train(replace(RECIPE, compile=True), tmp_path / "run", device="cpu", assemble=small.parts)
+
+
+def test_copies_are_known_by_id_or_by_caption_whatever_its_case_and_spaces():
+    texts, ids = ("A red  boat", "a red boat ", "a red boats", "A red  boat"), ("0", "1", "2", "0")
+    batch = Batch(torch.zeros(4, 1), texts, torch.zeros(4), ("caption",) * 4, ("s", "s", "s", "other"), ids)
+    by_id, by_caption = marks_of(batch, "ids"), marks_of(batch, "captions")
+    assert by_id.shape == (4, 1)
+    assert len(by_id.unique()) == 4, "an id is one of its source"
+    assert torch.equal(by_caption[:, :1], by_id)
+    assert [by_caption[:, 1].tolist().index(mark) for mark in by_caption[:, 1].tolist()] == [0, 0, 2, 0]
+    assert by_caption.min() >= 0
 
 
 # --- workers and memory -------------------------------------------------------------------------------------------

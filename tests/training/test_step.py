@@ -201,3 +201,19 @@ def test_two_processes_give_the_gradients_of_one(small, in_processes, tmp_path):
         assert json.loads((tmp_path / f"{rank}.json").read_text()) == pytest.approx(report["loss"].item(), abs=1e-12)
         for name, gradient in torch.load(tmp_path / f"{rank}.pt").items():
             torch.testing.assert_close(gradient, gradients(model, objective)[name], rtol=0, atol=1e-10, msg=name)
+
+
+def test_a_scaled_loss_leaves_every_gradient_as_it_was(small):
+    """A power of two rounds nothing: the temperatures' too, which no layer of half precision needs."""
+
+    def gradients(scale):
+        torch.manual_seed(0)
+        model, objective = small.Model(), small.Objective()
+        train_step(model, objective, small.inputs(0), StepOptions(loss_scale=scale))
+        named = [*model.named_parameters(), *objective.named_parameters()]
+        return {name: parameter.grad for name, parameter in named}
+
+    plain, scaled = gradients(1.0), gradients(2.0**12)
+    assert {"log_scale", "bias", "words.weight"} <= plain.keys()
+    for name, gradient in plain.items():
+        torch.testing.assert_close(scaled[name], gradient, rtol=1e-6, atol=0)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -40,6 +41,7 @@ def test_averages_are_the_weighted_mean_of_all_weights_so_far():
         averages.update(step)
         decay = min(0.9, (1 + step) / (10 + step))
         slow = decay * slow + (1 - decay) * parameter.detach().double()
+        torch.testing.assert_close(averages.tensors()["w"].double(), slow, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(averages.tensors()["w"].double(), slow, rtol=1e-6, atol=0)
     with averages.in_place():
         torch.testing.assert_close(parameter.detach().double(), slow, rtol=1e-6, atol=0)
@@ -93,6 +95,30 @@ def test_hooks_write_their_figures_and_change_nothing_in_the_run(small, tmp_path
     assert measured[1]["evaluation"]["weight"] == pytest.approx(float(weights(watched)["image.0.weight"].norm()))
     assert [line for line in lines if "evaluation" not in line] == metrics(tmp_path / "plain")
     assert (plain / "model.safetensors").read_bytes() == (watched / "model.safetensors").read_bytes()
+
+
+def test_the_time_of_a_measurement_is_not_that_of_training(small, tmp_path, monkeypatch):
+    """By a clock of its own: a step takes one second, a measurement a thousand."""
+    clock = [0.0]
+    monkeypatch.setattr("recollect.training.loop.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+
+    def ticking(recipe, place, saved):
+        made = small.parts(recipe, place, saved)
+
+        def feed(start, stop):
+            for item in made.feed(start, stop):
+                clock[0] += 1
+                yield item
+
+        return replace(made, feed=feed)
+
+    def measure(model):
+        clock[0] += 1000
+        return {"weight": 1.0}
+
+    train(RECIPE, tmp_path / "run", device="cpu", assemble=ticking, hooks=[Hook(2, measure)])
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["examples_per_second"] for line in lines if "loss" in line] == [RECIPE.batch_size] * 3
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Towers compiled by `torch.compile`, behind the same methods."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ class CompiledTowers:
         Raises:
             UserError: the towers cannot be compiled here.
         """
-        return _one_line(self._images, pixels)
+        with compiling():
+            return self._images(pixels)
 
     def encode_texts(self, tokens: dict[str, Tensor]) -> Tensor:
         """Raw text embeddings, with graph.
@@ -50,7 +52,8 @@ class CompiledTowers:
         Raises:
             UserError: the towers cannot be compiled here.
         """
-        return _one_line(self._texts, tokens)
+        with compiling():
+            return self._texts(tokens)
 
     def save(self, folder: Path) -> Any:
         """See `Towers.save`."""
@@ -81,12 +84,18 @@ class CompiledTowers:
         return self.towers.to(device)
 
 
-def _one_line(encode: Callable[[Any], Tensor], given: Any) -> Tensor:
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Say in one line that towers cannot be compiled here; their backward pass is, too, when it is first called.
+
+    Raises:
+        UserError: in place of what torch raises.
+    """
     from torch._dynamo.exc import TorchDynamoException
     from torch._inductor.exc import InductorError
 
     try:
-        return encode(given)
+        yield
     except (TorchDynamoException, InductorError) as error:
         first = next(iter(str(error).splitlines()), type(error).__name__)
         raise UserError(f"--compile: torch cannot compile these towers here ({first[:200]}). Leave it out.") from error

@@ -21,7 +21,7 @@ from recollect.training.assembly import Parts, assemble_recipe, object_spec
 from recollect.training.averages import Averages
 from recollect.training.card import model_card
 from recollect.training.checkpoints import State
-from recollect.training.compiled import CompiledTowers
+from recollect.training.compiled import CompiledTowers, compiling
 from recollect.training.optimiser import build_optimiser, learning_rate, parameters, set_learning_rate
 from recollect.training.options import Recipe
 from recollect.training.precision import LossScale, tensor_cores
@@ -240,7 +240,8 @@ class _Run:
         scale = LossScale(*self.state.loss_scale)
         seed = derive_seed(recipe.seed, "step", number)
         options = StepOptions(recipe.chunk, recipe.precision, seed, scale.factor)
-        report = train_step(self.towers, self.objective, inputs, options)
+        with compiling() if recipe.compile else nullcontext():
+            report = train_step(self.towers, self.objective, inputs, options)
         report["gradient_norm"] = clip_gradients(parameters(self.optimiser), recipe.optimiser.clip_norm)
         numbers = {name: float(value) for name, value in report.items()}
         finite = math.isfinite(numbers["gradient_norm"])

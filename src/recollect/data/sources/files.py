@@ -19,6 +19,7 @@ from recollect.core.errors import UserError
 from recollect.data.sources.columns import SPLITS
 from recollect.data.sources.images import BROKEN_SHARE, note
 from recollect.data.sources.published import is_published_shots, read_published, read_published_shots
+from recollect.data.sources.remote import is_address
 from recollect.data.sources.shards import check_shards
 from recollect.data.sources.streamed import hub_files
 
@@ -67,6 +68,8 @@ def open_tables(
         UserError: nothing is there, or it cannot be read.
     """
     path = Path(place).expanduser()
+    if is_address(place):
+        raise UserError(f"{place}: an address is read as a stream. Write {place}?stream=yes")
     if path.is_dir():
         return _open_folder(path, lost_share)
     if path.is_file():
@@ -96,7 +99,7 @@ def stream_files(place: str, revision: str | None, split: str | None) -> list[st
         UserError: nothing is there, or no such split.
     """
     path = Path(place).expanduser()
-    if "://" in place:
+    if is_address(place):
         return list(_expand_braces(place))
     if path.is_dir():
         every = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path)))
