@@ -53,7 +53,6 @@ _WAYS: Mapping[Mode, str] = {
     "text": "texts read the memory",
     "both": "pictures and texts read the memory",
 }
-_ASKS: Mapping[Mode, str] = {"image": "are to them", "text": "are to their names", "both": "are to them"}
 _NEIGHBOURS = (1, 3, 10)  # that are read; RECO has 10
 _EACH = 4  # pairs of a character in the memory
 _CORRUPTION = CaptionCorruption(0.25, 0.05)
@@ -422,11 +421,11 @@ def sections(page: Page, found: Readings, scale: DemoScale) -> None:
     )
     page.figure(
         found.pictures[1],
-        f"Three pictures of new characters (left) and the five pairs of the memory that {_ASKS[found.way[0]]} most "
-        "similar. A green frame marks the same character.",
+        "Three pictures of new characters (left) and the five pairs of the memory most similar to "
+        f"{'their names' if found.way[0] == 'text' else 'them'}. A green frame marks the same character.",
     )
     page.table(
-        f"Names of new characters in type faces that no training and no memory has, zero-shot: {found.named} pictures.",
+        f"Names of new characters, zero-shot: {found.named} pictures.",
         ("", "accuracy (%)"),
         [(name, f"{value:.1f}") for name, value in found.memory.items()],
     )
