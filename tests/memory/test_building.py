@@ -122,6 +122,21 @@ def test_a_part_of_a_newer_edition_takes_no_row_away(tmp_path, pictures, encoder
     assert (report.removed, len(memory)) == (2, 28)
 
 
+@pytest.mark.usefixtures("small_blocks")
+def test_a_name_that_is_too_long_for_an_id_stops_nothing(tmp_path, pictures, encoder):
+    """Deep folders have such; the row is known by a digest of the name, the same one each time."""
+
+    class Deep(pictures):
+        def __getitem__(self, index):
+            return replace(super().__getitem__(index), id="ü" * 300 + str(index))
+
+    memory = open_for_build(tmp_path / "memory", encoder, "m")
+    assert fill_memory(memory, reader_of(Deep(12), encoder), BuildOptions()).added == 12
+    report = fill_memory(memory, reader_of(Deep(13), encoder, captions="first"), BuildOptions())
+    assert (report.added, report.unchanged, len(memory)) == (1, 12, 13)
+    assert all(len(id.encode()) < 100 and id.startswith("pictures:") for id in rows_of(memory))
+
+
 def test_where_searches_cannot_be_measured_again_the_rows_are_added_all_the_same(
     tmp_path, pictures, encoder, monkeypatch, capsys
 ):

@@ -23,6 +23,8 @@ from recollect.memory.rows import Pairs, plain
 ROWS_AT_ONCE = 256
 """Samples embedded at a time. Commits are of whole blocks, so a resumed build has the blocks of an unbroken one."""
 
+_LONGEST = 500  # bytes of an id, of which 512 fit with the number of a further caption
+
 KeepPictures = Literal["source", "bytes", "path", "none"]
 """What a memory keeps of a picture: bytes or path as the source has it, always one of both, or nothing."""
 
@@ -110,7 +112,7 @@ class Reader:
         try:
             original = self.source.original(index)
             key = picture_key(self.source, index, original)
-            picture = "" if key is None else f"{self.called}:{key}"
+            picture = "" if key is None else self._id(key)
             encoded = _bytes_of(original)
             if key is not None and encoded is not None:
                 stamp = self._stamp(_hash(encoded), sample_facts(self.source, index))
@@ -119,7 +121,7 @@ class Reader:
             sample = self.source.read(index)
             pixels = _pixels(sample.image)
             if key is None or encoded is None:
-                picture = f"{self.called}:{sample.id}"
+                picture = self._id(sample.id)
                 stamp = self._stamp(pixels, sample_facts(self.source, index, sample))
                 if stamp in self.known.get(picture, ()):
                     return _Unchanged(picture, stamp, index)
@@ -127,6 +129,11 @@ class Reader:
         except BrokenImageError as error:
             return _Failed(str(error), picture)
         return _Read(sample, picture, image, path, stamp, pixels, look_of(sample.image))
+
+    def _id(self, key: str) -> str:
+        """Of a picture: the source's name and what tells pictures apart in it, or a digest of that where it is long."""
+        id = f"{self.called}:{key}"
+        return id if len(id.encode()) <= _LONGEST else f"{self.called}:{_hash(key.encode())}"
 
     def _stamp(self, content: str, facts: str) -> str:
         """Another one whenever the sample's rows would be others."""
