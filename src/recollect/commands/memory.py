@@ -171,8 +171,8 @@ class Remove:
         """Remove, and say how many are left."""
         if sum((bool(self.ids), self.where is not None, self.near is not None)) != 1:
             raise UserError("say what to remove: one of --ids, --where and --near")
-        if not 0 < self.threshold <= 1:
-            raise UserError(f"--threshold {self.threshold:g}: a cosine lies above 0 and at most at 1")
+        if not -1 <= self.threshold <= 1:
+            raise UserError(f"--threshold {self.threshold:g}: a cosine lies between -1 and 1")
         memory = Memory.open(self.memory)
         if self.where is not None:
             ids = memory.ids_where(self.where)

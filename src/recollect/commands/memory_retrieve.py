@@ -51,8 +51,8 @@ class Retrieve:
         """Retrieve, write and say."""
         check_writable(self.out, "--out")
         check_ending(self.out)
-        if not 0 < self.threshold <= 1:
-            raise UserError(f"--threshold {self.threshold:g}: a cosine lies above 0 and at most at 1")
+        if not -1 <= self.threshold <= 1:
+            raise UserError(f"--threshold {self.threshold:g}: a cosine lies between -1 and 1")
         names = list(dict.fromkeys(_lines(self.names, "class names")))
         templates = _lines(self.templates, "templates") if self.templates else list(GENERAL_TEMPLATES)
         if wrong := [line for line in templates if "{}" not in line]:
