@@ -58,7 +58,7 @@ def drop(web) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tar", "parquet", "hub"])
-def test_every_sample_comes_once_through_dropped_connections_on_ranks_and_workers(store, kind):
+def test_every_sample_comes_once_through_dropped_connections_on_ranks_and_workers(store, kind, unchecked):
     """Counted: 25 steps of 12 are one pass through 300 samples; and step 17 is found again at its very place."""
     whole = texts(stream(open_source(store.specs[kind])).iterate(0, 25))
     assert Counter(whole) == EVERY
@@ -73,7 +73,7 @@ def test_every_sample_comes_once_through_dropped_connections_on_ranks_and_worker
     assert len(files) == (SHARDS if kind == "tar" else 2)
 
 
-def test_a_tar_is_fetched_once_by_all_workers_and_taken_up_where_it_broke(store, monkeypatch):
+def test_a_tar_is_fetched_once_by_all_workers_and_taken_up_where_it_broke(store, unchecked):
     drop(store)
     assert Counter(texts(stream(open_source(store.specs["tar"])).iterate(0, 25, workers=2))) == EVERY
     tars = [f"s-{shard:02}.tar" for shard in range(SHARDS)]
