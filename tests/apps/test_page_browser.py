@@ -35,7 +35,10 @@ class Tab:
         width, height = WIDTHS[size]
         self.tab = browser.new_page(viewport={"width": width, "height": height}, has_touch=size == "phone")
         self.tab.set_default_timeout(60_000)
-        self.problems, self.elsewhere = [], []
+        self.problems, self.elsewhere, self.asking = [], [], set()
+        self.tab.on("request", lambda asked: self.asking.add(asked))
+        for ended in ("requestfinished", "requestfailed"):
+            self.tab.on(ended, lambda asked: self.asking.discard(asked))
         self.tab.on("pageerror", lambda error: self.problems.append(str(error)))
         self.tab.on("console", lambda said: self.problems.append(said.text) if said.type == "error" else None)
         self.tab.on("request", lambda asked: None if asked.url.startswith((page.address, "blob:")) else
@@ -50,9 +53,14 @@ class Tab:
             assert time.monotonic() < end, f"never true: {script} {given or ''}"
             self.tab.wait_for_timeout(20)
 
-    def ready(self):
-        """Until the picture in focus is shown: before that no click or key counts."""
-        self.wait("document.querySelector('.tile.focus:not([hidden]) .caption')?.textContent > ''")
+    def ready(self, seconds=60):
+        """Until the picture in focus is shown and nothing is under way that sorts anew: till then no key may count."""
+        shown, calm = "document.querySelector('.tile.focus:not([hidden]) .caption')?.textContent > ''", 0
+        end = time.monotonic() + seconds
+        while calm < 3:
+            assert time.monotonic() < end, f"never ready: {len(self.asking)} requests under way"
+            calm = calm + 1 if not self.asking and self.tab.evaluate(shown) else 0
+            self.tab.wait_for_timeout(20)
 
     def search(self, words):
         self.tab.fill("#words", words)
