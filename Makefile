@@ -14,7 +14,9 @@ PYTHONS ?= python3.11 python3.12 python3.13
 # Of 24,000 modules that are installed we import a fifth: each is compiled when it is first imported, and kept.
 INSTALL := --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
-PYTEST := -n auto --dist worksteal --jaxtyping-packages=recollect,beartype.beartype
+# A worker more than cores, since some always wait for a child or a disk; each takes 2 GB, so seventeen at most.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 16) + 1)')
+PYTEST := -n $(WORKERS) --dist worksteal --jaxtyping-packages=recollect,beartype.beartype
 
 .PHONY: demo test lint style types suite help bench bench-gpu docs results notebooks matrix lowest setup clean
 
@@ -90,7 +92,7 @@ lowest:
 	$(PYTHON) .ci/lowest.py > .venv-lowest/constraints.txt
 	.venv-lowest/bin/pip install --quiet --constraint .venv-lowest/constraints.txt --editable '.[adapters,memory,milvus]' \
 	  beartype build grimp hypothesis pytest pytest-xdist
-	.venv-lowest/bin/pytest -n auto --dist worksteal # the lowest jaxtyping cannot watch a package that a plugin has imported
+	.venv-lowest/bin/pytest -n $(WORKERS) --dist worksteal # the lowest jaxtyping cannot watch a package that a plugin has imported
 
 clean:
 	rm -rf .venv .venv-* site .site.log build dist *.egg-info src/*.egg-info
