@@ -65,8 +65,8 @@ def export_memory(memory: Memory, out: Path, method: MapMethod = "pca", k: int =
                 rows = np.array([row_of[id] for id in batch["id"]])
                 columns = {name: pa.array(batch[name], pa.string()) for name in ("id", "caption", "source", "path")}
                 columns["metadata"] = pa.array(batch["metadata"], pa.string())
-                columns["image_vector"] = _lists(batch["image_vector"], np.ones(count, dtype=bool))
-                columns["text_vector"] = _lists(batch["text_vector"], np.array(batch["has_text"]))
+                columns["image_vector"] = _lists(batch["image_vector"])
+                columns["text_vector"] = _lists_or_none(batch["text_vector"], np.array(batch["has_text"]))
                 columns |= {"x": pa.array(places[rows, 0]), "y": pa.array(places[rows, 1])}
                 columns["neighbors"] = _neighbours(memory, batch, k, row_of)
                 table = pa.table(columns)
@@ -86,11 +86,20 @@ def _blocks(memory: Memory) -> Iterator[dict[str, Any]]:
             yield {name: values[start : start + _QUERIES] for name, values in batch.items()}
 
 
-def _lists(vectors: np.ndarray, there: np.ndarray) -> Any:
+def _lists(vectors: np.ndarray) -> Any:
     import pyarrow as pa
 
     flat = pa.array(np.ascontiguousarray(vectors, dtype=np.float32).reshape(-1))
-    return pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1], mask=pa.array(~there))
+    return pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
+
+
+def _lists_or_none(vectors: np.ndarray, there: np.ndarray) -> Any:
+    """Lists of any size: those of a fixed size with gaps between them cannot be read by pyarrow before 26."""
+    import pyarrow as pa
+
+    flat = pa.array(np.ascontiguousarray(vectors[there], dtype=np.float32).reshape(-1))
+    offsets = np.concatenate([[0], np.cumsum(there * vectors.shape[1])]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), flat, mask=pa.array(~there))
 
 
 def _neighbours(memory: Memory, batch: dict[str, Any], k: int, row_of: dict[str, int]) -> Any:
