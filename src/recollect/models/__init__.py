@@ -1,4 +1,8 @@
-"""Dual encoders: any transformers checkpoint of the CLIP family, or one built from a preset."""
+"""Dual encoders: any transformers checkpoint of the CLIP family, or one built from a preset.
+
+Here `transformers.X` is written where X is used, and annotations are not evaluated: its architectures take seconds to
+import, and are imported when a checkpoint is opened or built, not when a command starts.
+"""
 
 from recollect.models.attention import TextAttention
 from recollect.models.dual import DualEncoder
