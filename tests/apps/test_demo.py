@@ -86,6 +86,10 @@ def test_the_other_papers_sentences_say_theirs():
     assert "worsens where" in read_as((50.0, 30.0), (40.0, 20.0))[2]
 
 
+def test_no_reading_is_the_better_one_where_both_figures_look_the_same():
+    assert reading._better({"caption": 21.43, "label": 21.41}) == "either way (21.4 %)"
+
+
 def test_a_change_is_told_where_it_is_more_than_twice_its_error():
     error = 100 * np.sqrt(2 * 0.25 / 100)  # of the difference of two shares of a hundred trials, near a half
     assert reading.change(50.0, 50.0 + 2.1 * error, 100) == "raises"

@@ -170,9 +170,9 @@ def change(before: float, after: float, count: int) -> str:
 
 
 def _better(cells: Mapping[str, float]) -> str:
-    """Which reading has the higher accuracy."""
+    """Which reading has the higher accuracy, by the digits that are shown."""
     first, second = sorted(cells, key=lambda reading: -cells[reading])
-    if cells[first] == cells[second]:
+    if f"{cells[first]:.1f}" == f"{cells[second]:.1f}":
         return f"either way ({cells[first]:.1f} %)"
     return f"when read as a {first} ({cells[first]:.1f} %, as a {second} {cells[second]:.1f} %)"
 
