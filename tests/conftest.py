@@ -12,6 +12,7 @@ os.environ.setdefault("MPLBACKEND", "agg")
 
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -25,6 +26,26 @@ settings.register_profile(
     "recollect", deadline=None, max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("recollect")
+
+
+AS_USERS_RUN_THEM = {
+    "apps",
+    "commands",
+    "studies",
+    "test_bench.py",
+    "test_docs.py",
+    "test_notebooks.py",
+    "test_package.py",
+}
+"""Rooms of whole commands, pages and studies: what they call is checked in the rooms of the parts."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Check no types at run time where commands run as their users run them: that took a quarter of the time there."""
+    room = item.path.relative_to(Path(__file__).parent).parts[0]
+    jaxtyping.config.update("jaxtyping_disable", room in AS_USERS_RUN_THEM)
+    return (yield)
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -44,11 +65,10 @@ def pytest_terminal_summary(terminalreporter):
 @pytest.fixture
 def unchecked():
     """Turn off the run-time check of shapes, to see the error that users without it get."""
-    import jaxtyping
-
+    before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
