@@ -28,23 +28,17 @@ settings.register_profile(
 settings.load_profile("recollect")
 
 
-AS_USERS_RUN_THEM = {
-    "apps",
-    "commands",
-    "studies",
-    "test_bench.py",
-    "test_docs.py",
-    "test_notebooks.py",
-    "test_package.py",
-}
-"""Rooms of whole commands, pages and studies: what they call is checked in the rooms of the parts."""
+ROOMS_OF_USERS = {"apps", "commands", "studies"}
+FILES_OF_USERS = {"test_bench.py", "test_commands.py", "test_docs.py", "test_notebooks.py", "test_package.py",
+                  "test_real_runs.py", "test_resume.py", "test_trust.py"}  # fmt: skip
+"""Whole commands, pages, runs and studies: what they call is checked in the tests of the parts."""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
     """Check no types at run time where commands run as their users run them: that took a quarter of the time there."""
-    room = item.path.relative_to(Path(__file__).parent).parts[0]
-    jaxtyping.config.update("jaxtyping_disable", room in AS_USERS_RUN_THEM)
+    room, file = item.path.relative_to(Path(__file__).parent).parts[0], item.path.name
+    jaxtyping.config.update("jaxtyping_disable", room in ROOMS_OF_USERS or file in FILES_OF_USERS)
     return (yield)
 
 

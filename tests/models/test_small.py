@@ -11,7 +11,16 @@ import torch
 from recollect.core.types import Encoder
 from recollect.models import build_model, load_model, patches
 
-NAMES = ("vector-mlp", "vector-linear", "glyph-held-back", "glyph-random", "glyph-strong", "tiny-conv", "patches")
+NAMES = (
+    "vector-mlp",
+    "vector-linear",
+    "glyph-held-back",
+    "glyph-random",
+    "glyph-strong",
+    "tiny-conv",
+    "patches",
+    "patches-transformer",
+)
 PROGRAM = """
 import sys
 import torch

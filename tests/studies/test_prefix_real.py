@@ -68,6 +68,8 @@ def test_arms_have_one_budget_and_differ_in_what_their_name_says(tmp_path):
     assert recipes["captions alone"].data.labels == ()
     assert recipes["captions alone"].data.captions == plain.data.captions
     assert recipes["both, equal batches"].data.sampling == "equal"
+    for attends, bag in ((real_arms.ATTENDING_PLAIN, plain), (real_arms.ATTENDING_PREFIX, prefixed)):
+        assert recipes[attends] == replace(bag, model=replace(bag.model, start="patches-transformer"))
 
 
 def test_no_tested_picture_is_trained_on():

@@ -263,13 +263,26 @@ def test_a_made_world_is_embedded_up_to_a_bound(monkeypatch, checkpoint):
     assert kept.batch(np.array([3, 39]), 0)[1] == [kept.texts(3)[0], kept.texts(39)[0]]
 
 
-def test_a_dictionary_is_fitted_once_for_all_seeds(pairs, monkeypatch):
+def test_a_dictionary_is_fitted_once_for_all_seeds_and_text_towers(pairs, monkeypatch):
     source = open_source(str(pairs))
     one, two = (build_model("patches", texts=["noise"], seed=seed) for seed in (0, 1))
     fit_patches(one, (source,))
     monkeypatch.setattr(patches.PatchFeatures, "fit", None)
-    fit_patches(two, (source,))
-    assert one.stem_fingerprint("image") == two.stem_fingerprint("image")
+    for other in (two, build_model("patches-transformer", texts=["noise"], seed=0)):
+        fit_patches(other, (source,))
+        assert one.stem_fingerprint("image") == other.stem_fingerprint("image")
+
+
+@pytest.mark.parametrize("setting", sorted(patches.MAKE_FEATURES))
+def test_another_setting_of_the_features_is_another_dictionary(setting, pairs, monkeypatch):
+    source, fitted = open_source(str(pairs)), []
+    monkeypatch.setattr(patches.PatchFeatures, "fit", lambda *_: fitted.append(setting))
+    before = build_model("patches", texts=["noise"])
+    fit_patches(before, (source,))
+    settings = before.dictionary.settings
+    before.dictionary.settings = replace(settings, **{setting: getattr(settings, setting) + 1})
+    fit_patches(before, (source,))
+    assert len(fitted) == 2
 
 
 def test_no_room_for_the_features_is_said_in_one_line(pairs, checkpoint, monkeypatch):

@@ -68,6 +68,10 @@ class PatchTowers:
         return self.centroids * self.pool**2 + 3 * self.colour**2
 
 
+MAKE_FEATURES = frozenset({"size", "patch", "stride", "centroids", "pool", "colour"})
+"""Settings that the features depend on; the others are of what learns."""
+
+
 class PatchFeatures(nn.Module):
     """Pictures to features, by a dictionary of patches. Nothing here learns by gradients; `fit` sets all of it."""
 

@@ -215,6 +215,10 @@ PRESETS: Mapping[str, Preset] = {
         "for a CPU: 32 px, patches compared with a fitted dictionary, a head that learns; a bag of words and an MLP",
         PatchTowers(BagOfWords(128, hidden=256)),
     ),
+    "patches-transformer": SmallPreset(
+        "for a CPU: patches beside a transformer over words, in which a prefix and word order count; slower to train",
+        PatchTowers(WordTransformer(64)),
+    ),
 }
 
 

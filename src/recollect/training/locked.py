@@ -33,7 +33,7 @@ from recollect.data.sources.images import BrokenImageError
 from recollect.data.sources.reading import BROKEN_SHARE, BrokenCounter, read_ahead
 from recollect.data.transforms import ImageTransform
 from recollect.models import DualEncoder
-from recollect.models.patches import FIT_PICTURES, PatchEncoder
+from recollect.models.patches import FIT_PICTURES, MAKE_FEATURES, PatchEncoder
 
 MADE_ROWS = 20_000
 """Of a made world, which has no end, this many samples are embedded."""
@@ -263,14 +263,20 @@ def _read_pictures(
 def fit_patches(encoder: PatchEncoder, sources: Sequence[Source], store: FeatureStore | None = None) -> None:
     """Fit the encoder's dictionary to pictures spread evenly over the sources, unless that was done before.
 
-    It depends on the sources and on the tower's settings, not on the run's seed, so that all seeds share features.
+    It depends on the sources and on the settings that make features, not on the run's seed, its head or its text tower,
+    so that all of them share features.
 
     Raises:
         UserError: no picture can be read.
     """
     store = store or FeatureStore()
-    settings = json.dumps(asdict(encoder.dictionary.settings), sort_keys=True)
-    key = ("patches", settings, encoder.transform.key, *(source.fingerprint for source in sources))
+    settings = {name: value for name, value in asdict(encoder.dictionary.settings).items() if name in MAKE_FEATURES}
+    key = (
+        "patches",
+        json.dumps(settings, sort_keys=True),
+        encoder.transform.key,
+        *(source.fingerprint for source in sources),
+    )
     if kept := store.load(*key):
         encoder.dictionary.load_state_dict(kept)
         return

@@ -132,14 +132,15 @@ def _place(data: tuple[Path, Path], spec: str) -> str:
 def recipe_of(arm: ReadingArm, seed: int, data: tuple[Path, Path] | None, options: StudyOptions) -> Recipe:
     """An arm's training; all take as many steps of as many pairs."""
     recipe = RECIPES["clip-locked"]()
-    model = replace(recipe.model, dropout=0.5, prefixes=READINGS if arm.prefix else ())
+    start = "patches-transformer" if arm.attends else "patches"
+    model = replace(recipe.model, start=start, dropout=0.5, prefixes=READINGS if arm.prefix else ())
     captions: tuple[str, ...] = ("glyphs:captions",)
     labels: tuple[str, ...] = ("glyphs:labels",)
     if data is not None:
         captions, labels = (tuple(_place(data, spec) for spec in specs) for specs in (CAPTIONS, LABELS))
     size, steps = {"smoke": (64, 6), "small": (512, 400), "full": (recipe.batch_size, recipe.steps)}[options.scale]
     if options.scale == "smoke":
-        model = replace(model, start="glyph-random", dropout=None)
+        model = replace(model, start="tiny-conv" if arm.attends else "glyph-random", dropout=None)
     return replace(
         recipe,
         model=model,

@@ -49,19 +49,24 @@ class ReadingArm:
         labels: whether the labels are trained on, beside the captions.
         prefix: whether each kind has its token.
         sampling: of the two kinds.
+        attends: whether the words of a text, and its prefix, read each other: a small transformer for the bag of words.
     """
 
     name: str
     labels: bool = True
     prefix: bool = False
     sampling: str = "debiased"
+    attends: bool = False
 
 
 PLAIN, PREFIX = "both, debiased batches", "both, debiased batches, prefixes"
+ATTENDING_PLAIN, ATTENDING_PREFIX = "transformer over words", "transformer over words, prefixes"
 ARMS = (
     ReadingArm(PLAIN),
     ReadingArm(PREFIX, prefix=True),
     ReadingArm("captions alone", labels=False, sampling="proportional"),
     ReadingArm("both, equal batches", sampling="equal"),
+    ReadingArm(ATTENDING_PLAIN, attends=True),
+    ReadingArm(ATTENDING_PREFIX, prefix=True, attends=True),
 )
 READINGS: tuple[Kind, ...] = ("caption", "label")

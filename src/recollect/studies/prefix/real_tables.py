@@ -5,7 +5,7 @@ from typing import Any
 
 from recollect.studies.engine import Column, Row, Show, TableForm
 from recollect.studies.measurements import Measurements
-from recollect.studies.prefix.real_arms import ARMS, PLAIN, PREFIX, READINGS
+from recollect.studies.prefix.real_arms import ARMS, ATTENDING_PLAIN, ATTENDING_PREFIX, PLAIN, PREFIX, READINGS
 from recollect.studies.study import StudyTable
 
 READ = {"caption": "caption", "label": "label", "plain": ""}
@@ -70,6 +70,11 @@ COMPARED = (
     *((f"{reading} reading over no prefixes", (PREFIX, reading), (PLAIN, "plain")) for reading in READINGS),
     ("caption over label reading", (PREFIX, "caption"), (PREFIX, "label")),
     ("caption reading over captions alone", (PREFIX, "caption"), ("captions alone", "plain")),
+    *(
+        (f"transformer: {reading} reading over no prefixes", (ATTENDING_PREFIX, reading), (ATTENDING_PLAIN, "plain"))
+        for reading in READINGS
+    ),
+    ("transformer: caption over label reading", (ATTENDING_PREFIX, "caption"), (ATTENDING_PREFIX, "label")),
 )
 """What prefixes add to the same batches without, and what one reading has over the other: each an arm and a reading."""
 
