@@ -2,7 +2,7 @@
 #   make demo   the main job, on the built-in data: demo/report.html
 #   make test   lint, types, room order and the whole test suite
 # Also: make help (the help that is kept of every command, after an option has changed), make docs (the site, strictly,
-# into site/), make results (docs/results.md from the files in results/), make matrix (the suite on every Python of PYTHONS
+# into site/), make results (the pages of figures from the files in results/), make matrix (the suite on every Python of PYTHONS
 # that is there), make lowest (the suite with the lowest versions that pyproject.toml promises).
 SHELL       := /bin/bash
 .SHELLFLAGS := -o pipefail -ec
@@ -71,9 +71,10 @@ docs: setup
 	! grep -E "^griffe:.*Parameter '[^,']*' does not appear|Warning|Error" .site.log
 	@echo "site: site/index.html"
 
-# Every table and figure between the marks of docs/results.md, from the files in results/.
+# Every table and figure between the marks of the pages, from the files in results/.
 results: setup
 	$(BIN)/recollect results docs/results.md
+	$(BIN)/recollect results docs/made-worlds.md
 	$(BIN)/recollect results docs/bench.md
 	$(BIN)/recollect results docs/scale.md
 	$(BIN)/recollect results docs/which-method.md

@@ -13,7 +13,7 @@ from recollect.studies.page import fill_page, read_results
 
 ROOT = Path(__file__).parents[2]
 PAGE, RESULTS = ROOT / "docs" / "results.md", ROOT / "results"
-PAGES = [PAGE, *(ROOT / "docs" / name for name in ("bench.md", "scale.md", "which-method.md"))]
+PAGES = [PAGE, *(ROOT / "docs" / name for name in ("bench.md", "made-worlds.md", "scale.md", "which-method.md"))]
 EARLIER = "## Measured earlier, files not kept"
 
 REPORT = {
