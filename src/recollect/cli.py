@@ -163,16 +163,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UserError, OSError) as error:
         if debug:
             traceback.print_exc()
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        _say_error(str(error))
         return 2
     except Exception as error:
         if debug:
             traceback.print_exc()
         else:
-            text = " ".join(f"{type(error).__name__}: {error}".split())
-            print(f"error: {text} (a bug? --debug shows where)", file=sys.stderr)
+            _say_error(f"{type(error).__name__}: {error} (a bug? --debug shows where)")
         return 1
     return 0
+
+
+def _say_error(text: str) -> None:
+    """One line; names of files and rows in it are other people's, and an escape in one must not reach a terminal."""
+    from recollect.core.progress import inert
+
+    print(f"error: {inert(' '.join(text.split()))}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -71,6 +71,11 @@ WRONG = [
     Wrong("train siglip-tiny --data none.parquet --out runs/new", ("none.parquet",)),
     Wrong("train siglip-tyni --data pairs.parquet", ("siglip-tyni", "Did you mean")),
     Wrong("evaluate zero-shot MODEL --data none.parquet", ("none.parquet",)),
+    Wrong("evaluate zero-shot MODEL --data birds.parquet --templates none.txt", ("none.txt", "no such file")),
+    Wrong("evaluate zero-shot MODEL --data birds.parquet --templates photos/0.jpg", ("photos/0.jpg", "UTF-8")),
+    Wrong("evaluate few-shot MODEL --data birds.parquet --seeds 0", ("--seeds 0", "at least 1")),
+    Wrong("study lixp/table-4 --seeds 0", ("--seeds 0", "at least 1")),
+    Wrong("classify --support examples --model ./MODLE --save photos", ("photos", "already exists")),
 ]
 
 
@@ -94,6 +99,16 @@ def test_queries_may_begin_with_a_byte_order_mark(recollect, here, tmp_path):
     done = recollect("search", "memories/pairs", "--queries", tmp_path / "queries.txt", "--k", 3)
     assert "a red bridge" in done.stdout
     assert "\ufeff" not in done.stdout
+
+
+def test_no_name_speaks_to_the_terminal(recollect, here, tmp_path):
+    names = "[/b]owl\x1b[31m", "[red]crane"
+    done = recollect("classify", "--names", *names, "--images", "new", "--model", "MODEL", "--out", tmp_path / "[/x]")
+    assert "[/b]owl\\x1b[31m" in done.stdout
+    assert "[red]crane" in done.stdout
+    done = recollect("memory", "remove", "memories/pairs", "--ids", "none\x1b[31m", "--dry-run", check=False)
+    assert "none\\x1b[31m" in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
 
 
 def test_a_learnt_cut_is_said_and_cuts(recollect, here):

@@ -4,7 +4,16 @@ import os
 import pytest
 
 from recollect.core.errors import UserError
-from recollect.core.files import atomic_folder, atomic_path, check_writable, new_folder, read_json, write_json
+from recollect.core.files import (
+    atomic_folder,
+    atomic_path,
+    check_writable,
+    new_folder,
+    read_json,
+    read_lines,
+    read_text,
+    write_json,
+)
 
 
 def test_a_file_appears_only_when_it_is_whole(tmp_path):
@@ -22,6 +31,21 @@ def test_a_failed_rewrite_keeps_the_old_file(tmp_path):
         write_json(target, {"a": float("nan")})
     assert read_json(target) == {"a": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_a_byte_order_mark_is_no_part_of_what_was_written(tmp_path):
+    file = tmp_path / "names"
+    file.write_bytes(b"\xef\xbb\xbfcr\xc3\xa8me\r\n\n owl \n")
+    assert read_text(file).startswith("crème")
+    assert read_lines(file, "names") == ["crème", "owl"]
+    file.write_bytes(b'\xef\xbb\xbf{"a": 1}')
+    assert read_json(file) == {"a": 1}
+    for written, said in ((b"cr\xe8me", "UTF-8"), (b"\n \n", "no names in it")):
+        file.write_bytes(written)
+        with pytest.raises(UserError, match=said):
+            read_lines(file, "names")
+    with pytest.raises(UserError, match="no such file of names"):
+        read_lines(tmp_path / "none", "names")
 
 
 def test_a_folder_appears_only_when_it_is_whole(tmp_path):

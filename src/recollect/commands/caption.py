@@ -115,7 +115,6 @@ class Caption:
                 f"they serve --rerank episode, but cannot be searched as texts yet: {error}",
                 style="yellow",
                 highlight=False,
-                markup=False,
             )
             return
         changed = memory.set_captions(new, encoder, by=self.model or "")

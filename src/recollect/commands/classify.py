@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.markup import escape
 from rich.table import Table
 
 from recollect.apps.classify.choosing import BEST
@@ -15,7 +14,7 @@ from recollect.apps.classify.predictions import NONE_OF_THESE, Classification, c
 from recollect.apps.classify.sheet import save_csv, save_json, save_sheet
 from recollect.commands.memory_options import MemoryOptions
 from recollect.core.errors import UserError
-from recollect.core.files import check_writable
+from recollect.core.files import check_writable, new_folder
 from recollect.core.progress import output
 from recollect.core.types import Encoder
 from recollect.fewshot.protocol import FEW_SHOT_METHODS
@@ -75,14 +74,19 @@ class Classify:
             taught = taught.add(encoder, examples, names) if examples or names else taught
         _describe(taught)
         if self.save is not None:
-            taught.save(self.save, replace=self.kept is not None and self.kept.resolve() == self.save.resolve())
+            taught.save(self.save, replace=self._replaces)
         if images:
             self._apply(taught, encoder, images, name)
         elif self.save is not None:
             for warning in example_warnings(taught):
                 _note(warning)
         if self.save is not None:
-            output().print(f"classifier: {self.save}", highlight=False, markup=False, soft_wrap=True)
+            output().print(f"classifier: {self.save}", highlight=False, soft_wrap=True)
+
+    @property
+    def _replaces(self) -> bool:
+        """Whether the classifier that is opened is the one that is written."""
+        return self.kept is not None and self.save is not None and self.kept.resolve() == self.save.resolve()
 
     def _check(self) -> None:
         if self.kept is None and self.support is None and not self.names:
@@ -97,6 +101,8 @@ class Classify:
         if not 0 < self.alpha < 1:
             raise UserError(f"--alpha {self.alpha:g}: a share of errors lies between 0 and 1")
         check_writable(self.save, "--save")
+        if self.save is not None and not self._replaces:
+            new_folder(self.save, "classifier")
         check_writable(self.out if self.images is not None else None, "--out")
         self.reading.check()
         if self.reading.near is not None:
@@ -111,7 +117,7 @@ class Classify:
         save_json(found, self.out / "predictions.json", about)
         save_sheet(found, self.out / "predictions.html", summary, self.images)
         _show(found)
-        output().print(f"predictions: {self.out}", highlight=False, markup=False, soft_wrap=True)
+        output().print(f"predictions: {self.out}", highlight=False, soft_wrap=True)
 
 
 def _about(taught: Classifier) -> dict[str, Any]:
@@ -138,17 +144,17 @@ def _sentence(taught: Classifier) -> str:
 
 
 def _describe(taught: Classifier) -> None:
-    output().print(_sentence(taught), highlight=False, markup=False, soft_wrap=True)
+    output().print(_sentence(taught), highlight=False, soft_wrap=True)
     if len(taught.accuracies) > 1:
         each = ", ".join(f"{name} {100 * value:.1f} %" for name, value in taught.accuracies.items())
-        output().print(f"held-out accuracy: {each}", highlight=False, markup=False, soft_wrap=True)
+        output().print(f"held-out accuracy: {each}", highlight=False, soft_wrap=True)
 
 
 def _show(found: Classification) -> None:
     table = Table("class", "images", "least sure")
     for name in found.class_names:
         sure = [item.confidence for item in found.predictions if item.label == name and not item.unknown]
-        table.add_row(escape(name), str(len(sure)), f"{min(sure):.2f}" if sure else "")
+        table.add_row(name, str(len(sure)), f"{min(sure):.2f}" if sure else "")
     if unknown := sum(item.unknown for item in found.predictions):
         table.add_row(NONE_OF_THESE, str(unknown), "")
     output().print(table)
@@ -157,4 +163,4 @@ def _show(found: Classification) -> None:
 
 
 def _note(text: str) -> None:
-    output().print(f"note: {text}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+    output().print(f"note: {text}", style="yellow", highlight=False, soft_wrap=True)

@@ -43,4 +43,4 @@ class Embed:
             prefix = ModelOptions(()).prefix_for(reading)
             folder = self.out / task.name.replace("/", "-")
             write_embedded(reading, task, folder, model=name, form=self.form, prefix=prefix)
-            output().print(f"embeddings: {folder}", highlight=False, markup=False, soft_wrap=True)
+            output().print(f"embeddings: {folder}", highlight=False, soft_wrap=True)

@@ -16,7 +16,7 @@ from recollect.core.files import check_writable
 from recollect.core.progress import output
 from recollect.core.types import Encoder, Kind, Source, caption_prefix
 from recollect.data.definitions import knowledge_prompts, open_definitions
-from recollect.data.prompts import GENERAL_TEMPLATES
+from recollect.data.prompts import GENERAL_TEMPLATES, read_templates
 from recollect.data.sources.columns import Columns
 from recollect.evaluation.clip_benchmark import TASKS, save_clip_benchmark
 from recollect.evaluation.features import FeatureCache
@@ -94,10 +94,7 @@ class DataOptions:
         """
         if self.templates is None:
             return GENERAL_TEMPLATES
-        lines = tuple(line.strip() for line in self.templates.read_text(encoding="utf-8").splitlines() if line.strip())
-        if wrong := [line for line in lines if "{}" not in line] or ([] if lines else ["(empty)"]):
-            raise UserError(f"{self.templates}: a template needs {{}} for the class name, but one reads: {wrong[0]}")
-        return lines
+        return read_templates(self.templates)
 
 
 @dataclass(frozen=True)

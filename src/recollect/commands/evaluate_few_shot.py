@@ -152,6 +152,8 @@ class FewShot:
         return results, opened.left_out
 
     def _protocol(self) -> Protocol:
+        if self.seeds < 1:
+            raise UserError(f"--seeds {self.seeds}: draws, at least 1")
         names = {"all": tuple(FEW_SHOT_METHODS), "paper": PAPER_METHODS}
         asked = [name for name in self.methods if name not in _TUNING]
         methods = tuple(dict.fromkeys(name for each in asked for name in names.get(each, (each,))))

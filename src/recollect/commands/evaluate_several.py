@@ -9,6 +9,7 @@ from rich.table import Table
 from recollect.commands.evaluate import DataOptions, ModelOptions
 from recollect.commands.memory_options import with_memory
 from recollect.core.errors import UserError
+from recollect.core.files import read_lines
 from recollect.core.progress import output
 from recollect.evaluation.several import several_labels
 from recollect.tasks.several import several_labels_task
@@ -33,7 +34,7 @@ class Several:
         console = output()
         if not self.data.data:
             raise UserError("no data was named. Name it with --data SOURCE ...")
-        names = tuple(self.class_names.read_text(encoding="utf-8").split("\n")) if self.class_names else ()
+        names = tuple(read_lines(self.class_names, "class names")) if self.class_names else ()
         tasks = [
             several_labels_task(
                 spec,
@@ -41,7 +42,7 @@ class Several:
                 query=self.data.query or "test",
                 templates=self.data.read_templates(),
                 columns=self.data.columns,
-                names=tuple(name.strip() for name in names if name.strip()),
+                names=names,
             )
             for spec in self.data.data
         ]

@@ -39,4 +39,4 @@ class Export:
         classifier = Classifier.load(self.classifier) if self.classifier else None
         encoder = self.reading.apply(load_model(self.model, "cpu"))
         folder = export_all(encoder, self.out, classifier)
-        output().print(f"exported: {folder}", highlight=False, markup=False, soft_wrap=True)
+        output().print(f"exported: {folder}", highlight=False, soft_wrap=True)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from recollect.commands.positionals import MemoryPlace
 from recollect.core.errors import UserError
-from recollect.core.files import check_writable
+from recollect.core.files import check_writable, read_lines
 from recollect.core.progress import output, printable
 from recollect.core.types import Encoder
-from recollect.data.prompts import GENERAL_TEMPLATES
+from recollect.data.prompts import GENERAL_TEMPLATES, read_templates
 from recollect.data.sources import open_source
 from recollect.evaluation.features import image_features
 from recollect.memory.by_class import check_ending, retrieve_by_class, write_retrieved
@@ -53,10 +53,8 @@ class Retrieve:
         check_ending(self.out)
         if not -1 <= self.threshold <= 1:
             raise UserError(f"--threshold {self.threshold:g}: a cosine lies between -1 and 1")
-        names = list(dict.fromkeys(_lines(self.names, "class names")))
-        templates = _lines(self.templates, "templates") if self.templates else list(GENERAL_TEMPLATES)
-        if wrong := [line for line in templates if "{}" not in line]:
-            raise UserError(f"{self.templates}: a template needs {{}} for the class name, but one reads: {wrong[0]}")
+        names = list(dict.fromkeys(read_lines(self.names, "class names")))
+        templates = read_templates(self.templates) if self.templates else GENERAL_TEMPLATES
         memory = Memory.open(self.memory)
         place = self.model or memory.info().model_name
         if not place:
@@ -77,18 +75,3 @@ class Retrieve:
             return []
         features = image_features(encoder, open_source(self.exclude, split=self.split))
         return memory.near_duplicates(features.images, self.threshold)
-
-
-def _lines(path: Path, what: str) -> list[str]:
-    """The lines of a text file that say something.
-
-    Raises:
-        UserError: no such file, or none.
-    """
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: a text file of {what}, one a line, was expected ({error})") from None
-    if found := [line for line in lines if line]:
-        return found
-    raise UserError(f"{path}: no {what} in it; write one a line")

@@ -11,7 +11,7 @@ from rich.table import Table
 from recollect.commands.memory_options import MemoryOptions
 from recollect.commands.positionals import MemoryPlace
 from recollect.core.errors import UserError
-from recollect.core.files import check_writable
+from recollect.core.files import check_writable, read_text
 from recollect.core.progress import console as errors
 from recollect.core.progress import output, printable
 from recollect.memory import Memory
@@ -113,11 +113,11 @@ class Search:
         }  # fmt: skip
         if isinstance(searcher.pool, NormalisedPool):
             about["normalisation"] = asdict(settings := searcher.pool.settings)
-            output().print(f"normalised: {settings}", highlight=False, markup=False, soft_wrap=True)
+            output().print(f"normalised: {settings}", highlight=False, soft_wrap=True)
         show(results, searcher.report, output())
         if self.out is not None:
             save_results(results, searcher.report, about, self.out)
-            output().print(f"results: {self.out}", highlight=False, markup=False, soft_wrap=True)
+            output().print(f"results: {self.out}", highlight=False, soft_wrap=True)
 
     def _check(self) -> None:
         for name in ("k", "page"):
@@ -155,7 +155,7 @@ class Search:
         learnt = cut_off_of(Memory.open(self.memory), ids, searcher.pool.vectors(ids))
         output().print(
             f"cut-off: {learnt}; it leaves {learnt.above:.1%} of the pictures on average",
-            highlight=False, markup=False, soft_wrap=True,
+            highlight=False, soft_wrap=True,
         )  # fmt: skip
         return learnt
 
@@ -178,10 +178,7 @@ class Search:
             return []
         if not self.queries.is_file():
             raise UserError(f"--queries {self.queries}: no such file. It is a text file with one query a line.")
-        try:
-            return self.queries.read_text(encoding="utf-8-sig").splitlines()  # editors put a byte-order mark in front
-        except UnicodeDecodeError:
-            raise UserError(f"{self.queries}: not a text file in UTF-8") from None
+        return read_text(self.queries).splitlines()
 
     def _reads(self, searcher: "Searcher") -> str:
         """Let queries read a memory, where that is asked for; returns what to call the model."""

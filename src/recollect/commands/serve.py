@@ -68,7 +68,7 @@ class Serve:
             query = f"?token={self.token}" if self.token else ""
             output().print(
                 f"page: {address}{query} ({len(session.collection):,} pictures; stop with Ctrl-C)",
-                highlight=False, markup=False, soft_wrap=True,
+                highlight=False, soft_wrap=True,
             )  # fmt: skip
             config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="off")
             try:

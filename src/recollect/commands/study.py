@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import tyro
 from rich.table import Table
 
+from recollect.core.errors import UserError
 from recollect.core.files import check_writable
 from recollect.core.progress import output
 from recollect.studies import STUDIES, find_study
@@ -50,6 +51,9 @@ class RunStudy:
                 listing.add_row(name, study.title)
             console.print(listing)
             return
+        for option, count in (("--seeds", self.seeds), ("--workers", self.workers)):
+            if count is not None and count < 1:
+                raise UserError(f"{option} {count}: at least 1, or leave it out")
         check_writable(self.out, "--out")
         options = StudyOptions(
             self.scale, self.out, self.data, self.suite, self.entities, self.seeds, self.workers, self.search

@@ -114,9 +114,7 @@ class Train:
         check_writable(out, "--out")
         first = int(os.environ.get("RANK", "0")) == 0  # of all processes of this launch, the one that writes
         if self.resume and first and not (out / "recipe.json").exists():
-            console.print(
-                f"--resume: no run in {out} yet, so it starts from the beginning", highlight=False, markup=False
-            )
+            console.print(f"--resume: no run in {out} yet, so it starts from the beginning", highlight=False)
         if self.push_to and first:
             check_push(self.push_to)
         model = train(self.recipe, out, resume=self.resume, device=self.device, hooks=self.hooks(), trackers=self.track)

@@ -130,6 +130,40 @@ def held(file: BinaryIO) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_UN)
 
 
+def read_text(path: str | Path, what: str = "file") -> str:
+    """Text that a person wrote, without the byte-order mark that some editors put in front of it.
+
+    Args:
+        what: there should be, for the message where there is none.
+
+    Raises:
+        UserError: no such file, or not in UTF-8.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such {what}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path}: not a text file in UTF-8 ({error.reason} at byte {error.start}). Save it so."
+        ) from None
+
+
+def read_lines(path: str | Path, what: str) -> list[str]:
+    """The lines of a text file that say something.
+
+    Args:
+        what: its lines hold, for messages: ``class names``.
+
+    Raises:
+        UserError: as `read_text`, or no line says anything.
+    """
+    lines = [line.strip() for line in read_text(path, f"file of {what}, one a line").splitlines()]
+    if found := [line for line in lines if line]:
+        return found
+    raise UserError(f"{path}: no {what} in it; write one a line")
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Write ``text`` to ``path`` atomically, as UTF-8."""
     with atomic_path(path) as temporary:
@@ -147,9 +181,8 @@ def write_json(path: str | Path, value: Any) -> None:
 
 def read_json(path: str | Path) -> Any:
     """Read JSON, or say in one line what is wrong with the file."""
-    path = Path(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
@@ -16,17 +16,37 @@ Step = TypeVar("Step")
 LINE_SECONDS = 30.0
 """Between two lines of progress where there is no terminal: a log that one can follow and still read."""
 
-console = Console(stderr=True, emoji=False)  # ":train:" in a name is no picture of a train
+
+class _AsItIs(Console):
+    """Says every string as it is: names of files, classes and models are other people's, and nearly every line has one.
+
+    No markup is read ("[/b]" in a name is no end of bold text, nor ":train:" a picture of a train), and no control
+    character reaches the terminal (an escape could do there what it likes).
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(inert(text, keep="\n\t"), **options)
+
+
+console = _AsItIs(stderr=True)
 
 
 def output() -> Console:
     """Standard output; where it is no terminal, wide enough for the widest table."""
-    return Console(width=None if sys.stdout.isatty() else 160, emoji=False)
+    return _AsItIs(width=None if sys.stdout.isatty() else 160)
 
 
 def printable(text: str) -> Text:
-    """What others wrote, for a terminal: no markup is read, and no control character reaches it (an escape could)."""
-    return Text("".join(each if each.isprintable() else _escaped(each) for each in text))
+    """What others wrote, on one line of a terminal."""
+    return Text(inert(text))
+
+
+def inert(text: str, keep: str = "") -> str:
+    """Text without control characters: white space is a space, the others are named. Those in ``keep`` stay."""
+    return "".join(each if each.isprintable() or each in keep else _escaped(each) for each in text)
 
 
 def _escaped(character: str) -> str:
@@ -56,11 +76,11 @@ class Counter:
 
     def advance(self, amount: int | float = 1, note: str = "") -> None:
         """Add ``amount`` to what is done, and show ``note`` (a loss, a file) behind the bar."""
-        self._bar.update(self._task, advance=amount, note=note)  # type: ignore[arg-type]
+        self._bar.update(self._task, advance=amount, note=inert(note))  # type: ignore[arg-type]
         now = time.monotonic()
         if self._lines and now - self._said >= LINE_SECONDS:
             self._said = now
-            console.print(self._line(now - self._start, note), markup=False, highlight=False, soft_wrap=True)
+            console.print(self._line(now - self._start, note), highlight=False, soft_wrap=True)
 
     def _line(self, seconds: float, note: str) -> str:
         task = self._bar.tasks[-1]
@@ -84,16 +104,16 @@ def progress(
         shown: of several processes that do the same, one shows it.
     """
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         _Rate(unit),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
     )
     terminal = sys.stderr.isatty()
     with Progress(*columns, console=console, disable=not (terminal and shown)) as bar:
-        task = bar.add_task(description, total=total, completed=int(done), note="")
+        task = bar.add_task(inert(description), total=total, completed=int(done), note="")
         yield Counter(bar, task, unit, shown and not terminal)
 
 

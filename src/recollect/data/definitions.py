@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from recollect.core.errors import UserError
+from recollect.core.files import read_text
 from recollect.data.prompts import fill, readable
 
 _LINE = 2**20  # longest line of a WordNet file; the longest there is takes a few thousand bytes
@@ -90,12 +91,7 @@ def open_definitions(path: Path) -> Callable[[str], tuple[str, ...]]:
                 f"{path}: no {missing[0]} here. Name WordNet's folder dict, or corpora/wordnet of NLTK's data."
             )
         return WordNet(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file or folder of definitions") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not a text file in UTF-8") from None
+    text = read_text(path, "file or folder of definitions")
     if path.suffix == ".json":
         return Glossary(_from_json(path, text))
     if path.suffix in (".csv", ".tsv"):

@@ -1,5 +1,10 @@
 """Sentences made from class names."""
 
+from pathlib import Path
+
+from recollect.core.errors import UserError
+from recollect.core.files import read_lines
+
 GENERAL_TEMPLATES: tuple[str, ...] = (
     "a bad photo of a {}.",
     "a photo of many {}.",
@@ -86,6 +91,18 @@ GENERAL_TEMPLATES: tuple[str, ...] = (
 
 SIMPLE_TEMPLATES: tuple[str, ...] = ("a photo of a {}.",)
 """One plain sentence, where 80 per class are too many."""
+
+
+def read_templates(path: Path) -> tuple[str, ...]:
+    """Prompt templates of a text file, one a line.
+
+    Raises:
+        UserError: no such file, or a template has no ``{}``, so that every class would read the same.
+    """
+    lines = read_lines(path, "templates")
+    if wrong := [line for line in lines if "{}" not in line]:
+        raise UserError(f"{path}: a template needs {{}} for the class name, but one reads: {wrong[0]}")
+    return tuple(lines)
 
 
 def readable(name: str) -> str:

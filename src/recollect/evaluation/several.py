@@ -69,8 +69,14 @@ def several_labels(
     if task.support is not None and task.support_shows is not None:
         support = image_features(encoder, task.support, cache)
         learned = task.support_shows[support.rows]
-        strength = _choose(task.name, support.images, learned)
-        scored["probe"] = _probe(task.name, support.images, learned, query.images, strength)
+        for place in np.flatnonzero(learned.all(axis=0) | ~learned.any(axis=0))[:1].tolist():
+            share = "all" if learned[:, place].all() else "none"
+            raise UserError(
+                f"{task.name}: '{task.class_names[place]}' is on {share} of the pictures to learn from, so no "
+                "probe can learn it. Add pictures, or leave the probe out: --no-probe."
+            )
+        strength = _choose(support.images, learned)
+        scored["probe"] = _probe(support.images, learned, query.images, strength)
         settings |= {"pool": len(learned), "C": strength}
         sources.append(task.support)
     rows: list[Row] = []
@@ -82,27 +88,23 @@ def several_labels(
     return Result("several-labels", model, task.name, seed, rows, settings)
 
 
-def _choose(name: str, images: np.ndarray, shows: np.ndarray) -> float:
+def _choose(images: np.ndarray, shows: np.ndarray) -> float:
     held = np.arange(len(images)) % _HELD_SHARE == _HELD_SHARE - 1
     judged = shows[held].any(axis=0) & shows[~held].any(axis=0) & ~shows[~held].all(axis=0)
     if not judged.any():
         return 1.0
     found = []
     for strength in STRENGTHS:
-        scores = _probe(name, images[~held], shows[~held][:, judged], images[held], strength)
+        scores = _probe(images[~held], shows[~held][:, judged], images[held], strength)
         columns = zip(scores.T, shows[held][:, judged].T, strict=True)
         found.append(np.mean([average_precision(column, wanted) for column, wanted in columns]))
     return STRENGTHS[int(np.argmax(found))]
 
 
-def _probe(name: str, images: np.ndarray, shows: np.ndarray, asked: np.ndarray, strength: float) -> np.ndarray:
+def _probe(images: np.ndarray, shows: np.ndarray, asked: np.ndarray, strength: float) -> np.ndarray:
     """Scores of one regression for each class (asked, classes)."""
     scores = np.empty((len(asked), shows.shape[1]))
     for place, wanted in enumerate(shows.T):
-        if wanted.all() or not wanted.any():
-            raise UserError(
-                f"{name}: class {place} is on {'all' if wanted.all() else 'none'} of the pictures to learn from"
-            )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             model = LogisticRegression(C=strength, max_iter=1000).fit(images, wanted)

@@ -109,6 +109,8 @@ class Protocol:
             raise ValueError(f"unknown method {unknown[0]!r}; choose from {', '.join(FEW_SHOT_METHODS)}")
         if not self.shots or list(self.shots) != sorted(set(self.shots)) or self.shots[0] < 1:
             raise ValueError(f"shots must be ascending and at least 1, got {list(self.shots)}")
+        if not self.seeds:
+            raise ValueError("no seeds, so no draw of the support: name at least one")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from recollect.core.errors import UserError
+from recollect.core.files import read_lines, read_text
 from recollect.core.progress import progress
 from recollect.core.types import Encoder
 from recollect.data.sources.images import BrokenImageError, decode, find_images
@@ -105,14 +106,11 @@ def read_names(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _names_file(file: Path) -> list[tuple[str, tuple[str, ...]]]:
+    if file.suffix.lower() == ".txt":
+        return [(line, ()) for line in read_lines(file, "names")]
     try:
-        text = file.read_text(encoding="utf-8-sig")
-        if file.suffix.lower() == ".txt":
-            return [(line, ()) for line in text.splitlines() if line.strip()]
-        values = json.loads(text)
-    except FileNotFoundError:
-        raise UserError(f"{file}: no such file") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        values = json.loads(read_text(file))
+    except json.JSONDecodeError as error:
         raise UserError(f"{file}: cannot be read ({error})") from None
     if isinstance(values, list) and all(isinstance(name, str) for name in values):
         return [(name, ()) for name in values]

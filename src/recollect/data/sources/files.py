@@ -16,6 +16,7 @@ import datasets
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
 from recollect.core.errors import UserError
+from recollect.core.files import read_text
 from recollect.data.sources.columns import SPLITS
 from recollect.data.sources.images import BROKEN_SHARE, note
 from recollect.data.sources.published import is_published_shots, read_published, read_published_shots
@@ -301,7 +302,7 @@ def _class_list(folder: Path) -> tuple[str, ...]:
     """Class names in label order from ``classnames.txt``, as CLIP_benchmark's shards have it beside or above them."""
     for file in (folder / "classnames.txt", folder.parent / "classnames.txt"):
         if file.exists():
-            return tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip())
+            return tuple(line.strip() for line in read_text(file).splitlines() if line.strip())
     return ()
 
 

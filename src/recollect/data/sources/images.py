@@ -146,4 +146,4 @@ def _eight_bits(values: np.ndarray) -> np.ndarray:
 
 def note(text: str) -> None:
     """Say one line on standard error, as it is."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(text, highlight=False, soft_wrap=True)

@@ -13,6 +13,7 @@ from typing import Any
 import datasets
 
 from recollect.core.errors import UserError
+from recollect.core.files import read_text
 
 _FORM = '{"train": [["path", label, "class name"], ...], "val": ..., "test": ...}'
 
@@ -28,7 +29,7 @@ def read_published(path: Path) -> tuple[dict[str, datasets.Dataset], Path]:
         UserError: not JSON, of another form, or its pictures are nowhere near.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not JSON ({error})") from None
     if not isinstance(value, dict) or not value or not all(isinstance(rows, list) for rows in value.values()):
@@ -80,7 +81,7 @@ def read_published_shots(path: Path) -> tuple[dict[str, datasets.Dataset], Path,
 
 def _shots(path: Path) -> datasets.Dataset:
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         try:
             row = json.loads(line)
             rows.append([row["_impath"], row["_label"], row["_classname"]])
