@@ -1,5 +1,6 @@
 """Settings for the whole suite: few threads (tests run side by side), no network, quiet libraries."""
 
+import gc
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -20,6 +21,7 @@ from hypothesis import HealthCheck, settings
 from checks_of_types import check_once, run_no_property_to_know_a_protocol
 
 torch.set_num_threads(1)
+gc.disable()  # until all is imported: a fifth of that time went into looking for garbage
 run_no_property_to_know_a_protocol()
 check_once()
 settings.register_profile(
@@ -32,6 +34,13 @@ ROOMS_OF_USERS = {"apps", "commands", "studies"}
 FILES_OF_USERS = {"test_bench.py", "test_commands.py", "test_docs.py", "test_notebooks.py", "test_package.py",
                   "test_real_runs.py", "test_resume.py", "test_trust.py"}  # fmt: skip
 """Whole commands, pages, runs and studies: what they call is checked in the tests of the parts."""
+
+
+def pytest_collection_finish():
+    """What is imported now stays, and need not be looked through again."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
