@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from recollect.core.errors import UserError
-from recollect.data.sources.images import MAX_PIXELS, BrokenImageError, decode
+from recollect.data.sources.images import MAX_PIXELS, BrokenImageError, as_rgb, decode
+from recollect.data.transforms import ImageTransform
 
 
 def encoded(image, format="PNG", **options):
@@ -44,6 +45,31 @@ def test_transparent_parts_are_white_and_half_transparent_ones_half_so(mode):
         return
     found = np.asarray(decode(encoded(grey.convert(mode)), "x"))
     assert found[0, :, 0].tolist() == [255, 127, 0, 200]
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "F", "transparency", "upright"])
+def test_a_picture_in_memory_is_read_as_its_file_is(mode, photo):
+    options = {}
+    if mode == "upright":
+        exif = Image.Exif()
+        exif[0x0112] = 6  # turn it by 90 degrees
+        image, options = photo, {"exif": exif}
+    elif mode == "transparency":
+        image, options = photo, {"transparency": photo.getpixel((3, 5))}
+    elif mode == "F":
+        image = Image.fromarray(np.asarray(photo.convert("L"), np.float32) / 255)
+    else:
+        image = photo.convert("L").convert("I").convert("I;16") if mode == "I;16" else photo.convert(mode)
+    if mode in {"LA", "RGBA"}:
+        image.putalpha(photo.convert("L"))
+    data = encoded(image, "TIFF" if mode in {"CMYK", "F"} else "PNG", **options)
+    read, opened = decode(data, "x"), Image.open(io.BytesIO(data))
+    np.testing.assert_array_equal(np.asarray(as_rgb(opened)), np.asarray(read))
+    transform = ImageTransform(size=32)
+    np.testing.assert_array_equal(transform.pixels(Image.open(io.BytesIO(data))), transform.pixels(read))
+    if not options:  # which only the file has
+        np.testing.assert_array_equal(transform.pixels(image), transform.pixels(read))
+    assert as_rgb(read) is read
 
 
 @pytest.mark.parametrize(

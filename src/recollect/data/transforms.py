@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from recollect.core.types import ImageLike
+from recollect.data.sources.images import as_rgb
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -90,7 +91,7 @@ class ImageTransform:
         """Transform one image.
 
         Args:
-            image: a PIL image, (height, width, 3) uint8, or a 1-d vector.
+            image: a PIL image of any mode (see `as_rgb`), (height, width, 3) uint8, or a 1-d vector.
             generator: where the crop and the flip come from; needed for training.
 
         Raises:
@@ -219,7 +220,7 @@ def patch_grid(packed: Tensor) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
 
 def _as_picture(image: ImageLike) -> Image.Image:
     if isinstance(image, Image.Image):
-        return image if image.mode == "RGB" else image.convert("RGB")
+        return as_rgb(image)
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         raise ValueError(f"an image array is (height, width, 3) uint8 or a vector; got {image.shape} {image.dtype}")
     return Image.fromarray(image)

@@ -11,6 +11,7 @@ from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, Source
+from recollect.data.sources.images import as_rgb
 from recollect.data.transforms import ImageTransform
 from recollect.fewshot.adapt import OnlineGaussians, adapt
 from recollect.fewshot.base import softmax
@@ -107,10 +108,10 @@ def views_of(source: Source, row: int, seed: int = 0) -> list[Image.Image | np.n
     image = source[row].image
     if isinstance(image, np.ndarray) and image.ndim == 1:
         raise UserError(f"{source.name}: holds vectors, of which there are no views. Leave out --methods zero.")
-    picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    picture = as_rgb(image if isinstance(image, Image.Image) else Image.fromarray(image))
     crops = replace(_CROPS, size=min(*picture.size, _LARGEST))
     random = numpy_generator("views", seed, row)
-    return [picture.convert("RGB"), *(crops.pixels(picture, random) for _ in range(VIEWS - 1))]
+    return [picture, *(crops.pixels(picture, random) for _ in range(VIEWS - 1))]
 
 
 @dataclass(frozen=True)

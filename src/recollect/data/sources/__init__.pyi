@@ -2,3 +2,4 @@
 
 from .opening import open_source as open_source
 from .opening import split_names as split_names
+from .opening import split_of as split_of

@@ -15,7 +15,7 @@ from recollect.core.files import atomic_folder, cache_folder, write_json
 from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed
 from recollect.core.types import BatchRead, ImageLike, Kind, Sample, Source
-from recollect.data.sources.images import BrokenImageError
+from recollect.data.sources.images import BrokenImageError, as_rgb
 from recollect.data.sources.reading import read_ahead
 
 _BLOCK = 256
@@ -171,8 +171,7 @@ def _decode(source: Source, needed: int, folder: Path) -> None:
 
 def _no_larger(image: ImageLike, needed: int) -> np.ndarray:
     """The picture with a shorter side of at most ``needed``, antialiased."""
-    picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
-    picture = picture if picture.mode == "RGB" else picture.convert("RGB")
+    picture = as_rgb(image if isinstance(image, Image.Image) else Image.fromarray(image))
     width, height = picture.size
     if min(width, height) > needed:
         factor = needed / min(width, height)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
 
 from recollect.core.errors import UserError
 from recollect.core.progress import console
@@ -46,8 +46,7 @@ def decode(data: bytes | Path, where: str, *, needed: int = 0) -> Image.Image:
                 raise Image.DecompressionBombError
             if needed and picture.format == "JPEG":
                 picture.draft(None, (needed, needed))
-            turned = picture.getexif().get(_ORIENTATION, 1) != 1
-            return _as_rgb(ImageOps.exif_transpose(picture) if turned else picture)
+            return as_rgb(picture)
     except Image.DecompressionBombError:
         raise BrokenImageError(f"{where}: more than {MAX_PIXELS:,} pixels (a decompression bomb?)") from None
     except FileNotFoundError:
@@ -122,7 +121,11 @@ def opened(picture: ImageLike | Path, needed: int = 0) -> ImageLike:
     return decode(picture, str(picture), needed=needed) if isinstance(picture, Path) else picture
 
 
-def _as_rgb(picture: Image.Image) -> Image.Image:
+def as_rgb(picture: Image.Image) -> Image.Image:
+    """A picture as every model reads it, from a file or from memory: RGB, upright by its EXIF tag, 16-bit and 32-bit
+    greys with their shades, transparent parts white. What has been through here passes unchanged."""
+    if picture.getexif().get(_ORIENTATION, 1) != 1:
+        picture = ImageOps.exif_transpose(picture)
     if picture.mode.startswith("I;16"):  # Pillow would clip 16 bits to white
         return Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8)).convert("RGB")
     if picture.mode in {"I", "F"}:  # and 32 bits as well
@@ -132,6 +135,8 @@ def _as_rgb(picture: Image.Image) -> Image.Image:
         picture = picture.convert("RGBA")
         page = Image.new("RGBA", picture.size, (255, 255, 255, 255))
         return Image.alpha_composite(page, picture).convert("RGB")
+    if picture.mode == "RGB" and not isinstance(picture, ImageFile.ImageFile):
+        return picture
     return picture.convert("RGB")  # loads the pixels, also where the mode is RGB already
 
 

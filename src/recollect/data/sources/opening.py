@@ -55,6 +55,11 @@ def open_source(
     return _rows_of(spec, split, columns, lost_share).source(kind, keep_textless)
 
 
+def split_of(spec: str) -> str | None:
+    """The split that an address names, ``photos.parquet?split=test[:100]``; None where it names none."""
+    return None if is_built_in(spec) else parse_address(spec).split
+
+
 def split_names(spec: str, columns: Columns | None = None) -> tuple[str, ...]:
     """The splits that a source has.
 

@@ -18,6 +18,7 @@ from transformers import (
 
 from recollect.core.errors import UserError
 from recollect.core.types import ImageLike, Source, best_device
+from recollect.data.sources.images import as_rgb
 from recollect.memory import Item
 from recollect.models.asking import asked_once
 from recollect.models.transformers.encoder import quiet
@@ -105,8 +106,8 @@ class TransformersCaptioner:
     @torch.no_grad()
     def describe(self, images: Sequence[ImageLike]) -> list[str]:
         """One text for each image."""
-        pictures = [image if isinstance(image, Image.Image) else Image.fromarray(image) for image in images]
-        pictures = [picture.convert("RGB") for picture in pictures]
+        opened = (image if isinstance(image, Image.Image) else Image.fromarray(image) for image in images)
+        pictures = [as_rgb(picture) for picture in opened]
         inputs: dict[str, Any] = {"images": pictures, "return_tensors": "pt"}
         if self._text is not None:
             self._processor.tokenizer.padding_side = "left"  # the answer follows the request without a gap
