@@ -40,9 +40,26 @@ def test_a_validation_split_serves_where_there_is_no_test_split(make):
     path = str(make.parquet({"label": ["a", "b"] * 4, "split": ["train"] * 4 + ["val"] * 4}))
     assert len(classification_task(path).query) == 4
     path = str(make.parquet({"label": ["a", "b"] * 4, "split": ["train"] * 4 + ["more"] * 4}))
-    with pytest.raises(UserError, match=r"neither a test nor a validation split \(it has more, train\)"):
+    with pytest.raises(UserError, match=r"split \(it has more, train\)\. Name one, as in .*parquet\?split=more"):
         classification_task(path)
     assert len(classification_task(path, division=Division(query="more")).query) == 4
+
+
+@pytest.mark.parametrize(
+    ("split", "support", "query"),
+    [("val", 30, 12), ("val[:6]", 30, 6), ("train", 15, 15), ("train[:12]", 6, 6), ("all", 21, 21)],
+)
+def test_the_split_of_an_address_is_tested_and_divided_where_no_training_split_is_beside_it(
+    make, split, support, query
+):
+    path = make.parquet({"label": ["a", "b", "c"] * 14, "split": ["train"] * 30 + ["val"] * 12})
+    task = classification_task(f"{path}?split={split}")
+    assert (len(task.support), len(task.query)) == (support, query)
+    alone = classification_task(f"{path}?split={split}", division=Division(support=None))
+    assert (len(alone.support), len(alone.query)) == (0, query if support == 30 else support + query)
+    assert not {sample.id for sample in task.support} & {sample.id for sample in task.query}
+    told = classification_task(f"{path}?split={split}", division=Division(query="val[:3]"))
+    assert (len(told.support), len(told.query)) == (30, 3)
 
 
 def test_one_split_can_be_divided_class_by_class(make):

@@ -121,6 +121,12 @@ def test_the_time_of_a_measurement_is_not_that_of_training(small, tmp_path, monk
     assert [line["examples_per_second"] for line in lines if "loss" in line] == [RECIPE.batch_size] * 3
 
 
+def test_a_figure_that_is_no_number_is_null_and_the_run_goes_on(small, tmp_path):
+    figures = {"good": 1.0, "nan": float("nan"), "far": float("inf")}
+    train(RECIPE, tmp_path / "run", device="cpu", assemble=small.parts, hooks=[Hook(RECIPE.steps, lambda _: figures)])
+    assert metrics(tmp_path / "run")[-1]["evaluation"] == {"good": 1.0, "nan": None, "far": None}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -192,6 +198,10 @@ def test_the_recipe_of_a_run_is_the_input_of_another(tmp_path, capfd):
     assert "--config: name a recipe.json" in capfd.readouterr().err
     assert cli.main(["train", "--config", str(tmp_path / "none.json")]) == 2
     assert "no such file" in capfd.readouterr().err
+    assert cli.main(["train", "--config", str(tmp_path)]) == 2
+    assert "a folder, where a JSON file was expected" in " ".join(capfd.readouterr().err.split())
+    assert cli.main(["train", "latents-siglip", "--config", recipe]) == 2
+    assert "both name a recipe" in " ".join(capfd.readouterr().err.split())
 
 
 def test_zero_shot_accuracy_is_measured_on_the_way(tmp_path):

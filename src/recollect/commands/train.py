@@ -67,8 +67,10 @@ class Train:
             UserError: no such recipe.
         """
         name, rest = (words[0], words[1:]) if words and not words[0].startswith("-") else ("", words)
-        if not name and (given := _config(words)):
+        if given := _config(words):
             file, rest = given
+            if name:
+                raise UserError(f"{name} and --config {file}: both name a recipe. Take one of them.")
             return cls._with(recipe_from_json(file), rest, file.resolve().parent.name, prog)
         if name and name not in RECIPES:
             near = difflib.get_close_matches(name, RECIPES, 3, 0.5)

@@ -185,6 +185,8 @@ def read_json(path: str | Path) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise UserError(f"{path}: a folder, where a JSON file was expected. Name a file in it.") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not valid JSON ({error}). Was it cut short? Make it again.") from None
 

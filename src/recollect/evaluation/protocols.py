@@ -12,7 +12,7 @@ from recollect.evaluation.results import Result, Row
 from recollect.evaluation.retrieval import retrieval
 from recollect.evaluation.zero_shot import zero_shot
 from recollect.fewshot.protocol import Protocol
-from recollect.tasks.classification import ClassificationTask
+from recollect.tasks.classification import ClassificationTask, Division
 from recollect.tasks.opening import Selection, open_tasks
 from recollect.tasks.retrieval import retrieval_task
 
@@ -44,7 +44,8 @@ class Measurement:
 
 
 def _labelled(spec: str, purpose: Literal["few-shot", "zero-shot"]) -> Sequence[ClassificationTask]:
-    return open_tasks(Selection(data=(spec,)), purpose).tasks
+    division = Division(support=None) if purpose == "zero-shot" else Division()
+    return open_tasks(Selection(data=(spec,), division=division), purpose).tasks
 
 
 def _with_examples(spec: str) -> list[ClassificationTask]:

@@ -81,7 +81,8 @@ def classification_task(
     Args:
         spec: a source with labels and class names (see `open_source`).
         name: of the task; by default the source's.
-        division: which images are examples and which are tested.
+        division: which images are examples and which are tested; where it names no tested split, ``?split=`` of the
+            address does.
 
     Raises:
         UserError: no such split, no class names, a test class without examples, fewer than two classes.
@@ -170,6 +171,7 @@ def _alike(one: str, other: str) -> bool:
 
 
 def _parts(spec: str, division: Division, columns: Columns | None) -> tuple[Source, Source]:
+    division = _as_addressed(spec, division, columns)
     if division.within is None:
         split = division.query or _query_split(spec, columns)
         query = sources.open_source(spec, split=split, kind="label", columns=columns)
@@ -184,13 +186,26 @@ def _parts(spec: str, division: Division, columns: Columns | None) -> tuple[Sour
     )
 
 
+def _as_addressed(spec: str, division: Division, columns: Columns | None) -> Division:
+    """The division where an address names a split, ``photos.parquet?split=val``: that one is tested, and divided where
+    there are no others to draw examples from."""
+    said = sources.split_of(spec)
+    if said is None or division.query is not None or division.within is not None:
+        return division
+    tested = {part.partition("[")[0] for part in said.split("+")}
+    others: set[str] = set() if "all" in tested else set(sources.split_names(spec, columns)) - tested
+    apart = division.support is None or division.support in others
+    return replace(division, query=said) if apart else replace(division, within=said)
+
+
 def _query_split(spec: str, columns: Columns | None) -> str:
     choices = sources.split_names(spec, columns)
     usual = [SPLITS.get(choice, choice) for choice in choices]
     if wanted := next((split for split in ("test", "validation") if split in usual), None):
         return choices[usual.index(wanted)]
     raise UserError(
-        f"{spec}: neither a test nor a validation split (it has {', '.join(choices)}). Name one with --query."
+        f"{spec}: neither a test nor a validation split (it has {', '.join(choices)}). Name one, as in "
+        f"{spec}{'&' if '?' in spec else '?'}split={choices[0]}."
     )
 
 

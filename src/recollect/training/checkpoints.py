@@ -220,4 +220,5 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("step-*") if path.is_dir())
+    """From the oldest on; what else lies there, such as somebody's copy of one, is left alone."""
+    return sorted(path for path in folder.glob("step-*") if path.name[5:].isdecimal() and path.is_dir())

@@ -3,6 +3,7 @@
 import dataclasses
 import fcntl
 import json
+import math
 import os
 import signal
 import threading
@@ -144,9 +145,12 @@ class Metrics:
     def __init__(self, path: Path, step: int) -> None:
         self.last: Mapping[str, Any] = {}
         if path.exists():
-            kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step(line) <= step]
-            write_text(path, "".join(f"{line}\n" for line in kept))
-            steps = [read for read in map(json.loads, kept) if "loss" in read]
+            lines = [(line, _read_line(line)) for line in path.read_bytes().split(b"\n")]
+            if damaged := sum(read is None for _, read in lines[:-1]):  # the last is empty, or was cut short by a kill
+                note(f"{path}: left out {damaged:,} damaged line{'s' if damaged > 1 else ''}")
+            kept = [(line, read) for line, read in lines if read and read["step"] <= step]
+            write_text(path, "".join(f"{line.decode()}\n" for line, _ in kept))
+            steps = [read for _, read in kept if "loss" in read]
             self.last = steps[-1] if steps else {}
         self._file = path.open("a", encoding="utf-8")
         self._trackers: Sequence[MetricsTracker] = ()
@@ -164,9 +168,10 @@ class Metrics:
                 tracker.close()
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Add one line, so that a reader sees it at once."""
+        """Add one line, so that a reader sees it at once; a figure that is no number is null, since JSON has no other."""
+        values = _with_nulls(values)
         if "loss" in values:
-            self.last = dict(values)
+            self.last = values
         self._file.write(json.dumps(values, allow_nan=False) + "\n")
         self._file.flush()
         for tracker in self._trackers:
@@ -183,11 +188,25 @@ class Metrics:
         self._file.close()
 
 
-def _step(line: str) -> float:
+def _with_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same line with None for what is infinite or not a number."""
+    return {
+        name: _with_nulls(value)
+        if isinstance(value, Mapping)
+        else None
+        if isinstance(value, float) and not math.isfinite(value)
+        else value
+        for name, value in values.items()
+    }
+
+
+def _read_line(line: bytes) -> dict[str, Any] | None:
+    """What a line of the metrics says; None where it is damaged or cut short."""
     try:
-        return float(json.loads(line)["step"])
-    except json.JSONDecodeError:
-        return float("inf")  # the last line of a killed run may be cut short
+        read = json.loads(line.decode("ascii"))
+    except ValueError:
+        return None
+    return read if isinstance(read, dict) and isinstance(read.get("step"), int) else None
 
 
 class StopRequest:
