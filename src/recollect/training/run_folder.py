@@ -168,7 +168,7 @@ class Metrics:
                 tracker.close()
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Add one line, so that a reader sees it at once; a figure that is no number is null, since JSON has no other."""
+        """Add one line, so that a reader sees it at once; what is no number is null, as JSON has no other."""
         values = _with_nulls(values)
         if "loss" in values:
             self.last = values
