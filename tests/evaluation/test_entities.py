@@ -8,7 +8,7 @@ import torch
 
 from recollect.core.errors import UserError
 from recollect.core.types import EncoderBase, Sample, Source
-from recollect.evaluation.entities import entities, harmonic_mean, open_entities
+from recollect.evaluation.entities import confidence_of_best, entities, harmonic_mean, open_entities
 from recollect.tasks.classification import ClassificationTask
 
 NAMES = ("a cat", "an owl", "a fox", "a newt")
@@ -52,8 +52,23 @@ def test_seen_and_unseen_are_judged_apart_among_all_candidates():
     result = entities(Axes(), task(shown), seen, model="m", seed=3)
     assert [row["metric"] for row in result.rows] == ["seen", "unseen", "harmonic mean"]
     assert [row["value"] for row in result.rows] == pytest.approx([75, 25, 2 / (1 / 75 + 1 / 25)])
+    # One cosine of 1 and three of 0 at CLIP's scale of 100: every picture is sure, so the error is the share of wrong.
+    assert [row["ece"] for row in result.rows] == pytest.approx([25, 75, 50])
     assert (result.settings["classes"], result.settings["unseen classes"]) == (4, 2)
     assert (result.settings["queries"], result.settings["unseen queries"]) == (8, 4)
+
+
+def test_confidence_is_the_softmax_over_all_candidates(monkeypatch):
+    random = np.random.default_rng(0)
+    images, texts = (random.normal(size=(n, 6)).astype(np.float32) for n in (7, 23))
+    images, texts = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (images, texts))
+    scores = images.astype(np.float64) @ texts.T.astype(np.float64)
+    wanted = np.exp(9 * scores) / np.exp(9 * scores).sum(axis=1, keepdims=True)
+    monkeypatch.setattr("recollect.evaluation.entities._IMAGES", 3)
+    monkeypatch.setattr("recollect.evaluation.entities.SCORES_AT_ONCE", 15)
+    found = confidence_of_best(images, texts, scores.max(axis=1).astype(np.float32), 9.0)
+    # scale times the rounding of a cosine of six float32 products, in the exponent of each term
+    np.testing.assert_allclose(found, wanted.max(axis=1), rtol=9 * 8 * 2**-23)
 
 
 def test_a_mean_of_nothing_is_nothing():

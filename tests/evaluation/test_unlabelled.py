@@ -78,6 +78,7 @@ def test_views_vote_and_are_the_same_each_time():
     encoder, source = MeanColour(), Colours()
     task = ClassificationTask("colours", source, source, source.class_names, ("{}",))
     result = zero_shot(encoder, task, model="m", methods=("zero",))
+    assert 0 <= result.rows[-2]["ece"] <= 100
     assert result.rows[-1] == {"method": "zero", "reads": "views", "metric": "mean per class", "value": 100.0}
     assert max(encoder.sizes) == 8 * 64
     first, again = views_of(source, 3), views_of(source, 3)

@@ -5,7 +5,7 @@ import pytest
 
 from fewshot.worlds import unit, world
 from recollect.fewshot import pool
-from recollect.fewshot.online import OnlineCache, vote_of_views
+from recollect.fewshot.online import OnlineCache, counted_vote, vote_of_views
 from recollect.fewshot.pool import stat_a, trans_clip
 
 
@@ -150,6 +150,7 @@ def test_the_surest_view_decides_alone_or_a_tie():
     assert vote_of_views(views, texts, scale=10.0, share=0.01) == 1
     assert vote_of_views(views, texts, scale=10.0, share=0.5) == 1  # classes 1 and 2, one vote each
     assert vote_of_views(views, texts, scale=10.0, share=1.0) == 0
+    assert counted_vote(views, texts, scale=10.0, share=0.5) == (1, 0.5)
     assert sure[0] < sure[-1]
     with pytest.raises(ValueError, match="there must be some"):
         vote_of_views(views[:0], texts)

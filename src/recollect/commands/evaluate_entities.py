@@ -40,9 +40,10 @@ class Entities:
             options = {"model": name, "seed": self.model.seed, "prefix": self.model.prefix_for(encoder), "cache": cache}
             found = entities(encoder, task, seen, **options)  # type: ignore[arg-type]
             results.append(with_memory(found, encoder))
-        table = Table("model", "data", "entities", "images", "seen", "unseen", "harmonic mean")
+        table = Table("model", "data", "entities", "images", "seen", "unseen", "harmonic mean", "calibration error")
         for result in results:
             counts = (f"{result.settings['classes']:,}", f"{result.settings['queries']:,}")
-            table.add_row(result.model, result.data, *counts, *(f"{row['value']:.1f}" for row in result.rows))
+            values = (f"{row['value']:.1f}" for row in result.rows)
+            table.add_row(result.model, result.data, *counts, *values, f"{result.rows[-1]['ece']:.1f}")
         console.print(table)
         self.model.save(results, console)

@@ -15,7 +15,7 @@ from recollect.data.sources.images import as_rgb
 from recollect.data.transforms import ImageTransform
 from recollect.fewshot.adapt import OnlineGaussians, adapt
 from recollect.fewshot.base import softmax
-from recollect.fewshot.online import OnlineCache, vote_of_views
+from recollect.fewshot.online import OnlineCache, counted_vote
 from recollect.fewshot.pool import Assignment, stat_a, trans_clip
 
 VIEWS = 64
@@ -57,11 +57,11 @@ class Named:
 
     Attributes:
         labels: the likeliest class (n,).
-        probabilities: (n, classes); None where the method only votes.
+        confidence: its probability (n,); of a vote, the share of the votes.
     """
 
     labels: np.ndarray
-    probabilities: np.ndarray | None = None
+    confidence: np.ndarray
 
 
 _Predict = Callable[[NamedPictures], Named]
@@ -70,7 +70,7 @@ _Predict = Callable[[NamedPictures], Named]
 def _folder(method: Callable[..., Assignment]) -> _Predict:
     def predict(given: NamedPictures) -> Named:
         found = method(given.images, given.texts, scale=given.scale)
-        return Named(found.labels, found.probabilities)
+        return Named(found.labels, found.probabilities.max(axis=1))
 
     return predict
 
@@ -80,23 +80,22 @@ def _stream(method: Callable[..., OnlineCache | OnlineGaussians]) -> _Predict:
         order = numpy_generator("stream", given.seed).permutation(len(given.images))
         scores = np.empty((len(order), len(given.texts)))
         scores[order] = method(given.texts, scale=given.scale).scores(given.images[order])
-        return Named(scores.argmax(axis=1), softmax(scores))
+        return Named(scores.argmax(axis=1), softmax(scores).max(axis=1))
 
     return predict
 
 
 def _by_views(given: NamedPictures) -> Named:
-    found = np.empty(len(given.rows), dtype=np.int64)
+    found, confidence = np.empty(len(given.rows), dtype=np.int64), np.empty(len(given.rows))
     with progress(f"views of {given.source.name}", len(found), "images") as counter:
         for start in range(0, len(found), _PICTURES):
             rows = given.rows[start : start + _PICTURES].tolist()
             views = [view for row in rows for view in views_of(given.source, row, given.seed)]
             embedded = given.encoder.embed_images(views).numpy().reshape(len(rows), VIEWS, -1)
-            found[start : start + _PICTURES] = [
-                vote_of_views(each, given.texts, scale=given.scale) for each in embedded
-            ]
+            for row, each in enumerate(embedded, start):
+                found[row], confidence[row] = counted_vote(each, given.texts, scale=given.scale)
             counter.advance(len(rows))
-    return Named(found)
+    return Named(found, confidence)
 
 
 def views_of(source: Source, row: int, seed: int = 0) -> list[Image.Image | np.ndarray]:

@@ -16,7 +16,7 @@ from recollect.evaluation.features import (
 from recollect.evaluation.results import Result, Row, content_of
 from recollect.evaluation.unlabelled import UNLABELLED_METHODS, NamedPictures
 from recollect.fewshot.base import softmax
-from recollect.fewshot.calibration import expected_calibration_error
+from recollect.fewshot.calibration import calibration_error, expected_calibration_error
 from recollect.tasks.classification import ClassificationTask
 
 FEW = 5
@@ -61,8 +61,7 @@ def zero_shot(
     Returns:
         Top-1 and mean per-class accuracy in percent, beside the first the expected calibration error (``ece``) of the
         probabilities at the model's own scale, and top-5 where there are more than five classes; then for each
-        of ``methods`` the first two, with its name as ``method`` and what it ``reads``: a folder, a stream or views
-        (whose votes have no probabilities).
+        of ``methods`` the first two, with its name as ``method`` and what it ``reads``: a folder, a stream or views.
 
     Raises:
         ValueError: no such method.
@@ -84,10 +83,8 @@ def zero_shot(
     for name in methods:
         method = UNLABELLED_METHODS[name]
         found, about = method.predict(given), {"method": name, "reads": method.reads}
-        trust = {}
-        if found.probabilities is not None:
-            trust["ece"] = 100 * expected_calibration_error(found.probabilities, query.labels)
-        rows.append({**about, "metric": "top-1", "value": top_1(found.labels, query.labels), **trust})
+        error = 100 * calibration_error(found.confidence, found.labels == query.labels)
+        rows.append({**about, "metric": "top-1", "value": top_1(found.labels, query.labels), "ece": error})
         rows.append({**about, "metric": "mean per class", "value": mean_per_class(found.labels, query.labels)})
     settings: dict[str, Any] = {"classes": len(task.class_names), "queries": len(query.labels), "prefix": prefix}
     settings |= {"methods": list(methods)} if methods else {}

@@ -92,6 +92,16 @@ def vote_of_views(views: np.ndarray, texts: np.ndarray, *, scale: float = 100.0,
     Returns:
         The index of the class.
     """
+    return counted_vote(views, texts, scale=scale, share=share)[0]
+
+
+def counted_vote(
+    views: np.ndarray, texts: np.ndarray, *, scale: float = 100.0, share: float = 0.3
+) -> tuple[int, float]:
+    """`vote_of_views`, and which share of the votes the class got.
+
+    That share is ZERO's probability of the class: the mean of the kept views' softmaxes as the temperature goes to 0.
+    """
     if not len(views) or not 0 < share <= 1:
         raise ValueError(f"{len(views)} views, of which a share of {share} votes: there must be some")
     probabilities = softmax(scale * unit_rows(views, "views") @ texts.T)
@@ -100,4 +110,5 @@ def vote_of_views(views: np.ndarray, texts: np.ndarray, *, scale: float = 100.0,
     voted = probabilities[surest].argmax(axis=1)
     votes = np.bincount(voted, minlength=len(texts))
     tied = votes == votes.max()
-    return int(next(label for label in voted if tied[label]))
+    label = int(next(label for label in voted if tied[label]))
+    return label, float(votes[label] / len(voted))
