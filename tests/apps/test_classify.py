@@ -16,7 +16,9 @@ from recollect.apps.classify.pictures import find_examples, find_images, read_na
 from recollect.apps.classify.predictions import classify
 from recollect.apps.classify.sheet import save_csv, save_json, save_sheet
 from recollect.core.errors import UserError
+from recollect.data.sources.images import decode
 from recollect.evaluation.features import prompt_ensemble
+from recollect.fewshot import Timo
 from recollect.models import load_model
 
 
@@ -50,6 +52,23 @@ def test_images_get_the_class_of_the_examples_they_look_like(folders, method):
         assert 1 / 3 <= item.confidence < 1
         assert item.runner_up != item.label
         assert item.label in item.possible
+
+
+def test_timo_weighs_the_texts_of_a_class_each_by_itself(folders):
+    texts = {name: [f"a photo of {name}", f"a {name} thing", "a red and green thing"] for name in COLOURS}
+    taught = teach(folders, names=texts, method="timo")
+    pictures = find_images(folders / "new")
+    rows = ColourEncoder().embed_images([decode(file, file.name) for file in pictures]).numpy()
+    prompts = np.stack([ColourEncoder().embed_texts(texts[name]).numpy() for name in taught.classes])
+    wanted = Timo(prompts).fit(taught.support.features, taught.support.labels).predict_proba(rows)
+    np.testing.assert_allclose(taught.predict_proba(rows), wanted, rtol=1e-6)
+    of_means = Timo(taught.texts).fit(taught.support.features, taught.support.labels).predict_proba(rows)
+    assert np.abs(wanted - of_means).max() > 1e-3
+    opened = Classifier.load(taught.save(folders / "kept"))
+    asked_later = teach(folders, names=texts).renamed("timo", ColourEncoder())
+    more = teach(folders, method="timo").add(ColourEncoder(), names=texts)
+    for other in (opened, asked_later, more):
+        assert np.array_equal(other.predict_proba(rows), taught.predict_proba(rows))
 
 
 def test_the_same_picture_in_two_classes_is_reported(folders):

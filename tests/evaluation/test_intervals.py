@@ -44,6 +44,10 @@ def test_none_of_a_few_is_no_certainty(number):
     assert mean_interval(np.repeat(nothing, 5), np.repeat(np.arange(number), 5)) == (low, high)  # as many pictures
     unchanged = gain_interval(nothing, nothing, np.arange(number))
     assert unchanged == (pytest.approx(-high), pytest.approx(high))
+    one_of_five, pictures = np.tile(np.arange(5) == 0, number), np.repeat(np.arange(number), 5)
+    alike = (pytest.approx(max(0, 0.2 - high)), pytest.approx(min(1, 0.2 + high)))
+    assert mean_interval(one_of_five, pictures) == alike  # no certainty either, though the queries differ
+    assert gain_interval(one_of_five, np.zeros_like(one_of_five), pictures)[1] == alike[1]
 
 
 @given(st.integers(0, 10_000), st.integers(2, 30))

@@ -69,7 +69,16 @@ def test_figures_show_what_the_table_says():
     assert [patch.get_height() for patch in bars.axes[0].patches] == [3.0]
     per_set = plots.gain_per_data_set(frame(), "context", "base", "tip-adapter", 32)
     assert [patch.get_height() for patch in per_set.axes[0].patches] == [3.0, 3.0, 3.0]
-    assert "p =" in plots.gain_against_examples(frame(), "context", "base", "tip-adapter", 32).axes[0].get_title()
+    fit = plots.gain_against_examples(frame(), "context", "base", "tip-adapter", 32)
+    assert "p =" in fit.axes[0].get_title()
+    assert [text.get_text() for text in fit.axes[0].texts] == ["one", "three", "two"]
+    named = {curves.get_supxlabel(), per_set.axes[0].get_title(), per_set.axes[0].get_ylabel(), fit.get_suptitle()}
+    assert named == {
+        "mean of 3 sets: one, two, three; level dashes:\nzero-shot",
+        "context minus base",
+        "Default Tip, 32 shots:\ngain (points)",
+        "Default Tip, 32 shots: context over base",
+    }
 
 
 def test_a_figure_is_saved_in_the_format_of_its_ending(tmp_path):

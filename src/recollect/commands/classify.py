@@ -70,7 +70,7 @@ class Classify:
             taught = Classifier.teach(encoder, examples, names, method=self.method or BEST, model_name=name)
         else:
             opened.check_model(encoder)
-            taught = opened if self.method in (None, opened.asked) else opened.renamed(self.method or BEST)
+            taught = opened if self.method in (None, opened.asked) else opened.renamed(self.method or BEST, encoder)
             taught = taught.add(encoder, examples, names) if examples or names else taught
         _describe(taught)
         if self.save is not None:

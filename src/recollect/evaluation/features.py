@@ -174,14 +174,18 @@ def prompts_and_ensemble(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Every prompt by itself, as many of each class as the class with fewest has, and their ensemble from all of them.
 
+    Where some class has only one prompt, there is nothing to weigh: the ensemble then stands for the prompts.
+
     Returns:
         float32 (classes, prompts, width) and (classes, width), unit-norm.
     """
     numbers = [len(texts) for texts in prompts]
     embeddings = encoder.embed_texts([prompt for texts in prompts for prompt in texts], prefix)
     starts = np.cumsum(numbers) - numbers
-    each = np.stack([embeddings[start : start + min(numbers)].numpy() for start in starts.tolist()])
-    return each, _averaged(embeddings, numbers)
+    ensemble = _averaged(embeddings, numbers)
+    if min(numbers) == 1:
+        return ensemble[:, None], ensemble
+    return np.stack([embeddings[start : start + min(numbers)].numpy() for start in starts.tolist()]), ensemble
 
 
 def class_text_features(encoder: Encoder, task: ClassificationTask, prefix: Kind | None = None) -> np.ndarray:

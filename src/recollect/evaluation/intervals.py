@@ -43,8 +43,16 @@ class Kinds:
         """How many there are."""
         return int(self.count.sum())
 
-    def interval(self) -> tuple[float, float]:
-        """Percentile interval of the mean over queries when clusters are resampled; two at least must differ."""
+    def interval(self, least: float) -> tuple[float, float]:
+        """Percentile interval of the mean over queries when clusters are resampled, within ``least`` and 1.
+
+        Where all clusters have the same mean (0 of 125; one of the five captions of every picture), resampling says
+        nothing: so many of them as could be otherwise unseen (`surprise`) are allowed to be.
+        """
+        means = self.total / self.size
+        if (means == means[0]).all():
+            bound = surprise(self.clusters)
+            return max(least, float(means[0]) - bound), min(1.0, float(means[0]) + bound)
         drawn = numpy_generator("cluster bootstrap", self.clusters).multinomial(
             self.clusters, self.count / self.clusters, DRAWS
         )
@@ -60,17 +68,14 @@ def surprise(clusters: int) -> float:
 def mean_interval(hit: Bool[np.ndarray, " queries"], clusters: Shaped[np.ndarray, " queries"]) -> tuple[float, float]:
     """95 % interval of a share of queries.
 
-    Where all queries agree, resampling says nothing: the exact interval of as many independent trials as there are
-    clusters is given, so that 0 of 125 is no certainty.
+    Where all queries agree, it is the exact interval of as many independent trials as there are clusters, so that 0 of
+    125 is no certainty.
 
     Args:
         hit: at least one.
         clusters: queries with the same entry stand or fall together.
     """
-    if hit.all() or not hit.any():
-        bound = surprise(len(np.unique(clusters)))
-        return (0.0, bound) if not hit.any() else (1 - bound, 1.0)
-    return Kinds.of(hit, clusters).interval()
+    return Kinds.of(hit, clusters).interval(least=0.0)
 
 
 def gain_interval(
@@ -78,10 +83,7 @@ def gain_interval(
 ) -> tuple[float, float]:
     """95 % interval of the difference of two shares of the same queries, resampled together."""
     gain = hit.astype(np.int64) - before.astype(np.int64)
-    if (gain == gain[0]).all():
-        bound = surprise(len(np.unique(clusters)))
-        return max(-1.0, float(gain[0]) - bound), min(1.0, float(gain[0]) + bound)
-    return Kinds.of(gain, clusters).interval()
+    return Kinds.of(gain, clusters).interval(least=-1.0)
 
 
 def gain_test(

@@ -122,7 +122,9 @@ def few_shot_curves(
         axis.set_xlabel("shots per class")
         axis.set_title(METHOD_NAMES.get(method, method))
     for axis in axes[:, 0]:
-        axis.set_ylabel("accuracy (%), mean over tasks")
+        axis.set_ylabel("accuracy (%)")
+    dashed = "; level dashes: zero-shot" if zero_shot else ""
+    figure.supxlabel(_wrapped_to(f"{_sets_of(frame)}{dashed}", figure), fontsize=7, color="0.35")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=len(models), frameon=False)
     return figure
 
@@ -182,6 +184,7 @@ def gain_per_data_set(frame: pd.DataFrame, model: str, baseline: str, method: st
     axis.axhline(0, color="0.3", linewidth=0.8)
     axis.set_xticks(range(len(gains)), list(gains.index), rotation=60, ha="right", fontsize=7)
     axis.set_ylabel(f"{METHOD_NAMES.get(method, method)}, {shots} shots:\ngain (points)")
+    axis.set_title(_wrapped_to(f"{model} minus {baseline}", figure), fontsize=8)
     return figure
 
 
@@ -195,6 +198,10 @@ def gain_against_examples(frame: pd.DataFrame, model: str, baseline: str, method
     axis.set_xlabel("support examples (classes × shots)")
     axis.set_ylabel("relative gain (%)")
     axis.axhline(0, color="0.3", linewidth=0.8)
+    for row in table.itertuples():
+        axis.annotate(str(row.data), (row.examples, row.relative_gain), (3, 3), textcoords="offset points", fontsize=6)
+    named = f"{METHOD_NAMES.get(method, method)}, {shots} shots: {model} over {baseline}"
+    figure.suptitle(_wrapped_to(named, figure), fontsize=8)
     try:
         fit = log_linear_fit(table["examples"].to_numpy(), table["relative_gain"].to_numpy())
     except ValueError as error:
@@ -204,6 +211,17 @@ def gain_against_examples(frame: pd.DataFrame, model: str, baseline: str, method
     axis.plot(ends, fit.slope * np.log10(ends) + fit.intercept, color=LINE_COLOURS[1])
     axis.set_title(f"slope {fit.slope:+.1f} a decade, p = {fit.p_value:.2g}")
     return figure
+
+
+def _sets_of(frame: pd.DataFrame) -> str:
+    """Which sets a mean is over."""
+    names = [str(name) for name in dict.fromkeys(frame["data"])]
+    return names[0] if len(names) == 1 else f"mean of {len(names)} sets: {', '.join(names)}"
+
+
+def _wrapped_to(words: str, figure: Figure) -> str:
+    """Lines that a figure is wide enough for, at the size of a note."""
+    return textwrap.fill(words, int(16 * figure.get_figwidth()))
 
 
 def training_dynamics(metrics: Mapping[str, pd.DataFrame], colours: Mapping[str, str] | None = None) -> Figure:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from recollect.fewshot import EmbeddingClassifier, ZeroShotClassifier
-from recollect.fewshot.protocol import FEW_SHOT_METHODS
+from recollect.fewshot.protocol import FEW_SHOT_METHODS, PROMPT_METHODS
 
 BEST = "best"
 """Name of the choice on held-out examples."""
@@ -17,7 +17,12 @@ where every class has a single example and nothing can be held out."""
 
 
 def choose(
-    methods: Sequence[str], texts: np.ndarray, scale: float, support: np.ndarray, labels: np.ndarray
+    methods: Sequence[str],
+    texts: np.ndarray,
+    scale: float,
+    support: np.ndarray,
+    labels: np.ndarray,
+    prompts: np.ndarray | None = None,
 ) -> tuple[str, EmbeddingClassifier, dict[str, float]]:
     """The method that is right most often about held-out examples, taught.
 
@@ -27,11 +32,13 @@ def choose(
         scale: the model's inverse temperature.
         support: unit-norm examples (n, width), some of every class.
         labels: (n,), indices of classes.
+        prompts: what the texts are means of (classes, prompts, width), for methods that weigh them.
 
     Returns:
         Its name, the estimator, and the held-out accuracy of every method; none where nothing could be held out.
     """
-    taught = {name: FEW_SHOT_METHODS[name](texts, scale).fit_checked(support, labels) for name in methods}
+    given = {name: texts if prompts is None or name not in PROMPT_METHODS else prompts for name in methods}
+    taught = {name: FEW_SHOT_METHODS[name](each, scale).fit_checked(support, labels) for name, each in given.items()}
     accuracies = {name: each.loo_accuracy_ for name, each in taught.items() if len(each.loo_rows_)}
     name = max(accuracies, key=accuracies.__getitem__) if accuracies else methods[0]
     return name, taught[name], accuracies

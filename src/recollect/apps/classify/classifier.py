@@ -16,9 +16,9 @@ from recollect.apps.classify.pictures import Example, embed_files
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind, caption_prefix
 from recollect.data.prompts import GENERAL_TEMPLATES, fill, readable
-from recollect.evaluation.features import learned_scale, prompt_ensemble
+from recollect.evaluation.features import learned_scale, prompt_ensemble, prompts_and_ensemble
 from recollect.fewshot import EmbeddingClassifier
-from recollect.fewshot.protocol import FEW_SHOT_METHODS
+from recollect.fewshot.protocol import FEW_SHOT_METHODS, PROMPT_METHODS
 from recollect.fewshot.unknown import least_similarity
 
 
@@ -90,6 +90,8 @@ class Classifier:
         model: which model embeds.
         asked: the method asked for, or ``best``.
         notes: what was odd about the examples when they were read: damaged files, copies.
+        prompts: unit-norm texts of each class that ``texts`` are means of (classes, prompts, width), where the method
+            weighs them.
         method: the method in use.
         accuracies: held-out accuracy of every method that was compared.
         estimator: the fitted method.
@@ -102,6 +104,7 @@ class Classifier:
     model: ClassifierModel
     asked: str = BEST
     notes: tuple[str, ...] = ()
+    prompts: Float[np.ndarray, "classes prompts width"] | None = None
     method: str = field(init=False)
     accuracies: Mapping[str, float] = field(init=False)
     estimator: EmbeddingClassifier = field(init=False, repr=False)
@@ -116,7 +119,7 @@ class Classifier:
         if not self.without_examples:
             methods = CANDIDATES if self.asked == BEST else (self.asked,)
             method, estimator, accuracies = choose(
-                methods, self.texts, self.model.scale, self.support.features, self.support.labels
+                methods, self.texts, self.model.scale, self.support.features, self.support.labels, self.prompts
             )
         elif self.asked in (BEST, "zero-shot"):
             method, estimator, accuracies = "zero-shot", by_names(self.texts, self.model.scale), {}
@@ -197,6 +200,8 @@ class Classifier:
             "support": np.asarray(support.features, dtype=np.float32),
             "labels": np.asarray(support.labels, dtype=np.int64),
         }
+        if self.prompts is not None:
+            numbers["prompts"] = np.asarray(self.prompts, dtype=np.float32)
         described = self._described()
         return save_classifier(described, numbers, classifier_card(described), Path(folder), replace)
 
@@ -242,6 +247,7 @@ class Classifier:
             support,
             ClassifierModel(**record["model"]),
             record["method"]["asked"],
+            prompts=numbers.get("prompts"),
         )
 
     @property
@@ -340,9 +346,18 @@ class Classifier:
                 f"is another model ({encoder.fingerprint[:12]}). Use that one, or teach anew."
             )
 
-    def renamed(self, asked: str) -> "Classifier":
-        """The same knowledge with another method."""
-        return replace(self, asked=asked)
+    def renamed(self, asked: str, encoder: Encoder | None = None) -> "Classifier":
+        """The same knowledge with another method.
+
+        Args:
+            encoder: the classifier's model, to embed what a method needs that weighs the texts of a class (TIMO); it is
+                given their means without.
+        """
+        prompts = self.prompts if asked in PROMPT_METHODS else None
+        if asked in PROMPT_METHODS and prompts is None and encoder is not None:
+            self.check_model(encoder)
+            prompts = _prompts_of(encoder, self.classes, self.class_texts, self.model)
+        return replace(self, asked=asked, prompts=prompts)
 
     def _checked(self, features: Any) -> np.ndarray:
         array = features.detach().cpu().numpy() if hasattr(features, "detach") else np.asarray(features)
@@ -359,6 +374,14 @@ def class_prefix(encoder: Encoder) -> Kind | None:
 def class_prompts_of(name: str, texts: Sequence[str]) -> list[str]:
     """What to embed for a class: its own texts, or its name in CLIP's templates."""
     return list(texts) or [fill(template, readable(name)) for template in GENERAL_TEMPLATES]
+
+
+def _prompts_of(
+    encoder: Encoder, classes: Sequence[str], class_texts: Mapping[str, tuple[str, ...]], model: ClassifierModel
+) -> np.ndarray:
+    """Every text of every class by itself (classes, prompts, width)."""
+    texts = [class_prompts_of(name, class_texts.get(name, ())) for name in classes]
+    return prompts_and_ensemble(encoder, texts, model.prefix)[0]
 
 
 def _extended(
@@ -393,9 +416,9 @@ def _extended(
         if copies := len(support) + len(found) - len(joined):
             notes.append(f"{copies} examples are exact copies of another of their class and add nothing")
         support = joined
-    return Classifier(
-        every, described, np.stack([vectors[name] for name in every]), support, model, method, tuple(notes)
-    )
+    means = np.stack([vectors[name] for name in every])
+    each = _prompts_of(encoder, every, described, model) if method in PROMPT_METHODS else None
+    return Classifier(every, described, means, support, model, method, tuple(notes), each)
 
 
 def _pairs(examples: Mapping[str, Sequence[Path]] | Sequence[Example]) -> list[Example]:
