@@ -151,10 +151,11 @@ def test_a_frozen_tower_gets_no_adapters(start):
         (Model("START", lora=0), "--model.lora 0: must be at least 1"),
         (Model("START", lora_alpha=2.0), "--model.lora-alpha: belongs to LoRA"),
         (Model("START", lora=2, locked="image"), "--model.lora and --model.locked"),
+        (Model("START", tokenizer="words"), "--model.tokenizer: is for a preset; .* has its own"),
         (Model("START", lora=2, prefixes=("caption",)), "--model.lora and --model.prefixes"),
     ],
 )
-def test_lora_that_cannot_be_is_one_line(model, message, start, pairs, tmp_path):
+def test_a_model_that_cannot_be_is_one_line(model, message, start, pairs, tmp_path):
     if model.start == "START":
         model = replace(model, start=str(start))
     with pytest.raises(UserError, match=message):

@@ -112,6 +112,8 @@ class Train:
                 listing.add_row(name, (make.__doc__ or "").strip().splitlines()[0])
             console.print(listing)
             return
+        if self.public and not self.push_to:
+            raise UserError("--public: is for a repository that --push-to makes. Add --push-to OWNER/NAME.")
         out = self.out or Path("runs") / self.name
         check_writable(out, "--out")
         first = int(os.environ.get("RANK", "0")) == 0  # of all processes of this launch, the one that writes

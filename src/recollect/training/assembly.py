@@ -28,7 +28,7 @@ from recollect.models.transformers.texts import TextTokens
 from recollect.objectives import ContextObjective, ContrastiveObjective, Objective
 from recollect.training.adapted import AdaptedTowers, adapt, adapt_again
 from recollect.training.locked import LockedSource, LockedTowers, TextFeatures, fit_patches, lock_source
-from recollect.training.options import Copies, Data, Model, ObjectiveOptions, Recipe
+from recollect.training.options import CopiesBy, Data, Model, ObjectiveOptions, Recipe
 from recollect.training.ranks import ProcessRanks, first_makes
 from recollect.training.step import Inputs, Towers
 
@@ -173,6 +173,8 @@ def start_model(
     """A new model of a preset, its tokenizer trained on the sources' texts and their definitions; or a checkpoint to go
     on from."""
     if options.start not in PRESETS:
+        if options.tokenizer is not None:
+            raise UserError(f"--model.tokenizer: is for a preset; {options.start} has its own. Leave it out.")
         model = load_model(options.start, "cpu")
     else:
         texts = None
@@ -279,7 +281,7 @@ def row_tokenizer(model: DualEncoder | LockedTowers | AdaptedTowers) -> TextToke
     return tokens if tokens is not None and tokens.by_row else None
 
 
-def marks_of(batch: Batch, copies: Copies) -> Tensor:
+def marks_of(batch: Batch, copies: CopiesBy) -> Tensor:
     """Numbers by which objectives know copies of one sample: of its id and, where asked, of its text; int64 (n, marks).
 
     The same in every process; 63 bits, so that two of a billion samples share one by chance once in ten billion steps.

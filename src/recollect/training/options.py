@@ -1,6 +1,6 @@
 """What a recipe is made of; the command line, its help and ``recipe.json`` are derived from these fields."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from math import inf, isfinite
 from pathlib import Path
@@ -50,7 +50,7 @@ class Model:
     lora_alpha: float | None = None
 
 
-Copies = Literal["ids", "captions"]
+CopiesBy = Literal["ids", "captions"]
 """What makes two samples of a batch copies of each other: being the same sample, or having the same text as well."""
 
 
@@ -94,7 +94,7 @@ class Data:
     crop: float | None = None
     flip: bool = False
     broken_share: float = 0.01
-    copies: Copies = "ids"
+    copies: CopiesBy = "ids"
     definitions: str | None = None
     decoded: bool = False
     image_column: str | None = None
@@ -259,43 +259,41 @@ class Recipe:
                 value = getattr(value, part, None)
             if value is not None and not right(value):
                 raise UserError(f"--{name.replace('_', '-')} {value}: must be {words}.")
-        self._check_lora()
-        for option, on in (
-            ("model.locked", self.model.locked != "none"),
-            ("model.lora", self.model.lora is not None),
-            ("compile", self.compile),
-        ):
-            if self.shard_weights and on:
-                raise UserError(f"--shard-weights and --{option}: only whole towers are split. Take one of them.")
-        if self.objective.context and self.batch_size < 2:
-            raise UserError("--batch-size 1: a batch of one has no context. Take at least 2.")
-        if self.objective.smoothing and (self.objective.context or not OBJECTIVES[self.objective.base].smooths):
-            raise UserError(f"--objective.smoothing: is for {' and '.join(smoothed())}, without context.")
-        if self.model.views > 1 and self.model.locked == "none":
-            raise UserError(f"--model.views {self.model.views}: is for a locked image tower. Add --model.locked image.")
-        options = self.objective.context.options if self.objective.context else None
-        if options and options.augmented != "none" and self.model.locked != "none" and self.model.views == 1:
-            raise UserError(
-                "--model.locked keeps one view of each picture. Augmented entries need --model.views 2 or more."
-            )
-        rows = self.objective.context.options.active_rows if self.objective.context else None
-        if rows is not None and rows > self.batch_size:
-            raise UserError(
-                f"--objective.context.options.active-rows {rows}: more than the batch of {self.batch_size}."
-            )
-        if not self.data.specs:
-            raise UserError("no source of data was named. Name one with --data SOURCE.")
+        for wrong, words in self._clashes():
+            if wrong:
+                raise UserError(words)
 
-    def _check_lora(self) -> None:
-        if self.model.lora is None:
-            if self.model.lora_alpha is not None:
-                raise UserError("--model.lora-alpha: belongs to LoRA. Add --model.lora RANK.")
-            return
-        for name, on in (("locked", self.model.locked != "none"), ("prefixes", bool(self.model.prefixes))):
-            if on:
-                raise UserError(
-                    f"--model.lora and --model.{name}: LoRA leaves all weights as they are. Take one of them."
-                )
+    def _clashes(self) -> Iterator[tuple[bool, str]]:
+        """Options of which one would say nothing beside the other: whether they are here, and how to say so."""
+        model, data, objective = self.model, self.data, self.objective
+        locked, lora, views = model.locked != "none", model.lora is not None, model.views
+        yield not data.specs, "no source of data was named. Name one with --data SOURCE."
+        yield not lora and model.lora_alpha is not None, "--model.lora-alpha: belongs to LoRA. Add --model.lora RANK."
+        for name, on in (("locked", locked), ("prefixes", bool(model.prefixes))):
+            words = f"--model.lora and --model.{name}: LoRA leaves all weights as they are. Take one of them."
+            yield lora and on, words
+        for name, on in (("model.locked", locked), ("model.lora", lora), ("compile", self.compile)):
+            words = f"--shard-weights and --{name}: only whole towers are split. Take one of them."
+            yield self.shard_weights and on, words
+        yield views > 1 and not locked, f"--model.views {views}: is for a locked image tower. Add --model.locked image."
+        words = "--data.decoded and --model.locked: a locked tower reads every picture once. Leave out --data.decoded."
+        yield locked and data.decoded, words
+        options = objective.context.options if objective.context else ContextOptions()
+        for what, on in (
+            ("Augmented entries", options.augmented != "none"),
+            ("Crops (--data.crop)", data.crop is not None),
+            ("Mirrored pictures (--data.flip)", data.flip),
+        ):
+            words = f"--model.locked keeps one view of each picture. {what} need --model.views 2 or more."
+            yield locked and views == 1 and on, words
+        smooths = not objective.context and OBJECTIVES[objective.base].smooths
+        words = f"--objective.smoothing: is for {' and '.join(smoothed())}, without context."
+        yield objective.smoothing > 0 and not smooths, words
+        words = "--batch-size 1: a batch of one has no context. Take at least 2."
+        yield objective.context is not None and self.batch_size < 2, words
+        rows = options.active_rows or 0
+        words = f"--objective.context.options.active-rows {rows}: more than the batch of {self.batch_size}."
+        yield rows > self.batch_size, words
 
 
 def recipe_from_json(file: Path) -> Recipe:

@@ -90,7 +90,8 @@ class _WeightsAndBiases:
                 resume="allow",
             )
         except Exception as error:  # no key, no network, whatever its libraries raise
-            raise UserError(f"--track wandb: {' '.join(str(error).split())[:200]}. Try WANDB_MODE=offline.") from error
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"--track wandb: {reason}. Try WANDB_MODE=offline, and --resume.") from error
 
     def write(self, values: Mapping[str, Any]) -> None:
         self._run.log(dict(numbers(values)), step=values["step"])
