@@ -71,6 +71,21 @@ def test_timo_weighs_the_texts_of_a_class_each_by_itself(folders):
         assert np.array_equal(other.predict_proba(rows), taught.predict_proba(rows))
 
 
+def test_examples_are_folders_or_files_in_any_usual_form(folders):
+    wanted = teach(folders)
+    red, green, blue = (folders / "support" / name for name in ("red", "green", "blue"))
+    for given in (
+        str(folders / "support"),
+        folders / "support",
+        {"red": str(red), "green": green, "blue": [str(file) for file in sorted(blue.iterdir())]},
+    ):
+        taught = Classifier.teach(ColourEncoder(), given)
+        assert sorted(taught.support.files) == sorted(wanted.support.files)
+    assert repr(wanted) == "Classifier(3 classes: blue, green, red; 15 examples; proker, 100.0 % right when held out)"
+    with pytest.raises(UserError, match="NaN"):
+        wanted.predict(np.full((1, 3), np.nan))
+
+
 def test_the_same_picture_in_two_classes_is_reported(folders):
     twin = folders / "support/green/twin.png"
     twin.write_bytes((folders / "support/red/0.png").read_bytes())

@@ -55,8 +55,18 @@ def test_one_picture_is_one_row(model, arrays, expected, folder):
         torch.testing.assert_close(model.embed_images(form), expected[:1], rtol=0, atol=1e-6)
 
 
-def test_one_text_is_one_row_and_not_a_row_a_letter(model):
+def test_a_large_jpeg_is_the_same_picture_from_a_file_and_from_memory(model, arrays, tmp_path):
+    Image.fromarray(arrays[0]).resize((160, 96)).save(tmp_path / "large.jpg")
+    from_memory = model.embed_images(Image.open(tmp_path / "large.jpg"))
+    for form in (tmp_path / "large.jpg", tmp_path, (tmp_path / "large.jpg").read_bytes()):
+        assert torch.equal(model.embed_images(form), from_memory)
+
+
+def test_one_text_is_one_row_and_not_a_row_a_letter(model, unchecked):
     assert torch.equal(model.embed_texts("a cat"), model.embed_texts(["a cat"]))
+    assert torch.equal(model.embed_texts(iter(["a cat"])), model.embed_texts(["a cat"]))
+    with pytest.raises(UserError, match="3 is no text"):
+        model.embed_texts(["a cat", 3])
 
 
 def test_the_batch_size_changes_nothing(model, arrays, expected):
@@ -84,9 +94,11 @@ def test_vectors_stay_vectors():
         ("nowhere", "nowhere: no such folder"),
         (np.zeros((4, 4, 3), dtype=np.float32), "is no picture. Give uint8"),
         (np.zeros((2, 2, 2, 2, 3), dtype=np.uint8), "is no picture"),
+        (3, "3 is no picture"),
+        (b"nothing", "not a picture"),
     ],
 )
-def test_what_is_no_picture_is_said(model, form, message):
+def test_what_is_no_picture_is_said(model, form, message, unchecked):
     with pytest.raises(UserError, match=message):
         model.embed_images(form)
 

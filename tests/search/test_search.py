@@ -69,6 +69,20 @@ def test_search_in_blocks_is_search_at_once(seed, rows, queries, k):
         }
 
 
+def test_what_was_found_is_shown_on_a_line(encoder, make_pool):
+    pool = make_pool(encoder)
+    (result,) = zero_shot(encoder, pool)[:1]
+    for shown, begins in (
+        (Searcher(encoder, pool), f"Searcher({len(pool)} images, "),
+        (EpisodicSearcher(encoder, pool, options=OPTIONS), f"EpisodicSearcher({len(pool)} images, "),
+        (result, f"SearchResult({QUERIES[0]!r}: {len(result.hits)} of "),
+        (result.hits[0], f"Hit({result.hits[0].item.id!r}, "),
+    ):
+        assert repr(shown).startswith(begins)
+        assert "\n" not in repr(shown)
+        assert len(repr(shown)) < 300
+
+
 def test_an_episode_ranks_the_first_k_again_as_the_sequential_reference_does(encoder, make_pool, pictures):
     pool = make_pool(encoder)
     plain = zero_shot(encoder, pool)

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -179,19 +179,21 @@ class DualEncoder(nn.Module, ABC):
         with self._evaluating():
             for start in range(0, len(images), rows):
                 block = images[start : start + rows]
-                pixels = block if isinstance(block, Tensor) else self._pixels(self._opened(block))
+                pixels = block if isinstance(block, Tensor) else self._pixels([opened(image) for image in block])
                 yield encode(pixels.to(self.device, self.dtype))
 
-    def _opened(self, images: Sequence[ImageLike | Path]) -> list[ImageLike]:
-        return [opened(image, self.transform.needed) for image in images]
-
-    def embed_texts(self, texts: str | Sequence[str], prefix: Kind | None = None) -> Float[Tensor, "n width"]:
+    def embed_texts(self, texts: str | Iterable[str], prefix: Kind | None = None) -> Float[Tensor, "n width"]:
         """Embed texts, read as captions or as wordings of a label by a model that has prefix tokens.
 
         Returns:
             Unit-norm float32 embeddings on the CPU, without graph.
+
+        Raises:
+            UserError: something that is no text.
         """
-        texts = [texts] if isinstance(texts, str) else texts  # not a text a letter
+        texts = [texts] if isinstance(texts, str) else list(texts)  # not a text a letter
+        if strange := [text for text in texts if not isinstance(text, str)]:
+            raise UserError(f"{strange[0]!r} is no text")
         if len(texts) == 0:
             return torch.empty(0, self.width)
         return torch.cat([_unit(block) for block in self._over_texts(texts, prefix, self.encode_texts)])

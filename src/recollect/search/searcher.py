@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from textwrap import shorten
 from typing import Protocol, overload, runtime_checkable
 
 import numpy as np
@@ -41,6 +42,9 @@ class Hit:
     scored_by: str = MODEL
     model_score: float | None = None
 
+    def __repr__(self) -> str:
+        return f"Hit({self.item.id!r}, {self.score:.3f} by {self.scored_by}, {shorten(self.item.caption, 60)!r})"
+
 
 @dataclass(frozen=True)
 class SearchResult:
@@ -62,6 +66,10 @@ class SearchResult:
     first_rank: int = 1
     searched: int = 0
     cut: int | None = None
+
+    def __repr__(self) -> str:
+        best = f", best {self.hits[0]!r}" if self.hits else ""
+        return f"SearchResult({shorten(self.query, 60)!r}: {len(self.hits)} of {self.searched:,} images{best})"
 
 
 @dataclass
@@ -126,6 +134,9 @@ class Searcher:
     report: SearchReport = field(default_factory=SearchReport)
     query_encoder: Encoder | None = None
     scored_by: str = MODEL
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.pool):,} images, {self.encoder!r})"
 
     @overload
     def search(  # type: ignore[overload-overlap]  # a text is a sequence of texts to Python, but one query here

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from recollect.apps.classify.card import classifier_card
 from recollect.apps.classify.choosing import BEST, CANDIDATES, by_names, choose, settings_of
 from recollect.apps.classify.folder import load_classifier, save_classifier
-from recollect.apps.classify.pictures import Example, embed_files
+from recollect.apps.classify.pictures import Example, Examples, embed_files, example_pairs
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind, caption_prefix
 from recollect.data.prompts import GENERAL_TEMPLATES, fill, readable
@@ -133,7 +134,7 @@ class Classifier:
     def teach(
         cls,
         encoder: Encoder,
-        examples: Mapping[str, Sequence[Path]] | Sequence[Example] = (),
+        examples: Examples = (),
         names: Mapping[str, Sequence[str]] | Sequence[str] = (),
         *,
         method: str = BEST,
@@ -143,7 +144,8 @@ class Classifier:
         """Teach from picture files, from names alone, or from both.
 
         Args:
-            examples: files of each class, or (file, class) pairs.
+            examples: files of each class, or its folder; or (file, class) pairs; or one folder with a folder of
+                pictures for each class, or a CSV (`find_examples`).
             names: classes, each with texts that describe it if its name does not.
             method: a name in `FEW_SHOT_METHODS`, or ``best``: the best on held-out examples.
             model_name: what to open the model by.
@@ -163,7 +165,7 @@ class Classifier:
     def add(
         self,
         encoder: Encoder,
-        examples: Mapping[str, Sequence[Path]] | Sequence[Example] = (),
+        examples: Examples = (),
         names: Mapping[str, Sequence[str]] | Sequence[str] = (),
     ) -> "Classifier":
         """A classifier that knows more examples or classes; only what is new is embedded.
@@ -249,6 +251,12 @@ class Classifier:
             record["method"]["asked"],
             prompts=numbers.get("prompts"),
         )
+
+    def __repr__(self) -> str:
+        held = f", {100 * self.calibration['accuracy']:.1f} % right when held out" if self.calibrated else ""
+        names = shorten(", ".join(self.classes), 60)
+        known = f"{len(self.classes)} classes: {names}; {len(self.support)} examples"
+        return f"Classifier({known}; {self.method}{held})"
 
     @property
     def width(self) -> int:
@@ -363,6 +371,8 @@ class Classifier:
         array = features.detach().cpu().numpy() if hasattr(features, "detach") else np.asarray(features)
         if array.ndim != 2 or array.shape[1] != self.width:
             raise UserError(f"embeddings of shape {array.shape}; the classifier reads rows of {self.width} entries")
+        if not np.isfinite(array).all():
+            raise UserError("embeddings hold NaN or infinity")
         return np.ascontiguousarray(array, dtype=np.float32)
 
 
@@ -392,10 +402,10 @@ def _extended(
     support: Support,
     model: ClassifierModel,
     method: str,
-    examples: Mapping[str, Sequence[Path]] | Sequence[Example],
+    examples: Examples,
     names: Mapping[str, Sequence[str]] | Sequence[str],
 ) -> Classifier:
-    pairs = _pairs(examples)
+    pairs = example_pairs(examples)
     given = {name: tuple(names[name]) if isinstance(names, Mapping) else () for name in names}
     every = tuple(sorted({*classes, *given, *(name for _, name in pairs)}))
     described = {**class_texts, **{name: each for name, each in given.items() if each}}
@@ -419,12 +429,6 @@ def _extended(
     means = np.stack([vectors[name] for name in every])
     each = _prompts_of(encoder, every, described, model) if method in PROMPT_METHODS else None
     return Classifier(every, described, means, support, model, method, tuple(notes), each)
-
-
-def _pairs(examples: Mapping[str, Sequence[Path]] | Sequence[Example]) -> list[Example]:
-    if isinstance(examples, Mapping):
-        return [(Path(file), name) for name, files in examples.items() for file in files]
-    return [(Path(file), name) for file, name in examples]
 
 
 def _embedded(encoder: Encoder, pairs: Sequence[Example], classes: Sequence[str]) -> tuple[Support, tuple[str, ...]]:

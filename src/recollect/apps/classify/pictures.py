@@ -22,6 +22,10 @@ LABEL_COLUMNS = ("label", "class", "class_name", "category")
 Example = tuple[Path, str]
 """A picture's file and the class it shows."""
 
+Place = str | Path
+Examples = Place | Mapping[str, Place | Sequence[Place]] | Sequence[tuple[Place, str]]
+"""What a classifier is taught from (`Classifier.teach`)."""
+
 
 @dataclass(frozen=True)
 class PictureFiles:
@@ -60,6 +64,26 @@ def find_examples(place: Path, least: int = 2) -> list[Example]:
             "classes, e.g. examples/cat/1.jpg and examples/dog/1.jpg"
         )
     return [(file, path.name) for path in classes for file in find_images(path)]
+
+
+def example_pairs(examples: Examples) -> list[Example]:
+    """Examples in any of their forms as files with their classes.
+
+    Raises:
+        UserError: as `find_examples`; or a class's folder has no picture.
+    """
+    if isinstance(examples, str | Path):
+        return find_examples(Path(examples), least=1)
+    if isinstance(examples, Mapping):
+        return [(file, name) for name, files in examples.items() for file in _files(files)]
+    return [(Path(file), name) for file, name in examples]
+
+
+def _files(files: Place | Sequence[Place]) -> list[Path]:
+    """Files of one class: named one by one, or all of a folder."""
+    if isinstance(files, str | Path):
+        return find_images(Path(files))
+    return [Path(file) for file in files]
 
 
 def _table_examples(table: Path) -> list[Example]:

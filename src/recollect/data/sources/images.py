@@ -1,7 +1,7 @@
 """Reading one picture from a stranger's file: decoded to RGB, or one line that says why not."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -78,8 +78,8 @@ def find_images(folder: Path) -> list[Path]:
     return files
 
 
-Picture = ImageLike | str | Path
-"""A picture in memory, its file, or a folder of them."""
+Picture = ImageLike | bytes | str | Path
+"""A picture in memory, as numbers or encoded, its file, or a folder of them."""
 
 
 def as_images(pictures: Picture | Sequence[Picture]) -> Sequence[ImageLike | Path]:
@@ -88,10 +88,10 @@ def as_images(pictures: Picture | Sequence[Picture]) -> Sequence[ImageLike | Pat
     Args:
         pictures: a PIL image; a uint8 array (height, width, 3) or a stack of them (n, height, width, 3); a vector of
             the latent world or a matrix of them; a file, or a folder for all pictures in it, sorted; or several of
-            these.
+            these; bytes are an encoded picture.
 
     Raises:
-        UserError: no such file or folder, or an array that is no picture.
+        UserError: no such file or folder, or something that is no picture.
     """
     if isinstance(pictures, str | Path):
         return find_images(Path(pictures).expanduser())
@@ -99,6 +99,10 @@ def as_images(pictures: Picture | Sequence[Picture]) -> Sequence[ImageLike | Pat
         return [pictures]
     if isinstance(pictures, np.ndarray):
         return _from_array(pictures)
+    if isinstance(pictures, bytes):
+        return [decode(pictures, "the picture")]
+    if not isinstance(pictures, Iterable):
+        raise UserError(f"{pictures!r} is no picture. Give a file, a folder, a PIL image, an array, or several.")
     return [image for picture in pictures for image in as_images(picture)]
 
 
@@ -116,9 +120,9 @@ def _from_array(array: np.ndarray) -> list[np.ndarray]:
     )
 
 
-def opened(picture: ImageLike | Path, needed: int = 0) -> ImageLike:
-    """The picture, decoded where it is a file (see `decode`)."""
-    return decode(picture, str(picture), needed=needed) if isinstance(picture, Path) else picture
+def opened(picture: ImageLike | Path) -> ImageLike:
+    """The picture, decoded where it is a file: all of it, so that it is the picture that others have in memory."""
+    return decode(picture, str(picture)) if isinstance(picture, Path) else picture
 
 
 def as_rgb(picture: Image.Image) -> Image.Image:

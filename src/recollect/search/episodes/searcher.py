@@ -25,7 +25,7 @@ EPISODE = "episode"
 """Who scores what was ranked again."""
 
 
-@dataclass
+@dataclass(repr=False)
 class EpisodicSearcher(Searcher):
     """Search, and rank the first k again by the model adapted to the query on them (EFSA).
 
