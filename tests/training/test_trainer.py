@@ -74,6 +74,27 @@ def test_the_model_is_the_average_and_a_resumed_run_has_the_same(small, tmp_path
     assert all(torch.equal(mean[name], again[name]) for name in mean)
 
 
+@pytest.mark.parametrize(("step", "stays"), [(0, False), (4, True)])
+def test_a_run_that_fails_before_it_has_anything_to_keep_leaves_no_folder(small, tmp_path, step, stays):
+    def gone_at(recipe, place, saved):
+        made = small.parts(recipe, place, saved)
+
+        def feed(start, stop):
+            for number, item in enumerate(made.feed(start, stop), start):
+                if number == step:
+                    raise UserError("0.jpg: no such file")
+                yield item
+
+        return replace(made, feed=feed)
+
+    with pytest.raises(UserError, match="no such file"):
+        train(RECIPE, tmp_path / "runs" / "new", device="cpu", assemble=gone_at)
+    assert (tmp_path / "runs").exists() == stays
+    assert (tmp_path / "runs" / "new" / "recipe.json").exists() == stays
+    if not stays:  # the same command, once its data are there
+        train(RECIPE, tmp_path / "runs" / "new", device="cpu", assemble=small.parts)
+
+
 # --- measurements while training ----------------------------------------------------------------------------------
 
 

@@ -210,7 +210,8 @@ def show(results: "list[SearchResult]", report: "SearchReport", console: "Consol
                 )  # fmt: skip
             console.print(table)
         if not result.hits:
-            console.print("  nothing found", highlight=False)
+            ended = f"the list ends before rank {result.first_rank:,}" if result.first_rank > 1 else "nothing found"
+            console.print(f"  {ended}", highlight=False)
         for note in result.notes:
             console.print(printable(f"  {note}"), style="yellow", highlight=False)
     if report.not_finite:

@@ -45,7 +45,9 @@ class MemoryPool:
         self._file = written
         self.written = {} if written is None else written.captions
         if where is not None and not self._ids:
-            raise UserError(f"{memory.address}: no row satisfies {where}")
+            raise UserError(
+                f"{memory.address}: no row satisfies {where}. `recollect memory info` shows sources and metadata."
+            )
 
     def __len__(self) -> int:
         return len(self.memory) if self.where is None else len(self._ids)

@@ -32,6 +32,7 @@ from recollect.training.run_folder import (
     as_json,
     check_run_folder,
     finished,
+    leaves_no_failed_start,
     prepare_run_folder,
     run_lock,
     stop_requests,
@@ -112,6 +113,8 @@ def train(
         last = out / "checkpoints" / name if name else None
         parts = assemble(recipe, place, last / "model" if last else None)
         wait_for_all()  # every process has read the folder before the first one writes to it
+        if place.first:
+            held.enter_context(leaves_no_failed_start(out))
         first_decides(lambda: prepare_run_folder(out, recipe, last))
         run = _Run(recipe, out, parts, place, last, hooks)
         if run.metrics:

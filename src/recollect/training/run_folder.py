@@ -122,6 +122,28 @@ def prepare_run_folder(out: Path, recipe: Any, last: Path | None) -> None:
     make_folder(folder)
 
 
+@contextmanager
+def leaves_no_failed_start(out: Path) -> Iterator[None]:
+    """Take away what a run wrote that fails before its first line of metrics or checkpoint, if it is new.
+
+    Otherwise the command, put right, would be refused because a run is there.
+    """
+    new = not (out / "recipe.json").exists()
+    try:
+        yield
+    except Exception:
+        own = [out / "metrics.jsonl", out / "checkpoints", out / "recipe.json"]
+        if new and {path for path in out.iterdir() if path.name != ".lock"} <= set(own):
+            metrics, folder, recipe = own
+            begun = (metrics.exists() and metrics.stat().st_size > 0) or (folder.exists() and any(folder.iterdir()))
+            if not begun:
+                metrics.unlink(missing_ok=True)
+                if folder.exists():
+                    folder.rmdir()
+                recipe.unlink(missing_ok=True)  # last: without it the rest would be in the way
+        raise
+
+
 def as_json(recipe: Any) -> Any:
     """A dataclass as what JSON makes of it."""
     return json.loads(json.dumps(dataclasses.asdict(recipe)))
