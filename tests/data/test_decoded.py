@@ -97,6 +97,30 @@ def test_a_flipped_bit_is_one_broken_picture_and_a_cut_file_is_made_again(source
         assert decoded(source, NEEDED, tmp_path / "kept").read(1, needed=NEEDED, extra=False).image.shape[1] > 0
 
 
+@pytest.mark.parametrize("name", ["rows.npy", "broken.json", "check.txt"])
+def test_a_flipped_bit_in_what_says_where_pictures_lie_makes_all_of_it_again(source, tmp_path, name):
+    """In the header of rows.npy, in its rows, and where they end: no picture is taken for another, none is lost."""
+
+    def read(kept, row):
+        try:
+            return kept.read(row, needed=NEEDED, extra=False).image.tobytes()
+        except BrokenImageError as error:
+            return str(error)
+
+    def pictures():
+        kept = decoded(source, NEEDED, tmp_path / "kept")
+        return kept.folder, [read(kept, row) for row in range(len(kept))]
+
+    folder, whole = pictures()
+    data = (folder / name).read_bytes()
+    for place in {1, 20 % len(data), len(data) // 3, len(data) // 2, len(data) - 1}:
+        changed = bytearray(data)
+        changed[place] ^= 16
+        (folder / name).write_bytes(changed)
+        assert pictures() == (folder, whole)
+        assert (folder / name).read_bytes() == data
+
+
 def test_what_is_asked_for_beyond_what_was_kept_comes_from_the_source(source, tmp_path):
     kept = decoded(source, 4, tmp_path / "kept")
     assert kept.read(0, needed=4, extra=False).image.shape == (15, 4, 3)

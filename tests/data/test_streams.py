@@ -206,7 +206,11 @@ def test_sizes_of_shards_are_counted_once_and_again_when_a_shard_changes(places,
     shard.write_bytes(tar_of(range(7)))
     assert len(open_stream("s", [str(shard)])) == 7
     kept = next((tmp_path / "cache" / "streams").glob("*.json"))
-    kept.write_text("{")  # damaged
-    assert len(open_stream("s", [str(shard)])) == 7
+    whole = kept.read_text()
+    for damaged in ("{", "[]", whole.replace("7", "3"), whole.replace('"beyond": 0', '"beyond": 8')):
+        assert damaged != whole
+        kept.write_text(damaged)
+        assert len(open_stream("s", [str(shard)])) == 7
+        assert kept.read_text() == whole
     shard.write_bytes(tar_of(range(9)))
     assert len(open_stream("s", [str(shard)])) == 9

@@ -129,7 +129,7 @@ def test_prefix_conditionings_recipe_has_its_papers_values():
         (["--objective.scale", "0"], "--objective.scale 0.0: must be positive"),
         (["--objective.bias", "nan"], "--objective.bias nan: must be a finite number"),
         (["--objective.context.alpha", "1.5"], "--objective.context.alpha 1.5: must be between 0 and 1"),
-        (["--objective.context.tau", "0"], "--objective.context.tau 0.0: must be positive"),
+        (["--objective.context.tau", "0"], "--objective.context.tau 0.0: must be at least 1e-12"),
         (["--optimiser.learning-rate", "nan"], "--optimiser.learning-rate nan: must be 0 or positive"),
         (["--optimiser.weight-decay", "-1"], "--optimiser.weight-decay -1.0: must be 0 or positive"),
         (["--optimiser.beta2", "1"], "--optimiser.beta2 1.0: must be at least 0 and less than 1"),

@@ -186,12 +186,13 @@ _LIMITS: Mapping[str, tuple[Callable[[float], bool], str]] = {
         ),
         _COUNT,
     ),
-    **dict.fromkeys(("objective.scale", "objective.context.tau", "optimiser.clip_norm", "model.lora_alpha"), _POSITIVE),
+    **dict.fromkeys(("objective.scale", "optimiser.clip_norm", "model.lora_alpha"), _POSITIVE),
     **dict.fromkeys(("optimiser.learning_rate", "optimiser.weight_decay"), _NOT_NEGATIVE),
     **dict.fromkeys(("optimiser.temperature_factor", "workers"), _NOT_NEGATIVE),
     **dict.fromkeys(("objective.context.alpha", "optimiser.warmup", "data.broken_share"), _SHARE),
     **dict.fromkeys(("optimiser.beta1", "optimiser.beta2", "model.dropout", "average", "objective.smoothing"), _DECAY),
     "objective.bias": (isfinite, "a finite number"),
+    "objective.context.tau": (lambda value: 1e-12 <= value < inf, "at least 1e-12"),  # below, float32 has no gradient
     "data.crop": (lambda value: 0 < value <= 1, "more than 0 and at most 1"),
 }
 """What each number may be, and how to say so."""

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from recollect.core.content import content_hash
 from recollect.core.errors import UserError
-from recollect.core.files import atomic_folder, cache_folder, write_json
+from recollect.core.files import atomic_folder, cache_folder, write_json, write_text
 from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed
 from recollect.core.types import BatchRead, ImageLike, Kind, Sample, Source
@@ -19,7 +20,7 @@ from recollect.data.sources.images import BrokenImageError, as_rgb
 from recollect.data.sources.reading import read_ahead
 
 _BLOCK = 256
-_PIXELS, _ROWS, _BROKEN = "pixels.bin", "rows.npy", "broken.json"
+_PIXELS, _ROWS, _BROKEN, _CHECK = "pixels.bin", "rows.npy", "broken.json", "check.txt"
 _ROW = np.dtype([("start", "<i8"), ("height", "<i4"), ("width", "<i4"), ("check", "<u4")])
 """Of each picture: where its bytes begin, its size (0 where it could not be read), and their CRC-32."""
 
@@ -44,6 +45,8 @@ class DecodedSource(Source):
         self._open()
 
     def _open(self) -> None:
+        if (self.folder / _CHECK).read_text(encoding="ascii") != _check(self.folder):
+            raise ValueError("not as it was written")
         self._rows = np.load(self.folder / _ROWS, mmap_mode="r", allow_pickle=False)
         size = (self.folder / _PIXELS).stat().st_size
         whole = len(self._rows) == len(self.source) and size == int(_bytes(self._rows).sum())
@@ -167,6 +170,12 @@ def _decode(source: Source, needed: int, folder: Path) -> None:
             counter.advance(len(outcomes))
     np.save(folder / _ROWS, rows, allow_pickle=False)
     write_json(folder / _BROKEN, broken)
+    write_text(folder / _CHECK, _check(folder))
+
+
+def _check(folder: Path) -> str:
+    """Of all but the pixels, which have one for each picture."""
+    return content_hash([folder / _ROWS, folder / _BROKEN])
 
 
 def _no_larger(image: ImageLike, needed: int) -> np.ndarray:

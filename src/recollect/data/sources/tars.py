@@ -141,8 +141,9 @@ def _counted(tar: Path) -> tuple[int, ShardState]:
     if kept.exists():
         try:
             found = read_json(kept)
-            return int(found["samples"]), ShardState(**found["state"])
-        except (UserError, KeyError, TypeError, ValueError):
+            if found.pop("digest") == _digest(found):
+                return int(found["samples"]), ShardState(**found["state"])
+        except (UserError, AttributeError, KeyError, TypeError, ValueError):
             pass  # damaged: it is counted again
     try:
         handle = os.open(tar, os.O_RDONLY)
@@ -154,8 +155,13 @@ def _counted(tar: Path) -> tuple[int, ShardState]:
         state = scan(tar, about.st_size, about.st_mtime_ns)
     except (OSError, tarfile.TarError) as error:
         raise UserError(f"{tar}: damaged, or no tar ({error})") from error
-    write_json(kept, {"samples": count, "state": asdict(state)})
+    found = {"samples": count, "state": asdict(state)}
+    write_json(kept, {**found, "digest": _digest(found)})
     return count, state
+
+
+def _digest(found: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(found, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def stamp(file: str) -> tuple[str, int, int] | str:
