@@ -186,6 +186,9 @@ def test_a_folder_with_other_things_is_left_alone(small, tmp_path):
     for resume in (False, True):
         with pytest.raises(UserError, match="not empty"):
             train(RECIPE, tmp_path, resume=resume, device="cpu", assemble=small.parts)
+    for out in (tmp_path / "thesis.tex", tmp_path / "thesis.tex" / "run"):
+        with pytest.raises(UserError, match="a file is in the place of this folder"):
+            train(RECIPE, out, device="cpu", assemble=small.parts)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 

@@ -25,9 +25,16 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it, that survive a power cut."""
+    """Make a folder, and those above it, that survive a power cut.
+
+    Raises:
+        UserError: a file stands where the folder, or one above it, would be.
+    """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(f"{path}: a file is in the place of this folder. Name another place.") from None
     for folder in missing:
         sync_folder(folder.parent)
 

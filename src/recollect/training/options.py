@@ -297,6 +297,9 @@ class Recipe:
         yield rows > self.batch_size, words
 
 
+_IN_WORDS: Mapping[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
 def recipe_from_json(file: Path) -> Recipe:
     """The recipe that a ``recipe.json`` holds.
 
@@ -323,11 +326,13 @@ def _from_json(kind: Any, value: Any, file: Path, name: str) -> Any:
             return member(**parts)  # type: ignore[operator]
         except ValueError as error:
             raise UserError(f"{file}: {name}{error}") from None
-    if get_origin(member) is tuple and isinstance(value, list):
+    if get_origin(member) is tuple:
+        if not isinstance(value, list):
+            raise UserError(f"{file}: {name.rstrip('.')} is {value!r}; it must be a list")
         return tuple(_from_json(get_args(member)[0], part, file, name) for part in value)
     choices = get_args(member) if get_origin(member) is Literal else ()
     fits = value in choices if choices else isinstance(value, {float: (int, float)}.get(member, member))
     if not fits or (isinstance(value, bool) and member is not bool):
-        words = f"one of {', '.join(map(repr, choices))}" if choices else f"a {getattr(member, '__name__', member)}"
+        words = f"one of {', '.join(map(repr, choices))}" if choices else _IN_WORDS[member]
         raise UserError(f"{file}: {name.rstrip('.')} is {value!r}; it must be {words}")
     return float(value) if member is float else value
