@@ -1,5 +1,6 @@
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -41,8 +42,11 @@ def test_one_file_for_all_figures_overwrites_only_the_same(tmp_path):
     save_together([make(), make(seed=4)], path)
     save_together([make(rows=[]), make(seed=4)], path)
     for other in ([make()], [make(), make(seed=5)]):
-        with pytest.raises(UserError, match="holds something else"):
+        with pytest.raises(UserError, match="holds other evaluations and stays as it is") as said:
             save_together(other, path)
+        beside = Path(str(said.value).rpartition(" ")[2])
+        assert [each["seed"] for each in json.loads(beside.read_text())] == [each.seed for each in other]
+        beside.unlink()
     path.write_text('{"notes": "mine"}')
     with pytest.raises(UserError, match="holds something else"):
         save_together([make()], path)

@@ -21,7 +21,7 @@ from recollect.data.sources.columns import Columns
 from recollect.evaluation.clip_benchmark import TASKS, save_clip_benchmark
 from recollect.evaluation.features import FeatureCache
 from recollect.evaluation.probe import linear_probe
-from recollect.evaluation.results import Result, save_together
+from recollect.evaluation.results import Result, check_place, save_together
 from recollect.evaluation.unlabelled import UNLABELLED_METHODS
 from recollect.evaluation.zero_shot import zero_shot
 from recollect.models import load_model
@@ -123,10 +123,19 @@ class ModelOptions:
         if not self.models:
             raise UserError("no model was named. Give a folder or a hub id before --data.")
         self.reading.check()
-        check_writable(self.out, "--out")
+        self.check_out()
         cache = FeatureCache(self.cache) if self.cache else None
         for name in self.models:
             yield name, load_model(name, self.device), cache
+
+    def check_out(self) -> None:
+        """Refuse a place for the figures that could not take them, before any work.
+
+        Raises:
+            UserError: saying what is in the way.
+        """
+        check_writable(self.out, "--out")
+        check_place(self.out)
 
     def each_on(
         self, tested: Iterable[tuple[DataArgument, Source]]

@@ -131,6 +131,7 @@ class FewShot:
     def _of_features(self) -> tuple[list[Result], tuple[str, ...]]:
         if self.model.models or self.data.data or self.data.suite or any(name in _TUNING for name in self.methods):
             raise UserError("--features: these are in place of a model and --data, and no model can be tuned with them")
+        self.model.check_out()
         protocol = self._protocol()
         if self.own.texts is None and "zero-shot" in protocol.methods:
             if "zero-shot" in self.methods and self.methods != _USUAL:

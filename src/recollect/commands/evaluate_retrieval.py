@@ -29,7 +29,7 @@ class Retrieval:
     """Search captioned images both ways: recall at 1, 5 and 10, with every true match counted.
 
     With --methods, several ways of searching are compared on the same queries, with gains over the first and the cost
-    of a query. Intervals (95 %) are by bootstrap over queries and are in the JSON.
+    of a query. Intervals (95 %, in the JSON) are by bootstrap over pictures, whose captions stand or fall together.
     """
 
     model: tyro.conf.OmitArgPrefixes[ModelOptions]
@@ -42,7 +42,7 @@ class Retrieval:
     pool: PoolKind = "single"
     """Search every source by itself, or all as one pool of several domains."""
     methods: tuple[str, ...] = ("zero-shot",)
-    """Of: zero-shot, fine-tuning, text-to-text, rlcf, episode-full, episode; or all."""
+    """Of: zero-shot, normalised, fine-tuning, text-to-text, rlcf, episode-full, episode-paper, episode; or all."""
     captions: str | None = None
     """What methods that learn from captions are given: reworded (one true text of each image in other words, the
     stand-in of a captioner), held-out (an image's last text, which then is no query), true (its first text, though it
@@ -81,6 +81,8 @@ class Retrieval:
             raise UserError("--methods rlcf needs a larger model to judge the images. Name it with --teacher MODEL.")
         if not self.depths or min(self.depths) < 1:
             raise UserError("--depths: at least one, and each at least 1")
+        if self.queries is not None and self.queries < 1:
+            raise UserError(f"--queries {self.queries}: at least 1")
         columns = Columns(image=self.image_column, caption=self.caption_column)
         more, left_out = captioned_specs(self.suite, self.copies, columns) if self.suite else ((), ())
         selection = PoolSelection((*self.data, *more), self.pool, self.captions, self.corruption, self.split, columns)

@@ -116,21 +116,49 @@ def content_of(encoder: Encoder, *sources: Source, asked: Any = None) -> dict[st
     return {name: hashlib.blake2b(text, digest_size=8).hexdigest() for name, text in parts.items()}
 
 
+def check_place(path: Path | None) -> None:
+    """Refuse, before any work, a place whose content results could not take the place of.
+
+    Args:
+        path: a folder, or a .json file for all results together; None is not checked.
+
+    Raises:
+        UserError: a file is there that holds no results, or a folder that is called like a file.
+    """
+    if path is None or not path.exists():
+        return
+    if path.is_dir() and path.suffix == ".json":
+        raise UserError(f"--out {path}: is a folder. Name a file, or a folder that does not end in .json.")
+    if path.is_file() and path.suffix != ".json":
+        raise UserError(f"--out {path}: is a file. Name a folder, or a file that ends in .json.")
+    if path.is_file():
+        _identities(path)
+
+
 def save_together(results: Sequence[Result], path: Path) -> None:
     """Write results into one JSON file; it may take the place of the same evaluations only.
 
     Raises:
-        UserError: the file is there and holds something else.
+        UserError: the file is there and holds something else; if that is other evaluations, these are written into a
+            file beside it, since they may have taken hours.
     """
-    if path.exists():
-        try:
-            old = {Result(**{key: item for key, item in one.items() if key != "format"}).identity
-                   for one in read_json(path)}  # fmt: skip
-        except (TypeError, AttributeError, ValueError, UserError):
-            old = {"not results"}
-        if old != {result.identity for result in results}:
-            raise UserError(f"{path}: is there already and holds something else. Name another file, or move it away.")
-    write_json(path, [result.as_json() for result in results])
+    values, own = [result.as_json() for result in results], {result.identity for result in results}
+    if path.exists() and _identities(path) != own:
+        digest = hashlib.blake2b(_canonical(sorted(own)), digest_size=4).hexdigest()
+        beside = path.with_name(f"{path.stem}--{digest}{path.suffix}")
+        write_json(beside, values)
+        raise UserError(f"{path}: holds other evaluations and stays as it is. These are in {beside}")
+    write_json(path, values)
+
+
+def _identities(path: Path) -> set[str]:
+    """Which evaluations a file of `save_together` holds."""
+    try:
+        return {
+            Result(**{key: item for key, item in one.items() if key != "format"}).identity for one in read_json(path)
+        }
+    except (TypeError, AttributeError, ValueError, UserError):
+        raise UserError(f"{path}: is there already and holds something else. Name another, or move it away.") from None
 
 
 def load_result(path: str | Path) -> Result:
