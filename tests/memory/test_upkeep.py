@@ -3,6 +3,7 @@
 import io
 import json
 import os
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -192,6 +193,19 @@ def test_removing_duplicates_never_removes_the_last_of_a_group():
     assert set(found.spare("same")) == {"c"}
     assert set(found.spare("encoded")) == {"b", "c"}
     assert set(found.spare("similar")) == {"b", "c", "d"}
+
+
+def test_of_a_series_only_shots_that_are_like_one_that_stays_are_spared(tmp_path, pairs):
+    """Each vector is near the next, the ends are not near each other: one group, of which every other one stays."""
+    memory = Memory.create(tmp_path / "series", width=16, model="model-a")
+    angles = np.arange(5) * np.arccos(0.95)
+    turned = np.zeros((5, 16), np.float32)
+    turned[:, 0], turned[:, 1] = np.cos(angles), np.sin(angles)
+    memory.add(replace(pairs(5), image_vectors=turned))
+    found = find_duplicates(memory, threshold=0.94)
+    (group,) = found.groups["similar"]
+    assert len(group) == 5
+    assert found.spare("similar") == [group[1], group[3]]
 
 
 def test_an_exported_memory_opens_as_parquet_with_a_map_and_true_neighbours(memory, pairs, tmp_path):

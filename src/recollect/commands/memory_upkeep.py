@@ -106,7 +106,8 @@ class FindDuplicates:
     threshold: float = NEAR
     """Cosine from which two pictures are similar shots."""
     remove: Level | None = None
-    """Remove all but the first of each group of this level and of stricter ones."""
+    """Remove all but the first of each group of this level and of stricter ones; of similar shots, those alone that are
+    similar to one that stays."""
     dry_run: bool = False
     """With --remove: only say what would go."""
     out: Path | None = None
@@ -133,7 +134,7 @@ class FindDuplicates:
         console = output()
         for level in LEVELS:
             groups = found.groups[level]
-            spare = sum(len(group) - 1 for group in groups)
+            spare = len(set(found.spare(level)) & {id for group in groups for id in group})
             console.print(f"{_WORDS[level]}: {len(groups):,} groups, {spare:,} rows to spare", highlight=False)
             for group in groups[:_SHOWN]:
                 console.print(printable("  " + "  ".join(paths[id] or id for id in group)), soft_wrap=True)

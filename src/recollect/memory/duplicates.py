@@ -1,6 +1,6 @@
 """Duplicates in three levels, each apart: the same file, the same picture encoded again, and similar shots."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -33,20 +33,47 @@ class Duplicates:
 
     Attributes:
         groups: for each level its groups of ids, each sorted; the first of a group is the one to keep.
+        similar: pairs of pictures, sorted, that are similar shots by themselves; None where all of a group are.
     """
 
     groups: dict[Level, list[list[str]]] = field(default_factory=dict)
+    similar: frozenset[tuple[str, str]] | None = None
 
     def spare(self, level: Level) -> list[str]:
-        """All but the first of each group of a level and of those that are stricter."""
+        """All but the first of each group of a level and of those that are stricter.
+
+        Similarity is handed on from picture to picture, and the ends of a long series are not alike: of similar shots
+        only those can be spared that are similar to one that stays.
+        """
         spare: list[str] = []
         covered: set[str] = set()
+        shots = self._spare_shots() if level == "similar" and self.similar is not None else lambda group: group[1:]
         for each in reversed(LEVELS[: LEVELS.index(level) + 1]):  # wide groups hold the stricter ones
             for group in self.groups.get(each, []):
                 if covered.isdisjoint(group):
-                    spare += group[1:]
+                    spare += group[1:] if each != "similar" else shots(group)
                     covered.update(group)
         return spare
+
+    def _spare_shots(self) -> Callable[[list[str]], list[str]]:
+        """Which of a group are similar to one before them that stays."""
+        near: dict[str, set[str]] = {}
+        for one, other in self.similar or ():
+            near.setdefault(one, set()).add(other)
+            near.setdefault(other, set()).add(one)
+        doubles = set(self.spare("encoded"))
+
+        def spare_of(group: list[str]) -> list[str]:
+            kept, spare = set[str](), []
+            for id in group:
+                picture = picture_of(id)
+                if id in doubles or not kept.isdisjoint(near.get(picture, ())):
+                    spare.append(id)
+                else:
+                    kept.add(picture)
+            return spare
+
+        return spare_of
 
 
 def find_duplicates(memory: Memory, threshold: float = NEAR, limit: int | None = None) -> Duplicates:
@@ -81,7 +108,8 @@ def find_duplicates(memory: Memory, threshold: float = NEAR, limit: int | None =
     for level in LEVELS:
         edges += levels[level]
         groups[level] = _groups(ids, edges, levels[level], facts.pictures)
-    return Duplicates(groups)
+    shots = {tuple(sorted((facts.pictures[one], facts.pictures[other]))) for one, other in levels["similar"]}
+    return Duplicates(groups, frozenset((one, other) for one, other in shots))
 
 
 @dataclass(frozen=True)
