@@ -174,6 +174,11 @@ def test_views_are_the_picture_and_crops_of_it(pairs, checkpoint):
     torch.testing.assert_close(three.features[:, 0], one.features[:, 0])
     assert not torch.isclose(three.features[:, 1], three.features[:, 0]).all(1).any()
     assert not torch.isclose(three.features[:, 1], three.features[:, 2]).all(1).any()
+    smaller = replace(encoder.training_transform(), scale=(0.1, 0.2))
+    other = lock_source(encoder, source, views=3, crops=smaller)  # not those that are kept of larger crops
+    torch.testing.assert_close(other.features[:, 0], one.features[:, 0])
+    assert not torch.isclose(other.features[:, 1], three.features[:, 1]).all(1).any()
+    assert len({each.fingerprint for each in (one, three, other)}) == 3
     drawn = [three.batch(np.array([4]), seed)[0][0] for seed in range(20)]
     which = {int((three.features[4] == features).all(1).nonzero()[0, 0]) for features in drawn}
     assert which == {0, 1, 2}
