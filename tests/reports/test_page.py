@@ -2,6 +2,7 @@ import re
 from html.parser import HTMLParser
 
 import pandas as pd
+import pytest
 
 from recollect.reports import plots
 from recollect.reports.page import Page
@@ -57,6 +58,14 @@ def frame():
             for shots in (1, 4, 32)
         ]
     )
+
+
+@pytest.mark.parametrize(("panels", "shape"), [(1, (1, 1)), (5, (1, 5)), (6, (2, 3)), (11, (3, 4))])
+def test_panels_fill_rows_of_equal_length(panels, shape):
+    rows = pd.concat([frame().assign(method=f"m{number}") for number in range(panels)])
+    curves = plots.few_shot_curves(rows, ["base"], [f"m{number}" for number in range(panels)], {})
+    assert curves.axes[0].get_gridspec().get_geometry() == shape
+    assert sum(axis.get_visible() for axis in curves.axes) == panels
 
 
 def test_figures_show_what_the_table_says():

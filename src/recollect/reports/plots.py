@@ -104,8 +104,9 @@ def few_shot_curves(
         colours: by model; by order where one has none.
     """
     shown = colours_of(models, colours)
-    columns = min(PANELS_IN_A_ROW, len(methods))
-    figure, axes = new_figure(columns, -(-len(methods) // columns), width=3.1, height=2.8)
+    rows = -(-len(methods) // PANELS_IN_A_ROW)
+    columns = -(-len(methods) // rows)  # six panels are two rows of three
+    figure, axes = new_figure(columns, rows, width=3.1, height=2.8)
     for axis in axes.flat[len(methods) :]:
         axis.set_visible(False)
     for axis, method in zip(axes.flat, methods, strict=False):

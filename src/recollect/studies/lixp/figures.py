@@ -58,7 +58,7 @@ def figure_1(options: StudyOptions) -> StudyReport:
     figure = plots.few_shot_curves(pair.few, [pair.plain, pair.context], PAPER_METHODS, means)
     saved = {method: efficiency(pair.few, pair.context, pair.plain, method) for method in PAPER_METHODS}
     words = ", ".join(f"{plots.METHOD_NAMES[m]} {v}" for m, v in saved.items())
-    most = max(pair.few["shots"])
+    most = int(max(pair.few["shots"]))
     note = f"fewer shots with context for what {pair.plain} reaches with {most}: {words}"
     return _figure_report(options, 1, figure, note, f"paper: {papers_words('lixp', 'figure-1')}")
 
