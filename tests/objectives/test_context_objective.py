@@ -257,12 +257,16 @@ def test_a_stale_buffer_adds_the_rows_of_past_steps_first_in_first_out(form):
 
 
 def test_the_stale_buffer_is_part_of_the_state():
-    first, second = make(stale_rows=5), make(stale_rows=5)
-    texts = rows(BATCH, seed=1)
-    first(rows(BATCH), texts)
+    first, second, unmarked = make(stale_rows=5), make(stale_rows=5), make(stale_rows=5)
+    texts, marks = rows(BATCH, seed=1), torch.arange(BATCH)[:, None]
+    first(rows(BATCH), texts, marks=marks)
     second.load_state_dict(first.state_dict())
+    before = {name: value for name, value in first.state_dict().items() if name != "stale_marks"}
+    unmarked.load_state_dict(before)  # as it was saved where no marks were given
     images = rows(BATCH, seed=8)
-    torch.testing.assert_close(first(images, texts)[0], second(images, texts)[0])
+    losses = [each(images, texts, marks=marks)[0] for each in (first, second, unmarked)]
+    assert torch.equal(losses[0], losses[1])
+    assert not torch.isclose(losses[0], losses[2]), "rows whose marks are known are hidden from their new selves"
 
 
 def test_without_a_mask_a_sharp_look_up_finds_itself_and_nothing_else():
@@ -422,20 +426,27 @@ def test_stale_rows_are_remembered_and_learned_from_step_after_step(more):
 MARKS = torch.tensor([[5], [6], [5], [7], [8], [6], [5], [9], [3]])
 
 
-def without_copies(objective, images, texts, marks, labels):
-    """The reference on a batch with copies: loops that leave them out, of a pair's negatives and of a row's context."""
+def without_copies(objective, images, texts, marks, labels, past=()):
+    """The reference on a batch with copies: loops that leave them out, of a pair's negatives and of a row's context.
+
+    ``past`` holds stale rows, each with its marks.
+    """
     options, count = objective.options, len(images)
     copy = [[i != j and bool((marks[i] == marks[j]).any()) for j in range(count)] for i in range(count)]
     unit = images / images.norm(dim=1, keepdim=True)
     words = texts / texts.norm(dim=1, keepdim=True)
+    members = torch.randperm(count, generator=torch.Generator().manual_seed(0))[: options.active_rows].tolist()
     found = []
     for i in range(count):
-        seen = [j for j in range(count) if j != i and not copy[i][j]] if options.mask else list(range(count))
-        if not seen:
+        seen = [j for j in members if not options.mask or (j != i and not copy[i][j])]
+        old = [row for row, known in past if not (options.mask and bool((marks[i] == known).any()))]
+        if not seen and not old:
             found.append(torch.zeros(WIDTH, dtype=torch.float64))
             continue
-        logits = torch.stack([unit[i].dot(unit[j]) for j in seen]) / (objective.log_tau.exp() * math.sqrt(WIDTH))
-        value = sum(w * images[j] for w, j in zip(logits.softmax(0), seen, strict=True))
+        keys = [images[j] for j in seen] + old
+        logits = torch.stack([unit[i].dot(key / key.norm()) for key in keys])
+        weights = (logits / (objective.log_tau.exp() * math.sqrt(WIDTH))).softmax(0)
+        value = sum(weight * key for weight, key in zip(weights, keys, strict=True))
         found.append(value / value.norm())
 
     def loss(rows, term):
@@ -485,10 +496,38 @@ def test_copies_are_neither_negatives_nor_context(base, mask, marks, form, monke
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
-def test_marks_that_are_all_different_change_nothing():
-    objective = make()
-    given = {"images": rows(BATCH), "texts": rows(BATCH, seed=1)}
-    assert torch.equal(objective(**given)[0], objective(**given, marks=torch.arange(BATCH)[:, None])[0])
+@pytest.mark.parametrize("form", ["dense", "blockwise"])
+@pytest.mark.parametrize("more", [{}, {"active_rows": 5}, {"mask": False}])
+@pytest.mark.parametrize("repeats", ["in the batch and over steps", "over steps", "of texts over steps"])
+def test_a_row_does_not_see_what_it_or_a_copy_of_it_was(repeats, more, form, monkeypatch):
+    monkeypatch.setattr("recollect.objectives.context.tile_size", lambda device: 4)
+    objective, past = make(form=form, stale_rows=BATCH + 4, **more), []
+    for step in range(3):  # the second one's oldest rows are gone in the third
+        marks = torch.arange(BATCH)[:, None] + 5 * step
+        if repeats == "in the batch and over steps":
+            marks = MARKS + step
+        elif repeats == "of texts over steps":
+            marks = torch.cat([100 * (step + 1) + marks, marks.flip(0)], 1)
+        images, texts = rows(BATCH, seed=step).requires_grad_(), rows(BATCH, seed=9 + step).requires_grad_()
+        given = {"images": images, "texts": texts}
+        expected = without_copies(objective, **given, marks=marks, labels=None, past=past)
+        leaves = [*given.values(), *objective.parameters()]
+        wanted = torch.autograd.grad(expected, leaves, allow_unused=True, materialize_grads=True)
+        loss, _ = objective(**given, marks=marks)
+        torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-10)
+        for ours, theirs in zip(torch.autograd.grad(loss, leaves, materialize_grads=True), wanted, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+        new = zip(given["images"].detach(), marks, strict=True)
+        past = [*past, *((row, known) for row, known in new)][-BATCH - 4 :]
+
+
+@pytest.mark.parametrize("options", [{}, {"stale_rows": 2 * BATCH}])
+def test_marks_that_are_all_different_change_nothing(options):
+    objective, unmarked = make(**options), make(**options)
+    for step in range(3):
+        given = {"images": rows(BATCH, seed=step), "texts": rows(BATCH, seed=1)}
+        marks = torch.arange(BATCH)[:, None] + BATCH * step
+        assert torch.equal(unmarked(**given)[0], objective(**given, marks=marks)[0])
 
 
 @pytest.mark.parametrize("form", ["dense", "blockwise"])

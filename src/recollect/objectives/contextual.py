@@ -1,7 +1,7 @@
 """The context objective: a base loss on the embeddings and one on what they find in their context (LIxP, Eq. 6)."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +15,9 @@ from recollect.objectives.shards import WHOLE, Copies, Shard, find_copies
 from recollect.objectives.softmax import softmax_contrastive
 from recollect.objectives.terms import ImageSet, Losses
 from recollect.objectives.tiles import Form, check_pairs, full_precision
+
+_UNKNOWN = -1
+"""The mark of a key that is nobody's copy, or of which that is not known."""
 
 
 class Buffer(NamedTuple):
@@ -45,6 +48,7 @@ class ContextObjective(Objective):
 
     stale: Tensor | None
     stale_count: Tensor
+    stale_marks: Tensor | None
 
     def __init__(
         self,
@@ -76,6 +80,7 @@ class ContextObjective(Objective):
         rows = options.stale_rows
         self.register_buffer("stale", torch.zeros(rows, width or 0) if rows else None)
         self.register_buffer("stale_count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("stale_marks", None)  # made with the first marks, which say how many columns there are
 
     def _context_temperature(self, start: float) -> nn.Parameter:
         """tau_context: its own parameter, or the one it is tied to."""
@@ -127,7 +132,7 @@ class ContextObjective(Objective):
             views: raw embeddings of a second view of each image, for ``augmented``.
             context: raw embeddings of a separate batch, for ``separate``.
             marks: rows that share a number (not negative) in a column are copies of one sample: no negatives of each
-                other, and, unless the mask is off, no context.
+                other, and, unless the mask is off, no context, be they of this batch or stale.
             context_marks: the same of ``context``.
             seed: of the random subset, for ``active_rows``; give each step its own.
             shard: which rows of the batch these are; the losses of all processes add up to that of the batch.
@@ -149,7 +154,7 @@ class ContextObjective(Objective):
             loss, report = self._residual_loss(rows, found)
         else:
             loss, report = self._two_losses(rows, found, views)
-        self._remember(images, shard)
+        self._remember(images, marks, shard)
         return loss, report
 
     def _two_losses(self, rows: "_Rows", found: Attended, views: Tensor | None) -> tuple[Tensor, Report]:
@@ -221,12 +226,12 @@ class ContextObjective(Objective):
             copies = copies and copies._replace(columns=copies.columns[chosen], first=None)
         if self.stale is not None and int(self.stale_count) > 0:
             # A copy, since this step's rows take the place of the oldest before the backward pass has read them.
-            past = self.stale[: int(self.stale_count.clamp_max(len(self.stale)))].to(rows, copy=True)
+            filled = slice(0, int(self.stale_count.clamp_max(len(self.stale))))
+            past = self.stale[filled].to(rows, copy=True)
             past_keys, past_values = self._shape(unit(past) if options.normalise_keys else past, past)
+            if options.mask and options.augmented == "none":
+                copies = _with_past(copies, len(keys), batch.marks, self.stale_marks, filled)
             keys, values = torch.cat([keys, past_keys]), torch.cat([values, past_values])
-            if copies is not None:
-                unknown = copies.columns.new_full((len(past), copies.columns.shape[1]), -1)
-                copies = copies._replace(columns=torch.cat([copies.columns, unknown]))
         return Buffer(keys, values, own, copies)
 
     def _shape(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -239,7 +244,7 @@ class ContextObjective(Objective):
         return keys, values
 
     @torch.no_grad()
-    def _remember(self, images: Tensor, shard: Shard) -> None:
+    def _remember(self, images: Tensor, marks: Tensor | None, shard: Shard) -> None:
         """Put this step's rows in the stale buffer, over the oldest; every process remembers all."""
         if self.stale is None or not self.training:
             return
@@ -249,6 +254,17 @@ class ContextObjective(Objective):
         places = (first + torch.arange(len(rows), device=images.device)) % len(self.stale)
         self.stale[places] = rows.to(self.stale)
         self.stale_count += len(images)
+        if marks is not None and (self.stale_marks is None or self.stale_marks.shape[1] != marks.shape[1]):
+            self.stale_marks = marks.new_full((len(self.stale), marks.shape[1]), _UNKNOWN)
+        if self.stale_marks is not None:
+            self.stale_marks[places] = _UNKNOWN if marks is None else shard.gather(marks)[-len(rows) :]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        """Make room for the marks of stale rows, where a checkpoint has any."""
+        marks, self.stale_marks = state_dict.get(f"{prefix}stale_marks"), None
+        if marks is not None and self.stale is not None:
+            self.stale_marks = torch.empty_like(marks, device=self.stale.device)
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     @torch.no_grad()
     def _report(self, loss: Tensor, base: Tensor, context: Tensor | None, found: Attended, shard: Shard) -> Report:
@@ -282,6 +298,20 @@ class _Rows(NamedTuple):
     def losses(self, term: LossTerms, sets: list[ImageSet]) -> Losses:
         """See `LossTerms.losses`."""
         return term.losses(sets, self.texts, self.labels, self.marks, self.shard)
+
+
+def _with_past(
+    copies: Copies | None, keys: int, marks: Tensor | None, past: Tensor | None, filled: slice
+) -> Copies | None:
+    """The copies among ``keys`` keys and, behind them, the stale rows, which ``past`` has the marks of."""
+    seen = None if marks is None or past is None or past.shape[1] != marks.shape[1] else past[filled]
+    again = _copies_in(seen, marks, WHOLE)  # every process has all stale rows
+    if marks is None or (copies is None and again is None):
+        return None
+    size = filled.stop, marks.shape[1]
+    stale = marks.new_full(size, _UNKNOWN) if seen is None else seen
+    here = marks.new_full((keys, size[1]), _UNKNOWN) if copies is None else copies.columns
+    return Copies(marks, torch.cat([here, stale]), None if copies is None else copies.first)
 
 
 def _copies_in(columns: Tensor | None, rows: Tensor | None, shard: Shard) -> Copies | None:

@@ -23,7 +23,8 @@ class ContextOptions:
         value_head: layers of a learned map of the values, 0 to 3 (Table 5b).
         normalise_keys: queries and keys are unit-norm (Table 5c).
         layer_norm: LayerNorm of the keys, the values or both (Table 5d).
-        stale_rows: rows of past steps kept as further context, first in first out, without gradient (Table 5e).
+        stale_rows: rows of past steps kept as further context, first in first out, without gradient (Table 5e); a
+            row that is met again does not see its old self.
         active_rows: look up in a random subset of the batch of this size; None takes all (Table 5f).
         augmented: look up in a second view of each image, without a mask: ``buffer`` only; ``all``: the views are
             trained on too; ``all+infonce``: and images and views are contrasted (Table 6).
