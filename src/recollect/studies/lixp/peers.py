@@ -79,7 +79,7 @@ class _Size:
 
 _SIZES: Mapping[Scale, _Size] = {
     "smoke": _Size(1, 1, 1, 1e-3),
-    "small": _Size(16, 1, 3, 0.1),
+    "small": _Size(16, 1, 3, 1.0),
     "full": _Size(16, 3, None, 1.0),
 }
 
@@ -131,7 +131,10 @@ def _notes(options: StudyOptions) -> list[str]:
     if options.scale == "full":
         notes.append("the paper does not say which of its two ViT-B/16 it took; this is that of 6B examples")
     else:
-        notes.append(f"prompt learners take {size.effort:.1%} of the published steps, at least one pass over the shots")
+        if size.effort < 1:
+            notes.append(
+                f"prompt learners take {size.effort:.1%} of the published steps, at least one pass over the shots"
+            )
         notes.append("the paper's columns are other sets than ours: compare directions")
     count = seeds_of(options)
     seeds = "one training seed" if count == 1 else f"mean ± std over {count} training seeds"
