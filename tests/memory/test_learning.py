@@ -395,14 +395,16 @@ def test_a_run_that_was_stopped_resumes_to_the_same_weights(world, tmp_path, mon
     assert losses[0] == losses[1]
 
 
-def test_neighbours_are_found_again_when_the_memory_has_changed(world, tmp_path):
+def test_a_changed_memory_is_looked_up_anew_and_no_run_goes_on_with_it(world, tmp_path):
     train, _, shared = world
     memory = Memory.open(shutil.copytree(shared.address, tmp_path / "memory"))
     train_fusion(recipe_of(memory, epochs=1), Frozen(), train, tmp_path / "run", device="cpu")
     stored = tmp_path / "run.neighbours" / "neighbours.safetensors"
     before = stored.read_bytes()
     memory.delete(["memory:0"])
-    learning._found(recipe_of(memory, fusion=FusionSettings(32)), train, (), stored.parent)
+    shutil.rmtree(tmp_path / "run" / "model")  # as where a run was killed before it wrote its model
+    with pytest.raises(UserError, match=f"needs the same data, but {memory.address} had content .*, has content"):
+        train_fusion(recipe_of(memory, epochs=1), Frozen(), train, tmp_path / "run", resume=True, device="cpu")
     assert stored.read_bytes() != before
 
 

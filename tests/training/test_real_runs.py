@@ -125,6 +125,23 @@ def test_post_training_goes_on_from_the_checkpoints_weights_and_temperature(tmp_
     assert named.term.bias.item() == 0.0
 
 
+def test_data_that_changed_since_a_run_stopped_is_named(pairs, tmp_path, capsys):
+    table, out = tmp_path / "own.csv", tmp_path / "run"
+    text = pairs.read_text().replace("\n", f"\n{pairs.parent}/")
+    table.write_text(text)
+    data = Data(sources=(f"{table}?paths=anywhere",), definitions=str(tmp_path / "words.json"))
+    (tmp_path / "words.json").write_text('{"noise": "a sound"}')
+    recipe = replace(RECIPES["siglip-tiny"](), steps=1, batch_size=2, data=data)
+    train(recipe, out, device="cpu")
+    table.write_text("\n".join(text.split("\n")[:13]))
+    assert recollect("train", "--config", out / "recipe.json", "--out", out, "--steps", 2, "--resume") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"needs the same data, but {table}?paths=anywhere had 20 samples, has 12 samples; " in said
+    assert f"had {len(text):,} bytes, has " in said
+    state = json.loads((checkpoints.latest(out / "checkpoints") / "state.json").read_text())
+    assert state["data"][str(tmp_path / "words.json")] == {"bytes": 20}
+
+
 @pytest.mark.parametrize("preset", ["tiny", "small"])
 def test_a_preset_learns_from_pictures(preset, pairs, tmp_path):
     """Every weight of both towers moves, and the loss of a batch seen again and again falls."""

@@ -199,11 +199,11 @@ def test_resuming_with_another_recipe_says_what_differs(small, tmp_path):
         train(other, tmp_path / "run", resume=True, device="cpu", assemble=small.parts)
 
 
-def stopped_at(small, out: Path, step: int) -> None:
+def stopped_at(small, out: Path, step: int, data=None) -> None:
     """A run of `RECIPE` that lost its power after a checkpoint."""
 
     def parts(recipe, place, saved):
-        made = small.parts(recipe, place, saved)
+        made = replace(small.parts(recipe, place, saved), data=data or {})
 
         def feed(start, stop):
             for number, item in enumerate(made.feed(start, stop), start):
@@ -215,6 +215,29 @@ def stopped_at(small, out: Path, step: int) -> None:
 
     with pytest.raises(RuntimeError, match="power"):
         train(RECIPE, out, device="cpu", assemble=parts)
+
+
+def test_resuming_with_other_data_says_what_differs(small, unbroken, tmp_path, capfd):
+    out, last = tmp_path / "run", tmp_path / "run" / "checkpoints" / "step-00000004"
+    stopped_at(small, out, 5, {"even.csv": {"samples": 6400, "bytes": 9}, "odd": {"samples": 3}})
+
+    def resume(**data) -> Path:
+        def parts(*given):
+            return replace(small.parts(*given), data=data)
+
+        return train(RECIPE, out, resume=True, device="cpu", assemble=parts)
+
+    before = files(out)
+    changed = {"even.csv": {"samples": 40, "bytes": 8}, "odd": {"samples": 3}, "new": {"samples": 1}}
+    with pytest.raises(UserError) as refused:
+        resume(**changed)
+    assert str(refused.value) == (
+        f"{last}: --resume needs the same data, but even.csv had 6,400 samples, has 40 samples; even.csv had 9 bytes, "
+        "has 8 bytes. Put it back, or name another --out."
+    )
+    assert files(out) == before
+    resume(odd={"samples": 3})  # what is not known any more is not compared
+    assert files(out / "model") == unbroken[0]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
 from pathlib import Path
@@ -19,14 +19,17 @@ from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.stream import CONTEXT_VIEW, BatchStream
 from recollect.data.definitions import Knowledge, open_definitions
 from recollect.data.sources import open_source
+from recollect.data.sources.address import parse_address
 from recollect.data.sources.decoded import decoded
 from recollect.data.sources.derived import corpus
 from recollect.data.sources.images import note
 from recollect.data.transforms import ImageTransform
+from recollect.data.worlds import is_built_in
 from recollect.models import PRESETS, DualEncoder, PatchEncoder, TransformersEncoder, build_model, load_model
 from recollect.models.transformers.texts import TextTokens
 from recollect.objectives import ContextObjective, ContrastiveObjective, Objective
 from recollect.training.adapted import AdaptedTowers, adapt, adapt_again
+from recollect.training.checkpoints import Facts
 from recollect.training.locked import LockedSource, LockedTowers, TextFeatures, fit_patches, lock_source
 from recollect.training.options import CopiesBy, Data, Model, ObjectiveOptions, Recipe
 from recollect.training.ranks import ProcessRanks, first_makes
@@ -51,12 +54,14 @@ class Parts:
         objective: from raw embeddings to a loss and a report.
         sources: names of the sources, in the order in which they are counted.
         feed: the inputs of any range of steps; those of a step are a function of the seed and the step.
+        data: what is cheap to know of whatever the run reads; a checkpoint keeps it, and goes on with the same only.
     """
 
     model: Towers
     objective: Objective
     sources: tuple[str, ...]
     feed: Feed
+    data: Facts = field(default_factory=dict)
 
 
 def object_spec(source: Source) -> str:
@@ -85,6 +90,9 @@ def assemble_recipe(
     """
     data = recipe.data
     sources = tuple(objects.get(spec) or _open(spec, kind, data) for spec, kind in data.specs)
+    facts = {spec: _facts(spec, source) for (spec, _), source in zip(data.specs, sources, strict=True)}
+    if data.definitions is not None:
+        facts[data.definitions] = _size(Path(data.definitions))
     knowledge = None if data.definitions is None else Knowledge(open_definitions(Path(data.definitions)))
     if saved_model is not None and recipe.model.lora is None:  # LoRA's checkpoints hold the changes alone
         model = load_model(saved_model, "cpu")
@@ -124,7 +132,18 @@ def assemble_recipe(
                     f"{source.name}: {len(source):,} samples for {count:,} of a batch; copies are left out of the loss"
                 )
     feed = _feed(stream, towers, objective.needs, recipe, place)
-    return Parts(towers, objective, tuple(source.name for source in sources), feed)
+    return Parts(towers, objective, tuple(source.name for source in sources), feed, facts)
+
+
+def _facts(spec: str, source: Source) -> dict[str, int]:
+    """How many samples a source has, and of one that is a file its size."""
+    if spec.startswith(_OBJECT) or is_built_in(spec):
+        return {} if source.endless else {"samples": len(source)}
+    return {"samples": len(source), **_size(Path(parse_address(spec).place).expanduser())}
+
+
+def _size(path: Path) -> dict[str, int]:
+    return {"bytes": path.stat().st_size} if path.is_file() else {}
 
 
 def _say_defined(sources: Sequence[Source], knowledge: Knowledge | None) -> None:

@@ -27,6 +27,9 @@ from recollect.training.step import Towers
 
 CHECKSUMS = "checksums.json"
 
+Facts = Mapping[str, Mapping[str, int | str]]
+"""Facts of several things, by name."""
+
 
 @dataclass(frozen=True)
 class State:
@@ -36,11 +39,13 @@ class State:
         step: updates made.
         seen: examples seen of each source.
         loss_scale: factor of the loss, and good steps since it last changed (`LossScale`).
+        data: what is cheap to know of each thing that the run reads, by what the user calls it.
     """
 
     step: int = 0
     seen: dict[str, int] = field(default_factory=dict)
     loss_scale: tuple[float, int] = (1.0, 0)
+    data: Facts = field(default_factory=dict)
 
 
 def save(
@@ -167,7 +172,7 @@ def restore(checkpoint: Path, objective: nn.Module, optimiser: AdamW, averages: 
         if entries:
             optimiser.state[parameter] = {key: part_like(value, parameter) for key, value in entries.items()}
     state = read_json(checkpoint / "state.json")
-    return State(state["step"], state["seen"], (state["loss_scale"][0], state["loss_scale"][1]))
+    return State(state["step"], state["seen"], (state["loss_scale"][0], state["loss_scale"][1]), state.get("data", {}))
 
 
 def prune_checkpoints(folder: Path, keep: int) -> None:

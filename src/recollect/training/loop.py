@@ -30,6 +30,7 @@ from recollect.training.run_folder import (
     Metrics,
     StopRequest,
     as_json,
+    check_data,
     check_run_folder,
     finished,
     leaves_no_failed_start,
@@ -112,6 +113,8 @@ def train(
         name = first_decides(lambda: _last_checkpoint(out, recipe))
         last = out / "checkpoints" / name if name else None
         parts = assemble(recipe, place, last / "model" if last else None)
+        if last:
+            first_decides(partial(check_data, last, parts.data))
         wait_for_all()  # every process has read the folder before the first one writes to it
         if place.first:
             held.enter_context(leaves_no_failed_start(out))
@@ -172,13 +175,14 @@ class _Run:
         self.optimiser = build_optimiser(self.model, self.objective, recipe.optimiser)
         self.towers: Towers = CompiledTowers(self.model) if recipe.compile else self.model
         scale = LossScale.of(recipe.precision)
-        self.state = State(seen=dict.fromkeys(parts.sources, 0), loss_scale=(scale.factor, scale.good))
+        self.state = State(seen=dict.fromkeys(parts.sources, 0), loss_scale=(scale.factor, scale.good), data=parts.data)
         self.averages = None
         if recipe.average is not None:
             learning = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
             self.averages = Averages(learning, recipe.average)
         if last:
-            self.state = checkpoints.restore(last, self.objective, self.optimiser, self.averages)
+            restored = checkpoints.restore(last, self.objective, self.optimiser, self.averages)
+            self.state = replace(restored, data=parts.data)
         self.metrics = Metrics(out / "metrics.jsonl", self.state.step) if place.first else None
         self.last_line = (self.state.step, time.perf_counter())
 
@@ -258,7 +262,7 @@ class _Run:
             self.averages.update(number)
         after = scale.after(finite)
         seen = {name: seen + composition[name] for name, seen in self.state.seen.items()}
-        self.state = State(number, seen, (after.factor, after.good))
+        self.state = replace(self.state, step=number, seen=seen, loss_scale=(after.factor, after.good))
         if recipe.precision == "float16":
             numbers["loss_scale"] = scale.factor
         return numbers | {"learning_rate": rate}

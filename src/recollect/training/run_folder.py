@@ -16,7 +16,7 @@ from typing import Any
 from recollect.core.errors import UserError
 from recollect.core.files import make_folder, read_json, sync_folder, write_json, write_text
 from recollect.data.sources.images import note
-from recollect.training.checkpoints import prune_checkpoints, put_model_away, remove_leftovers, remove_newer
+from recollect.training.checkpoints import Facts, prune_checkpoints, put_model_away, remove_leftovers, remove_newer
 from recollect.training.trackers import MetricsTracker
 
 _MAY_CHANGE = frozenset(
@@ -81,6 +81,33 @@ def check_run_folder(out: Path, recipe: Any, resume: bool) -> None:
     if changed:
         words = "; ".join(f"{name} was {then}, is {now}" for name, (then, now) in changed.items())
         raise UserError(f"{file}: --resume needs the same recipe, but {words}. Name another --out.")
+
+
+def check_data(checkpoint: Path, data: Facts) -> None:
+    """Refuse to go on with other data than a checkpoint's, as far as one can tell without reading it.
+
+    Args:
+        checkpoint: that the run goes on from; what it does not know is not compared.
+        data: as it is now (`recollect.training.assembly.Parts`).
+
+    Raises:
+        UserError: saying what differs.
+    """
+    before = read_json(checkpoint / "state.json").get("data", {})
+    words = [
+        f"{name} had {_counted(then, fact)}, has {_counted(data[name][fact], fact)}"
+        for name, facts in before.items()
+        for fact, then in facts.items()
+        if fact in data.get(name, {}) and data[name][fact] != then
+    ]
+    if words:
+        raise UserError(
+            f"{checkpoint}: --resume needs the same data, but {'; '.join(words)}. Put it back, or name another --out."
+        )
+
+
+def _counted(value: int | str, fact: str) -> str:
+    return f"{value:,} {fact}" if isinstance(value, int) else f"{fact} {value}"
 
 
 def _changes(file: Path, recipe: Any) -> dict[str, tuple[Any, Any]]:

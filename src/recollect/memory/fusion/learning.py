@@ -28,6 +28,7 @@ from recollect.memory.fusion.objective import CLIP_SCALE, TERMS, FusionObjective
 from recollect.memory.rows import Modality, Pairs
 from recollect.memory.store import NEAR, Memory
 from recollect.training.assembly import Parts
+from recollect.training.checkpoints import Facts
 from recollect.training.loop import train
 from recollect.training.optimiser import Optimiser
 from recollect.training.options import Recipe
@@ -36,6 +37,7 @@ from recollect.training.step import Inputs
 
 _NEIGHBOURS_FORMAT = 3
 NEIGHBOURS = "neighbours.safetensors"
+_KEY = "key.json"
 
 Preset = Literal["reading", "paper"]
 """What decides how a fusion learns to read: our choice on held-out concepts, or RECO as it is printed."""
@@ -214,9 +216,14 @@ def train_fusion(
     steps = max(1, round(recipe.epochs * len(pairs) / batch))
     recipe = replace(recipe, fusion=settings, steps=steps, batch_size=batch)
     recipe.check()
-    found = _found(recipe, pairs, folds, out.with_name(f"{out.name}.neighbours"))
+    folder = out.with_name(f"{out.name}.neighbours")
+    found = _found(recipe, pairs, folds, folder)
     scale = recipe.objective.scale or encoder.scale or CLIP_SCALE
     name = pairs.sources[0] if pairs.sources else "pairs"
+
+    def facts() -> Facts:
+        key = read_json(folder / _KEY)
+        return {name: {"pairs": len(pairs), "content": key["pairs"]}, recipe.memory: {"content": key["memory"]}}
 
     def assemble(given: Recipe, place: ProcessRanks, saved: Path | None) -> Parts:
         torch.manual_seed(given.seed)
@@ -231,7 +238,8 @@ def train_fusion(
         }
         fusion = FusionModule.open(saved) if saved else FusionModule(settings, pairs.model, trained)
         towers = FusionTowers(fusion.train())
-        return Parts(towers, FusionObjective(recipe.active_terms, scale), (name,), _feed(found, recipe, place, name))
+        feed = _feed(found, recipe, place, name)
+        return Parts(towers, FusionObjective(recipe.active_terms, scale), (name,), feed, facts())
 
     return train(recipe, out, resume=resume, device=device, assemble=assemble)
 
@@ -250,16 +258,16 @@ def _found(recipe: FusionRecipe, pairs: Pairs, folds: Sequence[Fold], folder: Pa
         "score_of": recipe.score_of,
         "reads": [fusion.kind != "mlp", fusion.search, fusion.read, fusion.modalities],
     }
-    if (folder / "key.json").is_file() and read_json(folder / "key.json") == key:
+    if (folder / _KEY).is_file() and read_json(folder / _KEY) == key:
         return Neighbours.open(folder / NEIGHBOURS)
     asked = (recipe.k, recipe.max_score, recipe.score_of)
     if folds:
         found = cross_neighbours(pairs, folds, recipe.fusion, folder.with_name(f"{folder.name}-fold"), *asked)
     else:
         found = find_neighbours(pairs, memory, recipe.fusion, *asked)
-    (folder / "key.json").unlink(missing_ok=True)
+    (folder / _KEY).unlink(missing_ok=True)
     found.save(folder / NEIGHBOURS)
-    write_json(folder / "key.json", key)
+    write_json(folder / _KEY, key)
     return found
 
 
