@@ -24,7 +24,7 @@ class ShardState:
         beyond: files whose headers are whole but lie behind damage, or behind an end mark, where no reader comes.
         damage: offset of the first header that is damaged; None if all are whole.
         ended: whether the mark of the end was there.
-        cut: whether the last file, or a header, stops in the middle.
+        cut: whether the tar stops within a file or the zeros that fill its last block; no reader opens it then.
     """
 
     files: int
@@ -46,7 +46,8 @@ def check_shards(files: Sequence[Path], lost_share: float) -> None:
     """Say of every tar what is missing in it, and stop where that is too much.
 
     Raises:
-        UserError: more than ``lost_share`` of all files cannot be reached, or a tar was cut short and nobody knows.
+        UserError: more than ``lost_share`` of all files cannot be reached, a tar was cut short and nobody knows, or,
+            whatever the share, one stops within a file.
     """
     weigh_losses({file: scan(file, file.stat().st_size, file.stat().st_mtime_ns) for file in files}, lost_share)
 
@@ -62,11 +63,12 @@ def weigh_losses(states: Mapping[Path, ShardState], lost_share: float) -> None:
         return
     total = sum(state.files + state.beyond + (state.damage is not None) for state in states.values())
     lost = sum(state.lost * max(1, state.files + state.beyond) for state in states.values()) / max(1, total)
+    cut = next((file for file, state in states.items() if state.cut), None)
     unknown = next((file for file, state in states.items() if state.lost == 1.0), None)
-    if lost > lost_share or (unknown and lost_share < 1):
-        first = unknown or next(iter(words))
+    if cut or lost > lost_share or (unknown and lost_share < 1):
+        first = cut or unknown or next(iter(words))
         more = f" (and {len(words) - 1} more shards)" if len(words) > 1 else ""
-        raise UserError(f"{words[first]}{more}. Copy it again, or make it anew.")
+        raise UserError(f"{words[first]}{more}. Copy it again, make it anew, or leave it out.")
     for text in words.values():
         note(f"{text}; the rest is read")
 
@@ -97,11 +99,10 @@ def scan(file: Path, size: int, changed: int) -> ShardState:
             if length is None:
                 return ShardState(files, _whole_headers(content, place + _BLOCK, size), place, False, False)
             place += _BLOCK + -(-length // _BLOCK) * _BLOCK
-            # The last file's padding may be missing; its bytes may not.
-            if place - -(-length // _BLOCK) * _BLOCK + length > size:
+            if place > size:
                 return ShardState(files, 0, None, False, True)
             files += header[156] in _FILES
-        return ShardState(files, 0, None, False, place < size)
+        return ShardState(files, 0, None, False, False)
 
 
 def _whole_headers(content: mmap.mmap, start: int, size: int) -> int:

@@ -146,13 +146,15 @@ def _counted(tar: Path) -> tuple[int, ShardState]:
         except (UserError, AttributeError, KeyError, TypeError, ValueError):
             pass  # damaged: it is counted again
     try:
+        about = tar.stat()
+        state = scan(tar, about.st_size, about.st_mtime_ns)
+        if state.cut:
+            return 0, state
         handle = os.open(tar, os.O_RDONLY)
         try:
             count = len(_samples_of(handle))
         finally:
             os.close(handle)
-        about = tar.stat()
-        state = scan(tar, about.st_size, about.st_mtime_ns)
     except (OSError, tarfile.TarError) as error:
         raise UserError(f"{tar}: damaged, or no tar ({error})") from error
     found = {"samples": count, "state": asdict(state)}
