@@ -257,9 +257,22 @@ def test_a_small_loss_is_said_and_a_larger_share_of_all_shards_stops(make, capfd
 def test_a_shard_cut_between_two_files_is_not_taken_for_a_whole_one(make):
     path = shard(make)
     cut = make.folder / "cut.tar"
-    cut.write_bytes(path.read_bytes()[: member_offsets(path)[100]])
-    assert "cut short: the mark of a tar's end is missing after 100 files" in complaint(cut)
-    assert len(open_source(str(cut), lost_share=1.0)) == 50
+    for more in (0, 100):  # a header that stops in the middle ends a tar as none does
+        cut.write_bytes(path.read_bytes()[: member_offsets(path)[100] + more])
+        assert "cut short: the mark of a tar's end is missing after 100 files" in complaint(cut)
+        assert len(open_source(str(cut), lost_share=1.0)) == 50
+
+
+@pytest.mark.parametrize("stream", ["", "?stream=yes"])
+@pytest.mark.parametrize("beyond", [512 + 3, -100])  # bytes behind a header; before the next one, in zeros alone
+def test_a_shard_that_stops_within_a_file_is_refused_whatever_may_be_lost(beyond, stream, make, capfd):
+    path = shard(make)
+    cut, start = make.folder / "cut.tar", member_offsets(path)[101 if beyond > 0 else 102]
+    cut.write_bytes(path.read_bytes()[: start + beyond])
+    for share in (0.0, 1.0):
+        with pytest.raises(UserError, match=r"cut.tar: damaged, cut short in the middle of file 102\. Copy it again"):
+            open_source(f"{cut}{stream}", lost_share=share)
+    assert "is read" not in capfd.readouterr().err
 
 
 def test_shards_glued_together_are_not_read_to_the_first_end_only(make):
@@ -292,7 +305,11 @@ def test_a_slip_in_a_local_path_is_no_question_to_the_hub(make, monkeypatch):
     monkeypatch.chdir(make.folder)
     monkeypatch.setattr("recollect.data.sources.files._open_hub", lambda *_: pytest.fail("asked the hub"))
     assert "Did you mean sets/pears.tar?" in complaint("sets/pear.tar")
-    assert "sets/pears: no such file or folder" in complaint("sets/pears")
+    monkeypatch.setattr("recollect.data.sources.files.hub_files", lambda *_: pytest.fail("asked the hub"))
+    for place in ("sets/pears", "sets/pears?stream=yes"):
+        said = complaint(place)
+        assert "sets/pears: no such file or folder. Did you mean sets/pears.tar?" in said
+        assert "'sets' is a folder here, so the hub is not asked" in said
 
 
 def test_a_hub_that_does_not_answer_is_one_line_soon(tmp_path):

@@ -41,6 +41,18 @@ def test_no_such_folder(tmp_path):
     assert "no such folder. Name a model's folder or a hub id such as" in refusal(tmp_path / "nothing")
 
 
+def test_a_slip_in_a_local_path_is_no_question_to_the_hub(tmp_path, monkeypatch):
+    (tmp_path / "runs" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: pytest.fail("asked the hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    expected = "runs/modle: no such folder. Did you mean runs/model? ('runs' is a folder here, so the hub is not asked)"
+    assert refusal("runs/modle") == expected
+    assert "runs/modle: no such folder. Did you mean runs/model? Name a model's folder" in refusal("./runs/modle")
+    with pytest.raises(UserError, match="Did you mean runs/model"):
+        build_model("tiny", texts=None, tokenizer="runs/modle")
+
+
 def test_a_hub_id_that_cannot_be_reached():
     message = refusal("some-lab/some-model")
     assert "no such folder, and not to be had from the hub" in message

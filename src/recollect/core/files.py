@@ -5,7 +5,8 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -196,6 +197,33 @@ def read_json(path: str | Path) -> Any:
         raise UserError(f"{path}: a folder, where a JSON file was expected. Name a file in it.") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not valid JSON ({error}). Was it cut short? Make it again.") from None
+
+
+def near_names(path: Path) -> str:
+    """What the user may have meant by a path that is not there: ``. Did you mean ...?``, or ""."""
+    with suppress(OSError):
+        close = get_close_matches(path.name, [other.name for other in path.parent.iterdir()], 3, 0.6)
+        if close:
+            return f". Did you mean {' or '.join(str(path.parent / name) for name in close)}?"
+    return ""
+
+
+def refuse_slip(place: str, what: str) -> None:
+    """Ask no hub for what would lie in a folder of this machine that is there.
+
+    "data/pears" beside a folder "data" is a slip of the pen, not a set of somebody called data.
+
+    Args:
+        place: a path or a hub id.
+        what: should be there.
+
+    Raises:
+        UserError: it is not there, and its folder is.
+    """
+    path = Path(place).expanduser()
+    if not path.exists() and path.parent != Path() and path.parent.is_dir():
+        here = f"'{path.parent}' is a folder here, so the hub is not asked"
+        raise UserError(f"{place}: no such {what}{near_names(path)} ({here})")
 
 
 def check_writable(path: str | Path | None, option: str) -> None:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from recollect.core.errors import UserError
+from recollect.core.files import refuse_slip
 
 SECONDS = 8.0
 """That the hub may take to say whether it knows a model."""
@@ -18,8 +19,10 @@ def asked_once(name: str) -> Iterator[None]:
         name: a folder, or an id on the hub.
 
     Raises:
-        UserError: the hub does not answer and nothing was fetched before, or it has no such model.
+        UserError: the hub does not answer and nothing was fetched before, or it has no such model; or a path was meant
+            (`refuse_slip`).
     """
+    refuse_slip(name, "folder")
     from huggingface_hub import HfApi, constants, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers.utils import cached_file
 
 from recollect.core.errors import UserError
-from recollect.core.files import read_json
+from recollect.core.files import near_names, read_json
 from recollect.core.types import best_device
 from recollect.data.transforms import ImageTransform
 from recollect.models.architectures import ENCODERS, restore_small
@@ -71,7 +71,8 @@ def _check_place(name: str) -> None:
         raise UserError(f"{name}: a preset, which has no weights yet. Train it first; then name RUN/model.")
     if not _HUB_ID.fullmatch(name):
         raise UserError(
-            f"{name}: no such folder. Name a model's folder or a hub id such as openai/clip-vit-base-patch32."
+            f"{name}: no such folder{near_names(path) or '.'} Name a model's folder or a hub id such as "
+            "openai/clip-vit-base-patch32."
         )
 
 

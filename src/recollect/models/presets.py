@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from recollect.core.errors import UserError
+from recollect.core.files import refuse_slip
 from recollect.core.seeding import derive_seed
 from recollect.core.types import ImageLike, Kind
 from recollect.data.transforms import ImageTransform
@@ -284,6 +285,7 @@ def _build_transformers(
 
 
 def _open_tokenizer(name: str) -> transformers.PreTrainedTokenizerBase:
+    refuse_slip(name, "folder")
     try:
         with quiet():
             return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)

@@ -5,9 +5,8 @@ import re
 import sys
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from glob import glob, has_magic
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import datasets
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
 from recollect.core.errors import UserError
-from recollect.core.files import read_text
+from recollect.core.files import near_names, read_text, refuse_slip
 from recollect.data.sources.columns import SPLITS
 from recollect.data.sources.images import BROKEN_SHARE, note
 from recollect.data.sources.published import is_published_shots, read_published, read_published_shots
@@ -83,10 +82,8 @@ def open_tables(
             raise UserError(f"{place}: no file fits this pattern")
         return _open_files(files, files[0].parent, path.name, lost_share)
     if path.suffix.lower() in {*_TABLES, ".tar"} or not _HUB_ID.fullmatch(place):
-        raise UserError(f"{place}: no such file or folder{_near(path)}")
-    if path.parent != Path() and path.parent.is_dir():
-        # "data/pears" beside a folder "data" is a slip of the pen, not a set of somebody called data.
-        raise UserError(f"{place}: no such file or folder{_near(path)} (a hub set? no folder '{path.parent}' then)")
+        raise UserError(f"{place}: no such file or folder{near_names(path)}")
+    refuse_slip(place, "file or folder")
     return _open_hub(place, config, revision)
 
 
@@ -113,8 +110,9 @@ def stream_files(place: str, revision: str | None, split: str | None) -> list[st
         files = [Path(name) for each in _expand_braces(place) for name in sorted(glob(str(Path(each).expanduser())))]
     if not files:
         if _HUB_ID.fullmatch(place) and not path.suffix:
+            refuse_slip(place, "file or folder")
             return list(hub_files(place, revision))
-        raise UserError(f"{place}: no Parquet files or tars to stream{_near(path)}")
+        raise UserError(f"{place}: no Parquet files or tars to stream{near_names(path)}")
     groups = _by_top_folder(files, path) if path.is_dir() else {"train": [str(file) for file in files]}
     if len(groups) == 1 and len(files) > 1:
         groups = _by_file_name(files)
@@ -124,15 +122,6 @@ def stream_files(place: str, revision: str | None, split: str | None) -> list[st
     if wanted not in groups:
         raise UserError(f"{place}: no split '{wanted}' to stream; it has {', '.join(groups)}")
     return groups[wanted]
-
-
-def _near(path: Path) -> str:
-    """What the user may have meant, from the names that are there."""
-    with suppress(OSError):
-        close = get_close_matches(path.name, [other.name for other in path.parent.iterdir()], 3, 0.6)
-        if close:
-            return f". Did you mean {' or '.join(str(path.parent / name) for name in close)}?"
-    return ""
 
 
 def _open_hub(name: str, config: str | None, revision: str | None) -> OpenedTables:
