@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from recollect.core.errors import UserError
 from recollect.memory import Memory
-from recollect.memory.filters import parse_filter
+from recollect.memory.filters import parse_filter, unknown_names
 
 VALUES = [0, 3, -2, 2.5, "3", "x", "it's", 'say "x"', "", "ü%_", True, False, None, [1], {"a": 1}]
 VALUES += ["a\nb", "a\\nb", "\t", "\\", "\x01\x02", "\\u0001", "\x7f\x1b[0m", '\\"']
@@ -130,6 +130,19 @@ def test_a_malformed_filter_is_one_line_that_says_where(where, why):
     with pytest.raises(UserError, match=why) as caught:
         parse_filter(where)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("shap = 'a'", ": no column 'shap'; there are id, caption, source, shape, year"),
+        ("not (sorce = 'a' and yaer in (1, 2)) or id = 'b'", ": no column 'sorce' or 'yaer'; there are id, "),
+        ("shape = 'none' and year > 3000 and source = 'b'", ""),
+    ],
+)
+def test_a_name_that_no_row_has_is_said_with_those_that_there_are(where, said):
+    found = unknown_names(where, ["year", "shape", "id"])
+    assert found.startswith(said) if said else found == ""
 
 
 def test_a_malformed_filter_reaches_no_store(varied):

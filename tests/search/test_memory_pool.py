@@ -48,8 +48,10 @@ def test_a_filter_leaves_what_satisfies_it(memory, encoder):
     assert set(pool.ids()) == wanted
     for result in Searcher(encoder, pool).search(QUERIES, 20):  # more than there are
         assert set(ids(result)) == wanted
-    with pytest.raises(UserError, match="no row satisfies"):
+    with pytest.raises(UserError, match=r"no row satisfies number > 100\. `"):
         MemoryPool(memory, "number > 100")
+    with pytest.raises(UserError, match="no column 'nubmer'; there are id, caption, source, number"):
+        MemoryPool(memory, "nubmer > 1")
     with pytest.raises(UserError):
         MemoryPool(memory, "number >>> 100")
 

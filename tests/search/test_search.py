@@ -313,8 +313,10 @@ def test_a_filter_leaves_what_satisfies_it(encoder, make_pool):
     assert ids(odd) == [id for id in ids(searcher.search("queen", 24)) if int(id) % 2]
     assert odd.searched == 12
     assert searcher.search("queen", 24, where="caption = 'none' or id = '3'").hits[0].item.id == "3"
-    with pytest.raises(UserError, match="no image satisfies"):
+    with pytest.raises(UserError, match=r"no image satisfies domain = 'strange'$"):
         searcher.search("queen", where="domain = 'strange'")
+    with pytest.raises(UserError, match=r"'odd': no column 'domian'; there are id, caption, source, domain$"):
+        searcher.search("queen", where="domian = 'odd'")
 
 
 def test_every_hit_says_whose_score_it_has(encoder, make_pool):

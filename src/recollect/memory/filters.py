@@ -8,7 +8,7 @@ type than what it is compared with, satisfies no comparison, whether or not ``no
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -19,6 +19,8 @@ Operator = Literal["=", "!=", "<", "<=", ">", ">=", "like", "not like"]
 
 FILTER_COLUMNS = ("id", "caption", "source")
 """Names that are columns; every other name is a key of the metadata."""
+
+_SHOWN = 30
 
 _OPPOSITE: dict[Operator, Operator] = {
     "=": "!=", "!=": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">", "like": "not like", "not like": "like",
@@ -56,6 +58,11 @@ class Condition:
                 return (re.fullmatch(pattern, found, re.DOTALL) is not None) == (self.operator == "like")
         smaller, equal = found < self.value, found == self.value
         return {"<": smaller, "<=": smaller or equal, ">": not (smaller or equal), ">=": not smaller}[self.operator]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What it asks about."""
+        return frozenset({self.name})
 
     def sql(self) -> str:
         """As Lance reads it."""
@@ -105,6 +112,11 @@ class Junction:
         """Whether a row satisfies it."""
         return (all if self.word == "and" else any)(part.matches(row) for part in self.parts)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """What they ask about."""
+        return frozenset[str]().union(*(part.names for part in self.parts))
+
     def sql(self) -> str:
         """As Lance reads it."""
         return "(" + f" {self.word} ".join(part.sql() for part in self.parts) + ")"
@@ -127,6 +139,21 @@ def parse_filter(text: str) -> Filter:
     parsed = parser.either()
     parser.end()
     return parsed
+
+
+def unknown_names(where: str, keys: Iterable[str]) -> str:
+    """What to say, behind that nothing satisfies a filter, of names in it that no row has; "" where there are none.
+
+    Args:
+        where: the filter.
+        keys: of the rows' metadata.
+    """
+    known = [*FILTER_COLUMNS, *sorted(set(keys) - {*FILTER_COLUMNS})]
+    missing = [f"'{name}'" for name in sorted(parse_filter(where).names - {*known})]
+    if not missing:
+        return ""
+    more = " …" if len(known) > _SHOWN else ""
+    return f": no column {' or '.join(missing)}; there are {', '.join(known[:_SHOWN])}{more}"
 
 
 def _kind(value: Any) -> str:

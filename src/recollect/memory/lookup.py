@@ -7,7 +7,8 @@ from jaxtyping import Bool, Float32, Float64, Shaped
 
 from recollect.core.errors import UserError
 from recollect.memory.backends.base import Backend, Hits
-from recollect.memory.filters import Filter
+from recollect.memory.filters import Filter, unknown_names
+from recollect.memory.info import metadata_keys
 from recollect.memory.rows import Modality, picture_of
 
 ROUNDING = 2.0**-21
@@ -140,7 +141,8 @@ def cosines(
 
 
 def nothing_satisfies(backend: Backend, where: str) -> UserError:
-    """What to say where a filter leaves nothing."""
+    """What to say where a filter leaves nothing: which of its names no row has, if that is why."""
+    why = unknown_names(where, metadata_keys(backend))
     return UserError(
-        f"{backend.address}: no row satisfies {where}. `recollect memory info` shows sources and metadata."
+        f"{backend.address}: no row satisfies {where}{why}. `recollect memory info` shows sources and metadata."
     )

@@ -10,10 +10,10 @@ import numpy as np
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from recollect.core.errors import UserError
 from recollect.core.types import ImageLike
 from recollect.memory import Hits, Item, Memory
 from recollect.memory.filters import parse_filter
+from recollect.memory.lookup import nothing_satisfies
 from recollect.search.captioning.file import CaptionFile
 
 CAPTIONS_FILE = "captions.jsonl"
@@ -45,9 +45,7 @@ class MemoryPool:
         self._file = written
         self.written = {} if written is None else written.captions
         if where is not None and not self._ids:
-            raise UserError(
-                f"{memory.address}: no row satisfies {where}. `recollect memory info` shows sources and metadata."
-            )
+            raise nothing_satisfies(memory.backend, where)
 
     def __len__(self) -> int:
         return len(self.memory) if self.where is None else len(self._ids)

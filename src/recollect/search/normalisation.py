@@ -17,11 +17,10 @@ from recollect.core.nearest import exact_neighbours
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import caption_prefix
 from recollect.memory import Hits, Item
-from recollect.memory.filters import parse_filter
 from recollect.models import DualEncoder
 from recollect.search.baselines.pool_wide import NO_CAPTIONS, has_caption, item_blocks
 from recollect.search.counters import CostCounters
-from recollect.search.pool import Pool, columns, nearest_of
+from recollect.search.pool import Pool, nearest_of, satisfying
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 NEAREST = (1, 8, 32, 128)
@@ -99,10 +98,7 @@ class NormalisedPool:
 
     def filtered(self, where: str) -> "NormalisedPool":
         """Those images that satisfy a filter, with the means that they had."""
-        condition = parse_filter(where)
-        rows = [self._row[item.id] for item in self.inner.items(self.ids()) if condition.matches(columns(item))]
-        if not rows:
-            raise UserError(f"no image satisfies {where}")
+        rows = [self._row[id] for id in satisfying(self.inner.items(self.ids()), where)]
         kept = self._vectors[rows]
         return NormalisedPool(self.inner, self._ids[rows].tolist(), kept[:, :-1], kept[:, -1], self.settings)
 

@@ -12,7 +12,7 @@ from recollect.core.nearest import ExactNeighbours, exact_neighbours
 from recollect.core.types import Encoder, ImageLike, Source
 from recollect.data.sources.reading import MOST_BROKEN, readable_blocks
 from recollect.memory import Hits, Item
-from recollect.memory.filters import parse_filter
+from recollect.memory.filters import parse_filter, unknown_names
 
 
 @runtime_checkable
@@ -158,14 +158,24 @@ class VectorPool:
 
 
 def _filtered(pool: "SourcePool | VectorPool", where: str) -> VectorPool:
-    condition = parse_filter(where)
-    ids = [item.id for item in pool.items(pool.ids()) if condition.matches(columns(item))]
-    if not ids:
-        raise UserError(f"no image satisfies {where}")
+    ids = satisfying(pool.items(pool.ids()), where)
     return VectorPool(pool, ids, pool.vectors(ids))
 
 
-def columns(item: Item) -> dict[str, Any]:
+def satisfying(items: Sequence[Item], where: str) -> list[str]:
+    """The ids of those that satisfy a filter.
+
+    Raises:
+        UserError: the filter is malformed or nothing satisfies it.
+    """
+    condition, rows = parse_filter(where), [_columns(item) for item in items]
+    ids = [row["id"] for row in rows if condition.matches(row)]
+    if not ids:
+        raise UserError(f"no image satisfies {where}{unknown_names(where, {key for row in rows for key in row})}")
+    return ids
+
+
+def _columns(item: Item) -> dict[str, Any]:
     """What a filter may ask of an item."""
     return {**item.metadata, "id": item.id, "caption": item.caption, "source": item.source}
 

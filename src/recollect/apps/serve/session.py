@@ -24,7 +24,7 @@ from recollect.apps.serve.teaching import Teaching
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder
 from recollect.data.sources.images import decode
-from recollect.memory.filters import parse_filter
+from recollect.memory.filters import parse_filter, unknown_names
 from recollect.search.cutoff import LearntCutOff, cut_off_of
 from recollect.search.query import Query
 
@@ -210,10 +210,11 @@ class Session:
     def _rows(self, where: str | None) -> np.ndarray:
         if where is None or not where.strip():
             return np.arange(len(self.collection))
-        ids = self.collection.memory.backend.ids_where(parse_filter(where))
+        memory = self.collection.memory
+        ids = memory.backend.ids_where(parse_filter(where))
         rows = [self.collection.row_of[id] for id in ids if id in self.collection.row_of]
         if not rows:
-            raise UserError(f"no picture satisfies {where}")
+            raise UserError(f"no picture satisfies {where}{unknown_names(where, memory.metadata_keys())}")
         return np.sort(np.array(rows, dtype=np.int64))
 
     # ---------------------------------------------------------------- look
