@@ -14,6 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from recollect import cli
+from recollect.core.errors import UserError
 from recollect.models import build_model, load_model
 from recollect.objectives import ContextObjective
 from recollect.training import checkpoints
@@ -125,7 +126,7 @@ def test_post_training_goes_on_from_the_checkpoints_weights_and_temperature(tmp_
     assert named.term.bias.item() == 0.0
 
 
-def test_data_that_changed_since_a_run_stopped_is_named(pairs, tmp_path, capsys):
+def test_data_that_changed_since_a_run_stopped_is_named(pairs, tmp_path):
     table, out = tmp_path / "own.csv", tmp_path / "run"
     text = pairs.read_text().replace("\n", f"\n{pairs.parent}/")
     table.write_text(text)
@@ -134,10 +135,11 @@ def test_data_that_changed_since_a_run_stopped_is_named(pairs, tmp_path, capsys)
     recipe = replace(RECIPES["siglip-tiny"](), steps=1, batch_size=2, data=data)
     train(recipe, out, device="cpu")
     table.write_text("\n".join(text.split("\n")[:13]))
-    assert recollect("train", "--config", out / "recipe.json", "--out", out, "--steps", 2, "--resume") == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert f"needs the same data, but {table}?paths=anywhere had 20 samples, has 12 samples; " in said
-    assert f"had {len(text):,} bytes, has " in said
+    with pytest.raises(UserError) as refused:
+        train(replace(recipe, steps=2), out, resume=True, device="cpu")
+    said = f"needs the same data, but {table}?paths=anywhere had 20 samples, has 12 samples; "
+    assert said in str(refused.value)
+    assert f"had {len(text):,} bytes, has " in str(refused.value)
     state = json.loads((checkpoints.latest(out / "checkpoints") / "state.json").read_text())
     assert state["data"][str(tmp_path / "words.json")] == {"bytes": 20}
 
