@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from recollect.core.errors import UserError
-from recollect.evaluation.results import load_results
+from recollect.evaluation.results import joint_identity, load_results
 from recollect.evaluation.unlabelled import UNLABELLED_METHODS
 from recollect.fewshot.protocol import FEW_SHOT_METHODS
 from recollect.tasks import captioned
@@ -34,8 +34,12 @@ def test_few_shot_with_nearly_every_method_and_two_models(recollect, trained, sh
     assert best > 60  # three shapes, so chance is 33
     assert "tip-adapter-cv" in done.stdout
     assert f"{trained[1]} minus {trained[0]}" in done.stdout
-    for name in ("few-shot.png", "gain-per-data-set-1.png", "gain-against-examples-1.png"):
-        assert np.asarray(Image.open(tmp_path / name)).std() > 5
+    drawn = sorted(tmp_path.glob("*.png"))
+    of_both = joint_identity(results)
+    assert [path.name for path in drawn] == [
+        f"{name}--{of_both}.png" for name in ("few-shot", "gain-against-examples-1", "gain-per-data-set-1")
+    ]
+    assert all(np.asarray(Image.open(path)).std() > 5 for path in drawn)
     assert len(list((tmp_path / "cache").iterdir())) == 4
 
 

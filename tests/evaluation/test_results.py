@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from recollect.core.errors import UserError
-from recollect.evaluation.results import Result, load_result, load_results, save_together, summarise
+from recollect.evaluation.results import Result, joint_identity, load_result, load_results, save_together, summarise
 
 
 def make(**changes):
@@ -32,6 +32,8 @@ def test_an_evaluation_made_again_takes_its_own_place_and_nothing_elses(tmp_path
     again = make(settings={"shots": [1, 2]}, rows=[{"metric": "top-1", "value": 62.0}])
     assert again.save(tmp_path) == path
     assert load_result(path).rows[0]["value"] == 62.0
+    assert joint_identity([again]) == again.identity
+    assert joint_identity([again, make(), again]) == joint_identity([make(), again]) != joint_identity([make(), make()])
     path.write_text(json.dumps(make(seed=9).as_json()))
     with pytest.raises(UserError, match="holds another evaluation"):
         again.save(tmp_path)

@@ -26,7 +26,7 @@ from recollect.evaluation.own_features import (
     read_texts,
     read_vectors,
 )
-from recollect.evaluation.results import Result, summarise
+from recollect.evaluation.results import Result, joint_identity, summarise
 from recollect.evaluation.tables import gain_over_draws, sample_efficiency, tidy
 from recollect.evaluation.tuned import TuningRequest
 from recollect.fewshot.protocol import FEW_SHOT_METHODS, PAPER_METHODS, SET_ALPHA, TRUST_COLUMNS, Protocol
@@ -126,7 +126,7 @@ class FewShot:
                 )
         say_left_out(left_out, console)
         self.model.save(results, console)
-        self._compare(frame, console)
+        self._compare(frame, joint_identity(results), console)
 
     def _of_features(self) -> tuple[list[Result], tuple[str, ...]]:
         if self.model.models or self.data.data or self.data.suite or any(name in _TUNING for name in self.methods):
@@ -188,8 +188,9 @@ class FewShot:
     def _fitting(self, task: ClassificationTask, protocol: Protocol) -> ClassificationTask:
         return with_enough_examples(task, protocol.shots[-1]) if self.small_classes == "drop" else task
 
-    def _compare(self, frame: pd.DataFrame, console: Console) -> None:
-        """Figures, and with two or more models what the later ones gain over the first."""
+    def _compare(self, frame: pd.DataFrame, identity: str, console: Console) -> None:
+        """Figures, which take the place of the same evaluations' only, and with two or more models what the later ones
+        gain over the first."""
         methods = [name for name in dict.fromkeys(frame["method"]) if name != "zero-shot"]
         models, every = list(dict.fromkeys(frame["model"])), sorted({int(k) for k in frame["shots"] if k > 0})
         shots = every[-1]
@@ -212,17 +213,16 @@ class FewShot:
         # Error bars are over draws of the support here: one model is one training.
         curves = frame.assign(training_seed=frame["seed"]) if frame["training_seed"].nunique() == 1 else frame
         zero = frame[frame["method"] == "zero-shot"].groupby("model")["value"].mean().to_dict()
-        figures = {"few-shot.png": few_shot_curves(curves[curves["shots"] > 0], models, methods, zero)}
+        figures = {"few-shot": few_shot_curves(curves[curves["shots"] > 0], models, methods, zero)}
         for number, model in enumerate(models[1:], 1):
-            figures[f"gain-per-data-set-{number}.png"] = gain_per_data_set(frame, model, models[0], methods[0], shots)
-            figures[f"gain-against-examples-{number}.png"] = gain_against_examples(
+            figures[f"gain-per-data-set-{number}"] = gain_per_data_set(frame, model, models[0], methods[0], shots)
+            figures[f"gain-against-examples-{number}"] = gain_against_examples(
                 frame, model, models[0], methods[0], shots
             )
-        for name, figure in figures.items():
-            save_figure(figure, self.model.out / name)
-        console.print(
-            f"figures: {', '.join(str(self.model.out / name) for name in figures)}", highlight=False, soft_wrap=True
-        )
+        paths = {self.model.out / f"{name}--{identity}.png": figure for name, figure in figures.items()}
+        for path, figure in paths.items():
+            save_figure(figure, path)
+        console.print(f"figures: {', '.join(map(str, paths))}", highlight=False, soft_wrap=True)
 
 
 def _few_shot_table(title: str, frame: pd.DataFrame, console: Console) -> None:

@@ -135,6 +135,12 @@ def check_place(path: Path | None) -> None:
         _identities(path)
 
 
+def joint_identity(results: Iterable[Result]) -> str:
+    """16 hex digits of several evaluations, in whatever order; of a single one its own `Result.identity`."""
+    own = sorted({result.identity for result in results})
+    return own[0] if len(own) == 1 else hashlib.blake2b(_canonical(own), digest_size=8).hexdigest()
+
+
 def save_together(results: Sequence[Result], path: Path) -> None:
     """Write results into one JSON file; it may take the place of the same evaluations only.
 
@@ -144,8 +150,7 @@ def save_together(results: Sequence[Result], path: Path) -> None:
     """
     values, own = [result.as_json() for result in results], {result.identity for result in results}
     if path.exists() and _identities(path) != own:
-        digest = hashlib.blake2b(_canonical(sorted(own)), digest_size=4).hexdigest()
-        beside = path.with_name(f"{path.stem}--{digest}{path.suffix}")
+        beside = path.with_name(f"{path.stem}--{joint_identity(results)}{path.suffix}")
         write_json(beside, values)
         raise UserError(f"{path}: holds other evaluations and stays as it is. These are in {beside}")
     write_json(path, values)
