@@ -67,6 +67,8 @@ def test_filters_and_everything(shared_page):
     assert sorted(tile["id"] for tile in found) == sorted(shared_page.session.collection.ids[:6])
     assert shared_page.call("/api/search", {"terms": [], "where": "number <"})[0] == 400
     assert shared_page.call("/api/search", {"terms": [], "where": "number > 1000"})[0] == 400
+    status, answer = shared_page.call("/api/search", {"terms": [], "where": "nubmer > 1"})
+    assert (status, "no column 'nubmer'; there are id, caption, source, " in str(answer)) == (400, True)
 
 
 def test_a_class_by_clicks_is_found_kept_and_applied(page):
