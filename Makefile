@@ -16,10 +16,9 @@ INSTALL := --quiet --disable-pip-version-check --no-compile --constraint constra
 unexport PYTHONDONTWRITEBYTECODE
 # A worker more than cores, since some always wait for a child or a disk; each takes 2 GB, so seventeen at most.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 16) + 1)')
-CHECKED := --jaxtyping-packages=recollect,beartype.beartype
-PYTEST := -n $(WORKERS) --dist worksteal $(CHECKED)
+PYTEST := -n $(WORKERS) --dist worksteal --jaxtyping-packages=recollect,beartype.beartype
 
-.PHONY: demo test lint style types collected suite help bench bench-gpu docs results notebooks matrix lowest setup clean
+.PHONY: demo test lint style types suite help bench bench-gpu docs results notebooks matrix lowest setup clean
 
 setup: .venv/.installed
 
@@ -28,7 +27,6 @@ setup: .venv/.installed
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install $(INSTALL) --upgrade pip  # a Python's own is old and takes half as long again
 	$(BIN)/python -m pip install $(INSTALL) torch
-	$(BIN)/python -c 'import torch._dynamo, torch.distributed.fsdp' > /dev/null 2>&1 & # compiled while pip waits
 	$(BIN)/python -m pip install $(INSTALL) --editable '.[dev]'
 	touch $@
 
@@ -56,13 +54,9 @@ bench: setup
 bench-gpu: setup
 	$(BIN)/python benchmarks/bench.py --scale gpu --out results/bench/gpu.json
 
-# Beside the linters, on a core of its own, what the tests import is compiled once; every worker would do it again.
-test: setup
-	$(MAKE) --no-print-directory --jobs 2 collected style types
-	$(MAKE) --no-print-directory suite
-
-collected: setup
-	$(BIN)/pytest $(CHECKED) --collect-only -qq > .venv/collected || { cat .venv/collected; false; }
+# What takes a second comes first; mypy keeps one core busy, and goes beside the tests.
+test: style
+	$(MAKE) --no-print-directory --jobs 2 types suite
 
 suite: setup
 	$(BIN)/pytest $(PYTEST)
