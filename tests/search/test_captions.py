@@ -160,8 +160,11 @@ def test_llava_is_asked_with_the_prompt_and_only_the_answer_is_kept(captioner_fo
 
 
 def test_what_is_no_captioner_says_so_in_one_line(tmp_path, captioner_folder, make_encoder):
-    with pytest.raises(UserError, match="captioner's config"):
+    with pytest.raises(UserError, match="no such folder"):
         TransformersCaptioner(str(tmp_path / "nothing"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="captioner's config"):
+        TransformersCaptioner(str(tmp_path / "empty"))
     with quiet():
         make_encoder("clip").save(tmp_path / "clip")
     with pytest.raises(UserError, match="does not describe images"):
