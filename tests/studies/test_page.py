@@ -65,6 +65,12 @@ def test_no_table_of_results_is_written_by_hand():
     assert re.findall(r"\d ± \d|[+−-]\d+\.\d", outside) == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_no_line_of_prose_begins_with_a_mark(page):
+    """Markdown takes a comment at the beginning of a line for the end of the paragraph."""
+    assert re.findall(r"^\s*<!-- (?:cell|words) .*$", page.read_text(encoding="utf-8"), re.MULTILINE) == []
+
+
 def test_every_kept_file_is_shown_or_named_by_the_guide_that_gives_its_figures():
     text = "".join(page.read_text(encoding="utf-8").split(EARLIER)[0] for page in PAGES)
     guides = "".join(page.read_text(encoding="utf-8") for page in PAGE.parent.glob("*.md"))
