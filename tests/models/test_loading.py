@@ -14,6 +14,7 @@ from transformers import AutoModel, BertConfig, BertModel, ViTConfig, ViTModel
 
 from recollect.core.errors import UserError
 from recollect.models import build_model, load_model
+from recollect.models.asking import asked_once
 
 TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
 
@@ -48,9 +49,23 @@ def test_a_slip_in_a_local_path_is_no_question_to_the_hub(tmp_path, monkeypatch)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     expected = "runs/modle: no such folder. Did you mean runs/model? ('runs' is a folder here, so the hub is not asked)"
     assert refusal("runs/modle") == expected
+    with pytest.raises(UserError, match="so the hub is not asked"), asked_once(f"runs/{'m' * 300}"):
+        pass  # longer than a file's name may be
     assert "runs/modle: no such folder. Did you mean runs/model? Name a model's folder" in refusal("./runs/modle")
     with pytest.raises(UserError, match="Did you mean runs/model"):
         build_model("tiny", texts=None, tokenizer="runs/modle")
+
+
+def test_what_was_fetched_before_is_a_hub_id_beside_a_folder_of_its_owners_name(tmp_path, monkeypatch):
+    (tmp_path / "some-lab" / "other").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    asked = []
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda _, name, **__: asked.append(name))
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda name, file: f"{name}/{file}")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with asked_once("some-lab/some-model"):
+        pass
+    assert asked == ["some-lab/some-model"]
 
 
 def test_a_hub_id_that_cannot_be_reached():

@@ -221,7 +221,7 @@ def refuse_slip(place: str, what: str) -> None:
         UserError: it is not there, and its folder is.
     """
     path = Path(place).expanduser()
-    if not path.exists() and path.parent != Path() and path.parent.is_dir():
+    if not os.path.exists(path) and path.parent != Path() and os.path.isdir(path.parent):
         here = f"'{path.parent}' is a folder here, so the hub is not asked"
         raise UserError(f"{place}: no such {what}{near_names(path)} ({here})")
 

@@ -10,6 +10,8 @@ from recollect.core.files import refuse_slip
 SECONDS = 8.0
 """That the hub may take to say whether it knows a model."""
 
+_CONFIGS = ("config.json", "recollect.json")
+
 
 @contextmanager
 def asked_once(name: str) -> Iterator[None]:
@@ -20,12 +22,19 @@ def asked_once(name: str) -> Iterator[None]:
 
     Raises:
         UserError: the hub does not answer and nothing was fetched before, or it has no such model; or a path was meant
-            (`refuse_slip`).
+            (`refuse_slip`), unless a model of that name was fetched before.
     """
-    refuse_slip(name, "folder")
     from huggingface_hub import HfApi, constants, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
 
+    def fetched() -> bool:
+        try:
+            return any(isinstance(try_to_load_from_cache(name, file), str) for file in _CONFIGS)
+        except ValueError:  # no name that the hub could have
+            return False
+
+    if not fetched():
+        refuse_slip(name, "folder")
     if Path(name).exists() or constants.HF_HUB_OFFLINE:
         yield
         return
@@ -39,7 +48,7 @@ def asked_once(name: str) -> Iterator[None]:
     except (HfHubHTTPError, OfflineModeIsEnabled):
         pass  # gated, busy: opening it says more
     except Exception as error:  # whatever the network's libraries raise: no route, no name, no answer
-        if not any(isinstance(try_to_load_from_cache(name, file), str) for file in ("config.json", "recollect.json")):
+        if not fetched():
             raise UserError(
                 f"{name}: no such folder, and the hub does not answer ({type(error).__name__}). Check the name and the "
                 f"network, or download it elsewhere with `hf download {name} --local-dir FOLDER` and name FOLDER."
