@@ -98,6 +98,21 @@ def test_tasks_have_the_sizes_and_prompts_of_the_protocol():
     assert zero_shot.class_texts[3] == ("kind3", "sort3")
 
 
+def test_tasks_of_several_sizes_are_over_classes_that_training_never_saw():
+    tasks = world_tasks("latents:sizes", "test")
+    assert [len(task.class_names) for task in tasks] == [5, 5, 8, 8, 12, 12, 20, 20, 32, 32, 50, 50, 80, 80, 120, 120]
+    assert np.bincount(tasks[-1].query.labels).tolist() == [25] * 120
+    unseen = {f"class {number}" for number in range(60 * 7, 60 * 9)}  # the first 60 of those held out are for choices
+    assert set(tasks[-1].class_names) == unseen
+    last_seen = LatentWorld().domains - LatentWorld().held_out_domains - 1
+    for task in tasks:
+        number = int(task.support.domain.removeprefix("domain "))
+        assert (number <= last_seen) == task.name.endswith("-seen")
+    choosing = world_tasks("latents:sizes", "validation")
+    assert [len(task.class_names) for task in choosing][-2:] == [50, 50]
+    assert not {name for task in choosing for name in task.class_names} & unseen
+
+
 def test_settings_are_part_of_the_address_and_of_the_fingerprint():
     assert world_of("latents?seed=4&noise=0.2") == LatentWorld(seed=4, noise=0.2)
     first, second = (open_world_source(f"latents:captions?seed={seed}") for seed in (0, 1))

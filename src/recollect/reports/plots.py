@@ -2,6 +2,7 @@
 
 import base64
 import io
+import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -192,15 +193,23 @@ def gain_per_data_set(frame: pd.DataFrame, model: str, baseline: str, method: st
 def gain_against_examples(frame: pd.DataFrame, model: str, baseline: str, method: str, shots: int) -> Figure:
     """Relative gain of each data set against its number of support examples, with the fit (LIxP, Fig. 5)."""
     table = gain_by_examples(frame, model, baseline, method, shots)
-    figure, axes = new_figure()
+    figure, axes = new_figure(width=5.6)
     axis = axes[0, 0]
     axis.scatter(table["examples"], table["relative_gain"], color=LINE_COLOURS[0], s=18)
     axis.set_xscale("log")
     axis.set_xlabel("support examples (classes × shots)")
     axis.set_ylabel("relative gain (%)")
     axis.axhline(0, color="0.3", linewidth=0.8)
+    # minor ticks between neighbouring sizes would be written over each other
+    sizes = np.unique(table["examples"])
+    ticks = sizes if len(sizes) <= 8 else 10.0 ** np.arange(*np.log10(sizes[[0, -1]]).round() + [0, 1])
+    axis.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
+    axis.set_xticks([], minor=True)
+    names = table["data"].astype(str)
+    shared = os.path.commonprefix(list(names)).rfind("-") + 1 if len(names) > 1 else 0
     for row in table.itertuples():
-        axis.annotate(str(row.data), (row.examples, row.relative_gain), (3, 3), textcoords="offset points", fontsize=6)
+        place = (row.examples, row.relative_gain)
+        axis.annotate(str(row.data)[shared:], place, (4, -2), textcoords="offset points", fontsize=6)
     named = f"{METHOD_NAMES.get(method, method)}, {shots} shots: {model} over {baseline}"
     figure.suptitle(_wrapped_to(named, figure), fontsize=8)
     try:
@@ -210,7 +219,7 @@ def gain_against_examples(frame: pd.DataFrame, model: str, baseline: str, method
         return figure
     ends = np.array([table["examples"].min(), table["examples"].max()])
     axis.plot(ends, fit.slope * np.log10(ends) + fit.intercept, color=LINE_COLOURS[1])
-    axis.set_title(f"slope {fit.slope:+.1f} a decade, p = {fit.p_value:.2g}")
+    axis.set_title(f"slope {fit.slope:+.1f} a decade, p = {fit.p_value:.2g}", fontsize=8)
     return figure
 
 

@@ -17,10 +17,7 @@ def few_shot_tasks(
     Even tasks are fine-grained (siblings of a few parents), odd ones broad; every second pair lies in a domain that
     training never saw.
     """
-    first = world.coarse * world.named
-    held = np.arange(first, world.fine)
-    place = (held - first) // world.coarse  # 0 … held_out - 1 among the siblings
-    pool = held[place == 0] if split == "validation" else held[place > 0]
+    pool = _unseen(world, split)
     draw = numpy_generator(world.seed, "tasks", split)
     siblings = max(1, len(pool) // world.coarse)
     tasks = []
@@ -36,6 +33,35 @@ def few_shot_tasks(
         prompts = tuple(world.fine_prompts(int(label)) for label in classes)
         tasks.append(_task(world, name, classes, domain, (shots, queries), prompts))
     return tasks
+
+
+SIZES = (5, 8, 12, 20, 32, 50, 80, 120)
+
+
+def sized_few_shot_tasks(
+    world: LatentWorld, split: str, *, shots: int = 32, queries: int = 25
+) -> list[ClassificationTask]:
+    """Two broad tasks of each number of classes in `SIZES` that the split has (LIxP, Fig. 5): in a domain that training
+    saw, and in one that it never saw."""
+    pool = _unseen(world, split)
+    draw = numpy_generator(world.seed, "sized tasks", split)
+    seen = world.domains - world.held_out_domains
+    tasks = []
+    for ways in (size for size in SIZES if size <= len(pool)):
+        places = {"seen": draw.integers(seen), "unseen": seen + draw.integers(world.held_out_domains)}
+        for place, domain in places.items():
+            classes = draw.permutation(pool)[:ways]
+            prompts = tuple(world.fine_prompts(int(label)) for label in classes)
+            name = f"latents-{split}-{ways}-{place}"
+            tasks.append(_task(world, name, classes, int(domain), (shots, queries), prompts))
+    return tasks
+
+
+def _unseen(world: LatentWorld, split: str) -> np.ndarray:
+    """The fine classes that training never saw: a sibling of each parent for validation, the others for the test."""
+    held = np.arange(world.coarse * world.named, world.fine)
+    first = held < world.coarse * (world.named + 1)
+    return held[first] if split == "validation" else held[~first]
 
 
 def _task(

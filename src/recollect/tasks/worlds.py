@@ -22,22 +22,25 @@ class WorldTasks:
         few_shot: over classes that training never saw.
         zero_shot: what captions have words for, in those words.
         label_set: a label set's own classes, under shifts too; None where the world has no label sets.
-        named: further tasks for classification by names, by the name behind ``WORLD:``.
+        few_shot_parts, zero_shot_parts: other tasks in their place, by the name behind ``WORLD:``.
     """
 
     few_shot: Make
     zero_shot: Make
     label_set: Make | None = None
-    named: Mapping[str, Make] = field(default_factory=dict)
+    few_shot_parts: Mapping[str, Make] = field(default_factory=dict)
+    zero_shot_parts: Mapping[str, Make] = field(default_factory=dict)
 
 
 TASKS: Mapping[str, WorldTasks] = {
-    "latents": WorldTasks(latents.few_shot_tasks, latents.zero_shot_tasks),
+    "latents": WorldTasks(
+        latents.few_shot_tasks, latents.zero_shot_tasks, few_shot_parts={"sizes": latents.sized_few_shot_tasks}
+    ),
     "glyphs": WorldTasks(
         glyphs.few_shot_tasks,
         glyphs.zero_shot_tasks,
         glyph_labels.label_set_tasks,
-        {"prompts": glyph_labels.prompt_tasks},
+        zero_shot_parts={"prompts": glyph_labels.prompt_tasks},
     ),
 }
 """The tasks of every world of `recollect.data.worlds.WORLDS`."""
@@ -46,7 +49,8 @@ TASKS: Mapping[str, WorldTasks] = {
 def world_tasks(spec: str, split: str = "test") -> list[ClassificationTask]:
     """Few-shot tasks over classes that training never saw; choices are made on ``validation`` alone.
 
-    ``glyphs:labels`` and its parts stand for that label set's own classes, under shifts too.
+    ``glyphs:labels`` and its parts stand for that label set's own classes, under shifts too; ``latents:sizes`` for
+    tasks of 5 to 120 classes.
     """
     name = _checked(spec, split)
     return [task for task in _made(name, world_of(spec), split, True) if task.shift not in RENAMED]
@@ -69,7 +73,9 @@ def _made(name: str, world: Any, split: str, examples: bool) -> tuple[Classifica
     tasks = TASKS[kind]
     if name in LABEL_SETS and tasks.label_set:
         return tuple(tasks.label_set(SOURCES[name](world), split))
-    return tuple((tasks.few_shot if examples else tasks.named.get(part, tasks.zero_shot))(world, split))
+    if examples:
+        return tuple(tasks.few_shot_parts.get(part, tasks.few_shot)(world, split))
+    return tuple(tasks.zero_shot_parts.get(part, tasks.zero_shot)(world, split))
 
 
 def _checked(spec: str, split: str) -> str:
