@@ -9,12 +9,13 @@ import pytest
 import guide_world
 from colours import COLOURS, ColourEncoder, paint
 from recollect.apps.classify.choosing import by_names, settings_of
-from recollect.apps.classify.classifier import Classifier, class_prompts_of
+from recollect.apps.classify.classifier import Classifier
 from recollect.apps.classify.folder import CLASSIFIER_FILE
 from recollect.apps.classify.naming import name_pictures
 from recollect.apps.classify.pictures import find_examples, find_images, read_names
 from recollect.apps.classify.predictions import classify
 from recollect.apps.classify.sheet import save_csv, save_json, save_sheet
+from recollect.apps.classify.teaching import class_prompts_of
 from recollect.core.errors import UserError
 from recollect.data.sources.images import decode
 from recollect.evaluation.features import prompt_ensemble

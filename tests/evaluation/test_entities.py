@@ -8,7 +8,7 @@ import torch
 
 from recollect.core.errors import UserError
 from recollect.core.types import EncoderBase, Sample, Source
-from recollect.evaluation.entities import confidence_of_best, entities, harmonic_mean, open_entities
+from recollect.evaluation.entities import best_and_confidence, entities, harmonic_mean, open_entities
 from recollect.tasks.classification import ClassificationTask
 
 NAMES = ("a cat", "an owl", "a fox", "a newt")
@@ -58,15 +58,17 @@ def test_seen_and_unseen_are_judged_apart_among_all_candidates():
     assert (result.settings["queries"], result.settings["unseen queries"]) == (8, 4)
 
 
-def test_confidence_is_the_softmax_over_all_candidates(monkeypatch):
+def test_best_and_confidence_are_those_of_the_softmax_over_all_candidates(monkeypatch):
     random = np.random.default_rng(0)
     images, texts = (random.normal(size=(n, 6)).astype(np.float32) for n in (7, 23))
     images, texts = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (images, texts))
+    texts[[20, 21, 9]] = texts[4], texts[4], texts[5]  # equals, within a block and over two: the first is meant
     scores = images.astype(np.float64) @ texts.T.astype(np.float64)
     wanted = np.exp(9 * scores) / np.exp(9 * scores).sum(axis=1, keepdims=True)
     monkeypatch.setattr("recollect.evaluation.entities._IMAGES", 3)
-    monkeypatch.setattr("recollect.evaluation.entities.SCORES_AT_ONCE", 15)
-    found = confidence_of_best(images, texts, scores.max(axis=1).astype(np.float32), 9.0)
+    monkeypatch.setattr("recollect.evaluation.entities._TEXTS", 5)
+    rows, found = best_and_confidence(images, texts, 9.0, torch.device("cpu"))
+    np.testing.assert_array_equal(rows, wanted.argmax(axis=1))
     # scale times the rounding of a cosine of six float32 products, in the exponent of each term
     np.testing.assert_allclose(found, wanted.max(axis=1), rtol=9 * 8 * 2**-23)
 

@@ -3,11 +3,11 @@
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+import torch
+from jaxtyping import Bool, Float32, Float64, Int64
 
 from recollect.core.errors import UserError
-from recollect.core.nearest import exact_neighbours
-from recollect.core.types import Encoder, Kind
+from recollect.core.types import Encoder, Kind, best_device
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
 from recollect.evaluation.features import (
@@ -19,12 +19,12 @@ from recollect.evaluation.features import (
 )
 from recollect.evaluation.results import Result, Row, content_of
 from recollect.evaluation.zero_shot import top_1
-from recollect.fewshot.calibration import SCORES_AT_ONCE, calibration_error
+from recollect.fewshot.calibration import calibration_error
 from recollect.tasks.classification import ClassificationTask, Division, classification_task
 from recollect.tasks.oven import is_oven, open_oven
 
-_IMAGES = 256
-"""Images whose scores with all entities are computed at a time."""
+_IMAGES, _TEXTS = 512, 4096
+"""Images and entities whose scores are computed at a time (8 MB: they stay in a cache)."""
 
 
 def open_entities(
@@ -59,28 +59,41 @@ def harmonic_mean(seen: float, unseen: float) -> float:
     return 0.0 if seen + unseen == 0 else 2 * seen * unseen / (seen + unseen)
 
 
-def confidence_of_best(
-    images: Float[np.ndarray, "n width"],
-    texts: Float[np.ndarray, "classes width"],
-    best: Float[np.ndarray, " n"],
+def best_and_confidence(
+    images: Float32[np.ndarray, "n width"],
+    texts: Float32[np.ndarray, "classes width"],
     scale: float,
-) -> Float[np.ndarray, " n"]:
-    """The softmax probability of each image's best class, ``1 / sum_c exp(scale (s_c - best))``, block by block.
+    device: torch.device | None = None,
+) -> tuple[Int64[np.ndarray, " n"], Float64[np.ndarray, " n"]]:
+    """The best class of each image and its softmax probability, ``1 / sum_c exp(scale (s_c - best))``, in one pass.
+
+    Block by block, with the best so far and the sum of what the others are to it: a later block's better best scales
+    the sum down. OVEN has six million candidates, and their scores are computed once.
 
     Args:
-        best: the largest cosine of each image with a text.
         scale: inverse temperature.
+        device: where to compute; the best of the machine by default.
+
+    Returns:
+        The class, of equal ones the first, and the probability (0 to 1).
     """
-    found = np.empty(len(images))
-    step = max(1, SCORES_AT_ONCE // _IMAGES)
+    device = device or best_device()
+    rows, confidence = np.empty(len(images), dtype=np.int64), np.empty(len(images))
     for start in range(0, len(images), _IMAGES):
-        some = slice(start, start + _IMAGES)
-        total = np.zeros(len(images[some]))
-        for first in range(0, len(texts), step):
-            scores = images[some] @ texts[first : first + step].T
-            total += np.exp(scale * (scores - best[some, None])).sum(axis=1, dtype=np.float64)
-        found[some] = 1 / total
-    return found
+        asked = torch.from_numpy(np.ascontiguousarray(images[start : start + _IMAGES])).to(device)
+        best = torch.full((len(asked),), -torch.inf, device=device)
+        found, total = torch.zeros_like(best, dtype=torch.int64), torch.zeros(len(asked), dtype=torch.float64)
+        for first in range(0, len(texts), _TEXTS):
+            scores = asked @ torch.from_numpy(texts[first : first + _TEXTS]).to(device).T
+            value, place = scores.max(dim=1)
+            better = value > best  # not where equal: the first stays
+            found = torch.where(better, place + first, found)
+            before, best = best, torch.maximum(best, value)
+            total *= ((before - best) * scale).exp().cpu()
+            total += scores.sub_(best[:, None]).mul_(scale).exp_().sum(dim=1).cpu()
+        rows[start : start + _IMAGES] = found.cpu().numpy()
+        confidence[start : start + _IMAGES] = (1 / total).numpy()
+    return rows, confidence
 
 
 def entities(
@@ -110,16 +123,14 @@ def entities(
     """
     texts = class_text_features(encoder, task, prefix)
     query = image_features(encoder, task.query, cache)
-    nearest = exact_neighbours(query.images, texts, 1)  # block by block: OVEN has six million candidates
-    predictions = nearest.rows[:, 0]
     is_seen = seen[query.labels]
     if is_seen.all() or not is_seen.any():
         raise UserError(f"{task.name}: no image of {'unseen' if is_seen.all() else 'seen'} entities")
+    predictions, confidence = best_and_confidence(query.images, texts, learned_scale(encoder))
     values = {
         "seen": top_1(predictions[is_seen], query.labels[is_seen]),
         "unseen": top_1(predictions[~is_seen], query.labels[~is_seen]),
     }
-    confidence = confidence_of_best(query.images, texts, nearest.scores[:, 0], learned_scale(encoder))
     right = predictions == query.labels
     of = {"seen": is_seen, "unseen": ~is_seen, "harmonic mean": np.ones_like(is_seen)}
     values["harmonic mean"] = harmonic_mean(values["seen"], values["unseen"])

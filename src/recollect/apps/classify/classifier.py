@@ -8,68 +8,26 @@ from textwrap import shorten
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from recollect.apps.classify.card import classifier_card
 from recollect.apps.classify.choosing import BEST, CANDIDATES, by_names, choose, settings_of
 from recollect.apps.classify.folder import load_classifier, save_classifier
-from recollect.apps.classify.pictures import Example, Examples, embed_files, example_pairs
+from recollect.apps.classify.pictures import Examples
+from recollect.apps.classify.teaching import (
+    ClassifierModel,
+    Lessons,
+    Support,
+    class_prefix,
+    extended,
+    prompts_of,
+)
 from recollect.core.errors import UserError
-from recollect.core.types import Encoder, Kind, caption_prefix
-from recollect.data.prompts import GENERAL_TEMPLATES, fill, readable
-from recollect.evaluation.features import learned_scale, prompt_ensemble, prompts_and_ensemble
+from recollect.core.types import Encoder, Kind
+from recollect.evaluation.features import learned_scale
 from recollect.fewshot import EmbeddingClassifier
 from recollect.fewshot.protocol import FEW_SHOT_METHODS, PROMPT_METHODS
 from recollect.fewshot.unknown import least_similarity
-
-
-@dataclass(frozen=True)
-class ClassifierModel:
-    """Which model embeds for a classifier.
-
-    Attributes:
-        name: what to open it by.
-        fingerprint: of its weights and transforms; another model is refused.
-        scale: inverse temperature that it was trained with.
-        prefix: how class texts are read, for a model that has prefix tokens.
-    """
-
-    name: str
-    fingerprint: str
-    scale: float
-    prefix: Kind | None = None
-
-
-@dataclass(frozen=True)
-class Support:
-    """Embedded examples.
-
-    Attributes:
-        features: unit-norm (n, width).
-        labels: indices of classes (n,).
-        files: where each came from, for people to look at; nothing is read from there again.
-        digests: of the pixels.
-    """
-
-    features: Float[np.ndarray, "n width"]
-    labels: Int[np.ndarray, " n"]
-    files: tuple[str, ...]
-    digests: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def joined(self, other: "Support") -> "Support":
-        """Both, without pictures that are there already under the same class."""
-        known = set(zip(self.digests, self.labels.tolist(), strict=True))
-        pairs = list(zip(other.digests, other.labels.tolist(), strict=True))
-        new = [i for i, pair in enumerate(pairs) if pair not in known and pairs.index(pair) == i]
-        return Support(
-            np.concatenate([self.features, other.features[new]]),
-            np.concatenate([self.labels, other.labels[new]]),
-            self.files + tuple(other.files[i] for i in new),
-            self.digests + tuple(other.digests[i] for i in new),
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,13 +112,16 @@ class Classifier:
         Raises:
             UserError: fewer than two classes, or a class none of whose examples can be read.
         """
-        empty = Support(np.empty((0, encoder.width), np.float32), np.empty(0, np.int64), (), ())
         model = ClassifierModel(
             model_name, encoder.fingerprint, learned_scale(encoder), prefix or class_prefix(encoder)
         )
-        return _extended(
-            encoder, (), {}, np.empty((0, encoder.width), np.float32), empty, model, method, examples, names
-        )
+        known = Lessons.nothing(encoder.width)
+        return cls._of(extended(known, encoder, model, examples, names, method in PROMPT_METHODS), model, method)
+
+    @classmethod
+    def _of(cls, known: Lessons, model: ClassifierModel, method: str) -> "Classifier":
+        texts, support = known.texts, known.support
+        return cls(known.classes, known.class_texts, texts, support, model, method, known.notes, known.prompts)
 
     def add(
         self,
@@ -174,9 +135,9 @@ class Classifier:
             UserError: the model is another, or as in `teach`.
         """
         self.check_model(encoder)
-        return _extended(
-            encoder, self.classes, self.class_texts, self.texts, self.support, self.model, self.asked, examples, names
-        )
+        known = Lessons(self.classes, self.class_texts, self.texts, self.support)
+        grown = extended(known, encoder, self.model, examples, names, self.asked in PROMPT_METHODS)
+        return self._of(grown, self.model, self.asked)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Classifier":
@@ -364,7 +325,7 @@ class Classifier:
         prompts = self.prompts if asked in PROMPT_METHODS else None
         if asked in PROMPT_METHODS and prompts is None and encoder is not None:
             self.check_model(encoder)
-            prompts = _prompts_of(encoder, self.classes, self.class_texts, self.model)
+            prompts = prompts_of(encoder, self.classes, self.class_texts, self.model)
         return replace(self, asked=asked, prompts=prompts)
 
     def _checked(self, features: Any) -> np.ndarray:
@@ -374,78 +335,3 @@ class Classifier:
         if not np.isfinite(array).all():
             raise UserError("embeddings hold NaN or infinity")
         return np.ascontiguousarray(array, dtype=np.float32)
-
-
-def class_prefix(encoder: Encoder) -> Kind | None:
-    """How a model reads class names: as captions if it has that prefix (as ``--prefix auto`` does)."""
-    return caption_prefix(encoder)
-
-
-def class_prompts_of(name: str, texts: Sequence[str]) -> list[str]:
-    """What to embed for a class: its own texts, or its name in CLIP's templates."""
-    return list(texts) or [fill(template, readable(name)) for template in GENERAL_TEMPLATES]
-
-
-def _prompts_of(
-    encoder: Encoder, classes: Sequence[str], class_texts: Mapping[str, tuple[str, ...]], model: ClassifierModel
-) -> np.ndarray:
-    """Every text of every class by itself (classes, prompts, width)."""
-    texts = [class_prompts_of(name, class_texts.get(name, ())) for name in classes]
-    return prompts_and_ensemble(encoder, texts, model.prefix)[0]
-
-
-def _extended(
-    encoder: Encoder,
-    classes: tuple[str, ...],
-    class_texts: Mapping[str, tuple[str, ...]],
-    texts: np.ndarray,
-    support: Support,
-    model: ClassifierModel,
-    method: str,
-    examples: Examples,
-    names: Mapping[str, Sequence[str]] | Sequence[str],
-) -> Classifier:
-    pairs = example_pairs(examples)
-    given = {name: tuple(names[name]) if isinstance(names, Mapping) else () for name in names}
-    every = tuple(sorted({*classes, *given, *(name for _, name in pairs)}))
-    described = {**class_texts, **{name: each for name, each in given.items() if each}}
-    vectors = dict(zip(classes, texts, strict=True))
-    if len(every) < 2:
-        raise UserError(f"{len(every)} classes; a classifier needs two or more: examples of each, or their names")
-    new = [name for name in every if name not in vectors or given.get(name)]
-    if new:
-        prompts = [class_prompts_of(name, described.get(name, ())) for name in new]
-        vectors |= zip(new, prompt_ensemble(encoder, prompts, model.prefix), strict=True)
-    moved = np.array([every.index(name) for name in classes], dtype=np.int64)
-    support = replace(support, labels=moved[support.labels] if len(support) else support.labels)
-    notes: list[str] = []
-    if pairs:
-        found, broken = _embedded(encoder, pairs, every)
-        joined = support.joined(found)
-        notes = [f"left out: {message}" for message in broken]
-        if copies := len(support) + len(found) - len(joined):
-            notes.append(f"{copies} examples are exact copies of another of their class and add nothing")
-        support = joined
-    means = np.stack([vectors[name] for name in every])
-    each = _prompts_of(encoder, every, described, model) if method in PROMPT_METHODS else None
-    return Classifier(every, described, means, support, model, method, tuple(notes), each)
-
-
-def _embedded(encoder: Encoder, pairs: Sequence[Example], classes: Sequence[str]) -> tuple[Support, tuple[str, ...]]:
-    """Readable examples, and what is wrong with the others."""
-    named: dict[Path, list[str]] = {}
-    for file, name in pairs:
-        if name not in named.setdefault(file, []):
-            named[file].append(name)
-    found = embed_files(encoder, list(named), "examples")
-    rows = [(row, name) for row, file in enumerate(found.files) for name in named[file]]
-    if lost := sorted({name for _, name in pairs} - {name for _, name in rows}):
-        raise UserError(f"no example of {', '.join(lost)} can be read. Replace the damaged files.")
-    places = [row for row, _ in rows]
-    support = Support(
-        found.features[places],
-        np.array([classes.index(name) for _, name in rows], dtype=np.int64),
-        tuple(str(found.files[row]) for row in places),
-        tuple(found.digests[row] for row in places),
-    )
-    return support, found.broken

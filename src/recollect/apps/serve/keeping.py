@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recollect.apps.classify.classifier import Classifier, ClassifierModel, Support, class_prefix, class_prompts_of
+from recollect.apps.classify.classifier import Classifier
+from recollect.apps.classify.teaching import ClassifierModel, Support, class_prefix, class_prompts_of
 from recollect.apps.serve.collection import Collection
 from recollect.apps.serve.orders import Order, Orders
 from recollect.apps.serve.teaching import Teaching

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from recollect.apps.classify.classifier import class_prefix
+from recollect.apps.classify.teaching import class_prefix
 from recollect.apps.serve.adaptive import Adaptive
 from recollect.apps.serve.collection import Collection
 from recollect.apps.serve.keeping import Keeper
