@@ -1,6 +1,7 @@
 """OVEN's files in their published form, on a small made copy."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,9 +9,10 @@ from PIL import Image
 
 from recollect import cli
 from recollect.core.errors import UserError
-from recollect.evaluation.entities import open_entities
+from recollect.evaluation.entities import final_score, harmonic_mean, open_entities
+from recollect.evaluation.results import Result
 from recollect.models import build_model
-from recollect.tasks.oven import CANDIDATES, open_oven
+from recollect.tasks.oven import CANDIDATES, open_oven, oven_pairs
 
 ENTITIES = {"Q1": "Dassault Falcon 900", "Q2": "Boeing 747", "Q3": "newt", "Q4": "red fox"}
 ROWS = [
@@ -122,21 +124,37 @@ def test_missing_pictures_are_said_before_anything_is_computed(folder):
         open_oven(f"oven:{folder}", ("{}",))
 
 
-def test_the_command_measures_it(folder, capsys):
+def test_the_command_measures_it_and_both_sets_give_the_final_score(folder, capsys):
     build_model("tiny", texts=[f"a photo of a {name}" for name in ENTITIES.values()]).save(folder / "model")
     (folder / "one.txt").write_text("a photo of a {}\n")
-    words = [
-        "evaluate",
-        "entities",
-        str(folder / "model"),
-        "--data",
-        f"oven:{folder}",
-        "--out",
-        str(folder / "out.json"),
-    ]
+    write(folder / "oven_query_val.jsonl", annotations([(entity, seen, "00") for entity, seen, _ in ROWS[:3]], "query"))
+    Image.new("RGB", (6, 6), (90, 9, 9)).save(folder / "oven_images" / "00" / "oven_00000002.png")
+    data = [f"oven:{folder}?set=query", f"oven:{folder}"]
+    words = ["evaluate", "entities", str(folder / "model"), "--data", *data, "--out", str(folder / "out.json")]
     assert cli.main([*words, "--templates", str(folder / "one.txt")]) == 0, capsys.readouterr().err
-    (file,) = [folder / "out.json"] if (folder / "out.json").is_file() else (folder / "out.json").rglob("*.json")
-    found = json.loads(file.read_text())
-    found = found[0] if isinstance(found, list) else found
-    assert [row["metric"] for row in found["rows"]] == ["seen", "unseen", "harmonic mean"]
-    assert found["settings"]["classes"] == 4
+    query, entity, final = json.loads((folder / "out.json").read_text())
+    assert [row["metric"] for row in entity["rows"]] == ["seen", "unseen", "harmonic mean"]
+    assert (entity["settings"]["classes"], final["data"]) == (4, "oven-val")
+    means = [found["rows"][2]["value"] for found in (entity, query)]
+    assert [row["value"] for row in final["rows"]] == [*means, harmonic_mean(*means)]
+    assert f"final score {harmonic_mean(*means):.1f}" in capsys.readouterr().out
+
+
+def test_the_final_score_is_that_of_the_published_evaluation():
+    """The figures that its readme prints for BLIP-2 on val."""
+
+    def measured(name, seen, unseen):
+        values = {"seen": seen, "unseen": unseen, "harmonic mean": harmonic_mean(seen, unseen)}
+        return Result("entities", "m", name, 0, [{"metric": key, "value": value} for key, value in values.items()])
+
+    entity, query = measured("oven-entity-val", 8.55, 3.4), measured("oven-query-val", 24.63, 17.68)
+    found = final_score(entity, query)
+    printed = {"entity set": 4.87, "query set": 20.58, "final score": 7.87}
+    assert {row["metric"]: round(row["value"], 2) for row in found.rows} == printed
+    assert found.file_name != final_score(entity, replace(query, settings={"prefix": "label"})).file_name
+
+
+def test_pairs_are_of_one_folder_and_part(folder):
+    specs = ["birds", f"oven:{folder}", f"oven:{folder}?set=query&part=test", f"oven:{folder}?set=query&part=val"]
+    assert oven_pairs(specs) == [(1, 3)]
+    assert oven_pairs(specs[:3]) == []

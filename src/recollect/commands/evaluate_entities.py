@@ -9,7 +9,8 @@ from recollect.commands.evaluate import DataOptions, ModelOptions
 from recollect.commands.memory_options import with_memory
 from recollect.core.errors import UserError
 from recollect.core.progress import output
-from recollect.evaluation.entities import entities, open_entities
+from recollect.evaluation.entities import entities, final_score, open_entities
+from recollect.tasks.oven import oven_pairs
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,8 @@ class Entities:
     """Name pictures among all entities: top-1 on those trained on, on the others, and the harmonic mean.
 
     `--data oven:FOLDER` takes OVEN's published files, which say themselves what was trained on; `oven:FOLDER?set=query`
-    the other set, `?part=test` another part. Name one template with it (--templates), not CLIP's 80.
+    the other set, `?part=test` another part; both sets of a part together give OVEN's final score. Name one template
+    with it (--templates), not CLIP's 80.
     """
 
     model: tyro.conf.OmitArgPrefixes[ModelOptions]
@@ -35,6 +37,7 @@ class Entities:
             raise UserError("no data was named. Name it with --data SOURCE ...")
         templates, columns = self.data.read_templates(), self.data.columns
         tasks = [open_entities(spec, self.seen, self.unseen, templates, columns) for spec in self.data.data]
+        pairs = oven_pairs(self.data.data)
         results = []
         for name, encoder, cache, (task, seen) in self.model.each_on((both, both[0].query) for both in tasks):
             options = {"model": name, "seed": self.model.seed, "prefix": self.model.prefix_for(encoder), "cache": cache}
@@ -46,4 +49,10 @@ class Entities:
             values = (f"{row['value']:.1f}" for row in result.rows)
             table.add_row(result.model, result.data, *counts, *values, f"{result.rows[-1]['ece']:.1f}")
         console.print(table)
-        self.model.save(results, console)
+        several = len(tasks)  # results of a model lie together, in the order of the sets
+        finals = [final_score(results[first + entity], results[first + query])
+                  for first in range(0, len(results), several) for entity, query in pairs]  # fmt: skip
+        for final in finals:
+            said = f"final score {final.rows[-1]['value']:.1f}, the harmonic mean of the two sets'"
+            console.print(f"{final.model} on {final.data}: {said}", highlight=False, soft_wrap=True)
+        self.model.save([*results, *finals], console)

@@ -147,3 +147,25 @@ def entities(
     }
     settings |= content_of(encoder, task.query, asked=[class_prompts(task), seen.tolist()])
     return Result("entities", model, task.name, seed, rows, settings)
+
+
+def final_score(entity: Result, query: Result) -> Result:
+    """OVEN's one figure for a model: the harmonic mean of those of its entity set and of its query set.
+
+    As the published evaluation has it (``evaluate_oven_full`` in github.com/edchengg/oven_eval).
+
+    Args:
+        entity, query: of `entities` on the two sets of one part, by one model.
+
+    Returns:
+        Rows with ``metric`` entity set, query set (each the harmonic mean of seen and unseen) and final score.
+    """
+    means = {name: _value(found, "harmonic mean") for name, found in (("entity set", entity), ("query set", query))}
+    values = means | {"final score": harmonic_mean(*means.values())}
+    rows: list[Row] = [{"metric": metric, "value": value} for metric, value in values.items()]
+    settings = {"of": [entity.identity, query.identity]}
+    return Result("entities", entity.model, entity.data.replace("entity-", ""), entity.seed, rows, settings)
+
+
+def _value(found: Result, metric: str) -> float:
+    return next(row["value"] for row in found.rows if row["metric"] == metric)

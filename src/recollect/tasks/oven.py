@@ -11,7 +11,8 @@ The form is that of the authors' release page (github.com/open-vision-language/o
 - ``Wiki6M_ver_1_0_title_only.jsonl``: ``wikidata_id`` and ``wikipedia_title`` of the six million candidates.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 from urllib.parse import parse_qsl
@@ -80,6 +81,16 @@ def open_oven(spec: str, templates: tuple[str, ...]) -> tuple[ClassificationTask
     seen = _seen(rows, labels, len(ids), file)
     query = _pictures(address, file, rows, labels, names)
     return ClassificationTask(query.name, Subset(query, np.arange(0)), query, names, templates), seen
+
+
+def oven_pairs(specs: Sequence[str]) -> list[tuple[int, int]]:
+    """Places of OVEN's entity set and of its query set of the same folder and part, where both are among ``specs``."""
+    places = {_parse(spec): place for place, spec in enumerate(specs) if is_oven(spec)}
+    return [
+        (place, places[other])
+        for address, place in places.items()
+        if address.set == "entity" and (other := replace(address, set="query")) in places
+    ]
 
 
 def _parse(spec: str) -> _Address:
