@@ -8,7 +8,9 @@ from models.conftest import MAKERS
 from recollect.core.errors import UserError
 from recollect.core.types import Sample, Source
 from recollect.evaluation.few_shot import few_shot
-from recollect.evaluation.tuned import TuningRequest
+from recollect.evaluation.tuned import TuningRequest, _trust
+from recollect.fewshot.base import EmbeddingClassifier
+from recollect.fewshot.calibration import expected_calibration_error
 from recollect.fewshot.protocol import Protocol, nested_supports
 from recollect.models import load_model
 from recollect.models.transformers.encoder import quiet
@@ -69,6 +71,52 @@ def test_tuned_rows_stand_beside_the_others_and_are_what_the_method_gives_alone(
     assert 0 <= mine["ece"] <= 100
     assert result.settings["tuning"]["2sfs"]["steps_per_shot"] == 300
     assert result.file_name != few_shot(clip, colours, Protocol(("prototype",), (1, 2), (0, 3)), model="m").file_name
+
+
+def test_held_out_shots_are_scored_by_models_that_were_tuned_without_them(clip, colours):
+    request, plain = (TuningRequest(("2sfs",), effort=0.005, held_out=held) for held in (True, False))
+    one, two = few_shot(clip, colours, Protocol((), (1, 2), (0,)), model="m", tuning=request).rows
+    assert "loo" not in one  # nothing can be held out of one shot
+    rows = nested_supports(colours.support.labels, 3, 2, 0)
+    pictures = [colours.support[row].image for row in rows.ravel().tolist()]
+    right = 0
+    for held in (slice(0, 3), slice(3, 6)):  # one of each class at a time; the other three are learned from
+        learned = LabelledPictures(pictures[3:] if held.start == 0 else pictures[:3], np.arange(3), NAMES)
+        scores = TwoStageTuning(effort=0.005, seed=0).fit(clip, learned).scores(pictures[held])
+        right += (scores.argmax(axis=1) == np.arange(3)).sum()
+    assert two["loo"] == pytest.approx(100 * right / 6)
+    assert (two["coverage"], two["set_size"]) == (100.0, 3.0)  # two examples of a class rule nothing out
+    files = {few_shot(clip, colours, Protocol((), (1,), (0,)), model="m", tuning=each).file_name
+             for each in (request, plain)}  # fmt: skip
+    assert len(files) == 2
+
+
+def test_trust_in_a_tuned_model_is_what_the_methods_on_embeddings_say():
+    """The same scores, held out and tested, by a classifier of those that measure themselves."""
+    random = np.random.default_rng(0)
+    own, labels = np.repeat(np.arange(3), 12), random.integers(3, size=40)
+    known, tested = (random.normal(size=(len(each), 3)) + 1.5 * np.eye(3)[each] for each in (own, labels))
+
+    class Given(EmbeddingClassifier):
+        def _fit(self, support, labels):
+            pass
+
+        def _scores(self, queries):
+            return tested
+
+        def _held_out(self, support, labels, plan):
+            return known
+
+    rows = random.normal(size=(36, 4))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    judge = Given().fit(rows, own)
+    sets = judge.predict_set(rows[:1])
+    wanted = {
+        "loo": judge.loo_accuracy_, "ece": expected_calibration_error(judge.predict_proba(rows[:1]), labels),
+        "coverage": sets[np.arange(40), labels].mean(), "set_size": sets.sum() / 40 / 100,
+    }  # fmt: skip
+    assert _trust(tested, labels, (known, own)) == pytest.approx({key: 100 * value for key, value in wanted.items()})
+    assert 0.8 < wanted["coverage"] < 1 < sets.sum() / 40 < 3
 
 
 def test_caspl_reads_the_whole_support_without_labels(clip, colours):

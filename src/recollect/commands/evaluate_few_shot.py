@@ -107,6 +107,9 @@ class FewShot:
     """Mirror half of the pictures that these learn from; not where they hold letters, signs or maps."""
     teacher: str | None = None
     """A larger model, that caspl learns from on all pictures of the support split, without their labels."""
+    held_out: bool = False
+    """Tune these again without parts of the shots, so that they too state left-out accuracy, calibrated confidence and
+    conformal sets: up to four shots once more for each shot, else three times more."""
     own: tyro.conf.OmitArgPrefixes[FeatureOptions] = field(default_factory=FeatureOptions)
     small_classes: Literal["refuse", "drop"] = "refuse"
     """What to do with classes that have fewer examples than the most shots: stop, or leave them out of the set."""
@@ -168,9 +171,12 @@ class FewShot:
         methods = tuple(dict.fromkeys(name for name in self.methods if name in _TUNING))
         if CASCADE in methods and self.teacher is None:
             raise UserError("--methods caspl: learns from a larger model. Name it with --teacher MODEL.")
+        if self.held_out and not methods:
+            tuning = ", ".join(_TUNING)
+            raise UserError(f"--held-out: is for methods that tune the model ({tuning}); the others hold out anyway.")
         teacher = load_model(self.teacher, self.model.device) if self.teacher else None
         try:
-            return TuningRequest(methods, self.effort, self.flip, teacher)
+            return TuningRequest(methods, self.effort, self.flip, teacher, self.held_out)
         except ValueError as error:
             raise UserError(f"--effort: {error}") from None
 

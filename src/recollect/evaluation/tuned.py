@@ -9,11 +9,13 @@ import numpy as np
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, ImageLike, Source
+from recollect.data.sources.derived import Subset
 from recollect.evaluation.results import Row
 from recollect.evaluation.zero_shot import mean_per_class, top_1
 from recollect.fewshot.base import softmax
-from recollect.fewshot.calibration import expected_calibration_error
-from recollect.fewshot.protocol import Protocol
+from recollect.fewshot.calibration import conformal_thresholds, expected_calibration_error, fit_temperature
+from recollect.fewshot.holdout import HoldOut
+from recollect.fewshot.protocol import SET_ALPHA, Protocol
 from recollect.models.dual import DualEncoder
 from recollect.tasks.classification import ClassificationTask
 from recollect.tuning.cascade import BoostingPrompts, CascadedPrompts
@@ -34,12 +36,14 @@ class TuningRequest:
         effort: share of the published steps, above 0.
         flip: mirror half of the training crops.
         teacher: a larger model, for ``caspl``.
+        held_out: tune again without parts of the shots, to say how far the result may be trusted.
     """
 
     methods: Sequence[str] = ()
     effort: float = 1.0
     flip: bool = True
     teacher: Encoder | None = None
+    held_out: bool = False
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.methods if name not in (*TUNING_METHODS, CASCADE)]:
@@ -53,7 +57,8 @@ class TuningRequest:
         """What decides the figures, for a `Result`."""
         made = {name: self._make(name, 0) for name in self.methods}
         described = {name: asdict(method) for name, method in made.items()}
-        return {"tuning": described, "teacher": self.teacher.fingerprint if self.teacher else None}
+        asked = {"tuning": described, "teacher": self.teacher.fingerprint if self.teacher else None}
+        return asked | ({"held_out": True} if self.held_out else {})
 
     def _make(self, name: str, seed: int) -> Any:
         if name != CASCADE:
@@ -108,14 +113,55 @@ def tuned_rows(
     for name in request.methods:
         for seed, order in orders.items():
             for shots in protocol.shots:
-                examples = _support(task, order[:shots])
+                examples, rows = _support(task, order[:shots]), order[:shots].ravel()
                 tuned = request.fit(name, seed, encoder, examples, _Pictures(task.support))
                 scores = _scores(tuned, task.query, readable)
-                ece = expected_calibration_error(softmax(scores), labels)
+                held = _held_out(name, seed, encoder, task, request, rows, examples) if request.held_out else None
                 yield {
                     "method": name, "shots": shots, "seed": seed, "metric": protocol.metric,
-                    "value": right(scores.argmax(axis=1), labels), "ece": 100 * ece,
+                    "value": right(scores.argmax(axis=1), labels), **_trust(scores, labels, held),
                 }  # fmt: skip
+
+
+def _held_out(
+    name: str,
+    seed: int,
+    encoder: DualEncoder,
+    task: ClassificationTask,
+    request: TuningRequest,
+    rows: np.ndarray,
+    examples: LabelledPictures,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of shots (held, classes) by models that were tuned without them, and their labels (held,).
+
+    Those that are held out are not among the unlabelled pictures either.
+    """
+    plan = HoldOut.of(examples.labels)
+    scores = np.empty((len(plan.rows), len(task.class_names)))
+    for learn, choose in plan.folds():
+        learned, held = ([examples.pictures[row] for row in part.tolist()] for part in (learn, choose))
+        shots = LabelledPictures(learned, examples.labels[learn], examples.names)
+        others = np.setdiff1d(np.arange(len(task.support)), np.delete(rows, learn))
+        tuned = request.fit(name, seed, encoder, shots, _Pictures(Subset(task.support, others)))
+        scores[np.searchsorted(plan.rows, choose)] = tuned.scores(held)
+    return scores, plan.held_labels
+
+
+def _trust(scores: np.ndarray, labels: np.ndarray, held: tuple[np.ndarray, np.ndarray] | None) -> dict[str, float]:
+    """What a row says beside its accuracy, in percent: without held-out examples the calibration error alone, at the
+    scale that was trained; with them all that the methods on embeddings say, by the same definitions."""
+    if held is None:
+        return {"ece": 100 * expected_calibration_error(softmax(scores), labels)}
+    known, own = held
+    temperature = fit_temperature(known, own) if len(own) else 1.0
+    probabilities, fits = softmax(scores / temperature), softmax(known / temperature)[np.arange(len(own)), own]
+    kept = probabilities >= conformal_thresholds(fits, own, scores.shape[1], SET_ALPHA)
+    return {
+        **({"loo": 100 * float((known.argmax(axis=1) == own).mean())} if len(own) else {}),
+        "ece": 100 * expected_calibration_error(probabilities, labels),
+        "coverage": 100 * float(kept[np.arange(len(labels)), labels].mean()),
+        "set_size": float(kept.sum(axis=1).mean()),
+    }
 
 
 def _support(task: ClassificationTask, order: np.ndarray) -> LabelledPictures:
