@@ -202,11 +202,12 @@ def gain_against_examples(frame: pd.DataFrame, model: str, baseline: str, method
     axis.axhline(0, color="0.3", linewidth=0.8)
     # minor ticks between neighbouring sizes would be written over each other
     sizes = np.unique(table["examples"])
-    ticks = sizes if len(sizes) <= 8 else 10.0 ** np.arange(*np.log10(sizes[[0, -1]]).round() + [0, 1])
+    least, most = np.log10(sizes[[0, -1]]).round()
+    ticks = sizes if len(sizes) <= 8 else 10.0 ** np.arange(least, most + 1)
     axis.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks])
     axis.set_xticks([], minor=True)
     names = table["data"].astype(str)
-    shared = os.path.commonprefix(list(names)).rfind("-") + 1 if len(names) > 1 else 0
+    shared = os.path.commonprefix(list(names)).rfind("-") + 1 if len(names) > 1 else 0  # noqa: RUF071 names, no paths
     for row in table.itertuples():
         place = (row.examples, row.relative_gain)
         axis.annotate(str(row.data)[shared:], place, (4, -2), textcoords="offset points", fontsize=6)
