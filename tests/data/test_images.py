@@ -72,21 +72,65 @@ def test_a_picture_in_memory_is_read_as_its_file_is(mode, photo):
     assert as_rgb(read) is read
 
 
+def tiff(values, *, bits=None, white=False, upright=1):
+    """A TIFF of one strip, as others write it: Pillow writes neither unsigned 32 bits nor twelve, nor zero as white."""
+    order = ">" if values.dtype.byteorder == ">" else "<"
+    form = {"u": 1, "i": 2, "f": 3}[values.dtype.kind]
+    strip = values.tobytes() if bits != 12 else twelve(values)
+    height, width = values.shape
+    depth = bits or 8 * values.itemsize
+    tags = {256: width, 257: height, 258: depth, 259: 1, 262: int(not white), 273: 8, 274: upright, 277: 1,
+            278: height, 279: len(strip), 339: form}  # fmt: skip
+    entries = b"".join(struct.pack(f"{order}HHII", tag, 4, 1, value) for tag, value in tags.items())
+    start = {"<": b"II", ">": b"MM"}[order] + struct.pack(f"{order}HI", 42, 8 + len(strip))
+    return start + strip + struct.pack(f"{order}H", len(tags)) + entries + bytes(4)
+
+
+def twelve(values):
+    """Rows of an even number of twelve bits, packed."""
+    pairs = values.reshape(-1, 2)
+    return bytes(byte for a, b in pairs.tolist() for byte in (a >> 4, (a & 15) << 4 | b >> 8, b & 255))
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize(
-    ("values", "expected"),
+    ("kind", "values", "expected", "options"),
     [
-        (np.array([[0.0, 0.5, 1.0]], np.float32), [0, 128, 255]),
-        (np.array([[0.0, 128.0, 255.0]], np.float32), [0, 128, 255]),
-        (np.array([[-3.0, np.nan, 1.0]], np.float32), [0, 0, 255]),
-        (np.array([[0, 128, 255]], np.int32), [0, 128, 255]),
-        (np.array([[0, 32768, 65535]], np.int32), [0, 128, 255]),
-        (np.array([[0, 2**30, 2**31 - 1]], np.int32), [0, 64, 127]),
-        (np.array([[0, 0, 0]], np.int32), [0, 0, 0]),
+        ("f4", [0.0, 0.5, 1.0], [0, 128, 255], {}),
+        ("f4", [0.0, 0.5, 1.05], [0, 128, 255], {}),  # sharpened
+        ("f4", [0.0, 128.0, 255.0], [0, 128, 255], {}),
+        ("f4", [0.0, 128.0, 270.0], [0, 128, 255], {}),
+        ("f4", [0.0, 32768.0, 65535.0], [0, 128, 255], {}),
+        ("f4", [-3.0, np.nan, 1.0], [0, 0, 255], {}),
+        ("f4", [0.0, 0.25, 1.0], [255, 191, 0], {"white": True}),
+        ("i4", [0, 128, 255], [0, 128, 255], {}),
+        ("i4", [0, 32768, 65535], [0, 128, 255], {}),
+        ("i4", [-5, 2**30, 2**31 - 1], [0, 128, 255], {}),
+        ("i4", [0, 0, 0], [0, 0, 0], {}),
+        ("u4", [0, 128, 255], [0, 128, 255], {}),
+        ("u4", [0, 2**31, 2**32 - 1], [0, 128, 255], {}),
+        ("u4", [0, 2**30, 2**31 - 1], [0, 64, 127], {}),
+        ("i2", [-5, 16384, 32767], [0, 128, 255], {}),
+        ("u2", [0, 32768, 65535], [0, 128, 255], {}),
+        ("u2", [0, 128, 255], [0, 0, 0], {}),  # sixteen bits are full at the top, however dark the picture
+        ("u2", [0, 256, 65535], [255, 254, 0], {"white": True}),
+        ("u2", [0, 16, 2048, 4095], [0, 1, 128, 255], {"bits": 12}),
+        ("u4", [0, 2**31, 2**32 - 1], [255, 128, 0], {"upright": 3}),
     ],
 )
-def test_thirty_two_bits_fill_the_least_usual_range_that_holds_them(values, expected):
-    found = np.asarray(decode(encoded(Image.fromarray(values), "TIFF"), "x"))
+def test_greys_of_many_bits_are_full_where_their_numbers_are(kind, values, expected, options, order):
+    if order == ">" and (kind == "u4" or options):
+        return  # Pillow reads these of the other order only
+    with np.errstate(all="raise"):
+        found = np.asarray(decode(tiff(np.array([values], f"{order}{kind}"), **options), "x"))
     assert found[0, :, 0].tolist() == expected
+
+
+@pytest.mark.parametrize("kind", ["i4", "f4", "u2"])
+def test_greys_in_memory_are_read_as_those_of_a_file(kind):
+    values = np.array([[0, 255, 2**15, 2**16 - 1]], kind)
+    data = tiff(values)
+    np.testing.assert_array_equal(np.asarray(as_rgb(Image.fromarray(values))), np.asarray(decode(data, "x")))
 
 
 def test_sixteen_bits_keep_their_shades():

@@ -344,6 +344,35 @@ def test_a_large_file_counts_as_changed_when_a_probed_block_is(make, monkeypatch
     assert len({whole, before, content.content_hash([path])}) == 3
 
 
+def test_a_copy_has_the_portable_hash_of_the_original_and_another_content_has_not(tmp_path, monkeypatch):
+    from recollect.core import content
+
+    random = np.random.default_rng(0)
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+    files = [tmp_path / "here" / f"{number:03}.bin" for number in range(40)]
+    for file in files:
+        file.write_bytes(random.bytes(int(random.integers(1, 4000))))
+    copies = [tmp_path / "there" / file.name for file in files]
+    found = set()
+    for whole in (10**9, 1000):  # everything is read, or samples
+        monkeypatch.setattr(content, "_WHOLE", whole)
+        monkeypatch.setattr(content, "_PROBE", 50)
+        monkeypatch.setattr(content, "_MOST_PROBES", 160)
+        for file, copy in zip(files, copies, strict=True):
+            copy.write_bytes(file.read_bytes())
+            os.utime(copy, (1, 1))
+        before = content.portable_hash(files)
+        assert content.portable_hash(copies) == before
+        found.add(before)
+        for change in (lambda data: b"x" + data[1:], lambda data: data[:-1] + b"x", lambda data: data + b"x"):
+            copies[8].write_bytes(change(files[8].read_bytes()))
+            found.add(content.portable_hash(copies))
+        copies[8].write_bytes(files[8].read_bytes())
+        found |= {content.portable_hash(copies[:-1]), content.portable_hash([*copies[1:], copies[0]])}
+    assert len(found) == 12
+
+
 def test_a_changed_file_is_read_anew(make):
     assert open_source(str(make.parquet({"caption": ["old"]})))[0].texts == ("old",)
     assert open_source(str(make.parquet({"caption": ["new"]})))[0].texts == ("new",)

@@ -140,8 +140,21 @@ def test_data_that_changed_since_a_run_stopped_is_named(pairs, tmp_path):
     said = f"needs the same data, but {table}?paths=anywhere had 20 samples, has 12 samples; "
     assert said in str(refused.value)
     assert f"had {len(text):,} bytes, has " in str(refused.value)
-    state = json.loads((checkpoints.latest(out / "checkpoints") / "state.json").read_text())
-    assert state["data"][str(tmp_path / "words.json")] == {"bytes": 20}
+    assert "content" not in str(refused.value)
+    table.write_text(text.replace("colours", "COLOURS"))  # as many bytes and samples
+    (tmp_path / "words.json").write_text('{"noise": "A sound"}')
+    with pytest.raises(UserError, match=rf"but {table}\?paths=anywhere had content \w+, has content \w+; .*words.json had"):
+        train(replace(recipe, steps=2), out, resume=True, device="cpu")
+    table.write_text(text)
+    (tmp_path / "words.json").write_text('{"noise": "a sound"}')
+    picture = pairs.parent / "7.png"
+    before = picture.read_bytes()
+    picture.write_bytes((pairs.parent / "8.png").read_bytes())
+    try:
+        with pytest.raises(UserError, match=rf"but {table}\?paths=anywhere had content \w+, has content \w+\. Put"):
+            train(replace(recipe, steps=2), out, resume=True, device="cpu")
+    finally:
+        picture.write_bytes(before)
 
 
 @pytest.mark.parametrize("preset", ["tiny", "small"])

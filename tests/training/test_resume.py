@@ -236,7 +236,10 @@ def test_resuming_with_other_data_says_what_differs(small, unbroken, tmp_path, c
         "has 8 bytes. Put it back, or name another --out."
     )
     assert files(out) == before
-    resume(odd={"samples": 3})  # what is not known any more is not compared
+    capfd.readouterr()
+    resume(odd={"samples": 3, "content": "5f"})  # what is not known any more, or was not, is not compared
+    said = " ".join(capfd.readouterr().err.split())
+    assert f"{last.name}: does not say what the data held; that odd still holds it is taken on trust" in said
     assert files(out / "model") == unbroken[0]
 
 

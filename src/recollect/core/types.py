@@ -112,6 +112,14 @@ class Source(ABC):
             return np.full(len(self), NO_LABEL, dtype=np.int64)
         return np.array([self[index].label for index in range(len(self))], dtype=np.int64)
 
+    @property
+    def content(self) -> str | None:
+        """Of the files behind it, a digest that is cheap to take and that a copy of them shares; None for other sources.
+
+        A checkpoint keeps it, so that a run goes on with the same data only.
+        """
+        return None
+
     @cached_property
     def fingerprint(self) -> str:
         """Changes whenever any sample would; the part of the feature cache's key that names the data.

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recollect.core.content import portable_hash
 from recollect.core.errors import UserError
 from recollect.core.seeding import derive_seed
 from recollect.core.types import Batch, Kind, Source
@@ -29,7 +30,7 @@ from recollect.models import PRESETS, DualEncoder, PatchEncoder, TransformersEnc
 from recollect.models.transformers.texts import TextTokens
 from recollect.objectives import ContextObjective, ContrastiveObjective, Objective
 from recollect.training.adapted import AdaptedTowers, adapt, adapt_again
-from recollect.training.checkpoints import Facts
+from recollect.training.checkpoints import CONTENT, Facts
 from recollect.training.locked import LockedSource, LockedTowers, TextFeatures, fit_patches, lock_source
 from recollect.training.options import CopiesBy, Data, Model, ObjectiveOptions, Recipe
 from recollect.training.ranks import ProcessRanks, first_makes
@@ -90,9 +91,7 @@ def assemble_recipe(
     """
     data = recipe.data
     sources = tuple(objects.get(spec) or _open(spec, kind, data) for spec, kind in data.specs)
-    facts = {spec: _facts(spec, source) for (spec, _), source in zip(data.specs, sources, strict=True)}
-    if data.definitions is not None:
-        facts[data.definitions] = _size(Path(data.definitions))
+    facts = _data_facts(data, sources) if place.first else {}
     knowledge = None if data.definitions is None else Knowledge(open_definitions(Path(data.definitions)))
     if saved_model is not None and recipe.model.lora is None:  # LoRA's checkpoints hold the changes alone
         model = load_model(saved_model, "cpu")
@@ -135,11 +134,20 @@ def assemble_recipe(
     return Parts(towers, objective, tuple(source.name for source in sources), feed, facts)
 
 
-def _facts(spec: str, source: Source) -> dict[str, int]:
-    """How many samples a source has, and of one that is a file its size."""
-    if spec.startswith(_OBJECT) or is_built_in(spec):
-        return {} if source.endless else {"samples": len(source)}
-    return {"samples": len(source), **_size(Path(parse_address(spec).place).expanduser())}
+def _data_facts(data: Data, sources: Sequence[Source]) -> Facts:
+    """What is cheap to know of everything that is read: samples, size of a file, a digest of what the files hold."""
+    facts: dict[str, Mapping[str, int | str]] = {}
+    for (spec, _), source in zip(data.specs, sources, strict=True):
+        counted = {} if source.endless else {"samples": len(source)}
+        if not (spec.startswith(_OBJECT) or is_built_in(spec)):  # which change with their names
+            counted |= _size(Path(parse_address(spec).place).expanduser())
+        content = source.content
+        facts[spec] = counted if content is None else {**counted, CONTENT: content}
+    if data.definitions is not None:
+        path = Path(data.definitions)
+        files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+        facts[data.definitions] = {**_size(path), CONTENT: portable_hash(files)} if path.exists() else {}
+    return facts
 
 
 def _size(path: Path) -> dict[str, int]:

@@ -30,6 +30,9 @@ CHECKSUMS = "checksums.json"
 Facts = Mapping[str, Mapping[str, int | str]]
 """Facts of several things, by name."""
 
+CONTENT = "content"
+"""Of these facts, a digest of what a thing holds."""
+
 
 @dataclass(frozen=True)
 class State:

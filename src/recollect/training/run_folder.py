@@ -16,7 +16,7 @@ from typing import Any
 from recollect.core.errors import UserError
 from recollect.core.files import make_folder, read_json, sync_folder, write_json, write_text
 from recollect.data.sources.images import note
-from recollect.training.checkpoints import Facts, prune_checkpoints, put_model_away, remove_leftovers, remove_newer
+from recollect.training.checkpoints import CONTENT, Facts, prune_checkpoints, put_model_away, remove_leftovers, remove_newer
 from recollect.training.trackers import MetricsTracker
 
 _MAY_CHANGE = frozenset(
@@ -84,26 +84,28 @@ def check_run_folder(out: Path, recipe: Any, resume: bool) -> None:
 
 
 def check_data(checkpoint: Path, data: Facts) -> None:
-    """Refuse to go on with other data than a checkpoint's, as far as one can tell without reading it.
+    """Refuse to go on with other data than a checkpoint's, as far as one can tell without reading all of it.
 
     Args:
-        checkpoint: that the run goes on from; what it does not know is not compared.
+        checkpoint: that the run goes on from; what it does not know is not compared, and of contents that is said.
         data: as it is now (`recollect.training.assembly.Parts`).
 
     Raises:
         UserError: saying what differs.
     """
-    before = read_json(checkpoint / "state.json").get("data", {})
-    words = [
-        f"{name} had {_counted(then, fact)}, has {_counted(data[name][fact], fact)}"
-        for name, facts in before.items()
-        for fact, then in facts.items()
-        if fact in data.get(name, {}) and data[name][fact] != then
-    ]
+    before: Facts = read_json(checkpoint / "state.json").get("data", {})
+    words = []
+    for name, facts in before.items():
+        changed = [fact for fact, then in facts.items() if data.get(name, {}).get(fact, then) != then]
+        shown = [fact for fact in changed if fact != CONTENT] or changed
+        words += [f"{name} had {_counted(facts[fact], fact)}, has {_counted(data[name][fact], fact)}" for fact in shown]
     if words:
         raise UserError(
             f"{checkpoint}: --resume needs the same data, but {'; '.join(words)}. Put it back, or name another --out."
         )
+    if unknown := [name for name, facts in data.items() if CONTENT in facts and CONTENT not in before.get(name, {})]:
+        shown = ", ".join(unknown[:3]) + (" …" if len(unknown) > 3 else "")
+        note(f"{checkpoint}: does not say what the data held; that {shown} still holds it is taken on trust")
 
 
 def _counted(value: int | str, fact: str) -> str:

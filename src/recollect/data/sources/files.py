@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from glob import glob, has_magic
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import datasets
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
@@ -19,7 +20,7 @@ from recollect.core.files import near_names, read_text, refuse_slip
 from recollect.data.sources.columns import SPLITS
 from recollect.data.sources.images import BROKEN_SHARE, note
 from recollect.data.sources.published import is_published_shots, read_published, read_published_shots
-from recollect.data.sources.remote import is_address
+from recollect.data.sources.remote import is_address, listed
 from recollect.data.sources.shards import check_shards
 from recollect.data.sources.streamed import hub_files
 
@@ -30,6 +31,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _PEEKED_MEMBERS = 200
 _HUB_SECONDS = 5.0
+
+NamedFile = TypeVar("NamedFile", str, Path)
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ def open_tables(
     path = Path(place).expanduser()
     if is_address(place):
         raise UserError(f"{place}: an address is read as a stream. Write {place}?stream=yes")
+    if os.path.exists(path):
+        _refuse_of_hub(place, config, revision)
     if path.is_dir():
         return _open_folder(path, lost_share)
     if path.is_file():
@@ -80,29 +85,37 @@ def open_tables(
         ]
         if not files:
             raise UserError(f"{place}: no file fits this pattern")
-        return _open_files(files, files[0].parent, path.name, lost_share)
+        return _open_files(files, Path(os.path.commonpath([file.parent for file in files])), path.name, lost_share)
     if path.suffix.lower() in {*_TABLES, ".tar"} or not _HUB_ID.fullmatch(place):
         raise UserError(f"{place}: no such file or folder{near_names(path)}")
     refuse_slip(place, "file or folder")
     return _open_hub(place, config, revision)
 
 
-def stream_files(place: str, revision: str | None, split: str | None) -> list[str]:
+def _refuse_of_hub(place: str, config: str | None, revision: str | None) -> None:
+    for name, value in (("config", config), ("revision", revision)):
+        if value is not None:
+            raise UserError(f"{place}: {name}={value} is for sets on the hub. Leave it out.")
+
+
+def stream_files(place: str, revision: str | None, split: str | None, config: str | None = None) -> list[str]:
     """The Parquet files or tars of a place, for `open_stream`: a file, a folder, a pattern, addresses, or a hub id.
 
     Args:
+        revision: the hub set's branch or commit.
         split: training by default; the files' names or folders say which they are of, as for `open_tables`.
+        config: a folder of the hub set.
 
     Raises:
         UserError: nothing is there, or no such split.
     """
     path = Path(place).expanduser()
     if is_address(place):
-        return list(_expand_braces(place))
+        _refuse_of_hub(place, config, revision)
+        return _chosen(place, _below_all(_addresses(place)), split)
     if path.is_dir():
-        every = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path)))
-        files = next(
-            (found for ending in (".tar", ".parquet") if (found := [f for f in every if f.suffix == ending])), []
+        files = _of_one_kind(
+            sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path)))
         )
     elif path.is_file():
         files = [path]
@@ -111,11 +124,43 @@ def stream_files(place: str, revision: str | None, split: str | None) -> list[st
     if not files:
         if _HUB_ID.fullmatch(place) and not path.suffix:
             refuse_slip(place, "file or folder")
-            return list(hub_files(place, revision))
+            return hub_files(place, revision, split, config)
         raise UserError(f"{place}: no Parquet files or tars to stream{near_names(path)}")
-    groups = _by_top_folder(files, path) if path.is_dir() else {"train": [str(file) for file in files]}
-    if len(groups) == 1 and len(files) > 1:
-        groups = _by_file_name(files)
+    _refuse_of_hub(place, config, revision)
+    below = path if path.is_dir() else None
+    return _chosen(place, {str(file): file.relative_to(below) if below else Path(file.name) for file in files}, split)
+
+
+def _addresses(place: str) -> list[str]:
+    """Every address that a pattern, or a folder, stands for."""
+    found = [
+        file
+        for each in _expand_braces(place)
+        for file in (_of_one_kind(listed(each)) if "*" in each or each.endswith("/") else [each])
+    ]
+    if not found:
+        raise UserError(f"{place}: no Parquet files or tars to stream")
+    return found
+
+
+def _below_all(addresses: Sequence[str]) -> dict[str, PurePath]:
+    """Addresses, and what of their paths stands behind the folders that all of them share."""
+    paths = [PurePosixPath("/") / urlsplit(address).path for address in addresses]
+    shared = os.path.commonpath([path.parent for path in paths])
+    return {address: path.relative_to(shared) for address, path in zip(addresses, paths, strict=True)}
+
+
+def _of_one_kind(files: Sequence[NamedFile]) -> list[NamedFile]:
+    """The tars among files, or where there are none the Parquet files."""
+    for ending in (".tar", ".parquet"):
+        if found := [file for file in files if str(file).endswith(ending)]:
+            return found
+    return []
+
+
+def _chosen(place: str, files: Mapping[str, PurePath], split: str | None) -> list[str]:
+    """Of files, by the part of their paths that may name their split, those of one."""
+    groups = _split_groups(files)
     wanted = SPLITS.get(split or "train", split or "train")
     if split is None and len(groups) == 1:
         return next(iter(groups.values()))
@@ -201,9 +246,10 @@ def _open_saved(folder: Path) -> OpenedTables:
 def _open_pictures(folder: Path, files: list[Path]) -> OpenedTables:
     """Images in one folder a class, or with a metadata file; top folders named like splits are splits."""
     pictures = [file for file in files if file.suffix.lower() in PICTURES]
-    groups = _by_top_folder([*pictures, *(file for file in files if file.name in _METADATA)], folder)
+    read = [*pictures, *(file for file in files if file.name in _METADATA)]
+    groups = _by_top_folder({str(file): file.relative_to(folder) for file in read})
     splits = _load("imagefolder", groups, folder.name)
-    return OpenedTables(splits, folder.name, tuple(files), base=folder)
+    return OpenedTables(splits, folder.name, tuple(read), base=folder)
 
 
 def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: float) -> OpenedTables:
@@ -213,9 +259,7 @@ def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: flo
     suffix = kinds.pop()
     if empty := next((file for file in files if file.stat().st_size == 0), None):
         raise UserError(f"{empty}: an empty file")
-    groups = _by_top_folder(files, folder) if len(files) > 1 else {"train": [str(file) for file in files]}
-    if len(groups) == 1 and len(files) > 1:
-        groups = _by_file_name(files)
+    groups = _split_groups({str(file): file.relative_to(folder) for file in files})
     if suffix == ".tar":
         check_shards(files, lost_share)
         splits = _load("webdataset", groups, where, features=_shard_features(files[0], where))
@@ -242,28 +286,35 @@ def _load(builder: str, groups: Mapping[str, list[str]], where: str, **options: 
         return dict(datasets.load_dataset(builder, data_files=dict(groups), **options))
 
 
-def _by_top_folder(files: Sequence[Path], folder: Path) -> dict[str, list[str]]:
+def _split_groups(files: Mapping[str, PurePath]) -> dict[str, list[str]]:
+    """Files by their split, as their top folders say, or else their names; all are called train where nothing says it.
+
+    Args:
+        files: name of each, and its path below what all have in common.
+    """
+    groups = _by_top_folder(files) if len(files) > 1 else {"train": list(files)}
+    return _by_file_name(files) if len(groups) == 1 and len(files) > 1 else groups
+
+
+def _by_top_folder(files: Mapping[str, PurePath]) -> dict[str, list[str]]:
     """One split for each top folder if all of them are named like splits; else all in one, called train.
 
     Done here because ``datasets`` takes any "test" in a file or class name for a split.
     """
-    tops = {file: file.relative_to(folder).parts[0] for file in files}
-    if not all(top.lower() in SPLITS for top in tops.values()):
-        return {"train": [str(file) for file in files]}
-    groups: dict[str, list[str]] = {}
-    for file, top in tops.items():
-        groups.setdefault(SPLITS[top.lower()], []).append(str(file))
-    return groups
+    return _by_word({name: path.parts[0].lower() for name, path in files.items()})
 
 
-def _by_file_name(files: Sequence[Path]) -> dict[str, list[str]]:
+def _by_file_name(files: Mapping[str, PurePath]) -> dict[str, list[str]]:
     """Splits from names such as ``train-00000-of-00002.parquet``, if every file has one."""
-    words = {file: re.split(r"[^a-z]", file.name.lower(), maxsplit=1)[0] for file in files}
-    if not all(word in SPLITS for word in words.values()):
-        return {"train": [str(file) for file in files]}
+    return _by_word({name: re.split(r"[^a-z]", path.name.lower(), maxsplit=1)[0] for name, path in files.items()})
+
+
+def _by_word(files: Mapping[str, str]) -> dict[str, list[str]]:
+    if not all(word in SPLITS for word in files.values()):
+        return {"train": list(files)}
     groups: dict[str, list[str]] = {}
-    for file, word in words.items():
-        groups.setdefault(SPLITS[word], []).append(str(file))
+    for name, word in files.items():
+        groups.setdefault(SPLITS[word], []).append(name)
     return groups
 
 

@@ -1,11 +1,13 @@
 """Reading one picture from a stranger's file: decoded to RGB, or one line that says why not."""
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageFile, ImageOps
+from PIL.TiffImagePlugin import TiffImageFile
 
 from recollect.core.errors import UserError
 from recollect.core.progress import console
@@ -22,6 +24,13 @@ PICTURE_ENDINGS = frozenset(Image.registered_extensions())
 """Of files that Pillow may open."""
 
 _ORIENTATION = 0x0112  # the EXIF tag
+_BITS, _ZERO, _FORM = 258, 262, 339
+"""Tags of a TIFF: bits of a number, what its zero looks like, and what kind of number it is."""
+_WHITE, _UNSIGNED, _SIGNED = 0, 1, 2
+
+_RANGES = (2.0**8 - 1, 2.0**16 - 1)
+_OVERSHOOT = 1.1
+"""How far beyond their range sharpened or resized floats may reach."""
 
 
 class BrokenImageError(UserError):
@@ -128,12 +137,11 @@ def opened(picture: ImageLike | Path) -> ImageLike:
 def as_rgb(picture: Image.Image) -> Image.Image:
     """A picture as every model reads it, from a file or from memory: RGB, upright by its EXIF tag, 16-bit and 32-bit
     greys with their shades, transparent parts white. What has been through here passes unchanged."""
+    tags: Mapping[int, Any] = dict(picture.tag_v2) if isinstance(picture, TiffImageFile) else {}
     if picture.getexif().get(_ORIENTATION, 1) != 1:
         picture = ImageOps.exif_transpose(picture)
-    if picture.mode.startswith("I;16"):  # Pillow would clip 16 bits to white
-        return Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8)).convert("RGB")
-    if picture.mode in {"I", "F"}:  # and 32 bits as well
-        return Image.fromarray(_eight_bits(np.asarray(picture))).convert("RGB")
+    if picture.mode.startswith("I;16") or picture.mode in {"I", "F"}:  # Pillow would clip them to white
+        return Image.fromarray(_eight_bits(np.asarray(picture), tags)).convert("RGB")
     if picture.mode in {"RGBA", "LA", "PA", "La", "RGBa"} or "transparency" in picture.info:
         # As on a white page, where most were drawn to stand; what lies under transparent pixels is anybody's guess.
         picture = picture.convert("RGBA")
@@ -144,13 +152,36 @@ def as_rgb(picture: Image.Image) -> Image.Image:
     return picture.convert("RGB")  # loads the pixels, also where the mode is RGB already
 
 
-def _eight_bits(values: np.ndarray) -> np.ndarray:
-    """Bytes of 32-bit numbers that fill the least usual range that holds them: 0…1 for floats; 8, 16 or 32 bits."""
-    ranges = [1.0] * (values.dtype.kind == "f") + [2.0**bits - 1 for bits in (8, 16, 32)]
-    values = np.nan_to_num(values.astype(np.float64), posinf=0.0, neginf=0.0).clip(0)
-    top = values.max(initial=0)
-    full = next((limit for limit in ranges if top <= limit), top)
-    return np.round(values / full * 255).astype(np.uint8)
+def _eight_bits(values: np.ndarray, tags: Mapping[int, Any]) -> np.ndarray:
+    """The greys of a picture of more than eight bits, as bytes.
+
+    Sixteen bits are full at their largest number: 65,535; with a sign 32,767; twelve bits 4,095. Numbers of 32 bits are
+    seldom full; they fill the least usual range that holds them: 0 to 1 of floats, then 8 bits, 16 bits, and the whole of
+    what they are kept in. What lies outside is clipped, and where a TIFF says that its zero is white, all is turned round.
+
+    Args:
+        values: int32, uint16 or float32 as Pillow has them.
+        tags: of a TIFF, which alone says what they are; empty for other pictures.
+    """
+    bits = tags.get(_BITS, (8 * values.itemsize,))[0]
+    signed = tags.get(_FORM, (_UNSIGNED,))[0] == _SIGNED if tags else values.dtype.kind == "i"
+    if values.dtype.kind == "f":
+        numbers = np.nan_to_num(values.astype(np.float64), posinf=0.0, neginf=0.0)
+        shades = _in_least(numbers, [1.0, *_RANGES, 2.0**32 - 1], _OVERSHOOT)
+    elif bits <= 16:  # by the upper eight, as Pillow does of colours
+        shades = (values.clip(0) >> (bits - (8 if values.dtype.kind == "u" else 9))).astype(np.uint8)
+    elif signed:
+        shades = _in_least(values, [*_RANGES, 2.0**31 - 1])
+    else:  # Pillow has no such numbers: the upper half of them has turned negative
+        shades = _in_least(values.astype(np.int32).view(np.uint32), [*_RANGES, 2.0**32 - 1])
+    return 255 - shades if tags.get(_ZERO) == _WHITE else shades
+
+
+def _in_least(values: np.ndarray, ranges: Sequence[float], overshoot: float = 1.0) -> np.ndarray:
+    """Bytes of numbers in the least of some ranges, from 0 on, that holds them."""
+    top = float(values.max(initial=0))
+    full = next((limit for limit in ranges if top <= limit * overshoot), top)
+    return np.round((values / full).clip(0, 1) * 255).astype(np.uint8)
 
 
 def note(text: str) -> None:

@@ -87,7 +87,7 @@ def _open_streamed(
         raise UserError(f"{spec}: a stream has no filters: they would have to read all of it. Leave stream=yes out.")
     if kind == "label":
         raise UserError(f"{spec}: a stream holds captions. Read classes without stream=yes.")
-    files = stream_files(address.place, address.revision, split or address.split)
+    files = stream_files(address.place, address.revision, split or address.split, address.config)
     return open_stream(Path(address.place.rstrip("/")).name, files, columns, lost_share)
 
 

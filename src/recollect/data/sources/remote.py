@@ -3,6 +3,7 @@
 ``http://``, ``https://`` and ``hf://`` need nothing but Python; other addresses are opened by fsspec.
 """
 
+import hashlib
 import http.client
 import io
 import re
@@ -24,8 +25,20 @@ _HUB = re.compile(r"hf://(?:(?P<kind>datasets|spaces)/)?(?P<set>[^/@]+/[^/@]+)(?
 _LATER = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Answers of a store that may be others in a moment."""
 
+_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "oss": "ossfs"}
+"""What to install for fsspec to know some addresses."""
+
+_VERSIONS = ("ETag", "etag", "md5Hash", "content_md5", "checksum")
+"""How stores call what changes with a file's content."""
+
+_ENDS = 2**16
+
 _answered: set[str] = set()
 """Stores that have answered this process before: one that never has is said at once."""
+
+
+class AbsentFileError(UserError):
+    """A store has answered that it has no such file, or none for us."""
 
 
 def is_address(file: str) -> bool:
@@ -37,23 +50,93 @@ def open_remote(file: str) -> Any:
     """Open a file behind an address, to read any part of it.
 
     Raises:
-        UserError: it is not there, or cannot be read in parts.
-        OSError, ImportError, ValueError: whatever fsspec says of the addresses that it opens.
+        UserError: it is not there, cannot be read in parts, or the package that knows such addresses is not here.
+        OSError, ValueError: whatever that package says.
     """
-    if urlsplit(file).scheme in ("http", "https") or _HUB.fullmatch(file):
+    if _is_ours(file):
         return RemoteFile(file)
-    import fsspec
+    store, path = _fsspec(file)
+    return store.open(path, "rb")
 
-    return fsspec.open(file, "rb").open()
+
+def listed(pattern: str) -> list[str]:
+    """The addresses that a pattern with ``*`` stands for, or of the files in and below a folder (``…/``); sorted.
+
+    Raises:
+        UserError: nothing is there, it cannot be asked, or its store lists nothing.
+    """
+    if urlsplit(pattern).scheme in ("http", "https"):
+        raise UserError(f"{pattern}: a web server does not say which files it has. Name them: shard-{{000..099}}.tar")
+    store, path = _fsspec(pattern)
+    try:
+        found = sorted(store.find(path) if pattern.endswith("/") else store.glob(path))
+    except Exception as error:  # of a store's own library, whatever it raises
+        raise UserError(f"{pattern}: cannot be listed ({' '.join(str(error).split())[:200]})") from error
+    if not found:
+        raise UserError(f"{pattern}: no file is there")
+    return [str(store.unstrip_protocol(name)) for name in found]
+
+
+def version_of(file: str) -> str:
+    """What changes with the content of a file behind an address: its size, and its ETag where its store gives one; else
+    its first and last 64 KiB.
+
+    Raises:
+        UserError: it cannot be reached.
+    """
+    try:
+        if _is_ours(file):
+            store = _Store(file)
+            size, version = store.about()
+            if version or size is None:
+                return f"{size} {version}"
+            ends = b"".join(part for start in (0, max(0, size - _ENDS)) for part in store.parts(start, min(size, start + _ENDS)))
+        else:
+            kept, path = _fsspec(file)
+            about = kept.info(path)
+            size, version = about["size"], next((about[name] for name in _VERSIONS if about.get(name)), None)
+            if version:
+                return f"{size} {version}"
+            ends = kept.cat_file(path, end=min(size, _ENDS)) + kept.cat_file(path, start=max(0, size - _ENDS))
+    except UserError:
+        raise
+    except Exception as error:  # of a store's own library, whatever it raises
+        raise UserError(f"{file}: cannot be reached ({' '.join(str(error).split())[:200]})") from error
+    return f"{size} {hashlib.blake2b(ends, digest_size=16).hexdigest()}"
+
+
+def _is_ours(file: str) -> bool:
+    return urlsplit(file).scheme in ("http", "https") or _HUB.fullmatch(file) is not None
+
+
+def _fsspec(file: str) -> tuple[Any, str]:
+    """The file system that knows an address, and what it calls the file.
+
+    Raises:
+        UserError: no package here does.
+    """
+    from fsspec.core import url_to_fs
+
+    kind = file.partition("://")[0]
+    try:
+        return url_to_fs(file)
+    except ImportError as error:
+        package = _PACKAGES.get(kind)
+        advice = f"Install it with: pip install {package}" if package else f"{error}."
+        raise UserError(f"{file}: {kind}:// needs a package that is not installed. {advice}") from error
+    except ValueError as error:
+        raise UserError(f"{file}: no address that can be read ({' '.join(str(error).split())[:200]})") from error
+    except Exception as error:  # no key, no network, whatever the package raises
+        raise UserError(f"{file}: cannot be reached ({' '.join(str(error).split())[:200]})") from error
 
 
 def download(file: str, target: io.BufferedIOBase) -> None:
     """Copy a whole file to ``target``.
 
     Raises:
-        UserError, OSError, ImportError, ValueError: see `open_remote`; UserError too if the store stops answering.
+        UserError, OSError, ValueError: see `open_remote`; UserError too if the store stops answering.
     """
-    if urlsplit(file).scheme in ("http", "https") or _HUB.fullmatch(file):
+    if _is_ours(file):
         for data in _Store(file).parts(0, None):
             target.write(data)
         return
@@ -113,17 +196,21 @@ class _Store:
         Raises:
             UserError: its store gives whole files only.
         """
+        size, _ = self.about()
+        if size is None:
+            raise UserError(f"{self.file}: its store gives whole files only, no parts of them. Copy it here.")
+        return size
+
+    def about(self) -> tuple[int | None, str | None]:
+        """Bytes of the file, None where its store gives whole files only; and its ETag, None where it gives none."""
         failures = 0
         while True:
             try:
                 with self._ask(0, 1) as answer:
                     size = (answer.headers["Content-Range"] or "").rpartition("/")[2]
-                    if answer.status != 206 or not size.isdecimal():
-                        break
-                    return int(size)
+                    return int(size) if answer.status == 206 and size.isdecimal() else None, self.version
             except (OSError, http.client.HTTPException) as error:
                 failures = self._wait(failures, error)
-        raise UserError(f"{self.file}: its store gives whole files only, no parts of them. Copy it here.")
 
     def parts(self, start: int, stop: int | None) -> Iterator[bytes]:
         """The bytes from ``start`` to ``stop`` (the end of the file), as they come."""
@@ -172,7 +259,7 @@ class _Store:
             error.close()
             said = f"{error.code} {said}"
             if error.code not in _LATER:
-                raise UserError(f"{self.file}: {said}") from error
+                raise AbsentFileError(f"{self.file}: {said}") from error
         elif urlsplit(self.address).netloc not in _answered:
             raise UserError(f"{self.file}: cannot be reached ({said})") from error
         if failures == len(WAITS):

@@ -6,10 +6,11 @@ the order (`recollect.data.batches.order.BlockOrder`): samples that lie together
 """
 
 import hashlib
+import re
 import tarfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -20,11 +21,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recollect.core.content import portable_hash
 from recollect.core.errors import UserError
 from recollect.core.types import NO_LABEL, Sample, Source
-from recollect.data.sources.columns import Columns, texts_in
+from recollect.data.sources.columns import SPLITS, Columns, texts_in
 from recollect.data.sources.images import BROKEN_SHARE, BrokenImageError, decode
-from recollect.data.sources.remote import is_address, open_remote
+from recollect.data.sources.remote import is_address, open_remote, version_of
 from recollect.data.sources.tars import MOST_OPEN, open_tar, stamp, tar_sizes
 
 AT_ONCE = 16
@@ -118,6 +120,18 @@ class StreamedSource(Source):
             digest.update(repr((block.file, block.group, block.rows, stamp(block.file))).encode())
         return digest.hexdigest()
 
+    @property
+    def content(self) -> str:
+        files = list(dict.fromkeys(block.file for block in self.blocks))
+        if not is_address(files[0]):
+            return portable_hash([Path(file) for file in files])
+        asked = files[:: max(1, len(files) // AT_ONCE)]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            versions = list(pool.map(version_of, asked))
+        digest = hashlib.blake2b(repr([(block.file, block.rows) for block in self.blocks]).encode(), digest_size=16)
+        digest.update(repr(versions).encode())
+        return digest.hexdigest()
+
     def _row(self, index: int) -> tuple[dict[str, Any], str]:
         if not -len(self) <= index < len(self):
             raise IndexError(f"{self.name}: sample {index} of {len(self)}")
@@ -183,7 +197,7 @@ def open_stream(
 def _parquet(file: str) -> pq.ParquetFile:
     try:
         return _remote_parquet(file) if is_address(file) else pq.ParquetFile(file)
-    except (OSError, pa.ArrowException, ImportError, ValueError) as error:
+    except (OSError, pa.ArrowException, ValueError) as error:
         raise UserError(f"{file}: cannot be read as Parquet ({' '.join(str(error).split())[:200]})") from error
 
 
@@ -233,8 +247,13 @@ def _open_block(block: Block) -> Row:
     return open_tar(block.file, block.rows)
 
 
-def hub_files(name: str, revision: str | None) -> Iterator[str]:
-    """Addresses of a hub set's Parquet files or tars, training ones where names say so.
+def hub_files(name: str, revision: str | None, split: str | None, config: str | None) -> list[str]:
+    """Addresses of a hub set's Parquet files or tars.
+
+    Args:
+        revision: branch or commit.
+        split: a word of the files' or folders' names; by default training, where names say so.
+        config: a folder that they lie in.
 
     Raises:
         UserError: no such set, or none of these files in it.
@@ -246,10 +265,18 @@ def hub_files(name: str, revision: str | None) -> Iterator[str]:
     except Exception as error:  # whatever the network's libraries raise
         raise UserError(f"{name}: the hub did not give us this set ({' '.join(str(error).split())[:200]})") from error
     names = sorted(each.rfilename for each in about.siblings or [])
-    for ending in (".parquet", ".tar"):
-        chosen = [each for each in names if each.endswith(ending)]
-        training = [each for each in chosen if "train" in each.lower()]
-        if chosen:
-            yield from (f"hf://datasets/{name}@{about.sha}/{each}" for each in training or chosen)
-            return
-    raise UserError(f"{name}: holds no Parquet files or tars to stream")
+    names = [each for each in names if config is None or config in each.split("/")[:-1]]
+    chosen = next((found for end in (".parquet", ".tar") if (found := [n for n in names if n.endswith(end)])), [])
+    if not chosen:
+        where = "" if config is None else f" in a folder '{config}'"
+        raise UserError(f"{name}: holds no Parquet files or tars to stream{where}")
+    if split is None:
+        chosen = [each for each in chosen if "train" in each.lower()] or chosen
+    elif not (chosen := [each for each in chosen if _is_of(each, split)]):
+        raise UserError(f"{name}: no file is named after a split '{split}'")
+    return [f"hf://datasets/{name}@{about.sha}/{each}" for each in chosen]
+
+
+def _is_of(name: str, split: str) -> bool:
+    words = re.split(r"[^a-z]+", name.lower())
+    return any(SPLITS.get(word, word) == SPLITS.get(split, split) for word in words)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recollect.core.content import content_hash
+from recollect.core.content import content_hash, portable_hash
 from recollect.core.errors import UserError
 from recollect.core.types import ImageLike, Kind, Sample, Source
 from recollect.data.sources.columns import Columns, text_reader
@@ -20,6 +20,9 @@ from recollect.data.sources.images import BrokenImageError, decode
 
 if TYPE_CHECKING:
     import datasets
+
+_LOOKED_AT = 1000
+"""Rows whose pictures' files tell a table's content, where it only names them."""
 
 
 @dataclass(frozen=True)
@@ -148,12 +151,21 @@ class TableSource(Source):
         digest.update(self.labels.tobytes())
         return digest.hexdigest()
 
-    def _pictures(self) -> list[Path]:
-        """Image files that the table only names, and that are not files of the source themselves."""
+    @property
+    def content(self) -> str:
+        return portable_hash([*self.origin.files, *self._pictures(_LOOKED_AT)])
+
+    def _pictures(self, most: int | None = None) -> list[Path]:
+        """Image files that the table only names, and that are not files of the source themselves.
+
+        Args:
+            most: look at about this many rows, spread evenly; at all by default.
+        """
         column = self.table.data.column(self.columns.image)
         if not is_text(column.type) or self.origin.base is None:
             return []
-        paths = (self.origin.base / text for text in column.take(pa.array(self.rows)).to_pylist() if text)
+        rows = self.rows[:: max(1, len(self.rows) // most) if most else 1]
+        paths = (self.origin.base / text for text in column.take(pa.array(rows)).to_pylist() if text)
         return [path for path in paths if path.is_file()]
 
     @property

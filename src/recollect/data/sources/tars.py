@@ -14,7 +14,7 @@ from typing import Any
 from recollect.core.errors import UserError
 from recollect.core.files import atomic_path, cache_folder, locked, make_folder, read_json, write_json
 from recollect.core.progress import progress
-from recollect.data.sources.remote import download, is_address
+from recollect.data.sources.remote import AbsentFileError, download, is_address
 from recollect.data.sources.shards import ShardState, scan, weigh_losses
 
 MOST_OPEN = 64
@@ -120,7 +120,7 @@ def _said(file: str) -> int:
     place = f"{folder}/{_SIZES}"
     try:
         return int(_sizes(place)[name])
-    except (OSError, KeyError, TypeError, ValueError, ImportError) as error:
+    except (AbsentFileError, OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{file}: how many samples it holds is not said by {place} ({error}). Put that file there (name of each "
             "tar: its samples), or copy the tars here."
