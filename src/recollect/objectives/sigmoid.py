@@ -13,6 +13,7 @@ from recollect.objectives.terms import BaseLoss, ImageSet, Losses, Partners, wei
 from recollect.objectives.tiles import (
     Form,
     accumulator,
+    add_up,
     check_pairs,
     full_precision,
     no_autocast,
@@ -138,7 +139,7 @@ def _one_set(
             if copies is not None:
                 logits.masked_fill_(copies.among(rows, columns), -torch.inf)
             own = own_diagonal(logits, first, rows, columns)
-            loss += functional.softplus(logits).sum(dtype=loss.dtype)
+            loss += add_up(functional.softplus(logits), loss)
             if own is not None:
                 loss -= own.sum(dtype=loss.dtype)
             if text_gradient is None:
@@ -146,7 +147,7 @@ def _one_set(
             slope = logits.sigmoid_()
             if own is not None:
                 own.sub_(1)
-            bias_gradient += slope.sum(dtype=loss.dtype)
+            bias_gradient += add_up(slope, loss)
             image_gradient[rows].addmm_(slope, texts[columns])
             text_gradient[columns].addmm_(slope.T, scaled, alpha=factor)
     if text_gradient is None:

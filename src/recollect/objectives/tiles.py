@@ -48,6 +48,14 @@ def accumulator(like: Tensor) -> Tensor:
     return torch.zeros((), dtype=like.dtype if like.device.type == "mps" else torch.float64, device=like.device)
 
 
+def add_up(tile: Tensor, like: Tensor) -> Tensor:
+    """Sum of a tile, of the accumulator's type: each row, which is short, in its own precision, then their sums in that.
+
+    Summed at once, a tile is first copied in the wider type, which took a tenth to a quarter of SigLIP's time.
+    """
+    return tile.sum(1).sum(dtype=like.dtype)
+
+
 @contextmanager
 def no_autocast(device: torch.device) -> Iterator[None]:
     """Keep autocast and TF32 from rounding the logits of a loss, in forward and block-wise backward alike."""
