@@ -22,7 +22,7 @@ class Web:
         refused: likewise, how many are 503.
         asked: how often each was asked for.
         ranges: whether parts of files are given.
-        version: of all files.
+        version: of all files; None where none is told.
         address: of the server.
     """
 
@@ -31,7 +31,8 @@ class Web:
         self.cut: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.asked: Counter[str] = Counter()
-        self.ranges, self.version = True, '"0"'
+        self.ranges = True
+        self.version: str | None = '"0"'
         self.lock = threading.Lock()
         self.address = ""
 
@@ -89,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(part)))
-        if name:
+        if name and self.web.version:
             self.send_header("ETag", self.web.version)
         if status == 206:
             self.send_header("Content-Range", f"bytes {first}-{last - 1}/{len(data)}")

@@ -9,11 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from recollect.core.errors import UserError
-from recollect.data.sources import open_source, remote
+from recollect.data.sources import open_source, remote, streamed
 from recollect.data.sources.derived import corpus
 from recollect.data.sources.images import BrokenImageError
 from shards import png, stream, tar_of, texts
-from web import serving
+from web import SHA, serving
 
 SHARDS, EACH = 60, 5
 EVERY = Counter(f"picture {number}" for number in range(SHARDS * EACH))
@@ -149,6 +149,39 @@ def test_a_file_that_changes_while_it_is_read_stops_the_run(store):
     store.version = '"1"'
     with pytest.raises(UserError, match=r"train-0\.parquet: has changed while it was read"):
         source.texts(70)
+
+
+@pytest.mark.parametrize("kind", ["tar", "parquet"])
+def test_the_content_of_a_stream_is_told_by_the_versions_of_its_files(store, kind):
+    spec = store.specs[kind].replace("{00..59}", "{00..01}")
+    before = open_source(spec).content
+    streamed._remote_parquet.cache_clear()
+    source = open_source(spec)
+    assert source.content == before
+    store.version = '"1"'
+    assert source.content != before
+    store.version = None  # a store that has none: by the ends of the files
+    assert source.content == source.content != before
+
+
+def test_a_hub_set_is_streamed_by_split_and_configuration(store, shards, tmp_path):
+    files = {"plain/train-0.parquet", "plain/validation-0.parquet", "more/test-0.parquet"}
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((shards / "train-0.parquet").read_bytes())
+    store.folder = tmp_path
+
+    def found(query, **options):
+        blocks = open_source(f"some/set?stream=yes{query}", **options).blocks
+        return {block.file.partition(f"@{SHA}/")[2] for block in blocks}
+
+    assert found("") == {"plain/train-0.parquet"}
+    assert found("", split="val") == {"plain/validation-0.parquet"}
+    assert found("&config=more&split=test") == {"more/test-0.parquet"}
+    for query, message in (("&split=test&config=plain", "no file is named after a split 'test'"),
+                           ("&config=other", "holds no Parquet files or tars to stream in a folder 'other'")):  # fmt: skip
+        with pytest.raises(UserError, match=message):
+            found(query)
 
 
 def test_sizes_that_are_wrong_lose_no_sample_silently(store, shards, tmp_path):

@@ -1,6 +1,8 @@
 """Shards read where they lie: every sample once a pass, on any ranks and workers, from any position."""
 
 import json
+import re
+import sys
 from collections import Counter
 from functools import partial
 
@@ -134,6 +136,29 @@ def test_streams_are_read_behind_an_address(places):
         file.write(json.dumps({f"s-{shard}.tar": EACH for shard in range(3)}).encode())
     tars = open_source("memory://set/s-{0..2}.tar?stream=yes")
     assert [tars[index].texts[0] for index in (0, 7, 14)] == ["picture 0", "picture 7", "picture 14"]
+    for spec in ("memory://set/s-*.tar?stream=yes", "memory://set/?stream=yes"):
+        assert [block.file for block in open_source(spec).blocks] == [
+            f"memory:///set/s-{shard}.tar" for shard in range(3)
+        ]
+    assert open_source(f"file://{places['folder']}/*.parquet?stream=yes").texts(7) == ("picture 7",)
+    before = tars.content
+    assert open_source("memory://set/s-{0..2}.tar?stream=yes").content == before
+    data = tar_of(range(EACH, 2 * EACH)).replace(b"picture 7", b"picture 8")
+    with memory.open("/set/s-1.tar", "wb") as file:
+        file.write(data)
+    assert open_source("memory://set/s-{0..2}.tar?stream=yes").content != before, "as many samples and bytes"
+
+
+def test_files_behind_an_address_are_those_of_the_split_that_they_are_named_after(places):
+    memory = fsspec.filesystem("memory")
+    for name in ("train-0", "train-1", "test-0"):
+        with memory.open(f"/named/{name}.parquet", "wb") as file:
+            file.write((places["folder"] / "all.parquet").read_bytes())
+    spec = "memory://named/*.parquet?stream=yes"
+    assert len(open_source(spec)) == 2 * SHARDS * EACH, "no test rows are trained on by oversight"
+    assert len(open_source(spec, split="test")) == len(open_source(f"{spec}&split=test")) == SHARDS * EACH
+    with pytest.raises(UserError, match="no split 'validation' to stream; it has test, train"):
+        open_source(spec, split="validation")
 
 
 def test_a_shard_that_is_damaged_is_counted_as_broken_and_replaced(places, tmp_path):
@@ -170,6 +195,12 @@ def test_a_stream_of_damaged_shards_says_what_is_missing(places, tmp_path, capfd
         assert "the rest is read" in " ".join(capfd.readouterr().err.split())
 
 
+@pytest.fixture
+def no_s3fs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+
+
+@pytest.mark.usefixtures("no_s3fs")
 @pytest.mark.parametrize(
     ("spec", "options", "message"),
     [
@@ -178,6 +209,15 @@ def test_a_stream_of_damaged_shards_says_what_is_missing(places, tmp_path, capfd
         ("PARQUET?stream=no", {}, "stream takes 'yes'"),
         ("PARQUET?stream=yes", {"split": "test"}, "no split 'test' to stream; it has train"),
         ("FOLDER/nothing-{0..3}.tar?stream=yes", {}, "no Parquet files or tars to stream"),
+        ("PARQUET?stream=yes&revision=main", {}, "revision=main is for sets on the hub"),
+        ("PARQUET?config=small", {}, "config=small is for sets on the hub"),
+        ("s3://bucket/a.parquet?stream=yes", {}, "s3:// needs a package that is not installed. Install it with: pip"),
+        ("s3://bucket/a.tar?stream=yes", {}, "s3:// needs a package that is not installed. Install it with: pip"),
+        ("s3://bucket/?stream=yes", {}, "s3:// needs a package that is not installed. Install it with: pip"),
+        ("what://bucket/a.tar?stream=yes", {}, "sizes.json: no address that can be read (Protocol not known: what)"),
+        ("http://localhost:1/*.tar?stream=yes", {}, "a web server does not say which files it has"),
+        ("memory://nowhere/*.tar?stream=yes", {}, "memory://nowhere/*.tar: no file is there"),
+        ("memory://nowhere/a.parquet?stream=yes", {}, "memory://nowhere/a.parquet: cannot be read as Parquet"),
         ("FOLDER/words.csv?stream=yes", {}, "streams are Parquet files or WebDataset tars, not .csv"),
         ("FOLDER/cut.parquet?stream=yes", {}, "cut.parquet: cannot be read as Parquet"),
         ("FOLDER/cut.tar?stream=yes", {}, "cut.tar: damaged, or no tar"),
@@ -189,7 +229,7 @@ def test_bad_addresses_of_streams_are_one_line(places, spec, options, message):
     (folder / "cut.parquet").write_bytes((folder / "all.parquet").read_bytes()[:500])
     (folder / "cut.tar").write_bytes(b"no tar at all" * 100)
     spec = spec.replace("PARQUET", str(folder / "all.parquet")).replace("FOLDER", str(folder))
-    with pytest.raises(UserError, match=message.replace(".", r"\.")) as met:
+    with pytest.raises(UserError, match=re.escape(message)) as met:
         open_source(spec, **options)
     assert "\n" not in str(met.value)
 

@@ -143,7 +143,9 @@ def test_data_that_changed_since_a_run_stopped_is_named(pairs, tmp_path):
     assert "content" not in str(refused.value)
     table.write_text(text.replace("colours", "COLOURS"))  # as many bytes and samples
     (tmp_path / "words.json").write_text('{"noise": "A sound"}')
-    with pytest.raises(UserError, match=rf"but {table}\?paths=anywhere had content \w+, has content \w+; .*words.json had"):
+    with pytest.raises(
+        UserError, match=rf"but {table}\?paths=anywhere had content \w+, has content \w+; .*words.json had"
+    ):
         train(replace(recipe, steps=2), out, resume=True, device="cpu")
     table.write_text(text)
     (tmp_path / "words.json").write_text('{"noise": "a sound"}')

@@ -16,7 +16,14 @@ from typing import Any
 from recollect.core.errors import UserError
 from recollect.core.files import make_folder, read_json, sync_folder, write_json, write_text
 from recollect.data.sources.images import note
-from recollect.training.checkpoints import CONTENT, Facts, prune_checkpoints, put_model_away, remove_leftovers, remove_newer
+from recollect.training.checkpoints import (
+    CONTENT,
+    Facts,
+    prune_checkpoints,
+    put_model_away,
+    remove_leftovers,
+    remove_newer,
+)
 from recollect.training.trackers import MetricsTracker
 
 _MAY_CHANGE = frozenset(

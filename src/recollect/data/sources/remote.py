@@ -90,7 +90,9 @@ def version_of(file: str) -> str:
             size, version = store.about()
             if version or size is None:
                 return f"{size} {version}"
-            ends = b"".join(part for start in (0, max(0, size - _ENDS)) for part in store.parts(start, min(size, start + _ENDS)))
+            ends = b"".join(
+                part for start in (0, max(0, size - _ENDS)) for part in store.parts(start, min(size, start + _ENDS))
+            )
         else:
             kept, path = _fsspec(file)
             about = kept.info(path)
