@@ -178,8 +178,10 @@ def test_a_hub_set_is_streamed_by_split_and_configuration(store, shards, tmp_pat
     assert found("") == {"plain/train-0.parquet"}
     assert found("", split="val") == {"plain/validation-0.parquet"}
     assert found("&config=more&split=test") == {"more/test-0.parquet"}
-    for query, message in (("&split=test&config=plain", "no file is named after a split 'test'"),
-                           ("&config=other", "holds no Parquet files or tars to stream in a folder 'other'")):  # fmt: skip
+    for query, message in (
+        ("&split=test&config=plain", "no file is named after a split 'test'"),
+        ("&config=other", "holds no Parquet files or tars to stream in a folder 'other'"),
+    ):
         with pytest.raises(UserError, match=message):
             found(query)
 

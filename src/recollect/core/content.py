@@ -35,9 +35,9 @@ def content_hash(files: Sequence[Path]) -> str:
 def portable_hash(files: Sequence[Path]) -> str:
     """A hash of what the files hold that a copy of them shares: of no folder and no time.
 
-    All bytes up to 256 MiB in total. Beyond, every size, and 1,024 blocks of 64 KiB: of each file the first, the last and
-    up to 14 between; where there are more than 512 files, the ends of that many, spread evenly. A change of a few bytes
-    in between is then not seen.
+    All bytes up to 256 MiB in total. Beyond, every size, and 1,024 blocks of 64 KiB: of each file the first, the last
+    and up to 14 between; where there are more than 512 files, the ends of that many, spread evenly. A change of a few
+    bytes in between is then not seen.
     """
     sizes = [file.stat().st_size for file in files]
     digest = hashlib.blake2b(digest_size=16)

@@ -114,7 +114,7 @@ class Source(ABC):
 
     @property
     def content(self) -> str | None:
-        """Of the files behind it, a digest that is cheap to take and that a copy of them shares; None for other sources.
+        """A digest of the files behind it, cheap to take, which a copy of them shares; None for other sources.
 
         A checkpoint keeps it, so that a run goes on with the same data only.
         """

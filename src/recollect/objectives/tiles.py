@@ -49,7 +49,7 @@ def accumulator(like: Tensor) -> Tensor:
 
 
 def add_up(tile: Tensor, like: Tensor) -> Tensor:
-    """Sum of a tile, of the accumulator's type: each row, which is short, in its own precision, then their sums in that.
+    """Sum of a tile, of the accumulator's type: each row, which is short, in its own precision, then those in that.
 
     Summed at once, a tile is first copied in the wider type, which took a tenth to a quarter of SigLIP's time.
     """

@@ -155,9 +155,10 @@ def as_rgb(picture: Image.Image) -> Image.Image:
 def _eight_bits(values: np.ndarray, tags: Mapping[int, Any]) -> np.ndarray:
     """The greys of a picture of more than eight bits, as bytes.
 
-    Sixteen bits are full at their largest number: 65,535; with a sign 32,767; twelve bits 4,095. Numbers of 32 bits are
-    seldom full; they fill the least usual range that holds them: 0 to 1 of floats, then 8 bits, 16 bits, and the whole of
-    what they are kept in. What lies outside is clipped, and where a TIFF says that its zero is white, all is turned round.
+    Sixteen bits are full at their largest number: 65,535; with a sign 32,767; twelve bits 4,095. Numbers of 32 bits
+    are seldom full; they fill the least usual range that holds them: 0 to 1 of floats, then 8 bits, 16 bits, and the
+    whole of what they are kept in. What lies outside is clipped, and where a TIFF says that its zero is white, all is
+    turned round.
 
     Args:
         values: int32, uint16 or float32 as Pillow has them.
