@@ -429,3 +429,11 @@ def test_classes_known_by_a_code_take_their_names_from_captions(make):
     source = open_source(str(path), kind="label", columns=Columns(label="code", class_name="captions"))
     assert source.class_names == ("owl", "a fox")  # in the order of their codes
     assert [source[row].label for row in range(3)] == [1, 0, 1]
+
+
+def test_a_pattern_over_several_folders_is_one_source(make):
+    path = make.parquet({"caption": ["a", "b"]})
+    for name in ("one", "two"):
+        (make.folder / name).mkdir()
+        (make.folder / name / "x.parquet").write_bytes(path.read_bytes())
+    assert len(open_source(f"{make.folder}/{{one,two}}/*.parquet")) == 4
