@@ -111,8 +111,8 @@ def check_data(checkpoint: Path, data: Facts) -> None:
             f"{checkpoint}: --resume needs the same data, but {'; '.join(words)}. Put it back, or name another --out."
         )
     if unknown := [name for name, facts in data.items() if CONTENT in facts and CONTENT not in before.get(name, {})]:
-        shown = ", ".join(unknown[:3]) + (" …" if len(unknown) > 3 else "")
-        note(f"{checkpoint}: does not say what the data held; that {shown} still holds it is taken on trust")
+        names = ", ".join(unknown[:3]) + (" …" if len(unknown) > 3 else "")
+        note(f"{checkpoint}: does not say what the data held; that {names} still holds it is taken on trust")
 
 
 def _counted(value: int | str, fact: str) -> str:
