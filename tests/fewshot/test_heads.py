@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from scipy.optimize import minimize
+from sklearn.base import clone
 
 from fewshot.worlds import unit, world
 from recollect.fewshot import ClassAdaptiveProbe, GaussianDiscriminant, LinearProbePlusPlus, ResidualMap, Timo
@@ -64,6 +65,19 @@ def test_lp_plus_plus_is_at_its_minimum_whatever_the_optimiser():
     np.testing.assert_allclose(found - found.mean(1, keepdims=True), scores - scores.mean(1, keepdims=True), atol=2e-3)
 
 
+@pytest.mark.parametrize("ridge", [1e-4, 1e-2])
+def test_lp_plus_plus_gets_to_its_minimum_in_time_and_so_knows_no_order_of_classes(ridge):
+    support, labels, queries, _, texts = world((1, 2, 9, 4), queries=50, seed=5)
+    model = LinearProbePlusPlus(texts, ridge=ridge).fit(support, labels)
+    assert model.n_iter_ < model.max_iter
+    renamed = np.array([2, 0, 3, 1])
+    other = LinearProbePlusPlus(texts[np.argsort(renamed)], ridge=ridge).fit(support, renamed[labels])
+    # flat along some directions: the loss stops falling by 1e-12 of itself where scores still move by 1e-3 of theirs
+    np.testing.assert_allclose(
+        other.scores(queries)[:, renamed], model.scores(queries), atol=5e-3 * np.abs(model.scores(queries)).max()
+    )
+
+
 def prompts(texts, count, seed=0):
     noise = np.random.default_rng(seed).normal(size=(len(texts), count, texts.shape[1]))
     return unit(texts[:, None] + 0.3 * noise)
@@ -109,3 +123,15 @@ def test_timo_chooses_by_what_it_held_out_and_names_prompts_that_do_not_fit():
     assert (model.predict(queries) == asked).mean() > 0.7
     with pytest.raises(ValueError, match=r"needs \(4, prompts, 12\)"):
         Timo(prompts(texts[:3], 6)).fit(support, labels)
+
+
+@pytest.mark.parametrize("model", [GaussianDiscriminant(alpha=1.0), Timo(gamma=50.0, prompts=1.0, alpha=1.0)], ids=str)
+@pytest.mark.parametrize("copies", [1, 3])
+def test_copies_of_one_example_have_no_spread_whatever_the_precision(model, copies):
+    support, labels, queries, _, texts = world((1, 1, 1, 1), width=48, queries=30)
+    rows, own = np.tile(support, (copies, 1)), np.tile(labels, copies)
+    given = None if isinstance(model, Timo) else texts
+    wanted = model.set_params(text_features=given).fit(support, labels).scores(queries)
+    for scaled in (rows * 1000 / 999.7, rows.astype(np.float32)):
+        found = clone(model).fit(scaled, own).scores(queries.astype(scaled.dtype))
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())

@@ -7,6 +7,7 @@ import numpy as np
 
 from recollect.fewshot.base import softmax, unit_rows
 from recollect.fewshot.calibration import log_softmax
+from recollect.fewshot.mixture import NO_SPREAD
 from recollect.fewshot.pool import Assignment
 
 STREAM_BANK, POOL_BANK = 16, 6
@@ -53,7 +54,8 @@ def bank_gaussians(
     means = np.where(total > 0, (1 - text_share) * sums / np.maximum(total, 1e-30) + text_share * texts, texts)
     centred = keys - means[labels]
     scatter = centred.T @ centred
-    trace = np.trace(scatter) / max(len(keys) - 1, 1) or 1.0
+    trace = np.trace(scatter) / max(len(keys) - 1, 1)
+    trace = 1.0 if trace < NO_SPREAD else trace
     weights = width * np.linalg.solve(scatter + trace * np.eye(width), means.T).T
     return weights, -np.log(classes) - 0.5 * np.einsum("cd,cd->c", means, weights), means
 

@@ -145,9 +145,15 @@ class LinearProbePlusPlus(_Anchored):
         images, similarity = support.astype(np.float64), (support @ self.texts_.T).astype(np.float64)
         classes, width = sums.shape
         rows, count = np.arange(len(labels)), len(labels)
+        # The loss bends this much more along a text's weight (alpha is near 100) than along an entry of w. In units in
+        # which it does not, some 60 steps reach the minimum; else 500 do not, and where they end hangs on roundings.
+        unit = np.sqrt(alphas**2 * (similarity**2).mean(axis=0) + 1)
+
+        def parts(moved: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            return moved[: sums.size].reshape(sums.shape), moved[sums.size : -classes] / unit, moved[-classes:]
 
         def loss(moved: np.ndarray) -> tuple[float, np.ndarray]:
-            shift, stretch, bias = moved[: sums.size].reshape(sums.shape), moved[sums.size : -classes], moved[-classes:]
+            shift, stretch, bias = parts(moved)
             logits = images @ (sums + shift).T + similarity * (alphas * (1 + stretch)) + bias
             errors = softmax(logits)
             peak = logits.max(axis=1)
@@ -157,15 +163,11 @@ class LinearProbePlusPlus(_Anchored):
             of_shift = errors.T @ images + strength * shift
             of_stretch = (errors * similarity).sum(axis=0) * alphas + strength * stretch
             value += strength / 2 * float((shift**2).sum() + (stretch**2).sum())
-            return value, np.concatenate([of_shift.ravel(), of_stretch, errors.sum(axis=0)])
+            return value, np.concatenate([of_shift.ravel(), of_stretch / unit, errors.sum(axis=0)])
 
         found = minimize(loss, np.zeros(classes * (width + 2)), jac=True, method="L-BFGS-B",
                          options={"maxiter": self.max_iter, "ftol": 1e-12, "gtol": 1e-7})  # fmt: skip
-        shift, stretch, bias = (
-            found.x[: sums.size].reshape(sums.shape),
-            found.x[sums.size : -classes],
-            found.x[-classes:],
-        )
+        shift, stretch, bias = parts(found.x)
         self.n_iter_ = max(1, int(found.nit))
         self.alpha_ = alphas * (1 + stretch)
         self.coef_ = (sums + shift + self.alpha_[:, None] * self.texts_).astype(support.dtype)

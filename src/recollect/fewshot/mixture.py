@@ -64,6 +64,11 @@ class Mixture(EmbeddingClassifier):
         return base + np.asarray(self._weight(), base.dtype) * extra
 
 
+NO_SPREAD = 1e-12
+"""A variance within classes that is nothing but rounding: one example of each, or copies of one. In single precision
+unit rows leave about 1e-15, whose inverse would let the discriminant drown the texts."""
+
+
 class GaussianDiscriminant(Mixture):
     """Gaussian discriminant analysis added to the text scores (Wang et al., 2024, "hard-to-beat baseline").
 
@@ -105,7 +110,7 @@ def discriminant(support: np.ndarray, labels: np.ndarray, classes: int) -> tuple
     centred = support - means[labels]
     scatter = centred.T @ centred  # (n - 1) Cov
     trace = np.trace(scatter) / max(count - 1, 1)
-    if trace == 0:  # one example of each class: no spread to measure, so all directions count the same
+    if trace < NO_SPREAD:  # nothing to measure, so all directions count the same
         trace = 1.0
     weights = width * np.linalg.solve(scatter + trace * np.eye(width), means.T).T
     bias = -np.log(classes) - 0.5 * np.einsum("cd,cd->c", means, weights)
@@ -133,7 +138,7 @@ def discriminant_left_out(support: np.ndarray, labels: np.ndarray, plan: HoldOut
         n, x = counts[own], turned[rows].astype(np.float64)
         delta, factor = x - rotated[own], n / (n - 1)
         trace = (total - factor * (delta**2).sum(axis=1)) / max(count - 2, 1)
-        spread = 1 / (values[None, :] + np.where(trace > 1e-12, trace, 1.0)[:, None])
+        spread = 1 / (values[None, :] + np.where(trace < NO_SPREAD, 1.0, trace)[:, None])
         mine = (n[:, None] * rotated[own] - x) / (n - 1)[:, None]
         left = 1 / factor - (delta**2 * spread).sum(axis=1)
         left = np.where(left > 1e-12, left, 1e-12)
