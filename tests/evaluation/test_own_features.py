@@ -114,6 +114,33 @@ def test_one_file_without_splits_is_halved_class_by_class(files):
     assert "zero-shot" not in {row["method"] for row in result["rows"]}
 
 
+def test_labels_are_one_whatever_writes_them_and_small_classes_may_go(files, world, capsys):
+    """Numbers as pandas leaves them, bytes, letters in the Mac's form; and as many shots as every class has."""
+    rows, labels, _ = world
+    for name, written in (("bytes", NAMES.astype(bytes)), ("number", np.array(["0", "1", "2"])),
+                          ("letter", np.array(["é", "b", "c"]))):  # fmt: skip
+        np.save(files / f"{name}.npy", written[labels[:36]])
+    np.save(files / "float.npy", labels[36:].astype(float))
+    np.save(files / "composed.npy", np.array(["e\u0301", "b", "c"])[labels[36:]])
+    arrays = ("--features", files / "train.npy", files / "test.npy")
+    for named in (("bytes", "test-labels"), ("number", "float"), ("letter", "composed")):
+        run(*arrays, "--feature-labels", *(files / f"{name}.npy" for name in named), "--methods", "prototype",
+            "--seeds", "1", "--out", files / named[0] / "out.json")  # fmt: skip
+        assert "shots up to 8: a class has 12 examples" in capsys.readouterr().out
+        assert len(figures(files / named[0] / "out.json")[0]) == 4
+    few = np.delete(np.arange(36), np.arange(0, 36, 3)[4:])  # four ants, twelve of the others
+    np.save(files / "few.npy", rows[few] * 1e200)
+    np.save(files / "few-labels.npy", NAMES[labels[few]])
+    run("--features", files / "few.npy", files / "test.npy", "--feature-labels", files / "few-labels.npy",
+        files / "test-labels.npy", "--texts", files / "texts.parquet", "--shots", "8", "--seeds", "1", "--methods",
+        "zero-shot", "prototype", "--small-classes", "drop", "--out", files / "kept.json")  # fmt: skip
+    found, result = figures(files / "kept.json")
+    assert (result["settings"]["classes"], result["settings"]["queries"]) == (2, 16)
+    tested, two = rows[36:][labels[36:] > 0], world[2][1:]
+    right = (unit(tested) @ two.T).argmax(axis=1) == labels[36:][labels[36:] > 0] - 1
+    assert found["zero-shot", 0, 0] == pytest.approx(100 * right.mean())
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -132,6 +159,9 @@ def test_one_file_without_splits_is_halved_class_by_class(files):
         (["--features", "own.parquet", "--texts", "few.parquet"], "no text for class 'bee'"),
         (["--features", "broken.parquet"], "row 1 holds NaN or infinity"),
         (["--features", "zero.parquet"], "row 1 is zero"),
+        (["--features", "empty.parquet"], "empty.parquet: no rows"),
+        (["--features", "unnamed.npy", "--feature-labels", "unnamed-labels.npy"], "1 rows have no label"),
+        (["--features", "strange.parquet"], "tested class 'dog' has no examples; they are of 'ant', 'cat'. Call"),
         (["--features", "ragged.parquet"], "needs vectors of one length in every row"),
         (["--features", "text.parquet"], "lists of floating-point numbers are needed"),
         (["--features", "pickle.npy", "--feature-labels", "train-labels.npy"], "not a .npy file of numbers or text"),
@@ -150,5 +180,10 @@ def test_bad_files_are_one_clear_line(files, words, message, capsys, monkeypatch
     write("zero.parquet", [[1.0, 2.0], [0.0, 0.0]])
     write("ragged.parquet", [[1.0, 2.0], [1.0]])
     write("text.parquet", ["a", "b"])
+    write("empty.parquet", pa.array([], pa.list_(pa.float32())), ())
+    np.save("unnamed.npy", np.ones((2, 2)))
+    np.save("unnamed-labels.npy", np.array([np.nan, 1]))
+    pq.write_table(pa.table({"vector": [[1.0, 2.0]] * 3, "label": ["ant", "cat", "dog"],
+                             "split": ["train", "train", "test"]}), "strange.parquet")  # fmt: skip
     assert cli.main(["evaluate", "few-shot", *words, *(SHOTS if "--shots" not in words else ())]) == 2
     assert message in " ".join(capsys.readouterr().err.split())

@@ -1,6 +1,5 @@
 """``recollect evaluate few-shot``: every method, number of shots and draw, of models or of embeddings from files."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -21,10 +20,12 @@ from recollect.evaluation.own_features import (
     OwnFeatures,
     divided,
     few_shot_features,
+    fewest_examples,
     read_arrays,
     read_prompts,
     read_texts,
     read_vectors,
+    with_enough_rows,
 )
 from recollect.evaluation.results import Result, joint_identity, summarise
 from recollect.evaluation.tables import gain_over_draws, sample_efficiency, tidy
@@ -140,12 +141,17 @@ class FewShot:
             if "zero-shot" in self.methods and self.methods != _USUAL:
                 raise UserError("--methods zero-shot: reads class texts. Name them with --texts FILE.")
             protocol = replace(protocol, methods=tuple(name for name in protocol.methods if name != "zero-shot"))
-        return [few_shot_features(each, protocol, model="own embeddings") for each in self.own.open(self.data)], ()
+        sets = self.own.open(self.data)
+        protocol = self._reachable(protocol, min(map(fewest_examples, sets)))
+        if self.small_classes == "drop":
+            sets = [with_enough_rows(each, protocol.shots[-1]) for each in sets]
+        return [few_shot_features(each, protocol, model="own embeddings") for each in sets], ()
 
     def _of_models(self) -> tuple[list[Result], tuple[str, ...]]:
         protocol, tuning = self._protocol(), self._tuning()
         opened = self.data.open("few-shot")
-        protocol = self._reachable(protocol, opened.tasks)
+        fewest = (np.bincount(task.support.labels, minlength=len(task.class_names)).min() for task in opened.tasks)
+        protocol = self._reachable(protocol, int(min(fewest)))
         tasks = [self._fitting(task, protocol) for task in opened.tasks]
         results = []
         for name, encoder, cache, task in self.model.each_on((task, task.query) for task in tasks):
@@ -180,11 +186,10 @@ class FewShot:
         except ValueError as error:
             raise UserError(f"--effort: {error}") from None
 
-    def _reachable(self, protocol: Protocol, tasks: Sequence[ClassificationTask]) -> Protocol:
+    def _reachable(self, protocol: Protocol, fewest: int) -> Protocol:
         """Shots that every class has, where nobody named any."""
         if self.shots is not None or self.small_classes == "drop":
             return protocol
-        fewest = min(int(np.bincount(task.support.labels, minlength=len(task.class_names)).min()) for task in tasks)
         shots = tuple(k for k in protocol.shots if k <= fewest)
         if not shots or shots == protocol.shots:
             return protocol

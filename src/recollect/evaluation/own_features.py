@@ -1,8 +1,9 @@
 """Few-shot classification of embeddings that somebody else computed: files of numbers in place of a model."""
 
 import hashlib
+import unicodedata
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,12 @@ def read_vectors(path: Path, label_column: str | None = None) -> LabelledVectors
         UserError: no such file or columns, vectors of several lengths, or rows that cannot be compared.
     """
     table = _table(path)
+    if not len(table):
+        raise UserError(f"{path}: no rows")
     vectors = _unit(_matrix(path, table, _column(path, table, VECTORS, None, "vectors")), path)
-    labels = table[_column(path, table, LABELS, label_column, "labels")]
-    if labels.null_count:
-        raise UserError(f"{path}: {labels.null_count} rows have no label. Leave them out, or give them one.")
+    labels = _named(table[_column(path, table, LABELS, label_column, "labels")].to_pylist(), path)
     splits = np.array([str(split) for split in table["split"].to_pylist()]) if "split" in table.column_names else None
-    return LabelledVectors(vectors, np.array([str(label) for label in labels.to_pylist()]), splits)
+    return LabelledVectors(vectors, labels, splits)
 
 
 def read_arrays(vectors: Path, labels: Path) -> LabelledVectors:
@@ -84,7 +85,20 @@ def read_arrays(vectors: Path, labels: Path) -> LabelledVectors:
         raise UserError(f"{vectors}: has shape {matrix.shape} of {matrix.dtype}; rows of numbers (n, width) are needed")
     if named.shape != (len(matrix),):
         raise UserError(f"{labels}: has shape {named.shape}; one label for each of {len(matrix):,} rows is needed")
-    return LabelledVectors(_unit(matrix, vectors), np.array([str(label) for label in named.tolist()]))
+    return LabelledVectors(_unit(matrix, vectors), _named(named.tolist(), labels))
+
+
+def _named(labels: Sequence[Any], path: Path) -> np.ndarray:
+    """Labels as text: 1.0 is 1, bytes are UTF-8, and letters with accents are one way composed.
+
+    Raises:
+        UserError: some are missing (null, NaN).
+    """
+    if missing := sum(label is None or label != label for label in labels):
+        raise UserError(f"{path}: {missing} rows have no label. Leave them out, or give them one.")
+    whole = (int(label) if isinstance(label, float) and label.is_integer() else label for label in labels)
+    texts = (label.decode(errors="replace") if isinstance(label, bytes) else str(label) for label in whole)
+    return np.array([unicodedata.normalize("NFC", text) for text in texts])
 
 
 def divided(rows: LabelledVectors, path: Path, division: Division) -> tuple[LabelledVectors, LabelledVectors]:
@@ -137,6 +151,27 @@ def read_prompts(path: Path, classes: Sequence[str], label_column: str | None = 
     return np.stack([each[:least] for each in rows]) if least > 1 else None
 
 
+def fewest_examples(features: OwnFeatures) -> int:
+    """Of the class that has fewest."""
+    return int(np.unique(features.support.labels, return_counts=True)[1].min())
+
+
+def with_enough_rows(features: OwnFeatures, shots: int) -> OwnFeatures:
+    """The set without classes that have fewer than ``shots`` examples, none included.
+
+    Raises:
+        UserError: fewer than two classes are left.
+    """
+    classes, counts = np.unique(features.support.labels, return_counts=True)
+    kept = counts >= shots
+    if kept.sum() < 2:
+        raise UserError(f"{features.name}: {kept.sum()} classes have {shots} examples or more; two are needed")
+    support, queries = (_chosen(part, np.isin(part.labels, classes[kept]))
+                        for part in (features.support, features.queries))  # fmt: skip
+    texts, prompts = (None if each is None else each[kept] for each in (features.texts, features.prompts))
+    return replace(features, support=support, queries=queries, texts=texts, prompts=prompts)
+
+
 def few_shot_features(features: OwnFeatures, protocol: Protocol, *, model: str) -> Result:
     """The few-shot protocol on embeddings from files.
 
@@ -148,14 +183,20 @@ def few_shot_features(features: OwnFeatures, protocol: Protocol, *, model: str) 
     """
     classes = np.unique(features.support.labels)
     if len(strange := np.setdiff1d(features.queries.labels, classes)):
-        raise UserError(f"{features.name}: tested class '{strange[0]}' has no examples")
+        there = ", ".join(f"'{name}'" for name in classes[:4].tolist()) + (", …" if len(classes) > 4 else "")
+        raise UserError(
+            f"{features.name}: tested class '{strange[0]}' has no examples; they are of {there}. Call classes alike in "
+            "both, or leave such classes out (--small-classes drop)."
+        )
+    if not len(features.queries.labels):
+        raise UserError(f"{features.name}: no tested rows of these classes")
     if len(classes) < 2:
         raise UserError(f"{features.name}: only one class, '{classes[0]}'; there is nothing to tell apart")
     names, counts = np.unique(features.support.labels, return_counts=True)
     if counts.min() < protocol.shots[-1]:
         raise UserError(
             f"{features.name}: class '{names[counts.argmin()]}' has {counts.min()} examples, fewer than "
-            f"{protocol.shots[-1]} shots. Ask for fewer shots."
+            f"{protocol.shots[-1]} shots. Ask for fewer shots, or leave out such classes (--small-classes drop)."
         )
     support, queries = (np.searchsorted(classes, part.labels) for part in (features.support, features.queries))
     try:
@@ -227,13 +268,16 @@ def _matrix(path: Path, table: pa.Table, name: str) -> np.ndarray:
 
 
 def _unit(matrix: np.ndarray, path: Path) -> np.ndarray:
+    if not len(matrix):
+        raise UserError(f"{path}: no rows")
     matrix = matrix.astype(np.float64)
     if not np.isfinite(matrix).all():
         raise UserError(f"{path}: row {int(np.argmin(np.isfinite(matrix).all(axis=1)))} holds NaN or infinity")
-    norms = np.linalg.norm(matrix, axis=1, keepdims=True)
-    if not norms.all():
-        raise UserError(f"{path}: row {int(norms.argmin())} is zero, so it has no direction to compare")
-    return (matrix / norms).astype(np.float32)
+    largest = np.abs(matrix).max(axis=1, initial=0, keepdims=True)  # first: squares of 1e300 or 1e-300 are no numbers
+    if not largest.all():
+        raise UserError(f"{path}: row {int(largest.argmin())} is zero, so it has no direction to compare")
+    matrix /= largest
+    return (matrix / np.linalg.norm(matrix, axis=1, keepdims=True)).astype(np.float32)
 
 
 def _chosen(rows: LabelledVectors, kept: np.ndarray) -> LabelledVectors:
