@@ -91,7 +91,7 @@ matrix:
 lowest:
 	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
 	$(PYTHON) .ci/lowest.py > .venv-lowest/constraints.txt
-	.venv-lowest/bin/pip install --quiet --constraint .venv-lowest/constraints.txt --editable '.[adapters,memory,milvus,web]' \
+	.venv-lowest/bin/pip install --quiet --constraint .venv-lowest/constraints.txt --editable '.[adapters,memory,milvus,onnx,web]' \
 	  beartype build grimp hypothesis pytest pytest-xdist
 	.venv-lowest/bin/pytest -n $(WORKERS) --dist worksteal # the lowest jaxtyping cannot watch a package that a plugin has imported
 

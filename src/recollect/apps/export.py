@@ -127,8 +127,8 @@ class _Chain(nn.Module):
 
 
 class _TextChain(_Chain):
-    def forward(self, *tokens: Tensor) -> Any:
-        return self.second(self.first(*tokens))
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Any:
+        return self.second(self.first(ids, mask))
 
 
 def export_all(encoder: Encoder, folder: str | Path, classifier: Classifier | None = None) -> Path:

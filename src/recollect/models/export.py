@@ -47,14 +47,15 @@ class ImageTower(nn.Module):
 
 
 class TextTower(nn.Module):
-    """Tokens, in the order of ``names``, to unit embeddings."""
+    """Tokens, in the order of ``names``, of which there are one or two, to unit embeddings."""
 
     def __init__(self, model: DualEncoder, names: Sequence[str]) -> None:
         super().__init__()
         self.model = model
         self.names = tuple(names)
 
-    def forward(self, *tokens: Tensor) -> Float[Tensor, "n width"]:
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Float[Tensor, "n width"]:
+        tokens = (ids,) if mask is None else (ids, mask)  # a variadic signature is more than torch 2.9 can trace
         return F.normalize(self._raw(dict(zip(self.names, tokens, strict=True))), dim=-1)
 
     def _raw(self, tokens: dict[str, Tensor]) -> Tensor:
@@ -173,11 +174,12 @@ def write_text_graph(
     tokens, free = _tokens(model)
     rows, places = _any("n"), _any("tokens", model.longest_text if isinstance(model, SmallEncoder) else None)
     shapes = tuple({0: rows, 1: places} if name in free else {0: rows} for name in tokens)
-    _export(make(list(tokens)), tokens, file, outputs, (shapes,))
+    _export(make(list(tokens)), tokens, file, outputs, shapes)
 
 
 def _any(name: str, most: int | None = None) -> Any:
-    return torch.export.Dim(name, min=1, max=most)
+    # one row goes too, but torch 2.9 refuses to promise it
+    return torch.export.Dim(name, min=2, max=most)
 
 
 def _export(
