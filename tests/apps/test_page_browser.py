@@ -62,6 +62,14 @@ class Tab:
             calm = calm + 1 if not self.asking and self.tab.evaluate(shown) else 0
             self.tab.wait_for_timeout(20)
 
+    def calm(self, seconds=60):
+        """Until what was asked for is answered and shown."""
+        end, still = time.monotonic() + seconds, 0
+        while still < 5:
+            assert time.monotonic() < end, f"{len(self.asking)} requests under way"
+            still = 0 if self.asking else still + 1
+            self.tab.wait_for_timeout(10)
+
     def search(self, words):
         self.tab.fill("#words", words)
         self.tab.press("#words", "Enter")
@@ -204,6 +212,18 @@ def test_two_tabs_show_the_same_clicks(browser, page):
     one.wait("document.querySelector('.counts').textContent === '✓1 ✗0'")
     two.tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # as when a person comes back to it
     two.wait("document.querySelector('.counts').textContent === '✓1 ✗0'")
+    page.session.orders._orders.clear()  # the server keeps a few lists, which the clicks of either tab replace
+    one.tab.focus("#grid")
+    one.tab.keyboard.press("End")
+    one.wait("document.querySelector('.tile.focus .caption')?.textContent > ''")
+    two.tab.click("#classes [aria-label='remove reds']")
+    two.wait("!document.querySelector('#classes li')")
+    page.session.orders._orders.clear()
+    one.tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    one.wait("document.querySelector('#about').hidden")
+    one.wait("document.querySelector('.tile.focus .caption')?.textContent > ''")
+    for tab in (one, two):
+        tab.problems = [said for said in tab.problems if "410" not in said]  # the browser notes that a list was gone
     one.clean()
     two.clean()
 
@@ -281,15 +301,32 @@ def test_where_a_search_by_words_ends_is_said_and_dimmed(browser, shared_page):
 
 
 @pytest.mark.parametrize("size", WIDTHS)
-def test_map_and_duplicates_open(browser, shared_page, size):
-    tab = Tab(browser, shared_page, size)
+def test_map_and_duplicates_open_and_late_answers_take_nobody_elsewhere(browser, shared_page, size):
+    tab, held = Tab(browser, shared_page, size), []
+    tab.tab.route("**/api/search", lambda route: held.append(route))  # noqa: PLW0108  # playwright marks what it calls
+    for words in ("red", "green"):
+        tab.tab.fill("#words", words)
+        tab.tab.press("#words", "Enter")
     tab.tab.click("#show-map")
     tab.wait("document.querySelector('#status').textContent.startsWith('Map of 60')")
+    while len(held) < 2:
+        tab.tab.wait_for_timeout(10)
+    for route in reversed(held):  # the later question is answered first
+        with tab.tab.expect_response("**/api/search"):
+            route.continue_()
+    tab.calm()
+    assert tab.tab.inner_text("#status").startswith("Map of"), "who looks at the map stays there"
     tab.wait("document.querySelector('#map').width > 0")
+    tab.tab.press("#map", "Enter")
+    tab.tab.wait_for_selector("#viewer[open]")
+    tab.tab.click("#close")
     tab.tab.click("#show-duplicates")
     tab.wait("document.querySelector('#status').textContent.includes('same file')")
+    tab.tab.press("#duplicates img >> nth=0", "Enter")
+    tab.tab.wait_for_selector("#viewer[open]")
+    tab.tab.click("#close")
     tab.tab.click("#show-grid")
-    tab.tab.wait_for_selector(".tile:not([hidden])")
+    tab.shows("green", 4)
     tab.clean()
 
 

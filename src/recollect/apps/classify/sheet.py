@@ -30,11 +30,11 @@ def save_csv(found: Classification, path: str | Path) -> None:
         example, similarity = (near.file, f"{near.similarity:.4f}") if near else ("", "")
         confidence, possible = f"{item.confidence:.4f}", "|".join(item.possible)
         row = [item.file, item.label, confidence, item.runner_up, item.unknown, possible, example, similarity]
-        writer.writerow([_plain(value) for value in row])
+        writer.writerow([no_formula(value) for value in row])
     write_text(path, text.getvalue())
 
 
-def _plain(value: object) -> object:
+def no_formula(value: object) -> object:
     """A cell that no spreadsheet takes for a formula."""
     text = str(value)
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else value

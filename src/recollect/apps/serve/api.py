@@ -13,10 +13,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from recollect.apps.classify.sheet import no_formula
 from recollect.apps.serve.collection import VIEW_SIDE, as_jpeg
 from recollect.apps.serve.guard import Guard
 from recollect.apps.serve.keeping import LABEL
-from recollect.apps.serve.orders import Order
+from recollect.apps.serve.orders import ListGoneError, Order
 from recollect.apps.serve.session import SearchTerm, Session
 from recollect.core.errors import UserError
 
@@ -57,6 +58,8 @@ class SearchBody(_Body):
     terms: Annotated[list[TermBody], Field(max_length=16)] = []
     where: Annotated[str, Field(max_length=2000)] | None = None
     adapt: bool = False
+    version: int | None = None
+    """Whose rows the terms name; another is refused."""
 
 
 class ClassBody(_Body):
@@ -102,7 +105,7 @@ def create_app(session: Session, hosts: frozenset[str], token: str | None = None
 def _errors(app: FastAPI) -> None:
     @app.exception_handler(UserError)
     async def said(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"error": " ".join(str(error).split())}, 400)
+        return JSONResponse({"error": " ".join(str(error).split())}, 410 if isinstance(error, ListGoneError) else 400)
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: Exception) -> JSONResponse:
@@ -164,6 +167,8 @@ def _searching(app: FastAPI, session: Session) -> None:
     @app.post("/api/search")
     def search(body: SearchBody) -> dict[str, Any]:
         began = time.perf_counter()
+        if body.version is not None and any(each.row is not None for each in body.terms):
+            _checked(session, body.version)
         terms = [SearchTerm(each.words, each.row, each.upload, float(each.weight)) for each in body.terms]
         order = session.search(terms, body.where, body.adapt) if terms else session.everything(body.where)
         return _answer(session, order, began)
@@ -207,6 +212,7 @@ def _looking(app: FastAPI, session: Session) -> None:
             "id": found.id,
             "caption": found.caption,
             "source": found.source,
+            "file": str(found.path or ""),
             "metadata": {str(key): _plain(value) for key, value in found.metadata.items()},
         }
 
@@ -312,7 +318,7 @@ def _keeping(app: FastAPI, session: Session) -> None:
         writer.writerow(table.column_names)
         for row in zip(*(column.to_pylist() for column in table.columns), strict=True):
             writer.writerow(
-                [f"'{value}" if str(value)[:1] in "=+-@" and isinstance(value, str) else value for value in row]
+                [no_formula(value) if isinstance(value, str) else value for value in row]
             )
         return _download(text.getvalue().encode(), "text/csv; charset=utf-8", "labels.csv")
 

@@ -19,6 +19,8 @@ VIEW_SIDE = 1600
 _CACHE_BYTES = 128 * 2**20
 _AT_ONCE = 64
 
+REMOVED = "no longer in the memory"
+
 
 class Collection:
     """One version of a memory.
@@ -64,12 +66,15 @@ class Collection:
             raise UserError(f"there is no picture {wrong}")
 
     def items(self, rows: Sequence[int]) -> list[Item]:
-        """What is known of some rows, without their pictures.
+        """What is known of some rows, without their pictures; of one that was removed since, that it was.
 
         Raises:
-            UserError: the memory has vanished, or a row was removed since.
+            UserError: the memory has vanished.
         """
-        return self.memory.fetch([self.ids[row] for row in rows], pictures=False)
+        ids = [self.ids[row] for row in rows]
+        there = self.memory.backend.known(ids)
+        known = iter(self.memory.fetch([id for id in ids if id in there], pictures=False))
+        return [next(known) if id in there else Item(id, REMOVED, "", {}, None, id) for id in ids]
 
     def picture(self, row: int) -> Image.Image:
         """A row's picture, decoded.

@@ -2,13 +2,13 @@
 
 import hmac
 import json
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs
 
 ASGI = Any
 
 COOKIE = "recollect_token"
+"""Before the port: a browser sends the cookies of all ports of a host to each of them."""
 OWN_HEADER = "x-recollect"
 """A header that another site's page cannot send without asking first, which it may not."""
 
@@ -57,12 +57,12 @@ class Guard:
             return
         if self.token is not None and (given := _query(scope, "token")):
             if hmac.compare_digest(given.encode(), self.token.encode()):
-                cookie = f"{COOKIE}={self.token}; HttpOnly; SameSite=Strict; Path=/"
+                cookie = f"{_cookie(scope)}={self.token}; HttpOnly; SameSite=Strict; Path=/"
                 await _answer(send, 303, "", {"location": "/", "set-cookie": cookie})
             else:
                 await _answer(send, 401, "wrong token")
             return
-        if self.token is not None and not self._knows_token(headers):
+        if self.token is not None and not self._knows_token(_cookie(scope), headers):
             await _answer(send, 401, "this page needs its token: open the address that `recollect serve` printed")
             return
         await self._limited(scope, receive, send, headers)
@@ -82,15 +82,13 @@ class Guard:
             return 403, f"requests that change something carry the header {OWN_HEADER}"
         return None
 
-    def _knows_token(self, headers: dict[str, str]) -> bool:
+    def _knows_token(self, name: str, headers: dict[str, str]) -> bool:
         assert self.token is not None
         given = headers.get("authorization", "").removeprefix("Bearer ")
-        try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-        except CookieError:
-            cookie = None
+        pairs = (each.strip().partition("=") for each in headers.get("cookie", "").split(";"))
+        cookies = {key: value for key, _, value in pairs}  # no parser that ends at the first cookie it does not like
         known = self.token.encode()
-        return any(hmac.compare_digest(each.encode(), known) for each in (given, cookie.value if cookie else ""))
+        return any(hmac.compare_digest(each.encode(), known) for each in (given, cookies.get(name, "")))
 
     async def _limited(self, scope: Any, receive: Any, send: Any, headers: dict[str, str]) -> None:
         limit = PICTURE_LIMIT if scope["path"] == "/api/pictures" else JSON_LIMIT
@@ -133,6 +131,11 @@ async def _drain(receive: Any, most: int) -> None:
         read += len(message.get("body", b""))
         if not message.get("more_body"):
             return
+
+
+def _cookie(scope: Any) -> str:
+    """What the token's cookie is called here: two pages on two ports keep theirs apart."""
+    return f"{COOKIE}_{(scope.get('server') or (None, 0))[1]}"
 
 
 def _name(host: str) -> str:

@@ -23,7 +23,8 @@ from recollect.evaluation.features import learned_scale, prompt_ensemble
 LABEL = "clicked"
 """Metadata that clicks are written to; a filter reads it: ``clicked = 'cat'``."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,80}")
+_NAME = re.compile(r"[^\W_][\w .-]{0,80}")
+_LONGEST = 200  # bytes of a folder's name
 _AT_ONCE = 8_192
 
 
@@ -96,10 +97,11 @@ class Keeper:
         with self._lock:
             vectors = prompt_ensemble(self.encoder, prompts, class_prefix(self.encoder))
         rows = [self.collection.row_of[id] for id, _ in known]
+        items = self.collection.items(rows)
         support = Support(
             self.collection.vectors[rows],
             np.array([names.index(name) for _, name in known], dtype=np.int64),
-            tuple(id for id, _ in known),
+            tuple(str(item.path or item.id) for item in items),
             tuple(id for id, _ in known),
         )
         model = ClassifierModel(
@@ -113,8 +115,8 @@ class Keeper:
         Raises:
             UserError: a name that is none for a folder, or as in `classifier`.
         """
-        if not _NAME.fullmatch(name) or name.endswith((".", " ")):
-            raise UserError("name it with letters, digits, spaces, dots, - and _")
+        if not _NAME.fullmatch(name) or name.endswith((".", " ")) or len(name.encode()) > _LONGEST:
+            raise UserError("name it with at most 80 letters, digits, spaces, dots, - and _")
         kept = self.classifier()
         return kept.save(self.out / name, replace=True), kept
 

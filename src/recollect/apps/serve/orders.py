@@ -14,6 +14,10 @@ from recollect.core.errors import UserError
 _KEPT = 16
 
 
+class ListGoneError(UserError):
+    """A list that is not kept any more: whoever still shows it can ask for it anew."""
+
+
 @dataclass(frozen=True)
 class Order:
     """Rows in the order of some scores.
@@ -62,10 +66,10 @@ class Orders:
         """A list that was made before.
 
         Raises:
-            UserError: it is not kept any more.
+            ListGoneError: it is not kept any more.
         """
         with self._lock:
             if key not in self._orders:
-                raise UserError("this list is not there any more. Search again.")
+                raise ListGoneError("this list is not there any more. Search again.")
             self._orders.move_to_end(key)
             return self._orders[key]

@@ -232,7 +232,7 @@ class Session:
         shown = order.rows[start : start + count]
         items = self.collection.items(shown.tolist())
         marks, probability = self.teacher.said(label) if label is not None else ({}, None)
-        told = self.keeper.told(shown) if order.kind == "sorted" else [{}] * len(items)
+        told = self._told(shown) if order.kind == "sorted" else [{}] * len(items)
         tiles = []
         for place, (row, item) in enumerate(zip(shown.tolist(), items, strict=True), start=start):
             score = float(order.scores[place])
@@ -245,6 +245,12 @@ class Session:
                 tile["p"] = float(probability[row]) if probability is not None else None
             tiles.append(tile | told[place - start])
         return tiles
+
+    def _told(self, rows: np.ndarray) -> list[dict[str, Any]]:
+        try:
+            return self.keeper.told(rows)
+        except UserError:  # too few clicks are left since the list was made
+            return [{}] * len(rows)
 
     def layout(self) -> Layout:
         """Where the pictures lie on a map; made once."""

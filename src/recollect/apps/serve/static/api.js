@@ -11,13 +11,13 @@ async function call(method, path, body, type = "application/json") {
   }
   let value = {};
   try { value = await answer.json(); } catch { /* an answer without JSON is an error below */ }
-  if (!answer.ok) throw new Error(value.error || `The server said ${answer.status}.`);
+  if (!answer.ok) throw Object.assign(new Error(value.error || `The server said ${answer.status}.`), { status: answer.status });
   return value;
 }
 
 export const api = {
   info: () => call("GET", "/api/info"),
-  search: (terms, where, adapt) => call("POST", "/api/search", { terms, where: where || null, adapt }),
+  search: (terms, where, adapt, version) => call("POST", "/api/search", { terms, where: where || null, adapt, version: version ?? null }),
   window: (order, start, count, label) =>
     call("GET", `/api/window?order=${encodeURIComponent(order)}&start=${start}&count=${count}${label ? `&label=${label}` : ""}`),
   upload: (file) => call("POST", "/api/pictures", file, file.type || "application/octet-stream"),
@@ -43,6 +43,21 @@ export function element(kind, className, text) {
   if (className) made.className = className;
   if (text !== undefined) made.textContent = text; // never as HTML: captions and names are strangers' texts
   return made;
+}
+
+// new contents; whoever was on one of its buttons stays there
+export function fill(place, contents) {
+  const at = [...place.querySelectorAll("button")].indexOf(document.activeElement);
+  place.replaceChildren(...contents);
+  if (at >= 0) place.querySelectorAll("button")[at]?.focus();
+}
+
+// a picture that can be opened by mouse and by keys
+export function opens(image, open) {
+  Object.assign(image, { tabIndex: 0, role: "button" });
+  image.addEventListener("click", open);
+  image.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); open(); } });
+  return image;
 }
 
 let hide;

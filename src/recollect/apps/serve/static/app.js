@@ -1,5 +1,5 @@
 // The page: state in one place, every action a call of the API.
-import { api, element, guarded, notice, thumb } from "./api.js";
+import { api, element, guarded, notice, opens, thumb } from "./api.js";
 import { Classes } from "./classes.js";
 import { Grid } from "./grid.js";
 import { PictureMap } from "./map.js";
@@ -8,37 +8,60 @@ import { Sorted } from "./sorted.js";
 import { Viewer } from "./viewer.js";
 
 const get = (id) => document.getElementById(id);
-const state = { version: 0, asked: null, listing: "search", left: 0 };
+// list: what the grid shows, with how to ask for it again and what is said of it; searched: the latest search's
+const state = { version: 0, searched: null, list: null, listing: "search", left: 0, stale: false };
 const status = (text) => { get("status").textContent = text; };
 
-const viewer = new Viewer(guarded((version, tile, weight) => { view("grid"); return search.like(version, tile, weight); }));
+let turn = 0;
+function begin(waiting) { // a question: says of its answer, however late it comes, whether nothing else was asked for since
+  const mine = ++turn;
+  if (waiting) status(waiting);
+  return () => mine === turn;
+}
+
+const viewer = new Viewer(guarded((version, tile, weight) => search.like(version, tile, weight)));
 const look = guarded((tile) => (tile ? viewer.open(state.version, tile) : undefined));
 const grid = new Grid(get("grid"), { open: look, mark: guarded(clicked) });
 const map = new PictureMap(get("map"), look);
 
-const classes = new Classes((answer, options = {}) => {
-  if (answer === null) { if (state.listing === "sorted") return; state.listing = "search"; if (state.asked) grid.show(state.asked, { label: classes.active, keep: true }); return; }
+function present(list, options = {}) {
+  Object.assign(state, { list, version: list.answer.version, stale: false });
+  grid.show(list.answer, { label: classes.active, renew: () => renew(list), ...options });
+  status(list.said);
+}
+
+async function renew(list) {
+  list.answer = await list.ask();
+  state.version = list.answer.version;
+  return list.answer;
+}
+
+function back(options) { // to what was searched for last
+  state.listing = "search";
   view("grid");
-  state.listing = options.mode; state.left = answer.total;
-  grid.show(answer, { label: options.label });
-  const said = { likely: "likeliest first", next: "what to label next", cut: "nearest to the cut first", clicked: "your clicks, latest first" }[options.mode];
-  status(`${answer.total.toLocaleString()} pictures, ${said} (${answer.milliseconds} ms)`);
-});
+  if (state.searched) present(state.searched, options);
+}
+
+const classes = new Classes(begin, (answer, mode, ask, options) => {
+  Object.assign(state, { listing: mode, left: answer.total });
+  view("grid");
+  const said = { likely: "likeliest first", next: "what to label next", cut: "nearest to the cut first", clicked: "your clicks, latest first" }[mode];
+  present({ answer, ask, said: `${answer.total.toLocaleString()} pictures, ${said} (${answer.milliseconds} ms)` }, options);
+}, guarded(changed));
 
 const episode = new Episode(look);
-const sorted = new Sorted((answer) => {
-  Object.assign(state, { listing: "sorted", version: answer.version });
-  grid.show(answer, { label: classes.active });
-  status(`${answer.total.toLocaleString()} pictures (${answer.milliseconds} ms)`);
+const sorted = new Sorted(begin, (answer, ask, options) => {
+  state.listing = "sorted";
+  view("sorted");
+  present({ answer, ask, said: `${answer.total.toLocaleString()} pictures (${answer.milliseconds} ms)` }, options);
 });
 
-const search = new SearchBox((answer, terms) => {
-  view("grid");
-  Object.assign(state, { asked: answer, listing: "search", version: answer.version });
-  grid.show(answer, { label: classes.active });
+const search = new SearchBox(begin, (answer, { count, ask, current }) => {
+  const said = `${answer.total.toLocaleString()} pictures${count ? ", best first" : ""}${cutOff(answer)} (${answer.milliseconds} ms)`;
+  state.searched = { answer, ask, said };
   episode.show(answer);
-  status(`${answer.total.toLocaleString()} pictures${terms ? ", best first" : ""}${cutOff(answer)} (${answer.milliseconds} ms)`);
-});
+  if (current || state.listing === "search" && !get("grid").hidden) back();
+}, () => status(state.list?.said ?? ""));
 
 // where the learnt cut-off lies; what is below is shown all the same, dimmed
 function cutOff({ cut }) {
@@ -53,49 +76,67 @@ async function clicked(tile, mark, key = classes.active) {
   if (!answer) return;
   if (key !== classes.active || ["search", "sorted"].includes(state.listing)) { grid.refresh(); step(tile.mark !== 0 && earlier !== tile.mark); return; }
   if (state.listing === "next" && !(earlier === 0 && --state.left <= 0)) { grid.refresh(); step(true); return; }
-  if (state.listing === "next") { state.left = answer.total; grid.show(answer, { label: key }); return; }
+  const list = { ...state.list, answer };
+  if (state.listing === "next") { state.left = answer.total; present(list); return; }
   if (state.listing === "clicked") { grid.refresh(); return; }
-  grid.show(answer, { label: key, keep: true }); // sorted anew at once: the next picture comes under the same place
-  status(`${answer.total.toLocaleString()} pictures, sorted anew (${answer.milliseconds} ms)`);
+  present({ ...list, said: `${answer.total.toLocaleString()} pictures, sorted anew (${answer.milliseconds} ms)` }, { keep: true }); // the next picture comes under the same place
 }
 
 const step = (on) => { if (on) grid.move(grid.focus + 1); };
 
+// clicks or classes are others now, not by a click in the list: shown at once where the list is seen, else when it is
+async function changed() {
+  state.stale = get("grid").hidden;
+  if (state.stale) return;
+  if (state.listing === "sorted") await resort();
+  else if (classes.active !== null && state.listing !== "search") await classes.rank(classes.mode, { keep: true });
+  else { back({ keep: true }); await classes.tell(); }
+}
+
+async function resort() {
+  try { await sorted.load(sorted.chosen, { keep: true }); } catch (error) { notice(error.message); back(); }
+}
+
 function view(which) {
-  get("grid").hidden = which !== "grid" && which !== "sorted"; get("sorted").hidden = which !== "sorted"; get("episode").hidden = which !== "grid" || !episode.open; get("map-view").hidden = which !== "map"; get("duplicates").hidden = which !== "duplicates";
+  get("grid").hidden = which !== "grid" && which !== "sorted"; get("sorted").hidden = which !== "sorted"; get("map-view").hidden = which !== "map"; get("duplicates").hidden = which !== "duplicates";
+  get("episode").hidden = which !== "grid" || state.listing !== "search" || !episode.open;
   for (const name of ["grid", "sorted", "map", "duplicates"]) {
     get(`show-${name}`).classList.toggle("chosen", name === which);
     get(`show-${name}`).setAttribute("aria-pressed", name === which);
   }
 }
 
-get("show-grid").addEventListener("click", () => {
+get("show-grid").addEventListener("click", guarded(async () => {
+  begin();
+  if (state.listing === "sorted" || state.listing === "search" && state.list !== state.searched) { back(); return; }
   view("grid");
-  if (state.listing === "sorted" && state.asked) { state.listing = "search"; grid.show(state.asked, { label: classes.active }); }
-});
-get("show-sorted").addEventListener("click", guarded(async () => { await sorted.load("doubtful"); view("sorted"); }));
-get("show-map").addEventListener("click", guarded(async () => {
-  view("map");
-  status("drawing the map …");
-  status(`Map of ${(await map.load(state.version), map.rows.length.toLocaleString())} pictures by ${map.method}; wheel or +/− zooms, drag or arrows move.`);
+  status(state.list?.said ?? "");
+  if (state.stale) await changed();
 }));
-get("show-duplicates").addEventListener("click", guarded(async () => {
-  view("duplicates");
-  status("looking for duplicates …");
+get("show-sorted").addEventListener("click", guarded(() => sorted.load("doubtful")));
+
+const overview = (which, waiting, work) => get(`show-${which}`).addEventListener("click", guarded(async () => {
+  const current = begin(waiting);
+  view(which);
+  let said = "";
+  try { said = await work(); } finally { if (current()) status(said); }
+}));
+overview("map", "drawing the map …", async () => `Map of ${(await map.load(state.version), map.rows.length.toLocaleString())} pictures by ${map.method}; wheel or +/− zooms, drag or arrows move, a click or Enter opens.`);
+overview("duplicates", "looking for duplicates …", async () => {
   const { groups, note } = await api.duplicates();
   get("duplicates").replaceChildren(...groups.map(({ kind, pictures }) => {
     const group = element("div", "group");
     group.append(element("span", "kind", kind), ...pictures.map((tile) => {
       const figure = element("figure"), image = element("img");
       image.loading = "lazy"; image.src = thumb(state.version, tile.row); image.alt = tile.id;
-      image.addEventListener("click", () => look(tile));
-      figure.append(image, element("figcaption", "", tile.id));
+      figure.append(opens(image, () => look(tile)), element("figcaption", "", tile.id));
       return figure;
     }));
     return group;
   }));
-  status(note);
-}));
+  if (!groups.length) get("duplicates").append(element("p", "", "No picture is there twice."));
+  return note;
+});
 get("toggle-classes").addEventListener("click", () => {
   const panel = get("panel");
   panel.hidden = !panel.hidden;
@@ -112,7 +153,7 @@ document.addEventListener("keydown", (event) => {
   }
   if ((event.ctrlKey || event.metaKey) && key.toLowerCase() === "z") { event.preventDefault(); classes.undo(); return; }
   if (event.ctrlKey || event.metaKey || event.altKey) return;
-  if (event.target.matches("button, a") && (key === " " || key === "Enter")) return;
+  if (event.target.matches("button, a, summary, [role=button]") && (key === " " || key === "Enter")) return;
   if (moves[key]) grid.move(grid.focus + moves[key]());
   else if (key === " ") clickedByKey(1);
   else if (key === "x") clickedByKey(-1);
@@ -129,10 +170,10 @@ const clickedByKey = guarded((mark, key) => clicked(grid.current, mark, key));
 
 async function synchronise() { // another tab may have clicked
   if (document.hidden) return;
-  const changed = await classes.load().catch(() => false);
-  if (!changed || classes.active === null) return;
-  if (state.listing === "search") grid.show(state.asked, { label: classes.active, keep: true });
-  else if (!["next", "sorted"].includes(state.listing)) await classes.rank(classes.mode);
+  const active = classes.active;
+  if (!await classes.load() || !state.list) return;
+  if (classes.active === active && ["next", "sorted"].includes(state.listing)) present(state.list, { keep: true }); // marks; nothing moves under the hand
+  else if (active !== null || classes.active !== null) await changed();
 }
 
 guarded(async () => {

@@ -1,12 +1,12 @@
 // Classes by clicks: yes and no, what that makes of the others, what to look at next.
-import { api, element, guarded, notice, percent } from "./api.js";
+import { api, element, fill, guarded, notice, percent } from "./api.js";
 
 export class Classes {
-  constructor(show) {
-    Object.assign(this, { show, list: [], active: null, mode: "likely", revision: -1 });
+  constructor(begin, show, changed) {
+    Object.assign(this, { begin, show, changed, list: [], active: null, mode: "likely", revision: -1 });
     const get = (id) => document.getElementById(id);
     Object.assign(this, { place: get("classes"), about: get("about"), cut: get("cut"), stop: get("stop"), name: get("class-name"), text: get("class-text"), file: get("save-name") });
-    for (const action of ["load", "choose", "create", "mark", "undo", "drop", "save", "rank", "write"]) this[action] = guarded(this[action].bind(this));
+    for (const action of ["load", "choose", "create", "mark", "undo", "drop", "save", "rank", "tell", "write"]) this[action] = guarded(this[action].bind(this));
     get("new-class").addEventListener("submit", (event) => { event.preventDefault(); this.create(); });
     get("save").addEventListener("submit", (event) => { event.preventDefault(); this.save(); });
     get("undo").addEventListener("click", () => this.undo());
@@ -18,8 +18,9 @@ export class Classes {
     const { classes, revision } = await api.classes();
     const changed = revision !== this.revision;
     Object.assign(this, { list: classes, revision });
-    if (this.active !== null && !classes.some((each) => each.class === this.active)) this.active = null;
-    this.draw();
+    const lost = this.active !== null && !classes.some((each) => each.class === this.active); // by another tab, or undone
+    if (lost) { this.active = null; this.about.hidden = true; }
+    if (changed || lost) this.draw();
     return changed;
   }
 
@@ -33,16 +34,25 @@ export class Classes {
   async choose(key) {
     this.active = this.active === key ? null : key;
     this.draw();
-    if (this.active === null) { this.about.hidden = true; this.show(null); return; }
+    if (this.active === null) { this.about.hidden = true; await this.changed(); return; }
     await this.rank("likely");
   }
 
-  async rank(mode) {
+  async rank(mode, options = {}) {
     if (this.active === null) return;
     this.mode = mode;
-    const answer = await api.ranked(this.active, mode);
+    const key = this.active, current = this.begin(), answer = await api.ranked(key, mode);
+    if (!current() || this.active !== key) return;
     this.told(answer);
-    this.show(answer, { label: this.active, mode });
+    this.show(answer, mode, () => api.ranked(key, mode), options);
+  }
+
+  // what is known of the active class, beside a list of something else
+  async tell() {
+    const key = this.active;
+    if (key === null) return;
+    const answer = await api.ranked(key, this.mode);
+    if (this.active === key) this.told(answer);
   }
 
   // the answer of a click, or of a choice, about the active class
@@ -52,7 +62,10 @@ export class Classes {
     if (known) Object.assign(known, { yes: summary.yes, no: summary.no });
     this.draw();
     this.about.hidden = false;
-    for (const button of this.about.querySelectorAll("[data-show]")) button.classList.toggle("chosen", button.dataset.show === this.mode);
+    for (const button of this.about.querySelectorAll("[data-show]")) {
+      button.classList.toggle("chosen", button.dataset.show === this.mode);
+      button.setAttribute("aria-pressed", button.dataset.show === this.mode);
+    }
     const { cut } = summary;
     this.cut.textContent = cut
       ? `${cut.above.toLocaleString()} above the cut. Of ${cut.clicks} clicks, each left out: ${percent(cut.precision)} of those above are right, ${percent(cut.coverage)} of your yes are above. About ${Math.round(cut.expected).toLocaleString()} in all.`
@@ -76,13 +89,13 @@ export class Classes {
     const { undone } = await api.undo();
     if (!undone) { notice("Nothing to undo."); return; }
     await this.load();
-    if (this.active !== null) await this.rank(this.mode); else this.show(null);
+    await this.changed();
   }
 
   async drop(key) {
     await api.drop(key);
-    if (this.active === key) { this.active = null; this.about.hidden = true; this.show(null); }
     await this.load();
+    await this.changed();
     notice("Removed. Undo brings it back.");
   }
 
@@ -98,12 +111,12 @@ export class Classes {
   }
 
   draw() {
-    this.place.replaceChildren(...this.list.map((each, place) => {
+    fill(this.place, this.list.map((each, place) => {
       const item = element("li"), choose = element("button", each.class === this.active ? "name chosen" : "name"), gone = element("button", "", "×");
       choose.setAttribute("aria-pressed", each.class === this.active);
       choose.append(element("kbd", "", place < 9 ? String(place + 1) : "·"), element("span", "word", each.name), element("span", "counts", `✓${each.yes} ✗${each.no}`));
       choose.addEventListener("click", () => this.choose(each.class));
-      gone.title = `remove ${each.name}`;
+      gone.title = `remove ${each.name}`; gone.setAttribute("aria-label", gone.title);
       gone.addEventListener("click", () => this.drop(each.class));
       item.append(choose, gone);
       return item;

@@ -1,10 +1,12 @@
 // A grid of any number of tiles: only those in sight exist, and pages of what they show are fetched as they come near.
-import { api, element, thumb } from "./api.js";
+import { api, element, notice, thumb } from "./api.js";
 
 const PAGE = 60, KEPT_PAGES = 40, FOOT = 26;
 const TALLEST = 8_000_000; // pixels; browsers end near 16 or 33 million, and a million rows in two columns need more
 
 const sorted = ({ says, possible }) => (says === null ? "none of these" : possible.length > 1 ? `${says} (or ${possible.filter((name) => name !== says).join(", ")})` : says);
+
+let made = 0; // tiles so far: each has a name for readers of the screen
 
 export class Grid {
   constructor(place, { open, mark }) {
@@ -17,8 +19,9 @@ export class Grid {
   }
 
   // keep: stay at the same place, as after a click that sorts anew
-  show(order, { label = null, keep = false } = {}) {
-    Object.assign(this, { order: order.order, version: order.version, total: order.total, label, end: order.cut?.above ?? Infinity, pages: new Map() });
+  // renew: asks for the same list again, where the server has it no more
+  show(order, { label = null, keep = false, renew = null } = {}) {
+    Object.assign(this, { renew, order: order.order, version: order.version, total: order.total, label, end: order.cut?.above ?? Infinity, pages: new Map() });
     if (!keep) { this.focus = 0; this.top = 0; }
     this.focus = Math.max(0, Math.min(this.focus, this.total - 1));
     this.place.classList.toggle("teaching", label !== null);
@@ -86,6 +89,8 @@ export class Grid {
     tile.box.style.width = `${this.side}px`;
     tile.box.style.height = `${this.rowHeight}px`;
     tile.box.classList.toggle("focus", index === this.focus);
+    tile.box.setAttribute("aria-selected", index === this.focus);
+    if (index === this.focus) this.place.setAttribute("aria-activedescendant", tile.box.id);
   }
 
   make() {
@@ -93,7 +98,7 @@ export class Grid {
     const foot = element("div", "foot"), before = element("span", "before"), score = element("span", "score"), caption = element("span", "caption"), marks = element("div", "marks");
     const yes = element("button", "yes", "✓"), no = element("button", "no", "✗");
     yes.setAttribute("aria-label", "yes"); no.setAttribute("aria-label", "no"); yes.tabIndex = no.tabIndex = -1;
-    box.setAttribute("role", "gridcell");
+    box.setAttribute("role", "option"); box.id = `tile-${++made}`;
     foot.append(before, score, caption); marks.append(yes, no); card.append(image, words, foot, marks); box.append(card);
     const tile = { box, image, words, before, score, caption, index: -1 };
     image.decoding = "async";
@@ -125,6 +130,7 @@ export class Grid {
     before.textContent = known?.before ? `${tile.index + 1} ← ${known.before}` : "";
     if (known && known.says !== undefined) caption.textContent = sorted(known);
     else caption.textContent = known ? known.caption || known.id : "";
+    for (const [name, value] of [["posinset", tile.index + 1], ["setsize", this.total], ["label", known ? [known.caption || known.id, score.textContent, { 1: "yes", "-1": "no" }[known.mark]].filter(Boolean).join(", ") : "…"]]) box.setAttribute(`aria-${name}`, value);
     box.title = !known ? "" : known.possible?.length ? `${known.id}: cannot be ruled out: ${known.possible.join(", ")}` : known.caption || known.id;
   }
 
@@ -149,8 +155,23 @@ export class Grid {
         entry.tiles = answer.tiles;
         for (const tile of this.tiles.values()) if (Math.floor(tile.index / PAGE) === page) this.fill(tile);
         this.place.dispatchEvent(new CustomEvent("filled"));
-      }, () => this.pages.delete(page));
+      }, (error) => {
+        if (order !== this.order) return;
+        this.pages.delete(page);
+        if (error.status === 410 && this.renew) this.again(); else notice(error.message);
+      });
     }
+  }
+
+  // the server keeps the latest few lists, and none when it was started again
+  async again() {
+    if (this.renewing) return;
+    this.renewing = true;
+    const { order, renew } = this;
+    try {
+      const answer = await renew();
+      if (order === this.order) this.show(answer, { label: this.label, keep: true, renew });
+    } catch (error) { notice(error.message); } finally { this.renewing = false; }
   }
 
   move(index) {

@@ -18,6 +18,7 @@ export class PictureMap {
     canvas.addEventListener("keydown", (event) => {
       const steps = { ArrowLeft: [60, 0], ArrowRight: [-60, 0], ArrowUp: [0, 60], ArrowDown: [0, -60] }[event.key];
       if (steps) { this.x += steps[0]; this.y += steps[1]; this.schedule(); event.preventDefault(); }
+      if (event.key === "Enter") { event.preventDefault(); this.pick(canvas.clientWidth / 2, canvas.clientHeight / 2, Infinity); }
       if (event.key === "+" || event.key === "-") this.zoomAt(canvas.clientWidth / 2, canvas.clientHeight / 2, event.key === "+" ? 1.3 : 1 / 1.3);
     });
     new ResizeObserver(() => this.schedule()).observe(canvas);
@@ -81,8 +82,8 @@ export class PictureMap {
     return image;
   }
 
-  pick(x, y) {
-    let best = null, least = SIDE * SIDE;
+  pick(x, y, least = SIDE * SIDE) {
+    let best = null;
     for (const [px, py, index] of this.drawn || []) {
       const distance = (px - x) ** 2 + (py - y) ** 2;
       if (distance < least) { least = distance; best = index; }

@@ -1,9 +1,10 @@
 // One box: words, pictures dropped or pasted, each towards or away.
-import { api, element, guarded, thumb } from "./api.js";
+import { api, element, fill, guarded, opens, thumb } from "./api.js";
 
 export class SearchBox {
-  constructor(show) {
-    Object.assign(this, { show, terms: [] });
+  // begin: says, once an answer is there, whether nothing else was asked for since
+  constructor(begin, show, idle) {
+    Object.assign(this, { begin, show, idle, terms: [], asked: 0 });
     const get = (id) => document.getElementById(id);
     Object.assign(this, { form: get("search"), words: get("words"), where: get("where"), chips: get("terms"), box: document.querySelector(".box"), file: get("file"), adapt: get("adapt") });
     this.form.addEventListener("submit", (event) => { event.preventDefault(); this.run(); });
@@ -35,7 +36,7 @@ export class SearchBox {
   }
 
   like(version, tile, weight) {
-    this.terms.push({ row: tile.row, weight, name: tile.caption || tile.id, source: thumb(version, tile.row) });
+    this.terms.push({ row: tile.row, version, weight, name: tile.caption || tile.id, source: thumb(version, tile.row) });
     this.draw();
     return this.run();
   }
@@ -50,15 +51,17 @@ export class SearchBox {
   }
 
   draw() {
-    this.chips.replaceChildren(...this.terms.map((term, place) => {
+    fill(this.chips, this.terms.map((term, place) => {
       const chip = element("span", term.weight < 0 ? "term away" : "term");
       const turn = element("button", "", term.weight < 0 ? "−" : "+"), gone = element("button", "", "×");
       turn.type = gone.type = "button";
+      const name = term.name || "picture";
       turn.title = "towards or away"; gone.title = "remove";
+      turn.setAttribute("aria-label", `${name}: ${term.weight < 0 ? "away from it" : "towards it"}; turn round`); gone.setAttribute("aria-label", `remove ${name}`);
       turn.addEventListener("click", () => { term.weight = -term.weight; this.draw(); this.run(); });
       gone.addEventListener("click", () => { this.terms.splice(place, 1); this.draw(); this.run(); });
       chip.append(turn);
-      if (term.source) { const image = element("img"); image.src = term.source; image.alt = term.name || "picture"; chip.append(image); } else chip.append(element("span", "word", term.name));
+      if (term.source) { const image = element("img"); image.src = term.source; image.alt = name; chip.append(image); } else chip.append(element("span", "word", term.name));
       chip.append(gone);
       return chip;
     }));
@@ -68,7 +71,11 @@ export class SearchBox {
     const terms = this.terms.map(({ words, row, upload, weight }) => ({ words: words ?? null, row: row ?? null, upload: upload ?? null, weight }));
     const words = this.words.value.trim();
     if (words) terms.push({ words, row: null, upload: null, weight: 1 });
-    this.show(await api.search(terms, this.where.value.trim(), this.adapts && terms.length > 0), terms.length);
+    const where = this.where.value.trim(), adapts = this.adapts && terms.length > 0, version = this.terms.find((term) => term.version)?.version;
+    const ask = () => api.search(terms, where, adapts, version), current = this.begin(adapts ? "adapting …" : ""), mine = ++this.asked;
+    let answer;
+    try { answer = await ask(); } catch (error) { if (current()) this.idle(); throw error; }
+    if (mine === this.asked) this.show(answer, { count: terms.length, ask, current: current() }); // the answer to the latest question, however late others come
   }
 }
 
@@ -82,7 +89,6 @@ export class Episode {
 
   show({ episode, version }) {
     this.open = Boolean(episode);
-    this.place.hidden = !this.open;
     if (!episode) return;
     const moved = episode.learnt.filter(({ before, after }) => before !== after).length;
     this.note.textContent = [
@@ -92,7 +98,7 @@ export class Episode {
     this.pairs.replaceChildren(...episode.learnt.map((pair) => {
       const figure = element("figure"), image = element("img");
       image.loading = "lazy"; image.src = thumb(version, pair.row); image.alt = pair.id;
-      image.addEventListener("click", () => this.look({ row: pair.row, id: pair.id, caption: pair.caption, score: null }));
+      opens(image, () => this.look({ row: pair.row, id: pair.id, caption: pair.caption, score: null }));
       figure.append(image, element("figcaption", "", `${pair.before} → ${pair.after}: ${pair.caption}`));
       return figure;
     }));

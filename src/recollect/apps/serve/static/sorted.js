@@ -1,26 +1,28 @@
 // Every picture sorted by what the clicks taught: doubtful first, by class, none of these.
-import { api, element, guarded, percent } from "./api.js";
+import { api, element, fill, guarded, percent } from "./api.js";
 
 export class Sorted {
-  constructor(show) {
+  constructor(begin, show) {
     const get = (id) => document.getElementById(id);
-    Object.assign(this, { show, note: get("sorted-note"), place: get("sorted-classes") });
-    this.choose = guarded(this.load.bind(this));
+    Object.assign(this, { begin, show, chosen: "doubtful", note: get("sorted-note"), place: get("sorted-classes") });
+    this.choose = guarded((show) => this.load(show));
   }
 
-  async load(show) {
-    const answer = await api.sorted(show);
+  async load(show, options = {}) {
+    const current = this.begin(), answer = await api.sorted(show);
+    if (!current()) return;
+    this.chosen = show;
     const { held_out: held, none_rate: rate } = answer;
     const trust = held.accuracy === undefined ? "Too few clicks to hold any out." : `${percent(held.accuracy)} of ${held.examples} held-out clicks right, calibration error ${percent(held.calibration_error)}.`;
     const none = rate ? ` None of these: unlike every example; about ${percent(rate)} of pictures of the classes fall there by mistake.` : "";
     this.note.textContent = `By the classifier of your clicks (${answer.method}). ${trust} In brackets: what cannot be ruled out, nine times in ten.${none}`;
     const choices = [["doubtful", "doubtful first", null], ...answer.classes.map(({ name, pictures }) => [`class:${name}`, name, pictures]), ["none", "none of these", answer.none]];
-    this.place.replaceChildren(...choices.map(([key, name, count]) => {
+    fill(this.place, choices.map(([key, name, count]) => {
       const button = element("button", key === show ? "chosen" : "", count === null ? name : `${name} ${count.toLocaleString()}`);
       button.setAttribute("aria-pressed", key === show);
       button.addEventListener("click", () => this.choose(key));
       return button;
     }));
-    this.show(answer);
+    this.show(answer, () => api.sorted(show), options);
   }
 }

@@ -5,18 +5,21 @@ export class Viewer {
   constructor(like) {
     const get = (id) => document.getElementById(id);
     Object.assign(this, { dialog: get("viewer"), image: get("view"), caption: get("view-caption"), about: get("view-about") });
+    this.image.addEventListener("error", () => { this.image.hidden = true; }); // gone, damaged, or none was kept
     get("close").addEventListener("click", () => this.dialog.close());
     for (const [id, weight] of [["more", 1], ["less", -1]]) get(id).addEventListener("click", () => { this.dialog.close(); like(this.version, this.tile, weight); });
   }
 
   async open(version, tile) {
     Object.assign(this, { version, tile });
+    this.image.hidden = false;
     this.image.src = picture(version, tile.row);
     this.image.alt = this.caption.textContent = tile.caption || tile.id;
     this.about.replaceChildren();
     if (!this.dialog.open) this.dialog.showModal();
     const known = await api.item(version, tile.row);
-    const rows = { id: known.id, source: known.source, ...(tile.score === null || tile.score === undefined ? {} : { score: tile.score.toFixed(4) }), ...known.metadata };
+    if (this.tile !== tile) return; // another was opened meanwhile
+    const rows = { id: known.id, source: known.source, ...(known.file ? { file: known.file } : {}), ...(tile.score === null || tile.score === undefined ? {} : { score: tile.score.toFixed(4) }), ...known.metadata };
     this.caption.textContent = known.caption;
     for (const [name, value] of Object.entries(rows)) this.about.append(element("dt", "", name), element("dd", "", typeof value === "object" ? JSON.stringify(value) : String(value)));
   }
