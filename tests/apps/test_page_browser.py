@@ -303,7 +303,7 @@ def test_where_a_search_by_words_ends_is_said_and_dimmed(browser, shared_page):
 @pytest.mark.parametrize("size", WIDTHS)
 def test_map_and_duplicates_open_and_late_answers_take_nobody_elsewhere(browser, shared_page, size):
     tab, held = Tab(browser, shared_page, size), []
-    tab.tab.route("**/api/search", lambda route: held.append(route))  # noqa: PLW0108  # playwright marks what it calls
+    tab.tab.route("**/api/search", lambda route: held.append(route))  # playwright marks what it calls
     for words in ("red", "green"):
         tab.tab.fill("#words", words)
         tab.tab.press("#words", "Enter")

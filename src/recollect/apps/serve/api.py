@@ -317,9 +317,7 @@ def _keeping(app: FastAPI, session: Session) -> None:
         table = session.keeper.table()
         writer.writerow(table.column_names)
         for row in zip(*(column.to_pylist() for column in table.columns), strict=True):
-            writer.writerow(
-                [no_formula(value) if isinstance(value, str) else value for value in row]
-            )
+            writer.writerow([no_formula(value) if isinstance(value, str) else value for value in row])
         return _download(text.getvalue().encode(), "text/csv; charset=utf-8", "labels.csv")
 
     @app.get("/api/labels.parquet")
