@@ -14,7 +14,6 @@ from recollect.studies.page import fill_page, read_results
 ROOT = Path(__file__).parents[2]
 PAGE, RESULTS = ROOT / "docs" / "results.md", ROOT / "results"
 PAGES = [PAGE, *(ROOT / "docs" / name for name in ("bench.md", "made-worlds.md", "scale.md", "which-method.md"))]
-EARLIER = "## Measured earlier, files not kept"
 
 REPORT = {
     "name": "some/study", "scale": "small", "world": "made up", "notes": ["better by 3.5; a remark"],
@@ -58,9 +57,8 @@ def test_a_figure_that_is_edited_by_hand_is_found(tmp_path, capsys):
 
 
 def test_no_table_of_results_is_written_by_hand():
-    """Up to what was measured earlier, of which the files were not kept, every line of a table lies between marks."""
-    kept, _ = PAGE.read_text(encoding="utf-8").split(EARLIER)
-    outside = re.sub(r"<!-- (table|cell|words) .*?<!-- end -->", "", kept, flags=re.DOTALL)
+    """Every line of a table lies between marks."""
+    outside = re.sub(r"<!-- (table|cell|words) .*?<!-- end -->", "", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert "|" not in outside
     assert re.findall(r"\d ± \d|[+−-]\d+\.\d", outside) == []
 
@@ -72,7 +70,7 @@ def test_no_line_of_prose_begins_with_a_mark(page):
 
 
 def test_every_kept_file_is_shown_or_named_by_the_guide_that_gives_its_figures():
-    text = "".join(page.read_text(encoding="utf-8").split(EARLIER)[0] for page in PAGES)
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     guides = "".join(page.read_text(encoding="utf-8") for page in PAGE.parent.glob("*.md"))
     for file in RESULTS.rglob("*.json"):
         name = file.relative_to(RESULTS).as_posix()

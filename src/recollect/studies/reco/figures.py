@@ -101,14 +101,11 @@ def additional_training(
     left.set_xlabel(f"top-1 (%), {what}")
     left.set_title("additional training")
     _curves(middle, {name: {100 * share: found for share, found in each.items()} for name, each in growing.items()})
-    middle.set_xscale("log")
+    _log_ticks(middle, [100 * share for share in next(iter(growing.values()))])
     middle.set_xlabel("share of the memory in training (%)")
     middle.set_title("memory updated after training")
     _curves(right, reading)
-    right.set_xscale("log")
-    ticks = list(next(iter(reading.values())))
-    right.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    right.minorticks_off()
+    _log_ticks(right, list(next(iter(reading.values()))))
     right.set_xlabel("k in testing")
     right.set_title("rows that are read")
     for axis in (middle, right):
@@ -116,6 +113,13 @@ def additional_training(
         axis.legend(frameon=False, fontsize=6.5)
         axis.set_ylabel(f"top-1 (%), {what}")
     return figure
+
+
+def _log_ticks(axis: Axes, ticks: Sequence[float]) -> None:
+    """A logarithmic axis that names what was measured."""
+    axis.set_xscale("log")
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.minorticks_off()
 
 
 def _curves(axis: Axes, curves: Mapping[str, Mapping[float, Summary]]) -> None:
