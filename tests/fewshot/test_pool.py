@@ -54,6 +54,8 @@ class TestBoth:
             method(rows[:3], texts)
         with pytest.raises(ValueError, match="one width"):
             method(rows[:, :5], texts)
+        with pytest.raises(ValueError, match="NaN"):
+            method(np.where(np.arange(len(rows))[:, None] == 4, np.nan, rows), texts)
 
 
 def test_an_infinite_anchor_keeps_the_texts_as_means():
@@ -81,20 +83,66 @@ def test_shots_help_trans_clip_and_must_be_of_every_class():
         trans_clip(rows, texts, support=rows[:2], labels=np.array([0, 1]))
 
 
-def test_the_log_likelihood_is_the_gaussians():
+def slow_mixture(rows, texts, scale, labelled=None, alpha=None):
+    """TransCLIP written out, or with ``alpha`` StatA: a density for each row and class, a sum for each mean.
+
+    Args:
+        labelled: rows, labels and the weight of one.
+    """
     from scipy.stats import multivariate_normal
 
-    generator = np.random.default_rng(0)
-    rows, means, variances = (
-        generator.normal(size=(5, 4)),
-        generator.normal(size=(3, 4)),
-        generator.random((3, 4)) + 0.1,
-    )
-    found = pool._log_likelihood(rows, means, variances)
-    slow = np.array(
-        [[multivariate_normal(means[c], np.diag(variances[c])).logpdf(row) for c in range(3)] for row in rows]
-    )
-    np.testing.assert_allclose(found - found[0, 0], slow - slow[0, 0], atol=1e-9)
+    first = zero_shot(rows, texts, scale)
+    likeness = rows @ rows.T
+    np.fill_diagonal(likeness, -np.inf)
+    graph = np.zeros_like(likeness)
+    for row, near in enumerate(np.argsort(-likeness, axis=1)[:, :3]):
+        graph[row, near] = np.maximum(likeness[row, near], 0)
+    classes, power, assigned = range(len(texts)), 1.0, first
+    about = sum(first[:, c] @ (rows - texts[c]) ** 2 for c in classes) / len(rows)
+    surest = [np.argsort(-first[:, c])[:8] for c in classes]
+    means = unit(np.array([first[surest[c], c] @ rows[surest[c]] for c in classes]))
+    variances = np.full((len(texts), rows.shape[1]), 1 / rows.shape[1])
+    shots = np.zeros((0, len(texts))), rows[:0]
+    if labelled:
+        shots, power = (labelled[2] * np.eye(len(texts))[labelled[1]], labelled[0]), 0.5
+        means = unit(np.array([labelled[0][labelled[1] == c].mean(axis=0) for c in classes]))
+    if alpha is not None:
+        means, variances = texts, np.tile(about, (len(texts), 1))
+    for _ in range(10):
+        density = [multivariate_normal(means[c], np.diag(variances[c])).logpdf(rows) for c in classes]
+        for _ in range(5):
+            logits = power * np.log(first) + np.array(density).T / 50 + (graph @ assigned + graph.T @ assigned) / 6
+            assigned = zero_shot(logits, np.eye(len(texts)), 1.0)
+        weights, points = np.concatenate([assigned, shots[0]]), np.concatenate([rows, shots[1]])
+        own = np.array([weights[:, c] @ points / weights[:, c].sum() for c in classes])
+        if alpha is None:
+            means = unit(own)
+            spread = sum(weights[:, c] @ (points - means[c]) ** 2 for c in classes) / weights.sum()
+            variances = np.tile(spread, (len(texts), 1))
+            continue
+        counts = np.bincount(assigned.argmax(axis=1), minlength=len(texts))
+        beta = (counts / (counts + alpha))[:, None]
+        means = unit(beta * own + (1 - beta) * texts)
+        spread = np.array([assigned[:, c] @ (rows - means[c]) ** 2 / assigned[:, c].sum() for c in classes])
+        variances = beta * spread + (1 - beta) * (about + (texts - means) ** 2)
+    return assigned, means, variances
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16])
+@pytest.mark.parametrize("scale", [8.0, 100.0])
+def test_both_against_a_loop(scale, dtype):
+    rows, _, texts = crowd(counts=(20, 12, 9))
+    rows = rows.astype(dtype)  # halves are widened before they are made unit rows
+    wide, shots = unit(rows.astype(float)), (texts[[0, 1, 2, 0]], np.array([0, 1, 2, 0]))
+    for found, slow in [
+        (trans_clip(rows, texts, scale=scale), slow_mixture(wide, texts, scale)),
+        (trans_clip(rows, texts, scale=scale, support=shots[0], labels=shots[1], weight=2.0),
+         slow_mixture(wide, texts, scale, (*shots, 2.0))),
+        (stat_a(rows, texts, scale=scale, alpha=3.0), slow_mixture(wide, texts, scale, alpha=3.0)),
+    ]:  # fmt: skip
+        np.testing.assert_allclose(found.probabilities, slow[0], atol=1e-9)
+        np.testing.assert_allclose(found.means, slow[1], atol=1e-9)
+        np.testing.assert_allclose(np.broadcast_to(found.variances, slow[2].shape), slow[2], atol=1e-9)
 
 
 def test_twins_are_neighbours_and_nothing_is_its_own():
@@ -128,7 +176,8 @@ def slow_stream(rows, texts, scale, alpha, beta):
 def test_the_cache_of_a_stream_against_a_loop():
     rows, _, texts = crowd(counts=(15, 15, 15))
     cache = OnlineCache(texts, scale=8.0)
-    found = np.concatenate([cache.scores(rows[:20]), cache.scores(rows[20:])])  # a stream may come in parts
+    # a stream may come in parts, one of them without any picture
+    found = np.concatenate([cache.scores(rows[:20]), cache.scores(rows[:0]), cache.scores(rows[20:])])
     np.testing.assert_allclose(found, slow_stream(rows, texts, 8.0, 2.0, 5.0), rtol=1e-9)
 
 

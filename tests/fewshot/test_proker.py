@@ -133,6 +133,27 @@ def test_an_example_added_and_removed_leaves_no_trace():
         model.remove([18])
 
 
+def test_examples_that_do_not_fit_leave_the_classifier_as_it_was():
+    support, labels, queries, _, texts = world((5, 5, 5))
+    model = ProKeR(texts, bandwidth=2.0, ridge=0.1, text_weight=1.0).fit(support, labels)
+    before = model.scores(queries), model.predict_set(queries, 0.3)
+    one = support[:1]
+    for words, message in [
+        ((one, [7]), r"needs \(4, 12\)"),  # a new class without its text
+        ((one, [0], texts[:2]), r"shape \(2, 12\)"),
+        ((one, [0, 1]), "labels of shape"),
+        ((one, [[0]]), "labels of shape"),
+        ((one, ["a"]), "those of the classifier int64"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            model.extend(*words)
+        assert model.classes_.tolist() == [0, 1, 2]
+        assert model.text_features is texts
+        np.testing.assert_array_equal(model.scores(queries), before[0])
+        np.testing.assert_array_equal(model.predict_set(queries, 0.3), before[1])
+    assert model.extend(one, [0]).scores(queries).shape == before[0].shape
+
+
 def test_a_new_class_may_come_later():
     support, labels, queries, _, texts = world((6, 6, 6))
     names = np.array(["bee", "cat", "eel"])[labels]

@@ -111,7 +111,7 @@ def test_conformal_p_values_count_the_class_that_fits_no_better(seed):
         for label in range(4):
             mine = known[labels == label]
             assert found[query, label] == pytest.approx((1 + (mine <= asked[query, label]).sum()) / (len(mine) + 1))
-    for alpha in (0.1, 0.21, 0.34, 0.6):
+    for alpha in (0.1, 0.21, 0.34, 0.6, 1e-12, 1 - 1e-12):
         np.testing.assert_array_equal(asked >= conformal_thresholds(known, labels, 4, alpha), found > alpha)
 
 

@@ -31,7 +31,7 @@ def unit_rows(matrix: np.ndarray, what: str) -> np.ndarray:
     norms = np.linalg.norm(matrix, axis=1, keepdims=True)
     if not norms.all():
         raise ValueError(f"{what}: row {int(np.argmin(norms))} is zero, so it has no direction to compare")
-    if np.abs(norms - 1).max() > UNIT_TOLERANCE:
+    if np.abs(norms - 1).max(initial=0) > UNIT_TOLERANCE:
         warnings.warn(f"{what} are not unit-norm; they are normalised first", UserWarning, stacklevel=4)
     return matrix / norms
 

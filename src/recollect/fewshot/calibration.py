@@ -98,6 +98,7 @@ def conformal_thresholds(known: np.ndarray, known_labels: np.ndarray, classes: i
     order = np.lexsort((known, known_labels))
     counts = np.bincount(known_labels, minlength=classes)
     place = np.floor(alpha * (counts + 1) + 1e-9).astype(np.int64)  # so many of the class must fit no better
+    place = np.minimum(place, counts)  # an alpha of nearly 1 asks for no more than there are
     starts = np.cumsum(counts) - counts
     some = place > 0
     least[some] = known[order[starts[some] + place[some] - 1]]

@@ -51,7 +51,7 @@ class OnlineCache:
     def scores(self, rows: np.ndarray) -> np.ndarray:
         """Scores of the next pictures of the stream (rows, classes), each after those before it."""
         rows = unit_rows(np.asarray(rows, dtype=np.float64), "embeddings")
-        return np.array([self._next(row) for row in rows])
+        return np.array([self._next(row) for row in rows]).reshape(len(rows), len(self.texts))
 
     def _next(self, row: np.ndarray) -> np.ndarray:
         scores = self.scale * self.texts @ row

@@ -69,7 +69,7 @@ def trans_clip(
     if support is not None:
         if labels is None or len(labels) != len(support) or len(np.unique(labels)) != len(texts):
             raise ValueError(f"labelled rows need one label each, and some of each of the {len(texts)} classes")
-        power, anchors = 0.5, (unit_rows(support, "support"), np.eye(len(texts))[labels] * weight)
+        power, anchors = 0.5, (unit_rows(support.astype(np.float64), "support"), np.eye(len(texts))[labels] * weight)
         means = unit_or_zero(anchors[1].T @ anchors[0])
     variances = np.full(pool.shape[1], 1 / pool.shape[1])
     assigned, graph = first, _graph(pool)
@@ -123,7 +123,9 @@ def _checked(pool: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, np.ndarra
         raise ValueError(f"pool has shape {pool.shape}, texts {texts.shape}: both need rows of one width")
     if len(pool) <= NEIGHBOURS:
         raise ValueError(f"a pool of {len(pool)} rows has no {NEIGHBOURS} neighbours to each; classify them one by one")
-    return unit_rows(pool, "pool").astype(np.float64), unit_rows(texts, "texts").astype(np.float64)
+    if not (np.isfinite(pool).all() and np.isfinite(texts).all()):
+        raise ValueError("pool or texts: embeddings hold NaN or infinity")
+    return unit_rows(pool.astype(np.float64), "pool"), unit_rows(texts.astype(np.float64), "texts")
 
 
 def _surest_means(pool: np.ndarray, first: np.ndarray) -> np.ndarray:

@@ -243,17 +243,26 @@ class ProKeR(EmbeddingClassifier):
             X: embeddings (examples, width), added behind those there are.
             y: their labels.
             text_features: class texts anew, needed if ``y`` names a new class and the classifier reads texts.
+
+        Raises:
+            ValueError: rows, labels or texts that do not fit; the classifier stays as it was.
         """
         rows, y = self._queries(X), np.asarray(as_numpy(y))
-        if len(rows) != len(y):
-            raise ValueError(f"inconsistent numbers: {len(rows)} examples, {len(y)} labels")
-        known = len(self.classes_)
+        if y.shape != (len(rows),):
+            raise ValueError(f"inconsistent numbers: {len(rows)} examples, labels of shape {y.shape}")
+        if (y.dtype.kind in "US") != (self.classes_.dtype.kind in "US"):
+            raise ValueError(f"labels are {y.dtype}, those of the classifier {self.classes_.dtype}")
+        known, before = len(self.classes_), vars(self).copy()
         names = np.concatenate([self.classes_[self.labels_], y])
         self.classes_, self.labels_ = np.unique(names, return_inverse=True)
         self.support_ = np.concatenate([self.support_, rows.astype(self.support_.dtype, copy=False)])
         if text_features is not None:
             self.text_features = text_features
-        self.texts_ = self._texts(self.support_, self.labels_)
+        try:
+            self.texts_ = self._texts(self.support_, self.labels_)
+        except ValueError:
+            vars(self).update(before)
+            raise
         if self._ridge is not None and len(self.labels_) <= EXACT_ROWS:
             rows = rows.astype(self.support_.dtype, copy=False)
             between = self._ridge.kernel(rows).astype(np.float64)
