@@ -261,7 +261,7 @@ class ProKeR(EmbeddingClassifier):
         try:
             self.texts_ = self._texts(self.support_, self.labels_)
         except ValueError:
-            vars(self).update(before)
+            self.__dict__.update(before)
             raise
         if self._ridge is not None and len(self.labels_) <= EXACT_ROWS:
             rows = rows.astype(self.support_.dtype, copy=False)
