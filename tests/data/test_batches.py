@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import subprocess
 import textwrap
 from collections import Counter
 
@@ -458,7 +459,8 @@ def test_a_batch_that_does_not_divide_over_the_processes(both):
 
 
 def test_a_stop_signal_is_the_trainers_to_handle(captions, tmp_path):
-    """A worker lives through Ctrl-C, and ends at SIGTERM without running the handler that it was born with."""
+    """A worker lives through Ctrl-C and through a SIGTERM that somebody (`timeout`, Slurm) sends to every process,
+    and ends at its trainer's without running the handler that it was born with."""
     handled, others = tmp_path / "handled", set(multiprocessing.active_children())
     previous = signal.signal(signal.SIGTERM, lambda *_: handled.touch())
     try:
@@ -466,6 +468,7 @@ def test_a_stop_signal_is_the_trainers_to_handle(captions, tmp_path):
         next(batches)
         (worker,) = set(multiprocessing.active_children()) - others
         os.kill(worker.pid, signal.SIGINT)
+        subprocess.run(["kill", "-TERM", str(worker.pid)], check=True)
         for _ in range(10):
             next(batches)
         assert worker.is_alive()

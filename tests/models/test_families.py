@@ -224,3 +224,11 @@ def test_other_dual_encoders_work_too(kind, tmp_path, captions, pixels):
     texts = encoder.embed_texts(captions)
     assert texts.shape[1] == encoder.embed_images(pixels).shape[1] == encoder.width
     torch.testing.assert_close(encoder.embed_texts(captions[:1])[0], texts[0], atol=2e-6, rtol=0)
+    if kind == "align":  # batch norms keep running means, which are no parameters
+        before, frozen = encoder.fingerprint, encoder.embed_images(pixels)
+        encoder.freeze("image")
+        made = encoder.train().encode_images(pixels).detach()
+        torch.testing.assert_close(torch.nn.functional.normalize(made, dim=1), frozen)
+        assert encoder.fingerprint == before
+        encoder.requires_grad_(True).train().encode_images(pixels)
+        assert encoder.fingerprint != before

@@ -168,3 +168,19 @@ def test_what_was_run_is_kept_whole(name, tmp_path):
     other = replace(recipe, objective=replace(recipe.objective, context=Context(alpha=0.123)))
     with pytest.raises(UserError, match=r"objective\.context.* was .*, is .*0\.123|objective.context.alpha was"):
         check_run_folder(tmp_path / name, other, resume=True)
+    if recipe.objective.context is None:
+        with pytest.raises(UserError, match=r"objective\.context\.\w+ was None, is"):
+            check_run_folder(
+                tmp_path / name, replace(recipe, objective=replace(recipe.objective, context=Context())), True
+            )
+
+
+def test_a_run_goes_on_after_an_update_that_brought_an_option(tmp_path):
+    recipe = RECIPES["siglixp-tiny"]()
+    prepare_run_folder(tmp_path, recipe, None)
+    old = json.loads((tmp_path / "recipe.json").read_text())
+    del old["data"]["copies"], old["compile"], old["objective"]["context"]["options"]["shuffled"], old["model"]["lora"]
+    (tmp_path / "recipe.json").write_text(json.dumps(old))
+    check_run_folder(tmp_path, recipe, resume=True)
+    with pytest.raises(UserError, match=r"but data\.copies was ids, is captions\. Name"):
+        check_run_folder(tmp_path, replace(recipe, data=replace(recipe.data, copies="captions")), resume=True)

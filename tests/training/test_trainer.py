@@ -98,6 +98,37 @@ def test_a_run_that_fails_before_it_has_anything_to_keep_leaves_no_folder(small,
 # --- measurements while training ----------------------------------------------------------------------------------
 
 
+_KILLED = "DataLoader worker (pid 7) is killed by signal: "
+_BUS = f"{_KILLED}Bus error. It is possible that dataloader's workers are out of shared memory."
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried"), r"out of memory \(CUDA out of memory\)"),
+        (RuntimeError("[...] DefaultCPUAllocator: can't allocate memory: you"), "Take a --chunk, or a smaller one"),
+        (MemoryError(), r"out of memory \(no more to be had\)"),
+        (RuntimeError(f"{_KILLED}Killed. "), "Was memory short. Take fewer --workers"),
+        (RuntimeError(_BUS), "Docker: --shm-size"),
+    ],
+)
+def test_a_run_that_has_no_memory_left_or_loses_a_worker_says_what_to_do(small, tmp_path, error, message):
+    def parts(recipe, place, saved):
+        made = small.parts(recipe, place, saved)
+
+        def feed(start, stop):
+            yield from made.feed(start, 4)
+            raise error
+
+        return replace(made, feed=feed)
+
+    with pytest.raises(UserError, match=message) as met:
+        train(RECIPE, tmp_path / "run", device="cpu", assemble=parts)
+    assert "\n" not in str(met.value)
+    assert "--resume goes on from the last checkpoint" in str(met.value)
+    train(replace(RECIPE, chunk=3), tmp_path / "run", device="cpu", resume=True, assemble=small.parts)
+
+
 def test_hooks_write_their_figures_and_change_nothing_in_the_run(small, tmp_path):
     seen: list = []
 

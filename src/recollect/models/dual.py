@@ -227,6 +227,17 @@ class DualEncoder(nn.Module, ABC):
         for parameter in self.tower_parameters(tower):
             parameter.requires_grad_(False)
 
+    def train(self, mode: bool = True) -> Any:
+        """As any module's, but that batch norms which are frozen go on as they were: in training they would normalise
+        by the batch, and their running means, which are weights in all but name, would move."""
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, nn.modules.batchnorm._NormBase):
+                own = list(module.parameters())
+                if own and not any(parameter.requires_grad for parameter in own):
+                    module.train(False)
+        return self
+
     def pool_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n features"]:
         """What the image tower makes of pixels before its head; the embedding itself where it has none."""
         return self.encode_images(pixels)

@@ -212,7 +212,7 @@ def start_model(
                 texts = [*texts, *dict.fromkeys(ending for endings in told for ending in endings)]
         model = build_model(options.start, texts=texts, tokenizer=options.tokenizer, seed=seed)
         if isinstance(model, PatchEncoder):
-            fit_patches(model, sources)
+            first_makes(partial(fit_patches, model, sources))
     if options.dropout is not None:
         if not isinstance(model, PatchEncoder):
             raise UserError(f"--model.dropout: {options.start} has no head with dropout. It is for patches.")
@@ -257,11 +257,15 @@ def lock_towers(
 ) -> tuple[LockedTowers, tuple[LockedSource, ...]]:
     """The towers and the sources of a run whose frozen parts are computed beforehand (``recipe.model.locked``)."""
     views, share = recipe.model.views, recipe.data.broken_share
-    locked = tuple(lock_source(model, source, views=views, crops=crops, broken_share=share) for source in sources)
+    # The first process embeds, and the others of its machine find what it has kept.
+    locked = tuple(
+        first_makes(partial(lock_source, model, source, views=views, crops=crops, broken_share=share))
+        for source in sources
+    )
     model.lock("image")
     texts = None
     if recipe.model.locked == "both":
-        texts = TextFeatures(model, locked, knowledge=knowledge)
+        texts = first_makes(partial(TextFeatures, model, locked, knowledge=knowledge))
         model.lock("text")
     return LockedTowers(model, texts), locked
 

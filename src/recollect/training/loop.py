@@ -22,6 +22,7 @@ from recollect.training.averages import Averages
 from recollect.training.card import model_card
 from recollect.training.checkpoints import State
 from recollect.training.compiled import CompiledTowers, compiling
+from recollect.training.failures import in_one_line
 from recollect.training.optimiser import build_optimiser, learning_rate, parameters, set_learning_rate
 from recollect.training.options import Recipe
 from recollect.training.precision import LossScale, tensor_cores
@@ -94,7 +95,7 @@ def train(
         Folder of the trained model.
 
     Raises:
-        UserError: bad input, a loss that is not a number, no space left.
+        UserError: bad input, a loss that is not a number, no space left, no memory left.
         ValueError: both ``assemble`` and what it makes.
         KeyboardInterrupt, SystemExit: after Ctrl-C or SIGTERM, once a checkpoint is written.
     """
@@ -107,7 +108,13 @@ def train(
     recipe = replace(recipe, data=replace(recipe.data, sources=(*recipe.data.sources, *objects)))
     recipe.check()
     check_trackers(trackers)
-    with ranks(device) as place, dead_ranks(str(out)), tensor_cores(recipe.precision), ExitStack() as held:
+    with (
+        ranks(device) as place,
+        dead_ranks(str(out)),
+        in_one_line(str(out)),
+        tensor_cores(recipe.precision),
+        ExitStack() as held,
+    ):
         if first_decides(lambda: _may_start(out, recipe, resume, held)):
             return out / "model"
         name = first_decides(lambda: _last_checkpoint(out, recipe))

@@ -122,6 +122,9 @@ def _counted(value: int | str, fact: str) -> str:
 def _changes(file: Path, recipe: Any) -> dict[str, tuple[Any, Any]]:
     """What a recipe says otherwise than the one in ``file``."""
     then, now = _flat(read_json(file)), _flat(as_json(recipe))
+    # An option that there was not when the run began was at its default, if the options beside it were there.
+    groups = {name.rpartition(".")[0] for name in then}
+    then = {name: value for name, value in _flat(_defaults(recipe)).items() if name.rpartition(".")[0] in groups} | then
     names = sorted(then.keys() | now.keys())
     return {name: (then.get(name), now.get(name)) for name in names if then.get(name) != now.get(name)}
 
@@ -178,6 +181,18 @@ def leaves_no_failed_start(out: Path) -> Iterator[None]:
                     folder.rmdir()
                 recipe.unlink(missing_ok=True)  # last: without it the rest would be in the way
         raise
+
+
+def _defaults(options: Any) -> dict[str, Any]:
+    """The default of every option that has one, as JSON."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if dataclasses.is_dataclass(value):
+            found[field.name] = _defaults(value)
+        elif field.default is not dataclasses.MISSING:
+            found[field.name] = json.loads(json.dumps(field.default))
+    return found
 
 
 def as_json(recipe: Any) -> Any:

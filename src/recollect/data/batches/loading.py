@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -153,9 +154,18 @@ class _Tasks:
 def _start_worker(worker: int) -> None:
     """A worker uses one core, and tokenizers' threads do not outlive a fork.
 
-    Ctrl-C reaches every process of the terminal, but it is the trainer's to handle: it saves, then ends its workers.
-
-    SIGTERM needs no such care, since torch gives its workers a handler of their own.
+    Ctrl-C reaches every process of the terminal, and SIGTERM every process of a job where `timeout`, Slurm or systemd
+    ends it, but they are the trainer's to handle: it saves, for which it needs its workers, then ends them.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    if hasattr(signal, "sigwaitinfo"):  # not on a Mac, where torch's own handler ends the worker
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_when_told, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_when_told(trainer: int) -> None:
+    """End this process at the first SIGTERM that comes from its trainer."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != trainer:
+        pass
+    os._exit(0)
