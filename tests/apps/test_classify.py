@@ -88,12 +88,16 @@ def test_examples_are_folders_or_files_in_any_usual_form(folders):
 
 
 def test_the_same_picture_in_two_classes_is_reported(folders):
-    twin = folders / "support/green/twin.png"
-    twin.write_bytes((folders / "support/red/0.png").read_bytes())
-    warning = next(text for text in run(folders).warnings if "the same picture in two classes" in text)
-    assert "green" in warning
-    assert "red/0.png" in warning
-    assert "twin.png" in warning
+    for number in range(12):
+        copied = folders / f"support/green/twin{number}.png"
+        paint(copied, (0, 0, 0), number) if number else copied.write_bytes((folders / "support/red/0.png").read_bytes())
+        (folders / f"support/red/other{number}.png").write_bytes(copied.read_bytes())
+    said = [text for text in run(folders).warnings if " in two classes" in text]
+    assert any("the same picture in two classes" in text and "twin0.png" in text for text in said)
+    assert "green" in said[0]
+    assert "red/" in said[0]
+    assert len(said) == 9, "a class that was copied into another is no hundred lines"
+    assert "further pairs" in said[-1]
 
 
 def test_copies_within_a_class_and_few_examples_are_reported(folders):

@@ -1,5 +1,6 @@
 """What goes wrong in a first hour: one line that says what and where, at once, status 2, and nothing left behind."""
 
+import shutil
 import time
 from dataclasses import dataclass
 
@@ -103,6 +104,16 @@ def test_queries_may_begin_with_a_byte_order_mark(recollect, here, tmp_path):
     done = recollect("search", "memories/pairs", "--queries", tmp_path / "queries.txt", "--k", 3)
     assert "a red bridge" in done.stdout
     assert "\ufeff" not in done.stdout
+
+
+def test_a_memory_is_searched_from_any_folder_by_the_model_it_was_built_with(recollect, world, tmp_path, monkeypatch):
+    """The model was named from the project's folder, by a relative path."""
+    monkeypatch.chdir(tmp_path)
+    assert "a red bridge" in recollect("search", world / "memories/pairs", "a red bridge", "--k", 3).stdout
+    shutil.copytree(world / "memories/pairs", tmp_path / "alone")
+    said = recollect("search", "alone", "a red bridge", check=False).stderr
+    assert "alone: was embedded by MODEL, which cannot be opened from here" in said
+    assert "--model" in said
 
 
 def test_no_name_speaks_to_the_terminal(recollect, here, tmp_path):

@@ -7,6 +7,7 @@ from recollect.core.errors import UserError
 from recollect.core.files import (
     atomic_folder,
     atomic_path,
+    beside,
     check_writable,
     new_folder,
     read_json,
@@ -77,6 +78,23 @@ def test_broken_json_is_one_clear_line(tmp_path):
     (tmp_path / "cut.json").write_text(json.dumps({"a": [1, 2]})[:-3])
     with pytest.raises(UserError, match=r"cut\.json: not valid JSON"):
         read_json(tmp_path / "cut.json")
+
+
+def test_a_relative_path_is_found_around_the_folder_that_notes_it(tmp_path, monkeypatch):
+    memory = tmp_path / "project" / "memories" / "mine"
+    memory.mkdir(parents=True)
+    (tmp_path / "project" / "RUN" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert (
+        beside("RUN/model", memory)
+        == beside("RUN/model", "project/memories/mine")
+        == str(tmp_path / "project/RUN/model")
+    )
+    for name in ("openai/clip", "", str(tmp_path / "gone")):
+        assert beside(name, memory) == name
+    assert beside("RUN/model", "milvus://host:1/mine") == "RUN/model"
+    monkeypatch.chdir(tmp_path / "project")
+    assert beside("RUN/model", tmp_path) == "RUN/model", "from here, as it was said"
 
 
 def test_a_folder_with_something_in_it_is_refused(tmp_path):

@@ -118,6 +118,24 @@ def test_a_renamed_picture_and_two_that_were_exchanged_are_not_lost(address, pho
         np.testing.assert_array_equal(memory.vectors([f"photos:{name}.png"], "image")[0], vector)
 
 
+@BOTH
+def test_a_folder_that_was_moved_is_found_again_without_embedding(address, photos, tmp_path, encoder):
+    memory = open_for_build(address, encoder, "m")
+    fill(memory, encoder, photos)
+    memory.set_captions({"photos:3.png": "a drawing"}, encoder)
+    moved = photos.rename(tmp_path / "album")
+    with pytest.raises(UserError, match="no such file"):
+        memory.fetch(["photos:3.png"])[0].open()
+    encoder.images = 0
+    report = fill(memory, encoder, moved, name="photos")
+    assert (report.added, report.removed, report.unchanged, report.moved, encoder.images) == (0, 0, 6, 6, 0)
+    (item,) = memory.fetch(["photos:3.png"])
+    assert (item.path, item.caption) == (moved / "3.png", "a drawing")
+    item.open()
+    assert memory.info().places == {"photos": (str(moved),)}
+    assert fill(memory, encoder, moved, name="photos").moved == 0
+
+
 def test_a_picture_that_cannot_be_read_today_keeps_its_row(address, photos, encoder):
     memory = open_for_build(address, encoder, "m")
     fill(memory, encoder, photos)

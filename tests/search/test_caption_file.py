@@ -24,7 +24,7 @@ def test_a_line_that_was_cut_short_is_written_again(tmp_path):
     for cut in range(len(whole)):
         path.write_bytes(whole[:cut])
         file = CaptionFile(path)
-        complete = whole[:cut].count(b"\n")
+        complete = whole[:cut].count(b"}")  # with or without its newline: people's files often end without one
         assert list(file.captions) == ["1", "2"][:complete]
         file.write({"2": "a car"})
         assert CaptionFile(path).captions["2"] == "a car"

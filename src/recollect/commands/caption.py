@@ -10,8 +10,9 @@ from recollect.core.errors import UserError
 from recollect.core.files import check_writable
 from recollect.core.progress import output, track
 from recollect.data.sources import open_source
+from recollect.memory.opening import open_model_of
 from recollect.memory.store import Memory
-from recollect.models import DualEncoder, load_model
+from recollect.models import DualEncoder
 from recollect.search.baselines.pool_wide import item_blocks
 from recollect.search.captioning.captioner import CaptionerOptions, TransformersCaptioner, source_items, write_captions
 from recollect.search.captioning.file import CaptionFile, read_captions
@@ -121,12 +122,7 @@ class Caption:
         output().print(f"{changed:,} rows have a text now that had none", highlight=False)
 
     def _encoder(self, memory: Memory) -> DualEncoder:
-        name = self.encoder or memory.model_name
-        if not name:
-            raise UserError(f"{memory.address}: does not say which model embedded it. Name it with --encoder.")
-        encoder = load_model(name, self.device)
-        memory.check_encoder(encoder, name)
-        return encoder
+        return open_model_of(memory, self.encoder, self.device, "--encoder")[0]
 
 
 def _is_memory(address: str) -> bool:

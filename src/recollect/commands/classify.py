@@ -14,7 +14,7 @@ from recollect.apps.classify.predictions import NONE_OF_THESE, Classification, c
 from recollect.apps.classify.sheet import save_csv, save_json, save_sheet
 from recollect.commands.memory_options import MemoryOptions
 from recollect.core.errors import UserError
-from recollect.core.files import check_writable, new_folder
+from recollect.core.files import beside, check_writable, new_folder
 from recollect.core.progress import output
 from recollect.core.types import Encoder
 from recollect.fewshot.protocol import FEW_SHOT_METHODS
@@ -64,7 +64,7 @@ class Classify:
         names = read_names(self.names) if self.names else {}
         images = find_images(self.images) if self.images else []
         opened = Classifier.load(self.kept) if self.kept else None
-        name = self.model or (opened.model.name if opened else "") or DEFAULT_MODEL
+        name = self.model or (beside(opened.model.name, self.kept or "") if opened else "") or DEFAULT_MODEL
         encoder = self.reading.apply(load_model(name, self.device))
         if opened is None:
             taught = Classifier.teach(encoder, examples, names, method=self.method or BEST, model_name=name)

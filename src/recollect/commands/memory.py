@@ -253,6 +253,8 @@ def _say(memory: Memory, report: BuildReport, name: str) -> None:
         parts.append(f"{report.removed:,} removed that this edition of {name} has no more")
     if report.unchanged:
         parts.append(f"{report.unchanged:,} there already as they are")
+    if report.moved:
+        parts[-1] += f" ({report.moved:,} of them in another place now)"
     left_out = {"the same as others": report.same, "near-duplicates": report.near, "broken": report.broken}
     parts += [f"{count:,} left out as {why}" for why, count in left_out.items() if count]
     if report.earlier:

@@ -12,9 +12,9 @@ from recollect.data.prompts import GENERAL_TEMPLATES, read_templates
 from recollect.data.sources import open_source
 from recollect.evaluation.features import image_features
 from recollect.memory.by_class import check_ending, retrieve_by_class, write_retrieved
+from recollect.memory.opening import open_model_of
 from recollect.memory.rows import Modality
 from recollect.memory.store import NEAR, Memory
-from recollect.models import load_model
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,7 @@ class Retrieve:
         names = list(dict.fromkeys(read_lines(self.names, "class names")))
         templates = read_templates(self.templates) if self.templates else GENERAL_TEMPLATES
         memory = Memory.open(self.memory)
-        place = self.model or memory.info().model_name
-        if not place:
-            raise UserError(f"{self.memory}: does not say which model embedded it. Name it with --model.")
-        encoder = load_model(place, self.device)
-        memory.check_encoder(encoder, place)
+        encoder, _ = open_model_of(memory, self.model, self.device)
         left = self._excluded(memory, encoder)
         hits = retrieve_by_class(memory, encoder, names, templates, self.per_class, self.by, left)
         broken = write_retrieved(memory, hits, self.out)

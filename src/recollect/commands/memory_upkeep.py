@@ -16,8 +16,8 @@ from recollect.memory.build.building import BuildReport
 from recollect.memory.build.watching import FolderWatch
 from recollect.memory.duplicates import LEVELS, Duplicates, Level, find_duplicates
 from recollect.memory.export import MapMethod, export_memory
+from recollect.memory.opening import open_model_of
 from recollect.memory.store import NEAR, Memory
-from recollect.models import load_model
 
 _SHOWN = 10
 _WORDS: dict[Level, str] = {
@@ -55,11 +55,7 @@ class Watch:
         if not 0 < self.every < float("inf"):
             raise UserError(f"--every {self.every:g}: must be above 0 and finite")
         memory = Memory.open(self.memory)
-        name = self.model or memory.model_name
-        if not name:
-            raise UserError(f"{self.memory}: does not say which model embedded it. Name it with --model.")
-        encoder = load_model(name, self.device)
-        memory.check_encoder(encoder, name)
+        encoder, _ = open_model_of(memory, self.model, self.device)
         watch = FolderWatch(memory, encoder, self.folder, self.name)
         if self.once:
             report = watch.look(settled=True)

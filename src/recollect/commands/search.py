@@ -15,6 +15,7 @@ from recollect.core.files import check_writable, read_text
 from recollect.core.progress import console as errors
 from recollect.core.progress import output, printable
 from recollect.memory import Memory
+from recollect.memory.opening import model_of
 from recollect.reports.gallery import save_results, scored_parts
 from recollect.search.cutoff import LearntCutOff, cut_off_of
 from recollect.search.episodes.options import EpisodeOptions
@@ -183,7 +184,7 @@ class Search:
     def _reads(self, searcher: "Searcher") -> str:
         """Let queries read a memory, where that is asked for; returns what to call the model."""
 
-        name = self.model or Memory.open(self.memory).backend.record.model_name
+        name = model_of(Memory.open(self.memory), self.model)
         if self.read.memory is None:
             return str(name)
         options = MemoryOptions(self.read.memory, self.read.fusion, "text", self.read.k, self.read.where)

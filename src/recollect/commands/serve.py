@@ -16,8 +16,8 @@ from recollect.commands.positionals import MemoryPlace
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable
 from recollect.core.progress import output
+from recollect.memory.opening import open_model_of
 from recollect.memory.store import Memory
-from recollect.models import load_model
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -103,17 +103,13 @@ class Serve:
     def _session(self) -> Any:
 
         memory = Memory.open(self.memory)
-        name = self.model or memory.model_name
-        if not name:
-            raise UserError(f"{self.memory}: does not say which model embedded it. Name it with --model.")
         if "://" in self.memory and self.log is None:
             raise UserError(f"{self.memory}: is no folder. Name a file for the clicks with --log.")
         page = Path(self.memory) / "page"
         journal = Journal(self.log or page / "clicks.jsonl")
         began = time.perf_counter()
-        encoder = load_model(name, self.device)
+        encoder, name = open_model_of(memory, self.model, self.device)
         output().print(f"model loaded in {time.perf_counter() - began:.1f} s", highlight=False)
-        memory.check_encoder(encoder, name)
         began = time.perf_counter()
         collection = Collection(memory)
         out = self.out or (self.log.parent if self.log else page) / "classifiers"

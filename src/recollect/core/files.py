@@ -199,6 +199,22 @@ def read_json(path: str | Path) -> Any:
         raise UserError(f"{path}: not valid JSON ({error}). Was it cut short? Make it again.") from None
 
 
+def beside(name: str, place: str | Path) -> str:
+    """A relative path that was noted somewhere, as it is to be opened from here.
+
+    It was noted in a project's folder, from which nobody need call today: where it leads nowhere from here, it is
+    looked for from ``place`` and the folders around it, the nearest first.
+
+    Args:
+        name: a path, or anything else, which stays as it is.
+        place: of the file or folder that notes it; an address that is no path is no help.
+    """
+    if not name or "://" in str(place) or os.path.isabs(name) or os.path.exists(name):
+        return name
+    here = Path(os.path.abspath(place))
+    return next((str(folder / name) for folder in (here, *here.parents) if (folder / name).exists()), name)
+
+
 def near_names(path: Path) -> str:
     """What the user may have meant by a path that is not there: ``. Did you mean ...?``, or ""."""
     with suppress(OSError):

@@ -7,7 +7,7 @@ import torch
 
 from recollect.core.errors import UserError
 from recollect.memory import Memory
-from recollect.models import load_model
+from recollect.memory.opening import open_model_of
 from recollect.search.baselines.pool_wide import NO_CAPTIONS
 from recollect.search.captioning.file import CaptionFile
 from recollect.search.episodes.options import EpisodeOptions
@@ -62,11 +62,7 @@ def open_searcher(
     pool = MemoryPool(store, written=None if captions is None else CaptionFile(captions), exact=exact)
     if (rerank != "none" or among == "captions" or normalise) and not pool.has_captions():
         raise UserError(NO_CAPTIONS)
-    name = model or store.backend.record.model_name
-    if not name:
-        raise UserError(f"{store.address}: does not say which model embedded it. Name it with --model.")
-    encoder = load_model(name, device)
-    store.check_encoder(encoder, name)
+    encoder, _ = open_model_of(store, model, device)
     if among == "captions" and rerank != "none":
         raise UserError("an episode ranks images that the model found, not their captions: leave out one of both")
     if normalise and (rerank != "none" or among == "captions"):

@@ -16,6 +16,9 @@ FEW_EXAMPLES = 4
 NEAR_DUPLICATE = 0.995
 """Cosine from which two examples are taken for the same picture."""
 
+SHOWN_PAIRS = 8
+"""Such pairs of two classes that are named, the most alike first; of the others only their number is said."""
+
 NONE_OF_THESE = "none of these"
 """What an unknown picture is called in tables."""
 
@@ -78,14 +81,17 @@ def example_warnings(classifier: Classifier) -> list[str]:
     if few:
         warnings.append(f"fewer than {FEW_EXAMPLES} examples, so expect the choice to matter: {', '.join(few)}")
     similarity = support.features @ support.features.T
-    for first, second in np.argwhere(np.triu(similarity >= NEAR_DUPLICATE, 1)):
-        if support.labels[first] != support.labels[second]:
-            identical = support.digests[first] == support.digests[second]
-            kind = "the same picture" if identical else f"nearly the same picture ({similarity[first, second]:.3f})"
-            warnings.append(
-                f"{kind} in two classes, {names[support.labels[first]]} and {names[support.labels[second]]}: "
-                f"{support.files[first]} and {support.files[second]}"
-            )
+    near = np.triu(similarity >= NEAR_DUPLICATE, 1) & (support.labels[:, None] != support.labels)
+    pairs = sorted(np.argwhere(near).tolist(), key=lambda pair: -similarity[pair[0], pair[1]])
+    for first, second in pairs[:SHOWN_PAIRS]:
+        identical = support.digests[first] == support.digests[second]
+        kind = "the same picture" if identical else f"nearly the same picture ({similarity[first, second]:.3f})"
+        warnings.append(
+            f"{kind} in two classes, {names[support.labels[first]]} and {names[support.labels[second]]}: "
+            f"{support.files[first]} and {support.files[second]}"
+        )
+    if len(pairs) > SHOWN_PAIRS:
+        warnings.append(f"{len(pairs) - SHOWN_PAIRS:,} further pairs of examples of two classes are as alike")
     return warnings
 
 

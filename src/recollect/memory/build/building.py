@@ -1,6 +1,6 @@
 """Filling a memory from a source: resumable, without what is broken or there already."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -104,6 +104,7 @@ def fill_memory(
     report = BuildReport(earlier=start)
     if start < stop:
         _fill(memory, replace(reader, known=edition.stamps), (start, stop), options, edition, report, engine)
+    report.moved = _move(memory, edition.moves, reader.place)
     if start == 0 and stop == len(reader.source) and (gone := edition.gone()):
         report.removed = memory.delete(gone)
     try:
@@ -144,6 +145,19 @@ def _fill(
         _commit(memory, waiting, report)
 
 
+def _move(memory: Memory, files: Mapping[str, str | None], place: str) -> int:
+    """Let rows name the files that their pictures lie in now; returns how many there were."""
+    moved = 0
+    for start in range(0, len(files), COMMIT):
+        with memory.backend.writing():
+            ids = sorted(memory.backend.known(list(files)[start : start + COMMIT]))
+            if ids:
+                rows = memory.backend.rows(ids)
+                memory.backend.upsert(replace(rows, paths=[files[id] for id in ids], places=[place] * len(ids)))
+                moved += len(ids)
+    return moved
+
+
 def _confirm(block: RowBlock, edition: "Edition", deduplication: "Deduplicator", report: BuildReport) -> list[int]:
     """Note what a block says of rows that are there.
 
@@ -153,8 +167,8 @@ def _confirm(block: RowBlock, edition: "Edition", deduplication: "Deduplicator",
     again = []
     for picture in block.failed:  # a file that cannot be read now is not a file that is gone
         edition.seen.update(edition.rows.get(picture, {}))
-    for picture, stamp, index in block.unchanged:
-        ids = edition.confirm(picture, stamp)
+    for picture, stamp, index, path in block.unchanged:
+        ids = edition.confirm(picture, stamp, path)
         if ids is None:
             again.append(index)
             continue

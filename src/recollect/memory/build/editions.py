@@ -23,20 +23,27 @@ class Edition:
         last: the last sample of this very edition that became a row, or −1.
         older: whether rows of another edition are there.
         seen: rows that this edition has.
+        elsewhere: rows that were read from another place than the source lies in now.
+        moves: the file, or None, in which this edition has the pictures of such rows.
     """
 
     rows: dict[str, dict[str, str]] = field(default_factory=dict)
     last: int = -1
     older: bool = False
     seen: set[str] = field(default_factory=set)
+    elsewhere: set[str] = field(default_factory=set)
+    moves: dict[str, str | None] = field(default_factory=dict)
     _changed: set[str] = field(default_factory=set)
 
     @classmethod
     def read(cls, memory: Memory, reader: Reader) -> "Edition":
         """From the rows of the source's name."""
         edition = cls()
-        for batch in memory.columns(["id", "stamp", "origin", "ordinal"], source=reader.called):
-            for id, stamp, origin, ordinal in zip(*(batch[name] for name in batch), strict=True):
+        names = ("id", "stamp", "origin", "ordinal", "place")
+        for batch in memory.columns(names, source=reader.called):
+            for id, stamp, origin, ordinal, place in zip(*(batch[name] for name in names), strict=True):
+                if place and place != reader.place:
+                    edition.elsewhere.add(id)
                 edition.rows.setdefault(picture_of(id), {})[id] = stamp
                 if origin == reader.origin:
                     edition.last = max(edition.last, ordinal)
@@ -51,7 +58,7 @@ class Edition:
 
     def start(self, stop: int, whole_commits: bool) -> int:
         """The first sample to read, where a block begins; ``stop`` where nothing is left."""
-        if self.older or self.last < 0:
+        if self.older or self.elsewhere or self.last < 0:
             return 0
         if self.last + 1 >= stop:
             return stop
@@ -63,8 +70,8 @@ class Edition:
         """Whether a row of this id was there."""
         return id in self.rows.get(picture_of(id), ())
 
-    def confirm(self, picture: str, stamp: str) -> list[str] | None:
-        """Note that a sample is as it was.
+    def confirm(self, picture: str, stamp: str, path: str | None = None) -> list[str] | None:
+        """Note that a sample is as it was, and in which file it lies.
 
         Returns:
             Its rows that are noted for the first time; None where one of them was replaced meanwhile.
@@ -74,6 +81,7 @@ class Edition:
             return None
         fresh = [id for id in ids if id not in self.seen]
         self.seen.update(fresh)
+        self.moves |= {id: path for id in fresh if id in self.elsewhere}
         return fresh
 
     def numbered(self, pairs: Pairs) -> Pairs:

@@ -103,7 +103,7 @@ def _blocks(ray: Any, reader: Reader, starts: range, stop: int) -> Iterator[RowB
     )
     for row in embedded.iter_rows():
         said = json.loads(row["said"])
-        unchanged = [(picture, stamp, index) for picture, stamp, index in said["unchanged"]]
+        unchanged = [(picture, stamp, index, path) for picture, stamp, index, path in said["unchanged"]]
         yield RowBlock(_unpack(row["pairs"], reader), said["failures"], said["failed"], unchanged)
 
 

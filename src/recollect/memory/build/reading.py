@@ -52,13 +52,14 @@ class RowBlock:
         pairs: rows; their ids are those of their pictures, which several rows may share.
         failures: what was wrong with the pictures that could not be read.
         failed: which pictures those are, where that is known.
-        unchanged: samples that were known as they are, and not embedded again: picture, stamp and number.
+        unchanged: samples that were known as they are, and not embedded again: picture, stamp, number and the
+            file that it lies in today.
     """
 
     pairs: Pairs
     failures: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
-    unchanged: list[tuple[str, str, int]] = field(default_factory=list)
+    unchanged: list[tuple[str, str, int, str | None]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -117,14 +118,14 @@ class Reader:
             if key is not None and encoded is not None:
                 stamp = self._stamp(_hash(encoded), sample_facts(self.source, index))
                 if stamp in self.known.get(picture, ()):
-                    return _Unchanged(picture, stamp, index)
+                    return _Unchanged(picture, stamp, index, self._path(original))
             sample = self.source.read(index)
             pixels = _pixels(sample.image)
             if key is None or encoded is None:
                 picture = self._id(sample.id)
                 stamp = self._stamp(pixels, sample_facts(self.source, index, sample))
                 if stamp in self.known.get(picture, ()):
-                    return _Unchanged(picture, stamp, index)
+                    return _Unchanged(picture, stamp, index, self._path(original))
             image, path = self._kept(original, encoded, sample.image)
         except BrokenImageError as error:
             return _Failed(str(error), picture)
@@ -139,12 +140,16 @@ class Reader:
         """Another one whenever the sample's rows would be others."""
         return f"{content}-{_hash(f'{self.options} {facts}'.encode())}"
 
+    def _path(self, original: bytes | Path | None) -> str | None:
+        """The file that a row names."""
+        return str(original) if isinstance(original, Path) and self.options.pictures != "none" else None
+
     def _kept(
         self, original: bytes | Path | None, encoded: bytes | None, image: ImageLike
     ) -> tuple[bytes | None, str | None]:
         """What the memory keeps of a picture: its encoded bytes, the file it came from, both or neither."""
         keep = self.options.pictures
-        path = str(original) if isinstance(original, Path) else None
+        path = self._path(original)
         if keep == "none" or (isinstance(image, np.ndarray) and image.ndim == 1):
             return None, None
         if keep == "path" and path is None:
@@ -187,7 +192,7 @@ class Reader:
             pairs,
             [each.message for each in failed],
             [each.id for each in failed if each.id],
-            [(each.id, each.stamp, each.index) for each in read if isinstance(each, _Unchanged)],
+            [(each.id, each.stamp, each.index, each.path) for each in read if isinstance(each, _Unchanged)],
         )
 
     def _texts(self, sample: Sample) -> tuple[str, ...]:
@@ -222,6 +227,7 @@ class _Unchanged:
     id: str
     stamp: str
     index: int
+    path: str | None
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ class BuildReport:
         replaced: rows that were there, and are now as in this edition of the source.
         removed: rows of an earlier edition that this one lacks.
         unchanged: rows that were there as they are.
+        moved: of these, rows whose picture lies elsewhere now: its folder or file was moved or renamed.
         same: rows left out, because picture and caption were there already.
         near: rows left out, because a near-duplicate of the image was there already.
         broken: pictures that could not be read.
@@ -47,6 +48,7 @@ class BuildReport:
     replaced: int = 0
     removed: int = 0
     unchanged: int = 0
+    moved: int = 0
     same: int = 0
     near: int = 0
     broken: int = 0

@@ -14,7 +14,7 @@ from recollect.data.sources.keys import picture_key
 
 
 class CaptionFile:
-    """Lines ``{"id": ..., "caption": ...}``; what was written stays, and a line that was cut short is dropped.
+    """Lines ``{"id": ..., "caption": ...}``; what was written stays, and a last line that was cut short is dropped.
 
     Attributes:
         path: of the file.
@@ -30,12 +30,14 @@ class CaptionFile:
     def _read(self) -> None:
         data = self.path.read_bytes()
         for number, line in enumerate(data.splitlines(keepends=True), start=1):
-            if not line.endswith(b"\n"):  # killed while it was written
-                break
+            if not line.strip():
+                continue
             try:
                 row = json.loads(line)
                 self.captions[str(row["id"])] = str(row["caption"])
             except (ValueError, KeyError, TypeError):
+                if not _whole(line):  # killed while it was written
+                    break
                 raise UserError(
                     f'{self.path}: line {number} is not {{"id": ..., "caption": ...}}. Is it another file?'
                 ) from None
@@ -56,7 +58,7 @@ class CaptionFile:
 
     @staticmethod
     def _cut(file: BinaryIO) -> None:
-        """Drop a line that was cut short; nobody else writes one while the file is held."""
+        """Drop a line that was cut short, and end one that was not; nobody else writes one while the file is held."""
         end = file.seek(0, os.SEEK_END)
         place = end
         while place > 0:
@@ -68,7 +70,22 @@ class CaptionFile:
                 break
             place = start
         if place < end:
-            file.truncate(place)
+            file.seek(place)
+            if _whole(file.read()):
+                file.write(b"\n")
+            else:
+                file.truncate(place)
+
+
+def _whole(line: bytes) -> bool:
+    """Whether a line is there to its end: the last one of a file that people wrote need not have a newline."""
+    if line.endswith(b"\n"):
+        return True
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 def captions_of(path: Path, source: Source) -> tuple[str | None, ...]:
