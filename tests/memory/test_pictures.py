@@ -184,7 +184,7 @@ def test_two_files_of_one_name_clash_before_the_work_unless_one_is_named(address
     assert memory.info().sources == {"pairs": 4, "b": 6}
     assert memory.info().places == {"pairs": (str(one),), "b": (str(other),)}
     moved = fill(memory, encoder, table(tmp_path / "c" / "pairs.parquet", range(4)), name="pairs")
-    assert (moved.earlier, moved.added, moved.removed, len(memory)) == (4, 0, 0, 10)
+    assert (moved.moved, moved.added, moved.removed, len(memory)) == (4, 0, 0, 10)
 
 
 @pytest.mark.parametrize(("first", "then"), [(5, 30), (8, 30), (12, 13), (16, 24), (29, 30)])
