@@ -10,12 +10,14 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from recollect import cli
+from recollect.evaluation.results import Result
 from recollect.models import build_model
 from recollect.studies import find_study
 from recollect.studies.efsa import tables as efsa_tables
 from recollect.studies.efsa import world as efsa_world
 from recollect.studies.lixp import figures as lixp_figures
 from recollect.studies.lixp import world as lixp_world
+from recollect.studies.measurements import Measurements
 from recollect.studies.prefix import world as prefix_world
 from recollect.studies.prefix.world import PrefixArm
 from recollect.studies.reco import tables as reco_tables
@@ -62,9 +64,15 @@ class TinySet:
         return classification_task(self.place, name=self.name, division=Division("train", "test"), templates=templates)
 
 
-@pytest.fixture
-def papers(own, monkeypatch):
+@pytest.fixture(scope="module")
+def papers(own):
     """The papers' recipes with two steps of tiny towers, and a suite of two sets."""
+    with pytest.MonkeyPatch.context() as patch:
+        _shorten(patch, own)
+        yield
+
+
+def _shorten(monkeypatch, own):
     monkeypatch.setattr(opening, "suite", lambda name: (TinySet("a", f"{own}/one.csv"), TinySet("b", f"{own}/one.csv")))
     tiny = replace(recipes.RECIPES["siglip-tiny"](), steps=2, batch_size=8, log_every=1, checkpoint_every=2)
     for size in "sbl":
@@ -107,9 +115,14 @@ def test_a_remark_counts_what_there_is(tmp_path):
     assert (over(1, "seed"), over(3, "seed")) == ("one seed", "mean ± std over 3 seeds")
     options = StudyOptions("full", tmp_path, data=("pairs.csv",), search=replace(SearchSettings(), captions=("true",)))
     assert lixp_world.notes_of(options)[0] == "one training seed; gains are of the same seed"
-    (told, *_) = efsa_tables.notes_of(efsa_world.efsa_world(options))
+    searched = efsa_world.efsa_world(options)
+    told, episodes, _ = efsa_tables.notes_of(searched)
     assert told.startswith("one base model; gains are in average R@1")
     assert "all texts are asked; captions of the pool: true" in told
+    assert episodes.startswith("episodes: k 16, ")
+    assert "gains" not in efsa_tables.notes_of(searched, "nothing")[0]
+    assert efsa_tables.notes_of(searched, "captions")[0].endswith("captions of the pool: the row's own")
+    assert efsa_tables.notes_of(searched, "episodes")[1].startswith("episodes, unless the row says otherwise: k 16, ")
 
 
 def test_recos_figure_of_rows_says_what_is_counted(tmp_path, monkeypatch):
@@ -146,10 +159,11 @@ SOURCES = (
 )
 
 
-@pytest.fixture
-def prefix_options(own, papers, tmp_path):
+@pytest.fixture(scope="module")
+def prefix_options(own, papers, tmp_path_factory):
+    """One folder for all: what one study trained the next one reads."""
     data = tuple(source.replace("=", f"={own}/") for source in SOURCES)
-    return StudyOptions("full", tmp_path, data=data, workers=1)
+    return StudyOptions("full", tmp_path_factory.mktemp("prefix"), data=data, workers=1)
 
 
 def test_several_sources_of_a_name_are_all_trained_on(prefix_options, own):
@@ -177,9 +191,42 @@ def test_prefixes_with_shifted_names_end_in_a_table(prefix_options):
     assert set(ours["IN-21K + CC-12M", "✓", "✓", "caption"]) == {"not run"}  # nobody named labels-renamed
 
 
+@pytest.mark.parametrize("name", ["table-8", "figure-3", "figure-8"])
+def test_searches_attention_and_maps_of_ones_own_end_in_a_report(prefix_options, name):
+    """The two models of Table 7 once more, read in other ways."""
+    report = find_study(f"prefix/{name}").load()(prefix_options)
+    (table,) = report.tables
+    assert table.rows
+    assert {cell for row in table.rows for cell in row} & {"not run"} == set()
+    assert all((prefix_options.out / figure).is_file() for figure in report.figures)
+    assert table.notes in ((), ("one training seed",))  # no prompts in templates here
+
+
+def test_arms_that_come_to_one_training_share_its_figures(prefix_options, monkeypatch):
+    """Lengths that round to the same steps: none of the two is called not run."""
+    trained = []
+
+    def run(jobs, out, workers):
+        trained.extend(jobs)
+        return [Result("probe", job.name, "set", job.recipe.seed, [{"metric": "top-1", "value": 50.0}]) for job in jobs]
+
+    monkeypatch.setattr(prefix_world, "run", run)
+    arms = (PrefixArm(length=0.5), PrefixArm(length=0.6), PrefixArm("rest"))
+    found = prefix_world.figures(arms, prefix_options, StudyEvaluation())
+    assert [arm for arm, _ in found.results] == list(arms[:2])  # nobody named labels-rest
+    assert len(trained) == 1
+
+
+def test_ones_own_sets_keep_their_names_over_their_columns():
+    sets = {"own": ["in-1k", "in-1k-v2", "sketch"], "names": [], "synonyms": [], "unseen": {}}
+    (table,) = find_study("prefix/table-5").load().form(Measurements({"sets": sets, "notes": []}))[0]
+    assert table.columns[3:6] == ("in-1k", "in-1k-v2", "sketch")
+
+
 def test_prefixes_are_probed_on_every_set(prefix_options):
     ours, printed = find_study("prefix/table-3").load()(prefix_options).tables
-    assert set(ours.columns[2:]) == {"one", "a", "b"}
+    assert ours.columns[2:] == ("one", "a", "b")
+    assert ours.notes == ("one training seed",)  # a probe reads no templates
     assert all(float(cell) >= 0 for row in ours.rows for cell in row[2:])
     assert len(printed.columns) == 2 + 9
 

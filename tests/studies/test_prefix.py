@@ -26,7 +26,7 @@ def few_pictures():
         few = replace(
             worlds.TASKS["glyphs"],
             label_set=partial(label_tasks.label_set_tasks, each=2),
-            named={"prompts": partial(label_tasks.prompt_tasks, queries=60, each=2)},
+            zero_shot_parts={"prompts": partial(label_tasks.prompt_tasks, queries=60, each=2)},
         )
         patch.setitem(worlds.TASKS, "glyphs", few)
         worlds._made.cache_clear()

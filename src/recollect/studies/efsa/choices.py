@@ -30,7 +30,7 @@ def choices(options: StudyOptions) -> StudyReport:
     made = together(arms)
     rows = {"zero-shot": {"arm": next(iter(arms)), "method": "zero-shot"}}
     rows |= {name: {"arm": name, "method": method} for name, method in methods.items()}
-    form = recall_form("Choices, on validation pools", "setting", rows, made, notes_of(where)[:2])
+    form = recall_form("Choices, on validation pools", "setting", rows, made, notes_of(where, "episodes")[:2])
     starts = "one random start" if where.adapter_seeds == 1 else f"{where.adapter_seeds} random starts"
     seeds = f"episodes go over {starts} of their adapters; validation: {', '.join(where.data)}"
     return StudyReport(

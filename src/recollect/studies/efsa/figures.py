@@ -16,6 +16,7 @@ from recollect.studies.efsa.answers import answered
 from recollect.studies.efsa.tables import (
     ABLATED,
     DEPTHS,
+    Differs,
     ask,
     domains_of,
     measurements,
@@ -183,7 +184,8 @@ def figure_1(options: StudyOptions) -> StudyReport:
     shown = [Shown(each.query, {"zero-shot": [each.zero_shot[0], each.truth]}) for few in wrong for each in few[:1]]
     bars_of = {domain: _depths(found, "zero-shot", domain) for domain in found.context["domains"]}
     title, rows = "Figure 1. Zero-shot, every domain by itself", {"zero-shot": {"method": "zero-shot"}}
-    form = recall_form(title, "method", rows, found, notes_of(where)[:2])
+    form = recall_form(title, "method", rows, found, notes_of(where, "nothing")[:1])
+    form = replace(form, columns=[column for column in form.columns if column.show != "gain"])
     note = "examples: found first (red) and a true match (green), of queries with a true match at ranks 2 to 5"
     return _drawn(1, options, where, zero_shot_examples(shown, bars_of), note, form=form, found=found)
 
@@ -226,7 +228,7 @@ def figure_5(options: StudyOptions) -> StudyReport:
         str(steps): measurements(ask(options, where, changed=replace(where.methods.episode, steps=steps)))
         for steps in range(1, most + 1)
     }
-    return _over(5, options, where, each, "steps")
+    return _over(5, options, where, each, "steps", "episodes")
 
 
 def figure_6(options: StudyOptions) -> StudyReport:
@@ -241,11 +243,13 @@ def figure_6(options: StudyOptions) -> StudyReport:
                     corruption=replace(first.corruption, most_words=words)) for words in limits
         ]  # fmt: skip
     each = {kind.label: measurements(ask(options, where, captions=kind)) for kind in kinds}
-    return _over(6, options, where, each, "captions" if options.scale == "full" else "most words of a caption")
+    if options.scale == "full":
+        return _over(6, options, where, each, "captions", "captions")
+    return _over(6, options, where, each, "most words of a caption", "methods")
 
 
 def _over(
-    number: int, options: StudyOptions, where: EfsaWorld, each: Mapping[str, Measurements], label: str
+    number: int, options: StudyOptions, where: EfsaWorld, each: Mapping[str, Measurements], label: str, differs: Differs
 ) -> StudyReport:
     """Curves of EFSA's recall over something, with zero-shot as the first place."""
     found, first = together(each), next(iter(each))
@@ -256,6 +260,6 @@ def _over(
             for domain in domains_of(found)}
         for k in DEPTHS
     }  # fmt: skip
-    notes = (*notes_of(where)[:2], f"paper: {papers_words('efsa', f'figure-{number}')}")
+    notes = (*notes_of(where, differs)[:2], f"paper: {papers_words('efsa', f'figure-{number}')}")
     form = recall_form(f"Figure {number}. EFSA over {label}", label, rows, found, notes)
     return _drawn(number, options, where, curves(panels, ["zero-shot", *each], label), form=form, found=found)

@@ -117,14 +117,24 @@ def columns_of(found: Measurements) -> list[Column]:
     return [*recalls, Column("gain", recall_at(found, AVERAGE, 1), "gain", {"method": "zero-shot"})]
 
 
-def notes_of(where: EfsaWorld) -> tuple[str, ...]:
-    """What stands below every table."""
+Differs = Literal["methods", "episodes", "captions", "nothing"]
+
+
+def notes_of(where: EfsaWorld, rows: Differs = "methods") -> tuple[str, ...]:
+    """What stands below every table.
+
+    Args:
+        rows: what differs between them: methods, settings of episodes, or the pool's captions; nothing, where there is
+            one alone.
+    """
     episode = where.methods.episode
+    captions = "the row's own" if rows == "captions" else where.captions[0].label
+    gains = "" if rows == "nothing" else "gains are in average R@1, paired by base model; "
+    named = "episodes, unless the row says otherwise" if rows == "episodes" else "episodes"
     asked = "all texts" if where.queries is None else f"at most {where.queries} texts a domain"
     return (
-        f"{over(len(where.models), 'base model')}; gains are in average R@1, paired by base model; {asked} are asked; "
-        f"captions of the pool: {where.captions[0].label}",
-        f"episodes: k {episode.k}, learning rate {episode.rate:g}, scale {episode.scale:g}, temperature "
+        f"{over(len(where.models), 'base model')}; {gains}{asked} are asked; captions of the pool: {captions}",
+        f"{named}: k {episode.k}, learning rate {episode.rate:g}, scale {episode.scale:g}, temperature "
         f"{'of the model' if episode.temperature is None else f'{episode.temperature:g}'}, {episode.direction}",
         "paper: as printed there",
     )
@@ -225,7 +235,7 @@ def _measure_4(options: StudyOptions) -> Measurements:
     }
     arms = {name: measurements(ask(options, where, changed=changed)) for name, changed in losses.items()}
     beside = {name: name.lower() for name in ("Hinge", "Contrastive", "Combined")}
-    return together(arms, printed=beside, notes=notes_of(where))
+    return together(arms, printed=beside, notes=notes_of(where, "episodes"))
 
 
 def _measure_5(options: StudyOptions) -> Measurements:
@@ -235,7 +245,7 @@ def _measure_5(options: StudyOptions) -> Measurements:
         changed = replace(where.methods.episode, k=k)
         arms[str(k)] = measurements(ask(options, where, changed=changed, depths=(*DEPTHS, k)))
     beside = {name: name for name in arms if name in printed("efsa", "table-5").rows}
-    return together(arms, printed=beside, depths={name: int(name) for name in arms}, notes=notes_of(where))
+    return together(arms, printed=beside, depths={name: int(name) for name in arms}, notes=notes_of(where, "episodes"))
 
 
 def _measure_6(options: StudyOptions) -> Measurements:
@@ -246,7 +256,7 @@ def _measure_6(options: StudyOptions) -> Measurements:
     beside = {name: name for name in arms if name in printed("efsa", "table-6").rows}
     note = "captions that are held out are not asked for, so those rows have a zero-shot of their own: see their gain"
     held = any("held-out" in kind.kind or "column:" in kind.kind for kind in kinds)
-    return together(arms, printed=beside, notes=notes_of(where), remarks=[note] if held else [])
+    return together(arms, printed=beside, notes=notes_of(where, "captions"), remarks=[note] if held else [])
 
 
 def _ablation_study(number: int, measure: Callable[[StudyOptions], Measurements], title: str, head: str) -> TableStudy:

@@ -97,7 +97,7 @@ def figure_4(options: StudyOptions) -> StudyReport:
     at = {"classifier": "tip-adapter", "shots": str(most)}
     rows = [Row((name,), {"arm": name}) for name in dict.fromkeys(chosen["model"])]
     columns = (Column("accuracy", at), Column("gain", at, "gain", {"arm": "SigLIP"}))
-    said = (*notes_of(options), f"paper: {papers_words('lixp', 'figure-4')}")
+    said = (*notes_of(options)[:1], f"paper: {papers_words('lixp', 'figure-4')}")
     form = TableForm(
         f"Figure 4. Tip-Adapter at {most} shots after post-training", ("model",), rows, columns, None, said
     )

@@ -202,10 +202,10 @@ def _measure_3(options: StudyOptions) -> Measurements:
     shifts = [name for name in data if shift_of.get(name)]
     rest = [name for name in data if name not in (*names, *shifts)]
     parts = {"own set": names, "own classes, shifted": shifts, f"{len(rest)} sets of unseen classes": rest}
-    if chosen.probe_suite:  # each beside the paper's own column
-        parts = {name: [name] for name in data}
+    if chosen.probe_suite:  # each beside the paper's own column, in its order: ImageNet first
+        parts = {name: [name] for name in (*names, *shifts, *rest)}
     found.context["parts"] = {title: part for title, part in parts.items() if part}
-    found.context["notes"] = [found.context["seeds"] + found.context["notes"][0].removeprefix(found.context["seeds"])]
+    found.context["notes"] = [found.context["seeds"]]  # no texts, so no templates
     return found
 
 
@@ -255,7 +255,7 @@ def _table_5(found: Measurements) -> Made:
         data = LABELS[arm.labels] + ("" if arm.captions == "none" else " + CC-12M")
         head = (data, "✓" if arm.prefix else "", READINGS[prefix])
         rows.append(Row(head, _at(arm, prefix), f"{data} / {READINGS[prefix]}"))
-    shared = own[0].removesuffix("own")
+    shared = own[0].removesuffix("own") if own[0].endswith("own") else ""  # one's own sets keep their names
     columns = [_top(name.removeprefix(shared), [name]) for name in own]
     heads = ("training data", "prefix", "test-time prefix")
     form = _table(found, "Table 5. Shift of image domain", heads, rows, columns, printed("prefix", "table-5"))
@@ -290,7 +290,9 @@ def _table_7(found: Measurements) -> Made:
 
 def _measure_8(options: StudyOptions) -> Measurements:
     arms = [PrefixArm(), PrefixArm(prefix=True)]
-    return _measured(arms, options, prefix_world(options).search())
+    found = _measured(arms, options, prefix_world(options).search())
+    found.context["notes"] = [found.context["seeds"]]  # captions are read as they are, without templates
+    return found
 
 
 def _table_8(found: Measurements) -> Made:

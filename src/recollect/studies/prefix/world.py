@@ -261,15 +261,13 @@ def figures(arms: Sequence[PrefixArm], options: StudyOptions, evaluation: StudyE
     """Train what is not there yet, evaluate, and gather."""
     chosen = prefix_world(options)
     jobs = [
-        Job(f"arm-{number}", replace(chosen.make(arm), seed=seed), evaluation)
+        Job(_called(recipe), replace(recipe, seed=seed), evaluation)
         for seed in range(seeds(options))
-        for number, arm in enumerate(dict.fromkeys(arms))
-        if chosen.has(arm)
+        for recipe in {_called(recipe): recipe for recipe in map(chosen.make, filter(chosen.has, arms))}.values()
     ]
-    jobs = [replace(job, name=_called(job.recipe)) for job in jobs]
-    arm_of = {_called(chosen.make(arm)): arm for arm in arms if chosen.has(arm)}
     results = run(jobs, options.out, options.workers)
-    return ArmResults([(arm_of[result.model], result) for result in results])
+    made = [(arm, _called(chosen.make(arm))) for arm in dict.fromkeys(arms) if chosen.has(arm)]
+    return ArmResults([(arm, result) for result in results for arm, name in made if name == result.model])
 
 
 def _called(recipe: Recipe) -> str:
