@@ -197,9 +197,9 @@ def test_the_page_shows_the_duplicates_of_the_memory_and_says_where_it_compares_
         ("/api/save", {"name": "/tmp/x"}, 400),
         ("/api/save", {"name": "fine"}, 400),
         ("/api/window?order=x&start=0&count=9", None, 410),
-        ("/api/search", {"terms": [{"row": 1}], "version": 1}, 400),
+        ("/api/search", {"terms": [{"row": 1}], "version": 1}, 409),
         ("/api/window?order=x&start=0&count=9999", None, 422),
-        ("/api/thumbs/999/0", None, 400),
+        ("/api/thumbs/999/0", None, 409),
         ("/api/thumbs/2/..%2f..%2fetc%2fpasswd", None, 404),
         ("/static/../api.py", None, 404),
         ("/static/%2e%2e/api.py", None, 404),
@@ -294,6 +294,28 @@ def test_rows_that_another_process_removed_cost_no_other_picture(page):
     assert found["red/0.png"] == "red number 0"
     assert page.call(f"/api/thumbs/{version}/3", raw=True)[0] == 404
     assert page.call(f"/api/items/{version}/3")[0] == 200
+    assert page.call("/api/info")[1]["rows"] == 58, "the page loaded again shows what there is"
+    assert page.call(f"/api/thumbs/{version}/3", raw=True)[0] == 409, "no number means a picture of another version"
+    assert page.call("/api/classes/1/marks", {"rows": [9], "mark": 1, "version": version})[0] == 409
+    (reds,) = page.call("/api/classes")[1]["classes"]
+    assert (reds["name"], reds["yes"]) == ("reds", 2)
+
+
+def test_a_page_goes_on_where_its_version_of_the_memory_was_cleared_away(page):
+    _, answer = page.call("/api/search", {"terms": [{"words": "red"}]})
+    page.call("/api/classes", {"name": "reds"})
+    page.call("/api/classes/1/marks", {"rows": [0, 3], "mark": 1, "version": answer["version"]})
+    assert page.call("/api/labels/memory", b"")[1]["changed"] == 2
+    assert page.call("/api/info")[1]["version"] == answer["version"], "labels of its own are no other rows"
+    memory = Memory.open(page.folder)
+    memory.delete([f"blue/{number}.png" for number in (2, 5, 8)])
+    memory.optimize(keep_days=0)
+    assert page.call(f"/api/window?order={answer['order']}&start=0&count=9")[0] == 410
+    assert len(search(page, {"words": "red"}, where="number < 9")) == 6
+    assert page.call("/api/info")[1]["rows"] == 57
+    memory.delete(memory.ids_where("number >= 0"))
+    status, said = page.call("/api/info")
+    assert (status, "is empty" in said["error"]) == (400, True)
 
 
 def test_a_memory_without_rows_or_of_another_model_is_refused(tmp_path):

@@ -10,6 +10,7 @@ from colours import COLOURS, ColourEncoder, shade
 from pages import HOSTILE, colour_memory
 from pictures import encoded
 from recollect.apps.classify.classifier import Classifier
+from recollect.memory.store import Memory
 
 CHROMIUM = os.environ.get("RECOLLECT_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
@@ -222,6 +223,11 @@ def test_two_tabs_show_the_same_clicks(browser, page):
     one.tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     one.wait("document.querySelector('#about').hidden")
     one.wait("document.querySelector('.tile.focus .caption')?.textContent > ''")
+    Memory.open(page.folder).delete(["red/0.png"])
+    two.tab.reload()
+    two.wait("document.querySelector('#status').textContent.startsWith('59 pictures')")
+    one.new_class("greens", "green")
+    one.shows("green")
     for tab in (one, two):
         tab.problems = [said for said in tab.problems if "410" not in said]  # the browser notes that a list was gone
     one.clean()

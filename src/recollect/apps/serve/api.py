@@ -14,12 +14,14 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from recollect.apps.classify.sheet import no_formula
-from recollect.apps.serve.collection import VIEW_SIDE, as_jpeg
+from recollect.apps.serve.collection import VIEW_SIDE, Collection, as_jpeg
 from recollect.apps.serve.guard import Guard
 from recollect.apps.serve.keeping import LABEL
+from recollect.apps.serve.opened import MemoryChangedError, OpenMemory
 from recollect.apps.serve.orders import ListGoneError, Order
 from recollect.apps.serve.session import SearchTerm, Session
 from recollect.core.errors import UserError
+from recollect.memory.rows import Item
 
 STATIC = (
     "index.html",
@@ -37,6 +39,7 @@ STATIC = (
 _TYPES = {"html": "text/html; charset=utf-8", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _WEEK = "private, max-age=604800, immutable"
 MOST_TILES = 400
+_STATUS = {ListGoneError: 410, MemoryChangedError: 409}
 
 
 class _Body(BaseModel):
@@ -92,20 +95,21 @@ def create_app(session: Session, hosts: frozenset[str], token: str | None = None
         token: what a browser must know; None for whoever can reach it.
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    opened = OpenMemory(session)
     _errors(app)
     _static(app)
-    _searching(app, session)
-    _looking(app, session)
-    _overviews(app, session)
-    _teaching(app, session)
-    _keeping(app, session)
+    _searching(app, opened)
+    _looking(app, opened)
+    _overviews(app, opened)
+    _teaching(app, opened)
+    _keeping(app, opened)
     return Guard(app, hosts, token)
 
 
 def _errors(app: FastAPI) -> None:
     @app.exception_handler(UserError)
     async def said(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"error": " ".join(str(error).split())}, 410 if isinstance(error, ListGoneError) else 400)
+        return JSONResponse({"error": " ".join(str(error).split())}, _STATUS.get(type(error), 400))
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: Exception) -> JSONResponse:
@@ -146,42 +150,51 @@ def _answer(session: Session, order: Order, began: float, **more: Any) -> dict[s
     }
 
 
-def _checked(session: Session, version: int) -> None:
+def _checked(session: Session, version: int) -> Collection:
     if version != session.collection.version:
-        raise UserError("the memory has changed. Load the page again.")
+        raise MemoryChangedError("the memory has changed since this was shown. Ask again, or load the page again.")
+    return session.collection
 
 
-def _searching(app: FastAPI, session: Session) -> None:
+def _searching(app: FastAPI, opened: OpenMemory) -> None:
     @app.get("/api/info")
     def info() -> dict[str, Any]:
-        memory = session.collection.memory
+        session = opened.refresh()
         return {
-            "memory": memory.address.rstrip("/").rsplit("/")[-1],
+            "memory": session.collection.name,
             "rows": len(session.collection),
             "version": session.collection.version,
             "model": session.model_name.rstrip("/").rsplit("/")[-1],
-            "filters": ["id", "caption", "source", *memory.metadata_keys()],
             "damaged": session.labels.journal.damaged,
         }
+
+    @app.get("/api/filters")
+    def filters() -> dict[str, Any]:  # by itself: of a million rows it takes seconds
+        keys = opened.ask(lambda session: session.collection.memory.metadata_keys())
+        return {"filters": ["id", "caption", "source", *keys]}
 
     @app.post("/api/search")
     def search(body: SearchBody) -> dict[str, Any]:
         began = time.perf_counter()
-        if body.version is not None and any(each.row is not None for each in body.terms):
-            _checked(session, body.version)
         terms = [SearchTerm(each.words, each.row, each.upload, float(each.weight)) for each in body.terms]
-        order = session.search(terms, body.where, body.adapt) if terms else session.everything(body.where)
-        return _answer(session, order, began)
+
+        def answer(session: Session) -> dict[str, Any]:
+            if body.version is not None and any(each.row is not None for each in body.terms):
+                _checked(session, body.version)
+            order = session.search(terms, body.where, body.adapt) if terms else session.everything(body.where)
+            return _answer(session, order, began)
+
+        return opened.ask(answer)
 
     @app.post("/api/pictures")
     async def upload(request: Request) -> dict[str, str]:
         data = await request.body()
         from starlette.concurrency import run_in_threadpool
 
-        return {"upload": await run_in_threadpool(session.upload, data)}
+        return {"upload": await run_in_threadpool(opened.session.upload, data)}
 
 
-def _looking(app: FastAPI, session: Session) -> None:
+def _looking(app: FastAPI, opened: OpenMemory) -> None:
     @app.get("/api/window")
     def window(
         order: Annotated[str, Query(max_length=64)],
@@ -189,25 +202,27 @@ def _looking(app: FastAPI, session: Session) -> None:
         count: Annotated[int, Query(ge=1, le=MOST_TILES)],
         label: int | None = None,
     ) -> dict[str, Any]:
-        return {"tiles": session.window(order, start, count, label)}
+        return {"tiles": opened.ask(lambda session: session.window(order, start, count, label))}
 
     @app.get("/api/thumbs/{version}/{row}")
     def thumb(version: int, row: int) -> Response:
-        _checked(session, version)
-        session.collection.check([row])
-        return _picture(lambda: session.collection.thumbnail(row))
+        collection = _checked(opened.session, version)
+        collection.check([row])
+        return _picture(lambda: collection.thumbnail(row))
 
     @app.get("/api/pictures/{version}/{row}")
     def picture(version: int, row: int) -> Response:
-        _checked(session, version)
-        session.collection.check([row])
-        return _picture(lambda: as_jpeg(session.collection.picture(row), VIEW_SIDE))
+        collection = _checked(opened.session, version)
+        collection.check([row])
+        return _picture(lambda: as_jpeg(collection.picture(row), VIEW_SIDE))
 
     @app.get("/api/items/{version}/{row}")
     def item(version: int, row: int) -> dict[str, Any]:
-        _checked(session, version)
-        session.collection.check([row])
-        (found,) = session.collection.items([row])
+        def known(session: Session) -> Item:
+            _checked(session, version).check([row])
+            return session.collection.items([row])[0]
+
+        found = opened.ask(known)
         return {
             "id": found.id,
             "caption": found.caption,
@@ -217,11 +232,13 @@ def _looking(app: FastAPI, session: Session) -> None:
         }
 
 
-def _overviews(app: FastAPI, session: Session) -> None:
+def _overviews(app: FastAPI, opened: OpenMemory) -> None:
     @app.get("/api/map")
     def layout() -> dict[str, Any]:
+        session = opened.session
         found = session.layout()
         return {
+            "version": session.collection.version,
             "rows": found.rows.tolist(),
             "points": np.round(found.points, 4).ravel().tolist(),
             "method": found.method,
@@ -229,9 +246,10 @@ def _overviews(app: FastAPI, session: Session) -> None:
 
     @app.get("/api/duplicates")
     def alike() -> dict[str, Any]:
-        groups, note = session.duplicates()
-        ids = session.collection.ids
+        (groups, note), collection = opened.ask(lambda session: (session.duplicates(), session.collection))
+        ids = collection.ids
         return {
+            "version": collection.version,
             "groups": [
                 {"kind": each.kind, "pictures": [{"row": row, "id": ids[row], "score": None} for row in each.rows[:24]]}
                 for each in groups[:300]
@@ -242,7 +260,9 @@ def _overviews(app: FastAPI, session: Session) -> None:
     @app.get("/api/sorted")
     def sorted_by_clicks(show: Annotated[str, Query(max_length=410)] = "doubtful") -> dict[str, Any]:
         began = time.perf_counter()
-        return _answer(session, session.keeper.sort(show), began, revision=session.labels.revision)
+        return opened.ask(
+            lambda session: _answer(session, session.keeper.sort(show), began, revision=session.labels.revision)
+        )
 
 
 def _picture(make: Any) -> Response:
@@ -256,32 +276,35 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _teaching(app: FastAPI, session: Session) -> None:
+def _teaching(app: FastAPI, opened: OpenMemory) -> None:
     @app.get("/api/classes")
     def classes() -> dict[str, Any]:
         found = [
             {"class": each.key, "name": each.name, "text": each.text, "yes": each.count(1), "no": each.count(-1)}
-            for each in list(session.labels.classes.values())
+            for each in list(opened.session.labels.classes.values())
         ]
-        return {"classes": found, "revision": session.labels.revision}
+        return {"classes": found, "revision": opened.session.labels.revision}
 
     @app.post("/api/classes")
     def create(body: ClassBody) -> dict[str, Any]:
+        session = opened.session
         return {"class": session.teacher.create(body.name, body.text).key, "revision": session.labels.revision}
 
     @app.delete("/api/classes/{key}")
     def drop(key: int) -> dict[str, Any]:
+        session = opened.session
         session.teacher.drop(key)
         return {"revision": session.labels.revision}
 
     @app.get("/api/classes/{key}/order")
     def ranked(key: int, show: Literal["likely", "next", "cut", "clicked"] = "likely") -> dict[str, Any]:
-        began = time.perf_counter()
+        session, began = opened.session, time.perf_counter()
         order = session.teacher.ranked(key, show)
         return _answer(session, order, began, summary=session.teacher.summary(key), revision=session.labels.revision)
 
     @app.post("/api/classes/{key}/marks")
     def mark(key: int, body: MarkBody) -> dict[str, Any]:
+        session = opened.session
         _checked(session, body.version)
         session.teacher.mark(key, body.rows, body.mark)
         began = time.perf_counter()
@@ -290,14 +313,15 @@ def _teaching(app: FastAPI, session: Session) -> None:
 
     @app.post("/api/undo")
     def undo() -> dict[str, Any]:
+        session = opened.session
         undone = session.teacher.undo()
         return {"undone": undone, "revision": session.labels.revision}
 
 
-def _keeping(app: FastAPI, session: Session) -> None:
+def _keeping(app: FastAPI, opened: OpenMemory) -> None:
     @app.post("/api/save")
     def save(body: SaveBody) -> dict[str, Any]:
-        folder, kept = session.keeper.save(body.name)
+        folder, kept = opened.ask(lambda session: session.keeper.save(body.name))
         return {
             "folder": str(folder),
             "classes": list(kept.classes),
@@ -308,13 +332,13 @@ def _keeping(app: FastAPI, session: Session) -> None:
 
     @app.post("/api/labels/memory")
     def write() -> dict[str, Any]:
-        return {"changed": session.keeper.write_labels(), "key": LABEL}
+        return {"changed": opened.ask(lambda session: session.keeper.write_labels()), "key": LABEL}
 
     @app.get("/api/labels.csv")
     def as_csv() -> Response:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        table = session.keeper.table()
+        table = opened.session.keeper.table()
         writer.writerow(table.column_names)
         for row in zip(*(column.to_pylist() for column in table.columns), strict=True):
             writer.writerow([no_formula(value) if isinstance(value, str) else value for value in row])
@@ -322,7 +346,7 @@ def _keeping(app: FastAPI, session: Session) -> None:
 
     @app.get("/api/labels.parquet")
     def as_parquet() -> Response:
-        return _download(session.keeper.parquet(), "application/vnd.apache.parquet", "labels.parquet")
+        return _download(opened.session.keeper.parquet(), "application/vnd.apache.parquet", "labels.parquet")
 
 
 def _download(data: bytes, kind: str, name: str) -> Response:

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import cached_property
+from pathlib import Path
 from queue import Empty, Queue
 
 from PIL import Image
@@ -33,6 +34,7 @@ class Collection:
 
     Attributes:
         version: of the memory.
+        known: the newest version that has these rows: writing labels makes others of it.
         ids: of every row.
         vectors: unit-norm image embeddings (rows, width), float32.
 
@@ -42,7 +44,7 @@ class Collection:
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
-        self.version = memory.version
+        self.version = self.known = memory.version
         self.ids, self.vectors = memory.matrix("image")
         if not self.ids:
             raise UserError(f"{memory.address}: the memory is empty. Add pictures with `recollect memory add`.")
@@ -50,6 +52,12 @@ class Collection:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def name(self) -> str:
+        """What to call it, on the page: the last part of its address."""
+        address = self.memory.address
+        return (address if "://" in address else str(Path(address).resolve())).rstrip("/").rsplit("/", 1)[-1]
 
     @cached_property
     def row_of(self) -> dict[str, int]:

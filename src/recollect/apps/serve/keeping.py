@@ -242,4 +242,10 @@ class Keeper:
                 for id, mark in each.marks.items():
                     if mark > 0:
                         names.setdefault(id, []).append(each.name)
-        return self.collection.memory.set_metadata(LABEL, {id: "; ".join(sorted(known)) for id, known in names.items()})
+        memory = self.collection.memory
+        memory.refresh()
+        before = memory.version
+        changed = memory.set_metadata(LABEL, {id: "; ".join(sorted(known)) for id, known in names.items()})
+        if before == self.collection.known:
+            self.collection.known = memory.version
+        return changed

@@ -78,6 +78,12 @@ class Session:
         )
         self._adaptive = Adaptive(self.collection.memory, self.encoder)
 
+    def on(self, collection: Collection) -> "Session":
+        """The same model, clicks and uploaded pictures on another version of the memory."""
+        return Session(
+            collection, self.encoder, self.labels, self.out, self.model_name, _uploads=self._uploads, _lock=self._lock
+        )
+
     # ---------------------------------------------------------------- search
 
     def everything(self, where: str | None = None) -> Order:

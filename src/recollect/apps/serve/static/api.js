@@ -17,6 +17,7 @@ async function call(method, path, body, type = "application/json") {
 
 export const api = {
   info: () => call("GET", "/api/info"),
+  filters: () => call("GET", "/api/filters"),
   search: (terms, where, adapt, version) => call("POST", "/api/search", { terms, where: where || null, adapt, version: version ?? null }),
   window: (order, start, count, label) =>
     call("GET", `/api/window?order=${encodeURIComponent(order)}&start=${start}&count=${count}${label ? `&label=${label}` : ""}`),
@@ -72,5 +73,9 @@ export function notice(text) {
 export const percent = (share) => (share === null || share === undefined ? "–" : `${Math.round(100 * share)} %`);
 
 export const guarded = (action) => async (...given) => {
-  try { return await action(...given); } catch (error) { notice(error.message); return undefined; }
+  try { return await action(...given); } catch (error) {
+    notice(error.message);
+    if (error.status === 409) document.dispatchEvent(new Event("changed")); // rows of another version
+    return undefined;
+  }
 };

@@ -20,7 +20,7 @@ function begin(waiting) { // a question: says of its answer, however late it com
 }
 
 const viewer = new Viewer(guarded((version, tile, weight) => search.like(version, tile, weight)));
-const look = guarded((tile) => (tile ? viewer.open(state.version, tile) : undefined));
+const look = guarded((tile) => (tile ? viewer.open(tile.version ?? state.version, tile) : undefined));
 const grid = new Grid(get("grid"), { open: look, mark: guarded(clicked) });
 const map = new PictureMap(get("map"), look);
 
@@ -123,13 +123,13 @@ const overview = (which, waiting, work) => get(`show-${which}`).addEventListener
 }));
 overview("map", "drawing the map …", async () => `Map of ${(await map.load(state.version), map.rows.length.toLocaleString())} pictures by ${map.method}; wheel or +/− zooms, drag or arrows move, a click or Enter opens.`);
 overview("duplicates", "looking for duplicates …", async () => {
-  const { groups, note } = await api.duplicates();
+  const { groups, note, version } = await api.duplicates();
   get("duplicates").replaceChildren(...groups.map(({ kind, pictures }) => {
     const group = element("div", "group");
     group.append(element("span", "kind", kind), ...pictures.map((tile) => {
       const figure = element("figure"), image = element("img");
-      image.loading = "lazy"; image.src = thumb(state.version, tile.row); image.alt = tile.id;
-      figure.append(opens(image, () => look(tile)), element("figcaption", "", tile.id));
+      image.loading = "lazy"; image.src = thumb(version, tile.row); image.alt = tile.id;
+      figure.append(opens(image, () => look({ ...tile, version })), element("figcaption", "", tile.id));
       return figure;
     }));
     return group;
@@ -144,6 +144,8 @@ get("toggle-classes").addEventListener("click", () => {
 });
 
 const moves = { ArrowLeft: () => -1, ArrowRight: () => 1, ArrowUp: () => -grid.columns, ArrowDown: () => grid.columns, PageDown: () => 4 * grid.columns, PageUp: () => -4 * grid.columns, Home: () => -Infinity, End: () => Infinity };
+
+document.addEventListener("changed", () => grid.again()); // the memory: a list of its rows today
 
 document.addEventListener("keydown", (event) => {
   const { key } = event;
@@ -180,13 +182,13 @@ guarded(async () => {
   if (matchMedia("(max-width: 700px)").matches) { get("panel").hidden = true; get("toggle-classes").setAttribute("aria-expanded", "false"); }
   const info = await api.info();
   get("memory").textContent = info.memory;
-  get("where").title = `filter by ${info.filters.join(", ")}`;
   document.title = `${info.memory} · recollect`;
   if (info.damaged) notice(`${info.damaged} damaged lines of the click log were passed over.`);
   state.version = info.version;
   await classes.load();
   await search.run();
   get("grid").focus();
+  get("where").title = `filter by ${(await api.filters()).filters.join(", ")}`;
   setInterval(synchronise, 4000);
   document.addEventListener("visibilitychange", synchronise);
 })();

@@ -165,7 +165,7 @@ export class Grid {
 
   // the server keeps the latest few lists, and none when it was started again
   async again() {
-    if (this.renewing) return;
+    if (this.renewing || !this.renew) return;
     this.renewing = true;
     const { order, renew } = this;
     try {

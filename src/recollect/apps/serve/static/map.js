@@ -26,10 +26,9 @@ export class PictureMap {
 
   async load(version) {
     if (this.points && this.version === version) return this.method;
-    const { points, rows, method } = await api.map();
-    Object.assign(this, { points, rows, version, method });
+    Object.assign(this, { images: new Map() }, await api.map());
     this.schedule();
-    return method;
+    return this.method;
   }
 
   zoomAt(x, y, factor) {
@@ -88,6 +87,6 @@ export class PictureMap {
       const distance = (px - x) ** 2 + (py - y) ** 2;
       if (distance < least) { least = distance; best = index; }
     }
-    if (best !== null) this.open({ row: this.rows[best], id: "", caption: "", score: null });
+    if (best !== null) this.open({ row: this.rows[best], version: this.version, id: "", caption: "", score: null });
   }
 }
