@@ -53,6 +53,20 @@ def test_a_flipped_bit_costs_one_entry_and_is_counted(tmp_path):
     assert len(damaged.entries) == 4
 
 
+def test_an_undo_whose_click_was_damaged_takes_back_no_other(tmp_path):
+    labels = ClickedLabels(Journal(tmp_path / "log"))
+    labels.create("reds")
+    labels.mark(1, ["kept"], 1)
+    labels.mark(1, ["undone"], 1)
+    labels.undo()
+    labels.journal.close()
+    data = (tmp_path / "log").read_bytes()
+    (tmp_path / "log").write_bytes(data.replace(b"undone", b"undome", 1))
+    again = ClickedLabels(Journal(tmp_path / "log"))
+    assert again.journal.damaged == 1
+    assert again.classes[1].marks == {"kept": 1}
+
+
 def test_two_servers_do_not_share_a_log(tmp_path):
     first = Journal(tmp_path / "log")
     with pytest.raises(UserError, match="another page has it open"):

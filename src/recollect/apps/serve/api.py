@@ -39,7 +39,7 @@ STATIC = (
 _TYPES = {"html": "text/html; charset=utf-8", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _WEEK = "private, max-age=604800, immutable"
 MOST_TILES = 400
-_STATUS = {ListGoneError: 410, MemoryChangedError: 409}
+_STATUS: dict[type[Exception], int] = {ListGoneError: 410, MemoryChangedError: 409}
 
 
 class _Body(BaseModel):

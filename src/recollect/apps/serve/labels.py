@@ -89,8 +89,7 @@ class ClickedLabels:
         if not self._done:
             return None
         last = self._done[-1]
-        self.journal.append({"do": "undo"})
-        self._replay({"do": "undo"})
+        self._do({"do": "undo", "of": last})
         return last
 
     def get(self, key: int) -> ClickedClass:
@@ -112,8 +111,13 @@ class ClickedLabels:
             self._done.append(entry)
             self._apply(entry)
             return
-        if self._done:
-            self._done.pop()
+        undone = entry.get("of")
+        if undone is not None:  # what it takes back is said, so that no other goes where that line was damaged
+            last = next((n for n in reversed(range(len(self._done))) if self._done[n] == undone), None)
+        else:
+            last = len(self._done) - 1 if self._done else None
+        if last is not None:
+            del self._done[last]
             self.classes = {}
             for each in self._done:
                 self._apply(each)
