@@ -90,6 +90,24 @@ def test_a_tar_that_another_process_removes_from_the_cache_stays_readable(store,
     assert open_source(store.specs["tar"]).texts(4) == ("picture 4",)
 
 
+def test_a_tar_that_was_fetched_before_is_fetched_again_where_its_store_has_another(store, tmp_path):
+    store.folder = tmp_path / "web"
+    store.folder.mkdir()
+    (store.folder / "sizes.json").write_text('{"s.tar": 5}')
+    spec, asked = f"{store.address}/s.tar?stream=yes", []
+    for numbers, version in ((range(5), '"0"'), (range(5), '"0"'), (range(5, 10), '"1"'), (range(5), None)):
+        (store.folder / "s.tar").write_bytes(tar_of(numbers))
+        store.version = version
+        source = open_source(spec)
+        assert [source.texts(index) for index in (0, 4)] == [(f"picture {numbers[index]}",) for index in (0, 4)]
+        asked.append(store.asked["s.tar"])
+    assert asked == [1, 2, 4, 8], "the second is asked its version alone; the last one's is in its ends"
+    for note in (tmp_path / "cache" / "streams").glob("*.version"):
+        note.write_text("damaged")
+    assert open_source(spec).texts(0) == ("picture 0",)
+    assert store.asked["s.tar"] == 9
+
+
 @pytest.mark.parametrize("kind", ["tar", "parquet"])
 def test_a_store_that_falls_silent_ends_the_run_in_one_line(store, kind):
     """No other sample takes the place of one that cannot be reached: the run would not be that of its seed."""

@@ -78,8 +78,8 @@ def listed(pattern: str) -> list[str]:
 
 
 def version_of(file: str) -> str:
-    """What changes with the content of a file behind an address: its size, and its ETag where its store gives one; else
-    its first and last 64 KiB.
+    """What changes with the content of a file behind an address: its ETag where its store tells one, else its size and
+    its first and last 64 KiB; "" of a store that tells none and gives whole files only.
 
     Raises:
         UserError: it cannot be reached.
@@ -89,22 +89,33 @@ def version_of(file: str) -> str:
             store = _Store(file)
             size, version = store.about()
             if version or size is None:
-                return f"{size} {version}"
-            ends = b"".join(
-                part for start in (0, max(0, size - _ENDS)) for part in store.parts(start, min(size, start + _ENDS))
-            )
+                return version or ""
+            head, tail = (b"".join(store.parts(*part)) for part in _ends(size))
         else:
             kept, path = _fsspec(file)
-            about = kept.info(path)
-            size, version = about["size"], next((about[name] for name in _VERSIONS if about.get(name)), None)
-            if version:
-                return f"{size} {version}"
-            ends = kept.cat_file(path, end=min(size, _ENDS)) + kept.cat_file(path, start=max(0, size - _ENDS))
+            if version := _told(kept, path):
+                return version
+            size = kept.size(path)
+            head, tail = (kept.cat_file(path, *part) for part in _ends(size))
     except UserError:
         raise
     except Exception as error:  # of a store's own library, whatever it raises
         raise UserError(f"{file}: cannot be reached ({' '.join(str(error).split())[:200]})") from error
-    return f"{size} {hashlib.blake2b(ends, digest_size=16).hexdigest()}"
+    return _version(size, head, tail)
+
+
+def _ends(size: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    return (0, min(size, _ENDS)), (max(0, size - _ENDS), size)
+
+
+def _version(size: int, head: bytes, tail: bytes) -> str:
+    return f"{size} {hashlib.blake2b(head + tail, digest_size=16).hexdigest()}"
+
+
+def _told(store: Any, path: str) -> str | None:
+    """What fsspec's file system calls the version of a file."""
+    about = store.info(path)
+    return next((str(about[name]) for name in _VERSIONS if about.get(name)), None)
 
 
 def _is_ours(file: str) -> bool:
@@ -132,19 +143,31 @@ def _fsspec(file: str) -> tuple[Any, str]:
         raise UserError(f"{file}: cannot be reached ({' '.join(str(error).split())[:200]})") from error
 
 
-def download(file: str, target: io.BufferedIOBase) -> None:
+def download(file: str, target: io.BufferedIOBase) -> str:
     """Copy a whole file to ``target``.
+
+    Returns:
+        Its version, as `version_of` says it.
 
     Raises:
         UserError, OSError, ValueError: see `open_remote`; UserError too if the store stops answering.
     """
     if _is_ours(file):
-        for data in _Store(file).parts(0, None):
-            target.write(data)
-        return
-    with open_remote(file) as source:
-        for data in iter(lambda: source.read(2**22), b""):
-            target.write(data)
+        store = _Store(file)
+        version = _copied(store.parts(0, None), target)
+        return store.version or version
+    kept, path = _fsspec(file)
+    with kept.open(path, "rb") as source:
+        version = _copied(iter(lambda: source.read(2**22), b""), target)
+    return _told(kept, path) or version
+
+
+def _copied(parts: Iterator[bytes], target: io.BufferedIOBase) -> str:
+    size, head, tail = 0, b"", b""
+    for data in parts:
+        target.write(data)
+        size, head, tail = size + len(data), head + data[: _ENDS - len(head)], (tail + data[-_ENDS:])[-_ENDS:]
+    return _version(size, head, tail)
 
 
 class RemoteFile(io.RawIOBase):

@@ -9,10 +9,11 @@ import hashlib
 import re
 import tarfile
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -59,11 +60,13 @@ class StreamedSource(Source):
         name: unique within a run.
         blocks: in the order in which samples are numbered.
         columns: which column is which.
+        since: of a tar that was fetched before this time, its store is asked whether it is still the same.
     """
 
     name: str
     blocks: Sequence[Block]
     columns: Columns
+    since: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
         self._starts = np.cumsum([0, *(block.rows for block in self.blocks)])
@@ -114,8 +117,10 @@ class StreamedSource(Source):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of names, sizes and times: nobody reads a terabyte to know it."""
+        """Of names, sizes and times, and behind an address of some files' versions: nobody reads a terabyte for it."""
         digest = hashlib.blake2b(repr(self.columns).encode(), digest_size=16)
+        if is_address(self.blocks[0].file):
+            digest.update(self.content.encode())
         for block in self.blocks:
             digest.update(repr((block.file, block.group, block.rows, stamp(block.file))).encode())
         return digest.hexdigest()
@@ -141,7 +146,7 @@ class StreamedSource(Source):
         where = f"{block.file}" + (f", row group {block.group}" if block.group >= 0 else "") + f", sample {place}"
         with self._opening:  # several threads read ahead
             if number not in self._open:
-                self._open[number] = _opened(block, where)
+                self._open[number] = _opened(block, where, self.since)
                 self.opened += 1
                 if len(self._open) > MOST_OPEN:
                     self._open.popitem(last=False)
@@ -168,6 +173,7 @@ def open_stream(
         UserError: not files of these kinds, damaged tars, or of those behind an address nobody says how many samples
             they hold.
     """
+    began = time.time()
     kinds = {Path(file.partition("?")[0]).suffix.lower() for file in files}
     if kinds == {".parquet"}:
         with ThreadPoolExecutor(AT_ONCE if is_address(files[0]) else 1) as pool:
@@ -175,7 +181,7 @@ def open_stream(
         present = _parquet(files[0]).schema_arrow.names
     elif kinds == {".tar"}:
         blocks = [Block(file, -1, rows) for file, rows in zip(files, tar_sizes(files, lost_share), strict=True) if rows]
-        present = list(_first_row(blocks[0])) if blocks else []
+        present = list(_first_row(blocks[0], began)) if blocks else []
     else:
         raise UserError(f"{name}: streams are Parquet files or WebDataset tars, not {', '.join(sorted(kinds))}")
     blocks = [block for block in blocks if block.rows]
@@ -191,7 +197,7 @@ def open_stream(
             f"{name}: column '{resolved.split}' says which split a row belongs to, which a stream does not look up. "
             "Leave stream=yes out, or keep each split in files of its own."
         )
-    return StreamedSource(name, blocks, resolved)
+    return StreamedSource(name, blocks, resolved, began)
 
 
 def _parquet(file: str) -> pq.ParquetFile:
@@ -212,14 +218,14 @@ def _row_groups(file: str) -> list[Block]:
     return [Block(file, group, about.row_group(group).num_rows) for group in range(about.num_row_groups)]
 
 
-def _first_row(block: Block) -> dict[str, Any]:
+def _first_row(block: Block, since: float) -> dict[str, Any]:
     try:
-        return _opened(block, block.file)(0)
+        return _opened(block, block.file, since)(0)
     except (BrokenImageError, IndexError) as error:
         raise UserError(str(error)) from error
 
 
-def _opened(block: Block, where: str) -> Row:
+def _opened(block: Block, where: str, since: float) -> Row:
     """A block, for one of its samples.
 
     Raises:
@@ -227,7 +233,7 @@ def _opened(block: Block, where: str) -> Row:
         UserError: it cannot be reached.
     """
     try:
-        return _open_block(block)
+        return _open_block(block, since)
     except UserError:
         raise
     except (pa.ArrowException, tarfile.TarError) as error:
@@ -240,11 +246,11 @@ def _opened(block: Block, where: str) -> Row:
         raise
 
 
-def _open_block(block: Block) -> Row:
+def _open_block(block: Block, since: float) -> Row:
     if block.group >= 0:
         table = _parquet(block.file).read_row_group(block.group)
         return lambda row: table.slice(row, 1).to_pylist()[0]
-    return open_tar(block.file, block.rows)
+    return open_tar(block.file, block.rows, since)
 
 
 def hub_files(name: str, revision: str | None, split: str | None, config: str | None) -> list[str]:

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import tarfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -12,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from recollect.core.errors import UserError
-from recollect.core.files import atomic_path, cache_folder, locked, make_folder, read_json, write_json
+from recollect.core.files import atomic_path, cache_folder, locked, make_folder, read_json, write_json, write_text
 from recollect.core.progress import progress
-from recollect.data.sources.remote import AbsentFileError, download, is_address
+from recollect.data.sources.remote import AbsentFileError, download, is_address, version_of
 from recollect.data.sources.shards import ShardState, scan, weigh_losses
 
 MOST_OPEN = 64
@@ -22,6 +23,9 @@ MOST_OPEN = 64
 
 _SIZES = "sizes.json"
 """What WebDataset calls the file beside shards that says how many samples each holds."""
+
+_VERSION = ".version"
+"""Ending of the note beside a fetched tar: when its store was last asked, and which version it was."""
 
 _WORDS = frozenset({"txt", "text", "json", "cls"})
 """Endings of members that are read as text."""
@@ -74,18 +78,19 @@ def _samples_of(handle: int) -> list[list[Member]]:
     return samples
 
 
-def open_tar(file: str, rows: int) -> TarRows:
+def open_tar(file: str, rows: int, since: float) -> TarRows:
     """Open a tar of this machine, or fetch one.
 
     Args:
         file: path or address.
         rows: how many samples it is said to hold.
+        since: of one that was fetched before this time, its store is asked whether it is still the same.
 
     Raises:
         UserError: it holds more of them.
         tarfile.TarError, OSError: it is none, or cannot be read.
     """
-    handle = _handle(file)
+    handle = _handle(file, since)
     try:
         samples = _samples_of(handle)
         if len(samples) > rows:
@@ -174,7 +179,7 @@ def stamp(file: str) -> tuple[str, int, int] | str:
     return str(Path(file).resolve()), about.st_size, about.st_mtime_ns
 
 
-def _handle(file: str) -> int:
+def _handle(file: str, since: float) -> int:
     """A handle of a tar, fetched to the user's cache folder if it lies behind an address; those not opened for longest
     make room."""
     if not is_address(file):
@@ -183,14 +188,34 @@ def _handle(file: str) -> int:
     path = folder / f"{hashlib.blake2b(file.encode(), digest_size=12).hexdigest()}.tar"
     make_folder(folder)
     with locked(folder / f".{path.stem[:2]}.lock"):  # the workers of a machine fetch it once
-        if not path.exists():
+        if not (path.exists() and _still_the_same(file, path, since)):
             with atomic_path(path) as unfinished, unfinished.open("wb") as target:
-                download(file, target)
+                version = download(file, target)
+            _note_version(path, version)
         os.utime(path)
         handle = os.open(path, os.O_RDONLY)
     for old in sorted(folder.glob("*.tar"), key=_last_opened)[: -2 * MOST_OPEN]:
         old.unlink(missing_ok=True)
+        old.with_suffix(_VERSION).unlink(missing_ok=True)
     return handle
+
+
+def _still_the_same(file: str, path: Path, since: float) -> bool:
+    """Whether a fetched tar is what lies behind its address: as noted by this run, or as its store says now."""
+    try:
+        noted, _, version = path.with_suffix(_VERSION).read_text(encoding="utf-8").partition(" ")
+        if float(noted) >= since:
+            return True
+    except (OSError, ValueError):  # nothing noted, or damaged
+        return False
+    if version_of(file) != version:
+        return False
+    _note_version(path, version)
+    return True
+
+
+def _note_version(path: Path, version: str) -> None:
+    write_text(path.with_suffix(_VERSION), f"{time.time()} {version}")
 
 
 def _last_opened(path: Path) -> float:
