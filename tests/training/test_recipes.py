@@ -124,6 +124,10 @@ def test_prefix_conditionings_recipe_has_its_papers_values():
         (["--model.locked", "both", "--data.flip"], "Mirrored pictures (--data.flip) need --model.views 2 or more"),
         (["--model.locked", "image", "--data.crop", "0.5"], "Crops (--data.crop) need --model.views 2 or more"),
         (["--model.locked", "image", "--data.decoded"], "a locked tower reads every picture once"),
+        *(([f"--data.{name}"], f"--data.{name}: is for pictures that are read, and latents:captions makes")
+          for name in ("flip", "decoded")),
+        (["--data.crop", "0.5"], "--data.crop: is for pictures that are read"),
+        (["--data.merge-classes"], "--data.merge-classes: is for a loss on labels. Add --objective.base label."),
         (["--public"], "--public: is for a repository that --push-to makes"),
         (["--workers", "-1"], "--workers -1: must be 0 or positive"),
         (["--objective.scale", "0"], "--objective.scale 0.0: must be positive"),

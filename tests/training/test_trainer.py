@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,7 @@ from recollect.training.averages import Averages
 from recollect.training.loop import Hook, train
 from recollect.training.options import Data, Recipe, recipe_from_json
 from recollect.training.recipes import RECIPES
-from recollect.training.run_folder import as_json
+from recollect.training.run_folder import Metrics, as_json
 
 RECIPE = Recipe(data=Data(sources=("stand-in",)), steps=6, batch_size=8, log_every=3, checkpoint_every=3)
 
@@ -96,6 +97,16 @@ def test_a_run_that_fails_before_it_has_anything_to_keep_leaves_no_folder(small,
 
 
 # --- measurements while training ----------------------------------------------------------------------------------
+
+
+def test_a_line_of_the_metrics_that_finds_no_room_says_where(tmp_path):
+    metrics = Metrics(tmp_path / "metrics.jsonl", 0)
+    metrics._file = Path("/dev/full").open("a")  # noqa: SIM115
+    with pytest.raises(
+        UserError, match=r"metrics\.jsonl: could not be written \(No space left on device\)\. Make room"
+    ):
+        metrics.write({"step": 1, "loss": 0.5})
+    metrics.close()
 
 
 _KILLED = "DataLoader worker (pid 7) is killed by signal: "

@@ -91,6 +91,7 @@ def assemble_recipe(
     """
     data = recipe.data
     sources = tuple(objects.get(spec) or _open(spec, kind, data) for spec, kind in data.specs)
+    _refuse_without_pictures(data, sources)
     facts = _data_facts(data, sources) if place.first else {}
     knowledge = None if data.definitions is None else Knowledge(open_definitions(Path(data.definitions)))
     if saved_model is not None and recipe.model.lora is None:  # LoRA's checkpoints hold the changes alone
@@ -132,6 +133,15 @@ def assemble_recipe(
                 )
     feed = _feed(stream, towers, objective.needs, recipe, place)
     return Parts(towers, objective, tuple(source.name for source in sources), feed, facts)
+
+
+def _refuse_without_pictures(data: Data, sources: Sequence[Source]) -> None:
+    """Refuse what is done to pictures that are read, where none are."""
+    if all(source.makes_batches for source in sources):
+        names = ", ".join(source.name for source in sources)
+        for option, on in (("crop", data.crop is not None), ("flip", data.flip), ("decoded", data.decoded)):
+            if on:
+                raise UserError(f"--data.{option}: is for pictures that are read, and {names} makes its own.")
 
 
 def _data_facts(data: Data, sources: Sequence[Source]) -> Facts:

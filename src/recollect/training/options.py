@@ -279,6 +279,8 @@ class Recipe:
         yield views > 1 and not locked, f"--model.views {views}: is for a locked image tower. Add --model.locked image."
         words = "--data.decoded and --model.locked: a locked tower reads every picture once. Leave out --data.decoded."
         yield locked and data.decoded, words
+        words = "--data.merge-classes: is for a loss on labels. Add --objective.base label."
+        yield data.merge_classes and not OBJECTIVES[objective.base].labelled, words
         options = objective.context.options if objective.context else ContextOptions()
         for what, on in (
             ("Augmented entries", options.augmented != "none"),

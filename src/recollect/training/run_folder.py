@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -245,20 +245,32 @@ class Metrics:
         values = _with_nulls(values)
         if "loss" in values:
             self.last = values
-        self._file.write(json.dumps(values, allow_nan=False) + "\n")
-        self._file.flush()
+        with self._full_disk():
+            self._file.write(json.dumps(values, allow_nan=False) + "\n")
+            self._file.flush()
         for tracker in self._trackers:
             tracker.write(values)
 
     def sync(self) -> None:
         """Bring every line to the disk, before a checkpoint says that they are there."""
-        os.fsync(self._file.fileno())
+        with self._full_disk():
+            os.fsync(self._file.fileno())
         if not self._named:
             sync_folder(self._path.parent)
             self._named = True
 
+    @contextmanager
+    def _full_disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UserError(
+                f"{self._path}: could not be written ({error.strerror}). Make room, then continue with --resume."
+            ) from error
+
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # of a line that could not be written, and was said
+            self._file.close()
 
 
 def _with_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
