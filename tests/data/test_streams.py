@@ -18,6 +18,7 @@ from recollect.core.errors import UserError
 from recollect.core.seeding import derive_seed
 from recollect.data.batches.order import BlockOrder
 from recollect.data.sources import open_source
+from recollect.data.sources.columns import Columns
 from recollect.data.sources.images import BrokenImageError
 from recollect.data.sources.streamed import open_stream
 from shards import png, stream, tar_of, texts
@@ -104,6 +105,21 @@ def test_passes_in_blocks_are_permutations_in_which_neighbours_share_no_block(si
     assert one_by_one.tolist() == drawn[[0, total - 1, total, 2 * total + 1]].tolist()
     around = slice(total - int(np.sort(sizes)[:together].sum()), total + int(np.sort(sizes)[:together].sum()))
     assert len(set(drawn[around].tolist())) == around.stop - around.start, "no copies across the end of a pass"
+
+
+def test_texts_of_parquet_are_read_without_their_pictures(tmp_path, monkeypatch):
+    """A tokenizer that is trained on a stream reads a million of them."""
+    rows = [{"image": {"bytes": png(n), "path": None}, "json": {"a": f"a {n}"}, "b.c": f"c {n}", "x": "x" * 99}
+            for n in range(4)]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "all.parquet", row_group_size=2)
+    asked, read = [], pq.ParquetFile.read_row_group
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda *given: asked.append(given[2]) or read(*given))
+    source = open_stream("s", [str(tmp_path / "all.parquet")], Columns(caption="json.a,b.c"))
+    assert [source.texts(index) for index in range(4)] == [(f"a {n}", f"c {n}") for n in range(4)]
+    assert asked == [["json", "b.c"]] * 2
+    assert [source.read(index).texts for index in (0, 1)] == [("a 0", "c 0"), ("a 1", "c 1")]
+    assert source.texts(0) == ("a 0", "c 0")
+    assert asked[2:] == [["image", "json", "b.c"]]
 
 
 def test_few_blocks_are_shuffled_as_one(places):

@@ -33,6 +33,9 @@ from recollect.data.sources.tars import MOST_OPEN, open_tar, stamp, tar_sizes
 AT_ONCE = 16
 """Files behind an address that are asked at the same time how many samples they hold."""
 
+_MOST_TEXTS = 512
+"""Row groups whose texts alone a process keeps."""
+
 Row = Callable[[int], dict[str, Any]]
 """From the number of a sample within its block to its columns."""
 
@@ -71,6 +74,7 @@ class StreamedSource(Source):
     def __post_init__(self) -> None:
         self._starts = np.cumsum([0, *(block.rows for block in self.blocks)])
         self._open: OrderedDict[int, Row] = OrderedDict()
+        self._texts: OrderedDict[int, Row] = OrderedDict()
         self._opening = threading.Lock()
         self.opened = 0
 
@@ -85,10 +89,10 @@ class StreamedSource(Source):
         return self.read(index)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_open", "_opening")}
+        return {key: value for key, value in self.__dict__.items() if key not in ("_open", "_texts", "_opening")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _open=OrderedDict(), _opening=threading.Lock())
+        self.__dict__.update(state, _open=OrderedDict(), _texts=OrderedDict(), _opening=threading.Lock())
 
     def read(self, index: int, *, needed: int = 0, extra: bool = True) -> Sample:
         """Read one sample.
@@ -109,7 +113,8 @@ class StreamedSource(Source):
         return Sample(decode(image, where, needed=needed), texts, NO_LABEL, self.name, "caption", id)
 
     def texts(self, index: int) -> tuple[str, ...]:
-        return texts_in(self._row(index)[0], self.columns.caption) if self.columns.caption else ()
+        """The texts of one sample; of Parquet files no picture is fetched for them."""
+        return texts_in(self._row(index, texts_only=True)[0], self.columns.caption) if self.columns.caption else ()
 
     def original(self, index: int) -> bytes | Path | None:
         image = self._row(index)[0].get(self.columns.image or "")
@@ -137,21 +142,25 @@ class StreamedSource(Source):
         digest.update(repr(versions).encode())
         return digest.hexdigest()
 
-    def _row(self, index: int) -> tuple[dict[str, Any], str]:
+    def _row(self, index: int, texts_only: bool = False) -> tuple[dict[str, Any], str]:
         if not -len(self) <= index < len(self):
             raise IndexError(f"{self.name}: sample {index} of {len(self)}")
         index %= len(self)
         number = int(np.searchsorted(self._starts, index, side="right")) - 1
         block, place = self.blocks[number], index - int(self._starts[number])
         where = f"{block.file}" + (f", row group {block.group}" if block.group >= 0 else "") + f", sample {place}"
+        columns = self.columns
         with self._opening:  # several threads read ahead
-            if number not in self._open:
-                self._open[number] = _opened(block, where, self.since)
+            kept, most = self._open, MOST_OPEN
+            if texts_only and block.group >= 0 and number not in kept:
+                kept, most, columns = self._texts, _MOST_TEXTS, Columns(caption=columns.caption)
+            if number not in kept:
+                kept[number] = _opened(block, where, columns, self.since)
                 self.opened += 1
-                if len(self._open) > MOST_OPEN:
-                    self._open.popitem(last=False)
-            self._open.move_to_end(number)
-            row = self._open[number]
+                if len(kept) > most:
+                    kept.popitem(last=False)
+            kept.move_to_end(number)
+            row = kept[number]
         try:
             return row(place), where
         except (OSError, IndexError) as error:
@@ -218,14 +227,14 @@ def _row_groups(file: str) -> list[Block]:
     return [Block(file, group, about.row_group(group).num_rows) for group in range(about.num_row_groups)]
 
 
-def _first_row(block: Block, since: float) -> dict[str, Any]:
+def _first_row(tar: Block, since: float) -> dict[str, Any]:
     try:
-        return _opened(block, block.file, since)(0)
+        return _opened(tar, tar.file, Columns(), since)(0)
     except (BrokenImageError, IndexError) as error:
         raise UserError(str(error)) from error
 
 
-def _opened(block: Block, where: str, since: float) -> Row:
+def _opened(block: Block, where: str, columns: Columns, since: float) -> Row:
     """A block, for one of its samples.
 
     Raises:
@@ -233,7 +242,7 @@ def _opened(block: Block, where: str, since: float) -> Row:
         UserError: it cannot be reached.
     """
     try:
-        return _open_block(block, since)
+        return _open_block(block, columns, since)
     except UserError:
         raise
     except (pa.ArrowException, tarfile.TarError) as error:
@@ -246,11 +255,19 @@ def _opened(block: Block, where: str, since: float) -> Row:
         raise
 
 
-def _open_block(block: Block, since: float) -> Row:
+def _open_block(block: Block, columns: Columns, since: float) -> Row:
     if block.group >= 0:
-        table = _parquet(block.file).read_row_group(block.group)
+        file = _parquet(block.file)
+        table = file.read_row_group(block.group, _needed(columns, file.schema_arrow.names))
         return lambda row: table.slice(row, 1).to_pylist()[0]
     return open_tar(block.file, block.rows, since)
+
+
+def _needed(columns: Columns, present: Sequence[str]) -> list[str]:
+    """Which columns of a Parquet file a sample is made of."""
+    captions = (columns.caption or "").split(",")
+    names = {columns.image, "__key__", *(name if name in present else name.partition(".")[0] for name in captions)}
+    return [name for name in present if name in names]
 
 
 def hub_files(name: str, revision: str | None, split: str | None, config: str | None) -> list[str]:
