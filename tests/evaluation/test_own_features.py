@@ -106,6 +106,16 @@ def test_without_texts_class_means_stand_in_for_every_method_but_zero_shot(world
         expected(world, ("zero-shot",), texts=False)
 
 
+def test_zero_shot_alone_goes_over_no_shots(files, world, capsys):
+    run("--features", files / "own.parquet", "--texts", files / "texts.parquet", "--methods", "zero-shot", "--out",
+        files / "folder")  # fmt: skip
+    (path,) = (files / "folder").glob("*.json")
+    assert list(json.loads(path.read_text())["rows"][0]) == ["method", "shots", "seed", "metric", "value", "ece"]
+    printed = capsys.readouterr().out
+    assert "accuracy" in printed
+    assert "trust, in percent" in printed
+
+
 def test_one_file_without_splits_is_halved_class_by_class(files):
     run("--features", files / "train.npy", "--feature-labels", files / "train-labels.npy", *SHOTS,
         "--out", files / "out.json")  # fmt: skip
@@ -150,6 +160,11 @@ def test_labels_are_one_whatever_writes_them_and_small_classes_may_go(files, wor
         (["--features", "own.parquet", "--query", "holdout"], "no rows of split holdout; it has test, train"),
         (["--features", "own.parquet", "--label-column", "kind"], "no column of labels (kind); it has 'vector'"),
         (["--features", "own.parquet", "--shots", "13"], "class 'ant' has 12 examples, fewer than 13 shots"),
+        (["--features", "own.parquet", "--query", "train"], "split 'train' is tested and drawn from. Name another"),
+        (["--features", "text.parquet", "--within", "train"], "lists of floating-point numbers"),
+        (["--features", "few.parquet", "--within", "train"], "no column 'split', so no split train"),
+        (["--features", "train.npy", "train.npy", "--feature-labels", "train-labels.npy", "train-labels.npy"],
+         "is named twice"),
         (["--features", "none.parquet"], "none.parquet: no such file"),
         (["--features", "train.npy"], "as many --feature-labels"),
         (["--features", "own.csv"], "name .parquet files"),

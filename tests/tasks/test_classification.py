@@ -62,6 +62,17 @@ def test_the_split_of_an_address_is_tested_and_divided_where_no_training_split_i
     assert (len(told.support), len(told.query)) == (30, 3)
 
 
+@pytest.mark.parametrize(
+    ("support", "query", "shared"),
+    [("train", "train", 33), ("all", None, 12), ("train[:20]", "train[10:]", 10), ("train+test", "test[:5]", 5)],
+)
+def test_no_tested_image_is_an_example_too(animals, support, query, shared):
+    with pytest.raises(UserError, match=f"{shared} of .* tested images are examples too .* or divide one: --within"):
+        classification_task(animals, division=Division(support, query))
+    apart = classification_task(animals, division=Division("train[:20]", "train[20:30]"))
+    assert (len(apart.support), len(apart.query)) == (20, 10)
+
+
 def test_one_split_can_be_divided_class_by_class(make):
     words = [f"letter {i // 8}" for i in range(48)]
     path = str(make.parquet({"label": words, "split": ["train"] * 24 + ["test"] * 24}))

@@ -66,6 +66,8 @@ class FeatureOptions:
         if {path.suffix for path in self.features} == {".npy"}:
             if len(self.features) > 2 or len(self.feature_labels) != len(self.features):
                 raise UserError("--features: one or two .npy files, and as many --feature-labels")
+            if len({path.resolve() for path in self.features}) < len(self.features):
+                raise UserError(f"--features {self.features[0]}: is named twice; tested rows would be examples too")
             parts = [read_arrays(*pair) for pair in zip(self.features, self.feature_labels, strict=True)]
             pair = (parts[0], parts[1]) if len(parts) == 2 else divided(parts[0], self.features[0], division)
             opened = [(self.features[0].stem, pair)]
@@ -204,6 +206,8 @@ class FewShot:
         gain over the first."""
         methods = [name for name in dict.fromkeys(frame["method"]) if name != "zero-shot"]
         models, every = list(dict.fromkeys(frame["model"])), sorted({int(k) for k in frame["shots"] if k > 0})
+        if not every:  # zero-shot alone: nothing goes over shots
+            return
         shots = every[-1]
         for model in models[1:]:
             table = Table("method", *(f"{k} shots" for k in every), "fewer shots by")
@@ -239,17 +243,17 @@ class FewShot:
 def _few_shot_table(title: str, frame: pd.DataFrame, console: Console) -> None:
     """Methods by shots: the mean over sets, with the standard deviation over draws."""
     shots = sorted(k for k in frame["shots"].unique() if k)
-    table = Table("method", *(f"{k} shots" for k in shots))
+    table = Table("method", *([f"{k} shots" for k in shots] or ["accuracy"]))
     for method in dict.fromkeys(frame["method"]):
         chosen = frame[frame["method"] == method]
         if method == "zero-shot":
-            table.add_row(method, *[f"{chosen['value'].mean():.1f}"] * len(shots))
+            table.add_row(method, *[f"{chosen['value'].mean():.1f}"] * max(1, len(shots)))
             continue
         draws = chosen.groupby(["shots", "seed"])["value"].mean()
         table.add_row(method, *(str(summarise(draws[k])) for k in shots))
     console.print(f"\n{title}", highlight=False, soft_wrap=True)
     console.print(table)
-    _trust_table(frame, int(shots[-1]), console)
+    _trust_table(frame, int(shots[-1]) if shots else 0, console)
 
 
 def _trust_table(frame: pd.DataFrame, shots: int, console: Console) -> None:
@@ -261,6 +265,7 @@ def _trust_table(frame: pd.DataFrame, shots: int, console: Console) -> None:
         cells = ["" if pd.isna(means[name]) else f"{means[name]:.1f}" for name in TRUST_COLUMNS]
         table.add_row(method, *cells)
     console.print(
-        f"trust at {shots} shots, in percent; sets at an error rate of {100 * SET_ALPHA:g} %", highlight=False
+        f"trust{f' at {shots} shots' if shots else ''}, in percent; sets at an error rate of {100 * SET_ALPHA:g} %",
+        highlight=False,
     )
     console.print(table)

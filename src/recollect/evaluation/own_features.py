@@ -108,12 +108,20 @@ def divided(rows: LabelledVectors, path: Path, division: Division) -> tuple[Labe
         UserError: it has no such split.
     """
     if rows.splits is None or division.within is not None:
-        inside = rows if division.within is None else _split(rows, path, (division.within,))
+        inside = rows
+        if division.within is not None:
+            inside = _chosen(rows, rows.splits == _split_named(rows, path, (division.within,)))
         classes, numbers = np.unique(inside.labels, return_inverse=True)
         tested = tested_rows(numbers, tuple(classes.tolist()), division)
         return _chosen(inside, ~tested), _chosen(inside, tested)
-    query = (division.query,) if division.query else ("test", "validation", "val")
-    return _split(rows, path, (division.support or "train",)), _split(rows, path, query)
+    examples = _split_named(rows, path, (division.support or "train",))
+    tested = _split_named(rows, path, (division.query,) if division.query else ("test", "validation", "val"))
+    if examples == tested:
+        raise UserError(
+            f"{path}: split '{tested}' is tested and drawn from. Name another with --support or --query, or divide it: "
+            f"--within {tested}."
+        )
+    return _chosen(rows, rows.splits == examples), _chosen(rows, rows.splits == tested)
 
 
 def read_texts(path: Path, classes: Sequence[str], label_column: str | None = None) -> np.ndarray:
@@ -284,9 +292,11 @@ def _chosen(rows: LabelledVectors, kept: np.ndarray) -> LabelledVectors:
     return LabelledVectors(rows.vectors[kept], rows.labels[kept])
 
 
-def _split(rows: LabelledVectors, path: Path, names: Sequence[str]) -> LabelledVectors:
-    assert rows.splits is not None
+def _split_named(rows: LabelledVectors, path: Path, names: Sequence[str]) -> str:
+    """The first of the names that is a split."""
+    if rows.splits is None:
+        raise UserError(f"{path}: no column 'split', so no split {' or '.join(names)}")
     if name := next((name for name in names if (rows.splits == name).any()), None):
-        return _chosen(rows, rows.splits == name)
+        return name
     there = ", ".join(sorted(set(rows.splits.tolist())))
     raise UserError(f"{path}: no rows of split {' or '.join(names)}; it has {there}. Name one with --support, --query.")

@@ -12,6 +12,7 @@ from recollect.data import sources
 from recollect.data.prompts import GENERAL_TEMPLATES, readable
 from recollect.data.sources.columns import SPLITS, Columns
 from recollect.data.sources.derived import Subset
+from recollect.data.sources.table import TableSource
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ def classification_task(
             address does.
 
     Raises:
-        UserError: no such split, no class names, a test class without examples, fewer than two classes.
+        UserError: no such split, no class names, a test class without examples, a tested image that is an example too,
+            fewer than two classes.
     """
     division = division or Division()
     support, query = _parts(spec, division, columns)
@@ -177,13 +179,26 @@ def _parts(spec: str, division: Division, columns: Columns | None) -> tuple[Sour
         query = sources.open_source(spec, split=split, kind="label", columns=columns)
         if division.support is None:
             return Subset(query, np.arange(0), name=f"{query.name}:none"), query
-        return sources.open_source(spec, split=division.support, kind="label", columns=columns), query
+        support = sources.open_source(spec, split=division.support, kind="label", columns=columns)
+        if shared := _shared(support, query):
+            raise UserError(
+                f"{spec}: {shared} of {len(query)} tested images are examples too (split '{division.support}', tested "
+                f"'{split}'). Name other splits with --support and --query, or divide one: --within {split}."
+            )
+        return support, query
     whole = sources.open_source(spec, split=division.within, kind="label", columns=columns)
     tested = tested_rows(whole.labels, whole.class_names, division)
     return (
         Subset(whole, np.flatnonzero(~tested), name=f"{whole.name}:support"),
         Subset(whole, np.flatnonzero(tested), name=f"{whole.name}:query"),
     )
+
+
+def _shared(support: Source, query: Source) -> int:
+    """How many tested images are examples too."""
+    if isinstance(support, TableSource) and isinstance(query, TableSource):  # rows of one table, whatever the split
+        return int(np.isin(query.rows, support.rows).sum())
+    return len(query) if support.fingerprint == query.fingerprint else 0
 
 
 def _as_addressed(spec: str, division: Division, columns: Columns | None) -> Division:
