@@ -110,18 +110,18 @@ def divided(rows: LabelledVectors, path: Path, division: Division) -> tuple[Labe
     if rows.splits is None or division.within is not None:
         inside = rows
         if division.within is not None:
-            inside = _chosen(rows, rows.splits == _split_named(rows, path, (division.within,)))
+            inside = _of_split(rows, _split_named(rows, path, (division.within,)))
         classes, numbers = np.unique(inside.labels, return_inverse=True)
         tested = tested_rows(numbers, tuple(classes.tolist()), division)
         return _chosen(inside, ~tested), _chosen(inside, tested)
-    examples = _split_named(rows, path, (division.support or "train",))
-    tested = _split_named(rows, path, (division.query,) if division.query else ("test", "validation", "val"))
-    if examples == tested:
+    learned = _split_named(rows, path, (division.support or "train",))
+    asked = _split_named(rows, path, (division.query,) if division.query else ("test", "validation", "val"))
+    if learned == asked:
         raise UserError(
-            f"{path}: split '{tested}' is tested and drawn from. Name another with --support or --query, or divide it: "
-            f"--within {tested}."
+            f"{path}: split '{asked}' is tested and drawn from. Name another with --support or --query, or divide it: "
+            f"--within {asked}."
         )
-    return _chosen(rows, rows.splits == examples), _chosen(rows, rows.splits == tested)
+    return _of_split(rows, learned), _of_split(rows, asked)
 
 
 def read_texts(path: Path, classes: Sequence[str], label_column: str | None = None) -> np.ndarray:
@@ -290,6 +290,11 @@ def _unit(matrix: np.ndarray, path: Path) -> np.ndarray:
 
 def _chosen(rows: LabelledVectors, kept: np.ndarray) -> LabelledVectors:
     return LabelledVectors(rows.vectors[kept], rows.labels[kept])
+
+
+def _of_split(rows: LabelledVectors, name: str) -> LabelledVectors:
+    assert rows.splits is not None
+    return _chosen(rows, rows.splits == name)
 
 
 def _split_named(rows: LabelledVectors, path: Path, names: Sequence[str]) -> str:
