@@ -32,6 +32,10 @@ def search(page, *terms, where=None):
     return tiles(page, answer["order"])
 
 
+def search_class(page, key):
+    return [tile["row"] for tile in tiles(page, page.call(f"/api/classes/{key}/order")[1]["order"])]
+
+
 def names(found):
     return [tile["id"].split("/")[0] for tile in found]
 
@@ -102,11 +106,18 @@ def test_a_class_by_clicks_is_found_kept_and_applied(page):
     assert said == ["reds", "not reds", "reds", "not reds"]
 
 
-def test_labels_leave_as_tables(page):
+def test_labels_leave_as_tables(page, monkeypatch):
     page.call("/api/classes", {"name": "=reds", "text": "red"})
     version = page.session.collection.version
     for row in range(6):
         page.call("/api/classes/1/marks", {"rows": [row], "mark": 1 if row % 3 == 0 else -1, "version": version})
+    taught, before = page.session.teacher, search_class(page, 1)
+    monkeypatch.setattr("recollect.apps.serve.teaching.MOST_HELD", 0)
+    key = page.call("/api/classes", {"name": "greens"})[1]["class"]
+    page.call(f"/api/classes/{key}/marks", {"rows": [1], "mark": 1, "version": version})
+    assert [model.held > 0 for model in taught._models.values()] == [False, True], "only what is taught is kept ready"
+    assert search_class(page, 1) == before, "and what was given back is computed anew"
+    page.call(f"/api/classes/{key}", method="DELETE")
     _, (content, headers) = page.call("/api/labels.csv", raw=True)
     rows = list(csv.DictReader(io.StringIO(content.decode())))
     assert len(rows) == 60

@@ -129,6 +129,9 @@ def test_no_name_speaks_to_the_terminal(recollect, here, tmp_path):
 def test_a_learnt_cut_is_said_and_cuts(recollect, here):
     done = recollect("search", "memories/pairs", "a red bridge", "--k", 24, "--min-score", "learnt")
     assert "cut-off: 90% of 24 captions give their own picture that much or more" in " ".join(done.stdout.split())
+    assert "nothing is cut" not in done.stdout
+    done = recollect("search", "memories/pairs", "--image", "new/0.jpg", "--k", 24, "--min-score", "learnt")
+    assert "nothing is cut: the cut-off was learnt from captions, and this query has a picture" in done.stdout
 
 
 def test_a_resumed_run_that_never_began_says_so(recollect, here):

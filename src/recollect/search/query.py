@@ -135,6 +135,11 @@ class Query:
         return first.words if not rest and first.weight == 1 else None
 
     @property
+    def words_alone(self) -> bool:
+        """Whether it has no picture."""
+        return all(term.words is not None for term in self.terms)
+
+    @property
     def empty(self) -> bool:
         """Whether it says nothing: all its terms are words, and none has a letter."""
         return all(term.words is not None and not term.words.strip() for term in self.terms)

@@ -22,6 +22,7 @@ MODEL = "model"
 """What scores a hit by default: the model that embedded the pool, as it is."""
 
 EMPTY = "empty query"
+NO_LEARNT_CUT = "nothing is cut: the cut-off was learnt from captions, and this query has a picture"
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,9 @@ class Searcher:
         return [
             SearchResult(str(query), (), (EMPTY,))
             if query.empty
-            else self._page(self._told(query, next(found)), k, page, self._limit(query, min_score), len(pool))
+            else self._page(
+                self._told(query, next(found), min_score), k, page, self._limit(query, min_score), len(pool)
+            )
             for query in asked
         ]
 
@@ -219,17 +222,19 @@ class Searcher:
         self.counters.forward(texts=words, images=sum(len(query.terms) for query in queries) - words)
         return embed_queries(self.query_encoder or self.encoder, queries, caption_prefix(self.encoder))
 
-    def _told(self, query: Query, result: SearchResult) -> SearchResult:
-        """With a note where the model does not read the query to its end."""
+    def _told(self, query: Query, result: SearchResult, min_score: float | LearntCutOff | None = None) -> SearchResult:
+        """With a note where the model does not read the query to its end, or a learnt cut-off does not fit it."""
         notes = shortened_notes(self.encoder, query)
         self.report.shortened += bool(notes)
+        if isinstance(min_score, LearntCutOff) and not query.words_alone:
+            notes = (*notes, NO_LEARNT_CUT)
         return replace(result, notes=(*notes, *result.notes)) if notes else result
 
     def _limit(self, query: Query, min_score: float | LearntCutOff | None) -> float | None:
         """The cosine at which this query's images end."""
         if not isinstance(min_score, LearntCutOff):
             return min_score
-        if any(term.words is None for term in query.terms):
+        if not query.words_alone:
             return None
         return min_score.score_for(self._embed([query])[0].cpu().numpy())
 

@@ -121,6 +121,15 @@ class ClickModel:
             cosines = self.pool @ self.text
             self.prior = ((cosines - cosines.mean()) / (cosines.std() or 1.0)).astype(np.float32)
 
+    @property
+    def held(self) -> int:
+        """Bytes that are kept between clicks, so that the next one is answered sooner."""
+        return self._kernel.numel() * self._kernel.element_size()
+
+    def forget(self) -> None:
+        """Give them back; the next fit computes them anew and says the same."""
+        self._kernel, self._known = torch.empty(0, len(self.pool)), {}
+
     def fit(self, marks: Mapping[int, int]) -> ClickFit:
         """Score the pool.
 

@@ -15,6 +15,9 @@ from recollect.apps.serve.orders import Order, Orders
 ASKED = 24
 """Pictures that *Ask me* shows at once."""
 
+MOST_HELD = 2**30
+"""Bytes that all classes but the one that is taught may keep between clicks: of a million pictures each needs more."""
+
 
 @dataclass
 class Taught:
@@ -134,12 +137,24 @@ class Teaching:
         known = self._taught.get(found.key)
         if known is not None and known[0] == self.labels.revision:
             return known[1]
-        model = self._models.get(found.key)
+        model = self._models.pop(found.key, None)
         if model is None:
             text = self._text(found.text or found.name)
-            model = self._models[found.key] = ClickModel(self.collection.vectors, text, seed=found.key)
+            model = ClickModel(self.collection.vectors, text, seed=found.key)
+        self._models[found.key] = model  # the last is the latest used
         rows = {self.collection.row_of[id]: mark for id, mark in found.marks.items() if id in self.collection.row_of}
         fit = model.fit(rows)
         taught = Taught(model, fit, cut_off(fit))
         self._taught[found.key] = (self.labels.revision, taught)
+        self._forget()
         return taught
+
+    def _forget(self) -> None:
+        """Keep no more between clicks than fits: the classes that were not asked about for longest go first."""
+        others = list(self._models.values())[:-1]
+        held = sum(model.held for model in others)
+        for model in others:
+            if held <= MOST_HELD:
+                return
+            held -= model.held
+            model.forget()
