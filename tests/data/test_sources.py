@@ -2,6 +2,7 @@
 
 import os
 import pickle
+from dataclasses import replace
 
 import datasets
 import numpy as np
@@ -12,6 +13,7 @@ from recollect.core.types import NO_LABEL, Source
 from recollect.data.sources import open_source, split_names
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.derived import Joined, Subset, corpus
+from recollect.data.sources.table import Origin
 
 
 def test_parquet_with_captions(make, shade):
@@ -371,6 +373,16 @@ def test_a_copy_has_the_portable_hash_of_the_original_and_another_content_has_no
         copies[8].write_bytes(files[8].read_bytes())
         found |= {content.portable_hash(copies[:-1]), content.portable_hash([*copies[1:], copies[0]])}
     assert len(found) == 12
+
+
+def test_the_content_of_a_set_of_the_hub_is_that_of_its_rows_however_its_copy_is_written(make):
+    def content(name, **columns):
+        source = open_source(str(make.parquet({"caption": ["a", "b"], **columns}, f"{name}.parquet")))
+        fetched = Origin("owner/name", (make.folder / f"{name}.arrow",), None)
+        return replace(source, origin=fetched).content
+
+    assert content("one") == content("two")
+    assert len({content("one"), content("three", caption=["a", "c"]), content("four", year=[1, 2])}) == 3
 
 
 def test_a_changed_file_is_read_anew(make):

@@ -124,7 +124,10 @@ def _said(file: str) -> int:
     folder, _, name = file.rpartition("/")
     place = f"{folder}/{_SIZES}"
     try:
-        return int(_sizes(place)[name])
+        size = int(_sizes(place)[name])
+        if size < 0:
+            raise ValueError(f"{size:,}")
+        return size
     except (AbsentFileError, OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{file}: how many samples it holds is not said by {place} ({error}). Put that file there (name of each "
