@@ -21,6 +21,8 @@ from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.images import BrokenImageError
 from recollect.data.sources.streamed import open_stream
+from recollect.objectives.shards import WHOLE, find_copies
+from recollect.training.assembly import marks_of
 from shards import png, stream, tar_of, texts
 
 SHARDS, EACH = 60, 5
@@ -105,6 +107,17 @@ def test_passes_in_blocks_are_permutations_in_which_neighbours_share_no_block(si
     assert one_by_one.tolist() == drawn[[0, total - 1, total, 2 * total + 1]].tolist()
     around = slice(total - int(np.sort(sizes)[:together].sum()), total + int(np.sort(sizes)[:together].sum()))
     assert len(set(drawn[around].tolist())) == around.stop - around.start, "no copies across the end of a pass"
+
+
+def test_keys_that_are_counted_anew_in_each_shard_are_not_taken_for_copies(tmp_path):
+    for folder, name in (("a", "0.tar"), ("a", "1.tar"), ("b", "0.tar")):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / name).write_bytes(tar_of(range(3)))
+    source = open_source(f"{tmp_path}?stream=yes")
+    ids = [source[index].id for index in range(9)]
+    assert len(set(ids)) == 9
+    assert ids[4] == "a/1.tar/000001"
+    assert find_copies(marks_of(stream(source, batch=9).batch(0), "ids"), WHOLE) is None
 
 
 def test_texts_of_parquet_are_read_without_their_pictures(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,9 @@ class StreamedSource(Source):
 
     def __post_init__(self) -> None:
         self._starts = np.cumsum([0, *(block.rows for block in self.blocks)])
+        folders = [file.split("/")[:-1] for file in dict.fromkeys(block.file for block in self.blocks)]
+        shared = takewhile(lambda names: len(set(names)) == 1, zip(*folders, strict=False))
+        self._folder = "".join(f"{names[0]}/" for names in shared)
         self._open: OrderedDict[int, Row] = OrderedDict()
         self._texts: OrderedDict[int, Row] = OrderedDict()
         self._opening = threading.Lock()
@@ -109,7 +113,9 @@ class StreamedSource(Source):
         if not isinstance(image, bytes):
             raise BrokenImageError(f"{where}: no picture's bytes in column '{self.columns.image}'")
         texts = texts_in(row, self.columns.caption) if self.columns.caption else ()
-        id = str(row.get("__key__", "")) or where
+        # Keys are often counted anew in each shard; the same ids would make different pictures copies of each other.
+        key, file = row.get("__key__"), self._block(index)[1].file.removeprefix(self._folder)
+        id = f"{file}/{key}" if key else where
         return Sample(decode(image, where, needed=needed), texts, NO_LABEL, self.name, "caption", id)
 
     def texts(self, index: int) -> tuple[str, ...]:
@@ -142,12 +148,16 @@ class StreamedSource(Source):
         digest.update(repr(versions).encode())
         return digest.hexdigest()
 
-    def _row(self, index: int, texts_only: bool = False) -> tuple[dict[str, Any], str]:
+    def _block(self, index: int) -> tuple[int, Block, int]:
+        """The block that a sample lies in, its number, and the sample's place in it."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"{self.name}: sample {index} of {len(self)}")
         index %= len(self)
         number = int(np.searchsorted(self._starts, index, side="right")) - 1
-        block, place = self.blocks[number], index - int(self._starts[number])
+        return number, self.blocks[number], index - int(self._starts[number])
+
+    def _row(self, index: int, texts_only: bool = False) -> tuple[dict[str, Any], str]:
+        number, block, place = self._block(index)
         where = f"{block.file}" + (f", row group {block.group}" if block.group >= 0 else "") + f", sample {place}"
         columns = self.columns
         with self._opening:  # several threads read ahead
