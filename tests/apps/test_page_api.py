@@ -175,6 +175,12 @@ def test_the_page_shows_the_duplicates_of_the_memory_and_says_where_it_compares_
     groups = ((kind, group) for level, kind in zip(LEVELS, kinds, strict=True) for group in found[level])
     assert shown == {(kind, frozenset(group[:24])) for kind, group in groups}
     assert "with all" not in alike["note"]
+    shown = alike["groups"]
+    monkeypatch.setattr("recollect.apps.serve.api.MOST_OF_GROUP", 2)
+    monkeypatch.setattr("recollect.apps.serve.api.MOST_GROUPS", 1)
+    _, few = page.call("/api/duplicates")
+    assert few["more"] == len(shown) - 1
+    assert few["groups"][0]["more"] == len(shown[0]["pictures"]) - 2
     monkeypatch.setattr("recollect.apps.serve.layout.MOST_COMPARED", 30)
     page.session._alike = None
     assert "(of the first 15 pictures with all 60)" in page.call("/api/duplicates")[1]["note"]
@@ -243,7 +249,12 @@ def test_other_sites_and_other_names_are_refused(page):
     assert page.call("/api/classes", body, headers={**own, "origin": "http://evil.example"})[0] == 403
     assert page.call("/api/classes", body, headers={**own, "sec-fetch-site": "cross-site"})[0] == 403
     assert page.call("/api/info", headers={"sec-fetch-site": "cross-site"})[0] == 403
-    assert page.call("/api/info", headers={"host": "evil.example"})[0] == 400
+    status, said = page.call("/api/info", headers={"host": "evil.example"})
+    assert (status, "127.0.0.1 or localhost" in said["error"]) == (400, True)
+    followed = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    assert page.call("/", headers=followed, raw=True)[0] == 200, "a link opens the page"
+    assert page.call("/api/info", headers=followed)[0] == 403
+    assert page.call("/", headers={**followed, "sec-fetch-dest": "iframe"})[0] == 403
     assert page.call("/api/info", method="PUT", body=b"")[0] == 405
     assert page.call("/api/classes", body, headers={**own, "origin": page.address})[0] == 200
     assert page.call("/api/info", headers={"host": "localhost:8517"})[0] == 200

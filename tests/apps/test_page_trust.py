@@ -25,6 +25,9 @@ def test_an_adapted_search_is_the_commands_own_and_says_what_it_learnt_from(draw
     np.testing.assert_allclose(order.scores[:16], [hit.score for hit in expected.hits[:16]], atol=1e-5)
     assert sorted(order.rows.tolist()) == list(range(30)), "every picture once"
     np.testing.assert_array_equal(order.rows[16:], [row for row in plain.rows if row not in set(order.rows[:16])])
+    assert plain.about["notes"] == []
+    (note,) = session.search([SearchTerm("bridge " * 99), SearchTerm(row=3)]).about["notes"]
+    assert "tokens, of which the model reads the first" in note
     episode = order.about["episode"]
     assert episode["changed"]
     captioned = [hit for hit in expected.hits[:16] if hit.item.caption]

@@ -61,7 +61,7 @@ class Serve:
             session = self._session()
             loopback = self.host in LOOPBACK
             app = create_app(session, frozenset(LOOPBACK) if loopback else frozenset(), self.token)
-            host = "127.0.0.1" if loopback else self.host
+            host = "127.0.0.1" if self.host == "localhost" else self.host
             listening.listen(128)  # whoever opens the address that is printed now is answered in a moment
             shown = f"[{host}]" if ":" in host else host
             address = f"http://{shown}:{listening.getsockname()[1]}/"

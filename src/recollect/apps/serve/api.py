@@ -39,6 +39,8 @@ STATIC = (
 _TYPES = {"html": "text/html; charset=utf-8", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _WEEK = "private, max-age=604800, immutable"
 MOST_TILES = 400
+MOST_GROUPS, MOST_OF_GROUP = 300, 24
+"""Of duplicates that are shown; how many more there are, is said."""
 _STATUS: dict[type[Exception], int] = {ListGoneError: 410, MemoryChangedError: 409}
 
 
@@ -239,6 +241,7 @@ def _overviews(app: FastAPI, opened: OpenMemory) -> None:
         found = session.layout()
         return {
             "version": session.collection.version,
+            "of": len(session.collection),
             "rows": found.rows.tolist(),
             "points": np.round(found.points, 4).ravel().tolist(),
             "method": found.method,
@@ -251,9 +254,14 @@ def _overviews(app: FastAPI, opened: OpenMemory) -> None:
         return {
             "version": collection.version,
             "groups": [
-                {"kind": each.kind, "pictures": [{"row": row, "id": ids[row], "score": None} for row in each.rows[:24]]}
-                for each in groups[:300]
+                {
+                    "kind": each.kind,
+                    "pictures": [{"row": row, "id": ids[row], "score": None} for row in each.rows[:MOST_OF_GROUP]],
+                    "more": max(0, len(each.rows) - MOST_OF_GROUP),
+                }
+                for each in groups[:MOST_GROUPS]
             ],
+            "more": max(0, len(groups) - MOST_GROUPS),
             "note": note,
         }
 

@@ -57,7 +57,9 @@ class Guard:
             return
         if self.token is not None and (given := _query(scope, "token")):
             if hmac.compare_digest(given.encode(), self.token.encode()):
-                cookie = f"{_cookie(scope)}={self.token}; HttpOnly; SameSite=Strict; Path=/"
+                cookie = (
+                    f"{_cookie(scope)}={self.token}; HttpOnly; SameSite=Lax; Path=/"  # Strict is not sent by a link
+                )
                 await _answer(send, 303, "", {"location": "/", "set-cookie": cookie})
             else:
                 await _answer(send, 401, "wrong token")
@@ -70,11 +72,16 @@ class Guard:
     def _refusal(self, scope: Any, headers: dict[str, str]) -> tuple[int, str] | None:
         host = headers.get("host", "")
         if self.hosts and _name(host) not in self.hosts:
-            return 400, "this page is not called so"
+            return 400, (
+                f"this page is not called so, but {' or '.join(sorted(self.hosts))}; `recollect serve --host 0.0.0.0 --token "
+                "SECRET` lets it be called by any name"
+            )
         origin = headers.get("origin")
         if origin is not None and origin.split("://")[-1] != host:
             return 403, "another site may not use this page"
-        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none") and not _followed(
+            scope, headers
+        ):
             return 403, "another site may not use this page"
         if scope["method"] not in ("GET", "HEAD", "POST", "DELETE"):
             return 405, "no such method"
@@ -131,6 +138,12 @@ async def _drain(receive: Any, most: int) -> None:
         read += len(message.get("body", b""))
         if not message.get("more_body"):
             return
+
+
+def _followed(scope: Any, headers: dict[str, str]) -> bool:
+    """Whether somebody opens the page by a link, as from a terminal in the browser; that shows it, and does nothing."""
+    window = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
+    return bool(window and scope["method"] == "GET" and scope["path"] == "/")
 
 
 def _cookie(scope: Any) -> str:

@@ -25,8 +25,10 @@ from recollect.core.errors import UserError
 from recollect.core.types import Encoder
 from recollect.data.sources.images import decode
 from recollect.memory.filters import parse_filter, unknown_names
+from recollect.models import DualEncoder
 from recollect.search.cutoff import LearntCutOff, cut_off_of
-from recollect.search.query import Query
+from recollect.search.query import Query, Term
+from recollect.search.searcher import shortened_notes
 
 _UPLOADS = 32
 _UPLOAD_SIDE = 512
@@ -112,8 +114,15 @@ class Session:
         rows, scores = rows[best], scores[best]
         about = self._cut_for(vector, scores) if all(term.words is not None for term in terms) else {}
         if not adapt:
-            return self.orders.keep(rows, scores, "search", about=about)
+            return self.orders.keep(rows, scores, "search", about={**about, "notes": self._notes(terms)})
         return self._adapted(terms, where, rows, scores, about)
+
+    def _notes(self, terms: Sequence[SearchTerm]) -> list[str]:
+        """What a reader should know of a search, as the command says it."""
+        words = [Term(words=each.words) for each in terms if each.words is not None]
+        if not words or not isinstance(self.encoder, DualEncoder):
+            return []
+        return list(shortened_notes(self.encoder, Query(tuple(words))))
 
     def _adapted(
         self,

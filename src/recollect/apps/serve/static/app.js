@@ -27,6 +27,10 @@ const map = new PictureMap(get("map"), look);
 function present(list, options = {}) {
   Object.assign(state, { list, version: list.answer.version, stale: false });
   grid.show(list.answer, { label: classes.active, renew: () => renew(list), ...options });
+  for (const button of document.querySelectorAll("[data-show]")) {
+    button.classList.toggle("chosen", button.dataset.show === state.listing);
+    button.setAttribute("aria-pressed", button.dataset.show === state.listing);
+  }
   status(list.said);
 }
 
@@ -57,7 +61,7 @@ const sorted = new Sorted(begin, (answer, ask, options) => {
 });
 
 const search = new SearchBox(begin, (answer, { count, ask, current }) => {
-  const said = `${answer.total.toLocaleString()} pictures${count ? ", best first" : ""}${cutOff(answer)} (${answer.milliseconds} ms)`;
+  const said = `${answer.total.toLocaleString()} pictures${count ? ", best first" : ""}${cutOff(answer)} (${answer.milliseconds} ms)${(answer.notes ?? []).map((note) => `; ${note}`).join("")}`;
   state.searched = { answer, ask, said };
   episode.show(answer);
   if (current || state.listing === "search" && !get("grid").hidden) back();
@@ -121,10 +125,10 @@ const overview = (which, waiting, work) => get(`show-${which}`).addEventListener
   let said = "";
   try { said = await work(); } finally { if (current()) status(said); }
 }));
-overview("map", "drawing the map …", async () => `Map of ${(await map.load(state.version), map.rows.length.toLocaleString())} pictures by ${map.method}; wheel or +/− zooms, drag or arrows move, a click or Enter opens.`);
+overview("map", "drawing the map …", async () => `Map of ${(await map.load(state.version), map.rows.length.toLocaleString())}${map.rows.length < map.of ? ` of ${map.of.toLocaleString()}` : ""} pictures by ${map.method}; wheel or +/− zooms, drag or arrows move, a click or Enter opens.`);
 overview("duplicates", "looking for duplicates …", async () => {
-  const { groups, note, version } = await api.duplicates();
-  get("duplicates").replaceChildren(...groups.map(({ kind, pictures }) => {
+  const { groups, note, version, more: rest } = await api.duplicates();
+  get("duplicates").replaceChildren(...groups.map(({ kind, pictures, more }) => {
     const group = element("div", "group");
     group.append(element("span", "kind", kind), ...pictures.map((tile) => {
       const figure = element("figure"), image = element("img");
@@ -132,8 +136,10 @@ overview("duplicates", "looking for duplicates …", async () => {
       figure.append(opens(image, () => look({ ...tile, version })), element("figcaption", "", tile.id));
       return figure;
     }));
+    if (more) group.append(element("span", "kind", `and ${more.toLocaleString()} more`));
     return group;
   }));
+  if (rest) get("duplicates").append(element("p", "", `and ${rest.toLocaleString()} more groups`));
   if (!groups.length) get("duplicates").append(element("p", "", "No picture is there twice."));
   return note;
 });

@@ -62,10 +62,6 @@ export class Classes {
     if (known) Object.assign(known, { yes: summary.yes, no: summary.no });
     this.draw();
     this.about.hidden = false;
-    for (const button of this.about.querySelectorAll("[data-show]")) {
-      button.classList.toggle("chosen", button.dataset.show === this.mode);
-      button.setAttribute("aria-pressed", button.dataset.show === this.mode);
-    }
     const { cut } = summary;
     this.cut.textContent = cut
       ? `${cut.above.toLocaleString()} above the cut. Of ${cut.clicks} clicks, each left out: ${percent(cut.precision)} of those above are right, ${percent(cut.coverage)} of your yes are above. About ${Math.round(cut.expected).toLocaleString()} in all.`

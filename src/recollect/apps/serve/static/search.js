@@ -14,9 +14,10 @@ export class SearchBox {
     get("picture").addEventListener("click", () => this.file.click());
     this.file.addEventListener("change", () => { this.upload(this.file.files); this.file.value = ""; });
     for (const kind of ["dragover", "dragleave", "drop"]) document.addEventListener(kind, (event) => {
+      if (!event.dataTransfer?.types.includes("Files")) return; // words go where they are dropped
       event.preventDefault();
       this.box.classList.toggle("over", kind === "dragover");
-      if (kind === "drop" && event.dataTransfer) this.upload(event.dataTransfer.files);
+      if (kind === "drop") this.upload(event.dataTransfer.files);
     });
     document.addEventListener("paste", (event) => { if (event.clipboardData?.files.length) { event.preventDefault(); this.upload(event.clipboardData.files); } });
     this.upload = guarded(this.upload.bind(this));

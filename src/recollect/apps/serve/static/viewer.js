@@ -4,15 +4,15 @@ import { api, element, picture } from "./api.js";
 export class Viewer {
   constructor(like) {
     const get = (id) => document.getElementById(id);
-    Object.assign(this, { dialog: get("viewer"), image: get("view"), caption: get("view-caption"), about: get("view-about") });
-    this.image.addEventListener("error", () => { this.image.hidden = true; }); // gone, damaged, or none was kept
+    Object.assign(this, { dialog: get("viewer"), image: get("view"), none: get("view-none"), caption: get("view-caption"), about: get("view-about") });
+    this.image.addEventListener("error", () => { this.image.hidden = true; this.none.hidden = false; }); // gone, damaged, or none was kept
     get("close").addEventListener("click", () => this.dialog.close());
     for (const [id, weight] of [["more", 1], ["less", -1]]) get(id).addEventListener("click", () => { this.dialog.close(); like(this.version, this.tile, weight); });
   }
 
   async open(version, tile) {
     Object.assign(this, { version, tile });
-    this.image.hidden = false;
+    this.image.hidden = false; this.none.hidden = true;
     this.image.src = picture(version, tile.row);
     this.image.alt = this.caption.textContent = tile.caption || tile.id;
     this.about.replaceChildren();
