@@ -14,6 +14,7 @@ from colours import COLOURS, ColourEncoder, shade
 from pages import HOSTILE, colour_memory, start
 from pictures import encoded
 from recollect.apps.classify.classifier import Classifier
+from recollect.commands.serve import Serve
 from recollect.core.errors import UserError
 from recollect.memory.store import Memory
 
@@ -372,6 +373,8 @@ def test_serving_is_refused_in_one_line(tmp_path, capsys):
         ("serve", place, "--port", "70000"): "between 0 and 65535",
         ("serve", place, "--model", str(tmp_path / "nothing")): "nothing",
     }
+    for host, shown in {"localhost": "127.0.0.1", "::1": "[::1]", "127.0.0.1": "127.0.0.1"}.items():
+        assert Serve(place, host=host).address(80) == f"http://{shown}:80/", "where it listens"
     for words, message in wrong.items():
         assert cli.main(list(words)) == 2, words
         said = capsys.readouterr().err

@@ -61,13 +61,10 @@ class Serve:
             session = self._session()
             loopback = self.host in LOOPBACK
             app = create_app(session, frozenset(LOOPBACK) if loopback else frozenset(), self.token)
-            host = "127.0.0.1" if self.host == "localhost" else self.host
             listening.listen(128)  # whoever opens the address that is printed now is answered in a moment
-            shown = f"[{host}]" if ":" in host else host
-            address = f"http://{shown}:{listening.getsockname()[1]}/"
-            query = f"?token={self.token}" if self.token else ""
             output().print(
-                f"page: {address}{query} ({len(session.collection):,} pictures; stop with Ctrl-C)",
+                f"page: {self.address(listening.getsockname()[1])} ({len(session.collection):,} pictures; stop with "
+                "Ctrl-C)",
                 highlight=False, soft_wrap=True,
             )  # fmt: skip
             config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="off")
@@ -76,6 +73,11 @@ class Serve:
             finally:
                 session.labels.journal.close()
                 session.collection.close()
+
+    def address(self, port: int) -> str:
+        """What to open in a browser."""
+        host = "127.0.0.1" if self.host == "localhost" else f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{port}/{f'?token={self.token}' if self.token else ''}"
 
     def _check(self) -> None:
         if not 0 <= self.port <= 65535:

@@ -57,9 +57,8 @@ class Guard:
             return
         if self.token is not None and (given := _query(scope, "token")):
             if hmac.compare_digest(given.encode(), self.token.encode()):
-                cookie = (
-                    f"{_cookie(scope)}={self.token}; HttpOnly; SameSite=Lax; Path=/"  # Strict is not sent by a link
-                )
+                # not Strict, which is not sent where the page is opened by a link of another site
+                cookie = f"{_cookie(scope)}={self.token}; HttpOnly; SameSite=Lax; Path=/"
                 await _answer(send, 303, "", {"location": "/", "set-cookie": cookie})
             else:
                 await _answer(send, 401, "wrong token")
@@ -72,16 +71,16 @@ class Guard:
     def _refusal(self, scope: Any, headers: dict[str, str]) -> tuple[int, str] | None:
         host = headers.get("host", "")
         if self.hosts and _name(host) not in self.hosts:
-            return 400, (
-                f"this page is not called so, but {' or '.join(sorted(self.hosts))}; `recollect serve --host 0.0.0.0 --token "
-                "SECRET` lets it be called by any name"
+            known = " or ".join(sorted(self.hosts))
+            return (
+                400,
+                f"this page is called {known}; by other names, once it is served with --host 0.0.0.0 --token SECRET",
             )
         origin = headers.get("origin")
         if origin is not None and origin.split("://")[-1] != host:
             return 403, "another site may not use this page"
-        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none") and not _followed(
-            scope, headers
-        ):
+        elsewhere = headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
+        if elsewhere and not _followed(scope, headers):
             return 403, "another site may not use this page"
         if scope["method"] not in ("GET", "HEAD", "POST", "DELETE"):
             return 405, "no such method"
