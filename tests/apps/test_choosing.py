@@ -1,8 +1,12 @@
 """The choice of method, and none of these, by simulation."""
 
 import numpy as np
+import pytest
 
+from recollect.apps.classify import predictions
 from recollect.apps.classify.choosing import CANDIDATES, by_names, choose
+from recollect.apps.classify.teaching import Support
+from recollect.fewshot import unknown
 from recollect.fewshot.unknown import least_similarity
 
 
@@ -52,3 +56,19 @@ def test_few_of_the_known_and_most_of_the_unknown_are_none_of_these():
     assert np.mean(known_flags) < 0.08
     assert np.mean(unknown_flags) > 0.9
     assert least_similarity(support[:1]) == (-1.0, 0.0)
+
+
+def test_examples_are_compared_block_by_block(monkeypatch):
+    support, labels, _ = blobs(7)
+    support[9], support[3], support[12] = support[2], support[19], support[2]
+    every = support @ support.T
+    np.fill_diagonal(every, -np.inf)
+    for rows in (1, 4, 100):
+        monkeypatch.setattr(unknown, "ROWS_AT_ONCE", rows)
+        monkeypatch.setattr(predictions, "ROWS_AT_ONCE", rows)
+        assert least_similarity(support)[0] == pytest.approx(every.max(axis=1).min())
+        named = tuple(str(row) for row in range(len(labels)))
+        found = list(predictions._alike(Support(support, labels, named, named)))
+        wanted = [(i, j) for i in range(len(labels)) for j in range(i + 1, len(labels))
+                  if every[i, j] >= 0.995 and labels[i] != labels[j]]  # fmt: skip
+        assert [pair[:2] for pair in found] == wanted != []

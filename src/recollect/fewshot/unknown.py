@@ -7,6 +7,9 @@ import numpy as np
 UNKNOWN_RATE = 0.02
 """Share of pictures of the classes that may be called "none of these"."""
 
+ROWS_AT_ONCE = 1024
+"""Examples whose similarities to all others are in memory at a time."""
+
 
 def least_similarity(features: np.ndarray, rate: float = UNKNOWN_RATE) -> tuple[float, float]:
     """The similarity to the nearest example below which a picture is called "none of these".
@@ -24,7 +27,11 @@ def least_similarity(features: np.ndarray, rate: float = UNKNOWN_RATE) -> tuple[
     count = len(features)
     if count < 2:
         return -1.0, 0.0
-    similarity = features @ features.T
-    np.fill_diagonal(similarity, -np.inf)
+    nearest = np.empty(count, dtype=features.dtype)
+    for start in range(0, count, ROWS_AT_ONCE):  # all pairs of 40,000 examples would take 6 GB
+        similarity = features[start : start + ROWS_AT_ONCE] @ features.T
+        rows = np.arange(len(similarity))
+        similarity[rows, start + rows] = -np.inf
+        nearest[start : start + ROWS_AT_ONCE] = similarity.max(axis=1)
     rank = max(1, math.floor(rate * (count + 1)))
-    return float(np.sort(similarity.max(axis=1))[rank - 1]), rank / (count + 1)
+    return float(np.sort(nearest)[rank - 1]), rank / (count + 1)

@@ -1,6 +1,6 @@
 """What a classifier says of files, with what a person should know about its examples."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,7 +8,9 @@ import numpy as np
 
 from recollect.apps.classify.classifier import Classifier
 from recollect.apps.classify.pictures import embed_files
+from recollect.apps.classify.teaching import Support
 from recollect.core.types import Encoder
+from recollect.fewshot.unknown import ROWS_AT_ONCE
 
 FEW_EXAMPLES = 4
 """Below this many examples of a class, its accuracy swings by many points with the choice of examples."""
@@ -80,12 +82,10 @@ def example_warnings(classifier: Classifier) -> list[str]:
     few = [f"{name} ({count})" for name, count in zip(names, counts, strict=True) if 0 < count < FEW_EXAMPLES]
     if few:
         warnings.append(f"fewer than {FEW_EXAMPLES} examples, so expect the choice to matter: {', '.join(few)}")
-    similarity = support.features @ support.features.T
-    near = np.triu(similarity >= NEAR_DUPLICATE, 1) & (support.labels[:, None] != support.labels)
-    pairs = sorted(np.argwhere(near).tolist(), key=lambda pair: -similarity[pair[0], pair[1]])
-    for first, second in pairs[:SHOWN_PAIRS]:
+    pairs = sorted(_alike(support), key=lambda pair: -pair[2])
+    for first, second, similarity in pairs[:SHOWN_PAIRS]:
         identical = support.digests[first] == support.digests[second]
-        kind = "the same picture" if identical else f"nearly the same picture ({similarity[first, second]:.3f})"
+        kind = "the same picture" if identical else f"nearly the same picture ({similarity:.3f})"
         warnings.append(
             f"{kind} in two classes, {names[support.labels[first]]} and {names[support.labels[second]]}: "
             f"{support.files[first]} and {support.files[second]}"
@@ -93,6 +93,16 @@ def example_warnings(classifier: Classifier) -> list[str]:
     if len(pairs) > SHOWN_PAIRS:
         warnings.append(f"{len(pairs) - SHOWN_PAIRS:,} further pairs of examples of two classes are as alike")
     return warnings
+
+
+def _alike(support: Support) -> Iterator[tuple[int, int, float]]:
+    """Pairs of examples of two classes that are nearly one picture, and their cosine."""
+    for start in range(0, len(support), ROWS_AT_ONCE):
+        similarity = support.features[start : start + ROWS_AT_ONCE] @ support.features.T
+        near = np.triu(similarity >= NEAR_DUPLICATE, start + 1)
+        near &= support.labels[start : start + ROWS_AT_ONCE, None] != support.labels
+        for row, second in np.argwhere(near).tolist():
+            yield start + row, second, float(similarity[row, second])
 
 
 def classify(

@@ -53,8 +53,10 @@ class Support:
     def joined(self, other: "Support") -> "Support":
         """Both, without pictures that are there already under the same class."""
         known = set(zip(self.digests, self.labels.tolist(), strict=True))
-        pairs = list(zip(other.digests, other.labels.tolist(), strict=True))
-        new = [i for i, pair in enumerate(pairs) if pair not in known and pairs.index(pair) == i]
+        first: dict[tuple[str, int], int] = {}
+        for place, pair in enumerate(zip(other.digests, other.labels.tolist(), strict=True)):
+            first.setdefault(pair, place)
+        new = [place for pair, place in first.items() if pair not in known]
         return Support(
             np.concatenate([self.features, other.features[new]]),
             np.concatenate([self.labels, other.labels[new]]),
