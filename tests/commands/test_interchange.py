@@ -7,7 +7,7 @@ import pytest
 
 from pictures import encoded, picture
 from recollect.cli import main
-from recollect.evaluation.clip_benchmark import as_clip_benchmark
+from recollect.evaluation.clip_benchmark import as_clip_benchmark, save_clip_benchmark
 from recollect.evaluation.results import Result, load_result
 from recollect.models import build_model
 
@@ -68,9 +68,10 @@ def test_results_as_clip_benchmark_writes_them(place, tmp_path, monkeypatch, cap
     out = ("--form", "clip-benchmark", "--out", str(tmp_path / "out"))
     for words in (["zero-shot"], ["probe"], ["retrieval"]):
         assert main(["evaluate", *words, "model", "--data", "shades.parquet", *out]) == 0
-    found = {
-        record["task"]: record for record in map(json.loads, (f.read_text() for f in (tmp_path / "out").iterdir()))
-    }
+    assert main(["evaluate", "zero-shot", "model", "--data", "shades.parquet", *out]) == 0  # takes its own place
+    records = [json.loads(file.read_text()) for file in (tmp_path / "out").iterdir()]
+    assert len(records) == 3
+    found = {record["task"]: record for record in records}
     assert set(found) == {"zeroshot_classification", "linear_probe", "zeroshot_retrieval"}
     for record in found.values():
         assert set(record) == {"dataset", "model", "pretrained", "task", "metrics", "language"}
@@ -84,6 +85,13 @@ def test_results_as_clip_benchmark_writes_them(place, tmp_path, monkeypatch, cap
     assert "it has no such task as few-shot" in capsys.readouterr().err
     single = ("--form", "clip-benchmark", "--out", str(tmp_path / "one.json"))
     assert main(["evaluate", "zero-shot", "model", "--data", "shades.parquet", *single]) == 2
+
+
+def test_two_sets_of_one_name_do_not_take_each_others_place(tmp_path):
+    rows = [{"metric": "top-1", "value": 10.0}]
+    for content in ("one", "two", "one"):
+        save_clip_benchmark(Result("zero-shot", "model", "birds", 0, rows, {"data_content": content}), tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_retrieval_is_that_of_the_whole_pool():

@@ -112,6 +112,13 @@ def test_an_encoder_that_sees_everything_is_nearly_perfect(shows, tmp_path):
     assert blind.file_name != result.file_name
 
 
+def test_a_tested_picture_is_not_learned_from(shows, tmp_path):
+    spec = table(tmp_path / "set.parquet", [[NAMES[place] for place in np.flatnonzero(row)] for row in shows])
+    with pytest.raises(UserError, match=r"12 of 12 tested images are learned from too .* --no-probe"):
+        several_labels_task(spec, support="all")
+    assert several_labels_task(spec, query="train").support is None
+
+
 def test_other_labels_are_refused(shows, tmp_path):
     with pytest.raises(UserError, match="its labels are no lists"):
         several_labels_task(table(tmp_path / "one.parquet", ["cat", "dog"] * 18))
@@ -136,3 +143,6 @@ def test_the_command_prints_and_writes_both(shows, tmp_path, monkeypatch, capsys
     (result,) = json.loads((tmp_path / "out.json").read_text())
     assert [row["method"] for row in result["rows"]] == ["zero-shot", "zero-shot", "probe", "probe"]
     assert "mean average precision" in capsys.readouterr().out
+    for option in (["--within", "train"], ["--suite", "lixp-5"], ["--definitions", "wordnet"]):
+        assert cli.main(["evaluate", "several", "MODEL", "--data", spec, *option]) == 2
+        assert f"{option[0]}: is not read by" in capsys.readouterr().err

@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from recollect.core.errors import UserError
+from recollect.data.sources.derived import Subset
 from recollect.evaluation.features import FeatureCache, class_text_features
+from recollect.evaluation.probe import linear_probe
 from recollect.evaluation.zero_shot import mean_per_class, top_1, zero_shot
 from recollect.fewshot.calibration import expected_calibration_error
 
@@ -58,3 +61,11 @@ def test_the_calibration_error_is_that_of_the_models_own_probabilities(encoder, 
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)
     assert row["ece"] == pytest.approx(100 * expected_calibration_error(shares, task.query.labels), abs=1e-3)
+
+
+def test_a_probe_that_has_lost_a_class_says_so(encoder, task):
+    """All its pictures are broken: its column would stand for the class after it."""
+    left = replace(task, support=Subset(task.support, np.flatnonzero(task.support.labels != 2)))
+    assert linear_probe(encoder, task, model="m").rows[0]["value"] > 50
+    with pytest.raises(UserError, match="no image of 'class 2' to train on can be read"):
+        linear_probe(encoder, left, model="m")

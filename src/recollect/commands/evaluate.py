@@ -74,6 +74,17 @@ class DataOptions:
         look_up = open_definitions(self.definitions)
         return replace(opened, tasks=tuple(self._with_definitions(task, look_up) for task in opened.tasks))
 
+    def refuse(self, command: str, *options: str) -> None:
+        """Refuse options that a command would not read, so that nobody believes that they were heeded.
+
+        Raises:
+            UserError: one was given.
+        """
+        usual = DataOptions()
+        for name in options:
+            if getattr(self, name) != getattr(usual, name):
+                raise UserError(f"--{name}: is not read by `recollect evaluate {command}`. Leave it out.")
+
     def _with_definitions(
         self, task: ClassificationTask, look_up: Callable[[str], tuple[str, ...]]
     ) -> ClassificationTask:

@@ -31,6 +31,8 @@ class Several:
 
     def run(self) -> None:
         """Evaluate, print and write."""
+        self.model.check_form("several-labels")
+        self.data.refuse("several", "suite", "copies", "within", "definitions")
         console = output()
         if not self.data.data:
             raise UserError("no data was named. Name it with --data SOURCE ...")

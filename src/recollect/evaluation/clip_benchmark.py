@@ -57,10 +57,11 @@ def _metrics(result: Result) -> Mapping[str, float]:
 
 
 def save_clip_benchmark(result: Result, folder: str | Path) -> Path:
-    """Write the result into ``folder``, under a name as in CLIP_benchmark's own collections."""
+    """Write the result into ``folder``, under a name as in CLIP_benchmark's own collections with `Result.identity`
+    behind: two sets or models of one name do not take each other's place."""
     record = as_clip_benchmark(result)
     parts = [record[name] for name in ("dataset", "pretrained", "model", "language", "task")]
     name = "_".join(re.sub(r"[^A-Za-z0-9.=-]+", "-", part).strip("-") for part in parts)
-    path = Path(folder) / f"{name[:200]}.json"
+    path = Path(folder) / f"{name[:180]}--{result.identity}.json"
     write_json(path, record)
     return path

@@ -40,6 +40,9 @@ def linear_probe(
     if len(task.support) == 0:
         raise UserError(f"{task.name}: no images to train a probe on; name their split with --support")
     support = image_features(encoder, task.support, cache)
+    lost = np.setdiff1d(np.arange(len(task.class_names)), support.labels)
+    if len(lost):
+        raise UserError(f"{task.name}: no image of '{task.class_names[lost[0]]}' to train on can be read")
     query = image_features(encoder, task.query, cache)
     probe = LinearProbe().fit(support.images, support.labels)
     predictions = probe.predict(query.images)

@@ -180,7 +180,7 @@ def _parts(spec: str, division: Division, columns: Columns | None) -> tuple[Sour
         if division.support is None:
             return Subset(query, np.arange(0), name=f"{query.name}:none"), query
         support = sources.open_source(spec, split=division.support, kind="label", columns=columns)
-        if shared := _shared(support, query):
+        if shared := shared_images(support, query):
             raise UserError(
                 f"{spec}: {shared} of {len(query)} tested images are examples too (split '{division.support}', tested "
                 f"'{split}'). Name other splits with --support and --query, or divide one: --within {split}."
@@ -194,7 +194,7 @@ def _parts(spec: str, division: Division, columns: Columns | None) -> tuple[Sour
     )
 
 
-def _shared(support: Source, query: Source) -> int:
+def shared_images(support: Source, query: Source) -> int:
     """How many tested images are examples too."""
     if isinstance(support, TableSource) and isinstance(query, TableSource):  # rows of one table, whatever the split
         return int(np.isin(query.rows, support.rows).sum())

@@ -11,6 +11,7 @@ from recollect.core.types import Source
 from recollect.data.prompts import GENERAL_TEMPLATES, readable
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
+from recollect.tasks.classification import shared_images
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,16 @@ def several_labels_task(
         names: of the classes, where the source has none.
 
     Raises:
-        UserError: no such split, no lists, numbers without names, or a class that no tested picture shows.
+        UserError: no such split, a tested picture that is learned from too, no lists, numbers without names, or a class
+            that no tested picture shows.
     """
     asked = open_source(spec, split=query, kind="label", columns=columns)
     known = open_source(spec, split=support, kind="label", columns=columns) if support else None
+    if known is not None and (shared := shared_images(known, asked)):
+        raise UserError(
+            f"{spec}: {shared} of {len(asked)} tested images are learned from too (split '{support}', tested "
+            f"'{query}'). Name other splits with --support and --query, or leave the probe out: --no-probe."
+        )
     lists = [_lists(spec, source) for source in (asked, known) if source is not None]
     class_names = names or asked.class_names
     if not class_names and all(isinstance(label, str) for part in lists for row in part for label in row):
