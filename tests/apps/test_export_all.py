@@ -30,14 +30,24 @@ def unit(rows, seed, width=WIDTH):
 
 
 @pytest.mark.parametrize(
-    "name", ["zero-shot", "prototype", "tip-adapter", "tip-adapter-cv", "proker", "gda", "tip-adapter-f"]
-)
-@pytest.mark.parametrize("shots", [1, 3])
-def test_a_classifier_as_numbers_scores_as_the_classifier(name, shots):
-    support, labels, queries = unit(4 * shots, 0), np.repeat(np.arange(4), shots), unit(20, 1)
-    taught = FEW_SHOT_METHODS[name](unit(4, 2), 20.0).fit_checked(support, labels)
+    "name",
+    ["zero-shot", "prototype", "tip-adapter", "tip-adapter-cv", "proker", "gda", "tip-adapter-f", "linear-probe",
+     "lp++", "timo", "ape-t", "clap"],
+)  # fmt: skip
+@pytest.mark.parametrize(("shots", "classes"), [(1, 4), (3, 2)])
+def test_a_classifier_as_numbers_scores_as_the_classifier(name, shots, classes):
+    support, labels, queries = unit(classes * shots, 0), np.repeat(np.arange(classes), shots), unit(20, 1)
+    taught = FEW_SHOT_METHODS[name](unit(classes, 2), 20.0)
+    if name == "clap":
+        taught.set_params(epochs=3, factor=1.0)
+    taught.fit_checked(support, labels)
     form = kernel_form(taught)
-    np.testing.assert_allclose(form.scores(queries), taught.scores(queries), rtol=1e-4, atol=1e-4)
+    (mine, theirs) = (
+        each - each.mean(axis=1, keepdims=True) for each in (form.scores(queries), taught.scores(queries))
+    )
+    np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
+    if name != "linear-probe":
+        np.testing.assert_allclose(form.scores(queries), taught.scores(queries), rtol=1e-4, atol=1e-4)
     logits = form.scores(queries) / form.temperature
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     np.testing.assert_allclose(shares / shares.sum(1, keepdims=True), taught.predict_proba(queries), atol=1e-4)

@@ -6,11 +6,13 @@ import numpy as np
 from jaxtyping import Float
 
 from recollect.fewshot.base import EmbeddingClassifier
+from recollect.fewshot.heads import ClassAdaptiveProbe, LinearProbePlusPlus
 from recollect.fewshot.mixture import GaussianDiscriminant
 from recollect.fewshot.proker import ProKeR
 from recollect.fewshot.prototype import PrototypeClassifier
+from recollect.fewshot.timo import Timo
 from recollect.fewshot.tip import TIP_PRESETS, TipAdapter, ZeroShotClassifier, one_hot
-from recollect.fewshot.trained import TipAdapterF
+from recollect.fewshot.trained import ApeTrained, LinearProbe, TipAdapterF
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class KernelForm:
     Attributes:
         weights: W.
         bias: b.
-        keys: unit rows F; none for a linear classifier.
+        keys: rows F; none for a linear classifier.
         sharpness: beta.
         values: V.
         temperature: the probabilities are the softmax of the scores over it.
@@ -39,7 +41,10 @@ class KernelForm:
 
 
 def kernel_form(estimator: EmbeddingClassifier) -> KernelForm | None:
-    """A fitted classifier as numbers; None where its scores have another form (votes, trained adapters)."""
+    """A fitted classifier as numbers; None where its scores have another form (votes, adapters before the cosine).
+
+    Its scores are the classifier's but for one number a row, which changes no probability.
+    """
     bias = np.zeros(len(estimator.classes_))
     temperature = float(estimator.temperature_)
     keys, sharpness = np.empty((0, estimator.n_features_in_)), 0.0
@@ -63,6 +68,19 @@ def kernel_form(estimator: EmbeddingClassifier) -> KernelForm | None:
         case TipAdapterF():
             weights, keys, sharpness = estimator.scale * estimator.texts_, estimator.keys_, estimator.beta
             values = estimator.alpha * estimator.values_
+        case ApeTrained():
+            weights, keys, sharpness = estimator.scale * estimator.refined_, estimator.keys_, estimator.beta_
+            values = estimator.alpha_ * estimator.values_
+        case LinearProbe():
+            weights, bias = estimator.model_.coef_, estimator.model_.intercept_
+            if len(weights) == 1:  # of two classes there is one score, the second's against the first's
+                weights, bias = np.concatenate([-weights, weights]) / 2, np.concatenate([-bias, bias]) / 2
+        case LinearProbePlusPlus():
+            weights, bias = estimator.coef_, estimator.intercept_
+        case ClassAdaptiveProbe():
+            weights = estimator.scale * estimator.coef_
+        case Timo():
+            weights, bias = estimator.coef_ + estimator.alpha_ * estimator.weighed_, estimator.intercept_
         case ProKeR():
             weights, sharpness = estimator.text_weight_ * estimator.texts_, estimator.bandwidth_
             keys, values = estimator.expansion()
