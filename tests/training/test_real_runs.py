@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -157,6 +158,19 @@ def test_data_that_changed_since_a_run_stopped_is_named(pairs, tmp_path):
             train(replace(recipe, steps=2), out, resume=True, device="cpu")
     finally:
         picture.write_bytes(before)
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(pairs, tmp_path):
+    for folder in ("one/set", "two/set", "three"):
+        shutil.copytree(pairs.parent, tmp_path / folder)
+    specs = [str(tmp_path / folder / "pairs.csv") for folder in ("one/set", "two/set", "three")]
+    recipe = replace(RECIPES["siglip-tiny"](), steps=1, batch_size=6, data=Data(captions=tuple(specs)))
+    train(recipe, tmp_path / "run", device="cpu")
+    names = [f"{Path(tmp_path, folder).relative_to(tmp_path)}/pairs" for folder in ("one/set", "two/set")]
+    assert list(lines(tmp_path / "run")[-1]["seen"]) == [*names, f"{tmp_path.name}/three/pairs"]
+    for twice in ((specs[0], specs[0]), (specs[0], f"{tmp_path}/one/../one/set/pairs.csv")):
+        with pytest.raises(UserError, match="pairs: named twice among the sources"):
+            train(replace(recipe, data=Data(captions=twice)), tmp_path / "twice", device="cpu")
 
 
 @pytest.mark.parametrize("preset", ["tiny", "small"])

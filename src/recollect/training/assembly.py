@@ -1,6 +1,8 @@
 """From a recipe to what a run trains and reads."""
 
+import itertools
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -91,6 +93,7 @@ def assemble_recipe(
     """
     data = recipe.data
     sources = tuple(objects.get(spec) or _open(spec, kind, data) for spec, kind in data.specs)
+    _tell_apart([spec for spec, _ in data.specs], sources)
     _refuse_without_pictures(data, sources)
     facts = _data_facts(data, sources) if place.first else {}
     knowledge = None if data.definitions is None else Knowledge(open_definitions(Path(data.definitions)))
@@ -133,6 +136,21 @@ def assemble_recipe(
                 )
     feed = _feed(stream, towers, objective.needs, recipe, place)
     return Parts(towers, objective, tuple(source.name for source in sources), feed, facts)
+
+
+def _tell_apart(specs: Sequence[str], sources: Sequence[Source]) -> None:
+    """Give sources of one name, such as ``a/train.parquet`` and ``b/train.parquet``, as much of their folders as it
+    takes. What is named twice by one address keeps its name, and is refused."""
+    files = [(spec, source) for spec, source in zip(specs, sources, strict=True)
+             if not (spec.startswith(_OBJECT) or is_built_in(spec))]  # fmt: skip
+    for name, count in Counter(source.name for source in sources).items():
+        alike = {Path(os.path.abspath(parse_address(spec).place)).parts[1:-1]: source
+                 for spec, source in files if source.name == name}  # fmt: skip
+        if count < 2 or len(alike) < count:
+            continue
+        depth = next(n for n in itertools.count(1) if len({folders[-n:] for folders in alike}) == count)
+        for folders, source in alike.items():
+            source.name = "/".join((*folders[-depth:], name))
 
 
 def _refuse_without_pictures(data: Data, sources: Sequence[Source]) -> None:

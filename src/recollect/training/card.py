@@ -19,7 +19,9 @@ def model_card(recipe: Mapping[str, Any], seen: Mapping[str, int], last: Mapping
     start, objective = recipe["model"]["start"], recipe["objective"]
     base = OBJECTIVES[objective["base"]]
     name = base.name if objective["context"] is None else base.name_with_context
-    sources = "\n".join(f"- `{Path(source).name}`: {count:,} samples seen" for source, count in seen.items())
+    sources = "\n".join(
+        f"- `{'/'.join(Path(source).parts[-2:])}`: {count:,} samples seen" for source, count in seen.items()
+    )
     figures = "\n".join(
         f"| {key} | {value:.4g} |" for key, value in last.items() if isinstance(value, float) and key not in _CLOCK
     )
