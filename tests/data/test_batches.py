@@ -238,6 +238,13 @@ def test_workers_change_nothing(both, workers):
     assert all(same(batch, stream(both, 50).batch(step)) for step, batch in enumerate(batches, 3))
 
 
+def test_pictures_that_stay_bytes_are_the_same_once_they_are_normalised(both):
+    made = stream(both, 50)
+    for kept, whole in zip(made.iterate(0, 2, raw=True), made.iterate(0, 2), strict=True):
+        assert kept.images.dtype == torch.uint8
+        assert torch.equal(made.normalised(kept.images), whole.images)
+
+
 def test_a_resumed_sequence_goes_on_as_if_never_broken(both):
     unbroken = list(stream(both).iterate(0, 6))
     resumed = [*stream(both).iterate(0, 2), *stream(both).iterate(2, 6)]

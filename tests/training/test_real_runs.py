@@ -19,9 +19,10 @@ from recollect.core.errors import UserError
 from recollect.models import build_model, load_model
 from recollect.objectives import ContextObjective
 from recollect.training import checkpoints
-from recollect.training.assembly import build_objective, start_model
+from recollect.training.assembly import assemble_recipe, build_objective, start_model
 from recollect.training.loop import train
 from recollect.training.options import Context, Data, Model, ObjectiveOptions
+from recollect.training.ranks import ProcessRanks
 from recollect.training.recipes import RECIPES
 
 RUNS = {
@@ -158,6 +159,16 @@ def test_data_that_changed_since_a_run_stopped_is_named(pairs, tmp_path):
             train(replace(recipe, steps=2), out, resume=True, device="cpu")
     finally:
         picture.write_bytes(before)
+
+
+def test_a_batch_that_is_embedded_in_chunks_waits_as_bytes(pairs):
+    recipe = replace(RECIPES["siglip-tiny"](), batch_size=6, data=Data(captions=(str(pairs),)))
+    here = ProcessRanks(0, 1, torch.device("cpu"))
+    (whole, _), (kept, _) = (
+        next(assemble_recipe(replace(recipe, chunk=chunk), here, None).feed(0, 1)) for chunk in (None, 4)
+    )
+    assert kept.images.dtype == torch.uint8
+    assert torch.equal(kept.prepare(kept.images[2:5]), whole.images[2:5])
 
 
 def test_files_of_one_name_are_told_apart_by_their_folders(pairs, tmp_path):

@@ -305,10 +305,12 @@ def _feed(
     recipe: Recipe,
     place: ProcessRanks,
 ) -> Feed:
-    # Whole batches are normalised on the device; chunks are moved there one by one, so that memory is the chunk's.
-    device = place.device if recipe.chunk is None else None
+    # Whole batches are normalised on the device; chunks are moved there one by one, and normalised then, so that memory
+    # is the chunk's and the batch waits as bytes.
+    raw = recipe.chunk is not None
+    device = None if raw else place.device
     workers = workers_of(recipe, stream.mixture.sources, int(os.environ.get("LOCAL_WORLD_SIZE", place.size)))
-    how: Mapping[str, Any] = {"device": device, "pin": place.device.type == "cuda"}
+    how: Mapping[str, Any] = {"device": device, "pin": place.device.type == "cuda", "raw": raw}
 
     def feed(start: int, stop: int) -> Iterator[tuple[Inputs, Mapping[str, int]]]:
         def others(first: int, last: int, view: int, needed: bool) -> Iterator[Batch | None]:
@@ -320,7 +322,8 @@ def _feed(
         for step, batch, view, context in zip(range(start, stop), batches, views, contexts, strict=False):
             tokens = model.tokenize(batch.texts, batch.kinds) if batch.tokens is None else batch.tokens
             labels = batch.labels if "labels" in needs else None
-            inputs = Inputs(batch.images, tokens, labels, marks=marks_of(batch, recipe.data.copies))
+            prepare = stream.normalised if raw else None
+            inputs = Inputs(batch.images, tokens, labels, marks=marks_of(batch, recipe.data.copies), prepare=prepare)
             if view is not None:
                 inputs = replace(inputs, views=view.images)
             if context is not None:

@@ -69,8 +69,8 @@ class PieceMaker(Protocol):
         """Rows ``start`` to ``stop`` of them."""
         ...
 
-    def join(self, pieces: list[Piece], device: torch.device | None) -> Batch:
-        """All pieces of a step, in order, as its batch."""
+    def join(self, pieces: list[Piece], device: torch.device | None, raw: bool) -> Batch:
+        """All pieces of a step, in order, as its batch; its pictures as bytes if ``raw`` is set and all of them are."""
         ...
 
 
@@ -101,6 +101,7 @@ def iterate(
     view: int,
     device: torch.device | None,
     pin: bool = False,
+    raw: bool = False,
     tokenize: RowTokenizer | None = None,
 ) -> Iterator[Batch]:
     """See `BatchStream.iterate`."""
@@ -128,7 +129,7 @@ def iterate(
                 raise UserError(piece.message)
             pieces.append(piece)
             if len(pieces) == len(cuts):
-                yield stream.join(pieces, device)
+                yield stream.join(pieces, device, raw)
                 pieces = []
     finally:
         # Ends the workers now. Left to the traceback of an error that somebody keeps, their queues would be collected

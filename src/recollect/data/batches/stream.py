@@ -116,6 +116,7 @@ class BatchStream:
         view: int = 0,
         device: torch.device | None = None,
         pin: bool = False,
+        raw: bool = False,
         tokenize: RowTokenizer | None = None,
     ) -> Iterator[Batch]:
         """The batches of steps ``start`` to ``stop``, made ahead by worker processes.
@@ -125,12 +126,13 @@ class BatchStream:
             view: as in `batch`; ``iterate(start + 1, stop + 1, view=CONTEXT_VIEW)`` gives the contexts.
             device: where images are brought as bytes, to be normalised there.
             pin: make them in page-locked memory, from which a GPU copies while the machine does other things.
+            raw: leave pictures as bytes, a quarter of the memory, for `normalised` to bring to numbers part by part.
             tokenize: of texts and their kinds makes ``tokens`` of the batch, where its rows are made.
 
         Raises:
             UserError: too many images are broken.
         """
-        return iterate(self, start, stop, workers, view=view, device=device, pin=pin, tokenize=tokenize)
+        return iterate(self, start, stop, workers, view=view, device=device, pin=pin, raw=raw, tokenize=tokenize)
 
     def rows(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Source number and index within the source of every row of the global batch, int64 (batch,) each."""
@@ -171,8 +173,8 @@ class BatchStream:
         tokens = tokenize(texts.tolist(), kinds) if tokenize else None
         return Piece(self._assemble(blocks), texts.tolist(), labels, sources, ids.tolist(), broken, tokens)
 
-    def join(self, pieces: Sequence[Piece], device: torch.device | None = None) -> Batch:
-        """Put pieces together, normalise them on ``device``, and count what was broken.
+    def join(self, pieces: Sequence[Piece], device: torch.device | None = None, raw: bool = False) -> Batch:
+        """Put pieces together, normalise them on ``device`` unless they are to stay ``raw``, and count what was broken.
 
         Raises:
             UserError: too many images are broken.
@@ -182,7 +184,9 @@ class BatchStream:
             messages = [message for piece in pieces for message in piece.broken.get(number, [])]
             if tried := int((sources == number).sum()) + len(messages):
                 self.counters.add(source, tried, messages)
-        images = [self._normalised(piece.images.to(device, non_blocking=True)) for piece in pieces]
+        images = [piece.images.to(device, non_blocking=True) for piece in pieces]
+        if not raw or any(each.dtype != torch.uint8 for each in images):
+            images = [self.normalised(each) for each in images]
         rows = [piece.tokens for piece in pieces if piece.tokens is not None]
         tokens = {name: torch.cat([each[name] for each in rows]) for name in rows[0]} if rows else None
         names = [source.name for source in self.mixture.sources]
@@ -211,7 +215,8 @@ class BatchStream:
     def _key_of_pass(self, name: str, turn: int) -> int:
         return derive_seed(self.seed, "pass", name, turn)
 
-    def _normalised(self, images: Tensor) -> Tensor:
+    def normalised(self, images: Tensor) -> Tensor:
+        """Some rows of a batch as the towers read them, where they are: bytes are normalised, numbers stay."""
         if images.dtype != torch.uint8:
             return images
         assert self.transform is not None  # only a transform makes bytes
@@ -221,7 +226,7 @@ class BatchStream:
         if len(blocks) == 1:
             return blocks[0][1]
         if any(images.dtype != torch.uint8 for _, images in blocks):
-            blocks = [(places, self._normalised(images)) for places, images in blocks]
+            blocks = [(places, self.normalised(images)) for places, images in blocks]
         shapes = {tuple(images.shape[1:]) for _, images in blocks}
         if len(shapes) > 1:
             raise UserError(f"sources give images of different shapes: {', '.join(map(str, sorted(shapes)))}")
