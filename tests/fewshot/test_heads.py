@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from scipy.optimize import minimize
 from sklearn.base import clone
 
@@ -33,6 +34,29 @@ def test_clap_holds_a_class_the_more_the_better_its_text():
     zero_shot /= zero_shot.sum(axis=1, keepdims=True)
     expected = [zero_shot[labels == label, label].mean() for label in range(4)]
     np.testing.assert_allclose(model.lambda_, expected)
+
+
+@pytest.mark.parametrize("factor", [10.0, 1000.0])
+def test_clap_ends_at_the_minimum_of_its_loss(factor):
+    """Whatever the factor: an implicit step that takes no heed of the momentum beside it holds a tenth as much."""
+    support, labels, _, _, texts = world((8,) * 4, noise=1.5, seed=2)
+    texts = unit(texts + 0.3 * texts[[1, 2, 3, 0]])
+    images, anchors, own = torch.tensor(support), torch.tensor(texts), torch.tensor(labels)
+    sure = torch.softmax(100 * images @ anchors.T, dim=1)[torch.arange(32), own]
+    kept = torch.stack([sure[own == label].mean() for label in range(4)])
+
+    def loss(flat):
+        weights = torch.tensor(flat.reshape(texts.shape), requires_grad=True)
+        logits = 100 * images @ torch.nn.functional.normalize(weights, dim=1).T
+        value = torch.nn.functional.cross_entropy(logits, own)
+        value = value + factor * (kept * ((weights - anchors) ** 2).sum(dim=1)).mean()
+        value.backward()
+        return value.item(), weights.grad.numpy().ravel()
+
+    slow = minimize(loss, texts.ravel(), jac=True, method="L-BFGS-B", options={"maxiter": 2000}).x.reshape(texts.shape)
+    model = ClassAdaptiveProbe(texts, factor=factor, learning_rate=0.01).fit(support, labels)
+    np.testing.assert_allclose(model.coef_, unit(slow), atol=2e-3)
+    assert np.abs(unit(slow) - texts).max() > 0.01
 
 
 def test_training_improves_on_zero_shot():

@@ -43,6 +43,10 @@ class _Anchored(EmbeddingClassifier):
         return {self.strength_name: getattr(self, self.strength_name + "_")}
 
 
+MOMENTUM = 0.9
+"""Of CLAP's gradient descent, as published."""
+
+
 class ClassAdaptiveProbe(_Anchored):
     """CLAP: a linear probe that starts at the class texts and is held to them, class by class (Silva-Rodríguez et al.,
     2024).
@@ -95,9 +99,10 @@ class ClassAdaptiveProbe(_Anchored):
             return nn.functional.cross_entropy(self.scale * cosines, own[rows])
 
         def hold(rate: float) -> None:
-            weights.data = texts + (weights.data - texts) / (1 + rate * pull)
+            # Momentum makes every gradient count 1/(1 - m) times in the end, so the penalty, which has none, must too.
+            weights.data = texts + (weights.data - texts) / (1 + rate / (1 - MOMENTUM) * pull)
 
-        optimiser = torch.optim.SGD([weights], lr=self.learning_rate, momentum=0.9)
+        optimiser = torch.optim.SGD([weights], lr=self.learning_rate, momentum=MOMENTUM)
         schedule = Schedule(self.epochs, 256, 1e-5)
         fit_by_gradient(optimiser, loss, len(images), make_generator(self.random_state), schedule, hold)
         self.coef_ = nn.functional.normalize(weights.detach(), dim=1).numpy()
