@@ -108,6 +108,8 @@ def test_a_folder_with_new_changed_and_vanished_pictures_is_followed(address, ph
 def test_a_renamed_picture_and_two_that_were_exchanged_are_not_lost(address, photos, encoder):
     memory = open_for_build(address, encoder, "m")
     fill(memory, encoder, photos)
+    memory.set_captions({"photos:0.png": "a drawing", "photos:1.png": "one"}, encoder, by="somebody")
+    memory.set_metadata("clicked", {"photos:0.png": "cat"})
     (photos / "0.png").rename(photos / "z.png")
     one, other = (photos / "1.png").read_bytes(), (photos / "2.png").read_bytes()
     (photos / "1.png").write_bytes(other), (photos / "2.png").write_bytes(one)
@@ -116,6 +118,11 @@ def test_a_renamed_picture_and_two_that_were_exchanged_are_not_lost(address, pho
     for name, number in {"z": 0, "1": 2, "2": 1, "3": 3}.items():
         vector = encoder.embed_images([draw(number)]).numpy()[0]
         np.testing.assert_array_equal(memory.vectors([f"photos:{name}.png"], "image")[0], vector)
+    (renamed,) = memory.fetch(["photos:z.png"])
+    assert (renamed.caption, renamed.path) == ("a drawing", photos / "z.png")
+    assert dict(renamed.metadata) == {"clicked": "cat", "captioned_by": "somebody"}
+    said = encoder.embed_texts(["a drawing"]).numpy()
+    assert memory.search(said, 1, "text").ids[0, 0] == "photos:z.png"
 
 
 @BOTH
@@ -184,7 +191,7 @@ def test_two_files_of_one_name_clash_before_the_work_unless_one_is_named(address
     assert memory.info().sources == {"pairs": 4, "b": 6}
     assert memory.info().places == {"pairs": (str(one),), "b": (str(other),)}
     moved = fill(memory, encoder, table(tmp_path / "c" / "pairs.parquet", range(4)), name="pairs")
-    assert (moved.moved, moved.added, moved.removed, len(memory)) == (4, 0, 0, 10)
+    assert (moved.earlier, moved.added, moved.removed, len(memory)) == (4, 0, 0, 10)
 
 
 @pytest.mark.parametrize(("first", "then"), [(5, 30), (8, 30), (12, 13), (16, 24), (29, 30)])

@@ -68,7 +68,7 @@ class Watch:
 
     def _say(self, memory: Memory, report: BuildReport) -> None:
         counts = {"added": report.added, "replaced": report.replaced, "removed": report.removed}
-        counts["not readable"] = report.broken
+        counts |= {"in another place now": report.moved, "not readable": report.broken}
         done = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "nothing to do"
         output().print(printable(f"{self.folder}: {done}; {len(memory):,} rows"), highlight=False, soft_wrap=True)
 

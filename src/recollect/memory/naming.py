@@ -13,6 +13,12 @@ from recollect.core.types import Encoder
 from recollect.memory.backends.base import Backend
 from recollect.memory.rows import picture_of
 
+CAPTIONED_BY = "captioned_by"
+"""Metadata: which model wrote the caption."""
+
+LABELLED = "clicked"
+"""Metadata: the classes that the page's clicks gave; a filter reads it: ``clicked = 'cat'``."""
+
 _AT_ONCE = 2_048  # rows of a commit where rows are changed
 
 
@@ -67,13 +73,13 @@ def _set_some(backend: Backend, texts: Mapping[str, str], encoder: Encoder, by: 
         if not ids:
             return 0
         rows = backend.rows(ids)
-        marks = {"captioned_by": by} if by else {}
+        marks = {CAPTIONED_BY: by} if by else {}
         changed = replace(
             rows,
             text_vectors=np.stack([vectors[id] for id in ids]),
             captions=[texts[id] for id in ids],
             metadata=[
-                {key: value for key, value in old.items() if key != "captioned_by"} | marks for old in rows.metadata
+                {key: value for key, value in old.items() if key != CAPTIONED_BY} | marks for old in rows.metadata
             ],
         )
         backend.upsert(changed)

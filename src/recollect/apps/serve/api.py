@@ -16,11 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from recollect.apps.classify.sheet import no_formula
 from recollect.apps.serve.collection import VIEW_SIDE, Collection, as_jpeg
 from recollect.apps.serve.guard import Guard
-from recollect.apps.serve.keeping import LABEL
 from recollect.apps.serve.opened import MemoryChangedError, OpenMemory
 from recollect.apps.serve.orders import ListGoneError, Order
 from recollect.apps.serve.session import SearchTerm, Session
 from recollect.core.errors import UserError
+from recollect.memory.naming import LABELLED
 from recollect.memory.rows import Item
 
 STATIC = (
@@ -340,7 +340,7 @@ def _keeping(app: FastAPI, opened: OpenMemory) -> None:
 
     @app.post("/api/labels/memory")
     def write() -> dict[str, Any]:
-        return {"changed": opened.ask(lambda session: session.keeper.write_labels()), "key": LABEL}
+        return {"changed": opened.ask(lambda session: session.keeper.write_labels()), "key": LABELLED}
 
     @app.get("/api/labels.csv")
     def as_csv() -> Response:

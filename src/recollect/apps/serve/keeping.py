@@ -19,9 +19,7 @@ from recollect.apps.serve.teaching import Teaching
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder
 from recollect.evaluation.features import learned_scale, prompt_ensemble
-
-LABEL = "clicked"
-"""Metadata that clicks are written to; a filter reads it: ``clicked = 'cat'``."""
+from recollect.memory.naming import LABELLED
 
 _NAME = re.compile(r"[^\W_][\w .-]{0,80}")
 _LONGEST = 200  # bytes of a folder's name
@@ -245,7 +243,7 @@ class Keeper:
         memory = self.collection.memory
         memory.refresh()
         before = memory.version
-        changed = memory.set_metadata(LABEL, {id: "; ".join(sorted(known)) for id, known in names.items()})
+        changed = memory.set_metadata(LABELLED, {id: "; ".join(sorted(known)) for id, known in names.items()})
         if before == self.collection.known:
             self.collection.known = memory.version
         return changed

@@ -14,6 +14,7 @@ from recollect.data.sources.images import note
 from recollect.data.sources.reading import BrokenCounter
 from recollect.memory.build.editions import Deduplicator, Edition
 from recollect.memory.build.reading import ROWS_AT_ONCE, Reader, RowBlock
+from recollect.memory.build.renamed import hand_on
 from recollect.memory.build.report import BuildOptions as BuildOptions
 from recollect.memory.build.report import BuildReport as BuildReport
 from recollect.memory.rows import Pairs, Precision
@@ -106,6 +107,7 @@ def fill_memory(
         _fill(memory, replace(reader, known=edition.stamps), (start, stop), options, edition, report, engine)
     report.moved = _move(memory, edition.moves, reader.place)
     if start == 0 and stop == len(reader.source) and (gone := edition.gone()):
+        hand_on(memory, gone, reader.called)
         report.removed = memory.delete(gone)
     try:
         memory.renew_indexes()

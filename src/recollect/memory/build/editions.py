@@ -23,7 +23,7 @@ class Edition:
         last: the last sample of this very edition that became a row, or −1.
         older: whether rows of another edition are there.
         seen: rows that this edition has.
-        elsewhere: rows that were read from another place than the source lies in now.
+        elsewhere: rows whose pictures are files in another place than the source lies in now.
         moves: the file, or None, in which this edition has the pictures of such rows.
     """
 
@@ -39,10 +39,10 @@ class Edition:
     def read(cls, memory: Memory, reader: Reader) -> "Edition":
         """From the rows of the source's name."""
         edition = cls()
-        names = ("id", "stamp", "origin", "ordinal", "place")
+        names = ("id", "stamp", "origin", "ordinal", "place", "path")
         for batch in memory.columns(names, source=reader.called):
-            for id, stamp, origin, ordinal, place in zip(*(batch[name] for name in names), strict=True):
-                if place and place != reader.place:
+            for id, stamp, origin, ordinal, place, path in zip(*(batch[name] for name in names), strict=True):
+                if path and place != reader.place:
                     edition.elsewhere.add(id)
                 edition.rows.setdefault(picture_of(id), {})[id] = stamp
                 if origin == reader.origin:
