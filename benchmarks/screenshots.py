@@ -1,10 +1,9 @@
-"""Pictures of the page for the guides, at desktop and phone width.
+"""Pictures of the page for the guides, at desktop and phone width: each view as a PNG.
 
     recollect memory build RUN/model glyphs:captions --limit 3000 --out memories/glyphs
-    python benchmarks/screenshots.py memories/glyphs --words "arrow pointing right" --yes ARROW --out docs/images
+    python benchmarks/screenshots.py memories/glyphs --words "playing card" --yes "playing card" --out docs/images
 
-    python benchmarks/screenshots.py memories/glyphs --words "playing card" --yes "playing card"
-each view as a PNG. Clicks go to a log of their own, so the memory stays as it was.
+RUN is a training of the demo's. Clicks go to a log of their own, so the memory stays as it was.
 """
 
 import os
