@@ -323,6 +323,17 @@ def test_map_and_duplicates_open_and_late_answers_take_nobody_elsewhere(browser,
     tab.calm()
     assert tab.tab.inner_text("#status").startswith("Map of"), "who looks at the map stays there"
     tab.wait("document.querySelector('#map').width > 0")
+    stays = tab.tab.evaluate("""async () => {
+      const { PictureMap } = await import("/static/map.js"), canvas = document.querySelector("#map").cloneNode();
+      document.querySelector("#map-view").append(canvas);
+      const map = Object.assign(new PictureMap(canvas, () => {}), { points: [0.9, 0.2], rows: [0], version: 0 });
+      const [x, y] = map.place(0);
+      map.zoomAt(x, y, 3);
+      const [x2, y2] = map.place(0);
+      canvas.remove();
+      return Math.hypot(x2 - x, y2 - y);
+    }""")
+    assert stays < 1e-6, "what is under the pointer stays there when the map grows"
     tab.tab.press("#map", "Enter")
     tab.tab.wait_for_selector("#viewer[open]")
     tab.tab.click("#close")

@@ -117,15 +117,16 @@ get("show-grid").addEventListener("click", guarded(async () => {
   status(state.list?.said ?? "");
   if (state.stale) await changed();
 }));
-get("show-sorted").addEventListener("click", guarded(() => sorted.load("doubtful")));
+get("show-sorted").addEventListener("click", guarded(() => { if (narrow.matches) panel(false); return sorted.load("doubtful"); }));
 
 const overview = (which, waiting, work) => get(`show-${which}`).addEventListener("click", guarded(async () => {
   const current = begin(waiting);
+  if (narrow.matches) panel(false); // a phone has no room for both
   view(which);
   let said = "";
   try { said = await work(); } finally { if (current()) status(said); }
 }));
-overview("map", "drawing the map …", async () => `Map of ${(await map.load(state.version), map.rows.length.toLocaleString())}${map.rows.length < map.of ? ` of ${map.of.toLocaleString()}` : ""} pictures by ${map.method}; wheel or +/− zooms, drag or arrows move, a click or Enter opens.`);
+overview("map", "drawing the map …", async () => `Map of ${(await map.load(state.version), map.rows.length.toLocaleString())}${map.rows.length < map.of ? ` of ${map.of.toLocaleString()}` : ""} pictures by ${map.method}; wheel, +/− or two fingers zoom, drag or arrows move, a click or Enter opens.`);
 overview("duplicates", "looking for duplicates …", async () => {
   const { groups, note, version, more: rest } = await api.duplicates();
   get("duplicates").replaceChildren(...groups.map(({ kind, pictures, more }) => {
@@ -143,11 +144,12 @@ overview("duplicates", "looking for duplicates …", async () => {
   if (!groups.length) get("duplicates").append(element("p", "", "No picture is there twice."));
   return note;
 });
-get("toggle-classes").addEventListener("click", () => {
-  const panel = get("panel");
-  panel.hidden = !panel.hidden;
-  get("toggle-classes").setAttribute("aria-expanded", !panel.hidden);
-});
+const narrow = matchMedia("(max-width: 700px)");
+function panel(shown) {
+  get("panel").hidden = !shown;
+  get("toggle-classes").setAttribute("aria-expanded", shown);
+}
+get("toggle-classes").addEventListener("click", () => panel(get("panel").hidden));
 
 const moves = { ArrowLeft: () => -1, ArrowRight: () => 1, ArrowUp: () => -grid.columns, ArrowDown: () => grid.columns, PageDown: () => 4 * grid.columns, PageUp: () => -4 * grid.columns, Home: () => -Infinity, End: () => Infinity };
 
@@ -185,7 +187,7 @@ async function synchronise() { // another tab may have clicked
 }
 
 guarded(async () => {
-  if (matchMedia("(max-width: 700px)").matches) { get("panel").hidden = true; get("toggle-classes").setAttribute("aria-expanded", "false"); }
+  panel(!narrow.matches);
   const info = await api.info();
   get("memory").textContent = info.memory;
   document.title = `${info.memory} · recollect`;

@@ -5,16 +5,28 @@ const SIDE = 44, MOST = 400, KEPT = 1500;
 
 export class PictureMap {
   constructor(canvas, open) {
-    Object.assign(this, { canvas, open, points: null, zoom: 1, x: 0, y: 0, images: new Map() });
+    Object.assign(this, { canvas, open, points: null, zoom: 1, x: 0, y: 0, images: new Map(), fingers: new Map() });
     canvas.addEventListener("wheel", (event) => { event.preventDefault(); this.zoomAt(event.offsetX, event.offsetY, Math.exp(-event.deltaY / 400)); }, { passive: false });
-    canvas.addEventListener("pointerdown", (event) => { canvas.setPointerCapture(event.pointerId); this.from = { x: event.offsetX, y: event.offsetY, moved: 0 }; });
-    canvas.addEventListener("pointermove", (event) => {
-      if (!this.from) return;
-      const dx = event.offsetX - this.from.x, dy = event.offsetY - this.from.y;
-      this.from = { x: event.offsetX, y: event.offsetY, moved: this.from.moved + Math.abs(dx) + Math.abs(dy) };
-      this.x += dx; this.y += dy; this.schedule();
+    canvas.addEventListener("pointerdown", (event) => {
+      canvas.setPointerCapture(event.pointerId);
+      this.fingers.set(event.pointerId, { x: event.offsetX, y: event.offsetY });
+      this.moved = this.fingers.size > 1 ? Infinity : 0;
     });
-    canvas.addEventListener("pointerup", (event) => { const still = this.from?.moved < 5; this.from = null; if (still) this.pick(event.offsetX, event.offsetY); });
+    canvas.addEventListener("pointermove", (event) => {
+      const from = this.fingers.get(event.pointerId);
+      if (!from) return;
+      const to = { x: event.offsetX, y: event.offsetY }, other = [...this.fingers].find(([id]) => id !== event.pointerId)?.[1];
+      this.fingers.set(event.pointerId, to);
+      this.moved += Math.abs(to.x - from.x) + Math.abs(to.y - from.y);
+      if (other) { // two fingers: what lies between them grows as they part
+        const apart = ({ x, y }) => Math.max(8, Math.hypot(x - other.x, y - other.y));
+        this.zoomAt((to.x + other.x) / 2, (to.y + other.y) / 2, apart(to) / apart(from));
+      } else { this.x += to.x - from.x; this.y += to.y - from.y; this.schedule(); }
+    });
+    for (const kind of ["pointerup", "pointercancel"]) canvas.addEventListener(kind, (event) => {
+      const still = this.fingers.delete(event.pointerId) && kind === "pointerup" && this.moved < 5;
+      if (still) this.pick(event.offsetX, event.offsetY);
+    });
     canvas.addEventListener("keydown", (event) => {
       const steps = { ArrowLeft: [60, 0], ArrowRight: [-60, 0], ArrowUp: [0, 60], ArrowDown: [0, -60] }[event.key];
       if (steps) { this.x += steps[0]; this.y += steps[1]; this.schedule(); event.preventDefault(); }
@@ -32,6 +44,7 @@ export class PictureMap {
   }
 
   zoomAt(x, y, factor) {
+    x -= this.canvas.clientWidth / 2; y -= this.canvas.clientHeight / 2; // places count from the middle
     this.x = x - (x - this.x) * factor; this.y = y - (y - this.y) * factor; this.zoom *= factor;
     this.schedule();
   }
