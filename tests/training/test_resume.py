@@ -13,12 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from recollect.core.errors import UserError
 from recollect.training import checkpoints
 from recollect.training.loop import Hook, train
 from recollect.training.options import Data, Recipe
+from recollect.training.ranks import check_agreement
 
 RECIPE = Recipe(
     data=Data(sources=("stand-in",)),
@@ -358,13 +360,19 @@ def test_a_second_process_in_the_folder_of_a_run_is_refused(small, in_child, unb
 
 
 def test_two_processes_train_as_one_and_one_of_them_writes(small, in_processes, tmp_path):
-    """Without dropout, whose numbers two processes draw apart."""
+    """Without dropout, whose numbers two processes draw apart; the second one's machine has drawn other weights."""
 
     def parts(recipe, place, saved):
-        made = small.parts(recipe, place, saved)
-        for module in made.model.modules():
-            if hasattr(module, "p"):
-                module.p = 0.0
+        check_agreement({"even.csv": "samples 9"})
+        if place.size > 1:
+            with pytest.raises(
+                UserError, match=r"^odd\.csv: process 1 of this run has another than process 0 \(1; 0\)"
+            ):
+                check_agreement({"even.csv": "samples 9", "odd.csv": str(place.rank)})
+        made = without_dropout(small)(recipe, place, saved)
+        with torch.no_grad():
+            for parameter in [*made.model.parameters(), *made.objective.parameters()]:
+                parameter.add_(place.rank)
         return made
 
     train(RECIPE, tmp_path / "one", device="cpu", assemble=parts)

@@ -305,6 +305,13 @@ class DualEncoder(nn.Module, ABC):
         """Recompute activations in the backward pass instead of keeping them, where the towers support it."""
 
     @property
+    def reading(self) -> str:
+        """Changes whenever it would read pictures or texts otherwise, or have other weights than in their values."""
+        shapes = [(name, *parameter.shape) for name, parameter in self.named_parameters()]
+        about = json.dumps([self.transform.key, self._reading(), self.prefixes, shapes], sort_keys=True)
+        return hashlib.blake2b(about.encode(), digest_size=8).hexdigest()
+
+    @property
     def fingerprint(self) -> str:
         """Changes whenever an embedding would: weights, dtype, image transform, tokenizer, prefixes, padding."""
         digest = hashlib.blake2b(digest_size=16)

@@ -35,7 +35,7 @@ from recollect.training.adapted import AdaptedTowers, adapt, adapt_again
 from recollect.training.checkpoints import CONTENT, Facts
 from recollect.training.locked import LockedSource, LockedTowers, TextFeatures, fit_patches, lock_source
 from recollect.training.options import CopiesBy, Data, Model, ObjectiveOptions, Recipe
-from recollect.training.ranks import ProcessRanks, first_makes
+from recollect.training.ranks import ProcessRanks, check_agreement, first_makes
 from recollect.training.step import Inputs, Towers
 
 Feed = Callable[[int, int], Iterator[tuple[Inputs, Mapping[str, int]]]]
@@ -95,12 +95,14 @@ def assemble_recipe(
     sources = tuple(objects.get(spec) or _open(spec, kind, data) for spec, kind in data.specs)
     _tell_apart([spec for spec, _ in data.specs], sources)
     _refuse_without_pictures(data, sources)
-    facts = _data_facts(data, sources) if place.first else {}
+    facts = _data_facts(data, sources)
+    check_agreement({name: _in_words(known) for name, known in facts.items()})
     knowledge = None if data.definitions is None else Knowledge(open_definitions(Path(data.definitions)))
     if saved_model is not None and recipe.model.lora is None:  # LoRA's checkpoints hold the changes alone
         model = load_model(saved_model, "cpu")
     else:
         model = start_model(recipe.model, sources, recipe.seed, knowledge)
+    check_agreement({"the tokenizer or the shape of the model": model.reading})
     objective, crops = objective or build_objective(recipe.objective, model), training_transform(model, data)
     if data.decoded and recipe.model.locked == "none":
         sources = tuple(first_makes(partial(decoded, source, crops.needed)) for source in sources)
@@ -176,6 +178,10 @@ def _data_facts(data: Data, sources: Sequence[Source]) -> Facts:
         files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
         facts[data.definitions] = {**_size(path), CONTENT: portable_hash(files)} if path.exists() else {}
     return facts
+
+
+def _in_words(known: Mapping[str, int | str]) -> str:
+    return ", ".join(f"{fact} {value}" for fact, value in known.items())
 
 
 def _size(path: Path) -> dict[str, int]:

@@ -26,7 +26,15 @@ from recollect.training.failures import in_one_line
 from recollect.training.optimiser import build_optimiser, learning_rate, parameters, set_learning_rate
 from recollect.training.options import Recipe
 from recollect.training.precision import LossScale, tensor_cores
-from recollect.training.ranks import ProcessRanks, dead_ranks, first_decides, ranks, total, wait_for_all
+from recollect.training.ranks import (
+    ProcessRanks,
+    dead_ranks,
+    first_decides,
+    ranks,
+    share_from_first,
+    total,
+    wait_for_all,
+)
 from recollect.training.run_folder import (
     Metrics,
     StopRequest,
@@ -177,6 +185,7 @@ class _Run:
         self.recipe, self.out, self.place, self.feed, self.hooks = recipe, out, place, parts.feed, hooks
         self.model = parts.model.to(place.device).train()
         self.objective = parts.objective.to(place.device).train()
+        share_from_first((self.model, self.objective))
         if recipe.shard_weights and place.size > 1:
             shard_weights(self.model)
         self.optimiser = build_optimiser(self.model, self.objective, recipe.optimiser)

@@ -5,7 +5,7 @@ function here then returns what it was given.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -203,6 +203,38 @@ def first_makes(make: Callable[[], Decision]) -> Decision:
     made: list[Decision] = []
     first_decides(lambda: made.append(make()))
     return made[0] if made else make()
+
+
+def check_agreement(held: Mapping[str, str]) -> None:
+    """Refuse to train where processes hold different things under one name: another copy of the data, say.
+
+    Args:
+        held: what this process has, in words or as a digest.
+
+    Raises:
+        UserError: in every process, naming one that differs from the first.
+    """
+    if not in_parallel():
+        return
+    everybody: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, dict(held), group=_PATIENT[0] if _PATIENT else None)
+    for number, theirs in enumerate(everybody):
+        for name, value in everybody[0].items():
+            if theirs.get(name) != value:
+                raise UserError(
+                    f"{name}: process {number} of this run has another than process 0 ({theirs.get(name)}; {value}). "
+                    "Copy it to every machine from one place."
+                )
+
+
+def share_from_first(modules: Iterable[object]) -> None:
+    """Give every process the first one's weights, so that what another machine rounds otherwise is nobody's own."""
+    if in_parallel():
+        for module in modules:
+            for tensor in module.state_dict().values() if isinstance(module, nn.Module) else ():
+                sent = tensor.detach().contiguous()
+                dist.broadcast(sent, 0)
+                tensor.detach().copy_(sent)
 
 
 @contextmanager
