@@ -99,7 +99,8 @@ def test_a_class_by_clicks_is_found_kept_and_applied(page):
     assert not {tile["row"] for tile in tiles(page, asked["order"], 24)} & set(range(9))
     status, kept = page.call("/api/save", {"name": "my reds"})
     assert status == 200
-    assert kept["classes"] == ["not reds", "reds"]
+    assert (kept["classes"], kept["replaced"]) == (["not reds", "reds"], False)
+    assert page.call("/api/save", {"name": "my reds"})[1]["replaced"], "an earlier one is not replaced without a word"
     assert page.call("/api/save", {"name": "rote Töne"})[0] == 200, "letters of any language"
     opened = Classifier.load(page.folder / "page/classifiers/my reds")
     pictures = [shade(COLOURS[name], 500 + i) for i, name in enumerate(["red", "green", "red", "blue"])]

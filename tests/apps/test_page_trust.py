@@ -73,7 +73,7 @@ def teach(page, rows=12):
         page.call(f"/api/classes/{key}/marks", {"rows": list(range(key - 1, rows, 3)), "mark": 1, "version": version})
 
 
-def test_everything_is_sorted_with_what_cannot_be_ruled_out(page):
+def test_everything_is_sorted_with_what_cannot_be_ruled_out(page, monkeypatch):
     teach(page, 36)
     status, answer = page.call("/api/sorted")
     assert status == 200, answer
@@ -88,6 +88,14 @@ def test_everything_is_sorted_with_what_cannot_be_ruled_out(page):
     _, reds = page.call("/api/sorted?show=class:red")
     assert reds["total"] == next(each["pictures"] for each in answer["classes"] if each["name"] == "red")
     assert page.call("/api/sorted?show=class:mauve")[0] == 400
+    asked, embed = [], page.session.encoder.embed_texts
+    monkeypatch.setattr(
+        page.session.encoder, "embed_texts", lambda texts, *kind: asked.append(texts) or embed(texts, *kind)
+    )
+    version = page.session.collection.version
+    assert page.call("/api/classes/1/marks", {"rows": [36], "mark": 1, "version": version})[0] == 200
+    again = page.call("/api/sorted")[1]
+    assert (again["revision"], asked) == (answer["revision"] + 1, []), "no click embeds the classes' texts again"
 
 
 def test_a_picture_unlike_every_example_is_none_of_these(tmp_path):

@@ -329,9 +329,10 @@ def _teaching(app: FastAPI, opened: OpenMemory) -> None:
 def _keeping(app: FastAPI, opened: OpenMemory) -> None:
     @app.post("/api/save")
     def save(body: SaveBody) -> dict[str, Any]:
-        folder, kept = opened.ask(lambda session: session.keeper.save(body.name))
+        folder, kept, replaced = opened.ask(lambda session: session.keeper.save(body.name))
         return {
             "folder": str(folder),
+            "replaced": replaced,
             "classes": list(kept.classes),
             "method": kept.method,
             "examples": len(kept.support),

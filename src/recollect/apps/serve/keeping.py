@@ -3,7 +3,8 @@
 import io
 import re
 import threading
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,8 @@ class Keeper:
         self.out, self.model_name = out, model_name
         self._lock = lock
         self._sorted: Sorted | None = None
+        self._sorting = threading.Lock()
+        self._texts: dict[tuple[str, tuple[str, ...]], np.ndarray] = {}
 
     # ---------------------------------------------------------------- a classifier
 
@@ -91,46 +94,62 @@ class Keeper:
         names = tuple(sorted({name for _, name in known}))
         if len(names) < 2:
             raise UserError("a classifier needs two kinds of pictures: click Yes and No, or Yes in two classes")
-        prompts = [class_prompts_of(name, texts.get(name, ())) for name in names]
-        with self._lock:
-            vectors = prompt_ensemble(self.encoder, prompts, class_prefix(self.encoder))
         rows = [self.collection.row_of[id] for id, _ in known]
-        items = self.collection.items(rows)
         support = Support(
             self.collection.vectors[rows],
             np.array([names.index(name) for _, name in known], dtype=np.int64),
-            tuple(str(item.path or item.id) for item in items),
+            tuple(id for id, _ in known),
             tuple(id for id, _ in known),
         )
         model = ClassifierModel(
             self.model_name, self.encoder.fingerprint, learned_scale(self.encoder), class_prefix(self.encoder)
         )
-        return Classifier(names, texts, vectors, support, model)
+        return Classifier(names, texts, self._class_texts(names, texts), support, model)
 
-    def save(self, name: str) -> tuple[Path, Classifier]:
+    def _class_texts(self, names: Sequence[str], texts: Mapping[str, tuple[str, ...]]) -> np.ndarray:
+        """Unit-norm class texts; each is embedded once, and no click waits for it again."""
+        with self._lock:
+            keys = [(name, texts.get(name, ())) for name in names]
+            if new := [key for key in keys if key not in self._texts]:
+                prompts = [class_prompts_of(*key) for key in new]
+                self._texts |= zip(new, prompt_ensemble(self.encoder, prompts, class_prefix(self.encoder)), strict=True)
+            return np.stack([self._texts[key] for key in keys])
+
+    def save(self, name: str) -> tuple[Path, Classifier, bool]:
         """Keep the classifier in a folder of this name below ``out``; an earlier one of the name is replaced.
+
+        Returns:
+            The folder, the classifier, and whether another one was there.
 
         Raises:
             UserError: a name that is none for a folder, or as in `classifier`.
         """
         if not _NAME.fullmatch(name) or name.endswith((".", " ")) or len(name.encode()) > _LONGEST:
             raise UserError("name it with at most 80 letters, digits, spaces, dots, - and _")
-        kept = self.classifier()
-        return kept.save(self.out / name, replace=True), kept
+        kept, there = self.classifier(), (self.out / name).exists()
+        items = self.collection.items([self.collection.row_of[id] for id in kept.support.files])
+        files = tuple(str(item.path or item.id) for item in items)
+        kept = replace(kept, support=replace(kept.support, files=files))
+        return kept.save(self.out / name, replace=True), kept, there
 
     # ---------------------------------------------------------------- every picture sorted
 
     def sorted(self) -> Sorted:
-        """Every row by the classifier; computed once for each change.
+        """Every row by the classifier; computed once for each change, however many ask at a time.
 
         Raises:
             UserError: as in `classifier`.
         """
-        with self._lock:
-            revision = self.teacher.labels.revision
-            if self._sorted is not None and self._sorted.revision == revision:
-                return self._sorted
-            kept = self.classifier()
+        with self._sorting:
+            with self._lock:
+                revision = self.teacher.labels.revision
+                if self._sorted is not None and self._sorted.revision == revision:
+                    return self._sorted
+                kept = self.classifier()
+            self._sorted = self._sort_by(kept, revision)
+            return self._sorted
+
+    def _sort_by(self, kept: Classifier, revision: int) -> Sorted:
         vectors = self.collection.vectors
         best, probability, unknown = [], [], []
         for start in range(0, len(vectors), _AT_ONCE):
@@ -139,10 +158,7 @@ class Keeper:
             best.append(p.argmax(axis=1))
             probability.append(p.max(axis=1))
             unknown.append(kept.is_unknown(block))
-        found = Sorted(revision, kept, np.concatenate(best), np.concatenate(probability), np.concatenate(unknown))
-        with self._lock:
-            self._sorted = found
-        return found
+        return Sorted(revision, kept, np.concatenate(best), np.concatenate(probability), np.concatenate(unknown))
 
     def sort(self, show: str) -> Order:
         """A list of pictures by what they are said to be.

@@ -84,7 +84,11 @@ export class Classes {
   async undo() {
     const { undone } = await api.undo();
     if (!undone) { notice("Nothing to undo."); return; }
+    const before = this.list;
     await this.load();
+    const name = [...before, ...this.list].find((each) => each.class === undone.class)?.name ?? undone.name;
+    const what = { class: `the new class ${name}`, drop: `the removal of ${name}` }[undone.do] ?? `${{ 1: "✓", "-1": "✗" }[undone.mark] ?? "a mark taken away"} for ${name}`;
+    notice(`Undone: ${what}.`);
     await this.changed();
   }
 
@@ -98,7 +102,7 @@ export class Classes {
   async save() {
     const kept = await api.save(this.file.value.trim());
     const right = kept.held_out.accuracy === undefined ? "" : `, ${percent(kept.held_out.accuracy)} of held-out examples right`;
-    notice(`Saved ${kept.folder}: ${kept.classes.join(", ")}; ${kept.method}${right}`);
+    notice(`Saved ${kept.folder}${kept.replaced ? ", in the place of an earlier one" : ""}: ${kept.classes.join(", ")}; ${kept.method}${right}`);
   }
 
   async write() {
