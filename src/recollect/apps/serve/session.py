@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from recollect.apps.classify.teaching import class_prefix
 from recollect.apps.serve.adaptive import Adaptive
@@ -30,8 +29,7 @@ from recollect.search.cutoff import LearntCutOff, cut_off_of
 from recollect.search.query import Query, Term
 from recollect.search.searcher import shortened_notes
 
-_UPLOADS = 32
-_UPLOAD_SIDE = 512
+_UPLOADS, _UPLOADED = 32, 2**27  # pictures, and their bytes
 MOST_TERMS = 16
 
 
@@ -66,7 +64,7 @@ class Session:
     out: Path
     model_name: str = ""
     orders: Orders = field(default_factory=Orders, repr=False)
-    _uploads: OrderedDict[str, tuple[np.ndarray, Image.Image]] = field(default_factory=OrderedDict, repr=False)
+    _uploads: OrderedDict[str, tuple[np.ndarray, bytes]] = field(default_factory=OrderedDict, repr=False)
     _layout: Layout | None = field(default=None, repr=False)
     _alike: list[Alike] | None = field(default=None, repr=False)
     _cut: LearntCutOff | None = field(default=None, repr=False)
@@ -178,10 +176,11 @@ class Session:
     def _as_query(self, term: SearchTerm) -> Query:
         if term.words is not None:
             return term.weight * Query.words(term.words)
-        shown = self._uploaded(str(term.upload))[1] if term.row is None else self.collection.picture(term.row)
-        return term.weight * Query.picture(shown)
+        if term.row is not None:
+            return term.weight * Query.picture(self.collection.picture(term.row))
+        return term.weight * Query.picture(decode(self._uploaded(str(term.upload))[1], "the picture"))
 
-    def _uploaded(self, key: str) -> tuple[np.ndarray, Image.Image]:
+    def _uploaded(self, key: str) -> tuple[np.ndarray, bytes]:
         with self._lock:
             if key not in self._uploads:
                 raise UserError("this picture is not there any more. Drop it again.")
@@ -197,14 +196,14 @@ class Session:
         Raises:
             UserError: it is no picture.
         """
-        picture = decode(data, "the picture", needed=_UPLOAD_SIDE)
+        picture = decode(
+            data, "the picture"
+        )  # all of it, as the memory's own pictures were: its score is the command's
         with self._lock:
             vector = self.encoder.embed_images([picture]).numpy()[0]
-            kept = picture.copy()
-            kept.thumbnail((_UPLOAD_SIDE, _UPLOAD_SIDE))
             key = secrets.token_urlsafe(12)
-            self._uploads[key] = (vector, kept)
-            while len(self._uploads) > _UPLOADS:
+            self._uploads[key] = (vector, data)
+            while len(self._uploads) > _UPLOADS or sum(len(each) for _, each in self._uploads.values()) > _UPLOADED:
                 self._uploads.popitem(last=False)
         return key
 
