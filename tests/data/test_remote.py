@@ -1,6 +1,8 @@
 """Streams behind an address: a real server, that gives parts of files, drops connections and falls silent."""
 
+import errno
 import json
+import os
 import time
 from collections import Counter
 
@@ -9,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recollect.core.errors import UserError
-from recollect.data.sources import open_source, remote, streamed
+from recollect.data.sources import open_source, remote, streamed, tars
 from recollect.data.sources.derived import corpus
 from recollect.data.sources.images import BrokenImageError
 from shards import png, stream, tar_of, texts
@@ -202,6 +204,30 @@ def test_a_hub_set_is_streamed_by_split_and_configuration(store, shards, tmp_pat
     ):
         with pytest.raises(UserError, match=message):
             found(query)
+
+
+def test_no_room_for_a_fetched_shard_says_which_folder(store, monkeypatch, tmp_path):
+    def full(file, target):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tars, "download", full)
+    kept = tmp_path / "cache" / "streams"
+    with pytest.raises(
+        UserError, match=rf"^{kept}: http.*s-00.tar could not be kept there \(No space left on device\)"
+    ):
+        tars.open_tar(f"{store.address}/s-00.tar", 5, 0.0)
+    assert not list(kept.glob("*.tar"))
+
+
+def test_a_worker_opens_the_files_of_a_store_anew(store, monkeypatch):
+    """fsspec's file systems of stores refuse to work behind a fork."""
+    file = f"{store.address}/train-0.parquet"
+    here = streamed._parquet(file)
+    assert streamed._parquet(file) is here
+    child = os.fork()
+    if not child:
+        os._exit(int(streamed._parquet(file) is here))
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_sizes_that_are_wrong_lose_no_sample_silently(store, shards, tmp_path):

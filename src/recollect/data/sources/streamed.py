@@ -6,6 +6,7 @@ the order (`recollect.data.batches.order.BlockOrder`): samples that lie together
 """
 
 import hashlib
+import os
 import re
 import tarfile
 import threading
@@ -221,14 +222,17 @@ def open_stream(
 
 def _parquet(file: str) -> pq.ParquetFile:
     try:
-        return _remote_parquet(file) if is_address(file) else pq.ParquetFile(file)
+        return _remote_parquet(file, os.getpid()) if is_address(file) else pq.ParquetFile(file)
     except (OSError, pa.ArrowException, ValueError) as error:
         raise UserError(f"{file}: cannot be read as Parquet ({' '.join(str(error).split())[:200]})") from error
 
 
 @lru_cache(AT_ONCE)
-def _remote_parquet(file: str) -> pq.ParquetFile:
-    """Kept, since to read the end of a file, where its groups are listed, takes two answers of its store."""
+def _remote_parquet(file: str, process: int) -> pq.ParquetFile:
+    """Kept, since to read the end of a file, where its groups are listed, takes two answers of its store.
+
+    Not across a fork, as a worker's is: fsspec's file systems of stores (s3://, gs://) refuse to work behind one.
+    """
     return pq.ParquetFile(open_remote(file))
 
 

@@ -1,5 +1,6 @@
 """WebDataset tars whose samples are read where they lie, or in the user's cache folder if that is behind an address."""
 
+import errno
 import hashlib
 import io
 import json
@@ -26,6 +27,8 @@ _SIZES = "sizes.json"
 
 _VERSION = ".version"
 """Ending of the note beside a fetched tar: when its store was last asked, and which version it was."""
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES})
 
 _WORDS = frozenset({"txt", "text", "json", "cls"})
 """Endings of members that are read as text."""
@@ -192,9 +195,17 @@ def _handle(file: str, since: float) -> int:
     make_folder(folder)
     with locked(folder / f".{path.stem[:2]}.lock"):  # the workers of a machine fetch it once
         if not (path.exists() and _still_the_same(file, path, since)):
-            with atomic_path(path) as unfinished, unfinished.open("wb") as target:
-                version = download(file, target)
-            _note_version(path, version)
+            try:
+                with atomic_path(path) as unfinished, unfinished.open("wb") as target:
+                    version = download(file, target)
+                _note_version(path, version)
+            except OSError as error:
+                if error.errno not in _NO_ROOM:  # of the store
+                    raise
+                raise UserError(
+                    f"{folder}: {file} could not be kept there ({error.strerror}). Make room for {2 * MOST_OPEN} of "
+                    "them, or name another folder with RECOLLECT_CACHE."
+                ) from error
         os.utime(path)
         handle = os.open(path, os.O_RDONLY)
     for old in sorted(folder.glob("*.tar"), key=_last_opened)[: -2 * MOST_OPEN]:
