@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from recollect import cli
+from recollect.core.errors import UserError
 from recollect.evaluation.results import Result
 from recollect.models import build_model
 from recollect.studies import find_study
@@ -200,6 +201,14 @@ def test_searches_attention_and_maps_of_ones_own_end_in_a_report(prefix_options,
     assert {cell for row in table.rows for cell in row} & {"not run"} == set()
     assert all((prefix_options.out / figure).is_file() for figure in report.figures)
     assert table.notes in ((), ("one training seed",))  # no prompts in templates here
+
+
+@pytest.mark.parametrize(("number", "lacking"), [(5, "shift"), (7, "synonyms"), (8, "search")])
+def test_what_a_table_is_of_is_asked_for_before_the_trainings(prefix_options, monkeypatch, number, lacking):
+    monkeypatch.setattr(prefix_world, "run", lambda *words: pytest.fail("trained"))
+    data = tuple(source for source in prefix_options.data if not source.startswith(lacking))
+    with pytest.raises(UserError, match=f"prefix/table-{number} --scale full needs .*: --data {lacking}=SOURCE"):
+        find_study(f"prefix/table-{number}").load()(replace(prefix_options, data=data))
 
 
 def test_arms_that_come_to_one_training_share_its_figures(prefix_options, monkeypatch):
