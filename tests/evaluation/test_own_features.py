@@ -146,6 +146,10 @@ def test_labels_are_one_whatever_writes_them_and_small_classes_may_go(files, wor
         "zero-shot", "prototype", "--small-classes", "drop", "--out", files / "kept.json")  # fmt: skip
     found, result = figures(files / "kept.json")
     assert (result["settings"]["classes"], result["settings"]["queries"]) == (2, 16)
+    run("--features", files / "few.npy", files / "test.npy", "--feature-labels", files / "few-labels.npy",
+        files / "test-labels.npy", "--shots", "8", "--seeds", "1", "--methods", "prototype", "--small-classes", "all",
+        "--out", files / "all.json")  # fmt: skip
+    assert figures(files / "all.json")[1]["settings"]["classes"] == 3
     tested, two = rows[36:][labels[36:] > 0], world[2][1:]
     right = (unit(tested) @ two.T).argmax(axis=1) == labels[36:][labels[36:] > 0] - 1
     assert found["zero-shot", 0, 0] == pytest.approx(100 * right.mean())

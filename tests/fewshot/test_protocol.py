@@ -144,6 +144,26 @@ def test_supports_are_nested_and_from_their_classes():
     assert (order != nested_supports(labels, 4, 7, seed=2)).any()
 
 
+def test_a_class_with_fewer_examples_gives_all_that_it_has(task):
+    """As each estimator by itself, on what there is; and the draws are those of the larger classes."""
+    short = np.concatenate([np.flatnonzero(task.support_labels != 1), np.flatnonzero(task.support_labels == 1)[:3]])
+    few = FewShotTask(
+        task.support[short], task.support_labels[short], task.queries, task.query_labels, task.texts, task.scale
+    )
+    protocol = Protocol(("prototype", "softmax", "proker"), (2, 5), (0, 1), short_classes="all")
+    found = {(row["method"], row["shots"], row["seed"]): row["value"] for row in run_protocol(few, protocol)}
+    for (name, shots, seed), value in found.items():
+        order = nested_supports(few.support_labels, few.classes, 5, seed, "all")
+        assert (order[:, 1] >= 0).tolist() == [True, True, True, False, False]
+        rows = order[:shots].ravel()
+        rows = rows[rows >= 0]
+        estimator = FEW_SHOT_METHODS[name](few.texts, few.scale).fit(few.support[rows], few.support_labels[rows])
+        assert value == pytest.approx(100 * (estimator.predict(few.queries) == few.query_labels).mean())
+    with pytest.raises(ValueError, match="class 1 has 3 examples, fewer than 5 shots"):
+        run_protocol(few, Protocol(("prototype",), (5,), (0,)))
+    assert "short_classes" not in Protocol(("prototype",)).settings()
+
+
 def test_seeds_draw_every_example_equally_often():
     labels = np.repeat(np.arange(2), 5)
     drawn = np.concatenate([nested_supports(labels, 2, 2, seed).ravel() for seed in range(2000)])

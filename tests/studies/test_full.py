@@ -13,7 +13,7 @@ from recollect import cli
 from recollect.core.errors import UserError
 from recollect.evaluation.results import Result
 from recollect.models import build_model
-from recollect.studies import find_study
+from recollect.studies import find_study, runs
 from recollect.studies.efsa import tables as efsa_tables
 from recollect.studies.efsa import world as efsa_world
 from recollect.studies.lixp import figures as lixp_figures
@@ -140,13 +140,29 @@ def test_recos_figure_of_rows_says_what_is_counted(tmp_path, monkeypatch):
 
 def test_lixp_trains_and_tests_on_ones_own(own, papers, tmp_path, monkeypatch):
     monkeypatch.setattr(lixp_world, "_PAPERS_SCALES", {"softmax": (("S", "1.5B", 16.0),)})
-    monkeypatch.setattr(lixp_world, "SHOTS", (1, 2))
+    monkeypatch.setattr(lixp_world, "SHOTS", (1, 2, 40))  # of 36 examples a class, as CUB has 30 for 32 shots
     options = StudyOptions("full", tmp_path, data=(f"{own}/one.csv",), workers=1)
     report = find_study("lixp/table-3").load()(options)
     (table,) = report.tables
+    assert "mean over 2 sets; a class that has fewer examples than shots gives all it has" in table.notes
     assert table.columns[1:4] == ("CLIP, ViT-S/16 1.5B", "CLIxP gain", "paper: ViT-S/16 1.5B")
     assert all(cell for row in table.rows[:-1] for cell in row[1:3])
     assert table.notes[0] == "one training seed; gains are of the same seed"
+
+
+def test_what_is_tested_on_is_opened_before_anything_is_trained(own, papers, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runs, "_make", lambda job, out: pytest.fail("trained"))
+    options = StudyOptions("full", tmp_path, data=(f"{own}/one.csv",), workers=1)
+    monkeypatch.setattr(opening, "suite", lambda name: (TinySet("gone", f"{own}/gone.csv"),))
+    with pytest.raises(UserError, match="no set can be opened"):
+        find_study("lixp/table-3").load()(options)
+    monkeypatch.setattr(opening, "suite", lambda name: (TinySet("a", f"{own}/one.csv"), TinySet("gone", "gone.csv")))
+    with pytest.raises(pytest.fail.Exception, match="trained"):
+        find_study("lixp/table-3").load()(options)
+    assert "left out: gone: " in capsys.readouterr().out
+    search = Job("m", recipes.RECIPES["latents-siglip"](), StudyEvaluation(retrieval=(f"{own}/entities.csv?split=no",)))
+    with pytest.raises(UserError, match="no split 'no'"):
+        runs.run([search], tmp_path, 1)
 
 
 SOURCES = (

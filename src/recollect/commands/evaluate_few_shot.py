@@ -30,7 +30,14 @@ from recollect.evaluation.own_features import (
 from recollect.evaluation.results import Result, joint_identity, summarise
 from recollect.evaluation.tables import gain_over_draws, sample_efficiency, tidy
 from recollect.evaluation.tuned import TuningRequest
-from recollect.fewshot.protocol import FEW_SHOT_METHODS, PAPER_METHODS, SET_ALPHA, TRUST_COLUMNS, Protocol
+from recollect.fewshot.protocol import (
+    FEW_SHOT_METHODS,
+    PAPER_METHODS,
+    SET_ALPHA,
+    TRUST_COLUMNS,
+    Protocol,
+    ShortClasses,
+)
 from recollect.models import load_model
 from recollect.reports.plots import few_shot_curves, gain_against_examples, gain_per_data_set, save_figure
 from recollect.tasks.classification import ClassificationTask, Division
@@ -114,8 +121,9 @@ class FewShot:
     """Tune these again without parts of the shots, so that they too state left-out accuracy, calibrated confidence and
     conformal sets: up to four shots once more for each shot, else three times more."""
     own: tyro.conf.OmitArgPrefixes[FeatureOptions] = field(default_factory=FeatureOptions)
-    small_classes: Literal["refuse", "drop"] = "refuse"
-    """What to do with classes that have fewer examples than the most shots: stop, or leave them out of the set."""
+    small_classes: Literal["refuse", "drop", "all"] = "refuse"
+    """What to do with classes that have fewer examples than the most shots: stop, leave them out of the set, or take
+    all that they have."""
 
     def run(self) -> None:
         """Evaluate, print, plot and write."""
@@ -171,7 +179,8 @@ class FewShot:
         methods = tuple(dict.fromkeys(name for each in asked for name in names.get(each, (each,))))
         try:
             shots = tuple(sorted(set(self.shots))) if self.shots else _SHOTS
-            return Protocol(methods, shots, tuple(range(self.seeds)))
+            short: ShortClasses = "all" if self.small_classes == "all" else "refuse"
+            return Protocol(methods, shots, tuple(range(self.seeds)), short_classes=short)
         except ValueError as error:
             raise UserError(f"--methods, --shots: {error}") from None
 
@@ -190,7 +199,7 @@ class FewShot:
 
     def _reachable(self, protocol: Protocol, fewest: int) -> Protocol:
         """Shots that every class has, where nobody named any."""
-        if self.shots is not None or self.small_classes == "drop":
+        if self.shots is not None or self.small_classes != "refuse":
             return protocol
         shots = tuple(k for k in protocol.shots if k <= fewest)
         if not shots or shots == protocol.shots:

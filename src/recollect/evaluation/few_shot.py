@@ -1,6 +1,6 @@
 """Classification with a few labelled images: the protocol of LIxP on a task and a model."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from recollect.evaluation.features import (
 )
 from recollect.evaluation.results import Result, content_of
 from recollect.evaluation.tuned import TuningRequest, tuned_rows
-from recollect.fewshot.protocol import PROMPT_METHODS, FewShotTask, Protocol, draw, run_protocol
+from recollect.fewshot.protocol import NO_ROW, PROMPT_METHODS, FewShotTask, Protocol, draw, run_protocol
 from recollect.tasks.classification import ClassificationTask, keep_classes
 
 
@@ -50,14 +50,18 @@ def few_shot(
     classes = len(task.class_names)
     labels = task.support.labels
     counts = np.bincount(labels, minlength=classes)
-    if counts.min() < protocol.shots[-1]:
+    if counts.min() < (protocol.shots[-1] if protocol.short_classes == "refuse" else 1):
         short = int(counts.argmin())
         raise UserError(
             f"{task.name}: class '{task.class_names[short]}' has {counts[short]} examples, fewer than "
-            f"{protocol.shots[-1]} shots. Ask for fewer shots, or leave out such classes (--small-classes drop)."
+            f"{protocol.shots[-1]} shots. Ask for fewer shots, leave out such classes (--small-classes drop), or take "
+            "all that they have (--small-classes all)."
         )
     orders = draw(labels, classes, protocol)
     used, places = np.unique(np.stack(list(orders.values())), return_inverse=True)
+    columns = places.reshape(len(orders), -1, classes)
+    if used[0] == NO_ROW:
+        used, columns = used[1:], columns - 1  # so that it stays what it is
     support = image_features(encoder, Subset(task.support, used), cache)
     if len(support.rows) < len(used):  # draw again among those that can be read
         kept = np.setdiff1d(np.arange(len(labels)), np.delete(used, support.rows))
@@ -70,7 +74,6 @@ def few_shot(
         each, texts = prompts_and_ensemble(encoder, class_prompts(task), prefix)
     else:
         texts = class_text_features(encoder, task, prefix)
-    columns = places.reshape(len(orders), -1, classes)
     scale = learned_scale(encoder)
     arrays = FewShotTask(support.images, support.labels, query.images, query.labels, texts, scale, each)
     fits = sum(name != "zero-shot" for name in protocol.methods) * len(protocol.shots) * len(protocol.seeds)
@@ -80,7 +83,7 @@ def few_shot(
         rows += map(dict, tuned_rows(encoder, task, protocol, tuning, orders, query.rows))
     settings: dict[str, Any] = {"classes": classes, "queries": len(query.labels), "pool": len(labels)}
     settings |= {"prefix": prefix, "scale": scale} | ({} if each is None else {"prompts": each.shape[1]})
-    settings |= {key: value for key, value in asdict(protocol).items() if key != "memory"}
+    settings |= protocol.settings()
     settings |= tuning.settings() if tuning is not None and tuning.methods else {}
     settings |= content_of(encoder, task.support, task.query, asked=class_prompts(task))
     return Result("few-shot", model, task.name, seed, rows, settings)

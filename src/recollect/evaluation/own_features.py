@@ -3,7 +3,7 @@
 import hashlib
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -201,10 +201,11 @@ def few_shot_features(features: OwnFeatures, protocol: Protocol, *, model: str) 
     if len(classes) < 2:
         raise UserError(f"{features.name}: only one class, '{classes[0]}'; there is nothing to tell apart")
     names, counts = np.unique(features.support.labels, return_counts=True)
-    if counts.min() < protocol.shots[-1]:
+    if counts.min() < protocol.shots[-1] and protocol.short_classes == "refuse":
         raise UserError(
             f"{features.name}: class '{names[counts.argmin()]}' has {counts.min()} examples, fewer than "
-            f"{protocol.shots[-1]} shots. Ask for fewer shots, or leave out such classes (--small-classes drop)."
+            f"{protocol.shots[-1]} shots. Ask for fewer shots, leave out such classes (--small-classes drop), or take "
+            "all that they have (--small-classes all)."
         )
     support, queries = (np.searchsorted(classes, part.labels) for part in (features.support, features.queries))
     try:
@@ -219,7 +220,7 @@ def few_shot_features(features: OwnFeatures, protocol: Protocol, *, model: str) 
         raise UserError(f"{features.name}: {error}") from None
     settings: dict[str, Any] = {"classes": len(classes), "queries": len(queries), "pool": len(support)}
     settings |= {"scale": features.scale}
-    settings |= {key: value for key, value in asdict(protocol).items() if key != "memory"}
+    settings |= protocol.settings()
     settings |= {"data_content": _digest(features)}
     return Result("few-shot", model, features.name, 0, rows, settings)
 

@@ -15,7 +15,7 @@ from recollect.evaluation.zero_shot import mean_per_class, top_1
 from recollect.fewshot.base import softmax
 from recollect.fewshot.calibration import conformal_thresholds, expected_calibration_error, fit_temperature
 from recollect.fewshot.holdout import HoldOut
-from recollect.fewshot.protocol import SET_ALPHA, Protocol
+from recollect.fewshot.protocol import SET_ALPHA, Protocol, support_of
 from recollect.models.dual import DualEncoder
 from recollect.tasks.classification import ClassificationTask
 from recollect.tuning.cascade import BoostingPrompts, CascadedPrompts
@@ -113,7 +113,8 @@ def tuned_rows(
     for name in request.methods:
         for seed, order in orders.items():
             for shots in protocol.shots:
-                examples, rows = _support(task, order[:shots]), order[:shots].ravel()
+                rows, _ = support_of(order, shots)
+                examples = _support(task, rows)
                 tuned = request.fit(name, seed, encoder, examples, _Pictures(task.support))
                 scores = _scores(tuned, task.query, readable)
                 held = _held_out(name, seed, encoder, task, request, rows, examples) if request.held_out else None
@@ -164,8 +165,7 @@ def _trust(scores: np.ndarray, labels: np.ndarray, held: tuple[np.ndarray, np.nd
     }
 
 
-def _support(task: ClassificationTask, order: np.ndarray) -> LabelledPictures:
-    rows = order.ravel()
+def _support(task: ClassificationTask, rows: np.ndarray) -> LabelledPictures:
     pictures = [sample.image for sample in task.support.read_block(rows)]
     return LabelledPictures(pictures, task.support.labels[rows], task.class_names)
 

@@ -8,9 +8,9 @@ increment.
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from threading import Lock
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -82,6 +82,11 @@ SET_QUERIES = 2000
 MOST_SIMILARITY = 2**25
 """Most similarities among the examples of a draw that are kept while its classifiers are fitted: 128 MiB."""
 
+ShortClasses = Literal["refuse", "all"]
+
+NO_ROW = -1
+"""In a draw: the class has no further example."""
+
 _UNIT = 2**30
 """Confidences are summed as integers of this resolution, so that the order of blocks and threads cannot matter."""
 
@@ -95,6 +100,7 @@ class Protocol:
         shots: examples of each class, ascending.
         seeds: draws of the support.
         metric: share of right predictions, or its mean over classes (the convention of some sets).
+        short_classes: what to do where a class has fewer examples than shots: refuse, or take all that it has.
         memory: bytes that a block of queries may take; decides the block's size, not the result.
     """
 
@@ -103,6 +109,7 @@ class Protocol:
     seeds: Sequence[int] = (0, 1, 2, 3, 4)
     metric: Metric = "top-1"
     memory: int = 32 * 2**20
+    short_classes: ShortClasses = "refuse"
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.methods if name not in FEW_SHOT_METHODS]:
@@ -111,6 +118,13 @@ class Protocol:
             raise ValueError(f"shots must be ascending and at least 1, got {list(self.shots)}")
         if not self.seeds:
             raise ValueError("no seeds, so no draw of the support: name at least one")
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the figures."""
+        told = {key: value for key, value in asdict(self).items() if key != "memory"}
+        if self.short_classes == "refuse":  # results from before there was a choice keep their names
+            del told["short_classes"]
+        return told
 
 
 @dataclass(frozen=True)
@@ -156,24 +170,34 @@ class FewShotTask:
         return int(self.support_labels.max()) + 1 if self.texts is None else len(self.texts)
 
 
-def nested_supports(labels: np.ndarray, classes: int, shots: int, seed: int) -> np.ndarray:
+def nested_supports(
+    labels: np.ndarray, classes: int, shots: int, seed: int, short_classes: ShortClasses = "refuse"
+) -> np.ndarray:
     """Rows of the pool in the order in which they are drawn: (shots, classes), column c from class c.
 
     The first K rows are the support of K shots, so supports of one seed are nested.
 
+    Args:
+        short_classes: ``all`` takes all of a class that has fewer, and `NO_ROW` stands for those that it lacks.
+
     Raises:
-        ValueError: a class has fewer than ``shots`` examples.
+        ValueError: a class has fewer than ``shots`` examples, or none.
     """
     counts = np.bincount(labels, minlength=classes)
-    if counts.min() < shots:
+    if counts.min() < (shots if short_classes == "refuse" else 1):
         raise ValueError(f"class {int(counts.argmin())} has {counts.min()} examples, fewer than {shots} shots")
     generator = np.random.default_rng([seed, 0x5EED])
-    return np.stack([generator.permutation(np.flatnonzero(labels == c))[:shots] for c in range(classes)], axis=1)
+    drawn = np.full((shots, classes), NO_ROW)
+    for label in range(classes):
+        mine = generator.permutation(np.flatnonzero(labels == label))[:shots]
+        drawn[: len(mine), label] = mine
+    return drawn
 
 
 def draw(labels: np.ndarray, classes: int, protocol: Protocol) -> dict[int, np.ndarray]:
     """For each seed of the protocol its `nested_supports`."""
-    return {seed: nested_supports(labels, classes, protocol.shots[-1], seed) for seed in protocol.seeds}
+    most = protocol.shots[-1]
+    return {seed: nested_supports(labels, classes, most, seed, protocol.short_classes) for seed in protocol.seeds}
 
 
 def run_protocol(
@@ -205,11 +229,12 @@ def run_protocol(
         raise ValueError("zero-shot reads class texts, and there are none")
     orders = orders or draw(task.support_labels, classes, protocol)
     score = _Score(task.query_labels, classes, protocol.metric)
-    shared = [name for name in protocol.methods if name in _SHARED]
+    whole = all((order != NO_ROW).all() for order in orders.values())  # else sums over shots are of another shape
+    shared = [name for name in protocol.methods if name in _SHARED] if whole else []
     if shared:
         _evaluate_shared(task, protocol, shared, orders, score, tick)
     for name in protocol.methods:
-        if name in _SHARED:
+        if name in shared:
             continue
         if name == "zero-shot" and task.texts is not None:
             found = task.queries @ task.texts.T
@@ -242,11 +267,16 @@ def _block(task: FewShotTask, protocol: Protocol) -> int:
 def _fitted(
     name: str, task: FewShotTask, order: np.ndarray, shots: int, similarity: SupportSimilarity | None = None
 ) -> EmbeddingClassifier:
-    rows = order[:shots].ravel()
+    rows, labels = support_of(order, shots)
     texts = task.prompts if name in PROMPT_METHODS and task.prompts is not None else task.texts
-    return FEW_SHOT_METHODS[name](texts, task.scale).fit_checked(
-        task.support[rows], np.tile(np.arange(task.classes), shots), similarity
-    )
+    return FEW_SHOT_METHODS[name](texts, task.scale).fit_checked(task.support[rows], labels, similarity)
+
+
+def support_of(order: np.ndarray, shots: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the first so many shots of a draw, shot by shot, and their classes."""
+    rows = order[:shots].ravel()
+    labels = np.tile(np.arange(order.shape[1]), len(order[:shots]))
+    return rows[rows != NO_ROW], labels[rows != NO_ROW]
 
 
 _Key = tuple[str, int, int]

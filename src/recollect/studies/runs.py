@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 
 from recollect.core import progress as reporting
-from recollect.core.progress import progress
+from recollect.core.progress import output, progress
 from recollect.core.types import Encoder, Kind
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
@@ -30,7 +30,7 @@ from recollect.evaluation.retrieval import retrieval
 from recollect.evaluation.tables import tidy
 from recollect.evaluation.tuned import TuningRequest
 from recollect.evaluation.zero_shot import zero_shot
-from recollect.fewshot.protocol import Protocol
+from recollect.fewshot.protocol import Protocol, ShortClasses
 from recollect.models import load_model
 from recollect.studies.stems import SharedStem
 from recollect.studies.store import content, content_key, file_content
@@ -199,6 +199,8 @@ def run(jobs: Sequence[Job], out: Path, workers: int | None = None) -> list[Resu
     """
     kept = [job.results(out) for job in jobs]  # found once: it reads what every job trains and tests on
     todo = [job for job, folder in zip(jobs, kept, strict=True) if not (folder / "done").exists()]
+    for evaluation in dict.fromkeys(job.evaluation for job in todo):
+        _open_first(evaluation)
     tunings = [job.evaluation.tuning for job in todo if job.evaluation.tuning is not None]
     for teacher in dict.fromkeys(each.teacher for each in tunings if each.teacher is not None):
         train(teacher, run_folder(teacher, out), resume=run_folder(teacher, out).exists())
@@ -292,9 +294,39 @@ def evaluate_runs(
     for called, encoder in encoders.items():
         tuned = tuning if encoder is model else None
         for task in map(evaluation.asked, learn[: evaluation.most_sets]):
-            settings = replace(protocol, metric=task.metric)
+            settings = replace(protocol, metric=task.metric, short_classes=_short(task, protocol))
             results.append(few_shot(encoder, task, settings, model=called, seed=seed, cache=cache, tuning=tuned))
     return results
+
+
+def _short(task: ClassificationTask, protocol: Protocol) -> ShortClasses:
+    """Several sets of the papers have classes of fewer examples than 32: all of them are taken there."""
+    fewest = np.bincount(task.support.labels, minlength=len(task.class_names)).min()
+    return "refuse" if fewest >= protocol.shots[-1] else "all"
+
+
+def _open_first(evaluation: StudyEvaluation) -> None:
+    """Open what models are to be tested on before any is trained: what cannot be is said now, not days later.
+
+    Raises:
+        UserError: none of a suite's sets can be opened, or a source cannot.
+    """
+    asked = evaluation
+    read = (*asked.few_shot, *asked.zero_shot, *asked.probe, *asked.retrieval, *asked.synonyms)
+    if asked.suite is None and asked.probe_suite is None and all(map(is_built_in, read)):
+        return
+    for specs, suite, purpose in (
+        (asked.few_shot, asked.suite, "few-shot"),
+        (asked.zero_shot, asked.suite, "zero-shot"),
+        (asked.probe, asked.probe_suite, "few-shot"),
+    ):
+        if specs or suite:
+            for reason in open_tasks(Selection(specs, suite), purpose).left_out:  # type: ignore[arg-type]
+                output().print(f"left out: {reason}", style="yellow", highlight=False, soft_wrap=True)
+    if asked.synonyms:
+        open_tasks(renamed_classes(asked.synonyms), "zero-shot")
+    for spec in asked.retrieval:
+        retrieval_task(spec, split=None if is_built_in(spec) else "test")
 
 
 def _by_names(

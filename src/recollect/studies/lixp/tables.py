@@ -18,6 +18,7 @@ from recollect.studies.lixp.world import (
     measurements,
     notes_of,
     run_arms,
+    sets_note,
     settings,
 )
 from recollect.studies.measurements import Address, Measurements
@@ -34,7 +35,7 @@ def _measure_scales(options: StudyOptions, base: Base) -> Measurements:
     arms = {arm: recipe for setting in every for arm, recipe in setting.arms(name).items()}
     few, zero = run_arms(options, arms, evaluation_of(options, PAPER_METHODS))
     context = {"settings": [setting.label for setting in every], "shots": int(few["shots"].max()),
-               "notes": notes_of(options)}  # fmt: skip
+               "notes": [*notes_of(options), *sets_note(options, few)]}  # fmt: skip
     return measurements(few, zero, context)
 
 
@@ -133,7 +134,8 @@ def _measure_ablations(options: StudyOptions, table: str) -> Measurements:
         if part.startswith(table):
             recipes |= {key: _ablated(setting, changes) for key, (_, changes) in arms.items()}
     few, zero = run_arms(options, recipes, evaluation_of(options, ("prototype",), "lixp-11-ablation"))
-    return measurements(few, zero, {"batch": setting.base.batch_size, "notes": notes_of(options)})
+    notes = [*notes_of(options), *sets_note(options, few)]
+    return measurements(few, zero, {"batch": setting.base.batch_size, "notes": notes})
 
 
 _ABLATION_COLUMNS = (

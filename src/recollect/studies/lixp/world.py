@@ -136,6 +136,13 @@ def notes_of(options: StudyOptions) -> list[str]:
     return [f"{over(count, 'training seed')}; {gains}", "paper: as printed there"]
 
 
+def sets_note(options: StudyOptions, few: pd.DataFrame) -> list[str]:
+    """At full, how many sets the means are over: a suite's that could be opened."""
+    if options.scale != "full":
+        return []
+    return [f"mean over {few['data'].nunique()} sets; a class that has fewer examples than shots gives all it has"]
+
+
 def select(frame: pd.DataFrame, **keys: object) -> pd.DataFrame:
     """The lines with these values."""
     for key, value in keys.items():
