@@ -1,9 +1,11 @@
 """The page beyond one list: an episode and why, where a search ends, everything sorted, labels in the memory."""
 
+import io
 import sys
 from types import SimpleNamespace
 
 import numpy as np
+from PIL import Image
 
 import guide_world
 from pages import colour_memory, start
@@ -12,6 +14,7 @@ from recollect.apps.serve.session import SearchTerm
 from recollect.memory.rows import Pairs
 from recollect.memory.store import Memory
 from recollect.search.opening import open_searcher
+from recollect.search.query import Query
 
 
 def test_an_adapted_search_is_the_commands_own_and_says_what_it_learnt_from(drawings):
@@ -40,7 +43,12 @@ def test_an_adapted_search_is_the_commands_own_and_says_what_it_learnt_from(draw
 
 
 def test_an_adapted_search_takes_pictures_and_filters(drawings):
-    session = drawings.session
+    session, large = drawings.session, io.BytesIO()
+    guide_world.drawing(5).resize((1500, 1400)).effect_spread(40).save(large, "JPEG")
+    found = session.search([SearchTerm(upload=session.upload(large.getvalue()))])
+    command = open_searcher(session.collection.memory, model=session.model_name)
+    expected = command.search(Query.picture(Image.open(large).convert("RGB")), 30)
+    np.testing.assert_allclose(found.scores, [hit.score for hit in expected.hits], atol=1e-5)
     key = session.upload(guide_world.encoded(guide_world.drawing(77)))
     order = session.search([SearchTerm(upload=key), SearchTerm(row=3, weight=-0.5)], "number < 12", adapt=True)
     assert sorted(order.rows.tolist()) == list(range(12))

@@ -196,9 +196,7 @@ class Session:
         Raises:
             UserError: it is no picture.
         """
-        picture = decode(
-            data, "the picture"
-        )  # all of it, as the memory's own pictures were: its score is the command's
+        picture = decode(data, "the picture")  # all of it: its score is the one that the command says
         with self._lock:
             vector = self.encoder.embed_images([picture]).numpy()[0]
             key = secrets.token_urlsafe(12)
