@@ -94,11 +94,14 @@ def test_the_dictionary_depends_on_the_pictures_and_not_on_the_seed(photos, few_
     assert one.fingerprint == fitted(0, photos).fingerprint
 
 
-def test_a_tower_without_a_dictionary_says_so(captions):
+def test_a_tower_without_a_dictionary_says_so(captions, few_patches):
     encoder = build_model("patches", texts=captions)
     with pytest.raises(UserError, match="was not fitted to pictures yet"):
         encoder.embed_images(torch.zeros(1, 3, 32, 32))
     assert isinstance(encoder, PatchEncoder)
+    for colour in (255, (200, 30, 30)):  # white, and red: no patch differs from another
+        with pytest.raises(UserError, match="of one and the same colour"):
+            PatchFeatures(SETTINGS).fit(np.full((5, 14, 14, 3), colour, dtype=np.uint8))
     with pytest.raises(UserError, match="there are none"):
         encoder.fit([])
 

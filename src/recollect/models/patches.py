@@ -124,12 +124,17 @@ class PatchFeatures(nn.Module):
 
         Args:
             pictures: uint8 (n, size, size, 3).
+
+        Raises:
+            UserError: they are all of one colour.
         """
         drawn = _normalised(_draw_patches(pictures, self.settings.patch))
         self.mean.copy_(drawn.mean(0))
         values, vectors = np.linalg.eigh(np.cov(drawn.numpy().astype(np.float64), rowvar=False))
         self.whitening.copy_(torch.from_numpy((vectors / np.sqrt(np.maximum(values, 0) + _WHITENING)) @ vectors.T))
         white = (drawn - self.mean) @ self.whitening
+        if white.abs().max() < _TINY:
+            raise UserError("the pictures are all of one and the same colour: there is no patch to learn. Name others.")
         self.centroids.copy_(_k_means(white, self.settings.centroids))
         self.feature_mean.zero_()
         self.feature_spread.fill_(1.0)
