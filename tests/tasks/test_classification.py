@@ -78,6 +78,8 @@ def test_one_split_can_be_divided_class_by_class(make):
     path = str(make.parquet({"label": words, "split": ["train"] * 24 + ["test"] * 24}))
     with pytest.raises(UserError, match=r"3 of 3 test classes have no examples, such as 'letter 3'.*--within test"):
         classification_task(path)
+    with pytest.raises(UserError, match="has one image a class; to divide it, a class needs two"):
+        classification_task(path, division=Division(within="test[7:9]"))
     task = classification_task(path, division=Division(within="test", query_share=0.25))
     assert task.class_names == ("letter 3", "letter 4", "letter 5")
     assert np.bincount(task.support.labels).tolist() == [6, 6, 6]

@@ -188,6 +188,8 @@ def _parts(spec: str, division: Division, columns: Columns | None) -> tuple[Sour
         return support, query
     whole = sources.open_source(spec, split=division.within, kind="label", columns=columns)
     tested = tested_rows(whole.labels, whole.class_names, division)
+    if not tested.any():
+        raise UserError(f"{spec}: split '{division.within}' has one image a class; to divide it, a class needs two")
     return (
         Subset(whole, np.flatnonzero(~tested), name=f"{whole.name}:support"),
         Subset(whole, np.flatnonzero(tested), name=f"{whole.name}:query"),
