@@ -2,15 +2,19 @@
 
 import io
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 from PIL import Image
 
 import guide_world
+from colours import COLOURS, ColourEncoder, shade
 from pages import colour_memory, start
+from recollect.apps.classify.classifier import Classifier
 from recollect.apps.serve.layout import lay_out
 from recollect.apps.serve.session import SearchTerm
+from recollect.data.sources.images import pixel_digest
 from recollect.memory.rows import Pairs
 from recollect.memory.store import Memory
 from recollect.search.opening import open_searcher
@@ -104,6 +108,29 @@ def test_everything_is_sorted_with_what_cannot_be_ruled_out(page, monkeypatch):
     assert page.call("/api/classes/1/marks", {"rows": [36], "mark": 1, "version": version})[0] == 200
     again = page.call("/api/sorted")[1]
     assert (again["revision"], asked) == (answer["revision"] + 1, []), "no click embeds the classes' texts again"
+
+
+def test_copies_of_a_picture_are_one_example(tmp_path):
+    memory = colour_memory(tmp_path / "memory")
+    pictures = [shade(COLOURS[name], i) for i, name in enumerate(list(COLOURS) * 3)]
+    ids = [f"{name}/{i}.png" for i, name in enumerate(list(COLOURS) * 3)]
+    digests = [pixel_digest(picture) for picture in pictures]
+    digests[3] = digests[0]
+    memory.upsert(replace(memory.backend.rows(ids), digests=digests))
+    page, stop = start(tmp_path / "memory")
+    shown = page.session.collection
+    for key, name in enumerate(COLOURS, start=1):
+        page.call("/api/classes", {"name": name})
+        rows = [shown.row_of[id] for id in ids if id.startswith(name)]
+        page.call(f"/api/classes/{key}/marks", {"rows": rows, "mark": 1, "version": shown.version})
+    _, kept = page.call("/api/save", {"name": "colours"})
+    stop()
+    assert kept["examples"] == 8
+    opened = Classifier.load(tmp_path / "memory/page/classifiers/colours")
+    for place in (6, 8):
+        pictures[place].save(tmp_path / f"{place}.png")
+    again = opened.add(ColourEncoder(), {"red": [tmp_path / "6.png"], "green": [tmp_path / "8.png"]})
+    assert len(again.support) == 9, "the one is known as red, the other as blue"
 
 
 def test_a_picture_unlike_every_example_is_none_of_these(tmp_path):

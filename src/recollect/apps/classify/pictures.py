@@ -1,20 +1,18 @@
 """Examples and pictures as people have them: folders, a CSV, a list of names."""
 
 import csv
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from recollect.core.errors import UserError
 from recollect.core.files import read_lines, read_text
 from recollect.core.progress import progress
 from recollect.core.types import Encoder
-from recollect.data.sources.images import BrokenImageError, decode, find_images
+from recollect.data.sources.images import BrokenImageError, decode, find_images, pixel_digest
 
 FILE_COLUMNS = ("file", "path", "image", "filename")
 LABEL_COLUMNS = ("label", "class", "class_name", "category")
@@ -160,11 +158,6 @@ def _named(pairs: Sequence[tuple[str, tuple[str, ...]]], where: str) -> dict[str
     return names
 
 
-def digest_of(image: Image.Image) -> str:
-    """Equal for pictures of the same pixels."""
-    return hashlib.blake2b(image.tobytes() + repr(image.size).encode(), digest_size=16).hexdigest()
-
-
 def embed_files(encoder: Encoder, files: Sequence[Path], what: str, block: int = 64) -> PictureFiles:
     """Decode and embed ``files``, leaving out those that cannot be read.
 
@@ -186,7 +179,7 @@ def embed_files(encoder: Encoder, files: Sequence[Path], what: str, block: int =
                     continue
                 images.append(image)
                 kept.append(file)
-                digests.append(digest_of(image))
+                digests.append(pixel_digest(image))
             if images:
                 features.append(encoder.embed_images(images).numpy())
             counter.advance(min(block, len(files) - start))

@@ -4,6 +4,7 @@ import io
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from recollect.memory.naming import LABELLED
 
 _NAME = re.compile(r"[^\W_][\w .-]{0,80}")
 _LONGEST = 200  # bytes of a folder's name
-_AT_ONCE = 8_192
+_AT_ONCE, _ROWS = 8_192, 32
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class Keeper:
         self._lock = lock
         self._sorted: Sorted | None = None
         self._sorting = threading.Lock()
+        self._digests: dict[str, str] = {}
         self._texts: dict[tuple[str, tuple[str, ...]], np.ndarray] = {}
 
     # ---------------------------------------------------------------- a classifier
@@ -95,16 +97,30 @@ class Keeper:
         if len(names) < 2:
             raise UserError("a classifier needs two kinds of pictures: click Yes and No, or Yes in two classes")
         rows = [self.collection.row_of[id] for id, _ in known]
-        support = Support(
+        ids = tuple(id for id, _ in known)
+        clicked = Support(
             self.collection.vectors[rows],
             np.array([names.index(name) for _, name in known], dtype=np.int64),
-            tuple(id for id, _ in known),
-            tuple(id for id, _ in known),
+            ids,
+            self._digests_of(ids),
         )
+        width = self.collection.vectors.shape[1]
+        nothing = Support(np.empty((0, width), np.float32), np.empty(0, np.int64), (), ())
+        support = nothing.joined(clicked)  # copies of a picture are one example: held out, each would find the other
         model = ClassifierModel(
             self.model_name, self.encoder.fingerprint, learned_scale(self.encoder), class_prefix(self.encoder)
         )
         return Classifier(names, texts, self._class_texts(names, texts), support, model)
+
+    def _digests_of(self, ids: Sequence[str]) -> tuple[str, ...]:
+        """Of the pictures' pixels, as `recollect classify` takes them of files; the id where that is not known."""
+        with self._lock:
+            new, backend = sorted(set(ids) - self._digests.keys()), self.collection.memory.backend
+            with suppress(UserError):  # gone, or cleared away: then two copies count as two
+                for start in range(0, len(new), _ROWS):  # whole rows, with their pictures
+                    if there := sorted(backend.known(new[start : start + _ROWS])):
+                        self._digests |= zip(there, backend.rows(there).digests, strict=True)
+            return tuple(self._digests.get(id) or id for id in ids)
 
     def _class_texts(self, names: Sequence[str], texts: Mapping[str, tuple[str, ...]]) -> np.ndarray:
         """Unit-norm class texts; each is embedded once, and no click waits for it again."""

@@ -1,5 +1,6 @@
 """Reading one picture from a stranger's file: decoded to RGB, or one line that says why not."""
 
+import hashlib
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -63,6 +64,14 @@ def decode(data: bytes | Path, where: str, *, needed: int = 0) -> Image.Image:
     except Exception as error:  # Pillow's decoders raise nearly anything on damaged bytes
         known = isinstance(error, Image.UnidentifiedImageError)
         raise BrokenImageError(f"{where}: {'not a picture' if known else f'cannot be read ({error})'}") from None
+
+
+def pixel_digest(image: ImageLike) -> str:
+    """Equal for the same pixels, however they were encoded."""
+    pixels = np.asarray(image)
+    made = hashlib.blake2b(f"{pixels.shape} {pixels.dtype}".encode(), digest_size=16)
+    made.update(np.ascontiguousarray(pixels).data)
+    return made.hexdigest()
 
 
 def find_images(folder: Path) -> list[Path]:

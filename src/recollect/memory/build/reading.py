@@ -14,7 +14,7 @@ from PIL import Image
 from recollect.core.errors import UserError
 from recollect.core.types import NO_LABEL, Encoder, ImageLike, Sample, Source, caption_prefix
 from recollect.data.prompts import fill
-from recollect.data.sources.images import BrokenImageError
+from recollect.data.sources.images import BrokenImageError, pixel_digest
 from recollect.data.sources.keys import picture_key, sample_facts, source_place
 from recollect.data.sources.reading import blocks_ahead
 from recollect.memory.build.looks import look_of
@@ -120,7 +120,7 @@ class Reader:
                 if stamp in self.known.get(picture, ()):
                     return _Unchanged(picture, stamp, index, self._path(original))
             sample = self.source.read(index)
-            pixels = _pixels(sample.image)
+            pixels = pixel_digest(sample.image)
             if key is None or encoded is None:
                 picture = self._id(sample.id)
                 stamp = self._stamp(pixels, sample_facts(self.source, index, sample))
@@ -245,14 +245,6 @@ def _bytes_of(original: bytes | Path | None) -> bytes | None:
 
 def _hash(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
-
-
-def _pixels(image: ImageLike) -> str:
-    """Equal for the same pixels, however they were encoded."""
-    pixels = np.asarray(image)
-    made = hashlib.blake2b(f"{pixels.shape} {pixels.dtype}".encode(), digest_size=16)
-    made.update(np.ascontiguousarray(pixels).data)
-    return made.hexdigest()
 
 
 def _png(image: ImageLike) -> bytes:
