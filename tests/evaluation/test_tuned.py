@@ -16,6 +16,7 @@ from recollect.models import load_model
 from recollect.models.transformers.encoder import quiet
 from recollect.tasks.classification import ClassificationTask
 from recollect.tuning import LabelledPictures, TwoStageTuning
+from recollect.tuning.cascade import CascadedPrompts
 
 NAMES = ("red", "green", "blue")
 
@@ -119,10 +120,20 @@ def test_trust_in_a_tuned_model_is_what_the_methods_on_embeddings_say():
     assert 0.8 < wanted["coverage"] < 1 < sets.sum() / 40 < 3
 
 
-def test_caspl_reads_the_whole_support_without_labels(clip, colours):
-    request = TuningRequest(("caspl",), effort=0.01, teacher=clip)
-    (row,) = few_shot(clip, colours, Protocol((), (1,), (0,)), model="m", tuning=request).rows
-    assert row["method"] == "caspl"
+def test_caspl_reads_the_whole_support_without_labels(clip, colours, monkeypatch):
+    fit = CascadedPrompts.fit
+    read = []
+    monkeypatch.setattr(
+        CascadedPrompts,
+        "fit",
+        lambda self, encoder, shots, teacher, unlabelled: (
+            read.append((len(shots.pictures), len(unlabelled))) or fit(self, encoder, shots, teacher, unlabelled)
+        ),
+    )
+    request = TuningRequest(("caspl",), effort=0.01, teacher=clip, held_out=True)
+    (row,) = few_shot(clip, colours, Protocol((), (2,), (0,)), model="m", tuning=request).rows
+    assert (row["method"], "loo" in row) == ("caspl", True)
+    assert read == [(6, 12), (3, 9), (3, 9)]  # what is held out is not read without its label either
 
 
 def test_bad_requests_are_refused(clip, colours, encoder, task):

@@ -118,8 +118,8 @@ class FewShot:
     teacher: str | None = None
     """A larger model, that caspl learns from on all pictures of the support split, without their labels."""
     held_out: bool = False
-    """Tune these again without parts of the shots, so that they too state left-out accuracy, calibrated confidence and
-    conformal sets: up to four shots once more for each shot, else three times more."""
+    """Tune the model again without parts of the shots, so that methods which tune it also state left-out accuracy,
+    calibrated confidence and conformal sets: up to four shots once more for each shot, else three times more."""
     own: tyro.conf.OmitArgPrefixes[FeatureOptions] = field(default_factory=FeatureOptions)
     small_classes: Literal["refuse", "drop", "all"] = "refuse"
     """What to do with classes that have fewer examples than the most shots: stop, leave them out of the set, or take
