@@ -13,8 +13,9 @@ from recollect import cli
 from recollect.core import progress
 from recollect.core.errors import UserError
 from recollect.training.averages import Averages
+from recollect.training.card import model_card
 from recollect.training.loop import Hook, train
-from recollect.training.options import Data, Recipe, recipe_from_json
+from recollect.training.options import Data, Model, Recipe, recipe_from_json
 from recollect.training.recipes import RECIPES
 from recollect.training.run_folder import Metrics, as_json
 
@@ -218,6 +219,20 @@ def test_a_card_lies_beside_the_model_and_says_what_it_was_made_of(small, tmp_pa
     assert "- `even`: 24 samples seen" in card
     assert "| loss |" in card
     assert json.loads(card.split("```json\n")[1].split("```")[0]) == as_json(RECIPE)
+
+
+def test_a_card_shows_no_path_of_this_machine_and_no_key():
+    sources = (
+        "/home/me/pairs.parquet?split=all",
+        "https://me:word@host/s-{0..9}.tar?X-Signature=secret?stream=yes",
+        "a/b",
+    )
+    recipe = replace(RECIPE, model=Model("/home/me/clip"), data=Data(captions=sources, definitions="~/words.json"))
+    card = model_card(as_json(recipe), {"pairs": 3}, {})
+    shown = json.loads(card.split("```json\n")[1].split("```")[0])
+    assert shown["data"]["captions"] == ["pairs.parquet?split=all", "https://host/s-{0..9}.tar", "a/b"]
+    assert (shown["model"]["start"], shown["data"]["definitions"]) == ("clip", "words.json")
+    assert not any(word in card for word in ("/home", "secret", "word@"))
 
 
 @pytest.mark.parametrize("name", RECIPES)

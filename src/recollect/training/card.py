@@ -9,13 +9,14 @@ from recollect.objectives import OBJECTIVES
 
 
 def model_card(recipe: Mapping[str, Any], seen: Mapping[str, int], last: Mapping[str, Any]) -> str:
-    """A ``README.md``; the same for the same run, so no dates and no clock.
+    """A ``README.md``; the same for the same run, so no dates and no clock, and fit to be shown to strangers.
 
     Args:
         recipe: as in ``recipe.json``.
         seen: samples seen of each source.
         last: the last line of the metrics.
     """
+    recipe = _public(recipe)
     start, objective = recipe["model"]["start"], recipe["objective"]
     base = OBJECTIVES[objective["base"]]
     name = base.name if objective["context"] is None else base.name_with_context
@@ -61,6 +62,22 @@ State their licence with the model's.
 {json.dumps(recipe, indent=2, ensure_ascii=False)}
 ```
 """
+
+
+def _public(value: Any) -> Any:
+    """A recipe without what is nobody else's: of paths of this machine the names, of addresses no user and no key."""
+    if isinstance(value, Mapping):
+        return {name: _public(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_public(inner) for inner in value]
+    if not isinstance(value, str):
+        return value
+    if "://" in value:
+        kind, _, rest = value.partition("?")[0].partition("://")
+        host, slash, path = rest.partition("/")
+        return f"{kind}://{host.rpartition('@')[2]}{slash}{path}"
+    place, mark, query = value.partition("?")
+    return Path(place).name + mark + query if place.startswith(("/", "~")) else value
 
 
 _CLOCK = frozenset({"examples_per_second"})
