@@ -1,6 +1,9 @@
 """What people expect of a trainer: averages, measurements on the way, cards, recipes as input, plain lines."""
 
 import json
+import os
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +17,7 @@ from recollect.core import progress
 from recollect.core.errors import UserError
 from recollect.training.averages import Averages
 from recollect.training.card import model_card
+from recollect.training.checkpoints import latest
 from recollect.training.loop import Hook, train
 from recollect.training.options import Data, Model, Recipe, recipe_from_json
 from recollect.training.recipes import RECIPES
@@ -108,6 +112,29 @@ def test_a_line_of_the_metrics_that_finds_no_room_says_where(tmp_path):
     ):
         metrics.write({"step": 1, "loss": 0.5})
     metrics.close()
+
+
+@pytest.mark.parametrize("at", [2, 3])  # of three measurements; the last is behind the last step
+def test_a_signal_does_not_wait_for_a_measurement_and_the_resumed_run_makes_it(small, tmp_path, at):
+    calls = []
+
+    def measure(model):
+        calls.append(float(model.image[0].weight.detach().norm()))
+        if len(calls) == at:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        return {"weight": calls[-1]}
+
+    hooks = [Hook(2, lambda model: {"a": 1.0}), Hook(2, measure)]
+    with pytest.raises(SystemExit) as stopped:
+        train(RECIPE, tmp_path / "cut", device="cpu", assemble=small.parts, hooks=hooks)
+    assert stopped.value.code == 143
+    assert latest(tmp_path / "cut" / "checkpoints").name == f"step-0000000{2 * at}"
+    assert not (tmp_path / "cut" / "model").exists()
+    cut = train(RECIPE, tmp_path / "cut", device="cpu", assemble=small.parts, hooks=hooks, resume=True)
+    whole = train(RECIPE, tmp_path / "whole", device="cpu", assemble=small.parts, hooks=hooks)
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+    assert all(torch.equal(value, weights(whole)[name]) for name, value in weights(cut).items())
 
 
 _KILLED = "DataLoader worker (pid 7) is killed by signal: "

@@ -201,43 +201,67 @@ class _Run:
             self.state = replace(restored, data=parts.data)
         self.metrics = Metrics(out / "metrics.jsonl", self.state.step) if place.first else None
         self.last_line = (self.state.step, time.perf_counter())
+        self.measured = True
 
     def finish(self, request: StopRequest) -> None:
         """Make the steps that are left, then write the model."""
         size, steps = self.recipe.batch_size, self.recipe.steps
         done = self.state.step * size
+        if done and first_decides(self.was_not_measured):
+            self.measure(request)
+            if not self.measured:
+                self.leave(request)
         with progress("training", steps * size, "example", done, shown=self.place.first) as counter:
             for inputs, composition in self.feed(self.state.step, steps):
                 report = self.step(inputs, composition)
-                stop = self.stop_requested(request)
                 if self.state.step in (1, steps) or self.state.step % self.recipe.log_every == 0:
                     self.log(report)
-                self.measure()
+                self.measure(request)
+                stop = self.stop_requested(request)
                 counter.advance(size, f"loss {report['loss']:.4g}")
                 if stop or self.state.step == steps or self.state.step % self.recipe.checkpoint_every == 0:
                     self.save()
-                if stop and self.state.step < steps:
+                if stop and (self.state.step < steps or not self.measured):
                     self.leave(request)
         with self.averages.in_place() if self.averages else nullcontext(), whole_weights(self.model):
             first_decides(self.write_model)
 
-    def measure(self) -> None:
-        """Let the hooks whose turn it is look at the model as it would be saved."""
+    def due(self) -> list[Hook]:
+        """The hooks whose turn it is."""
         step = self.state.step
-        due = [hook for hook in self.hooks if step % hook.every == 0 or step == self.recipe.steps]
+        return [hook for hook in self.hooks if step % hook.every == 0 or step == self.recipe.steps]
+
+    def was_not_measured(self) -> bool:
+        """Whether the run was asked to stop before the step that it goes on from was measured."""
+        assert self.metrics is not None, "the first process has the metrics"
+        return bool(self.due()) and self.metrics.measured < self.state.step
+
+    def measure(self, request: StopRequest) -> None:
+        """Let the hooks whose turn it is look at the model as it would be saved."""
+        due = self.due()
         if not due:
             return
         began = time.perf_counter()
         with self.averages.in_place() if self.averages else nullcontext(), whole_weights(self.model):
-            first_decides(lambda: self.write_figures(due))
+            self.measured = first_decides(lambda: self.write_figures(due, request))
         self.last_line = (self.last_line[0], self.last_line[1] + time.perf_counter() - began)
 
-    def write_figures(self, hooks: Sequence[Hook]) -> None:
-        """Measure, in the first process, and add a line to the metrics for each hook."""
+    def write_figures(self, hooks: Sequence[Hook], request: StopRequest) -> bool:
+        """Measure, in the first process, and add a line to the metrics for each hook.
+
+        One who asks to stop does not wait for it: the run that is resumed measures first.
+
+        Returns:
+            Whether all was measured.
+        """
         assert self.metrics is not None, "the first process has the metrics"
-        with _evaluating(self.model):
-            for hook in hooks:
-                self.metrics.write({"step": self.state.step, "evaluation": dict(hook.measure(self.model))})
+        found: list[Mapping[str, float]] = []
+        if not request.signal:
+            with _evaluating(self.model), request.ends():
+                found += [dict(hook.measure(self.model)) for hook in hooks]
+        for figures in found:
+            self.metrics.write({"step": self.state.step, "evaluation": figures})
+        return len(found) == len(hooks)
 
     def write_model(self) -> None:
         """Write the finished model, in the first process."""

@@ -213,10 +213,12 @@ class Metrics:
 
     Attributes:
         last: the last line that speaks of a loss; empty before the first.
+        measured: the last step that an evaluation was written of; 0 before the first.
     """
 
     def __init__(self, path: Path, step: int) -> None:
         self.last: Mapping[str, Any] = {}
+        self.measured = 0
         if path.exists():
             lines = [(line, _read_line(line)) for line in path.read_bytes().split(b"\n")]
             if damaged := sum(read is None for _, read in lines[:-1]):  # the last is empty, or was cut short by a kill
@@ -225,6 +227,7 @@ class Metrics:
             write_text(path, "".join(f"{line.decode()}\n" for line, _ in kept))
             steps = [read for _, read in kept if "loss" in read]
             self.last = steps[-1] if steps else {}
+            self.measured = max((read["step"] for _, read in kept if "evaluation" in read), default=0)
         self._file = path.open("a", encoding="utf-8")
         self._trackers: Sequence[MetricsTracker] = ()
         self._path, self._named = path, False
@@ -294,10 +297,33 @@ def _read_line(line: bytes) -> dict[str, Any] | None:
     return read if isinstance(read, dict) and isinstance(read.get("step"), int) else None
 
 
+class _StopNow(BaseException):
+    """Not an error, which what is being measured might catch."""
+
+
 class StopRequest:
     """Whether SIGINT or SIGTERM has asked the run to stop; made by `stop_requests`."""
 
     signal: int = 0
+    _inside = False
+
+    @contextmanager
+    def ends(self) -> Iterator[None]:
+        """Let a signal end the block at once, in its middle; nothing that it leaves undone may matter."""
+        try:
+            self._inside = True
+            try:
+                yield
+            finally:
+                self._inside = False
+        except _StopNow:
+            pass
+
+    def note(self, number: int) -> None:
+        """Take in a signal."""
+        self.signal = number
+        if self._inside:
+            raise _StopNow
 
     def leave(self) -> None:
         """End the process as the signal would have."""
@@ -320,8 +346,8 @@ def stop_requests() -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
     def note(number: int, frame: FrameType | None) -> None:
-        request.signal = number
         restore()
+        request.note(number)
 
     for number in before:
         signal.signal(number, note)
