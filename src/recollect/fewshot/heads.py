@@ -171,7 +171,7 @@ class LinearProbePlusPlus(_Anchored):
             return value, np.concatenate([of_shift.ravel(), of_stretch / unit, errors.sum(axis=0)])
 
         found = minimize(loss, np.zeros(classes * (width + 2)), jac=True, method="L-BFGS-B",
-                         options={"maxiter": self.max_iter, "ftol": 1e-12, "gtol": 1e-7})  # fmt: skip
+                         options={"maxiter": self.max_iter, "ftol": 1e-16, "gtol": 1e-10})  # fmt: skip
         shift, stretch, bias = parts(found.x)
         self.n_iter_ = max(1, int(found.nit))
         self.alpha_ = alphas * (1 + stretch)
