@@ -28,6 +28,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from recollect.core.errors import UserError
+from recollect.data.sources.images import pixel_digest
 from recollect.memory import Item
 from recollect.models.transformers.encoder import quiet
 from recollect.search.captioning.captioner import (
@@ -221,6 +222,7 @@ def test_a_source_is_described_by_the_ids_of_its_samples_whatever_texts_it_has(t
     report = write_captions(source_items(pictures, block=7), Scribe(), file, batch_size=5)
     assert report.written == 24
     assert set(file.captions) == {f"picture-{row}" for row in range(24)}
+    assert CaptionFile(file.path).pictures == {f"picture-{row}": pixel_digest(pictures[row].image) for row in range(24)}
 
 
 def test_a_caption_needs_a_token():

@@ -1,5 +1,8 @@
 """A memory searched like any other pool: filters, captions of one's own and of a model, pictures that are gone."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -54,6 +57,19 @@ def test_a_filter_leaves_what_satisfies_it(memory, encoder):
         MemoryPool(memory, "nubmer > 1")
     with pytest.raises(UserError):
         MemoryPool(memory, "number >>> 100")
+
+
+def test_a_caption_of_another_picture_is_none(memory):
+    """A file keeps its name, and so its id, when another picture takes its place."""
+    names = ["picture-0", "picture-1", "picture-2"]
+    rows = memory.backend.rows(names)
+    bare = replace(rows, captions=[""] * 3, text_vectors=np.zeros_like(rows.text_vectors), digests=["a", "b", "c"])
+    memory.upsert(bare)
+    file = CaptionFile(Path(memory.address) / CAPTIONS_FILE)
+    file.write(dict.fromkeys(names, "a tree"), {"picture-0": "a", "picture-1": "another"})
+    assert [item.caption for item in MemoryPool(memory).items(names)] == ["a tree", "", "a tree"]
+    memory.upsert(replace(bare, digests=["a", "another", "c"]))
+    assert [item.caption for item in MemoryPool(memory).items(names)] == ["a tree"] * 3
 
 
 def test_more_than_the_memory_holds_finds_it_whole(memory, encoder):

@@ -42,6 +42,8 @@ class MemoryPool:
         path = caption_path(memory)
         if written is None and path is not None:
             written = CaptionFile(path)
+        if written is not None:
+            forget_changed(memory, written)
         self._file = written
         self.written = {} if written is None else written.captions
         if where is not None and not self._ids:
@@ -111,6 +113,24 @@ class _Pictures:
             if self._rows is None:
                 self._rows = {row.id: row for row in self._memory.fetch(self._ids)}
         return self._rows[id].open()
+
+
+def forget_changed(memory: Memory, file: CaptionFile) -> None:
+    """Of captions that a model wrote, take those for unwritten whose file holds another picture now.
+
+    An id stays with a file's name, and the picture in it may be replaced: its caption says nothing of the new one.
+    """
+    if not file.pictures or file.checked == memory.fingerprint:
+        return
+    file.forget(
+        [
+            id
+            for batch in memory.columns(["id", "digest"])
+            for id, digest in zip(batch["id"], batch["digest"], strict=True)
+            if digest and file.pictures.get(id, digest) != digest
+        ]
+    )
+    file.checked = memory.fingerprint
 
 
 def caption_path(memory: Memory) -> Path | None:

@@ -18,7 +18,7 @@ from transformers import (
 
 from recollect.core.errors import UserError
 from recollect.core.types import ImageLike, Source, best_device
-from recollect.data.sources.images import as_rgb
+from recollect.data.sources.images import as_rgb, pixel_digest
 from recollect.memory import Item
 from recollect.models.asking import asked_once
 from recollect.models.transformers.encoder import quiet
@@ -171,7 +171,7 @@ def _describe(items: Sequence[Item], captioner: Captioner, file: CaptionFile, re
     if not opened:
         return
     captions = dict(zip(opened, captioner.describe(list(opened.values())), strict=True))
-    file.write(captions)
+    file.write(captions, {id: pixel_digest(image) for id, image in opened.items()})
     report.empty += sum(not caption for caption in captions.values())
     report.written += len(captions)
 

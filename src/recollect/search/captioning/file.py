@@ -3,7 +3,7 @@
 import csv
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,11 +19,15 @@ class CaptionFile:
     Attributes:
         path: of the file.
         captions: by id, those that are there.
+        pictures: by id, digests of the pictures that they were written for, where that is known.
+        checked: fingerprint of the memory whose changed pictures were forgotten.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.captions: dict[str, str] = {}
+        self.pictures: dict[str, str] = {}
+        self.checked = ""
         if self.path.exists():
             self._read()
 
@@ -35,26 +39,43 @@ class CaptionFile:
             try:
                 row = json.loads(line)
                 self.captions[str(row["id"])] = str(row["caption"])
-            except (ValueError, KeyError, TypeError):
+                self.pictures.pop(str(row["id"]), None)
+                if row.get("picture"):
+                    self.pictures[str(row["id"])] = str(row["picture"])
+            except (ValueError, KeyError, TypeError, AttributeError):
                 if not _whole(line):  # killed while it was written
                     break
                 raise UserError(
                     f'{self.path}: line {number} is not {{"id": ..., "caption": ...}}. Is it another file?'
                 ) from None
 
-    def write(self, captions: Mapping[str, str]) -> None:
-        """Add captions; they are on disk when this returns, beside those that other processes add meanwhile."""
+    def write(self, captions: Mapping[str, str], pictures: Mapping[str, str] | None = None) -> None:
+        """Add captions; they are on disk when this returns, beside those that other processes add meanwhile.
+
+        Args:
+            captions: by id.
+            pictures: by id, digests of the pictures that they say something of (`pixel_digest`).
+        """
+        pictures = pictures or {}
         make_folder(self.path.parent)
         new = not self.path.exists()
         with self.path.open("a+b") as file, held(file):
             self._cut(file)
             for id, caption in captions.items():
-                file.write(json.dumps({"id": id, "caption": caption}, ensure_ascii=False).encode() + b"\n")
+                line = {"id": id, "caption": caption} | ({"picture": pictures[id]} if id in pictures else {})
+                file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
         if new:
             sync_folder(self.path.parent)
         self.captions |= captions
+        self.pictures |= pictures
+
+    def forget(self, ids: Iterable[str]) -> None:
+        """Take captions for unwritten that are of other pictures than those that have these ids today."""
+        for id in ids:
+            self.captions.pop(id, None)
+            self.pictures.pop(id, None)
 
     @staticmethod
     def _cut(file: BinaryIO) -> None:

@@ -64,7 +64,7 @@ export class Classes {
     this.about.hidden = false;
     const { cut } = summary;
     this.cut.textContent = cut
-      ? `${cut.above.toLocaleString()} above the cut. Of ${cut.clicks} clicks, each left out: ${percent(cut.precision)} of those above are right, ${percent(cut.coverage)} of your yes are above. About ${Math.round(cut.expected).toLocaleString()} in all.`
+      ? `${cut.above.toLocaleString()} above the cut. Of ${cut.clicks} clicks, each left out: ${cut.precision === null ? "none lies above" : `${percent(cut.precision)} of those above are right`}, ${percent(cut.coverage)} of your yes are above. About ${Math.round(cut.expected).toLocaleString()} in all.`
       : "Click yes (✓) and no (✗) on a few pictures: two of each give a cut.";
     this.stop.hidden = !cut?.stop;
   }
