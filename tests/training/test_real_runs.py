@@ -169,6 +169,9 @@ def test_a_batch_that_is_embedded_in_chunks_waits_as_bytes(pairs):
     )
     assert kept.images.dtype == torch.uint8
     assert torch.equal(kept.prepare(kept.images[2:5]), whole.images[2:5])
+    specs = (str(pairs), f"{pairs}?split=train[:5]")  # what an address says goes before what is said of all
+    parts = assemble_recipe(replace(recipe, data=Data(captions=specs, split="train[:7]")), here, None)
+    assert [parts.data[spec]["samples"] for spec in specs] == [7, 5]
 
 
 def test_files_of_one_name_are_told_apart_by_their_folders(pairs, tmp_path):

@@ -26,6 +26,7 @@ from recollect.data.sources.address import parse_address
 from recollect.data.sources.decoded import decoded
 from recollect.data.sources.derived import corpus
 from recollect.data.sources.images import note
+from recollect.data.sources.opening import split_of
 from recollect.data.transforms import ImageTransform
 from recollect.data.worlds import is_built_in
 from recollect.models import PRESETS, DualEncoder, PatchEncoder, TransformersEncoder, build_model, load_model
@@ -202,7 +203,8 @@ def _open(spec: str, kind: Kind | None, data: Data) -> Source:
         raise UserError(
             f"{name} is a Python object of the program that trained: pass it to train(sources=[...]) again."
         )
-    return open_source(spec, split=data.split, kind=kind, columns=data.columns, lost_share=data.broken_share)
+    split = data.split if split_of(spec) is None else None  # what an address says of one source goes first
+    return open_source(spec, split=split, kind=kind, columns=data.columns, lost_share=data.broken_share)
 
 
 def _adapted(model: DualEncoder, recipe: Recipe, saved: Path | None) -> AdaptedTowers:

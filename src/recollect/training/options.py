@@ -62,7 +62,7 @@ class Data:
         sources: sources whose kind, captions or labels, is found by looking.
         captions: sources to read as captions.
         labels: sources to read as class labels; their texts are made with prompt templates.
-        split: of every source; the training split by default.
+        split: of every source whose address names none; the training split by default.
         weights: of each source in the order sources, captions, labels; their sizes by default.
         sampling: divide every batch by the weights; half captions, half labels; or each batch whole from one source.
         merge_classes: classes of one name in several sources are one class to a loss on labels.
