@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import guide_world
-from colours import COLOURS, ColourEncoder, paint
+from colours import COLOURS, ColourEncoder, paint, shade
 from recollect.apps.classify.choosing import by_names, settings_of
 from recollect.apps.classify.classifier import Classifier
 from recollect.apps.classify.folder import CLASSIFIER_FILE
@@ -229,6 +229,8 @@ def test_examples_make_names_a_better_classifier_one_class_at_a_time(folders):
     some = names.add(ColourEncoder(), {"red": sorted((folders / "support/red").iterdir())})
     assert some.method == "zero-shot"
     assert some.without_examples == ("blue", "green")
+    assert not some.is_unknown(ColourEncoder().embed_images([shade(COLOURS["green"], 5)])).any(), "a green one"
+    assert some.unknown_rate == 0
     rest = {name: sorted((folders / "support" / name).iterdir()) for name in ("blue", "green")}
     assert some.add(ColourEncoder(), rest).calibrated
 

@@ -253,6 +253,8 @@ class Classifier:
 
     @cached_property
     def _nearest(self) -> tuple[float, float]:
+        if self.without_examples:  # a picture of a class that is known by name alone is unlike every example
+            return least_similarity(self.support.features[:0])
         _, first = np.unique(np.array(self.support.digests, dtype=str), return_index=True)
         return least_similarity(self.support.features[first])
 
@@ -298,7 +300,10 @@ class Classifier:
         return self._checked(features) @ self.support.features.T
 
     def is_unknown(self, features: Any) -> Bool[np.ndarray, " queries"]:
-        """Whether a picture is unlike every example, so that it is none of the classes; never, without examples."""
+        """Whether a picture is unlike every example, so that it is none of the classes.
+
+        Never where a class has no example.
+        """
         if not len(self.support):
             return np.zeros(len(self._checked(features)), dtype=bool)
         return self.similarity(features).max(axis=1) < self.unknown_below

@@ -78,7 +78,8 @@ def example_warnings(classifier: Classifier) -> list[str]:
         return [*warnings, "names alone, no examples: confidence is the model's own, and nothing is called unknown"]
     counts = np.bincount(support.labels, minlength=len(names))
     if without := classifier.without_examples:
-        warnings.append(f"no example yet of {', '.join(without)}: all is told by names alone until each class has one")
+        told = "all is told by names alone until each class has one, and nothing is called unknown"
+        warnings.append(f"no example yet of {', '.join(without)}: {told}")
     few = [f"{name} ({count})" for name, count in zip(names, counts, strict=True) if 0 < count < FEW_EXAMPLES]
     if few:
         warnings.append(f"fewer than {FEW_EXAMPLES} examples, so expect the choice to matter: {', '.join(few)}")
