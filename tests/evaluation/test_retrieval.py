@@ -101,6 +101,12 @@ def test_a_source_is_divided_into_domains_or_is_one(problem):
         assert queries == expected
 
 
+def test_a_pool_of_ambiguous_pictures_alone_is_refused(problem):
+    encoder, task = problem
+    with pytest.raises(UserError, match="no text to ask by"):
+        retrieval(encoder, replace(task, ambiguous=(True,) * 30), model="fixed")
+
+
 def test_the_mean_of_domains_weighs_each_the_same(problem):
     rows = retrieval(*problem, model="fixed").rows
     for direction in ("text to image", "image to text"):

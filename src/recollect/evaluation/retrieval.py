@@ -56,12 +56,17 @@ def retrieval(
         ``queries`` and of ``pictures`` that they are about, and ``value`` in percent with its 95 % interval, ``low``
         and ``high``, by resampling pictures. The domain is that of the image, or of most of the text's images, or the
         name of their source where most of its texts are in several; ``all`` and ``mean of domains`` are of the whole.
+
+    Raises:
+        UserError: every picture is ambiguous.
     """
     features = image_features(encoder, task.images, cache)
     task, images = keep_images(task, features.rows), features.images
     texts = encoder.embed_texts(task.texts, prefix).numpy()
-    ranks = streaming_ranks(images, texts, task.matches)
     asked = _Asked.of(task)
+    if not asked.texts.asked.any():
+        raise UserError(f"{task.name}: every picture is marked ambiguous, so that there is no text to ask by")
+    ranks = streaming_ranks(images, texts, task.matches)
     rows: list[Row] = []
     for direction, found in zip(DIRECTIONS, (ranks.texts, ranks.images), strict=True):
         rows += recall_rows("zero-shot", direction, *asked.only(direction, found), depths)

@@ -151,7 +151,7 @@ class LinearProbePlusPlus(_Anchored):
         classes, width = sums.shape
         rows, count = np.arange(len(labels)), len(labels)
         # The loss bends this much more along a text's weight (alpha is near 100) than along an entry of w. In units in
-        # which it does not, some 60 steps reach the minimum; else 500 do not, and where they end hangs on roundings.
+        # which it does not, some 150 steps reach the minimum; else 500 do not, and where they end hangs on roundings.
         unit = np.sqrt(alphas**2 * (similarity**2).mean(axis=0) + 1)
 
         def parts(moved: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
