@@ -196,6 +196,10 @@ def test_a_hub_set_is_streamed_by_split_and_configuration(store, shards, tmp_pat
         return {block.file.partition(f"@{SHA}/")[2] for block in blocks}
 
     assert found("") == {"plain/train-0.parquet"}
+    source, asked = open_source("some/set?stream=yes"), store.asked.total()
+    before, store.version = source.content, '"another, of another server"'
+    assert source.content == before, "the commit tells it"
+    assert store.asked.total() == asked
     assert found("", split="val") == {"plain/validation-0.parquet"}
     assert found("&config=more&split=test") == {"more/test-0.parquet"}
     for query, message in (

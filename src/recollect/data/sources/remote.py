@@ -78,12 +78,15 @@ def listed(pattern: str) -> list[str]:
 
 
 def version_of(file: str) -> str:
-    """What changes with the content of a file behind an address: its ETag where its store tells one, else its size and
-    its first and last 64 KiB; "" of a store that tells none and gives whole files only.
+    """What changes with the content of a file behind an address: the commit of the hub that it names, else its ETag
+    where its store tells one, else its size and its first and last 64 KiB; "" of a store that tells none and gives
+    whole files only.
 
     Raises:
         UserError: it cannot be reached.
     """
+    if commit := _commit(file):
+        return commit
     try:
         if _is_ours(file):
             store = _Store(file)
@@ -102,6 +105,12 @@ def version_of(file: str) -> str:
     except Exception as error:  # of a store's own library, whatever it raises
         raise UserError(f"{file}: cannot be reached ({' '.join(str(error).split())[:200]})") from error
     return _version(size, head, tail)
+
+
+def _commit(file: str) -> str | None:
+    """The commit that an address of the hub names; None where a branch may move."""
+    match = _HUB.fullmatch(file)
+    return match["revision"] if match and re.fullmatch(r"[0-9a-f]{40}", match["revision"] or "") else None
 
 
 def _ends(size: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -155,7 +164,7 @@ def download(file: str, target: io.BufferedIOBase) -> str:
     if _is_ours(file):
         store = _Store(file)
         version = _copied(store.parts(0, None), target)
-        return store.version or version
+        return _commit(file) or store.version or version
     kept, path = _fsspec(file)
     with kept.open(path, "rb") as source:
         version = _copied(iter(lambda: source.read(2**22), b""), target)
