@@ -178,6 +178,9 @@ def test_keys_mark_undo_and_move(browser, page):
     tab.ready()
     tab.tab.keyboard.press("ArrowRight")
     tab.ready()
+    read = "document.getElementById(document.querySelector('#grid').getAttribute('aria-activedescendant'))"
+    assert tab.tab.evaluate(f"{read} === document.querySelector('.tile.focus:not([hidden])')")
+    assert "red" in tab.tab.evaluate(f"{read}.getAttribute('aria-label')")
     tab.tab.keyboard.press("Enter")
     tab.tab.wait_for_selector("#viewer[open]")
     tab.wait("document.querySelector('#view').naturalWidth > 0")

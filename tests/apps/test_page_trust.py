@@ -136,11 +136,13 @@ def test_copies_of_a_picture_are_one_example(tmp_path):
 def test_a_picture_unlike_every_example_is_none_of_these(tmp_path):
     memory = colour_memory(tmp_path / "memory")
     odd = np.float32([[-1, -1, -1]]) / np.sqrt(np.float32(3))
-    memory.add(Pairs(["odd/1"], odd, odd, ["odd"], memory.model, ["paint"], [{}], [None]))
+    memory.add(Pairs(["odd/1"], odd, odd, ["odd"], memory.model, ["paint"], [{"box": [float("nan"), 1]}], [None]))
     page, stop = start(tmp_path / "memory")
     teach(page, 30)
     _, answer = page.call("/api/sorted?show=none")
     tiles = page.call(f"/api/window?order={answer['order']}&start=0&count=60")[1]["tiles"]
+    odd = page.session.collection.row_of["odd/1"]
+    assert page.call(f"/api/items/{page.session.collection.version}/{odd}")[1]["metadata"] == {"box": [None, 1]}
     stop()
     assert "odd/1" in {tile["id"] for tile in tiles}
     assert all(tile["says"] is None for tile in tiles)

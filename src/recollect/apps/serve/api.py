@@ -2,7 +2,6 @@
 
 import csv
 import io
-import math
 import time
 from importlib.resources import files
 from typing import Annotated, Any, Literal
@@ -21,7 +20,7 @@ from recollect.apps.serve.orders import ListGoneError, Order
 from recollect.apps.serve.session import SearchTerm, Session
 from recollect.core.errors import UserError
 from recollect.memory.naming import LABELLED
-from recollect.memory.rows import Item
+from recollect.memory.rows import Item, plain
 
 STATIC = (
     "index.html",
@@ -230,7 +229,7 @@ def _looking(app: FastAPI, opened: OpenMemory) -> None:
             "caption": found.caption,
             "source": found.source,
             "file": str(found.path or ""),
-            "metadata": {str(key): _plain(value) for key, value in found.metadata.items()},
+            "metadata": plain(found.metadata),
         }
 
 
@@ -278,10 +277,6 @@ def _picture(make: Any) -> Response:
         return Response(make(), media_type="image/jpeg", headers={"cache-control": _WEEK})
     except UserError:  # no picture, gone or damaged: the tile shows its caption
         return Response(status_code=404, headers={"cache-control": "no-store"})
-
-
-def _plain(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _teaching(app: FastAPI, opened: OpenMemory) -> None:

@@ -88,9 +88,7 @@ export class Grid {
     tile.box.style.transform = `translate(${(index % this.columns) * this.side}px, ${y}px)`;
     tile.box.style.width = `${this.side}px`;
     tile.box.style.height = `${this.rowHeight}px`;
-    tile.box.classList.toggle("focus", index === this.focus);
-    tile.box.setAttribute("aria-selected", index === this.focus);
-    if (index === this.focus) this.place.setAttribute("aria-activedescendant", tile.box.id);
+    this.point(tile, index === this.focus);
   }
 
   make() {
@@ -136,9 +134,19 @@ export class Grid {
 
   release(index, tile) {
     this.tiles.delete(index);
-    tile.box.classList.remove("focus");
+    this.point(tile, false);
     tile.box.hidden = true;
     this.free.push(tile);
+  }
+
+  // written only where it changes: every frame of scrolling comes by here
+  point(tile, chosen) {
+    if (tile.chosen === chosen) return;
+    tile.chosen = chosen;
+    tile.box.classList.toggle("focus", chosen);
+    tile.box.setAttribute("aria-selected", chosen);
+    if (chosen) this.place.setAttribute("aria-activedescendant", tile.box.id);
+    else if (this.place.getAttribute("aria-activedescendant") === tile.box.id) this.place.removeAttribute("aria-activedescendant");
   }
 
   at(index) { return this.pages.get(Math.floor(index / PAGE))?.tiles?.[index % PAGE]; }
