@@ -176,6 +176,12 @@ def test_keys_mark_undo_and_move(browser, page):
         tab.tab.keyboard.press("Space" if key == " " else key)
         tab.wait("counts => document.querySelector('.counts').textContent === counts", counts)
     tab.ready()
+    page.call("/api/classes", {"name": "others"})
+    tab.tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    tab.wait("document.querySelectorAll('#classes li').length === 2")
+    tab.ready()
+    tab.tab.keyboard.press("2")
+    tab.wait("document.querySelector('#status').textContent.startsWith('✓ for others: red')")
     tab.tab.keyboard.press("ArrowRight")
     tab.ready()
     read = "document.getElementById(document.querySelector('#grid').getAttribute('aria-activedescendant'))"

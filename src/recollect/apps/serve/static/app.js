@@ -78,6 +78,7 @@ async function clicked(tile, mark, key = classes.active) {
   const earlier = tile.mark;
   const answer = await classes.mark(tile, mark, state.version, key);
   if (!answer) return;
+  if (key !== classes.active) status(`✓ for ${classes.list.find((each) => each.class === key)?.name}: ${tile.caption || tile.id}`); // which no tile shows
   if (key !== classes.active || ["search", "sorted"].includes(state.listing)) { grid.refresh(); step(tile.mark !== 0 && earlier !== tile.mark); return; }
   if (state.listing === "next" && !(earlier === 0 && --state.left <= 0)) { grid.refresh(); step(true); return; }
   const list = { ...state.list, answer };
