@@ -44,13 +44,13 @@ def arms(options: StudyOptions) -> list[Arm]:
     siglixp = _with_context(siglip)
     main = [Arm("SigLIP", siglip), Arm("SigLIxP", siglixp, "SigLIP")]
     controls = [
-        Arm("SigLIxP, no mask", _ablated(siglixp, ContextOptions(mask=False)), "SigLIP", 2),
-        Arm("SigLIxP, shuffled context", _ablated(siglixp, ContextOptions(shuffled=True)), "SigLIP", 2),
-        Arm("SigLIP, label smoothing 0.1", _smoothed(siglip, 0.1), "SigLIP", 2),
-        Arm("SigLIP, other dropout", _with_dropout(siglip, 0.2), "SigLIP", 2),
-        Arm("SigLIP, weight decay 0.3", _with_decay(siglip, 0.3), "SigLIP", 2),
-        Arm("CLIP", clip, seeds=2),
-        Arm("CLIxP", _with_context(clip), "CLIP", 2),
+        Arm("SigLIxP, no mask", _ablated(siglixp, ContextOptions(mask=False)), "SigLIP", 5),
+        Arm("SigLIxP, shuffled context", _ablated(siglixp, ContextOptions(shuffled=True)), "SigLIP", 5),
+        Arm("SigLIP, label smoothing 0.1", _smoothed(siglip, 0.1), "SigLIP", 3),
+        Arm("SigLIP, other dropout", _with_dropout(siglip, 0.2), "SigLIP", 3),
+        Arm("SigLIP, weight decay 0.3", _with_decay(siglip, 0.3), "SigLIP", 3),
+        Arm("CLIP", clip, seeds=5),
+        Arm("CLIxP", _with_context(clip), "CLIP", 5),
     ]
     return [*main, *controls, *_grid(siglip)]
 
@@ -63,8 +63,8 @@ def _grid(siglip: Recipe) -> list[Arm]:
         base = f"SigLIP, {words}"
         # The baseline of a length is a control too: stopping early, with a schedule of its own.
         against = "SigLIP" if axis[0] == "steps" else ""
-        found.append(Arm(base, changed, against, 2, weights, axis))
-        found.append(Arm(f"SigLIxP, {words}", _with_context(changed), base, 2, weights, axis))
+        found.append(Arm(base, changed, against, 3, weights, axis))
+        found.append(Arm(f"SigLIxP, {words}", _with_context(changed), base, 3, weights, axis))
 
     for factor in BATCHES:
         size = max(2, round(siglip.batch_size * factor))
@@ -75,7 +75,7 @@ def _grid(siglip: Recipe) -> list[Arm]:
     pair("two sources", siglip, ("pairs", sum(_FEW_SOURCES)), _FEW_SOURCES)
     varied = [(f"alpha {alpha}", ("alpha", alpha), _with_context(siglip, alpha=alpha)) for alpha in ALPHAS]
     varied += [(f"tau {tau}", ("tau_context", tau), _with_context(siglip, tau=tau)) for tau in TAUS]
-    found += [Arm(f"SigLIxP, {words}", recipe, "SigLIP", 2, axis=axis) for words, axis, recipe in varied]
+    found += [Arm(f"SigLIxP, {words}", recipe, "SigLIP", 3, axis=axis) for words, axis, recipe in varied]
     return found
 
 
