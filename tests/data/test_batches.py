@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import textwrap
+import threading
+import time
 from collections import Counter
 
 import numpy as np
@@ -468,7 +470,11 @@ def test_a_batch_that_does_not_divide_over_the_processes(both):
 def test_a_stop_signal_is_the_trainers_to_handle(captions, tmp_path):
     """A worker lives through Ctrl-C and through a SIGTERM that somebody (`timeout`, Slurm) sends to every process,
     and ends at its trainer's without running the handler that it was born with."""
-    handled, others = tmp_path / "handled", set(multiprocessing.active_children())
+    handled, others, here = tmp_path / "handled", set(multiprocessing.active_children()), [True]
+    # As libraries do: a thread that is older than what a worker is told.
+    os.register_at_fork(
+        after_in_child=lambda: here and threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    )
     previous = signal.signal(signal.SIGTERM, lambda *_: handled.touch())
     try:
         batches = stream(DataMix((captions,))).iterate(0, 10**6, workers=1)
@@ -483,6 +489,7 @@ def test_a_stop_signal_is_the_trainers_to_handle(captions, tmp_path):
         worker.join(timeout=10)
         assert not worker.is_alive()
     finally:
+        here.clear()
         signal.signal(signal.SIGTERM, previous)
     assert not handled.exists()
 

@@ -5,6 +5,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
@@ -121,7 +122,8 @@ def iterate(
             in_order=True,
             pin_memory=pin,
         )
-        made = iter(loader)
+        with _held_stop() if workers else nullcontext():
+            made = iter(loader)
     pieces: list[Piece] = []
     try:
         for piece in made:
@@ -160,9 +162,28 @@ def _start_worker(worker: int) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    if hasattr(signal, "sigwaitinfo"):  # not on a Mac, where torch's own handler ends the worker
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    if _CAN_WAIT:
         threading.Thread(target=_end_when_told, args=(os.getppid(),), daemon=True).start()
+
+
+_CAN_WAIT = hasattr(signal, "sigwaitinfo")
+"""Not on a Mac, where torch's own handler ends a worker."""
+
+
+@contextmanager
+def _held_stop() -> Iterator[None]:
+    """Processes that begin within are born with SIGTERM held back.
+
+    Held back later, in the worker, it would still reach threads that libraries (Arrow's, Lance's) start at the fork.
+    """
+    if not _CAN_WAIT:
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end_when_told(trainer: int) -> None:
