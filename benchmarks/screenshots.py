@@ -142,6 +142,7 @@ def main() -> None:
             desk.shot("adapt")
         desk.tab.click("#adapt")
         desk.teach(options.yes, options.yes, options.clicks)
+        desk.until("document.querySelector('#notice').hidden")
         desk.shot("class")
         phone.tab.reload()
         phone.tab.wait_for_selector(".tile .caption:not(:empty)")
