@@ -9,6 +9,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
+    AutoImageProcessor,
     BlipConfig,
     BlipForConditionalGeneration,
     BlipProcessor,
@@ -130,6 +131,11 @@ def captioner_folder(tmp_path_factory):
 
 @pytest.mark.parametrize("family", list(SAVERS))
 def test_a_captioner_says_of_a_picture_the_same_alone_and_in_company(captioner_folder, pictures, family):
+    if family == "vit and gpt2":
+        try:
+            AutoImageProcessor.from_pretrained(captioner_folder(family))
+        except ImportError:
+            pytest.skip("an image processor by itself wants torchvision with this version of transformers")
     captioner = TransformersCaptioner(captioner_folder(family), CaptionerOptions(most_tokens=6), "cpu")
     images = [pictures[row].image for row in range(3)]
     together = captioner.describe(images)
