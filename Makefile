@@ -38,10 +38,10 @@ lint: style types
 style: setup
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
-	$(BIN)/lint-imports
 
 types: setup
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # What `recollect COMMAND --help` prints, kept as text so that it takes no time.
 help: setup
@@ -54,7 +54,7 @@ bench: setup
 bench-gpu: setup
 	$(BIN)/python benchmarks/bench.py --scale gpu --out results/bench/gpu.json
 
-# What takes a second comes first; mypy keeps one core busy, and goes beside the tests.
+# What takes a second comes first; mypy and the order of rooms keep one core busy, and go beside the tests.
 test: style
 	$(MAKE) --no-print-directory --jobs 2 types suite
 

@@ -34,9 +34,12 @@ def test_no_two_characters_share_their_first_picture():
 
 
 def test_a_damaged_cache_is_drawn_anew_and_then_read(tmp_path, monkeypatch):
+    table = glyph_table()
     monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path))
     glyph_table_module._cache_file().write_bytes(b"cut short")
+    monkeypatch.setattr(glyph_table_module, "_draw_table", lambda: table)
     drawn = glyph_table.__wrapped__()
+    assert drawn is table, "not what was damaged"
     monkeypatch.setattr(glyph_table_module, "_draw_table", lambda: pytest.fail("the cache was not read"))
     cached = glyph_table.__wrapped__()
     for name in ("code_points", "scripts", "first", "faces", "masks", "attributes"):
