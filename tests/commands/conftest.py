@@ -1,8 +1,6 @@
 """Commands as a user runs them, on small real-looking data."""
 
 import io
-import subprocess
-import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 
@@ -42,21 +40,17 @@ class Done:
 
 @pytest.fixture(scope="session")
 def recollect():
-    """Run a command; gives what it printed and its exit status. ``alone`` runs it in a process of its own."""
+    """Run a command in this process; gives what it printed and its exit status."""
 
-    def run(*words, check=True, alone=False):
-        words = [str(word) for word in words]
-        if alone:
-            done = subprocess.run([sys.executable, "-m", "recollect", *words], capture_output=True, text=True)
-        else:
-            out, err = io.StringIO(), io.StringIO()
-            with redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
-                patch.setattr(progress.console, "_file", err)  # its default follows sys.stderr
-                try:
-                    status = cli.main(words)
-                except SystemExit as stop:
-                    status = stop.code
-            done = Done(status, out.getvalue(), err.getvalue())
+    def run(*words, check=True):
+        out, err = io.StringIO(), io.StringIO()
+        with redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(progress.console, "_file", err)  # its default follows sys.stderr
+            try:
+                status = cli.main([str(word) for word in words])
+            except SystemExit as stop:
+                status = stop.code
+        done = Done(status, out.getvalue(), err.getvalue())
         assert not check or done.returncode == 0, done.stderr
         return done
 
@@ -94,5 +88,5 @@ def trained(recollect, pairs, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs")
     for recipe in ("siglip-tiny", "siglixp-tiny"):
         words = ("--data", pairs, "--steps", 6, "--batch-size", 16, "--out", out / recipe)
-        recollect("train", recipe, *words, alone=recipe == "siglip-tiny")
+        recollect("train", recipe, *words)
     return [out / recipe / "model" for recipe in ("siglip-tiny", "siglixp-tiny")]

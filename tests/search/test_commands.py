@@ -1,10 +1,7 @@
 """Search, caption and evaluate retrieval as their users run them."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 from PIL import Image
@@ -39,24 +36,21 @@ def run(capsys):
     return command
 
 
-def test_search_from_a_shell_writes_json(memory, tmp_path):
-    """In a process of its own, with every option of the issue."""
+def test_search_writes_json(run, memory, tmp_path):
+    """With a file of queries, one of them empty, a filter and episodes at once."""
     (tmp_path / "queries.txt").write_text("large river\n\nqueen\n")
     words = [memory.address, "a red snowman", "--queries", tmp_path / "queries.txt", "--k", 4]
     words += ["--where", "source = 'even'", "--rerank", "episode", "--out", tmp_path / "found.json"]
     words += ["--episode.k", 6, "--episode.rank", 4, "--device", "cpu"]
-    done = subprocess.run(
-        [sys.executable, "-m", "recollect", "search", *map(str, words)],
-        capture_output=True, text=True, check=False, env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    status, printed, err = run("search", *words)
+    assert status == 0, err
     found = json.loads((tmp_path / "found.json").read_text())
     assert [result["query"] for result in found["results"]] == ["a red snowman", "large river", "", "queen"]
     assert [len(result["hits"]) for result in found["results"]] == [4, 4, 0, 4]
     assert all(hit["source"] == "even" for result in found["results"] for hit in result["hits"])
     assert found["report"]["empty"] == 1
     assert found["rerank"] == "episode"
-    assert "a red snowman" in done.stdout
+    assert "a red snowman" in printed
 
 
 def hits_of(run, memory, tmp_path, *words):
