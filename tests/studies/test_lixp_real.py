@@ -14,7 +14,7 @@ from recollect import cli
 from recollect.core.errors import UserError
 from recollect.data.sources import open_source
 from recollect.studies import find_study
-from recollect.studies.lixp import real, real_effects, real_records, real_tables, sets
+from recollect.studies.lixp import real, real_arms, real_effects, real_records, real_tables, sets
 from recollect.studies.study import StudyOptions
 from recollect.training import locked
 
@@ -107,6 +107,42 @@ def test_what_is_varied_stands_beside_the_main_setting(records):
     assert [line.get_xydata().tolist() for line in lines] == [[[16.0, 0.5], [64.0, pytest.approx(7 / 3)]]] * 2
 
 
+def test_a_small_batch_may_take_as_many_pairs(records):
+    def at(arm, accuracy, against, axis):
+        return record(arm, 0, accuracy, against) | {"axis": axis}
+
+    few = [
+        at("SigLIP, batch 16", 40.0, "", ["batch", 16]),
+        at("SigLIxP, batch 16", 41.0, "SigLIP, batch 16", ["batch", 16]),
+    ]
+    long = [
+        at("SigLIP, batch 16, 36 steps", 42.0, "", [real_arms.SMALL_STEPS, 36]),
+        at("SigLIxP, batch 16, 36 steps", 45.0, "SigLIP, batch 16, 36 steps", [real_arms.SMALL_STEPS, 36]),
+    ]
+    found = real_effects.points(real_records.runs_of([*records, *few, *long]))
+    assert [(point.axis, point.value, point.gain["foreign"].mean) for point in found if point.axis != "batch"] == [
+        (real_arms.SMALL_STEPS, 9, 1.0), (real_arms.SMALL_STEPS, 36, 3.0)
+    ]  # fmt: skip
+
+
+def test_two_settings_at_once_and_what_the_choosing_sets_pick(records):
+    def at(alpha, tau, gain, axis):
+        one = record(f"SigLIxP, {alpha} {tau}", 0, 50.0 + gain, "SigLIP")
+        one["recipe"]["objective"]["context"] = {"alpha": alpha, "tau": tau}
+        return one | {"axis": axis}
+
+    one_at_a_time = [at(0.5, 0.01, 0.5, ["alpha", 0.5]), at(0.7, 0.03, 1.5, ["tau_context", 0.03])]
+    assert real_effects.alpha_and_tau(real_records.runs_of([*records, *one_at_a_time])) is None
+    both = [*records, *one_at_a_time, at(0.5, 0.03, 1.2, [real_arms.ALPHA_AND_TAU, 0.5])]
+    table = real_tables.tables(both)[-1]
+    assert [(*row[:3], row[-1]) for row in table.rows] == [
+        ("0.5", "0.01", "1", "+0.5"), ("0.5", "0.03", "1", "+1.2"),
+        ("0.7", "0.01", "3", "+2.3 ± 1.5"), ("0.7", "0.03", "1", "+1.5"),
+    ]  # fmt: skip
+    best = "the best is alpha 0.7 and tau_context 0.03; its gain on all test sets: +1.5"
+    assert table.notes == (f"by the choosing sets (1 seed of each) {best}",)  # seeds that others lack do not count
+
+
 def test_classes_and_energy_are_told_from_the_files(records):
     for each in records:
         up = 10.0 if each["arm"] == "SigLIxP" else 0.0
@@ -196,13 +232,17 @@ def test_arms_differ_from_their_baseline_in_what_their_name_says(scale, tmp_path
     assert all(arm.against in ("", *by_name) for arm in by_name.values())
     for arm in by_name.values():
         arm.recipe.check()
-        if arm.axis and arm.name.startswith("SigLIxP") and arm.axis[0] in ("batch", "steps", "pairs"):
+        if (
+            arm.axis
+            and arm.name.startswith("SigLIxP")
+            and arm.axis[0] in ("batch", "steps", real_arms.SMALL_STEPS, "pairs")
+        ):
             plain = by_name[arm.against]
             changed = replace(arm.recipe, objective=replace(arm.recipe.objective, context=None))
             assert (changed, arm.weights) == (plain.recipe, plain.weights)
     jobs = [(arm.name, seed) for arm, seed in real._jobs(options)]
     assert jobs[:4] == [("SigLIP", 0), ("SigLIxP", 0), ("SigLIP", 1), ("SigLIxP", 1)]
-    assert len(jobs) == len(set(jobs)) == 2 * len(by_name)
+    assert len(jobs) == len(set(jobs)) == sum(min(2, arm.seeds or 2) for arm in by_name.values())
 
 
 @pytest.fixture

@@ -10,8 +10,14 @@ from recollect.training.recipes import RECIPES, with_context
 DROPOUT, ALPHA, TAU = 0.5, 0.7, 0.01
 """As earlier trials on the choosing sets left them: dropout for SigLIP without context, then alpha and tau_context."""
 
-BATCHES, LENGTHS, ALPHAS, TAUS = (0.25, 4), (0.5,), (0.5, 0.9), (0.003, 0.03)
-"""What the figures vary, one at a time, about the main setting; batches and lengths are factors of its own."""
+BATCHES, ALPHAS, TAUS = (0.25, 4), (0.5, 0.9), (0.003, 0.03)
+"""What the figures vary, one at a time, about the main setting; batches are factors of its own."""
+
+LENGTHS = {0.5: 3, 2: 2, 4: 1}
+"""Lengths as factors of the main setting's, and how many seeds each has: a long run takes what four others take."""
+
+SMALL_STEPS, ALPHA_AND_TAU = "small batch, steps", "alpha and tau"
+"""Axes of an arm: the length at the smallest batch; and both settings of context at once, which tables alone show."""
 
 _NEARLY_NONE = 1e-6  # a weight must be positive; of a batch this leaves no sample
 _FEW_SOURCES = (7759.0, 6000.0, _NEARLY_NONE, _NEARLY_NONE, _NEARLY_NONE)  # emoji and aerial photographs
@@ -27,7 +33,7 @@ class Arm:
         against: the arm whose figures its gain is over; empty for a baseline.
         seeds: how many of the study's seeds it is run with; None takes all.
         weights: of the training sources; their sizes if empty.
-        axis: what a figure varies, and its value here; empty for what is in the tables alone.
+        axis: what a figure or a table of settings varies, and its value here; empty for the tables of arms.
     """
 
     name: str
@@ -56,26 +62,34 @@ def arms(options: StudyOptions) -> list[Arm]:
 
 
 def _grid(siglip: Recipe) -> list[Arm]:
-    """Batch, length, sources, alpha and tau_context, each alone."""
+    """Batch, length, sources, alpha and tau_context, each alone; a small batch for as many pairs; alpha with tau."""
     found: list[Arm] = []
 
-    def pair(words: str, changed: Recipe, axis: tuple[str, float], weights: tuple[float, ...] = ()) -> None:
+    def pair(
+        words: str, changed: Recipe, axis: tuple[str, float], weights: tuple[float, ...] = (), seeds: int = 3
+    ) -> None:
         base = f"SigLIP, {words}"
-        # The baseline of a length is a control too: stopping early, with a schedule of its own.
+        # The baseline of a length is a control too: stopping early or late, with a schedule of its own.
         against = "SigLIP" if axis[0] == "steps" else ""
-        found.append(Arm(base, changed, against, 3, weights, axis))
-        found.append(Arm(f"SigLIxP, {words}", _with_context(changed), base, 3, weights, axis))
+        found.append(Arm(base, changed, against, seeds, weights, axis))
+        found.append(Arm(f"SigLIxP, {words}", _with_context(changed), base, seeds, weights, axis))
 
     for factor in BATCHES:
         size = max(2, round(siglip.batch_size * factor))
         pair(f"batch {size:,}", replace(siglip, batch_size=size), ("batch", float(size)))
-    for factor in LENGTHS:
-        steps = max(1, round(siglip.steps * factor))
-        pair(f"{steps} steps", replace(siglip, steps=steps), ("steps", float(steps)))
+    for length, seeds in LENGTHS.items():
+        steps = max(1, round(siglip.steps * length))
+        pair(f"{steps:,} steps", replace(siglip, steps=steps), ("steps", float(steps)), seeds=seeds)
+    size, steps = max(2, round(siglip.batch_size * BATCHES[0])), round(siglip.steps / BATCHES[0])
+    pair(f"batch {size:,}, {steps:,} steps", replace(siglip, batch_size=size, steps=steps), (SMALL_STEPS, float(steps)))
     pair("two sources", siglip, ("pairs", sum(_FEW_SOURCES)), _FEW_SOURCES)
     varied = [(f"alpha {alpha}", ("alpha", alpha), _with_context(siglip, alpha=alpha)) for alpha in ALPHAS]
     varied += [(f"tau {tau}", ("tau_context", tau), _with_context(siglip, tau=tau)) for tau in TAUS]
     found += [Arm(f"SigLIxP, {words}", recipe, "SigLIP", 3, axis=axis) for words, axis, recipe in varied]
+    for alpha in ALPHAS:
+        for tau in TAUS:
+            recipe = _with_context(siglip, tau, alpha)
+            found.append(Arm(f"SigLIxP, alpha {alpha}, tau {tau}", recipe, "SigLIP", 1, axis=(ALPHA_AND_TAU, alpha)))
     return found
 
 

@@ -1,18 +1,22 @@
 """What the effect in ``lixp/real`` depends on and where it goes: settings, energy, classes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from recollect.evaluation.results import Summary
+from recollect.evaluation.results import Summary, summarise
 from recollect.reports.plots import LINE_COLOURS, new_figure
 from recollect.studies.engine import Column, Row, TableForm
+from recollect.studies.lixp.real_arms import ALPHA_AND_TAU, SMALL_STEPS
 from recollect.studies.lixp.real_records import ENERGY, FEW_SHOT, GROUPS, RECALL, RealRuns
 from recollect.studies.lixp.sets import TESTING
 
-AXES = {"batch": "batch", "steps": "steps", "pairs": "pairs", "alpha": "alpha", "tau_context": "tau_context"}
+AXES = {
+    "batch": "batch", "steps": "steps", SMALL_STEPS: "steps, smallest batch", "pairs": "pairs", "alpha": "alpha",
+    "tau_context": "tau_context",
+}  # fmt: skip
 """What figures vary: from an arm's axis to words."""
 
 
@@ -35,15 +39,11 @@ class Point:
 
 def points(runs: RealRuns) -> list[Point]:
     """One for each setting that was varied and each of its values, the main setting among them."""
-    first, context = (runs.arms[arm]["recipe"] for arm in ("SigLIP", "SigLIxP"))
-    main = {
-        "batch": first["batch_size"], "steps": first["steps"], "pairs": 42359,
-        "alpha": context["objective"]["context"]["alpha"], "tau_context": context["objective"]["context"]["tau"],
-    }  # fmt: skip
     varied = [(arm, *record["axis"]) for arm, record in runs.arms.items() if record.get("axis")]
+    shown = {axis for _, axis, _ in varied} & AXES.keys()
     found = []
-    for arm, axis, value in [*(("SigLIxP", axis, value) for axis, value in main.items()), *varied]:
-        if not arm.startswith("SigLIxP") or axis not in {own for _, own, _ in varied} or not runs.comparable(arm):
+    for arm, axis, value in [*_unvaried(runs), *varied]:
+        if not arm.startswith("SigLIxP") or axis not in shown or not runs.comparable(arm):
             continue
         against = runs.arms[arm]["against"]
         gain = {
@@ -53,6 +53,55 @@ def points(runs: RealRuns) -> list[Point]:
         }
         found.append(Point(axis, float(value), arm, against, gain))
     return sorted(found, key=lambda point: (list(AXES).index(point.axis), point.value))
+
+
+def _unvaried(runs: RealRuns) -> Iterator[tuple[str, str, float]]:
+    """The main setting on each axis; on the one of a small batch, that batch at the main setting's length."""
+    first, context = (runs.arms[arm]["recipe"] for arm in ("SigLIP", "SigLIxP"))
+    options = context["objective"]["context"]
+    main = {"batch": first["batch_size"], "steps": first["steps"], "pairs": 42359, "alpha": options["alpha"],
+            "tau_context": options["tau"]}  # fmt: skip
+    yield from (("SigLIxP", axis, value) for axis, value in main.items())
+    sizes = [(record["axis"][1], arm) for arm, record in runs.arms.items() if record.get("axis", [""])[:1] == ["batch"]]
+    if smaller := [(size, arm) for size, arm in sizes if size < first["batch_size"] and arm.startswith("SigLIxP")]:
+        yield min(smaller)[1], SMALL_STEPS, first["steps"]
+
+
+def alpha_and_tau(runs: RealRuns) -> TableForm | None:
+    """The gain of context by alpha and tau_context together; None where no two were varied at once."""
+    arms = [
+        arm for arm, record in runs.arms.items()
+        if arm == "SigLIxP" or record.get("axis", [""])[0:1] in (["alpha"], ["tau_context"], [ALPHA_AND_TAU])
+    ]  # fmt: skip
+    arms = [arm for arm in arms if runs.comparable(arm)]
+    if all(runs.arms[arm].get("axis", [""])[0:1] != [ALPHA_AND_TAU] for arm in arms):
+        return None
+    settings = {arm: runs.arms[arm]["recipe"]["objective"]["context"] for arm in arms}
+    rows = [
+        Row((f"{set_['alpha']:g}", f"{set_['tau']:g}", str(runs.seeds(arm))), {"arm": arm, "measure": FEW_SHOT})
+        for arm, set_ in sorted(settings.items(), key=lambda item: (item[1]["alpha"], item[1]["tau"]))
+    ]
+    columns = [Column(GROUPS[group], {"set": names}, "gain", {"arm": "SigLIP"}) for group, names in runs.groups.items()]
+    title = "Gain of SigLIxP over SigLIP by alpha and tau_context together"
+    notes = (_picked(runs, settings),) if "choosing" in runs.groups else ()
+    return TableForm(title, ("alpha", "tau_context", "seeds"), rows, columns, notes=notes)
+
+
+def _picked(runs: RealRuns, settings: Mapping[str, Mapping[str, float]]) -> str:
+    """What the choosing sets would pick, on the seeds that every setting has, and its gain on the test sets."""
+    chosen = {arm: _over_baseline(runs, arm, runs.groups["choosing"]) for arm in settings}
+    seeds = set.intersection(*map(set, chosen.values()))
+    best = max(chosen, key=lambda arm: np.mean([chosen[arm][seed] for seed in seeds]))
+    told = " and ".join(f"{key} {settings[best][name]:g}" for key, name in (("alpha", "alpha"), ("tau_context", "tau")))
+    tested = summarise(list(_over_baseline(runs, best, runs.tested()).values())).signed()
+    of_each = f"{len(seeds)} seed{'s' * (len(seeds) > 1)} of each"
+    return f"by the choosing sets ({of_each}) the best is {told}; its gain on all test sets: {tested}"
+
+
+def _over_baseline(runs: RealRuns, arm: str, names: Sequence[str]) -> dict[int, float]:
+    """Of each seed, a mean over sets."""
+    at = {"measure": FEW_SHOT, "set": tuple(names)}
+    return runs.found.differences({"arm": arm, **at}, {"arm": "SigLIP", **at})
 
 
 def varied(runs: RealRuns) -> TableForm:

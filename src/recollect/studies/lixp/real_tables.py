@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from recollect.studies.engine import Column, Row, TableForm
-from recollect.studies.lixp.real_effects import classes_most_changed, split_by_class, varied
+from recollect.studies.lixp.real_effects import alpha_and_tau, classes_most_changed, split_by_class, varied
 from recollect.studies.lixp.real_records import FEW_SHOT, GROUPS, ON_THE_SPAN, PAIRS, RealRuns, Record, runs_of
 from recollect.studies.lixp.sets import MOVED
 from recollect.studies.measurements import Paired
@@ -20,6 +20,8 @@ def tables(records: Sequence[Record]) -> tuple[StudyTable, ...]:
     forms = [_gains(runs, arms), _by_set(runs), _names(runs, arms), _energy(runs, arms)]
     if len(arms) < len(runs.arms):
         forms.append(varied(runs))
+        if settings := alpha_and_tau(runs):
+            forms.append(settings)
     if all(runs.arms.get(arm, {}).get("classes") for arm in ("SigLIP", "SigLIxP")):
         forms += [split_by_class(runs), classes_most_changed(runs)]
     return tuple(form.fill(runs.found) for form in forms)
