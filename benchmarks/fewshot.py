@@ -25,18 +25,13 @@ from recollect.core.files import read_json, write_json
 from recollect.fewshot import ProKeR, proker
 from recollect.fewshot.ape import channel_scores
 from recollect.fewshot.calibration import expected_calibration_error
+from recollect.fewshot.draws import nested_supports
+from recollect.fewshot.engine import SET_QUERIES, run_protocol
 from recollect.fewshot.holdout import HoldOut
 from recollect.fewshot.kernel import Landmarks, Targets
-from recollect.fewshot.protocol import (
-    FEW_SHOT_METHODS,
-    PAPER_METHODS,
-    SET_ALPHA,
-    SET_QUERIES,
-    FewShotTask,
-    Protocol,
-    nested_supports,
-    run_protocol,
-)
+from recollect.fewshot.methods import FEW_SHOT_METHODS, PAPER_METHODS
+from recollect.fewshot.protocol import FewShotTask, Protocol
+from recollect.fewshot.scoring import SET_ALPHA
 from recollect.fewshot.tuning import best_weight
 from recollect.studies.study import StudyTable
 
@@ -284,7 +279,7 @@ def memory(method: str, classes: int, shots: int, width: int = 512) -> Figures:
 import json, resource, sys, time
 import numpy as np
 from recollect.fewshot import proker
-from recollect.fewshot.protocol import FEW_SHOT_METHODS
+from recollect.fewshot.methods import FEW_SHOT_METHODS
 random = np.random.default_rng(0)
 rows = random.standard_normal(({classes * shots}, {width}), dtype=np.float32)
 rows /= np.linalg.norm(rows, axis=1, keepdims=True)

@@ -12,7 +12,7 @@ from recollect.apps.export import MemoryReading, export_all
 from recollect.cli import main
 from recollect.core.errors import UserError
 from recollect.fewshot.form import kernel_form
-from recollect.fewshot.protocol import FEW_SHOT_METHODS
+from recollect.fewshot.methods import FEW_SHOT_METHODS
 from recollect.memory.fusion.block import FusionModule, FusionSettings
 from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder
 from recollect.memory.rows import Pairs

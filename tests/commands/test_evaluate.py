@@ -11,7 +11,7 @@ from PIL import Image
 from recollect.core.errors import UserError
 from recollect.evaluation.results import joint_identity, load_results
 from recollect.evaluation.unlabelled import UNLABELLED_METHODS
-from recollect.fewshot.protocol import FEW_SHOT_METHODS
+from recollect.fewshot.methods import FEW_SHOT_METHODS
 from recollect.tasks import captioned
 
 METHODS = [name for name in FEW_SHOT_METHODS if name not in ("clap", "rla")]

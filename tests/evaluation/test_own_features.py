@@ -8,7 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from recollect import cli
-from recollect.fewshot.protocol import FEW_SHOT_METHODS, FewShotTask, Protocol, nested_supports, run_protocol
+from recollect.fewshot.draws import nested_supports
+from recollect.fewshot.engine import run_protocol
+from recollect.fewshot.methods import FEW_SHOT_METHODS
+from recollect.fewshot.protocol import FewShotTask, Protocol
 
 SHOTS = ("--shots", "1", "4", "--seeds", "2")
 NAMES = np.array(["ant", "bee", "cat"])

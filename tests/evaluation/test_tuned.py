@@ -11,7 +11,8 @@ from recollect.evaluation.few_shot import few_shot
 from recollect.evaluation.tuned import TuningRequest, _trust
 from recollect.fewshot.base import EmbeddingClassifier
 from recollect.fewshot.calibration import expected_calibration_error
-from recollect.fewshot.protocol import Protocol, nested_supports
+from recollect.fewshot.draws import nested_supports
+from recollect.fewshot.protocol import Protocol
 from recollect.models import load_model
 from recollect.models.transformers.encoder import quiet
 from recollect.tasks.classification import ClassificationTask

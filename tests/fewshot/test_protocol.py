@@ -7,7 +7,10 @@ import pytest
 
 from recollect.fewshot import ApeTrained, ClassAdaptiveProbe, ClipAdapter, LinearProbePlusPlus, ResidualMap, Timo
 from recollect.fewshot.calibration import expected_calibration_error
-from recollect.fewshot.protocol import FEW_SHOT_METHODS, FewShotTask, Protocol, nested_supports, run_protocol
+from recollect.fewshot.draws import nested_supports
+from recollect.fewshot.engine import run_protocol
+from recollect.fewshot.methods import FEW_SHOT_METHODS
+from recollect.fewshot.protocol import FewShotTask, Protocol
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from recollect.core.errors import UserError
 from recollect.core.files import beside, check_writable, new_folder
 from recollect.core.progress import output
 from recollect.core.types import Encoder
-from recollect.fewshot.protocol import FEW_SHOT_METHODS
+from recollect.fewshot.methods import FEW_SHOT_METHODS
 from recollect.models import load_model
 
 DEFAULT_MODEL = "google/siglip2-base-patch16-224"

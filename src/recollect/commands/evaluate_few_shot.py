@@ -30,14 +30,10 @@ from recollect.evaluation.own_features import (
 from recollect.evaluation.results import Result, joint_identity, summarise
 from recollect.evaluation.tables import gain_over_draws, sample_efficiency, tidy
 from recollect.evaluation.tuned import TuningRequest
-from recollect.fewshot.protocol import (
-    FEW_SHOT_METHODS,
-    PAPER_METHODS,
-    SET_ALPHA,
-    TRUST_COLUMNS,
-    Protocol,
-    ShortClasses,
-)
+from recollect.fewshot.draws import ShortClasses
+from recollect.fewshot.methods import FEW_SHOT_METHODS, PAPER_METHODS
+from recollect.fewshot.protocol import Protocol
+from recollect.fewshot.scoring import SET_ALPHA, TRUST_COLUMNS
 from recollect.models import load_model
 from recollect.reports.plots import few_shot_curves, gain_against_examples, gain_per_data_set, save_figure
 from recollect.tasks.classification import ClassificationTask, Division

@@ -19,7 +19,10 @@ from recollect.evaluation.features import (
 )
 from recollect.evaluation.results import Result, content_of
 from recollect.evaluation.tuned import TuningRequest, tuned_rows
-from recollect.fewshot.protocol import NO_ROW, PROMPT_METHODS, FewShotTask, Protocol, draw, run_protocol
+from recollect.fewshot.draws import NO_ROW
+from recollect.fewshot.engine import run_protocol
+from recollect.fewshot.methods import PROMPT_METHODS
+from recollect.fewshot.protocol import FewShotTask, Protocol, draw
 from recollect.tasks.classification import ClassificationTask, keep_classes
 
 

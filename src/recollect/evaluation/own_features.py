@@ -16,7 +16,8 @@ from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import TEXT_SCALE
 from recollect.evaluation.results import Result
-from recollect.fewshot.protocol import FewShotTask, Protocol, run_protocol
+from recollect.fewshot.engine import run_protocol
+from recollect.fewshot.protocol import FewShotTask, Protocol
 from recollect.tasks.classification import Division, tested_rows
 
 VECTORS = ("vector", "embedding", "image_vector", "features")

@@ -9,7 +9,7 @@ from recollect.evaluation.results import Result, content_of
 from recollect.evaluation.zero_shot import mean_per_class, top_1
 from recollect.fewshot import LinearProbe
 from recollect.fewshot.calibration import expected_calibration_error
-from recollect.fewshot.protocol import SET_ALPHA
+from recollect.fewshot.scoring import SET_ALPHA
 from recollect.tasks.classification import ClassificationTask
 
 

@@ -14,8 +14,10 @@ from recollect.evaluation.results import Row
 from recollect.evaluation.zero_shot import mean_per_class, top_1
 from recollect.fewshot.base import softmax
 from recollect.fewshot.calibration import conformal_thresholds, expected_calibration_error, fit_temperature
+from recollect.fewshot.draws import support_of
 from recollect.fewshot.holdout import HoldOut
-from recollect.fewshot.protocol import SET_ALPHA, Protocol, support_of
+from recollect.fewshot.protocol import Protocol
+from recollect.fewshot.scoring import SET_ALPHA
 from recollect.models.dual import DualEncoder
 from recollect.tasks.classification import ClassificationTask
 from recollect.tuning.cascade import BoostingPrompts, CascadedPrompts

@@ -30,7 +30,8 @@ from recollect.evaluation.retrieval import retrieval
 from recollect.evaluation.tables import tidy
 from recollect.evaluation.tuned import TuningRequest
 from recollect.evaluation.zero_shot import zero_shot
-from recollect.fewshot.protocol import Protocol, ShortClasses
+from recollect.fewshot.draws import ShortClasses
+from recollect.fewshot.protocol import Protocol
 from recollect.models import load_model
 from recollect.studies.stems import SharedStem
 from recollect.studies.store import content, content_key, file_content

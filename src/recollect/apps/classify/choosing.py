@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from recollect.fewshot import EmbeddingClassifier, ZeroShotClassifier
-from recollect.fewshot.protocol import FEW_SHOT_METHODS, PROMPT_METHODS
+from recollect.fewshot.methods import FEW_SHOT_METHODS, PROMPT_METHODS
 
 BEST = "best"
 """Name of the choice on held-out examples."""

@@ -26,7 +26,7 @@ from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind
 from recollect.evaluation.features import learned_scale
 from recollect.fewshot import EmbeddingClassifier
-from recollect.fewshot.protocol import FEW_SHOT_METHODS, PROMPT_METHODS
+from recollect.fewshot.methods import FEW_SHOT_METHODS, PROMPT_METHODS
 from recollect.fewshot.unknown import least_similarity
 
 

@@ -15,7 +15,7 @@ from recollect.data.worlds.glyph_sources import GlyphCaptions
 from recollect.data.worlds.glyphs import GlyphWorld
 from recollect.evaluation.results import Result, Summary
 from recollect.evaluation.tables import mean_over_tasks, over_seeds, paired_gain
-from recollect.fewshot.protocol import PAPER_METHODS
+from recollect.fewshot.methods import PAPER_METHODS
 from recollect.models import load_model
 from recollect.objectives import ContextOptions
 from recollect.reports import plots

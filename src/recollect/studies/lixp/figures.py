@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from recollect.evaluation.tables import gain_by_examples, log_linear_fit
 from recollect.evaluation.tables import sample_efficiency as efficiency
-from recollect.fewshot.protocol import PAPER_METHODS
+from recollect.fewshot.methods import PAPER_METHODS
 from recollect.reports import plots
 from recollect.studies.engine import Column, Row, TableForm, papers_words
 from recollect.studies.lixp.world import (

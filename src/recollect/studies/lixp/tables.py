@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from recollect.fewshot.protocol import PAPER_METHODS
+from recollect.fewshot.methods import PAPER_METHODS
 from recollect.objectives import Base, ContextOptions
 from recollect.reports import plots
 from recollect.studies.engine import Column, Printed, Row, TableForm, TableStudy, printed
