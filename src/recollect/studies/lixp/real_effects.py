@@ -100,7 +100,7 @@ def _picked(runs: RealRuns, settings: Mapping[str, Mapping[str, float]]) -> str:
 
 def _over_baseline(runs: RealRuns, arm: str, names: Sequence[str]) -> dict[int, float]:
     """Of each seed, a mean over sets."""
-    at = {"measure": FEW_SHOT, "set": tuple(names)}
+    at: dict[str, str | tuple[str, ...]] = {"measure": FEW_SHOT, "set": tuple(names)}
     return runs.found.differences({"arm": arm, **at}, {"arm": "SigLIP", **at})
 
 
