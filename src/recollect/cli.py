@@ -99,7 +99,8 @@ def _refuse_repeats(words: Sequence[str]) -> None:
     Raises:
         UserError: naming the option.
     """
-    options = [word.partition("=")[0] for word in words if word.startswith("--") and word != "--"]
+    # --batch_size is --batch-size to tyro.
+    options = [word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--") and word != "--"]
     if twice := next((option for option in options if options.count(option) > 1), None):
         raise UserError(f"{twice}: given twice. Give several values behind one: {twice} FIRST SECOND.")
 

@@ -83,9 +83,15 @@ class Train:
         rest = [full_name(word) for word in rest]
         if SOURCE_OPTIONS & {word.split("=")[0] for word in rest}:
             recipe = replace(recipe, data=replace(recipe.data, sources=(), captions=(), labels=()))
+        _refuse_twice(rest)
         default = cls(recipe, name=name)
         config = (tyro.conf.AvoidSubcommands,)
-        return tyro.cli(cls, args=rest, default=default, prog=f"{prog} {name or 'RECIPE'}", config=config)
+        command = tyro.cli(cls, args=rest, default=default, prog=f"{prog} {name or 'RECIPE'}", config=config)
+        if not name and rest:
+            raise UserError(f"{rest[0]}: of which recipe? Name one first; `recollect train` lists them.")
+        if name:
+            command.recipe.check({_of_recipe(word) for word in rest if word.startswith("--")})
+        return command
 
     def hooks(self) -> list[Hook]:
         """What to measure while training.
@@ -139,6 +145,18 @@ def _config(words: list[str]) -> tuple[Path, list[str]] | None:
             behind = place + (1 if equals else 2)
             return Path(value if equals else words[place + 1]), words[:place] + words[behind:]
     return None
+
+
+def _refuse_twice(words: list[str]) -> None:
+    """Refuse an option under two names, of which one would be lost."""
+    given = [_of_recipe(word) for word in words if word.startswith("--")]
+    if twice := next((option for option in given if given.count(option) > 1), None):
+        raise UserError(f"--{twice.replace('_', '-')}: given twice, under two names. Give several values behind one.")
+
+
+def _of_recipe(word: str) -> str:
+    """The option that a word names, as a recipe calls it."""
+    return word.partition("=")[0].removeprefix("--").replace("-", "_")
 
 
 def full_name(word: str) -> str:

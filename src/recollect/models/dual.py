@@ -302,7 +302,12 @@ class DualEncoder(nn.Module, ABC):
         return self
 
     def checkpoint_activations(self, on: bool = True) -> None:
-        """Recompute activations in the backward pass instead of keeping them, where the towers support it."""
+        """Recompute activations in the backward pass instead of keeping them, in the towers that are `recomputable`."""
+
+    @property
+    def recomputable(self) -> tuple[Tower, ...]:
+        """The towers whose activations can be recomputed."""
+        return ()
 
     @property
     def reading(self) -> str:

@@ -67,8 +67,18 @@ class ContextOptions:
             raise ValueError("stages=2 has a map of its own: no value_head, no texts, and normalised keys only")
         if self.stages == 2 and (self.stop_gradient != "none" or self.layer_norm != "none"):
             raise ValueError("stages=2 is not defined with stop_gradient or layer_norm; choose one ablation")
-        if self.shuffled and (self.stages == 2 or self.values == "texts"):
-            raise ValueError("shuffled is the control of one look-up of images: no stages=2, no values='texts'")
+        if self.shuffled and (self.stages == 2 or self.values == "texts" or self.stale_rows):
+            raise ValueError(
+                "shuffled is the control of one look-up of the batch's images: no stages=2, values='texts', stale_rows"
+            )
+        if not self.mask and self.augmented != "none":
+            raise ValueError("augmented has no mask to leave out: a row may look up its own second view")
+        for part, learns in (
+            ("keys", self.normalises("keys")),
+            ("values", self.normalises("values") or self.value_head),
+        ):
+            if self.stops(part) and learns:
+                raise ValueError(f"stop_gradient of the {part} would keep their layer_norm or value_head from learning")
         if self.residual and self.augmented.startswith("all"):
             raise ValueError("residual has one loss, on the mixture; views can be its buffer only (augmented='buffer')")
         if self.residual and self.tied in {"context", "scales"}:

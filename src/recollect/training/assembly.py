@@ -35,14 +35,14 @@ from recollect.objectives import ContextObjective, ContrastiveObjective, Objecti
 from recollect.training.adapted import AdaptedTowers, adapt, adapt_again
 from recollect.training.checkpoints import CONTENT, Facts
 from recollect.training.locked import LockedSource, LockedTowers, TextFeatures, fit_patches, lock_source
-from recollect.training.options import CopiesBy, Data, Model, ObjectiveOptions, Recipe
+from recollect.training.options import FIRST_BIAS, CopiesBy, Data, Model, ObjectiveOptions, Recipe
 from recollect.training.ranks import ProcessRanks, check_agreement, first_makes
 from recollect.training.step import Inputs, Towers
+from recollect.training.unused import OBJECT, refuse_idle, refuse_unused
 
 Feed = Callable[[int, int], Iterator[tuple[Inputs, Mapping[str, int]]]]
 """From a first step and the one to stop before, to each step's inputs and how many samples each source gave it."""
 
-_OBJECT = "object:"
 _SECOND_VIEW = 1
 _MOST_WORKERS = 8
 _SHORT_RUN = 20_000  # examples; to start a process takes as long as to read some hundred
@@ -70,7 +70,7 @@ class Parts:
 
 def object_spec(source: Source) -> str:
     """How a recipe speaks of a source that is a Python object: by its name and its content."""
-    return f"{_OBJECT}{source.name}@{source.fingerprint}"
+    return f"{OBJECT}{source.name}@{source.fingerprint}"
 
 
 def assemble_recipe(
@@ -95,7 +95,7 @@ def assemble_recipe(
     data = recipe.data
     sources = tuple(objects.get(spec) or _open(spec, kind, data) for spec, kind in data.specs)
     _tell_apart([spec for spec, _ in data.specs], sources)
-    _refuse_without_pictures(data, sources)
+    refuse_unused(recipe, sources, place, None if objective is None else objective.needs)
     facts = _data_facts(data, sources)
     check_agreement({name: _in_words(known) for name, known in facts.items()})
     knowledge = None if data.definitions is None else Knowledge(open_definitions(Path(data.definitions)))
@@ -103,6 +103,7 @@ def assemble_recipe(
         model = load_model(saved_model, "cpu")
     else:
         model = start_model(recipe.model, sources, recipe.seed, knowledge)
+    refuse_idle(recipe, model)
     check_agreement({"the tokenizer or the shape of the model": model.reading})
     objective, crops = objective or build_objective(recipe.objective, model), training_transform(model, data)
     if data.decoded and recipe.model.locked == "none":
@@ -111,10 +112,6 @@ def assemble_recipe(
     if recipe.model.locked != "none":
         towers, sources = lock_towers(model.to(place.device), sources, recipe, crops, knowledge)
     if recipe.checkpoint_activations:
-        if not isinstance(model, TransformersEncoder):
-            raise UserError(
-                f"--checkpoint-activations: {recipe.model.start} has no layers of transformers. Take --chunk."
-            )
         model.checkpoint_activations()
     if recipe.model.freeze != "none":
         model.freeze(recipe.model.freeze)
@@ -145,7 +142,7 @@ def _tell_apart(specs: Sequence[str], sources: Sequence[Source]) -> None:
     """Give sources of one name, such as ``a/train.parquet`` and ``b/train.parquet``, as much of their folders as it
     takes. What is named twice by one address keeps its name, and is refused."""
     files = [(spec, source) for spec, source in zip(specs, sources, strict=True)
-             if not (spec.startswith(_OBJECT) or is_built_in(spec))]  # fmt: skip
+             if not (spec.startswith(OBJECT) or is_built_in(spec))]  # fmt: skip
     for name, count in Counter(source.name for source in sources).items():
         alike = {Path(os.path.abspath(parse_address(spec).place)).parts[1:-1]: source
                  for spec, source in files if source.name == name}  # fmt: skip
@@ -156,21 +153,12 @@ def _tell_apart(specs: Sequence[str], sources: Sequence[Source]) -> None:
             source.name = "/".join((*folders[-depth:], name))
 
 
-def _refuse_without_pictures(data: Data, sources: Sequence[Source]) -> None:
-    """Refuse what is done to pictures that are read, where none are."""
-    if all(source.makes_batches for source in sources):
-        names = ", ".join(source.name for source in sources)
-        for option, on in (("crop", data.crop is not None), ("flip", data.flip), ("decoded", data.decoded)):
-            if on:
-                raise UserError(f"--data.{option}: is for pictures that are read, and {names} makes its own.")
-
-
 def _data_facts(data: Data, sources: Sequence[Source]) -> Facts:
     """What is cheap to know of everything that is read: samples, size of a file, a digest of what the files hold."""
     facts: dict[str, Mapping[str, int | str]] = {}
     for (spec, _), source in zip(data.specs, sources, strict=True):
         counted = {} if source.endless else {"samples": len(source)}
-        if not (spec.startswith(_OBJECT) or is_built_in(spec)):  # which change with their names
+        if not (spec.startswith(OBJECT) or is_built_in(spec)):  # which change with their names
             counted |= _size(Path(parse_address(spec).place).expanduser())
         content = source.content
         facts[spec] = counted if content is None else {**counted, CONTENT: content}
@@ -198,8 +186,8 @@ def _say_defined(sources: Sequence[Source], knowledge: Knowledge | None) -> None
 
 
 def _open(spec: str, kind: Kind | None, data: Data) -> Source:
-    if spec.startswith(_OBJECT):
-        name = spec.removeprefix(_OBJECT).rpartition("@")[0]
+    if spec.startswith(OBJECT):
+        name = spec.removeprefix(OBJECT).rpartition("@")[0]
         raise UserError(
             f"{name} is a Python object of the program that trained: pass it to train(sources=[...]) again."
         )
@@ -253,15 +241,28 @@ def start_model(
         if not isinstance(model, PatchEncoder):
             raise UserError(f"--model.dropout: {options.start} has no head with dropout. It is for patches.")
         model.set_dropout(options.dropout)
-    for kind in dict.fromkeys(options.prefixes):
-        model.add_prefixes((kind,), length=options.prefixes.count(kind), seed=seed)
+    _add_prefixes(model, options, seed)
     return model
+
+
+def _add_prefixes(model: DualEncoder, options: Model, seed: int) -> None:
+    for kind in dict.fromkeys(options.prefixes):
+        length, before = options.prefixes.count(kind), len(model.prefixes.get(kind, ()))
+        if before not in (0, length):
+            raise UserError(
+                f"--model.prefixes: {options.start} has {before} for {kind} texts already, and {length} are asked for. "
+                "Ask for as many as it has, or leave them out."
+            )
+        if not before and (options.freeze == "text" or options.locked == "both"):
+            frozen = "--model.freeze text" if options.freeze == "text" else "--model.locked both"
+            raise UserError(f"--model.prefixes: with {frozen} no prefix could learn. Leave one of both out.")
+        model.add_prefixes((kind,), length=length, seed=seed)
 
 
 def build_objective(options: ObjectiveOptions, model: DualEncoder) -> ContrastiveObjective | ContextObjective:
     """The objective, with the checkpoint's temperature and bias where the recipe names none."""
     scale = options.scale or model.scale or 10.0
-    bias = next(value for value in (options.bias, model.bias, -10.0) if value is not None)
+    bias = next(value for value in (options.bias, model.bias, FIRST_BIAS) if value is not None)
     if options.context is None:
         return ContrastiveObjective(options.base, scale=scale, bias=bias, smoothing=options.smoothing)
     context = options.context
@@ -277,10 +278,15 @@ def build_objective(options: ObjectiveOptions, model: DualEncoder) -> Contrastiv
 
 
 def training_transform(model: DualEncoder, data: Data) -> ImageTransform:
-    """The model's training transform, with the recipe's crop and flip."""
+    """The model's training transform, with the recipe's crop and flip.
+
+    Towers that add no crop by themselves do where one is asked for; mirrored alone, they still see the whole centre.
+    """
     transform = model.training_transform()
     if data.crop is not None:
-        transform = replace(transform, scale=(data.crop, 1.0))
+        transform = replace(transform, training=True, scale=(data.crop, 1.0))
+    elif data.flip and not transform.training:
+        transform = replace(transform, training=True, scale=(1.0, 1.0), ratio=(1.0, 1.0))
     return replace(transform, flip=data.flip)
 
 

@@ -1,6 +1,6 @@
 """What a recipe is made of; the command line, its help and ``recipe.json`` are derived from these fields."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from math import inf, isfinite
 from pathlib import Path
@@ -142,6 +142,9 @@ class Context:
     options: ContextOptions = field(default_factory=ContextOptions)
 
 
+FIRST_BIAS = -10.0
+"""Where the bias of a loss that has one begins (SigLIP), unless the recipe or the checkpoint say otherwise."""
+
 if TYPE_CHECKING:
     BaseName = str
 else:
@@ -243,8 +246,12 @@ class Recipe:
     compile: bool = False
     shard_weights: bool = False
 
-    def check(self) -> None:
+    def check(self, given: Collection[str] = ()) -> None:
         """Refuse what no run can be made of.
+
+        Args:
+            given: options that somebody named (``objective.bias``), and who is told where one would say nothing; of
+                others, which have values of a recipe's own, that is no matter.
 
         Raises:
             UserError: naming the option.
@@ -260,9 +267,22 @@ class Recipe:
                 value = getattr(value, part, None)
             if value is not None and not right(value):
                 raise UserError(f"--{name.replace('_', '-')} {value}: must be {words}.")
-        for wrong, words in self._clashes():
+        for wrong, words in (*self._clashes(), *self._unheeded(given)):
             if wrong:
                 raise UserError(words)
+
+    def _unheeded(self, given: Collection[str]) -> Iterator[tuple[bool, str]]:
+        """Options that recipes have values of, and that say nothing beside others, where somebody named them."""
+        base, context = self.objective.base, self.objective.context
+        bias, loss = self.objective.bias, OBJECTIVES[base]
+        biased = " or ".join(name for name, each in OBJECTIVES.items() if each.biased)
+        words = f"--objective.bias: {loss.name}'s loss has no bias. Leave it out, or take --objective.base {biased}."
+        yield not loss.biased and ("objective.bias" in given or bias not in (None, FIRST_BIAS)), words
+        tied = context.options.tied if context else "none"
+        words = (
+            f"--objective.context.tau: tied to the others ({tied}), it begins where they do. Take --objective.scale."
+        )
+        yield tied in {"all", "context"} and "objective.context.tau" in given, words
 
     def _clashes(self) -> Iterator[tuple[bool, str]]:
         """Options of which one would say nothing beside the other: whether they are here, and how to say so."""
@@ -279,8 +299,8 @@ class Recipe:
         yield views > 1 and not locked, f"--model.views {views}: is for a locked image tower. Add --model.locked image."
         words = "--data.decoded and --model.locked: a locked tower reads every picture once. Leave out --data.decoded."
         yield locked and data.decoded, words
-        words = "--data.merge-classes: is for a loss on labels. Add --objective.base label."
-        yield data.merge_classes and not OBJECTIVES[objective.base].labelled, words
+        words = "--data.weights: there is one source, so nothing to weigh it against. Leave it out."
+        yield len(data.weights) == len(data.specs) == 1, words
         options = objective.context.options if objective.context else ContextOptions()
         for what, on in (
             ("Augmented entries", options.augmented != "none"),

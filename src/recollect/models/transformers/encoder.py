@@ -168,10 +168,16 @@ class TransformersEncoder(DualEncoder):
 
     def checkpoint_activations(self, on: bool = True) -> None:
         """Recompute the activations of each layer in the backward pass instead of keeping them, in both towers."""
-        for tower in (self.model.vision_model, self.model.text_model):
-            if tower.supports_gradient_checkpointing:
-                way = "activation" if hasattr(tower, "activation_checkpointing_enable") else "gradient"  # before 5.23
-                getattr(tower, f"{way}_checkpointing_{'enable' if on else 'disable'}")()
+        for name in self.recomputable:
+            tower = self.model.vision_model if name == "image" else self.model.text_model
+            way = "activation" if hasattr(tower, "activation_checkpointing_enable") else "gradient"  # before 5.23
+            getattr(tower, f"{way}_checkpointing_{'enable' if on else 'disable'}")()
+
+    @property
+    def recomputable(self) -> tuple[Tower, ...]:
+        """The towers whose activations `checkpoint_activations` can have recomputed."""
+        towers: dict[Tower, Any] = {"image": self.model.vision_model, "text": self.model.text_model}
+        return tuple(name for name, tower in towers.items() if tower.supports_gradient_checkpointing)
 
     def _temperatures(self) -> Any:
         return self.model

@@ -123,7 +123,7 @@ class PrefixWorld:
             data=Data(
                 captions=tuple(kinds["captions"]),
                 labels=tuple(kinds["labels"]),
-                sampling=arm.sampled,
+                sampling=arm.sampled if all(kinds.values()) else "proportional",  # one kind has nothing to even out
                 merge_classes=arm.base == "label" and len(kinds["labels"]) > 1,
             ),
             objective=ObjectiveOptions(arm.base, scale=TEMPERATURE),

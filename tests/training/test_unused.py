@@ -1,0 +1,159 @@
+"""Options that would say nothing beside others: each is refused in a line before the first step, or heard."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recollect import cli
+from recollect.core.errors import UserError
+from recollect.data.transforms import ImageTransform
+from recollect.models import build_model
+from recollect.objectives import ContextOptions, ContrastiveObjective
+from recollect.training.assembly import start_model, training_transform
+from recollect.training.loop import train
+from recollect.training.options import Data, Model, ObjectiveOptions, Recipe
+from recollect.training.recipes import RECIPES
+from recollect.training.unused import refuse_idle
+
+CAPTIONS, LABELS = ("--data.captions", "glyphs:captions"), ("--data.labels", "glyphs:labels")
+TIED = ("--objective.context.options.tied", "all")
+BASE = "--objective.base"
+"""Recipe and words of a command, and what it says."""
+PAIRS = {
+    "a bias of CLIP": ("clip-tiny", ("--objective.bias", "-10"), "--objective.bias: CLIP's loss has no bias. Leave it"),
+    "a bias of UniCL": ("prefix-tiny", (BASE, "label", "--objective.bias=3"), "UniCL's loss has no bias"),
+    "a tied tau": ("siglixp-tiny", (*TIED, "--objective.context.tau", "0.5"), "--objective.context.tau: tied to the"),
+    "equal of captions": ("clip-tiny", ("--data.sampling", "equal"), "--data.sampling equal: gives half of a batch"),
+    "equal of labels": ("clip-tiny", (*LABELS, "--data.sampling", "equal"), "and here are labels alone"),
+    "debiased of one": ("clip-tiny", ("--data.sampling", "debiased"), "--data.sampling debiased: takes whole batches"),
+    "prefix without labels": ("prefix-tiny", CAPTIONS, "--model.prefixes label: no source has labels, so it could not"),
+    "prefix without captions": ("clip-tiny", (*LABELS, "--model.prefixes", "caption"), "--model.prefixes caption: no "),
+    "weights of one": ("clip-tiny", ("--data.weights", "2"), "--data.weights: there is one source"),
+    "weights of one a kind": ("prefix-tiny", ("--data.weights", "2", "1"), "each kind has one. Leave them out."),
+    "labels of none": ("clip-tiny", (BASE, "label"), "--objective.base label: no source has labels. Name one with"),
+    "merged of one": ("clip-tiny", (*LABELS, BASE, "label", "--data.merge-classes"), "no two classes have one name"),
+    "merged without labels": ("prefix-tiny", ("--data.merge-classes",), "--data.merge-classes: is for a loss on"),
+    "a column of none": ("clip-tiny", ("--caption-column", "text"), "--data.caption-column: is for files with columns"),
+    "a split column of none": ("clip-tiny", ("--split-column", "part"), "--data.split-column: is for files with"),
+    "broken of made": ("clip-tiny", ("--data.broken-share", "0.5"), "--data.broken-share: is for pictures that"),
+    "recomputed locked": ("siglip-locked", ("--checkpoint-activations",), "patches has no layers of transformers."),
+    "tf32 of a CPU": ("clip-tiny", ("--precision", "tf32"), "--precision tf32: is for an NVIDIA GPU, and this run com"),
+    "one share": ("clip-tiny", ("--shard-weights",), "--shard-weights: shares weights out among processes, and this"),
+    "two names": ("clip-tiny", ("--data", "glyphs:captions", "--data.sources=glyphs:pairs"), "given twice, under two"),
+    "two spellings": ("clip-tiny", ("--batch_size", "8", "--batch-size=16"), "--batch-size: given twice"),
+    "no recipe": (None, ("--steps", "3"), "--steps: of which recipe? Name one first; `recollect train` lists them."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_an_option_that_would_say_nothing_is_refused(name, tmp_path, capsys):
+    recipe, words, message = PAIRS[name]
+    out = ("--out", str(tmp_path / "run"), "--device", "cpu")
+    assert cli.main(["train", *([recipe] if recipe else []), *words, *out]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+FILES = {
+    "caption_column": (("labels",), "--data.caption-column: no such file is read as captions"),
+    "label_column": (("captions",), "--data.label-column: no such file is read as labels. Name one with --data.labels"),
+    "class_name_column": (("captions",), "--data.class-name-column: no such file is read as labels"),
+    "synonyms_column": (("captions",), "--data.synonyms-column: no such file is read as labels"),
+    "split": (("captions", "?split=all"), "--data.split: every source says its own split"),
+}
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("table")
+    Image.new("RGB", (8, 8), "red").save(folder / "0.png")
+    (folder / "table.csv").write_text("path,caption,label\n0.png,a red square,red\n")
+    return folder / "table.csv"
+
+
+@pytest.mark.parametrize("option", FILES)
+def test_what_is_said_of_no_file_is_refused(option, table, tmp_path):
+    (kind, *address), message = FILES[option]
+    value = "train" if option == "split" else "caption" if kind == "labels" else "label"
+    data = Data(**{kind: ("".join([str(table), *address]),), option: value})
+    with pytest.raises(UserError, match=message):
+        train(Recipe(data=data, steps=1, batch_size=1), tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("siglip-tiny", BASE, "softmax"),  # whose recipe has a bias, that nobody asked for
+        ("siglixp-tiny", *TIED),
+        ("clip-tiny", *CAPTIONS, "glyphs:captions?size=600", "--data.sampling", "debiased"),
+        ("clip-tiny", *LABELS, BASE, "label"),
+    ],
+)
+def test_what_a_recipe_says_by_itself_is_in_nobodys_way(words, tmp_path, capsys):
+    """The next thing that is wrong is named in its stead."""
+    status = cli.main(["train", *words, "--precision", "tf32", "--out", str(tmp_path / "run"), "--device", "cpu"])
+    assert (status, "--precision tf32" in capsys.readouterr().err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mask": False, "augmented": "all"},
+        {"shuffled": True, "stale_rows": 4},
+        {"stop_gradient": "keys", "layer_norm": "both"},
+        {"stop_gradient": "both", "value_head": 1},
+    ],
+)
+def test_ablations_of_which_one_would_say_nothing_are_refused(options):
+    with pytest.raises(ValueError, match=next(iter(options)) if "stop_gradient" in options else "augmented|shuffled"):
+        ContextOptions(**options)
+    for name, value in options.items():
+        assert getattr(ContextOptions(**{name: value}), name) == value
+
+
+def test_prefixes_that_could_not_learn_or_of_another_number_than_a_checkpoint_has_are_refused(tmp_path):
+    bare, known = (str(build_model("tiny-conv", texts=["a photo"], prefixes=kinds).save(tmp_path / str(len(kinds))))
+                   for kinds in ((), ("caption",)))  # fmt: skip
+    for still in ({"freeze": "text"}, {"locked": "both"}):
+        with pytest.raises(UserError, match=r"--model\.prefixes: with --model\.\w+ \w+ no prefix could learn"):
+            start_model(Model(bare, prefixes=("caption",), **still), (), 0)
+        assert start_model(Model(known, prefixes=("caption",), **still), (), 0).prefixes["caption"] == ("<|caption|>",)
+    with pytest.raises(UserError, match="has 1 for caption texts already, and 2 are asked for"):
+        start_model(Model(known, prefixes=("caption", "caption")), (), 0)
+
+
+def test_activations_of_towers_that_do_not_learn_are_not_recomputed():
+    recipe, model = RECIPES["siglip-tiny"](), build_model("tiny", texts=["a photo"])
+    for still, learns in (({"locked": "image"}, True), ({"freeze": "text"}, True), ({"locked": "both"}, False),
+                          ({"locked": "image", "freeze": "text"}, False)):  # fmt: skip
+        asked = replace(recipe, checkpoint_activations=True, model=Model("tiny", **still))
+        with nullcontext() if learns else pytest.raises(UserError, match="no layers of transformers that learn"):
+            refuse_idle(asked, model)
+
+
+def test_a_crop_and_a_flip_are_heard_by_towers_that_add_none_by_themselves():
+    model, picture = (
+        build_model("tiny-conv", texts=["a photo"]),
+        np.arange(40 * 60 * 3, dtype=np.uint8).reshape(40, 60, 3),
+    )
+    centre = training_transform(model, Data()).pixels(picture)
+    generator = np.random.default_rng(0)
+    mirrored = training_transform(model, Data(flip=True))
+    seen = {mirrored.pixels(picture, generator).tobytes() for _ in range(8)}
+    assert seen == {centre.tobytes(), np.ascontiguousarray(centre[:, ::-1]).tobytes()}
+    cropped = training_transform(model, Data(crop=0.3))
+    assert isinstance(cropped, ImageTransform)
+    assert len({cropped.pixels(picture, generator).tobytes() for _ in range(8)}) == 8
+
+
+def test_classes_are_merged_for_an_objective_of_ones_own(tmp_path):
+    recipe = replace(RECIPES["clip-tiny"](), data=Data(labels=("glyphs:labels",), merge_classes=True))
+    recipe = replace(recipe, objective=ObjectiveOptions("sigmoid"))
+    with pytest.raises(UserError, match="no two classes have one name"):
+        train(recipe, tmp_path / "run", objective=ContrastiveObjective("label"), device="cpu")
