@@ -73,16 +73,10 @@ class ContextOptions:
             )
         if not self.mask and self.augmented != "none":
             raise ValueError("augmented has no mask to leave out: a row may look up its own second view")
-        for part, learns in (
-            ("keys", self.normalises("keys")),
-            ("values", self.normalises("values") or self.value_head),
-        ):
-            if self.stops(part) and learns:
-                raise ValueError(f"stop_gradient of the {part} would keep their layer_norm or value_head from learning")
-        if self.residual and self.augmented.startswith("all"):
-            raise ValueError("residual has one loss, on the mixture; views can be its buffer only (augmented='buffer')")
-        if self.residual and self.tied in {"context", "scales"}:
-            raise ValueError("residual has one loss and no tau_2 to tie; tied='all' ties tau_1 and tau_context")
+        if self.stops("keys") and self.normalises("keys"):
+            raise ValueError("stop_gradient of the keys would keep their layer_norm from learning; choose one")
+        if self.stops("values") and (self.normalises("values") or self.value_head):
+            raise ValueError("stop_gradient of the values would keep their layer_norm or value_head from learning")
 
     @property
     def needs_width(self) -> bool:
