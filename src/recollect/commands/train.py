@@ -89,8 +89,7 @@ class Train:
         command = tyro.cli(cls, args=rest, default=default, prog=f"{prog} {name or 'RECIPE'}", config=config)
         if not name and rest:
             raise UserError(f"{rest[0]}: of which recipe? Name one first; `recollect train` lists them.")
-        if name:
-            command.recipe.check({_of_recipe(word) for word in rest if word.startswith("--")})
+        command.recipe.check_given({_of_recipe(word) for word in rest if word.startswith("--")})
         return command
 
     def hooks(self) -> list[Hook]:

@@ -246,12 +246,8 @@ class Recipe:
     compile: bool = False
     shard_weights: bool = False
 
-    def check(self, given: Collection[str] = ()) -> None:
+    def check(self) -> None:
         """Refuse what no run can be made of.
-
-        Args:
-            given: options that somebody named (``objective.bias``), and who is told where one would say nothing; of
-                others, which have values of a recipe's own, that is no matter.
 
         Raises:
             UserError: naming the option.
@@ -267,22 +263,30 @@ class Recipe:
                 value = getattr(value, part, None)
             if value is not None and not right(value):
                 raise UserError(f"--{name.replace('_', '-')} {value}: must be {words}.")
-        for wrong, words in (*self._clashes(), *self._unheeded(given)):
+        self.check_given()
+        for wrong, words in self._clashes():
             if wrong:
                 raise UserError(words)
 
-    def _unheeded(self, given: Collection[str]) -> Iterator[tuple[bool, str]]:
-        """Options that recipes have values of, and that say nothing beside others, where somebody named them."""
+    def check_given(self, given: Collection[str] = ()) -> None:
+        """Refuse options that say nothing beside the others, of those that recipes have values of.
+
+        Args:
+            given: options that somebody named (``objective.bias``); of others a recipe's own values are no matter.
+
+        Raises:
+            UserError: naming the option.
+        """
         base, context = self.objective.base, self.objective.context
         bias, loss = self.objective.bias, OBJECTIVES[base]
-        biased = " or ".join(name for name, each in OBJECTIVES.items() if each.biased)
-        words = f"--objective.bias: {loss.name}'s loss has no bias. Leave it out, or take --objective.base {biased}."
-        yield not loss.biased and ("objective.bias" in given or bias not in (None, FIRST_BIAS)), words
+        if not loss.biased and ("objective.bias" in given or bias not in (None, FIRST_BIAS)):
+            biased = " or ".join(name for name, each in OBJECTIVES.items() if each.biased)
+            words = f"{loss.name}'s loss has no bias. Leave it out, or take --objective.base {biased}."
+            raise UserError(f"--objective.bias: {words}")
         tied = context.options.tied if context else "none"
-        words = (
-            f"--objective.context.tau: tied to the others ({tied}), it begins where they do. Take --objective.scale."
-        )
-        yield tied in {"all", "context"} and "objective.context.tau" in given, words
+        if tied in {"all", "context"} and "objective.context.tau" in given:
+            words = f"tied to the others ({tied}), it begins where they do. Take --objective.scale."
+            raise UserError(f"--objective.context.tau: {words}")
 
     def _clashes(self) -> Iterator[tuple[bool, str]]:
         """Options of which one would say nothing beside the other: whether they are here, and how to say so."""

@@ -1,7 +1,7 @@
 """Training a fusion on stored embeddings: the encoders are frozen, so no image is opened (RECO, section 3.2)."""
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -79,13 +79,13 @@ class FusionRecipe(Recipe):
     optimiser: Optimiser = field(default_factory=lambda: Optimiser(1e-3, weight_decay=1e-5, warmup=0.0))
     batch_size: int = 4096
 
-    def check(self, given: Collection[str] = ()) -> None:
-        """Refuse what no run can be made of; see `Recipe.check`.
+    def check(self) -> None:
+        """Refuse what no run can be made of.
 
         Raises:
             UserError: naming the option.
         """
-        super().check(given)
+        super().check()
         if self.k < 1 or self.epochs < 1:
             raise UserError(f"--k {self.k}, --epochs {self.epochs}: must be at least 1.")
         if self.limit is not None and self.limit < 1:
