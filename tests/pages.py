@@ -79,7 +79,7 @@ def start(folder, token=None, encoder=None, name="colours"):
     labels = ClickedLabels(Journal(folder / "page" / "clicks.jsonl"))
     kept = folder / "page/classifiers"
     session = Session(Collection(Memory.open(folder)), encoder or ColourEncoder(), labels, kept, name)
-    session.learn_cut()
+    session.prepare()
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     app = create_app(session, frozenset(("127.0.0.1", "localhost")), token)

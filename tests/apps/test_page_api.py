@@ -108,6 +108,53 @@ def test_a_class_by_clicks_is_found_kept_and_applied(page):
     assert said == ["reds", "not reds", "reds", "not reds"]
 
 
+def test_a_filter_limits_all_that_is_asked_sorted_counted_and_written(page):
+    """Clicks outside it teach all the same."""
+    version, half = page.session.collection.version, "number < 30"
+    page.call("/api/classes", {"name": "reds", "text": "red"})
+    page.call("/api/classes", {"name": "greens", "text": "green"})
+    page.call("/api/classes/2/marks", {"rows": [1, 4, 34, 37], "mark": 1, "version": version})
+    for rows, mark in (([30, 33, 36], 1), ([31, 32, 35], -1)):
+        page.call("/api/classes/1/marks", {"rows": rows, "mark": mark, "version": version})
+    every = page.call("/api/classes/1/order")[1]
+    click = {"rows": [0], "mark": 1, "version": version, "where": half}
+    assert page.call("/api/classes/1/marks", {**click, "where": "number > 99"})[0] == 400
+    assert page.call("/api/classes/1/marks", {**click, "where": "number >"})[0] == 400
+    assert page.call("/api/classes")[1]["classes"][0]["yes"] == 3, "a click that is refused does not count"
+    answers = {"marks": page.call("/api/classes/1/marks", click)[1]}
+    for show in ("likely", "next", "cut", "clicked"):
+        answers[show] = page.call(f"/api/classes/1/order?show={show}&where={half.replace(' ', '%20')}")[1]
+    totals = {"marks": 30, "likely": 30, "next": 24, "cut": 30, "clicked": 1}
+    for show, answer in answers.items():
+        shown = [tile["id"] for tile in tiles(page, answer["order"], 60, 1)]
+        assert (answer["total"], answer["of"], len(shown)) == (totals[show], 60, totals[show])
+        assert all(int(id.split("/")[1].split(".")[0]) < 30 for id in shown)
+        cut = answer["summary"]["cut"]
+        assert (answer["summary"]["yes"], cut["clicks"], cut["precision"], cut["coverage"]) == (4, 1, 1.0, 1.0)
+        assert 8 <= cut["above"] <= 12
+        assert every["summary"]["cut"]["above"] >= cut["above"] + 8
+    assert set(names(tiles(page, answers["likely"]["order"], 9))) == {"red"}, "clicks elsewhere teach"
+    none = page.call("/api/classes/1/order?where=number%20%3E%2050")[1]["summary"]["cut"]
+    assert (none["clicks"], none["precision"], none["coverage"], none["stop"]) == (0, None, None, False)
+    _, found = page.call("/api/sorted?where=number%20%3C%2030")
+    assert sum(each["pictures"] for each in found["classes"]) + found["none"] == found["total"] == 30
+    assert (
+        page.call("/api/sorted?show=class:reds&where=number%20%3C%2030")[1]["total"] == found["classes"][1]["pictures"]
+    )
+    assert page.call("/api/labels/memory", {"where": half})[1]["changed"] == 3
+    assert page.call("/api/labels/memory", {"where": "number >= 30"})[1]["changed"] == 5
+    assert page.call("/api/labels/memory", {"where": half})[1]["changed"] == 0, "the others keep theirs"
+    assert page.call("/api/search", {"terms": [], "where": "clicked = 'reds'"})[1]["total"] == 4
+    _, (content, _) = page.call("/api/labels.csv?where=clicked%20%3D%20'reds'", raw=True)
+    rows = list(csv.DictReader(io.StringIO(content.decode())))
+    assert {row["id"] for row in rows} == {f"red/{number}.png" for number in (0, 30, 33, 36)}
+    _, found = page.call("/api/map?where=number%20%3C%2030")
+    assert (len(found["rows"]), found["of"]) == (30, 30)
+    _, alike = page.call("/api/duplicates?where=number%20%3C%2030")
+    assert all(each["row"] < 30 for group in alike["groups"] for each in group["pictures"])
+    assert page.call("/api/sorted?where=nubmer%20%3D%201")[0] == 400
+
+
 def test_labels_leave_as_tables(page, monkeypatch):
     page.call("/api/classes", {"name": "=reds", "text": "red"})
     version = page.session.collection.version

@@ -277,6 +277,27 @@ def test_everything_sorted_shows_classes_and_labels_go_into_the_memory(browser, 
     tab.tab.fill("#where", "clicked = 'blue'")
     tab.tab.click("#search .main")
     tab.wait("document.querySelector('#status').textContent.startsWith('12 pictures')")
+    scope = "document.querySelector('#scope-note').textContent"
+    tab.wait(f"{scope}.startsWith(\"Only where clicked = 'blue': 12 of 60.\")")
+    tab.panel()
+    tab.tab.click("#classes .name:has-text('blue')")
+    tab.shows("blue", 4)
+    tab.wait("document.querySelector('#status').textContent.startsWith('12 pictures, likeliest first')")
+    page.call("/api/classes/3/marks", {"rows": [0, 1], "mark": -1, "version": version})
+    tab.tab.click("[data-show=clicked]")
+    tab.wait("document.querySelector('#cut').textContent.startsWith('Of what the filter leaves: 12 above the cut')")
+    tab.tab.click("[data-show=next]")
+    tab.wait("document.querySelector('#status').textContent.startsWith('0 pictures: all of these are clicked')")
+    tab.tab.click("#show-sorted")
+    tab.wait("document.querySelector('#status').textContent.startsWith('12 pictures (')")
+    tab.tab.click("#show-map")
+    tab.wait("document.querySelector('#status').textContent.startsWith('Map of 12 pictures')")
+    tab.panel()
+    link = tab.tab.get_attribute(".links a >> nth=0", "href")
+    assert page.call(link, raw=True)[1][0].decode().count("\nblue/") == 12, "what is shown, and nothing else"
+    tab.tab.click("#scope-off")
+    tab.wait("document.querySelector('#scope').hidden")
+    tab.wait("document.querySelector('#cut').textContent.includes('above the cut. Of 14 clicks')")
     tab.clean()
 
 

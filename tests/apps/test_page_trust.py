@@ -121,11 +121,30 @@ def test_copies_of_a_picture_are_one_example(tmp_path):
     shown = page.session.collection
     for key, name in enumerate(COLOURS, start=1):
         page.call("/api/classes", {"name": name})
-        rows = [shown.row_of[id] for id in ids if id.startswith(name)]
+        rows = [shown.row_of[id] for id in ids if id.startswith(name) and id != ids[3]]
         page.call(f"/api/classes/{key}/marks", {"rows": rows, "mark": 1, "version": shown.version})
+    no = {"rows": [shown.row_of[ids[1]], shown.row_of[ids[2]]], "mark": -1, "version": shown.version}
+    summary = page.call("/api/classes/1/marks", no)[1]["summary"]
+    assert (summary["yes"], summary["no"]) == (2, 2)
+    assert (summary["cut"]["clicks"], summary["cut"]["copies"]) == (4, 1)
+    assert page.call("/api/classes")[1]["classes"][0]["yes"] == 2, "a click is one on every copy"
+    order = page.call("/api/search", {"terms": []})[1]["order"]
+    tiles = page.call(f"/api/window?order={order}&start=0&count=60&label=1")[1]["tiles"]
+    same = [tile for tile in tiles if tile["id"] in (ids[0], ids[3])]
+    assert [tile["mark"] for tile in same] == [1, 1]
+    assert same[0]["p"] == same[1]["p"] == 1.0
+    above = {tile["id"] for tile in tiles if tile["p"] >= 0.5}
+    assert above >= {ids[0], ids[3]}
+    assert summary["cut"]["above"] == len(above) - 1
+    assert page.call("/api/classes/1/order?show=clicked&where=number+%3D+3")[1]["total"] == 1, "clicked on its copy"
+    no = {"rows": [shown.row_of[ids[3]]], "mark": 0, "version": shown.version}
+    assert page.call("/api/classes/1/marks", no)[1]["summary"]["yes"] == 1, "taken back on every copy"
+    assert page.call("/api/undo", b"")[1]["undone"]["ids"] == [ids[3], ids[0]]
     _, kept = page.call("/api/save", {"name": "colours"})
+    _, written = page.call("/api/labels/memory", b"")
     stop()
     assert kept["examples"] == 8
+    assert written["changed"] == 9
     opened = Classifier.load(tmp_path / "memory/page/classifiers/colours")
     for place in (6, 8):
         pictures[place].save(tmp_path / f"{place}.png")
@@ -161,7 +180,7 @@ def test_labels_go_into_the_memory_where_filters_find_them(page):
     page.call("/api/classes", {"name": "warm"})
     page.call("/api/classes/4/marks", {"rows": [0], "mark": 1, "version": version})
     status, answer = page.call("/api/labels/memory", b"")
-    assert (status, answer) == (200, {"changed": 12, "key": "clicked"})
+    assert (status, answer) == (200, {"changed": 12, "key": "clicked", "foreign": []})
     known = {item.id: item.metadata for item in Memory.open(page.folder).fetch(page.session.collection.ids)}
     assert known["red/0.png"] == {"number": 0, "clicked": "red; warm"}
     assert known["red/3.png"] == {"number": 3, "clicked": "red"}
@@ -173,6 +192,29 @@ def test_labels_go_into_the_memory_where_filters_find_them(page):
     assert page.call("/api/labels/memory", b"")[1]["changed"] == 0, "written once"
     assert page.call("/api/search", {"terms": [], "where": "clicked = 'green'"})[1]["total"] == 3
     assert page.call(f"/api/thumbs/{version}/1", raw=True)[0] == 200, "the page goes on"
+
+
+def test_labels_never_take_the_place_of_a_column_that_somebody_brought(page):
+    teach(page)
+    memory = Memory.open(page.folder)
+    brought = {"red/0.png": "often", "blue/59.png": 3}
+    memory.set_metadata("clicked", brought)
+    for changed in (12, 0):
+        _, answer = page.call("/api/labels/memory", b"")
+        assert answer == {"changed": changed, "key": "clicked_2", "foreign": ["clicked"]}
+    memory.refresh()
+    known = {item.id: item.metadata for item in memory.fetch(page.session.collection.ids)}
+    assert {id: each["clicked"] for id, each in known.items() if "clicked" in each} == brought
+    assert known["red/0.png"]["clicked_2"] == "red"
+    assert page.call("/api/search", {"terms": [], "where": "clicked_2 = 'green'"})[1]["total"] == 4
+    labels = page.session.labels
+    before = {entry["do"] for entry in labels.journal.entries}
+    assert before == {"class", "mark", "wrote"}
+    labels.journal.entries[:] = [each for each in labels.journal.entries if each["do"] != "wrote"]
+    there = {"clicked": {"red/0.png": "red"}}
+    assert labels.free_column(there) == ("clicked", ()), "a log of before columns were noted"
+    assert labels.free_column({"clicked": {"red/30.png": "red"}})[0] == "clicked_2", "nobody clicked that"
+    assert page.call("/api/undo", b"")[1]["undone"]["do"] == "mark", "what was written is no click"
 
 
 def test_the_map_is_umaps_where_that_is_installed(monkeypatch):

@@ -116,6 +116,6 @@ class Serve:
         collection = Collection(memory)
         out = self.out or (self.log.parent if self.log else page) / "classifiers"
         session = Session(collection, encoder, ClickedLabels(journal), out, name)
-        threading.Thread(target=session.learn_cut, name="cut-off", daemon=True).start()  # nobody waits for it
+        threading.Thread(target=session.prepare, name="prepare", daemon=True).start()  # nobody waits for it
         output().print(f"memory opened in {time.perf_counter() - began:.1f} s", highlight=False)
         return session

@@ -1,7 +1,8 @@
 """Rows named by what their user knows of them, and the texts and labels that they are given by these names."""
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,10 @@ CAPTIONED_BY = "captioned_by"
 """Metadata: which model wrote the caption."""
 
 LABELLED = "clicked"
-"""Metadata: the classes that the page's clicks gave; a filter reads it: ``clicked = 'cat'``."""
+"""Metadata: the classes that the page's clicks gave; a filter reads it: ``clicked = 'cat'``. Where somebody has filled
+it with something else, ``clicked_2``, ``clicked_3``, … (`is_label_column`)."""
+
+_LABEL_COLUMN = re.compile(rf"{LABELLED}(_\d+)?")
 
 _AT_ONCE = 2_048  # rows of a commit where rows are changed
 
@@ -86,12 +90,29 @@ def _set_some(backend: Backend, texts: Mapping[str, str], encoder: Encoder, by: 
         return len(ids)
 
 
-def set_metadata(backend: Backend, key: str, values: Mapping[str, Any]) -> int:
-    """Give rows a value under one key, and take it from all others (see `Memory.set_metadata`)."""
-    wanted: dict[str, Any] = {}
+def is_label_column(key: str) -> bool:
+    """Whether the page's clicks may have given a column of metadata."""
+    return _LABEL_COLUMN.fullmatch(key) is not None
+
+
+def label_columns(backend: Backend) -> dict[str, dict[str, Any]]:
+    """What each column holds that the page's clicks may have given: values by id."""
+    found: dict[str, dict[str, Any]] = {}
     for batch in backend.columns(["id", "metadata"], {}):
         for id, text in zip(batch["id"], batch["metadata"], strict=True):
-            if json.loads(text).get(key) != values.get(id):
+            if LABELLED in text:
+                for key, value in json.loads(text).items():
+                    if value is not None and is_label_column(key):
+                        found.setdefault(key, {})[id] = value
+    return found
+
+
+def set_metadata(backend: Backend, key: str, values: Mapping[str, Any], among: Collection[str] | None) -> int:
+    """Give rows a value under one key, and take it from all others (see `Memory.set_metadata`)."""
+    wanted, some = dict[str, Any](), None if among is None else set(among)
+    for batch in backend.columns(["id", "metadata"], {}):
+        for id, text in zip(batch["id"], batch["metadata"], strict=True):
+            if (some is None or id in some) and json.loads(text).get(key) != values.get(id):
                 wanted[id] = values.get(id)
     changed = 0
     for start in range(0, len(wanted), _AT_ONCE):

@@ -141,16 +141,17 @@ class Memory(SearchedMemory, KeptMemory):
         self.check_encoder(encoder, "the encoder")
         return set_captions(self.backend, captions, encoder, by)
 
-    def set_metadata(self, key: str, values: Mapping[str, Any]) -> int:
+    def set_metadata(self, key: str, values: Mapping[str, Any], among: Sequence[str] | None = None) -> int:
         """Give rows a value under one key of their metadata, and take it from all others.
 
         Args:
             values: by id; ids that are not there (any more) are passed over.
+            among: ids of the rows that may change; every one by default.
 
         Returns:
             How many rows have changed.
         """
-        return set_metadata(self.backend, key, values)
+        return set_metadata(self.backend, key, values, among)
 
     def delete(self, ids: Sequence[str] | None = None, *, where: str | None = None) -> int:
         """Remove rows by id, or all that satisfy a filter.

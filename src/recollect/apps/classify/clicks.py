@@ -44,18 +44,24 @@ class ClickSettings:
 class CutOff:
     """Where Yes ends, and what that is worth.
 
+    All but ``probability`` and ``above`` are about some rows of the pool, and the clicks on these (`cut_off`).
+
     Attributes:
         probability: of being Yes, for every row of the pool; 1 and 0 for clicked ones.
         above: which rows are Yes: at least as likely as not.
+        found: how many these are.
+        clicks: how many figures are told from.
         precision: share of Yes among clicked rows that, left out, lie above the cut; None without any.
         coverage: share of the clicked Yes that, left out, lie above the cut; None without any.
-        expected: how many Yes there should be in the pool.
+        expected: how many Yes there should be.
         reached: expected share of them that lies above the cut.
         stop: whether 95 % are found, as far as clicks can show it (`stop_rule`).
     """
 
     probability: Float[np.ndarray, " rows"]
     above: np.ndarray
+    found: int
+    clicks: int
     precision: float | None
     coverage: float | None
     expected: float
@@ -280,12 +286,15 @@ def platt(scores: np.ndarray, marks: np.ndarray, weights: np.ndarray) -> tuple[f
     return float(a), float(b)
 
 
-def cut_off(fit: ClickFit) -> CutOff | None:
+def cut_off(fit: ClickFit, among: Int64[np.ndarray, " some"] | None = None) -> CutOff | None:
     """Probability of Yes for every row and where it passes a half; None until both kinds were clicked twice.
 
     Platt's sigmoid on left-out scores of clicks and, at their small weight, of the weak No. Which pictures are clicked
     is decided by their scores (the top, and what lies near the cut), and what is Yes given a score does not change by
     that, so no correction to the pool's share of Yes is made.
+
+    Args:
+        among: rows that its figures are about; every one by default. All clicks make the cut, whichever these are.
     """
     yes, no = int((fit.marks > 0).sum()), int((fit.marks < 0).sum())
     if min(yes, no) < 2:
@@ -298,16 +307,22 @@ def cut_off(fit: ClickFit) -> CutOff | None:
     probability = expit(a * fit.scores.astype(np.float64) + b)
     left = expit(a * fit.left_out + b) >= 0.5
     probability[fit.rows] = fit.marks > 0
-    above = probability >= 0.5
-    expected = float(probability.sum())
-    reached = float(probability[above].sum()) / expected if expected else 0.0
-    precision = float((fit.marks[left] > 0).mean()) if left.any() else None
-    coverage = float(left[fit.marks > 0].mean())
+    some = probability if among is None else probability[among]
+    here = np.ones(len(fit.rows), dtype=bool) if among is None else np.isin(fit.rows, among)
+    marks, left = fit.marks[here], left[here]
+    yes, no = int((marks > 0).sum()), int((marks < 0).sum())
+    expected = float(some.sum())
+    reached = float(some[some >= 0.5].sum()) / expected if expected else 0.0
+    precision = float((marks[left] > 0).mean()) if left.any() else None
+    coverage = float(left[marks > 0].mean()) if yes else None
     stop = stop_rule(yes, no, precision, coverage, reached)
-    return CutOff(probability, above, precision, coverage, expected, reached, stop)
+    found = int((some >= 0.5).sum())
+    return CutOff(probability, probability >= 0.5, found, len(marks), precision, coverage, expected, reached, stop)
 
 
-def stop_rule(yes: int, no: int, precision: float | None, coverage: float, reached: float, share: float = 0.95) -> bool:
+def stop_rule(
+    yes: int, no: int, precision: float | None, coverage: float | None, reached: float, share: float = 0.95
+) -> bool:
     """Whether ``share`` of the class is found, as far as clicks can show it.
 
     With fewer than ``1/(1 − share) − 1`` (19) clicks of a kind a miss of one in twenty cannot show. Beyond, both the
@@ -315,10 +330,14 @@ def stop_rule(yes: int, no: int, precision: float | None, coverage: float, reach
     """
     least = round(1 / (1 - share)) - 1
     enough = yes >= least and no >= least
-    return bool(enough and precision is not None and min(precision, coverage, reached) >= share)
+    if not enough or precision is None or coverage is None:
+        return False
+    return bool(min(precision, coverage, reached) >= share)
 
 
-def next_to_label(model: ClickModel, fit: ClickFit, count: int, seed: int = 0) -> Int64[np.ndarray, " count"]:
+def next_to_label(
+    model: ClickModel, fit: ClickFit, count: int, seed: int = 0, among: Int64[np.ndarray, " some"] | None = None
+) -> Int64[np.ndarray, " count"]:
     """Rows whose clicks would teach most: spread out at first, then uncertain and unlike each other.
 
     With fewer than four of a kind: half the best rows by score, half spread over the pool farthest first (k-centre, a
@@ -328,10 +347,11 @@ def next_to_label(model: ClickModel, fit: ClickFit, count: int, seed: int = 0) -
 
     Args:
         count: how many, or fewer where fewer rows are left.
+        among: rows that may be asked about; every one by default.
     """
     marked = np.zeros(len(fit.scores), dtype=bool)
     marked[fit.rows] = True
-    free = np.flatnonzero(~marked)
+    free = np.flatnonzero(~marked) if among is None else among[~marked[among]]
     count = min(count, len(free))
     if not count:
         return np.empty(0, dtype=np.int64)

@@ -3,6 +3,7 @@
 import csv
 import io
 import time
+from dataclasses import asdict
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
@@ -19,7 +20,6 @@ from recollect.apps.serve.opened import MemoryChangedError, OpenMemory
 from recollect.apps.serve.orders import ListGoneError, Order
 from recollect.apps.serve.session import SearchTerm, Session
 from recollect.core.errors import UserError
-from recollect.memory.naming import LABELLED
 from recollect.memory.rows import Item, plain
 
 STATIC = (
@@ -40,6 +40,8 @@ _WEEK = "private, max-age=604800, immutable"
 MOST_TILES = 400
 MOST_GROUPS, MOST_OF_GROUP = 300, 24
 """Of duplicates that are shown; how many more there are, is said."""
+_Filter = Annotated[str | None, Query(max_length=2000)]
+"""Of an address; only what satisfies it is listed, counted or written."""
 _STATUS: dict[type[Exception], int] = {ListGoneError: 410, MemoryChangedError: 409}
 
 
@@ -80,6 +82,13 @@ class MarkBody(_Body):
     mark: Literal[-1, 0, 1]
     version: int
     show: Literal["likely", "next", "cut", "clicked"] = "likely"
+    where: Annotated[str, Field(max_length=2000)] | None = None
+
+
+class WriteBody(_Body):
+    """Which pictures' labels to write; all by default."""
+
+    where: Annotated[str, Field(max_length=2000)] | None = None
 
 
 class SaveBody(_Body):
@@ -143,6 +152,7 @@ def _answer(session: Session, order: Order, began: float, **more: Any) -> dict[s
     return {
         "order": order.key,
         "total": len(order.rows),
+        "of": len(session.collection),
         "kind": order.kind,
         "version": session.collection.version,
         "milliseconds": round(1000 * (time.perf_counter() - began), 1),
@@ -235,20 +245,20 @@ def _looking(app: FastAPI, opened: OpenMemory) -> None:
 
 def _overviews(app: FastAPI, opened: OpenMemory) -> None:
     @app.get("/api/map")
-    def layout() -> dict[str, Any]:
+    def layout(where: _Filter = None) -> dict[str, Any]:
         session = opened.session
-        found = session.layout()
+        found = session.layout(where)
         return {
             "version": session.collection.version,
-            "of": len(session.collection),
+            "of": len(session.collection.shown(where).rows),
             "rows": found.rows.tolist(),
             "points": np.round(found.points, 4).ravel().tolist(),
             "method": found.method,
         }
 
     @app.get("/api/duplicates")
-    def alike() -> dict[str, Any]:
-        (groups, note), collection = opened.ask(lambda session: (session.duplicates(), session.collection))
+    def alike(where: _Filter = None) -> dict[str, Any]:
+        (groups, note), collection = opened.ask(lambda session: (session.duplicates(where), session.collection))
         ids = collection.ids
         return {
             "version": collection.version,
@@ -265,10 +275,12 @@ def _overviews(app: FastAPI, opened: OpenMemory) -> None:
         }
 
     @app.get("/api/sorted")
-    def sorted_by_clicks(show: Annotated[str, Query(max_length=410)] = "doubtful") -> dict[str, Any]:
+    def sorted_by_clicks(
+        show: Annotated[str, Query(max_length=410)] = "doubtful", where: _Filter = None
+    ) -> dict[str, Any]:
         began = time.perf_counter()
         return opened.ask(
-            lambda session: _answer(session, session.keeper.sort(show), began, revision=session.labels.revision)
+            lambda session: _answer(session, session.keeper.sort(show, where), began, revision=session.labels.revision)
         )
 
 
@@ -282,11 +294,12 @@ def _picture(make: Any) -> Response:
 def _teaching(app: FastAPI, opened: OpenMemory) -> None:
     @app.get("/api/classes")
     def classes() -> dict[str, Any]:
-        found = [
-            {"class": each.key, "name": each.name, "text": each.text, "yes": each.count(1), "no": each.count(-1)}
-            for each in list(opened.session.labels.classes.values())
-        ]
-        return {"classes": found, "revision": opened.session.labels.revision}
+        session = opened.session
+        found = []
+        for each in list(session.labels.classes.values()):
+            yes, no = session.teacher.counts(each)
+            found.append({"class": each.key, "name": each.name, "text": each.text, "yes": yes, "no": no})
+        return {"classes": found, "revision": session.labels.revision}
 
     @app.post("/api/classes")
     def create(body: ClassBody) -> dict[str, Any]:
@@ -299,20 +312,24 @@ def _teaching(app: FastAPI, opened: OpenMemory) -> None:
         session.teacher.drop(key)
         return {"revision": session.labels.revision}
 
+    def listed(session: Session, key: int, show: str, where: str | None, **more: Any) -> dict[str, Any]:
+        began = time.perf_counter()
+        order = session.teacher.ranked(key, show, where)
+        summary = session.teacher.summary(key, where)
+        return _answer(session, order, began, summary=summary, revision=session.labels.revision, **more)
+
     @app.get("/api/classes/{key}/order")
-    def ranked(key: int, show: Literal["likely", "next", "cut", "clicked"] = "likely") -> dict[str, Any]:
-        session, began = opened.session, time.perf_counter()
-        order = session.teacher.ranked(key, show)
-        return _answer(session, order, began, summary=session.teacher.summary(key), revision=session.labels.revision)
+    def ranked(
+        key: int, show: Literal["likely", "next", "cut", "clicked"] = "likely", where: _Filter = None
+    ) -> dict[str, Any]:
+        return opened.ask(lambda session: listed(session, key, show, where))
 
     @app.post("/api/classes/{key}/marks")
     def mark(key: int, body: MarkBody) -> dict[str, Any]:
         session = opened.session
-        _checked(session, body.version)
-        session.teacher.mark(key, body.rows, body.mark)
-        began = time.perf_counter()
-        order = session.teacher.ranked(key, body.show)
-        return _answer(session, order, began, summary=session.teacher.summary(key), revision=session.labels.revision)
+        _checked(session, body.version).shown(body.where)  # a filter that is wrong is said before a click counts
+        marked = session.teacher.mark(key, body.rows, body.mark)
+        return listed(session, key, body.show, body.where, marked=marked)
 
     @app.post("/api/undo")
     def undo() -> dict[str, Any]:
@@ -335,22 +352,24 @@ def _keeping(app: FastAPI, opened: OpenMemory) -> None:
         }
 
     @app.post("/api/labels/memory")
-    def write() -> dict[str, Any]:
-        return {"changed": opened.ask(lambda session: session.keeper.write_labels()), "key": LABELLED}
+    def write(body: WriteBody | None = None) -> dict[str, Any]:
+        where = body.where if body else None
+        return asdict(opened.ask(lambda session: session.keeper.write_labels(where)))
 
     @app.get("/api/labels.csv")
-    def as_csv() -> Response:
+    def as_csv(where: _Filter = None) -> Response:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        table = opened.session.keeper.table()
+        table = opened.ask(lambda session: session.keeper.table(where))
         writer.writerow(table.column_names)
         for row in zip(*(column.to_pylist() for column in table.columns), strict=True):
             writer.writerow([no_formula(value) if isinstance(value, str) else value for value in row])
         return _download(text.getvalue().encode(), "text/csv; charset=utf-8", "labels.csv")
 
     @app.get("/api/labels.parquet")
-    def as_parquet() -> Response:
-        return _download(opened.session.keeper.parquet(), "application/vnd.apache.parquet", "labels.parquet")
+    def as_parquet(where: _Filter = None) -> Response:
+        data = opened.ask(lambda session: session.keeper.parquet(where))
+        return _download(data, "application/vnd.apache.parquet", "labels.parquet")
 
 
 def _download(data: bytes, kind: str, name: str) -> Response:

@@ -5,14 +5,18 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from queue import Empty, Queue
 
+import numpy as np
 from PIL import Image
 
 from recollect.core.errors import UserError
-from recollect.memory.rows import Item
+from recollect.memory.filters import parse_filter, unknown_names
+from recollect.memory.rows import Item, picture_of
 from recollect.memory.store import Memory
 
 THUMB_SIDE = 224
@@ -21,6 +25,34 @@ _CACHE_BYTES = 128 * 2**20
 _AT_ONCE = 64
 
 REMOVED = "no longer in the memory"
+
+_FILTERS = 8  # that are kept resolved
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """What a filter leaves of a collection.
+
+    Attributes:
+        where: the filter; empty for everything.
+        rows: that satisfy it, in order.
+        pictures: the same without copies: the row of each picture that stands for all of its copies
+            (`Collection.copy_of`), in order; where that does not satisfy the filter itself, a copy of it does.
+        first: the first row of ``rows`` for each of ``pictures``.
+    """
+
+    where: str
+    rows: np.ndarray
+    pictures: np.ndarray
+    first: np.ndarray
+
+    def rows_of(self, pictures: np.ndarray) -> np.ndarray:
+        """What to show for some of its pictures."""
+        return self.first[np.searchsorted(self.pictures, pictures)]
+
+    def has(self, pictures: np.ndarray) -> np.ndarray:
+        """Which of some pictures are among its own."""
+        return np.isin(pictures, self.pictures)
 
 
 class Collection:
@@ -49,6 +81,8 @@ class Collection:
         if not self.ids:
             raise UserError(f"{memory.address}: the memory is empty. Add pictures with `recollect memory add`.")
         self._thumbs = _Thumbnails(self)
+        self._copy_of: np.ndarray | None = None
+        self._shown: OrderedDict[tuple[str, int], Shown] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -63,6 +97,51 @@ class Collection:
     def row_of(self) -> dict[str, int]:
         """The row of each id."""
         return {id: row for row, id in enumerate(self.ids)}
+
+    @property
+    def copy_of(self) -> np.ndarray:
+        """For each row the first one of the same picture: of the same pixels, or of another caption of it.
+
+        A picture that is there twice is one picture, for clicks and for everything that is counted of them. Where the
+        memory cannot be read (any more) each row is its own.
+        """
+        if self._copy_of is None:
+            with suppress(UserError, OSError):
+                self._copy_of = self._find_copies()
+        return np.arange(len(self)) if self._copy_of is None else self._copy_of
+
+    def _find_copies(self) -> np.ndarray:
+        found, first = np.arange(len(self)), dict[str, int]()
+        for batch in self.memory.columns(["id", "digest"]):
+            for id, digest in zip(batch["id"], batch["digest"], strict=True):
+                row = self.row_of.get(id)
+                if row is not None:
+                    found[row] = first.setdefault(digest or picture_of(id), row)
+        return found
+
+    def shown(self, where: str | None = None) -> Shown:
+        """What satisfies a filter, or everything; the latest few are kept.
+
+        Raises:
+            UserError: the filter is malformed, or nothing satisfies it.
+        """
+        where = (where or "").strip()
+        key = (where, self.memory.version if where else 0)
+        if (kept := self._shown.get(key)) is not None:
+            return kept
+        rows = np.arange(len(self))
+        if where:
+            ids = self.memory.backend.ids_where(parse_filter(where))
+            rows = np.sort(np.array([self.row_of[id] for id in ids if id in self.row_of], dtype=np.int64))
+            if not len(rows):
+                raise UserError(f"no picture satisfies {where}{unknown_names(where, self.memory.metadata_keys())}")
+        pictures, places = np.unique(self.copy_of[rows], return_index=True)
+        found = Shown(where, rows, pictures, rows[places])
+        if self._copy_of is not None:
+            self._shown[key] = found
+            while len(self._shown) > _FILTERS:
+                self._shown.popitem(last=False)
+        return found
 
     def check(self, rows: Sequence[int]) -> None:
         """Refuse numbers that are no rows.

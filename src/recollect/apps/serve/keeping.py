@@ -21,7 +21,7 @@ from recollect.apps.serve.teaching import Teaching
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder
 from recollect.evaluation.features import learned_scale, prompt_ensemble
-from recollect.memory.naming import LABELLED
+from recollect.memory.naming import label_columns
 
 _NAME = re.compile(r"[^\W_][\w .-]{0,80}")
 _LONGEST = 200  # bytes of a folder's name
@@ -45,6 +45,21 @@ class Sorted:
     best: np.ndarray
     probability: np.ndarray
     unknown: np.ndarray
+
+
+@dataclass(frozen=True)
+class Written:
+    """What became of labels in the memory.
+
+    Attributes:
+        changed: rows.
+        key: the column's name.
+        foreign: columns that have the name of labels, and hold something else.
+    """
+
+    changed: int
+    key: str
+    foreign: tuple[str, ...]
 
 
 class Keeper:
@@ -87,17 +102,17 @@ class Keeper:
             UserError: fewer than two kinds of pictures.
         """
         with self._lock:
-            classes = [each for each in self.teacher.labels.classes.values() if each.count(1)]
-            examples = [(id, each.name) for each in classes for id, mark in each.marks.items() if mark > 0]
+            clicks = {each: self.teacher.clicked(each) for each in self.teacher.labels.classes.values()}
+            classes = [each for each in clicks if each.count(1)]
+            known = [(row, each.name) for each in classes for row, mark in clicks[each].items() if mark > 0]
             if len(classes) == 1:
-                examples += [(id, f"not {classes[0].name}") for id, mark in classes[0].marks.items() if mark < 0]
+                known += [(row, f"not {classes[0].name}") for row, mark in clicks[classes[0]].items() if mark < 0]
             texts = {each.name: (each.text,) for each in classes if each.text and each.text != each.name}
-        known = [(id, name) for id, name in examples if id in self.collection.row_of]
         names = tuple(sorted({name for _, name in known}))
         if len(names) < 2:
             raise UserError("a classifier needs two kinds of pictures: click Yes and No, or Yes in two classes")
-        rows = [self.collection.row_of[id] for id, _ in known]
-        ids = tuple(id for id, _ in known)
+        rows = [row for row, _ in known]
+        ids = tuple(self.collection.ids[row] for row in rows)
         clicked = Support(
             self.collection.vectors[rows],
             np.array([names.index(name) for _, name in known], dtype=np.int64),
@@ -176,41 +191,42 @@ class Keeper:
             unknown.append(kept.is_unknown(block))
         return Sorted(revision, kept, np.concatenate(best), np.concatenate(probability), np.concatenate(unknown))
 
-    def sort(self, show: str) -> Order:
+    def sort(self, show: str, where: str | None = None) -> Order:
         """A list of pictures by what they are said to be.
 
         Args:
             show: ``doubtful``: all, the least probable first; ``none``: those that are none of the classes, unlike
                 every example; ``class:NAME``: those of one class, surest first.
+            where: a filter; only what satisfies it is sorted and counted. Every click teaches.
 
         Raises:
-            UserError: no such class, or as in `classifier`.
+            UserError: no such class, nothing satisfies the filter, or as in `classifier`.
         """
+        rows = shown = self.collection.shown(where).rows
         found = self.sorted()
         names = list(found.classifier.classes)
-        rows = np.arange(len(self.collection))
         by = found.probability
         if show == "none":
-            rows = rows[found.unknown]
+            rows = rows[found.unknown[rows]]
             by = -found.classifier.similarity(self.collection.vectors[rows]).max(axis=1) if len(rows) else by[rows]
             best = rows[np.argsort(-by, kind="stable")]
         elif show == "doubtful":
-            best = rows[np.argsort(by, kind="stable")]
+            best = rows[np.argsort(by[rows], kind="stable")]
         else:
             name = show.removeprefix("class:")
             if name not in names:
                 raise UserError(f"no class {name!r}; there are {', '.join(names)}")
-            rows = rows[(found.best == names.index(name)) & ~found.unknown]
+            rows = rows[((found.best == names.index(name)) & ~found.unknown)[rows]]
             best = rows[np.argsort(-by[rows], kind="stable")]
-        return self.orders.keep(best, found.probability[best], "sorted", about=self.counts(found))
+        return self.orders.keep(best, found.probability[best], "sorted", about=self.counts(found, shown))
 
-    def counts(self, found: Sorted) -> dict[str, Any]:
-        """How many pictures each class has, and how far that can be trusted."""
-        kept = found.classifier
-        known = np.bincount(found.best[~found.unknown], minlength=len(kept.classes)).tolist()
+    def counts(self, found: Sorted, rows: np.ndarray) -> dict[str, Any]:
+        """How many of some pictures each class has, and how far that can be trusted."""
+        kept, unknown = found.classifier, found.unknown[rows]
+        known = np.bincount(found.best[rows][~unknown], minlength=len(kept.classes)).tolist()
         return {
             "classes": [{"name": name, "pictures": count} for name, count in zip(kept.classes, known, strict=True)],
-            "none": int(found.unknown.sum()),
+            "none": int(unknown.sum()),
             "none_rate": kept.unknown_rate,
             "method": kept.method,
             "held_out": dict(kept.calibration),
@@ -234,16 +250,23 @@ class Keeper:
 
     # ---------------------------------------------------------------- tables, and the memory
 
-    def table(self) -> pa.Table:
-        """Every click and, where a class has a cut-off, what it says of every other picture."""
+    def table(self, where: str | None = None) -> pa.Table:
+        """Every click and, where a class has a cut-off, what it says of every other picture.
+
+        Args:
+            where: a filter; only what satisfies it is in the table.
+        """
         columns: dict[str, list[Any]] = {"id": [], "class": [], "clicked": [], "probability": [], "yes": []}
+        shown = self.collection.shown(where)
+        copy_of = self.collection.copy_of[shown.rows]
         for each, taught in self.teacher.answers():
-            rows = range(len(self.collection)) if taught.cut is not None else taught.fit.rows.tolist()
-            for row in rows:
-                id = self.collection.ids[row]
-                mark = each.marks.get(id, 0)
-                p = float(taught.cut.probability[row]) if taught.cut is not None else None
-                values = (id, each.name, mark, p, mark > 0 if p is None else p >= 0.5)
+            marks, chances = self.teacher.clicked(each), taught.probability(taught.cut(shown))
+            for row, picture in zip(shown.rows.tolist(), copy_of.tolist(), strict=True):
+                mark = marks.get(picture, 0)
+                p = None if chances is None else float(chances[row])
+                if p is None and not mark:
+                    continue
+                values = (self.collection.ids[row], each.name, mark, p, mark > 0 if p is None else p >= 0.5)
                 for column, value in zip(columns.values(), values, strict=True):
                     column.append(value)
         types = (pa.string(), pa.string(), pa.int8(), pa.float64(), pa.bool_())
@@ -251,31 +274,44 @@ class Keeper:
             {name: pa.array(values, kind) for (name, values), kind in zip(columns.items(), types, strict=True)}
         )
 
-    def parquet(self) -> bytes:
+    def parquet(self, where: str | None = None) -> bytes:
         """`table` as a Parquet file."""
         sink = io.BytesIO()
-        pq.write_table(self.table(), sink)
+        pq.write_table(self.table(where), sink)
         return sink.getvalue()
 
-    def write_labels(self) -> int:
-        """Write each picture's classes into the memory's metadata, where filters find them; returns rows changed.
+    def write_labels(self, where: str | None = None) -> Written:
+        """Write each picture's classes into the memory's metadata, where filters find them.
 
         A picture of several classes has them in the order of their names, with ``; `` between. A picture whose Yes was
-        taken back loses its label.
+        taken back loses its label. The name is `LABELLED`; where a column of that name is not this log's, so that
+        somebody would lose what is in it, the first of ``clicked_2``, ``clicked_3``, … that is free, or its own.
+
+        Args:
+            where: a filter; only what satisfies it is written.
 
         Raises:
-            UserError: the memory cannot be written.
+            UserError: the memory cannot be written, or nothing satisfies the filter.
         """
-        names: dict[str, list[str]] = {}
+        shown, labels = self.collection.shown(where), self.teacher.labels
+        names: dict[int, list[str]] = {}
         with self._lock:
-            for each in self.teacher.labels.classes.values():
-                for id, mark in each.marks.items():
+            for each in labels.classes.values():
+                for picture, mark in self.teacher.clicked(each).items():
                     if mark > 0:
-                        names.setdefault(id, []).append(each.name)
+                        names.setdefault(picture, []).append(each.name)
+        pictures = zip(shown.rows.tolist(), self.collection.copy_of[shown.rows].tolist(), strict=True)
+        values = {
+            self.collection.ids[row]: "; ".join(sorted(names[picture])) for row, picture in pictures if picture in names
+        }
         memory = self.collection.memory
         memory.refresh()
         before = memory.version
-        changed = memory.set_metadata(LABELLED, {id: "; ".join(sorted(known)) for id, known in names.items()})
+        key, foreign = labels.free_column(label_columns(memory.backend))
+        with self._lock:
+            labels.wrote(key)
+        among = [self.collection.ids[row] for row in shown.rows.tolist()] if shown.where else None
+        changed = memory.set_metadata(key, values, among)
         if before == self.collection.known:
             self.collection.known = memory.version
-        return changed
+        return Written(changed, key, foreign)

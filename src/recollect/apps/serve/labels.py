@@ -1,16 +1,19 @@
 """Classes and their clicks: the state that the journal's entries add up to."""
 
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from recollect.apps.serve.journal import Journal
 from recollect.core.errors import UserError
+from recollect.memory.naming import LABELLED
 
 MOST_CLASSES = 200
 LONGEST_NAME = 200
 
 
-@dataclass
+@dataclass(eq=False)
 class ClickedClass:
     """One class.
 
@@ -102,11 +105,50 @@ class ClickedLabels:
             raise UserError("this class is not there any more")
         return self.classes[key]
 
+    def wrote(self, column: str) -> None:
+        """Note that labels of these classes are in a column of the memory."""
+        if column not in self._columns():
+            self._do({"do": "wrote", "column": column})
+
+    def free_column(self, there: Mapping[str, Mapping[str, Any]]) -> tuple[str, tuple[str, ...]]:
+        """The first column for labels that nobody else has filled, and those before it that somebody has.
+
+        A column is this log's own where the log says that it wrote there and it holds names of its classes alone; one
+        of before the log said so, where each picture has classes that it was clicked for.
+
+        Args:
+            there: values by id of each column that labels may be in.
+        """
+        noted, foreign = self._columns(), list[str]()
+        for column in _label_names():
+            values = there.get(column, {})
+            known = self._ever() if values else {}
+            every = set().union(*known.values()) if known else set()
+            if all(_made_of(value, every if column in noted else known.get(id, ())) for id, value in values.items()):
+                return column, tuple(foreign)
+            foreign.append(column)
+        raise AssertionError("names do not end")
+
+    def _columns(self) -> set[str]:
+        return {entry["column"] for entry in self.journal.entries if entry["do"] == "wrote"}
+
+    def _ever(self) -> dict[str, set[str]]:
+        """Names of the classes that each picture was ever clicked for, whatever was undone since."""
+        names = {entry["class"]: entry["name"] for entry in self.journal.entries if entry["do"] == "class"}
+        found: dict[str, set[str]] = {}
+        for entry in self.journal.entries:
+            if entry["do"] == "mark" and entry["mark"] > 0 and entry["class"] in names:
+                for id in entry["ids"]:
+                    found.setdefault(id, set()).add(names[entry["class"]])
+        return found
+
     def _do(self, entry: dict[str, Any]) -> None:
         self.journal.append(entry)
         self._replay(entry)
 
     def _replay(self, entry: dict[str, Any]) -> None:
+        if entry["do"] == "wrote":  # into the memory, where the next writing changes it: nothing to undo here
+            return
         if entry["do"] != "undo":
             self._done.append(entry)
             self._apply(entry)
@@ -134,3 +176,17 @@ class ClickedLabels:
                 marks.pop(id, None)
                 if entry["mark"]:
                     marks[id] = entry["mark"]
+
+
+def _label_names() -> Iterator[str]:
+    yield LABELLED
+    yield from (f"{LABELLED}_{number}" for number in count(2))
+
+
+def _made_of(value: Any, names: Collection[str]) -> bool:
+    """Whether a label is some of these names, with ``; `` between; a name may have one in it too."""
+    if not isinstance(value, str):
+        return False
+    return any(
+        value == name or (value.startswith(f"{name}; ") and _made_of(value[len(name) + 2 :], names)) for name in names
+    )

@@ -49,7 +49,7 @@ class OpenMemory:
                 return session
             newest.check_encoder(session.encoder, session.model_name)
             self.session = session.on(Collection(newest))
-            threading.Thread(target=self.session.learn_cut, name="cut-off", daemon=True).start()
+            threading.Thread(target=self.session.prepare, name="prepare", daemon=True).start()
             closing = threading.Timer(_GRACE, session.collection.close)
             closing.daemon = True
             closing.start()

@@ -23,7 +23,6 @@ from recollect.apps.serve.teaching import Teaching
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder
 from recollect.data.sources.images import decode
-from recollect.memory.filters import parse_filter, unknown_names
 from recollect.models import DualEncoder
 from recollect.search.cutoff import LearntCutOff, cut_off_of
 from recollect.search.query import Query, Term
@@ -88,7 +87,7 @@ class Session:
 
     def everything(self, where: str | None = None) -> Order:
         """All rows, or those that satisfy a filter, in the memory's order."""
-        rows = self._rows(where)
+        rows = self.collection.shown(where).rows
         return self.orders.keep(rows, np.full(len(rows), np.nan, dtype=np.float32), "all")
 
     def search(self, terms: Sequence[SearchTerm], where: str | None = None, adapt: bool = False) -> Order:
@@ -105,8 +104,9 @@ class Session:
                 or memory that has no episodes.
         """
         vector = self.query(terms)
-        rows = self._rows(where)
-        vectors = self.collection.vectors if where is None else self.collection.vectors[rows]
+        rows = self.collection.shown(where).rows
+        every = len(rows) == len(self.collection)
+        vectors = self.collection.vectors if every else self.collection.vectors[rows]
         scores = (torch.from_numpy(vectors) @ torch.from_numpy(vector)).numpy()
         best = np.argsort(-scores, kind="stable")
         rows, scores = rows[best], scores[best]
@@ -205,8 +205,12 @@ class Session:
                 self._uploads.popitem(last=False)
         return key
 
-    def learn_cut(self) -> None:
-        """Learn from captions where searches by words end; until then, and with too few of them, lists have no end."""
+    def prepare(self) -> None:
+        """What takes a while, before anybody asks: which rows are copies, and where searches by words end.
+
+        Where they end is learnt from captions; until then, and with too few of them, lists have no end.
+        """
+        _ = self.collection.copy_of
         with suppress(UserError, OSError):
             self._cut = cut_off_of(self.collection.memory, self.collection.ids, self.collection.vectors)
 
@@ -218,16 +222,6 @@ class Session:
         limit = cut.score_for(vector)
         above = int((scores.astype(np.float64) >= limit).sum())
         return {"cut": {"score": limit, "above": above, "share": cut.share, "captions": cut.captions}}
-
-    def _rows(self, where: str | None) -> np.ndarray:
-        if where is None or not where.strip():
-            return np.arange(len(self.collection))
-        memory = self.collection.memory
-        ids = memory.backend.ids_where(parse_filter(where))
-        rows = [self.collection.row_of[id] for id in ids if id in self.collection.row_of]
-        if not rows:
-            raise UserError(f"no picture satisfies {where}{unknown_names(where, memory.metadata_keys())}")
-        return np.sort(np.array(rows, dtype=np.int64))
 
     # ---------------------------------------------------------------- look
 
@@ -244,6 +238,7 @@ class Session:
         shown = order.rows[start : start + count]
         items = self.collection.items(shown.tolist())
         marks, probability = self.teacher.said(label) if label is not None else ({}, None)
+        copy_of = self.collection.copy_of
         told = self._told(shown) if order.kind == "sorted" else [{}] * len(items)
         tiles = []
         for place, (row, item) in enumerate(zip(shown.tolist(), items, strict=True), start=start):
@@ -253,7 +248,7 @@ class Session:
             if row in order.before:
                 tile["before"] = order.before[row]
             if label is not None:
-                tile["mark"] = marks.get(item.id, 0)
+                tile["mark"] = marks.get(int(copy_of[row]), 0)
                 tile["p"] = float(probability[row]) if probability is not None else None
             tiles.append(tile | told[place - start])
         return tiles
@@ -264,19 +259,27 @@ class Session:
         except UserError:  # too few clicks are left since the list was made
             return [{}] * len(rows)
 
-    def layout(self) -> Layout:
-        """Where the pictures lie on a map; made once."""
+    def layout(self, where: str | None = None) -> Layout:
+        """Where the pictures lie on a map, made once; those that satisfy a filter stay where they are."""
+        shown = self.collection.shown(where)
         with self._slow:
             if self._layout is None:
                 self._layout = lay_out(self.collection.vectors)
-            return self._layout
+            found = self._layout
+        kept = np.isin(found.rows, shown.rows)
+        return Layout(found.rows[kept], found.points[kept], found.method)
 
-    def duplicates(self) -> tuple[list[Alike], str]:
-        """Groups of pictures that are alike, and a sentence about them; looked for once."""
+    def duplicates(self, where: str | None = None) -> tuple[list[Alike], str]:
+        """Groups of pictures that are alike among those of a filter, and a sentence about them; looked for once."""
+        shown = self.collection.shown(where)
         with self._slow:
             if self._alike is None:
                 self._alike = duplicates(self.collection.memory, self.collection.row_of)
             groups = self._alike
+        if shown.where:
+            here = set(shown.rows.tolist())
+            some = (Alike(each.kind, tuple(row for row in each.rows if row in here)) for each in groups)
+            groups = [each for each in some if len(each.rows) > 1]
         counts = {kind: [len(each.rows) for each in groups if each.kind == kind] for kind in KINDS}
         said = "; ".join(f"{kind}: {len(sizes):,} groups of {sum(sizes):,}" for kind, sizes in counts.items())
         first, rows = compared(len(self.collection)), len(self.collection)

@@ -2,13 +2,13 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from recollect.apps.classify.clicks import ClickFit, ClickModel, CutOff, cut_off, next_to_label
-from recollect.apps.serve.collection import Collection
+from recollect.apps.serve.collection import Collection, Shown
 from recollect.apps.serve.labels import ClickedClass, ClickedLabels
 from recollect.apps.serve.orders import Order, Orders
 
@@ -21,11 +21,30 @@ MOST_HELD = 2**30
 
 @dataclass
 class Taught:
-    """A class's model and its answer to the clicks so far."""
+    """A class's model and its answer to the clicks so far.
+
+    Attributes:
+        model: over every row.
+        fit: to the clicks; of copies of a picture only the row that stands for them is clicked.
+        copy_of: for each row the one that stands for it.
+        latest: clicked rows, latest first.
+    """
 
     model: ClickModel
     fit: ClickFit
-    cut: CutOff | None
+    copy_of: np.ndarray
+    latest: np.ndarray
+    _cuts: dict[Shown, CutOff | None] = field(default_factory=dict, repr=False)
+
+    def cut(self, shown: Shown) -> CutOff | None:
+        """The cut, with the figures of what is shown; copies count once."""
+        if shown not in self._cuts:
+            self._cuts[shown] = cut_off(self.fit, shown.pictures)
+        return self._cuts[shown]
+
+    def probability(self, cut: CutOff | None) -> np.ndarray | None:
+        """Of every row, the same for all copies of a picture."""
+        return None if cut is None else cut.probability[self.copy_of]
 
 
 class Teaching:
@@ -57,11 +76,40 @@ class Teaching:
         with self._lock:
             return self.labels.create(name, text)
 
-    def mark(self, key: int, rows: Sequence[int], mark: int) -> ClickedClass:
-        """Say what some pictures are; on disk when this returns."""
+    def mark(self, key: int, rows: Sequence[int], mark: int) -> list[int]:
+        """Say what some pictures are, each with all its copies; on disk when this returns.
+
+        Returns:
+            The rows that have the mark now.
+        """
         self.collection.check(rows)
+        copy_of = self.collection.copy_of
+        asked = list(dict.fromkeys(rows))
+        same = np.flatnonzero(np.isin(copy_of, copy_of[asked]))
+        every = asked + sorted(set(same.tolist()) - set(asked))
         with self._lock:
-            return self.labels.mark(key, [self.collection.ids[row] for row in rows], mark)
+            self.labels.mark(key, [self.collection.ids[row] for row in every], mark)
+        return every
+
+    def clicked(self, found: ClickedClass) -> dict[int, int]:
+        """+1 or −1 by the row that stands for a picture and its copies, in the order of the clicks; the latest counts.
+
+        Pictures that are no longer in the memory are left out.
+        """
+        marks: dict[int, int] = {}
+        row_of, copy_of = self.collection.row_of, self.collection.copy_of
+        for id, mark in found.marks.items():
+            if (row := row_of.get(id)) is not None:
+                picture = int(copy_of[row])
+                marks.pop(picture, None)
+                marks[picture] = mark
+        return marks
+
+    def counts(self, found: ClickedClass) -> tuple[int, int]:
+        """How many pictures are Yes and No, of the whole memory and of what was removed from it since."""
+        marks = list(self.clicked(found).values())
+        marks += [mark for id, mark in found.marks.items() if id not in self.collection.row_of]
+        return marks.count(1), marks.count(-1)
 
     def undo(self) -> dict[str, Any] | None:
         """Take the last change back."""
@@ -75,57 +123,69 @@ class Teaching:
             self._models.pop(key, None)
             self._taught.pop(key, None)
 
-    def ranked(self, key: int, what: str = "likely") -> Order:
+    def ranked(self, key: int, what: str = "likely", where: str | None = None) -> Order:
         """Rows for a class.
 
         Args:
             what: ``likely``: the best first, those that were clicked behind all others, so that the next picture comes
                 to where the last one was; ``next``: what to label next, as many as fill a screen; ``cut``: those
                 nearest to the cut first; ``clicked``: only those, latest first.
+            where: a filter; only what satisfies it is in the list. Every click teaches.
+
+        Raises:
+            UserError: no such class, or nothing satisfies the filter.
         """
+        shown = self.collection.shown(where)
         with self._lock:
-            found = self.labels.get(key)
-            taught, marks = self.answer(found), list(found.marks)
-        scores = taught.fit.scores
+            taught = self.answer(self.labels.get(key))
+        fit, scores = taught.fit, taught.fit.scores
         if what == "next":
-            rows = next_to_label(taught.model, taught.fit, ASKED)
+            rows = shown.rows_of(next_to_label(taught.model, fit, ASKED, among=shown.pictures))
             return self.orders.keep(rows, scores[rows], "next")
         if what == "clicked":
-            known = [self.collection.row_of[id] for id in reversed(marks) if id in self.collection.row_of]
-            rows = np.array(known, dtype=np.int64)
+            pictures = taught.latest[shown.has(taught.latest)]
+            rows = shown.rows_of(pictures)
             return self.orders.keep(rows, scores[rows], "class")
-        by = -scores if what == "likely" or taught.cut is None else np.abs(taught.cut.probability - 0.5)
-        best = np.argsort(by, kind="stable")
-        clicked = np.isin(best, taught.fit.rows)
+        cut, rows = taught.cut(shown), shown.rows
+        by = -scores[rows] if what == "likely" or cut is None else np.abs(cut.probability[rows] - 0.5)
+        best = rows[np.argsort(by, kind="stable")]
+        clicked = np.isin(taught.copy_of[best], fit.rows)
         best = np.concatenate([best[~clicked], best[clicked]])
         return self.orders.keep(best, scores[best], "class")
 
-    def summary(self, key: int) -> dict[str, Any]:
-        """What is known of a class: clicks, cut-off with its left-out precision and coverage, whether to stop."""
+    def summary(self, key: int, where: str | None = None) -> dict[str, Any]:
+        """What is known of a class: clicks, cut-off with its left-out precision and coverage, whether to stop.
+
+        Args:
+            where: a filter; what is said of the cut-off is about what satisfies it, and the clicks there.
+        """
+        shown = self.collection.shown(where)
         with self._lock:
             found = self.labels.get(key)
             taught = self.answer(found)
-        cut = taught.cut
-        about: dict[str, Any] = {"class": key, "name": found.name, "text": found.text}
-        about |= {"yes": found.count(1), "no": found.count(-1)}
+            yes, no = self.counts(found)
+        cut = taught.cut(shown)
+        about: dict[str, Any] = {"class": key, "name": found.name, "text": found.text, "yes": yes, "no": no}
         if cut is not None:
             about["cut"] = {
-                "above": int(cut.above.sum()),
+                "above": cut.found,
                 "expected": cut.expected,
                 "reached": cut.reached,
                 "precision": cut.precision,
                 "coverage": cut.coverage,
-                "clicks": len(taught.fit.rows),
+                "clicks": cut.clicks,
+                "copies": len(shown.rows) - len(shown.pictures),
                 "stop": cut.stop,
             }
         return about
 
-    def said(self, key: int) -> tuple[dict[str, int], np.ndarray | None]:
-        """Marks of a class by id, and every row's probability where there is a cut."""
+    def said(self, key: int) -> tuple[dict[int, int], np.ndarray | None]:
+        """Marks of a class (`clicked`), and every row's probability where there is a cut."""
+        shown = self.collection.shown()
         with self._lock:
             found = self.labels.get(key)
-            cut = self.answer(found).cut
-            return dict(found.marks), None if cut is None else cut.probability
+            taught = self.answer(found)
+            return self.clicked(found), taught.probability(taught.cut(shown))
 
     def answers(self) -> list[tuple[ClickedClass, Taught]]:
         """Every class with what its clicks say."""
@@ -142,9 +202,9 @@ class Teaching:
             text = self._text(found.text or found.name)
             model = ClickModel(self.collection.vectors, text, seed=found.key)
         self._models[found.key] = model  # the last is the latest used
-        rows = {self.collection.row_of[id]: mark for id, mark in found.marks.items() if id in self.collection.row_of}
-        fit = model.fit(rows)
-        taught = Taught(model, fit, cut_off(fit))
+        marks = self.clicked(found)
+        latest = np.array(list(reversed(marks)), dtype=np.int64)
+        taught = Taught(model, model.fit(marks), self.collection.copy_of, latest)
         self._taught[found.key] = (self.labels.revision, taught)
         self._forget()
         return taught

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from recollect.memory.naming import CAPTIONED_BY, LABELLED
+from recollect.memory.naming import CAPTIONED_BY, is_label_column
 from recollect.memory.store import Memory
 
 _AT_ONCE = 2_048  # rows of a commit
@@ -48,9 +48,9 @@ def _hand_on(memory: Memory, pairs: list[tuple[str, str]]) -> int:
         for row, before in enumerate(old.metadata):
             if wordless[row]:
                 captions[row] = old.captions[row]
-            for key in (LABELLED, CAPTIONED_BY) if wordless[row] else (LABELLED,):
-                if key in before:
-                    metadata[row].setdefault(key, before[key])
+            for key, value in before.items():
+                if is_label_column(key) or (key == CAPTIONED_BY and wordless[row]):
+                    metadata[row].setdefault(key, value)
         changed = [row for row in range(len(pairs)) if wordless[row] or metadata[row] != dict(new.metadata[row])]
         if changed:
             vectors = np.where(wordless[:, None], old.text_vectors, new.text_vectors)

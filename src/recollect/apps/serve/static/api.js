@@ -15,6 +15,9 @@ async function call(method, path, body, type = "application/json") {
   return value;
 }
 
+// a filter in an address
+export const only = (where, first = "?") => (where ? `${first}where=${encodeURIComponent(where)}` : "");
+
 export const api = {
   info: () => call("GET", "/api/info"),
   filters: () => call("GET", "/api/filters"),
@@ -26,14 +29,14 @@ export const api = {
   classes: () => call("GET", "/api/classes"),
   create: (name, text) => call("POST", "/api/classes", { name, text }),
   drop: (key) => call("DELETE", `/api/classes/${key}`),
-  ranked: (key, show) => call("GET", `/api/classes/${key}/order?show=${show}`),
-  mark: (key, rows, mark, version, show) => call("POST", `/api/classes/${key}/marks`, { rows, mark, version, show }),
+  ranked: (key, show, where) => call("GET", `/api/classes/${key}/order?show=${show}${only(where, "&")}`),
+  mark: (key, rows, mark, version, show, where) => call("POST", `/api/classes/${key}/marks`, { rows, mark, version, show, where: where || null }),
   undo: () => call("POST", "/api/undo"),
   save: (name) => call("POST", "/api/save", { name }),
-  sorted: (show) => call("GET", `/api/sorted?show=${encodeURIComponent(show)}`),
-  write: () => call("POST", "/api/labels/memory"),
-  map: () => call("GET", "/api/map"),
-  duplicates: () => call("GET", "/api/duplicates"),
+  sorted: (show, where) => call("GET", `/api/sorted?show=${encodeURIComponent(show)}${only(where, "&")}`),
+  write: (where) => call("POST", "/api/labels/memory", { where: where || null }),
+  map: (where) => call("GET", `/api/map${only(where)}`),
+  duplicates: (where) => call("GET", `/api/duplicates${only(where)}`),
 };
 
 export const thumb = (version, row) => `/api/thumbs/${version}/${row}`;

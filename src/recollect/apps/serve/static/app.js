@@ -1,5 +1,5 @@
 // The page: state in one place, every action a call of the API.
-import { api, element, guarded, notice, opens, thumb } from "./api.js";
+import { api, element, guarded, notice, only, opens, thumb } from "./api.js";
 import { Classes } from "./classes.js";
 import { Grid } from "./grid.js";
 import { PictureMap } from "./map.js";
@@ -8,8 +8,10 @@ import { Sorted } from "./sorted.js";
 import { Viewer } from "./viewer.js";
 
 const get = (id) => document.getElementById(id);
-// list: what the grid shows, with how to ask for it again and what is said of it; searched: the latest search's
-const state = { version: 0, searched: null, list: null, listing: "search", left: 0, stale: false };
+// list: what the grid shows, with how to ask for it again and what is said of it; searched: the latest search's;
+// where: the filter of that, which limits every list and count
+const state = { version: 0, searched: null, list: null, listing: "search", left: 0, stale: false, where: "" };
+const where = () => state.where;
 const status = (text) => { get("status").textContent = text; };
 
 let turn = 0;
@@ -50,22 +52,36 @@ const classes = new Classes(begin, (answer, mode, ask, options) => {
   Object.assign(state, { listing: mode, left: answer.total });
   view("grid");
   const said = { likely: "likeliest first", next: "what to label next", cut: "nearest to the cut first", clicked: "your clicks, latest first" }[mode];
-  present({ answer, ask, said: `${answer.total.toLocaleString()} pictures, ${said} (${answer.milliseconds} ms)` }, options);
-}, guarded(changed));
+  const none = { next: ": all of these are clicked", clicked: ": none of these is clicked" }[mode];
+  present({ answer, ask, said: `${answer.total.toLocaleString()} pictures${answer.total || !none ? `, ${said}` : none} (${answer.milliseconds} ms)` }, options);
+}, guarded(changed), where);
 
 const episode = new Episode(look);
 const sorted = new Sorted(begin, (answer, ask, options) => {
   state.listing = "sorted";
   view("sorted");
   present({ answer, ask, said: `${answer.total.toLocaleString()} pictures (${answer.milliseconds} ms)` }, options);
-});
+}, where);
 
-const search = new SearchBox(begin, (answer, { count, ask, current }) => {
+const search = new SearchBox(begin, (answer, { count, ask, where: filter, current }) => {
   const said = `${answer.total.toLocaleString()} pictures${count ? ", best first" : ""}${cutOff(answer)} (${answer.milliseconds} ms)${(answer.notes ?? []).map((note) => `; ${note}`).join("")}`;
   state.searched = { answer, ask, said };
+  limit(filter, answer);
   episode.show(answer);
   if (current || state.listing === "search" && !get("grid").hidden) back();
 }, () => status(state.list?.said ?? ""));
+
+// what the filter leaves is all that is listed, counted and written from here on; it is said above whatever is shown
+function limit(filter, { total, of }) {
+  const other = filter !== state.where;
+  state.where = filter;
+  get("scope").hidden = !filter;
+  get("scope-note").textContent = `Only where ${filter}: ${total.toLocaleString()} of ${of.toLocaleString()}. Lists, counts, tables and labels that are written are of these; every click teaches.`;
+  for (const kind of ["csv", "parquet"]) document.querySelector(`.links a[href*="labels.${kind}"]`).href = `/api/labels.${kind}${only(filter)}`;
+  get("links-note").textContent = filter ? "of what the filter leaves" : "";
+  if (other) classes.tell();
+}
+get("scope-off").addEventListener("click", () => search.everything());
 
 // where the learnt cut-off lies; what is below is shown all the same, dimmed
 function cutOff({ cut }) {
@@ -78,6 +94,7 @@ async function clicked(tile, mark, key = classes.active) {
   const earlier = tile.mark;
   const answer = await classes.mark(tile, mark, state.version, key);
   if (!answer) return;
+  if (key === classes.active) grid.marked(answer.marked, tile.mark);
   if (key !== classes.active) status(`✓ for ${classes.list.find((each) => each.class === key)?.name}: ${tile.caption || tile.id}`); // which no tile shows
   if (key !== classes.active || ["search", "sorted"].includes(state.listing)) { grid.refresh(); step(tile.mark !== 0 && earlier !== tile.mark); return; }
   if (state.listing === "next" && !(earlier === 0 && --state.left <= 0)) { grid.refresh(); step(true); return; }
@@ -127,9 +144,9 @@ const overview = (which, waiting, work) => get(`show-${which}`).addEventListener
   let said = "";
   try { said = await work(); } finally { if (current()) status(said); }
 }));
-overview("map", "drawing the map …", async () => `Map of ${(await map.load(state.version), map.rows.length.toLocaleString())}${map.rows.length < map.of ? ` of ${map.of.toLocaleString()}` : ""} pictures by ${map.method}; wheel, +/− or two fingers zoom, drag or arrows move, a click or Enter opens.`);
+overview("map", "drawing the map …", async () => `Map of ${(await map.load(state.version, state.where), map.rows.length.toLocaleString())}${map.rows.length < map.of ? ` of ${map.of.toLocaleString()}` : ""} pictures by ${map.method}; wheel, +/− or two fingers zoom, drag or arrows move, a click or Enter opens.`);
 overview("duplicates", "looking for duplicates …", async () => {
-  const { groups, note, version, more: rest } = await api.duplicates();
+  const { groups, note, version, more: rest } = await api.duplicates(state.where);
   get("duplicates").replaceChildren(...groups.map(({ kind, pictures, more }) => {
     const group = element("div", "group");
     group.append(element("span", "kind", kind), ...pictures.map((tile) => {

@@ -2,8 +2,9 @@
 import { api, element, fill, guarded, notice, percent } from "./api.js";
 
 export class Classes {
-  constructor(begin, show, changed) {
-    Object.assign(this, { begin, show, changed, list: [], active: null, mode: "likely", revision: -1 });
+  // where: the filter that pictures are shown by
+  constructor(begin, show, changed, where) {
+    Object.assign(this, { begin, show, changed, where, list: [], active: null, mode: "likely", revision: -1 });
     const get = (id) => document.getElementById(id);
     Object.assign(this, { place: get("classes"), about: get("about"), cut: get("cut"), stop: get("stop"), name: get("class-name"), text: get("class-text"), file: get("save-name") });
     for (const action of ["load", "choose", "create", "mark", "undo", "drop", "save", "rank", "tell", "write"]) this[action] = guarded(this[action].bind(this));
@@ -41,31 +42,34 @@ export class Classes {
   async rank(mode, options = {}) {
     if (this.active === null) return;
     this.mode = mode;
-    const key = this.active, current = this.begin(), answer = await api.ranked(key, mode);
+    const key = this.active, where = this.where(), current = this.begin(), answer = await api.ranked(key, mode, where);
     if (!current() || this.active !== key) return;
-    this.told(answer);
-    this.show(answer, mode, () => api.ranked(key, mode), options);
+    this.told(answer, where);
+    this.show(answer, mode, () => api.ranked(key, mode, where), options);
   }
 
   // what is known of the active class, beside a list of something else
   async tell() {
-    const key = this.active;
+    const key = this.active, where = this.where();
     if (key === null) return;
-    const answer = await api.ranked(key, this.mode);
-    if (this.active === key) this.told(answer);
+    const answer = await api.ranked(key, this.mode, where);
+    if (this.active === key && where === this.where()) this.told(answer, where);
   }
 
   // the answer of a click, or of a choice, about the active class
-  told({ summary, revision }) {
+  told({ summary, revision }, where) {
     this.revision = revision;
     const known = this.list.find((each) => each.class === summary.class);
     if (known) Object.assign(known, { yes: summary.yes, no: summary.no });
     this.draw();
     this.about.hidden = false;
     const { cut } = summary;
+    const here = where ? "Of what the filter leaves: " : "", once = cut?.copies ? " Copies of a picture count once." : "";
+    const yes = cut?.coverage === null ? "none of them a yes" : `${percent(cut?.coverage)} of your yes are above`;
     this.cut.textContent = cut
-      ? `${cut.above.toLocaleString()} above the cut. Of ${cut.clicks} clicks, each left out: ${cut.precision === null ? "none lies above" : `${percent(cut.precision)} of those above are right`}, ${percent(cut.coverage)} of your yes are above. About ${Math.round(cut.expected).toLocaleString()} in all.`
+      ? `${here}${cut.above.toLocaleString()} above the cut. ${cut.clicks ? `Of ${cut.clicks} clicks${where ? " there" : ""}, each left out: ${cut.precision === null ? "none lies above" : `${percent(cut.precision)} of those above are right`}, ${yes}.` : "No click there says how good it is."} About ${Math.round(cut.expected).toLocaleString()} in all.${once}`
       : "Click yes (✓) and no (✗) on a few pictures: two of each give a cut.";
+    this.stop.textContent = `95 % ${where ? "of what the filter leaves " : ""}found, as far as clicks can show: you can stop.`;
     this.stop.hidden = !cut?.stop;
   }
 
@@ -73,11 +77,11 @@ export class Classes {
   async mark(tile, mark, version, key = this.active) {
     if (key === null) { notice("Add or choose a class first."); return undefined; }
     const now = key === this.active && tile.mark === mark ? 0 : mark;
-    const answer = await api.mark(key, [tile.row], now, version, this.mode);
+    const where = this.where(), answer = await api.mark(key, [tile.row], now, version, this.mode, where);
     const known = this.list.find((each) => each.class === key);
     if (known) Object.assign(known, { yes: answer.summary.yes, no: answer.summary.no });
     this.revision = answer.revision;
-    if (key === this.active) { tile.mark = now; this.told(answer); } else this.draw();
+    if (key === this.active) { tile.mark = now; this.told(answer, where); } else this.draw();
     return answer;
   }
 
@@ -102,12 +106,14 @@ export class Classes {
   async save() {
     const kept = await api.save(this.file.value.trim());
     const right = kept.held_out.accuracy === undefined ? "" : `, ${percent(kept.held_out.accuracy)} of held-out examples right`;
-    notice(`Saved ${kept.folder}${kept.replaced ? ", in the place of an earlier one" : ""}: ${kept.classes.join(", ")}; ${kept.method}${right}`);
+    const all = this.where() ? "; from all clicks, not only those of the filter" : "";
+    notice(`Saved ${kept.folder}${kept.replaced ? ", in the place of an earlier one" : ""}: ${kept.classes.join(", ")}; ${kept.method}${right}${all}`);
   }
 
   async write() {
-    const { changed, key } = await api.write();
-    notice(changed ? `${changed.toLocaleString()} pictures' labels written; filter by ${key} = 'NAME'.` : "The memory has these labels already.");
+    const where = this.where(), { changed, key, foreign } = await api.write(where);
+    const stays = foreign.length ? ` What was in ${foreign.join(", ")} before is not of these clicks and stays.` : "";
+    notice((changed ? `${changed.toLocaleString()} pictures' labels written${where ? ", of what the filter leaves" : ""}; filter by ${key} = 'NAME'.` : `The memory has these labels already, in ${key}.`) + stays);
   }
 
   draw() {

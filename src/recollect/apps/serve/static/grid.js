@@ -191,6 +191,12 @@ export class Grid {
     this.draw();
   }
 
+  // copies of a picture have one mark
+  marked(rows, mark) {
+    const same = new Set(rows);
+    for (const { tiles } of this.pages.values()) for (const tile of tiles ?? []) if (same.has(tile.row)) tile.mark = mark;
+  }
+
   refresh() { for (const tile of this.tiles.values()) this.fill(tile); }
   get current() { return this.at(this.focus); }
 }

@@ -36,9 +36,9 @@ export class PictureMap {
     new ResizeObserver(() => this.schedule()).observe(canvas);
   }
 
-  async load(version) {
-    if (this.points && this.version === version) return this.method;
-    Object.assign(this, { images: new Map() }, await api.map());
+  async load(version, where) {
+    if (this.points && this.version === version && this.where === where) return this.method;
+    Object.assign(this, { images: new Map(), where }, await api.map(where));
     this.schedule();
     return this.method;
   }

@@ -36,6 +36,11 @@ export class SearchBox {
     if (files.length) await this.run();
   }
 
+  everything() { // without the filter
+    this.where.value = "";
+    return this.run();
+  }
+
   like(version, tile, weight) {
     this.terms.push({ row: tile.row, version, weight, name: tile.caption || tile.id, source: thumb(version, tile.row) });
     this.draw();
@@ -76,7 +81,7 @@ export class SearchBox {
     const ask = () => api.search(terms, where, adapts, version), current = this.begin(adapts ? "adapting …" : ""), mine = ++this.asked;
     let answer;
     try { answer = await ask(); } catch (error) { if (current()) this.idle(); throw error; }
-    if (mine === this.asked) this.show(answer, { count: terms.length, ask, current: current() }); // the answer to the latest question, however late others come
+    if (mine === this.asked) this.show(answer, { count: terms.length, ask, where, current: current() }); // the answer to the latest question, however late others come
   }
 }
 

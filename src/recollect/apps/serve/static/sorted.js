@@ -2,20 +2,20 @@
 import { api, element, fill, guarded, percent } from "./api.js";
 
 export class Sorted {
-  constructor(begin, show) {
+  constructor(begin, show, where) {
     const get = (id) => document.getElementById(id);
-    Object.assign(this, { begin, show, chosen: "doubtful", note: get("sorted-note"), place: get("sorted-classes") });
+    Object.assign(this, { begin, show, where, chosen: "doubtful", note: get("sorted-note"), place: get("sorted-classes") });
     this.choose = guarded((show) => this.load(show));
   }
 
   async load(show, options = {}) {
-    const current = this.begin(), answer = await api.sorted(show);
+    const where = this.where(), current = this.begin(), answer = await api.sorted(show, where);
     if (!current()) return;
     this.chosen = show;
     const { held_out: held, none_rate: rate } = answer;
     const trust = held.accuracy === undefined ? "Too few clicks to hold any out." : `${percent(held.accuracy)} of ${held.examples} held-out clicks right, calibration error ${percent(held.calibration_error)}.`;
     const none = rate ? ` None of these: unlike every example; about ${percent(rate)} of pictures of the classes fall there by mistake.` : "";
-    this.note.textContent = `By the classifier of your clicks (${answer.method}). ${trust} In brackets: what cannot be ruled out, nine times in ten.${none}`;
+    this.note.textContent = `By the classifier of ${where ? "all " : ""}your clicks (${answer.method}). ${trust} In brackets: what cannot be ruled out, nine times in ten.${none}`;
     const choices = [["doubtful", "doubtful first", null], ...answer.classes.map(({ name, pictures }) => [`class:${name}`, name, pictures]), ["none", "none of these", answer.none]];
     fill(this.place, choices.map(([key, name, count]) => {
       const button = element("button", key === show ? "chosen" : "", count === null ? name : `${name} ${count.toLocaleString()}`);
@@ -23,6 +23,6 @@ export class Sorted {
       button.addEventListener("click", () => this.choose(key));
       return button;
     }));
-    this.show(answer, () => api.sorted(show), options);
+    this.show(answer, () => api.sorted(show, where), options);
   }
 }
