@@ -5,8 +5,10 @@ import os
 import shutil
 import signal
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from recollect import cli
+from recollect.core import content
 from recollect.core.errors import UserError
 from recollect.models import build_model, load_model
 from recollect.objectives import ContextObjective
@@ -95,9 +98,9 @@ def test_the_command_killed_and_resumed_gives_the_same_bits(run, pairs, in_child
     assert checkpoints.latest(broken / "checkpoints"), "the last resume goes on from a checkpoint"
     assert not (broken / "model").exists()
     assert in_child(lambda: recollect(*words, "--out", broken, "--resume")) == 0
-    for name, content in files(whole / "model").items():
+    for name, written in files(whole / "model").items():
         if name not in NOTES:
-            assert (broken / "model" / name).read_bytes() == content, name
+            assert (broken / "model" / name).read_bytes() == written, name
     assert lines(broken) == lines(whole)
 
 
@@ -159,6 +162,42 @@ def test_data_that_changed_since_a_run_stopped_is_named(pairs, tmp_path):
             train(replace(recipe, steps=2), out, resume=True, device="cpu")
     finally:
         picture.write_bytes(before)
+
+
+def test_bytes_that_changed_in_the_middle_of_a_large_file_are_seen_and_a_copy_is_not_refused(
+    pairs, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.setattr(content, "_WHOLE", 1000)
+    monkeypatch.setattr(content, "_PROBE", 4)
+    table, out = tmp_path / "own.csv", tmp_path / "run"
+    text = pairs.read_text().replace("\n", f"\n{pairs.parent}/")
+    table.write_text(text)
+    data = Data(sources=(f"{table}?paths=anywhere",))
+    recipe = replace(RECIPES["siglip-tiny"](), model=Model("tiny-conv"), steps=1, batch_size=2, data=data)
+    before, parts = table.stat(), content.portable_hash([table])
+    train(recipe, out, device="cpu")
+
+    for place in range(19):  # a caption that no part falls into
+        table.write_text(other := text.replace(f"number {place} in", f"NUMBER {place} in"))
+        if content.portable_hash([table]) == parts:
+            break
+    else:
+        pytest.fail("every caption is in one of the parts, so this shows nothing")
+    os.utime(table, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(UserError, match=r"own\.csv\?paths=anywhere had whole content \w+, has whole content \w+\. Put"):
+        train(replace(recipe, steps=2), out, resume=True, device="cpu")
+
+    table.write_text(text)  # put back, which is another time of change
+    read, counter = [], SimpleNamespace(advance=lambda mebibytes: None)
+    monkeypatch.setattr(content, "progress", lambda what, *rest: read.append(what) or nullcontext(counter))
+    assert content.whole_hash([table], "own") == content.whole_hash([table], "own")
+    assert read == ["check own once"], "what nobody wrote to is read once"
+    monkeypatch.setattr(content, "_THOROUGH", 0)  # too large to be read whole
+    train(replace(recipe, steps=2), out, resume=True, device="cpu")
+    said = " ".join(capfd.readouterr().err.split())
+    assert "copied or written to since step-00000001, and too large to be read whole" in said
+    train(replace(recipe, steps=3), out, resume=True, device="cpu")
+    assert "taken on trust" not in capfd.readouterr().err, "nobody wrote to it"
 
 
 def test_a_batch_that_is_embedded_in_chunks_waits_as_bytes(pairs):

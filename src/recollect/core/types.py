@@ -120,6 +120,11 @@ class Source(ABC):
         """
         return None
 
+    @property
+    def sampled_files(self) -> Sequence[Path]:
+        """All files behind it where `content` is of parts of them only, since they are large; else none."""
+        return ()
+
     @cached_property
     def fingerprint(self) -> str:
         """Changes whenever any sample would; the part of the feature cache's key that names the data.

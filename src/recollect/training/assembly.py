@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recollect.core.content import portable_hash
+from recollect.core.content import portable_hash, whole_hash, written_hash
 from recollect.core.errors import UserError
 from recollect.core.seeding import derive_seed
 from recollect.core.types import Batch, Kind, Source
@@ -33,7 +33,7 @@ from recollect.models import PRESETS, DualEncoder, PatchEncoder, TransformersEnc
 from recollect.models.transformers.texts import TextTokens
 from recollect.objectives import ContextObjective, ContrastiveObjective, Objective
 from recollect.training.adapted import AdaptedTowers, adapt, adapt_again
-from recollect.training.checkpoints import CONTENT, Facts
+from recollect.training.checkpoints import CONTENT, WHOLE_CONTENT, WRITTEN, Facts
 from recollect.training.locked import LockedSource, LockedTowers, TextFeatures, fit_patches, lock_source
 from recollect.training.options import FIRST_BIAS, CopiesBy, Data, Model, ObjectiveOptions, Recipe
 from recollect.training.ranks import ProcessRanks, check_agreement, first_makes
@@ -161,7 +161,7 @@ def _data_facts(data: Data, sources: Sequence[Source]) -> Facts:
         if not (spec.startswith(OBJECT) or is_built_in(spec)):  # which change with their names
             counted |= _size(Path(parse_address(spec).place).expanduser())
         content = source.content
-        facts[spec] = counted if content is None else {**counted, CONTENT: content}
+        facts[spec] = counted if content is None else {**counted, CONTENT: content, **_large_facts(source)}
     if data.definitions is not None:
         path = Path(data.definitions)
         files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
@@ -169,8 +169,16 @@ def _data_facts(data: Data, sources: Sequence[Source]) -> Facts:
     return facts
 
 
+def _large_facts(source: Source) -> dict[str, str]:
+    """Of a source whose content is told by parts of its files: all of it, if that can be read, and who wrote to it."""
+    if not (files := source.sampled_files):
+        return {}
+    whole = first_makes(partial(whole_hash, files, source.name))
+    return {WRITTEN: written_hash(files)} | ({} if whole is None else {WHOLE_CONTENT: whole})
+
+
 def _in_words(known: Mapping[str, int | str]) -> str:
-    return ", ".join(f"{fact} {value}" for fact, value in known.items())
+    return ", ".join(f"{fact} {value}" for fact, value in known.items() if fact != WRITTEN)
 
 
 def _size(path: Path) -> dict[str, int]:

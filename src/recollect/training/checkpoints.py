@@ -31,7 +31,13 @@ Facts = Mapping[str, Mapping[str, int | str]]
 """Facts of several things, by name."""
 
 CONTENT = "content"
-"""Of these facts, a digest of what a thing holds."""
+"""Of these facts, a digest of what a thing holds, or of parts of it where it is large."""
+
+WHOLE_CONTENT = "whole content"
+"""The same of all bytes, where `CONTENT` is of parts."""
+
+WRITTEN = "times of change"
+"""Of a large thing, what changes when somebody writes to it; other for a copy."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ from recollect.core.files import make_folder, read_json, sync_folder, write_json
 from recollect.data.sources.images import note
 from recollect.training.checkpoints import (
     CONTENT,
+    WHOLE_CONTENT,
+    WRITTEN,
     Facts,
     prune_checkpoints,
     put_model_away,
@@ -103,13 +105,24 @@ def check_data(checkpoint: Path, data: Facts) -> None:
     before: Facts = read_json(checkpoint / "state.json").get("data", {})
     words = []
     for name, facts in before.items():
-        changed = [fact for fact, then in facts.items() if data.get(name, {}).get(fact, then) != then]
-        shown = [fact for fact in changed if fact != CONTENT] or changed
+        now = data.get(name, {})
+        changed = [fact for fact, then in facts.items() if fact != WRITTEN and now.get(fact, then) != then]
+        shown = [fact for fact in changed if fact not in (CONTENT, WHOLE_CONTENT)] or changed[:1]
         words += [f"{name} had {_counted(facts[fact], fact)}, has {_counted(data[name][fact], fact)}" for fact in shown]
     if words:
         raise UserError(
             f"{checkpoint}: --resume needs the same data, but {'; '.join(words)}. Put it back, or name another --out."
         )
+    for name, facts in before.items():
+        now = data.get(name, {})
+        if (
+            now.get(WRITTEN, facts.get(WRITTEN)) != facts.get(WRITTEN)
+            and WHOLE_CONTENT not in facts.keys() & now.keys()
+        ):
+            note(
+                f"{name}: copied or written to since {checkpoint.name}, and too large to be read whole; its size and "
+                "parts of it are as they were, the rest is taken on trust"
+            )
     if unknown := [name for name, facts in data.items() if CONTENT in facts and CONTENT not in before.get(name, {})]:
         names = ", ".join(unknown[:3]) + (" …" if len(unknown) > 3 else "")
         note(f"{checkpoint}: does not say what the data held; that {names} still holds it is taken on trust")

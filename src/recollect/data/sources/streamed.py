@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recollect.core.content import portable_hash
+from recollect.core.content import portable_hash, reads_whole
 from recollect.core.errors import UserError
 from recollect.core.types import NO_LABEL, Sample, Source
 from recollect.data.sources.columns import SPLITS, Columns, texts_in
@@ -148,6 +148,13 @@ class StreamedSource(Source):
         digest = hashlib.blake2b(repr([(block.file, block.rows) for block in self.blocks]).encode(), digest_size=16)
         digest.update(repr(versions).encode())
         return digest.hexdigest()
+
+    @property
+    def sampled_files(self) -> list[Path]:
+        files = list(dict.fromkeys(block.file for block in self.blocks))
+        if is_address(files[0]) or reads_whole(paths := [Path(file) for file in files]):
+            return []
+        return paths
 
     def _block(self, index: int) -> tuple[int, Block, int]:
         """The block that a sample lies in, its number, and the sample's place in it."""

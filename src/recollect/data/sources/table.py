@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recollect.core.content import content_hash, portable_hash
+from recollect.core.content import content_hash, portable_hash, reads_whole
 from recollect.core.errors import UserError
 from recollect.core.types import ImageLike, Kind, Sample, Source
 from recollect.data.sources.columns import Columns, text_reader
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _LOOKED_AT = 1000
 """Rows whose pictures' files tell a table's content, where it only names them."""
+
+_STAMPED = 100_000
+"""The same of whether somebody has written to them."""
 
 _ROWS_OF_HUB = 256
 """Rows that tell the content of a set that was fetched from the hub."""
@@ -160,6 +163,15 @@ class TableSource(Source):
         if self.origin.base is None and all(file.suffix == ".arrow" for file in files):
             return self._some_rows()  # of the hub: its copy here may be written otherwise on another machine
         return portable_hash([*files, *self._pictures(_LOOKED_AT)])
+
+    @property
+    def sampled_files(self) -> list[Path]:
+        files = self.origin.files
+        if self.origin.base is None and all(file.suffix == ".arrow" for file in files):
+            return []  # of the hub, whose files do not change under one revision
+        looked_at, pictures = self._pictures(_LOOKED_AT), self._pictures(_STAMPED)
+        whole = len(looked_at) == len(pictures) and reads_whole([*files, *pictures])
+        return [] if whole else [*files, *pictures]
 
     def _some_rows(self) -> str:
         """A digest of some rows, spread evenly."""
