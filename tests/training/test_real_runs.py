@@ -178,7 +178,7 @@ def test_bytes_that_changed_in_the_middle_of_a_large_file_are_seen_and_a_copy_is
     train(recipe, out, device="cpu")
 
     for place in range(19):  # a caption that no part falls into
-        table.write_text(other := text.replace(f"number {place} in", f"NUMBER {place} in"))
+        table.write_text(text.replace(f"number {place} in", f"NUMBER {place} in"))
         if content.portable_hash([table]) == parts:
             break
     else:
