@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoModel, AutoProcessor
+from transformers import AutoModel, AutoProcessor, CLIPImageProcessorPil
 
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder
@@ -14,6 +14,7 @@ from recollect.data.transforms import patch_grid
 from recollect.models import load_model
 from recollect.models.export import export_onnx
 from recollect.models.transformers.families import image_inputs
+from recollect.models.transformers.processors import transform_of
 
 PADDING = {"siglip": "max_length", "naflex": "max_length"}
 
@@ -202,8 +203,14 @@ def test_training_pictures_are_random_crops_of_the_same_size(checkpoint, picture
 
 
 @pytest.mark.parametrize("kind", ["altclip", "chinese_clip", "align", "metaclip_2"])
-def test_other_dual_encoders_work_too(kind, tmp_path, captions, pixels):
-    from transformers import AutoConfig, BertTokenizer, CLIPImageProcessorPil, VisionTextDualEncoderProcessor
+def test_other_dual_encoders_work_too(kind, tmp_path, captions, pictures, pixels):
+    from transformers import (
+        AutoConfig,
+        BertTokenizer,
+        CLIPImageProcessorPil,
+        EfficientNetImageProcessorPil,
+        VisionTextDualEncoderProcessor,
+    )
 
     letters = [*"abcdefghijklmnopqrstuvwxyz"]
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
@@ -219,8 +226,18 @@ def test_other_dual_encoders_work_too(kind, tmp_path, captions, pixels):
     size = {"height": 32, "width": 32}
     AutoModel.from_config(config).save_pretrained(tmp_path / kind)
     images = CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size=size)
+    if kind == "align":  # as published, but for the sizes: 346 and 289
+        images = EfficientNetImageProcessorPil(
+            size={"height": 39, "width": 39}, crop_size=size, do_center_crop=True, rescale_factor=1 / 127.5,
+            rescale_offset=True, do_normalize=False, include_top=False, resample=2,
+        )  # fmt: skip
     VisionTextDualEncoderProcessor(images, tokenizer).save_pretrained(tmp_path / kind)
     encoder = load_model(tmp_path / kind, "cpu")
+    plain = AutoProcessor.from_pretrained(tmp_path / kind).image_processor(pictures, return_tensors="pt")[
+        "pixel_values"
+    ]
+    own = torch.stack([encoder.transform(picture) for picture in pictures])
+    torch.testing.assert_close(own, plain.float(), atol=1e-6, rtol=0)
     texts = encoder.embed_texts(captions)
     assert texts.shape[1] == encoder.embed_images(pixels).shape[1] == encoder.width
     torch.testing.assert_close(encoder.embed_texts(captions[:1])[0], texts[0], atol=2e-6, rtol=0)
@@ -232,3 +249,35 @@ def test_other_dual_encoders_work_too(kind, tmp_path, captions, pixels):
         assert encoder.fingerprint == before
         encoder.requires_grad_(True).train().encode_images(pixels)
         assert encoder.fingerprint != before
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"include_top": True},  # divides by the deviation twice
+        {"include_top": True, "do_normalize": False, "do_center_crop": True, "crop_size": {"height": 20, "width": 20}},
+        {"rescale_offset": True, "rescale_factor": 1 / 127.5, "include_top": False},
+        {"rescale_factor": 1 / 128, "size": {"shortest_edge": 40}, "do_center_crop": True, "include_top": False,
+         "crop_size": {"height": 33, "width": 33}},
+    ],
+)  # fmt: skip
+def test_a_picture_is_prepared_as_the_checkpoints_processor_does_it(settings, pictures):
+    from transformers import CLIPConfig, EfficientNetImageProcessorPil
+
+    given = {"size": {"height": 31, "width": 31}} | settings
+    kind = CLIPImageProcessorPil if "shortest_edge" in given["size"] else EfficientNetImageProcessorPil
+    processor = kind(**given)
+    transform = transform_of(processor, CLIPConfig(), "here")
+    expected = processor(pictures, return_tensors="pt")["pixel_values"].float()
+    found = torch.stack([transform(picture) for picture in pictures])
+    torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-6)
+    assert transform_of(processor, CLIPConfig(), "here").key == transform.key
+    assert replace(transform, resized=transform.resized + 50).key != transform.key
+
+
+def test_a_centre_larger_than_the_picture_is_refused():
+    from transformers import CLIPConfig
+
+    processor = CLIPImageProcessorPil(size={"shortest_edge": 20}, crop_size={"height": 30, "width": 30})
+    with pytest.raises(UserError, match="resizes to shortest_edge 20 and crops height 30 width 30"):
+        transform_of(processor, CLIPConfig(), "here")

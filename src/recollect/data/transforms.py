@@ -40,6 +40,8 @@ class ImageTransform:
         fit: how a picture that is not square becomes square in evaluation, or that it does not.
         resample: interpolation.
         patch, patches: side of a patch, and most of them; where ``fit`` is ``"patches"``.
+        resized: what the shorter side, or both sides, become in evaluation before the centre is cut out, where that is
+            more than ``size`` (ALIGN: 346 and 289); 0 for ``size`` itself.
     """
 
     size: int = 224
@@ -53,6 +55,7 @@ class ImageTransform:
     resample: Literal["bicubic", "bilinear"] = "bicubic"
     patch: int = 0
     patches: int = 0
+    resized: int = 0
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -61,6 +64,8 @@ class ImageTransform:
             raise ValueError(f"scale must satisfy 0 < least <= greatest <= 1, got {self.scale}")
         if not 0 < self.ratio[0] <= self.ratio[1]:
             raise ValueError(f"ratio must satisfy 0 < least <= greatest, got {self.ratio}")
+        if self.resized and (self.resized < self.size or self.packs):
+            raise ValueError(f"resized must be at least size, and is not for patches; got {self.resized}, {self.size}")
         if self.packs and (self.patch < 2 or self.patches < 1):
             raise ValueError(f"patches need a side of at least 2 and a number, got {self.patch} and {self.patches}")
 
@@ -76,14 +81,14 @@ class ImageTransform:
         common = f"{self.size} {self.resample} mean={mean} std={std}"
         common += f" patches={self.patches}x{self.patch}" if self.packs else ""
         if not self.training:
-            return f"evaluation {self.fit} {common}"
+            return f"evaluation {self.fit} {common}" + (f" resized={self.resized}" if self.resized else "")
         low, high = (",".join(f"{value:.8g}" for value in values) for values in (self.scale, self.ratio))
         return f"training scale={low} ratio={high} flip={self.flip} {common}"
 
     @property
     def needed(self) -> int:
         """Shorter side, in pixels, from which on a larger picture adds nothing but decoding time."""
-        return math.ceil(self.size / math.sqrt(self.scale[0])) if self.training else self.size
+        return math.ceil(self.size / math.sqrt(self.scale[0])) if self.training else self.resized or self.size
 
     def __call__(
         self, image: ImageLike, generator: np.random.Generator | None = None
@@ -178,21 +183,25 @@ class ImageTransform:
         return scaled(low)
 
     def _centre(self, picture: Image.Image) -> Image.Image:
+        side = self.resized or self.size
         if self.fit == "squash":
-            return picture.resize((self.size, self.size), _FILTERS[self.resample])
+            return self._cut_out(picture.resize((side, side), _FILTERS[self.resample]))
         width, height = picture.size
         shorter = min(width, height)
         if max(width, height) > 8 * shorter:  # a strip: resized whole, it could take any amount of memory
-            left, top = (max(0, (side - 2 * shorter) // 2) for side in (width, height))
+            left, top = (max(0, (length - 2 * shorter) // 2) for length in (width, height))
             picture = picture.crop((left, top, width - left, height - top))
             width, height = picture.size
         # Truncated as in CLIP's own preprocessing, so that published checkpoints see the pixels they were made for.
-        wide, high = (int(self.size * side / shorter) for side in (width, height))
+        wide, high = (int(side * length / shorter) for length in (width, height))
         if (wide, high) != (width, height):
             picture = picture.resize((wide, high), _FILTERS[self.resample])
-        left, top = (wide - self.size) // 2, (high - self.size) // 2
+        return self._cut_out(picture)
+
+    def _cut_out(self, picture: Image.Image) -> Image.Image:
         if picture.size == (self.size, self.size):
             return picture
+        left, top = ((length - self.size) // 2 for length in picture.size)
         return picture.crop((left, top, left + self.size, top + self.size))
 
     def _crop(self, picture: Image.Image, generator: np.random.Generator) -> tuple[int, int, int, int]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import transformers
 
 from recollect.core.errors import UserError
 from recollect.data.transforms import ImageTransform
+
+Setting = Callable[..., Any]
+Three = tuple[float, float, float]
 
 _RESAMPLE: dict[int, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicubic"}
 
@@ -25,42 +28,58 @@ def transform_of(processor: Any, config: transformers.PreTrainedConfig, name: st
         value = getattr(processor, key, None)
         return default if value is None else value
 
-    if setting("do_rescale", True) is not True or abs(setting("rescale_factor", 1 / 255) * 255 - 1) > 1e-6:
+    if setting("do_rescale", True) is not True:
         raise _unlike(name, "does not scale pixels to 0…1")
     if setting("do_pad", False):
         raise _unlike(name, "pads pictures")
     most, patch = int(setting("max_num_patches", 0)), int(setting("patch_size", 0))
-    size, fit = _size_and_fit(setting, config, name)
+    size, resized, fit = _size_and_fit(setting, config, name)
     resample = _RESAMPLE.get(int(setting("resample", 3)))
     if resample is None:
         raise _unlike(name, f"resizes with PIL's filter {int(setting('resample'))}")
-    normal = setting("do_normalize", True)
-    mean, std = (
-        (_three(setting("image_mean", 0.5)), _three(setting("image_std", 0.5))) if normal else ((0.0,) * 3, (1.0,) * 3)
-    )
+    mean, std = _mean_and_std(setting)
     return ImageTransform(
-        size=size, mean=mean, std=std, fit=fit, resample=resample, patch=patch * (most > 0), patches=most
-    )
+        size=size, mean=mean, std=std, fit=fit, resample=resample, patch=patch * (most > 0), patches=most,
+        resized=resized if resized != size else 0,
+    )  # fmt: skip
+
+
+def _mean_and_std(setting: Setting) -> tuple[Three, Three]:
+    """Of the three channels, in units of full brightness, of all that is added to pixels and divided out of them.
+
+    ALIGN's processor takes bytes to -1…1 (``rescale_offset``), and EfficientNet's divides by the deviation once more
+    (``include_top``).
+    """
+    brightness = setting("rescale_factor", 1 / 255) * 255
+    offset = 1.0 if setting("rescale_offset", False) else 0.0
+    mean, std = _three(setting("image_mean", 0.5)), _three(setting("image_std", 0.5))
+    added = tuple(offset + (each if setting("do_normalize", True) else 0.0) for each in mean)
+    times = bool(setting("do_normalize", True)) + bool(setting("include_top", False))
+    return _three([each / brightness for each in added]), _three([each**times / brightness for each in std])
 
 
 def _size_and_fit(
-    setting: Any, config: transformers.PreTrainedConfig, name: str
-) -> tuple[int, Literal["crop", "squash", "patches"]]:
+    setting: Setting, config: transformers.PreTrainedConfig, name: str
+) -> tuple[int, int, Literal["crop", "squash", "patches"]]:
+    """The side of the result, what a side of the picture becomes before it is cut out, and how."""
     if setting("max_num_patches"):  # NaFlex: a picture keeps its shape; a square one has this side
         if not setting("do_resize", True):
             raise _unlike(name, "does not resize pictures")
-        return math.isqrt(int(setting("max_num_patches"))) * int(setting("patch_size")), "patches"
+        side = math.isqrt(int(setting("max_num_patches"))) * int(setting("patch_size"))
+        return side, side, "patches"
     if not setting("do_resize", True):
-        return int(config.vision_config.image_size), "crop"
+        side = int(config.vision_config.image_size)
+        return side, side, "crop"
     size = setting("size")
     crop = setting("crop_size") if setting("do_center_crop", False) else None
     shorter, square = _entry(size, "shortest_edge"), _square(size)
-    if shorter is not None and crop is not None and _square(crop) == shorter:
-        return shorter, "crop"
+    cut = None if crop is None else _square(crop)
+    if shorter is not None and cut is not None and cut <= shorter:
+        return cut, shorter, "crop"
     if square is not None and crop is None:
-        return square, "squash"
-    if square is not None and _square(crop) == square:
-        return square, "squash"
+        return square, square, "squash"
+    if square is not None and cut is not None and cut <= square:
+        return cut, square, "squash"
     raise _unlike(name, f"resizes to {_plain(size)}" + (f" and crops {_plain(crop)}" if crop is not None else ""))
 
 
@@ -96,6 +115,7 @@ def processor_of(transform: ImageTransform) -> Any:
     size = {"height": transform.size, "width": transform.size}
     resample = next(number for number, word in _RESAMPLE.items() if word == transform.resample)
     common = {"image_mean": list(transform.mean), "image_std": list(transform.std), "resample": resample}
-    if transform.fit == "squash":
+    if transform.fit == "squash" and not transform.resized:
         return transformers.SiglipImageProcessorPil(size=size, **common)
-    return transformers.CLIPImageProcessorPil(size={"shortest_edge": transform.size}, crop_size=size, **common)
+    shorter = transform.resized or transform.size
+    return transformers.CLIPImageProcessorPil(size={"shortest_edge": shorter}, crop_size=size, **common)
