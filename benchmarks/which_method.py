@@ -32,7 +32,8 @@ from recollect.models.dual import DualEncoder
 from recollect.studies.lixp.sets import place
 from recollect.studies.study import StudyTable, over
 from recollect.tasks.classification import ClassificationTask, classification_task
-from recollect.training.locked import FeatureEncoder, lock_source
+from recollect.training.locked import lock_source
+from recollect.training.locked_towers import FeatureEncoder
 
 CHOOSING = ("eurosat", "dtd10", "cifar10")
 TESTING = ("resisc12", "flowers12", "butterfly10", "imagenette")

@@ -305,7 +305,7 @@ def test_a_slip_in_a_local_path_is_no_question_to_the_hub(make, monkeypatch):
     monkeypatch.chdir(make.folder)
     monkeypatch.setattr("recollect.data.sources.files._open_hub", lambda *_: pytest.fail("asked the hub"))
     assert "Did you mean sets/pears.tar?" in complaint("sets/pear.tar")
-    monkeypatch.setattr("recollect.data.sources.files.hub_files", lambda *_: pytest.fail("asked the hub"))
+    monkeypatch.setattr("recollect.data.sources.places.hub_files", lambda *_: pytest.fail("asked the hub"))
     for place in ("sets/pears", "sets/pears?stream=yes"):
         said = complaint(place)
         assert "sets/pears: no such file or folder. Did you mean sets/pears.tar?" in said

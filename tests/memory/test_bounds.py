@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.memory import Memory, Pairs
-from recollect.memory.backends.matrix import within
+from recollect.memory.backends.parts import within
 
 
 def test_a_row_exactly_as_near_as_max_score_is_passed_over(tmp_path):

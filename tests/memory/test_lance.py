@@ -442,7 +442,7 @@ def test_optimizing_keeps_young_versions_and_the_index(tmp_path):
 
 
 def test_a_check_names_the_part_that_is_damaged(on_disk, pairs, monkeypatch):
-    monkeypatch.setattr("recollect.memory.backends.matrix._READ_THROUGH", 0)  # as if it were large
+    monkeypatch.setattr("recollect.memory.backends.parts._READ_THROUGH", 0)  # as if it were large
     on_disk.search(pairs(3).image_vectors, 5)
     file = f"{on_disk.address}/cache/{parts(on_disk)[0]}/texts.npy"
     with open(file, "r+b") as opened:
@@ -453,7 +453,7 @@ def test_a_check_names_the_part_that_is_damaged(on_disk, pairs, monkeypatch):
 
 def test_a_flipped_bit_of_a_large_part_is_found_when_its_vectors_are_used(on_disk, pairs, monkeypatch):
     """Those of the other modality are not read for it."""
-    monkeypatch.setattr("recollect.memory.backends.matrix._READ_THROUGH", 0)  # as if it were large
+    monkeypatch.setattr("recollect.memory.backends.parts._READ_THROUGH", 0)  # as if it were large
     query = pairs(40).image_vectors
     truth = on_disk.search(query, 40)
     file = f"{on_disk.address}/cache/{parts(on_disk)[0]}/images.npy"
@@ -463,7 +463,7 @@ def test_a_flipped_bit_of_a_large_part_is_found_when_its_vectors_are_used(on_dis
         opened.seek(400)
         opened.write(bytes([byte ^ 1]))  # the lowest bit of a number: still a cosine below 1
     again, read = Memory.open(on_disk.address), []
-    monkeypatch.setattr("recollect.memory.backends.matrix.checksum", lambda path: read.append(path.name) or crc(path))
+    monkeypatch.setattr("recollect.memory.backends.parts.checksum", lambda path: read.append(path.name) or crc(path))
     again.search(query, 40, "text")
     assert "images.npy" not in read
     for made in (again.search(query, 40), Memory.open(on_disk.address).search(query, 40)):
@@ -513,7 +513,7 @@ def test_a_folder_that_cannot_be_written_to_can_be_searched(on_disk, pairs, monk
     def refuse(path):
         raise error
 
-    monkeypatch.setattr("recollect.memory.backends.matrix.atomic_folder", refuse)
+    monkeypatch.setattr("recollect.memory.backends.parts.atomic_folder", refuse)
     more = pairs(40)
     assert on_disk.search(more.image_vectors, 1).ids[:, 0].tolist() == list(more.ids)
     assert not os.path.exists(on_disk.address + "/cache")
@@ -529,7 +529,7 @@ def test_a_disk_that_is_full_in_the_middle_leaves_nothing_behind(on_disk, pairs,
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("recollect.memory.backends.matrix.np.save", full)
+    monkeypatch.setattr("recollect.memory.backends.parts.np.save", full)
     assert on_disk.search(pairs(40).image_vectors, 1).ids[:, 0].tolist() == list(pairs(40).ids)
     assert os.listdir(on_disk.address + "/cache") == []
 

@@ -19,7 +19,9 @@ from recollect.data.sources import open_source
 from recollect.models import build_model, load_model, patches
 from recollect.objectives import ContrastiveObjective
 from recollect.training import locked
-from recollect.training.locked import FeatureStore, LockedTowers, TextFeatures, fit_patches, lock_source
+from recollect.training.feature_store import FeatureStore
+from recollect.training.locked import fit_patches, lock_source
+from recollect.training.locked_towers import LockedTowers, TextFeatures
 from recollect.training.loop import train
 from recollect.training.options import Data, Model
 from recollect.training.recipes import RECIPES

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from recollect.core.types import EncoderBase, ImageLike, Kind
 from recollect.models import DualEncoder
-from recollect.training.locked import FeatureStore
+from recollect.training.feature_store import FeatureStore
 
 
 class SharedStem(EncoderBase):

@@ -34,7 +34,8 @@ from recollect.models.transformers.texts import TextTokens
 from recollect.objectives import ContextObjective, ContrastiveObjective, Objective
 from recollect.training.adapted import AdaptedTowers, adapt, adapt_again
 from recollect.training.checkpoints import CONTENT, WHOLE_CONTENT, WRITTEN, Facts
-from recollect.training.locked import LockedSource, LockedTowers, TextFeatures, fit_patches, lock_source
+from recollect.training.locked import LockedSource, fit_patches, lock_source
+from recollect.training.locked_towers import LockedTowers, TextFeatures
 from recollect.training.options import FIRST_BIAS, CopiesBy, Data, Model, ObjectiveOptions, Recipe
 from recollect.training.ranks import ProcessRanks, check_agreement, first_makes
 from recollect.training.step import Inputs, Towers

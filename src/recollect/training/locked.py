@@ -6,76 +6,33 @@ LiT (Zhai et al., 2022) with a projection. Files are named by what they depend o
 the samples and the crops, but not the head, so that every run and every seed on the same tower shares them.
 """
 
-import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from safetensors import safe_open
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from recollect.core.errors import UserError
-from recollect.core.files import atomic_path, cache_folder
 from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed
-from recollect.core.types import NO_LABEL, BatchRead, EncoderBase, ImageLike, Kind, Sample, Source
+from recollect.core.types import NO_LABEL, BatchRead, ImageLike, Kind, Sample, Source
 from recollect.data.batches.order import choose, mix
-from recollect.data.definitions import Knowledge
-from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect.data.sources.images import BrokenImageError
 from recollect.data.sources.reading import BROKEN_SHARE, BrokenCounter, read_ahead
 from recollect.data.transforms import ImageTransform
 from recollect.models import DualEncoder
 from recollect.models.patches import FIT_PICTURES, MAKE_FEATURES, PatchEncoder
+from recollect.training.feature_store import FeatureStore
 
 MADE_ROWS = 20_000
 """Of a made world, which has no end, this many samples are embedded."""
 
 _BLOCK = 256
-
-
-class FeatureStore:
-    """Tensors in files named by a key, in the user's cache folder; a file that is damaged counts as absent."""
-
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder or cache_folder() / "features"
-
-    def path(self, *key: int | str) -> Path:
-        """Where the tensors of a key are, or will be, kept."""
-        return self.folder / f"{derive_seed(*key):016x}.safetensors"
-
-    def load(self, *key: int | str) -> dict[str, Tensor] | None:
-        """The tensors of a key, mapped into memory; None if they are not there or not as they were written."""
-        path = self.path(*key)
-        if not path.exists():
-            return None
-        try:
-            with safe_open(path, framework="pt") as file:
-                digest = (file.metadata() or {}).get("digest")
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except Exception:  # cut short, or not ours: it can be made again
-            return None
-        return tensors if digest == _digest(tensors) else None
-
-    def save(self, tensors: Mapping[str, Tensor], *key: int | str) -> None:
-        """Keep tensors, whole or not at all; of two processes that do so at once, the later one's file stays."""
-        with atomic_path(self.path(*key)) as temporary:
-            save_file(dict(tensors), temporary, metadata={"digest": _digest(tensors)})
-
-
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 @dataclass(eq=False)
@@ -294,142 +251,3 @@ def fit_patches(encoder: PatchEncoder, sources: Sequence[Source], store: Feature
                 counter.advance(len(read))
         encoder.fit(pictures)
     store.save(encoder.dictionary.state_dict(), *key)
-
-
-class TextFeatures:
-    """What a frozen text tower makes of every text that the sources can give, before its head."""
-
-    def __init__(
-        self,
-        encoder: DualEncoder,
-        sources: Sequence[LockedSource],
-        store: FeatureStore | None = None,
-        knowledge: Knowledge | None = None,
-    ) -> None:
-        self._kinds = bool(encoder.prefixes)
-        store, found = store or FeatureStore(), []
-        self._rows: dict[tuple[Kind | None, str], int] = {}
-        for kind in dict.fromkeys(source.kind if self._kinds else None for source in sources):
-            read = [source for source in sources if kind in (None, source.kind)]
-            texts = list(dict.fromkeys(text for source in read for text in possible_texts(source, knowledge)))
-            start = len(self._rows)
-            self._rows |= {(kind, text): start + place for place, text in enumerate(texts)}
-            found.append(_embed_texts(encoder, texts, kind, store))
-        self._features = torch.cat(found)
-
-    def __call__(self, texts: Sequence[str], kinds: Sequence[Kind]) -> Float[Tensor, "n features"]:
-        """The features of some of these texts."""
-        pairs = zip(texts, kinds, strict=True)
-        return self._features[[self._rows[kind if self._kinds else None, text] for text, kind in pairs]]
-
-
-def _embed_texts(encoder: DualEncoder, texts: Sequence[str], kind: Kind | None, store: FeatureStore) -> Tensor:
-    digest = hashlib.blake2b("\x1f".join(texts).encode(), digest_size=16).hexdigest()
-    key = ("locked texts", encoder.stem_fingerprint("text"), digest, kind or "")
-    kept = store.load(*key)
-    if kept is None:
-        blocks = []
-        with progress("embed texts once", len(texts), "texts") as counter:
-            for start in range(0, len(texts), _BLOCK):
-                blocks.append(encoder.pooled_texts(texts[start : start + _BLOCK], kind))
-                counter.advance(len(blocks[-1]))
-        kept = {"features": torch.cat(blocks)}
-        store.save(kept, *key)
-    return kept["features"]
-
-
-def possible_texts(source: LockedSource, knowledge: Knowledge | None = None) -> Iterator[str]:
-    """Every text that a batch may give to a sample of the source, with every definition that may stand behind it."""
-    if source.kind == "caption":
-        told = (source.texts(index) for index in range(len(source)))
-        made = source.source.makes_batches
-        for text in source.source.example_texts(source.rows) if made else (text for texts in told for text in texts):
-            yield from (text + ending for ending in (knowledge.of_caption(text) if knowledge else ()) or ("",))
-        return
-    names = set(source.class_names)
-    if source.texts(0):
-        names |= {text for index in range(len(source)) for text in source.texts(index)}
-    for name in sorted(names):
-        endings = (knowledge.of_name(name) if knowledge else ()) or ("",)
-        yield from (fill(template, name) + ending for template in GENERAL_TEMPLATES for ending in endings)
-
-
-class LockedTowers(nn.Module):
-    """A dual encoder that is given what its frozen parts made: training's view of it.
-
-    Args:
-        encoder: with the parts locked.
-        texts: of the text tower, where that is locked too.
-    """
-
-    def __init__(self, encoder: DualEncoder, texts: TextFeatures | None = None) -> None:
-        super().__init__()
-        self.encoder, self.texts = encoder, texts
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.encoder.device
-
-    def tokenize(self, texts: Sequence[str], kinds: Sequence[Kind]) -> dict[str, Tensor]:
-        """What `encode_texts` reads: tokens, or the features of a locked text tower."""
-        return self.encoder.tokenize(texts, kinds) if self.texts is None else {"features": self.texts(texts, kinds)}
-
-    def encode_images(self, pixels: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
-        """Raw image embeddings of features."""
-        return self.encoder.project_images(pixels)
-
-    def encode_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "n width"]:
-        """Raw text embeddings."""
-        return (
-            self.encoder.encode_texts(tokens) if self.texts is None else self.encoder.project_texts(tokens["features"])
-        )
-
-    def set_scale(self, scale: float, bias: float | None = None) -> None:
-        """See `DualEncoder.set_scale`."""
-        self.encoder.set_scale(scale, bias)
-
-    def save(self, folder: Path) -> Path:
-        """Write the whole model, its frozen parts too, so that it opens and reads pictures as any other."""
-        return self.encoder.save(folder)
-
-    def publish(self, folder: Path) -> Path:
-        """The same."""
-        return self.save(folder)
-
-
-class FeatureEncoder(EncoderBase):
-    """An encoder seen from behind its locked tower: it embeds features that `lock_source` made, and texts.
-
-    With it, every evaluation reads the same features instead of embedding its pictures anew for each model.
-    """
-
-    def __init__(self, encoder: DualEncoder) -> None:
-        self.encoder = encoder.eval()
-        self.width = encoder.width
-
-    @property
-    def scale(self) -> float | None:
-        """The encoder's own."""
-        return self.encoder.scale
-
-    @property
-    def prefixes(self) -> Mapping[Kind, tuple[str, ...]]:
-        """The encoder's own."""
-        return self.encoder.prefixes
-
-    @property
-    def fingerprint(self) -> str:
-        """The encoder's own."""
-        return self.encoder.fingerprint
-
-    @torch.no_grad()
-    def embed_images(self, images: Tensor | Sequence[ImageLike]) -> Float[Tensor, "n width"]:
-        """Unit-norm embeddings of feature vectors (n, features)."""
-        features = images if isinstance(images, Tensor) else torch.from_numpy(np.stack(images))  # type: ignore[arg-type]
-        raw = self.encoder.project_images(features.to(self.encoder.device))
-        return nn.functional.normalize(raw.float(), dim=1).cpu()
-
-    def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Float[Tensor, "n width"]:
-        """The encoder's own."""
-        return self.encoder.embed_texts(texts, prefix)

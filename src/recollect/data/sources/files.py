@@ -1,38 +1,32 @@
 """From a path or a hub id to tables: everything that touches files, through the ``datasets`` library."""
 
 import os
-import re
 import sys
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from glob import glob, has_magic
-from pathlib import Path, PurePath, PurePosixPath
-from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from glob import has_magic
+from pathlib import Path
+from typing import Any
 
 import datasets
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
 from recollect.core.errors import UserError
 from recollect.core.files import near_names, read_text, refuse_slip
-from recollect.data.sources.columns import SPLITS
 from recollect.data.sources.images import BROKEN_SHARE, note
+from recollect.data.sources.places import HUB_ID, by_top_folder, files_below, files_named, refuse_of_hub, split_groups
 from recollect.data.sources.published import is_published_shots, read_published, read_published_shots
-from recollect.data.sources.remote import is_address, listed
+from recollect.data.sources.remote import is_address
 from recollect.data.sources.shards import check_shards
-from recollect.data.sources.streamed import hub_files
 
 PICTURES = frozenset(ImageFolder.EXTENSIONS)
 """Endings of files that are pictures."""
 _TABLES = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "json"}
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _PEEKED_MEMBERS = 200
 _HUB_SECONDS = 5.0
-
-NamedFile = TypeVar("NamedFile", str, Path)
 
 
 @dataclass(frozen=True)
@@ -74,99 +68,20 @@ def open_tables(
     if is_address(place):
         raise UserError(f"{place}: an address is read as a stream. Write {place}?stream=yes")
     if os.path.exists(path):
-        _refuse_of_hub(place, config, revision)
+        refuse_of_hub(place, config, revision)
     if path.is_dir():
         return _open_folder(path, lost_share)
     if path.is_file():
         return _open_files([path], path.parent, path.name, lost_share)
     if "{" in place or has_magic(place):
-        files = [
-            Path(name) for pattern in _expand_braces(place) for name in sorted(glob(str(Path(pattern).expanduser())))
-        ]
+        files = files_named(place)
         if not files:
             raise UserError(f"{place}: no file fits this pattern")
         return _open_files(files, Path(os.path.commonpath([file.parent for file in files])), path.name, lost_share)
-    if path.suffix.lower() in {*_TABLES, ".tar"} or not _HUB_ID.fullmatch(place):
+    if path.suffix.lower() in {*_TABLES, ".tar"} or not HUB_ID.fullmatch(place):
         raise UserError(f"{place}: no such file or folder{near_names(path)}")
     refuse_slip(place, "file or folder")
     return _open_hub(place, config, revision)
-
-
-def _refuse_of_hub(place: str, config: str | None, revision: str | None) -> None:
-    for name, value in (("config", config), ("revision", revision)):
-        if value is not None:
-            raise UserError(f"{place}: {name}={value} is for sets on the hub. Leave it out.")
-
-
-def stream_files(place: str, revision: str | None, split: str | None, config: str | None = None) -> list[str]:
-    """The Parquet files or tars of a place, for `open_stream`: a file, a folder, a pattern, addresses, or a hub id.
-
-    Args:
-        revision: the hub set's branch or commit.
-        split: training by default; the files' names or folders say which they are of, as for `open_tables`.
-        config: a folder of the hub set.
-
-    Raises:
-        UserError: nothing is there, or no such split.
-    """
-    path = Path(place).expanduser()
-    if is_address(place):
-        _refuse_of_hub(place, config, revision)
-        return _chosen(place, _below_all(_addresses(place)), split)
-    if path.is_dir():
-        files = _of_one_kind(
-            sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path)))
-        )
-    elif path.is_file():
-        files = [path]
-    else:
-        files = [Path(name) for each in _expand_braces(place) for name in sorted(glob(str(Path(each).expanduser())))]
-    if not files:
-        if _HUB_ID.fullmatch(place) and not path.suffix:
-            refuse_slip(place, "file or folder")
-            return hub_files(place, revision, split, config)
-        raise UserError(f"{place}: no Parquet files or tars to stream{near_names(path)}")
-    _refuse_of_hub(place, config, revision)
-    below = path if path.is_dir() else None
-    return _chosen(place, {str(file): file.relative_to(below) if below else Path(file.name) for file in files}, split)
-
-
-def _addresses(place: str) -> list[str]:
-    """Every address that a pattern, or a folder, stands for."""
-    found = [
-        file
-        for each in _expand_braces(place)
-        for file in (_of_one_kind(listed(each)) if "*" in each or each.endswith("/") else [each])
-    ]
-    if not found:
-        raise UserError(f"{place}: no Parquet files or tars to stream")
-    return found
-
-
-def _below_all(addresses: Sequence[str]) -> dict[str, PurePath]:
-    """Addresses, and what of their paths stands behind the folders that all of them share."""
-    paths = [PurePosixPath("/") / urlsplit(address).path for address in addresses]
-    shared = os.path.commonpath([path.parent for path in paths])
-    return {address: path.relative_to(shared) for address, path in zip(addresses, paths, strict=True)}
-
-
-def _of_one_kind(files: Sequence[NamedFile]) -> list[NamedFile]:
-    """The tars among files, or where there are none the Parquet files."""
-    for ending in (".tar", ".parquet"):
-        if found := [file for file in files if str(file).endswith(ending)]:
-            return found
-    return []
-
-
-def _chosen(place: str, files: Mapping[str, PurePath], split: str | None) -> list[str]:
-    """Of files, by the part of their paths that may name their split, those of one."""
-    groups = _split_groups(files)
-    wanted = SPLITS.get(split or "train", split or "train")
-    if split is None and len(groups) == 1:
-        return next(iter(groups.values()))
-    if wanted not in groups:
-        raise UserError(f"{place}: no split '{wanted}' to stream; it has {', '.join(groups)}")
-    return groups[wanted]
 
 
 def _open_hub(name: str, config: str | None, revision: str | None) -> OpenedTables:
@@ -205,8 +120,7 @@ def _hub_answers(name: str, revision: str | None) -> Iterator[None]:
 def _open_folder(folder: Path, lost_share: float) -> OpenedTables:
     if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
         return _open_saved(folder)
-    files = sorted(file for file in folder.rglob("*") if file.is_file() and not _hidden(file.relative_to(folder)))
-    files = _readable_names(folder, files)
+    files = _readable_names(folder, files_below(folder))
     for suffixes in ({".tar"}, {".parquet"}, PICTURES, {".csv", ".tsv", ".jsonl"}):
         chosen = [file for file in files if file.suffix.lower() in suffixes]
         if suffixes == {".parquet"}:
@@ -232,10 +146,6 @@ def _is_odd(file: Path) -> bool:
     return any("\ud800" <= sign <= "\udfff" for sign in str(file))
 
 
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
 def _open_saved(folder: Path) -> OpenedTables:
     with _one_line(folder.name, [folder]):
         saved = datasets.load_from_disk(str(folder))
@@ -247,7 +157,7 @@ def _open_pictures(folder: Path, files: list[Path]) -> OpenedTables:
     """Images in one folder a class, or with a metadata file; top folders named like splits are splits."""
     pictures = [file for file in files if file.suffix.lower() in PICTURES]
     read = [*pictures, *(file for file in files if file.name in _METADATA)]
-    groups = _by_top_folder({str(file): file.relative_to(folder) for file in read})
+    groups = by_top_folder({str(file): file.relative_to(folder) for file in read})
     splits = _load("imagefolder", groups, folder.name)
     return OpenedTables(splits, folder.name, tuple(read), base=folder)
 
@@ -259,7 +169,7 @@ def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: flo
     suffix = kinds.pop()
     if empty := next((file for file in files if file.stat().st_size == 0), None):
         raise UserError(f"{empty}: an empty file")
-    groups = _split_groups({str(file): file.relative_to(folder) for file in files})
+    groups = split_groups({str(file): file.relative_to(folder) for file in files})
     if suffix == ".tar":
         check_shards(files, lost_share)
         splits = _load("webdataset", groups, where, features=_shard_features(files[0], where))
@@ -284,38 +194,6 @@ def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: flo
 def _load(builder: str, groups: Mapping[str, list[str]], where: str, **options: Any) -> dict[str, datasets.Dataset]:
     with _one_line(where, [Path(name) for names in groups.values() for name in names]), _quiet():
         return dict(datasets.load_dataset(builder, data_files=dict(groups), **options))
-
-
-def _split_groups(files: Mapping[str, PurePath]) -> dict[str, list[str]]:
-    """Files by their split, as their top folders say, or else their names; all are called train where nothing says it.
-
-    Args:
-        files: name of each, and its path below what all have in common.
-    """
-    groups = _by_top_folder(files) if len(files) > 1 else {"train": list(files)}
-    return _by_file_name(files) if len(groups) == 1 and len(files) > 1 else groups
-
-
-def _by_top_folder(files: Mapping[str, PurePath]) -> dict[str, list[str]]:
-    """One split for each top folder if all of them are named like splits; else all in one, called train.
-
-    Done here because ``datasets`` takes any "test" in a file or class name for a split.
-    """
-    return _by_word({name: path.parts[0].lower() for name, path in files.items()})
-
-
-def _by_file_name(files: Mapping[str, PurePath]) -> dict[str, list[str]]:
-    """Splits from names such as ``train-00000-of-00002.parquet``, if every file has one."""
-    return _by_word({name: re.split(r"[^a-z]", path.name.lower(), maxsplit=1)[0] for name, path in files.items()})
-
-
-def _by_word(files: Mapping[str, str]) -> dict[str, list[str]]:
-    if not all(word in SPLITS for word in files.values()):
-        return {"train": list(files)}
-    groups: dict[str, list[str]] = {}
-    for name, word in files.items():
-        groups.setdefault(SPLITS[word], []).append(name)
-    return groups
 
 
 def _shard_features(shard: Path, where: str) -> datasets.Features:
@@ -344,22 +222,6 @@ def _class_list(folder: Path) -> tuple[str, ...]:
         if file.exists():
             return tuple(line.strip() for line in read_text(file).splitlines() if line.strip())
     return ()
-
-
-def _expand_braces(pattern: str) -> Iterator[str]:
-    """Shell braces: ``{000..012}`` and ``{a,b}``."""
-    match = re.search(r"\{([^{}]*)\}", pattern)
-    if not match:
-        yield pattern
-        return
-    ends = re.fullmatch(r"(\d+)\.\.(\d+)", match[1])
-    words = (
-        [str(number).zfill(len(ends[1])) for number in range(int(ends[1]), int(ends[2]) + 1)]
-        if ends
-        else match[1].split(",")
-    )
-    for word in words:
-        yield from _expand_braces(pattern[: match.start()] + word + pattern[match.end() :])
 
 
 @contextmanager

@@ -13,9 +13,10 @@ from recollect.core.types import NO_LABEL, Kind, Source
 from recollect.data.sources.address import Address, choose_split, filter_mask, in_parts, parse_address
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.derived import first_text
-from recollect.data.sources.files import OpenedTables, open_tables, stream_files
+from recollect.data.sources.files import OpenedTables, open_tables
 from recollect.data.sources.images import BROKEN_SHARE, note
 from recollect.data.sources.labels import find_labels
+from recollect.data.sources.places import stream_files
 from recollect.data.sources.streamed import open_stream
 from recollect.data.sources.table import Origin, TableSource, is_text
 from recollect.data.worlds import is_built_in, open_world_source

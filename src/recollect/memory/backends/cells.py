@@ -26,7 +26,8 @@ from recollect.core.files import atomic_path
 from recollect.core.nearest import ExactNeighbours
 from recollect.core.progress import track
 from recollect.core.seeding import numpy_generator
-from recollect.memory.backends.matrix import Matrices, Part
+from recollect.memory.backends.matrix import Matrices
+from recollect.memory.backends.parts import Part
 from recollect.memory.rows import Modality
 
 SAMPLED, MOST_SAMPLED = 200, 1_000

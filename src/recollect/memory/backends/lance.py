@@ -19,7 +19,8 @@ from recollect.core.nearest import ExactNeighbours
 from recollect.memory.backends.arrow import as_item, vectors_of
 from recollect.memory.backends.base import Compaction, DamagedMemoryError, Hits
 from recollect.memory.backends.cells import Cells, CellSearch, IndexRecord, damaged_cells, train_cells
-from recollect.memory.backends.matrix import Matrices, within
+from recollect.memory.backends.matrix import Matrices
+from recollect.memory.backends.parts import within
 from recollect.memory.backends.sums import damaged_files, note_sums
 from recollect.memory.filters import Filter
 from recollect.memory.rows import COLUMNS, Item, Modality, Pairs, Record, schema

@@ -43,7 +43,8 @@ from recollect.studies.study import StudyOptions, StudyReport
 from recollect.tasks.classification import ClassificationTask, Division, classification_task
 from recollect.tasks.retrieval import retrieval_task
 from recollect.tasks.worlds import world_tasks
-from recollect.training.locked import FeatureEncoder, lock_source
+from recollect.training.locked import lock_source
+from recollect.training.locked_towers import FeatureEncoder
 from recollect.training.loop import train
 from recollect.training.options import Data, Recipe
 from recollect.training.recipes import RECIPES

@@ -1,0 +1,159 @@
+"""Models seen from behind their locked towers: they read features where the whole model reads pictures or texts."""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from recollect.core.progress import progress
+from recollect.core.types import EncoderBase, ImageLike, Kind
+from recollect.data.definitions import Knowledge
+from recollect.data.prompts import GENERAL_TEMPLATES, fill
+from recollect.models import DualEncoder
+from recollect.training.feature_store import FeatureStore
+from recollect.training.locked import LockedSource
+
+_BLOCK = 256
+
+
+class TextFeatures:
+    """What a frozen text tower makes of every text that the sources can give, before its head."""
+
+    def __init__(
+        self,
+        encoder: DualEncoder,
+        sources: Sequence[LockedSource],
+        store: FeatureStore | None = None,
+        knowledge: Knowledge | None = None,
+    ) -> None:
+        self._kinds = bool(encoder.prefixes)
+        store, found = store or FeatureStore(), []
+        self._rows: dict[tuple[Kind | None, str], int] = {}
+        for kind in dict.fromkeys(source.kind if self._kinds else None for source in sources):
+            read = [source for source in sources if kind in (None, source.kind)]
+            texts = list(dict.fromkeys(text for source in read for text in possible_texts(source, knowledge)))
+            start = len(self._rows)
+            self._rows |= {(kind, text): start + place for place, text in enumerate(texts)}
+            found.append(_embed_texts(encoder, texts, kind, store))
+        self._features = torch.cat(found)
+
+    def __call__(self, texts: Sequence[str], kinds: Sequence[Kind]) -> Float[Tensor, "n features"]:
+        """The features of some of these texts."""
+        pairs = zip(texts, kinds, strict=True)
+        return self._features[[self._rows[kind if self._kinds else None, text] for text, kind in pairs]]
+
+
+def _embed_texts(encoder: DualEncoder, texts: Sequence[str], kind: Kind | None, store: FeatureStore) -> Tensor:
+    digest = hashlib.blake2b("\x1f".join(texts).encode(), digest_size=16).hexdigest()
+    key = ("locked texts", encoder.stem_fingerprint("text"), digest, kind or "")
+    kept = store.load(*key)
+    if kept is None:
+        blocks = []
+        with progress("embed texts once", len(texts), "texts") as counter:
+            for start in range(0, len(texts), _BLOCK):
+                blocks.append(encoder.pooled_texts(texts[start : start + _BLOCK], kind))
+                counter.advance(len(blocks[-1]))
+        kept = {"features": torch.cat(blocks)}
+        store.save(kept, *key)
+    return kept["features"]
+
+
+def possible_texts(source: LockedSource, knowledge: Knowledge | None = None) -> Iterator[str]:
+    """Every text that a batch may give to a sample of the source, with every definition that may stand behind it."""
+    if source.kind == "caption":
+        told = (source.texts(index) for index in range(len(source)))
+        made = source.source.makes_batches
+        for text in source.source.example_texts(source.rows) if made else (text for texts in told for text in texts):
+            yield from (text + ending for ending in (knowledge.of_caption(text) if knowledge else ()) or ("",))
+        return
+    names = set(source.class_names)
+    if source.texts(0):
+        names |= {text for index in range(len(source)) for text in source.texts(index)}
+    for name in sorted(names):
+        endings = (knowledge.of_name(name) if knowledge else ()) or ("",)
+        yield from (fill(template, name) + ending for template in GENERAL_TEMPLATES for ending in endings)
+
+
+class LockedTowers(nn.Module):
+    """A dual encoder that is given what its frozen parts made: training's view of it.
+
+    Args:
+        encoder: with the parts locked.
+        texts: of the text tower, where that is locked too.
+    """
+
+    def __init__(self, encoder: DualEncoder, texts: TextFeatures | None = None) -> None:
+        super().__init__()
+        self.encoder, self.texts = encoder, texts
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.encoder.device
+
+    def tokenize(self, texts: Sequence[str], kinds: Sequence[Kind]) -> dict[str, Tensor]:
+        """What `encode_texts` reads: tokens, or the features of a locked text tower."""
+        return self.encoder.tokenize(texts, kinds) if self.texts is None else {"features": self.texts(texts, kinds)}
+
+    def encode_images(self, pixels: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
+        """Raw image embeddings of features."""
+        return self.encoder.project_images(pixels)
+
+    def encode_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "n width"]:
+        """Raw text embeddings."""
+        return (
+            self.encoder.encode_texts(tokens) if self.texts is None else self.encoder.project_texts(tokens["features"])
+        )
+
+    def set_scale(self, scale: float, bias: float | None = None) -> None:
+        """See `DualEncoder.set_scale`."""
+        self.encoder.set_scale(scale, bias)
+
+    def save(self, folder: Path) -> Path:
+        """Write the whole model, its frozen parts too, so that it opens and reads pictures as any other."""
+        return self.encoder.save(folder)
+
+    def publish(self, folder: Path) -> Path:
+        """The same."""
+        return self.save(folder)
+
+
+class FeatureEncoder(EncoderBase):
+    """An encoder seen from behind its locked tower: it embeds features that `lock_source` made, and texts.
+
+    With it, every evaluation reads the same features instead of embedding its pictures anew for each model.
+    """
+
+    def __init__(self, encoder: DualEncoder) -> None:
+        self.encoder = encoder.eval()
+        self.width = encoder.width
+
+    @property
+    def scale(self) -> float | None:
+        """The encoder's own."""
+        return self.encoder.scale
+
+    @property
+    def prefixes(self) -> Mapping[Kind, tuple[str, ...]]:
+        """The encoder's own."""
+        return self.encoder.prefixes
+
+    @property
+    def fingerprint(self) -> str:
+        """The encoder's own."""
+        return self.encoder.fingerprint
+
+    @torch.no_grad()
+    def embed_images(self, images: Tensor | Sequence[ImageLike]) -> Float[Tensor, "n width"]:
+        """Unit-norm embeddings of feature vectors (n, features)."""
+        features = images if isinstance(images, Tensor) else torch.from_numpy(np.stack(images))  # type: ignore[arg-type]
+        raw = self.encoder.project_images(features.to(self.encoder.device))
+        return nn.functional.normalize(raw.float(), dim=1).cpu()
+
+    def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Float[Tensor, "n width"]:
+        """The encoder's own."""
+        return self.encoder.embed_texts(texts, prefix)
