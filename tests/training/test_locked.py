@@ -21,7 +21,7 @@ from recollect.objectives import ContrastiveObjective
 from recollect.training import locked
 from recollect.training.feature_store import FeatureStore
 from recollect.training.locked import fit_patches, lock_source
-from recollect.training.locked_towers import LockedTowers, TextFeatures
+from recollect.training.locked_towers import LockedTowers, TextFeatures, possible_texts
 from recollect.training.loop import train
 from recollect.training.options import Data, Model
 from recollect.training.recipes import RECIPES
@@ -223,7 +223,7 @@ def test_texts_are_embedded_with_the_prefix_of_their_kind(pairs, checkpoint):
 def test_every_wording_of_a_class_is_known(checkpoint):
     encoder, source = load_model(checkpoint, "cpu"), open_source("glyphs:labels")
     small = locked.LockedSource(source, np.arange(50), torch.zeros(50, 1, 4), "none")
-    texts = set(locked.possible_texts(small))
+    texts = set(possible_texts(small))
     assert len(texts) == 80 * len(set(source.class_names))
     assert f"a photo of a {source.class_names[0]}." in texts
     assert small.batch(np.arange(3), 0)[2].tolist() == source.labels[:3].tolist()
@@ -234,7 +234,7 @@ def test_every_definition_of_a_text_is_known(pairs, checkpoint):
     """A locked text tower is given each text with each of its definitions once, and never the text alone."""
     knowledge = Knowledge(Glossary({"picture": ("what hangs", "what is seen")}))
     kept = lock_source(load_model(checkpoint, "cpu"), open_source(str(pairs)))
-    texts, plain = set(locked.possible_texts(kept, knowledge)), set(locked.possible_texts(kept))
+    texts, plain = set(possible_texts(kept, knowledge)), set(possible_texts(kept))
     for text in plain:
         endings = knowledge.of_caption(text) or ("",)
         assert {text + ending for ending in endings} <= texts
