@@ -18,7 +18,7 @@ from recollect.data.definitions import Glossary, Knowledge
 from recollect.data.sources import open_source
 from recollect.models import build_model, load_model, patches
 from recollect.objectives import ContrastiveObjective
-from recollect.training import locked
+from recollect.training import feature_store, locked
 from recollect.training.feature_store import FeatureStore
 from recollect.training.locked import fit_patches, lock_source
 from recollect.training.locked_towers import LockedTowers, TextFeatures, possible_texts
@@ -296,6 +296,6 @@ def test_no_room_for_the_features_is_said_in_one_line(pairs, checkpoint, monkeyp
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(locked, "save_file", full)
+    monkeypatch.setattr(feature_store, "save_file", full)
     with pytest.raises(UserError, match=r"MiB of features could not be written .* RECOLLECT_CACHE"):
         lock_source(load_model(checkpoint, "cpu"), open_source(str(pairs)))
