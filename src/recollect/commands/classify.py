@@ -13,6 +13,7 @@ from recollect.apps.classify.pictures import find_examples, find_images, read_na
 from recollect.apps.classify.predictions import NONE_OF_THESE, Classification, classify, example_warnings
 from recollect.apps.classify.sheet import save_csv, save_json, save_sheet
 from recollect.commands.memory_options import MemoryOptions
+from recollect.commands.unread import refuse_unread
 from recollect.core.errors import UserError
 from recollect.core.files import beside, check_writable, new_folder
 from recollect.core.progress import output
@@ -95,6 +96,8 @@ class Classify:
             )
         if self.images is None and self.save is None:
             raise UserError("nothing to do: name --images to classify, or --save to keep the classifier")
+        if self.images is None:
+            refuse_unread(self, "alpha", "out", why="is of predictions. Name what to classify with --images FOLDER.")
         if self.method is not None and self.method != BEST and self.method not in FEW_SHOT_METHODS:
             known = ", ".join((BEST, *FEW_SHOT_METHODS))
             raise UserError(f"--method {self.method}: no such method. Choose one of: {known}.")

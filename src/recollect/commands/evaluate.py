@@ -11,6 +11,7 @@ from rich.table import Table
 
 from recollect.commands.memory_options import MemoryOptions, with_memory
 from recollect.commands.positionals import ModelPlaces
+from recollect.commands.unread import refuse_unread
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable
 from recollect.core.progress import output
@@ -62,6 +63,7 @@ class DataOptions:
 
     def open(self, purpose: str, synonyms: str | None = None) -> OpenedTasks:
         """The tasks; with a column of synonyms, their classes under both names."""
+        self.check()
         division = Division(self.support, self.query, self.within)
         if purpose == "zero-shot" and self.within is None:
             division = replace(division, support=None)
@@ -74,16 +76,26 @@ class DataOptions:
         look_up = open_definitions(self.definitions)
         return replace(opened, tasks=tuple(self._with_definitions(task, look_up) for task in opened.tasks))
 
+    def check(self) -> None:
+        """Refuse options that say nothing beside the others.
+
+        Raises:
+            UserError: one was given.
+        """
+        if self.suite is None:
+            refuse_unread(
+                self, "copies", why="is of the sets of a suite. Name it with --suite, or the copy with --data."
+            )
+        if self.within is not None:
+            refuse_unread(self, "support", "query", why="--within divides one split into both. Leave one of them out.")
+
     def refuse(self, command: str, *options: str) -> None:
         """Refuse options that a command would not read, so that nobody believes that they were heeded.
 
         Raises:
             UserError: one was given.
         """
-        usual = DataOptions()
-        for name in options:
-            if getattr(self, name) != getattr(usual, name):
-                raise UserError(f"--{name}: is not read by `recollect evaluate {command}`. Leave it out.")
+        refuse_unread(self, *options, why=f"is not read by `recollect evaluate {command}`. Leave it out.")
 
     def _with_definitions(
         self, task: ClassificationTask, look_up: Callable[[str], tuple[str, ...]]
@@ -147,6 +159,8 @@ class ModelOptions:
         """
         check_writable(self.out, "--out")
         check_place(self.out)
+        if self.out is None:
+            refuse_unread(self, "form", why="is of the files that are written. Add --out FOLDER.")
 
     def each_on(
         self, tested: Iterable[tuple[DataArgument, Source]]
@@ -161,6 +175,10 @@ class ModelOptions:
             for data, images in sets:
                 reading = self.reading.apply(encoder, images, cache)
                 yield self.reading.name(name, reading), reading, cache, data
+
+    def refuse(self, command: str, *options: str) -> None:
+        """See `DataOptions.refuse`."""
+        refuse_unread(self, *options, why=f"is not read by `recollect evaluate {command}`. Leave it out.")
 
     def prefix_for(self, encoder: Encoder) -> Kind | None:
         """The prefix that texts get; none for a model that has none."""
@@ -223,6 +241,7 @@ class ZeroShot:
             raise UserError(
                 f"--methods {unknown[0]}: no such method. Choose from: {', '.join(UNLABELLED_METHODS)}, all."
             )
+        self.data.refuse("zero-shot", "support")
         opened = self.data.open("zero-shot", self.synonyms_column)
         results = []
         for name, encoder, cache, task in self.model.each_on((task, task.query) for task in opened.tasks):
@@ -260,6 +279,8 @@ class Probe:
     def run(self) -> None:
         """Evaluate, print and write."""
         console = output()
+        self.data.refuse("probe", "templates", "definitions")
+        self.model.refuse("probe", "prefix")
         opened = self.data.open("probe")
         results = []
         for name, encoder, cache, task in self.model.each_on((task, task.query) for task in opened.tasks):

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from recollect.commands.evaluate import DataOptions, ModelOptions, say_left_out
 from recollect.commands.memory_options import with_memory
+from recollect.commands.unread import refuse_unread
 from recollect.core.errors import UserError
 from recollect.core.progress import output
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
@@ -65,6 +66,7 @@ class FeatureOptions:
         Raises:
             UserError: a file is missing or does not fit.
         """
+        data.check()
         division = Division(data.support, data.query, data.within)
         if {path.suffix for path in self.features} == {".npy"}:
             if len(self.features) > 2 or len(self.feature_labels) != len(self.features):
@@ -124,6 +126,7 @@ class FewShot:
     def run(self) -> None:
         """Evaluate, print, plot and write."""
         self.model.check_form("few-shot")
+        self._refuse_unread()
         console = output()
         results, left_out = self._of_features() if self.own.features else self._of_models()
         frame = tidy(results)
@@ -138,6 +141,29 @@ class FewShot:
         self.model.save(results, console)
         self._compare(frame, joint_identity(results), console)
 
+    def _refuse_unread(self) -> None:
+        """Refuse options that say nothing beside the others."""
+        if CASCADE not in self.methods:
+            refuse_unread(self, "teacher", why="is of --methods caspl. Add that, or leave this out.")
+        if not any(name in _TUNING for name in self.methods):
+            why = f"is of methods that tune the model ({', '.join(_TUNING)}). Leave it out."
+            refuse_unread(self, "effort", "flip", why=why)
+        if not self.own.features:
+            refuse_unread(self.own, why="is of embeddings of your own. Name them with --features, or leave this out.")
+            return
+        why = "embeddings of your own are read as they are. Leave it out."
+        refuse_unread(self.data, "copies", "templates", "definitions", "class_name_column", "image_column", why=why)
+        refuse_unread(self.model, "cache", "device", "prefix", why=why)
+        refuse_unread(self.model.reading, why=why)
+        arrays = all(path.suffix == ".npy" for path in self.own.features)
+        if not arrays:
+            refuse_unread(self.own, "feature_labels", why="is of .npy files; a Parquet file has labels of its own.")
+        elif self.own.texts is None or self.own.texts.suffix == ".npy":
+            refuse_unread(self.data, "label_column", why="is of Parquet files; .npy files have --feature-labels.")
+        if arrays:
+            why = "is of splits, which .npy files have none of. Give the tested rows as a second file."
+            refuse_unread(self.data, "support", "query", "within", why=why)
+
     def _of_features(self) -> tuple[list[Result], tuple[str, ...]]:
         if self.model.models or self.data.data or self.data.suite or any(name in _TUNING for name in self.methods):
             raise UserError("--features: these are in place of a model and --data, and no model can be tuned with them")
@@ -151,7 +177,8 @@ class FewShot:
         protocol = self._reachable(protocol, min(map(fewest_examples, sets)))
         if self.small_classes == "drop":
             sets = [with_enough_rows(each, protocol.shots[-1]) for each in sets]
-        return [few_shot_features(each, protocol, model="own embeddings") for each in sets], ()
+        seed = self.model.seed
+        return [few_shot_features(each, protocol, model="own embeddings", seed=seed) for each in sets], ()
 
     def _of_models(self) -> tuple[list[Result], tuple[str, ...]]:
         protocol, tuning = self._protocol(), self._tuning()

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from recollect.commands.evaluate import ModelOptions, say_left_out
 from recollect.commands.memory_options import with_memory
+from recollect.commands.unread import refuse_unread
 from recollect.core.errors import UserError
 from recollect.core.progress import output
 from recollect.core.types import Encoder
@@ -19,7 +20,7 @@ from recollect.evaluation.retrieval import DIRECTIONS, Comparison, compare_metho
 from recollect.models import load_model
 from recollect.models.dual import DualEncoder
 from recollect.search.captioning.corruption import CaptionCorruption
-from recollect.search.episodes.options import EpisodeOptions, RewardOptions, TuningOptions
+from recollect.search.episodes.options import PRINTED, EpisodeOptions, RewardOptions, TuningOptions
 from recollect.search.methods import SEARCH_METHODS, MethodOptions
 from recollect.tasks.captioned import captioned_specs
 
@@ -83,6 +84,7 @@ class Retrieval:
             raise UserError("--depths: at least one, and each at least 1")
         if self.queries is not None and self.queries < 1:
             raise UserError(f"--queries {self.queries}: at least 1")
+        self._refuse_unread(methods)
         columns = Columns(image=self.image_column, caption=self.caption_column)
         more, left_out = captioned_specs(self.suite, self.copies, columns) if self.suite else ((), ())
         selection = PoolSelection((*self.data, *more), self.pool, self.captions, self.corruption, self.split, columns)
@@ -93,8 +95,33 @@ class Retrieval:
         say_left_out(left_out, console)
         self.model.save(results, console)
 
+    def _refuse_unread(self, methods: tuple[str, ...]) -> None:
+        """Refuse options that say nothing beside the others."""
+        episodes = [name for name in methods if name.startswith("episode")]
+        for of, there, names in (
+            ("--suite", self.suite is not None, ("copies",)),
+            ("--captions reworded", "reworded" in (self.captions or "").split(","), ("corruption",)),
+            ("--methods rlcf", "rlcf" in methods, ("teacher", "reward")),
+            ("--methods fine-tuning", "fine-tuning" in methods, ("tuning",)),
+            ("--methods episode-full", "episode-full" in methods, ("full_learning_rate",)),
+            ("--methods episode", bool(episodes) or "fine-tuning" in methods, ("episode",)),
+        ):
+            if not there:
+                refuse_unread(self, *names, why=f"is of {of}. Add that, or leave this out.")
+        why = "--methods says it: episode learns adapters, episode-full all parameters."
+        refuse_unread(self.episode, "parameters", why=why, before="episode.")
+        if episodes == ["episode-paper"] and "fine-tuning" not in methods:
+            why = "--methods episode-paper has the paper's own. Take --methods episode."
+            refuse_unread(self.episode, *PRINTED, why=why, before="episode.")
+        if not self._plain(methods):
+            why = "only the plain search reads it. Leave it out, or --methods, --captions and --queries."
+            refuse_unread(self.model, "prefix", why=why)
+
+    def _plain(self, methods: tuple[str, ...]) -> bool:
+        return methods == ("zero-shot",) and self.captions is None and self.queries is None
+
     def _results(self, methods: tuple[str, ...], pools: Sequence[CaptionedPool]) -> Iterator[Result]:
-        plain = methods == ("zero-shot",) and self.captions is None and self.queries is None
+        plain = self._plain(methods)
         teacher: Encoder | None = load_model(self.teacher, self.model.device) if self.teacher else None
         options = MethodOptions(self.episode, self.tuning, self.reward, self.full_learning_rate)
         if self.model.reading.asked and not plain:

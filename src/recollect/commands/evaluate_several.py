@@ -8,6 +8,7 @@ from rich.table import Table
 
 from recollect.commands.evaluate import DataOptions, ModelOptions
 from recollect.commands.memory_options import with_memory
+from recollect.commands.unread import refuse_unread
 from recollect.core.errors import UserError
 from recollect.core.files import read_lines
 from recollect.core.progress import output
@@ -33,6 +34,8 @@ class Several:
         """Evaluate, print and write."""
         self.model.check_form("several-labels")
         self.data.refuse("several", "suite", "copies", "within", "definitions")
+        if not self.probe:
+            refuse_unread(self.data, "support", why="is of the probe, which --no-probe leaves out.")
         console = output()
         if not self.data.data:
             raise UserError("no data was named. Name it with --data SOURCE ...")

@@ -9,12 +9,15 @@ from rich.table import Table
 
 from recollect.commands.memory_upkeep import index_table, remove_rows, warn_below
 from recollect.commands.positionals import MemoryPlace, ModelPlace, SourcePlace
+from recollect.commands.unread import refuse_unread
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable, write_json
 from recollect.core.progress import output, printable
 from recollect.core.types import Source
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
+from recollect.data.sources.opening import split_of
+from recollect.data.worlds import is_built_in
 from recollect.evaluation.features import image_features
 from recollect.memory.build.building import (
     BuildOptions,
@@ -65,6 +68,20 @@ class PairOptions:
     caption_column: str | None = None
     label_column: str | None = None
 
+    def check(self, spec: str) -> None:
+        """Refuse options that say nothing of this source, or beside the others.
+
+        Raises:
+            UserError: one was given.
+        """
+        if is_built_in(spec):
+            columns = ("image_column", "caption_column", "label_column")
+            refuse_unread(self, *columns, why=f"is for files with columns; {spec} has none. Leave it out.")
+        elif self.split is not None and split_of(spec) not in (None, self.split):
+            raise UserError(f"--split {self.split}: {spec} names another split. Leave out one of both.")
+        if self.engine == "ray":
+            refuse_unread(self, "device", why="with --engine ray every worker takes the best there is. Leave it out.")
+
     def source(self, spec: str) -> Source:
         """Open the source."""
         columns = Columns(image=self.image_column, caption=self.caption_column, label=self.label_column)
@@ -114,6 +131,7 @@ class Build:
     def run(self) -> None:
         """Build, and say what was added."""
         check_writable(None if "://" in self.out else self.out, "--out")
+        self.pairs.check(self.data)
         encoder = load_model(self.model, self.pairs.device)
         reader, options = self.pairs.reader(self.data, encoder), self.pairs.build()
         memory = open_for_build(self.out, encoder, self.model, self.precision)
@@ -136,6 +154,7 @@ class Add:
 
     def run(self) -> None:
         """Add, and say what was added."""
+        self.pairs.check(self.data)
         memory = Memory.open(self.memory)
         encoder = load_model(self.model, self.pairs.device)
         memory.check_encoder(encoder, self.model)
@@ -171,6 +190,8 @@ class Remove:
         """Remove, and say how many are left."""
         if sum((bool(self.ids), self.where is not None, self.near is not None)) != 1:
             raise UserError("say what to remove: one of --ids, --where and --near")
+        if self.near is None:
+            refuse_unread(self, "model", "split", "threshold", "device", why="is for --near SOURCE. Leave it out.")
         if not -1 <= self.threshold <= 1:
             raise UserError(f"--threshold {self.threshold:g}: a cosine lies between -1 and 1")
         memory = Memory.open(self.memory)

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from recollect.commands.memory_options import MemoryOptions
 from recollect.commands.positionals import MemoryPlace
+from recollect.commands.unread import refuse_unread
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable, read_text
 from recollect.core.progress import console as errors
@@ -18,7 +19,7 @@ from recollect.memory import Memory
 from recollect.memory.opening import model_of
 from recollect.reports.gallery import save_results, scored_parts
 from recollect.search.cutoff import LearntCutOff, cut_off_of
-from recollect.search.episodes.options import EpisodeOptions
+from recollect.search.episodes.options import PRINTED, EpisodeOptions
 from recollect.search.normalisation import NormalisedPool
 from recollect.search.opening import open_searcher
 from recollect.search.query import Query
@@ -139,6 +140,7 @@ class Search:
                 raise UserError(f"--out {self.out}: results are written as .json or .html. Name a file that ends so.")
             if self.out.is_dir():
                 raise UserError(f"--out {self.out}: is a folder. Name a file.")
+        self._refuse_unread()
         read = self.read
         if (read.memory is None) != (read.fusion is None):
             raise UserError("--read.memory and --read.fusion: name both, the memory and what reads it, or neither.")
@@ -146,6 +148,27 @@ class Search:
             raise UserError("--read.k and --read.where say how a memory is read. Name one with --read.memory.")
         if read.memory is not None and self.rerank != "none":
             raise UserError(f"--read.memory: cannot be joined with --rerank {self.rerank}; leave out one of both.")
+
+    def _refuse_unread(self) -> None:
+        """Refuse options that say nothing beside the others."""
+        if not self.image:
+            refuse_unread(self, "image_weight", why="is of pictures. Name one with --image FILE.")
+        if not self.minus:
+            refuse_unread(self, "minus_weight", why="is of words to take away. Name them with --minus WORDS.")
+        if not self.query and self.queries is None:
+            refuse_unread(self, "literal", why="is for queries in words, and there is none.")
+        if self.rerank == "none":
+            refuse_unread(self, "episode", why="is of --rerank episode. Add that, or leave this out.")
+        refuse_unread(
+            self.episode, "parameters", before="episode.",
+            why="--rerank says it: episode learns adapters, episode-full all parameters.",
+        )  # fmt: skip
+        if self.rerank == "episode-paper":
+            why = "--rerank episode-paper has the paper's own. Take --rerank episode."
+            refuse_unread(self.episode, *PRINTED, why=why, before="episode.")
+        if self.rerank == "episode-full":
+            why = "is of adapters, and --rerank episode-full changes all parameters."
+            refuse_unread(self.episode, "rank", "scale", "both_xavier", why=why, before="episode.")
 
     def _cut(self, searcher: "Searcher") -> "float | LearntCutOff | None":
         """The cut-off, learnt where that is asked for."""

@@ -110,6 +110,9 @@ def divided(rows: LabelledVectors, path: Path, division: Division) -> tuple[Labe
     """
     if rows.splits is None or division.within is not None:
         inside = rows
+        if division.within is None and (division.query is not None or division.support not in (None, "train")):
+            wanted = division.query or division.support
+            raise UserError(f"{path}: no column 'split', so no split {wanted}. Half of each class is tested.")
         if division.within is not None:
             inside = _of_split(rows, _split_named(rows, path, (division.within,)))
         classes, numbers = np.unique(inside.labels, return_inverse=True)
@@ -181,11 +184,12 @@ def with_enough_rows(features: OwnFeatures, shots: int) -> OwnFeatures:
     return replace(features, support=support, queries=queries, texts=texts, prompts=prompts)
 
 
-def few_shot_features(features: OwnFeatures, protocol: Protocol, *, model: str) -> Result:
+def few_shot_features(features: OwnFeatures, protocol: Protocol, *, model: str, seed: int = 0) -> Result:
     """The few-shot protocol on embeddings from files.
 
     Args:
         model: what to call their origin in the result.
+        seed: that it was trained with, for the result.
 
     Raises:
         UserError: a tested class without examples, fewer examples than shots, or widths that differ.
@@ -223,7 +227,7 @@ def few_shot_features(features: OwnFeatures, protocol: Protocol, *, model: str) 
     settings |= {"scale": features.scale}
     settings |= protocol.settings()
     settings |= {"data_content": _digest(features)}
-    return Result("few-shot", model, features.name, 0, rows, settings)
+    return Result("few-shot", model, features.name, seed, rows, settings)
 
 
 def _digest(features: OwnFeatures) -> str:

@@ -1,5 +1,6 @@
 """From a memory's address to a search that can be asked: what the command, the page and three lines of Python share."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -69,7 +70,10 @@ def open_searcher(
         raise UserError("normalised scores are of images by the model as it is: leave out the re-ranking and captions")
     plain = "text-to-text" if among == "captions" else "normalised" if normalise else "zero-shot"
     method = plain if rerank == "none" else rerank
-    options = MethodOptions(episode=episode or EpisodeOptions())
+    episode = episode or EpisodeOptions()
+    options = MethodOptions(episode=episode)
+    if episode.learning_rate is not None:  # what somebody names, counts for all parameters too
+        options = replace(options, full_learning_rate=episode.learning_rate)
     search = prepare(method, SearchContext(encoder, pool, options, PixelCache(encoder.transform))).search
     assert isinstance(search, Searcher)
     return search

@@ -15,10 +15,11 @@ BLOCKS_RATE, HEADS_RATE = 1.5e-3, 2e-2
 """Learning rates that gained most on validation pools: of towers of blocks (`recollect study efsa/choices`), and of
 small models without blocks, whose heads alone learn (``benchmarks/adaptation.py``)."""
 
-_PRINTED: dict[str, Any] = {
+PRINTED: dict[str, Any] = {
     "direction": "image-to-text", "learning_rate": 5e-4, "temperature": None, "contrastive": 1.7, "hinge": 0.3,
     "margin": 0.2, "soft": 0.0, "mix": 1.0, "steps": 1,
 }  # fmt: skip
+"""The settings that the paper prints (§3.2, §4.1)."""
 
 
 def check_positive(name: str, value: float) -> None:
@@ -100,11 +101,11 @@ class EpisodeOptions:
     @classmethod
     def paper(cls, **changed: Any) -> "EpisodeOptions":
         """The paper's settings: image → text at the model's own temperature, one step of 5e-4 (§4.1)."""
-        return cls(**{**_PRINTED, **changed})
+        return cls(**{**PRINTED, **changed})
 
     def as_printed(self) -> "EpisodeOptions":
         """The same with the loss, the step and the ranking of the paper."""
-        return replace(self, **_PRINTED)
+        return replace(self, **PRINTED)
 
     @property
     def rate(self) -> float:

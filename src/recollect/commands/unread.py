@@ -1,0 +1,36 @@
+"""Options that a command does not read beside the others: refused where given, so that nobody believes them heard."""
+
+from collections.abc import Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any
+
+from recollect.core.errors import UserError
+
+
+def refuse_unread(options: Any, *names: str, why: str, before: str = "") -> None:
+    """Refuse options that somebody set to another value than they have by themselves.
+
+    Args:
+        options: a dataclass of options.
+        names: of its fields; all of them by default. Of a field that holds options, all of these.
+        why: what to say behind the option's name.
+        before: how the options' names begin on the command line, ``episode.``.
+
+    Raises:
+        UserError: naming the first that was given.
+    """
+    given = next(_given(options, names, before), None)
+    if given is not None:
+        raise UserError(f"--{given.replace('_', '-')}: {why}")
+
+
+def _given(options: Any, names: tuple[str, ...], before: str) -> Iterator[str]:
+    for field in fields(options):
+        if names and field.name not in names:
+            continue
+        value = getattr(options, field.name)
+        usual = field.default_factory() if field.default_factory is not MISSING else field.default
+        if is_dataclass(value):
+            yield from _given(value, (), f"{before}{field.name}.")
+        elif value != usual:
+            yield f"{before}{field.name}"

@@ -1,0 +1,63 @@
+"""Options that a command does not read beside the others are refused before anything is opened."""
+
+import pytest
+
+from recollect import cli
+
+SEARCH, REMOVE = ("search", "MEMORY", "a cat"), ("memory", "remove", "MEMORY", "--ids", "1")
+BUILD = ("memory", "build", "MODEL", "glyphs:captions", "--out", "OUT", "--limit", "5")
+RETRIEVAL = ("evaluate", "retrieval", "MODEL", "--data", "a.parquet")
+FEW, FEATURES = ("evaluate", "few-shot"), ("evaluate", "few-shot", "--features", "a.parquet")
+ARRAYS = (*FEW, "--features", "a.npy", "--feature-labels", "b.npy")
+UNREAD = (
+    (SEARCH, ("--image-weight", "2"), "--image-weight: is of pictures. Name one with --image FILE."),
+    (SEARCH, ("--minus-weight", "2"), "--minus-weight: is of words to take away"),
+    (("search", "MEMORY", "--image", "a.png"), ("--literal",), "--literal: is for queries in words"),
+    (SEARCH, ("--episode.k", "8"), "--episode.k: is of --rerank episode. Add that, or leave this out."),
+    (SEARCH, ("--rerank", "episode", "--episode.parameters", "all"), "--episode.parameters: --rerank says it"),
+    (SEARCH, ("--rerank", "episode-paper", "--episode.soft", "0.5"), "--episode.soft: --rerank episode-paper has the"),
+    (SEARCH, ("--rerank", "episode-full", "--episode.rank", "4"), "--episode.rank: is of adapters"),
+    (BUILD, ("--caption-column", "text"), "--caption-column: is for files with columns; glyphs:captions has none"),
+    (BUILD, ("--engine", "ray", "--device", "cpu"), "--device: with --engine ray every worker takes the best"),
+    (("memory", "add", "MEMORY", "MODEL", "a.csv?split=test"), ("--split", "train"), "names another split"),
+    *((REMOVE, words, f"{words[0]}: is for --near SOURCE. Leave it out.")
+      for words in (("--model", "m"), ("--split", "train"), ("--threshold", "0.5"), ("--device", "cpu"))),
+    (("classify", "--names", "a", "b", "--save", "OUT"), ("--alpha", "0.2"), "--alpha: is of predictions"),
+    (("classify", "--names", "a", "b", "--save", "OUT"), ("--out", "p"), "--out: is of predictions. Name what to clas"),
+    (("evaluate", "zero-shot", "MODEL", "--data", "a"), ("--support", "all"), "--support: is not read by `recollect e"),
+    (("evaluate", "zero-shot", "MODEL", "--data", "a"), ("--copies", "b=c"), "--copies: is of the sets of a suite"),
+    *((("evaluate", "probe", "MODEL", "--data", "a"), words, f"{words[0]}: is not read by `recollect evaluate probe`")
+      for words in (("--templates", "t.txt"), ("--definitions", "d.csv"), ("--prefix", "label"))),
+    (("evaluate", "probe", "MODEL", "--data", "a"), ("--within", "test", "--query", "val"), "--query: --within divide"),
+    (("evaluate", "several", "MODEL", "--data", "a"), ("--no-probe", "--support", "val"), "--support: is of the probe"),
+    (RETRIEVAL, ("--teacher", "m"), "--teacher: is of --methods rlcf. Add that, or leave this out."),
+    (RETRIEVAL, ("--reward.steps", "4"), "--reward.steps: is of --methods rlcf"),
+    (RETRIEVAL, ("--tuning.epochs", "5"), "--tuning.epochs: is of --methods fine-tuning"),
+    (RETRIEVAL, ("--episode.k", "4"), "--episode.k: is of --methods episode"),
+    (RETRIEVAL, ("--full-learning-rate", "0.1"), "--full-learning-rate: is of --methods episode-full"),
+    (RETRIEVAL, ("--methods", "episode-paper", "--episode.steps", "4"), "--episode.steps: --methods episode-paper has"),
+    (RETRIEVAL, ("--copies", "a=b"), "--copies: is of --suite"),
+    (RETRIEVAL, ("--methods", "normalised", "--prefix", "label"), "--prefix: only the plain search reads it"),
+    ((*FEW, "MODEL", "--data", "a"), ("--effort", "0.5"), "--effort: is of methods that tune the model"),
+    ((*FEW, "MODEL", "--data", "a"), ("--no-flip",), "--flip: is of methods that tune the model"),
+    ((*FEW, "MODEL", "--data", "a"), ("--teacher", "m"), "--teacher: is of --methods caspl"),
+    ((*FEW, "MODEL", "--data", "a"), ("--texts", "t.npy"), "--texts: is of embeddings of your own. Name them with"),
+    ((*FEW, "MODEL", "--data", "a"), ("--scale", "20"), "--scale: is of embeddings of your own"),
+    (FEATURES, ("--feature-labels", "l.npy"), "--feature-labels: is of .npy files"),
+    *((FEATURES, words, f"{words[0]}: embeddings of your own are read as they are")
+      for words in (("--templates", "t.txt"), ("--cache", "c"), ("--prefix", "label"), ("--device", "cpu"),
+                    ("--memory", "m"))),
+    (ARRAYS, ("--label-column", "l"), "--label-column: is of Parquet files"),
+    (ARRAYS, ("--query", "val"), "--query: is of splits, which .npy files have none of"),
+    (("evaluate", "zero-shot", "MODEL", "--data", "glyphs:captions"), ("--form", "clip-benchmark"), "--form: is of"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "words", "message"), UNREAD, ids=lambda part: " ".join(part[-2:]))
+def test_what_a_command_would_not_read_is_refused(command, words, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*command, *words]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
