@@ -28,6 +28,7 @@ COMMANDS: dict[str, Command] = {
     "demo": Command("demo", "Demo", "the main job on the built-in data: a report in one file"),
     "train": Command("train", "Train", "train or post-train a dual encoder by a recipe"),
     "train reco": Command("train_reco", "TrainReco", "teach a frozen model to read a memory"),
+    "train ra-clip": Command("train_ra_clip", "TrainRaClip", "train a dual encoder whose images read a memory"),
     "evaluate zero-shot": Command("evaluate", "ZeroShot", "classify by class names alone"),
     "evaluate few-shot": Command(
         "evaluate_few_shot", "FewShot", "classify with a few labelled images, every method and draw"

@@ -9,6 +9,7 @@ from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.results import Result
 from recollect.memory.fusion.block import FusionModule, FusionSettings
 from recollect.memory.fusion.encoder import Mode, RetrievalEnhancedEncoder
+from recollect.memory.opening import open_model_of
 from recollect.memory.store import Memory
 
 MEAN = "mean"
@@ -24,11 +25,14 @@ class MemoryOptions:
     fusion: str | None = None
     """With --memory: the OUT/model of `recollect train reco`, or `mean`, the plain mean with what was found."""
     mode: Mode | None = None
-    """Which embeddings read the memory: image, text, or both (the default)."""
+    """Which embeddings read the memory: image, text, or both; by default all that the fusion refines."""
     k: int = 10
     """Rows that each embedding reads."""
     read_where: str | None = None
     """Read only rows that satisfy a filter, e.g. "source = 'emoji' and domain != 'noto'"."""
+    searcher: str | None = None
+    """Where the model that embedded the memory is now, for a fusion of `recollect train ra-clip`; by default where it
+    was then."""
     near: float | None = None
     """Leave out rows whose image has at least this cosine with a tested image; 0.94 in RECO."""
 
@@ -46,8 +50,11 @@ class MemoryOptions:
         if self.asked and (self.memory is None or self.fusion is None):
             there, other = ("--memory", "--fusion") if self.memory else ("--fusion", "--memory")
             raise UserError(f"{there} needs {other}: name both, the memory and what `recollect train reco` made of it.")
-        if not self.asked and (self.mode, self.k, self.read_where, self.near) != (None, 10, None, None):
-            raise UserError("--mode, --k, --read-where and --near say how a memory is read. Name one with --memory.")
+        ways = (self.mode, self.k, self.read_where, self.searcher, self.near)
+        if not self.asked and ways != (None, 10, None, None, None):
+            raise UserError(
+                "--mode, --k, --read-where, --searcher and --near say how a memory is read. Name one with --memory."
+            )
         if self.near is not None and not 0 < self.near <= 1:
             raise UserError(f"--near {self.near}: a cosine lies above 0 and at most at 1")
 
@@ -72,10 +79,11 @@ class MemoryOptions:
             fusion = FusionModule(FusionSettings(encoder.width, "mean"))
         else:
             fusion = FusionModule.open(self.fusion)
-        enhanced = RetrievalEnhancedEncoder(encoder, memory, fusion, self.mode or "both", self.k, self.read_where)
+        mode, searcher = self.mode or fusion.settings.modalities, self._searcher(memory, fusion)
+        enhanced = RetrievalEnhancedEncoder(encoder, memory, fusion, mode, self.k, self.read_where, searcher=searcher)
         if self.near is None or tested is None:
             return enhanced
-        near = memory.near_duplicates(image_features(encoder, tested, cache).images, self.near)
+        near = memory.near_duplicates(image_features(searcher or encoder, tested, cache).images, self.near)
         output().print(
             f"{tested.name}: {len(near):,} of {len(memory):,} rows of {memory.address} are near-duplicates of tested "
             f"images (cosine {self.near:g} or more) and are left out",
@@ -88,8 +96,16 @@ class MemoryOptions:
                 f"{self.k}. Ask for a smaller --k or a higher --near."
             )
         return RetrievalEnhancedEncoder(
-            encoder, memory, fusion, self.mode or "both", self.k, self.read_where, exclude_ids=near
+            encoder, memory, fusion, mode, self.k, self.read_where, exclude_ids=near, searcher=searcher
         )
+
+    def _searcher(self, memory: Memory, fusion: FusionModule) -> Encoder | None:
+        """The model that finds, where that is not the one whose embeddings are refined."""
+        if fusion.settings.reads is None:
+            if self.searcher is not None:
+                raise UserError(f"--searcher {self.searcher}: {self.fusion} reads the memory of its own model.")
+            return None
+        return open_model_of(memory, self.searcher, option="--searcher")[0]
 
     def name(self, model: str, encoder: Encoder) -> str:
         """What to call a model in results: with the memory's version and the fusion's fingerprint, if it reads one."""

@@ -126,12 +126,16 @@ class Train:
             console.print(f"--resume: no run in {out} yet, so it starts from the beginning", highlight=False)
         if self.push_to and first:
             check_push(self.push_to)
-        model = train(self.recipe, out, resume=self.resume, device=self.device, hooks=self.hooks(), trackers=self.track)
+        model = self._train(out)
         if not first:
             return
         if self.push_to:
             console.print(f"pushed: {push_model(model, self.push_to, private=not self.public)}", highlight=False)
         console.print(f"model: {model}\nmetrics: {out / 'metrics.jsonl'}", highlight=False)
+
+    def _train(self, out: Path) -> Path:
+        """The folder of the trained model."""
+        return train(self.recipe, out, resume=self.resume, device=self.device, hooks=self.hooks(), trackers=self.track)
 
 
 def _config(words: list[str]) -> tuple[Path, list[str]] | None:

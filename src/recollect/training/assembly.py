@@ -94,7 +94,7 @@ def assemble_recipe(
         UserError: bad data, or a recipe of Python objects without them.
     """
     data = recipe.data
-    sources = tuple(objects.get(spec) or _open(spec, kind, data) for spec, kind in data.specs)
+    sources = open_sources(data, objects)
     _tell_apart([spec for spec, _ in data.specs], sources)
     refuse_unused(recipe, sources, place, None if objective is None else objective.needs)
     facts = _data_facts(data, sources)
@@ -137,6 +137,15 @@ def assemble_recipe(
                 )
     feed = _feed(stream, towers, objective.needs, recipe, place)
     return Parts(towers, objective, tuple(source.name for source in sources), feed, facts)
+
+
+def open_sources(data: Data, objects: Mapping[str, Source] = MappingProxyType({})) -> tuple[Source, ...]:
+    """The sources of a recipe, in its order; those that are opened already by their spec.
+
+    Raises:
+        UserError: one cannot be opened, or is an object of the program that trained.
+    """
+    return tuple(objects.get(spec) or _open(spec, kind, data) for spec, kind in data.specs)
 
 
 def _tell_apart(specs: Sequence[str], sources: Sequence[Source]) -> None:
@@ -371,7 +380,12 @@ def marks_of(batch: Batch, copies: CopiesBy) -> Tensor:
 
     The same in every process; 63 bits, so that two of a billion samples share one by chance once in ten billion steps.
     """
-    words = [[f"{source}\0{id}" for source, id in zip(batch.sources, batch.ids, strict=True)]]
+    columns = [[sample_mark(source, id) for source, id in zip(batch.sources, batch.ids, strict=True)]]
     if copies == "captions":
-        words.append(["text\0" + " ".join(text.lower().split()) for text in batch.texts])
-    return torch.tensor([[derive_seed("copy", word) for word in column] for column in words]).T.contiguous()
+        columns.append([derive_seed("copy", "text\0" + " ".join(text.lower().split())) for text in batch.texts])
+    return torch.tensor(columns).T.contiguous()
+
+
+def sample_mark(source: str, id: str) -> int:
+    """The first of a sample's `marks_of`, from the name of its source and its id there."""
+    return derive_seed("copy", f"{source}\0{id}")

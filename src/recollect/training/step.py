@@ -7,8 +7,9 @@ are those of the whole batch, temperatures included. `torch.utils.checkpoint` is
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -35,8 +36,9 @@ class Towers(Protocol):
         """What embeds with these weights, for those who measure it; None where they embed nothing by themselves."""
         ...
 
-    def encode_images(self, pixels: Tensor) -> Tensor:
-        """Raw image embeddings, with graph."""
+    @property
+    def encode_images(self) -> Callable[..., Tensor]:
+        """From pixels, and what `Inputs.beside` holds of the same rows, to raw image embeddings, with graph."""
         ...
 
     def encode_texts(self, tokens: dict[str, Tensor]) -> Tensor:
@@ -78,6 +80,8 @@ class Inputs:
         context_marks: the same of ``context``.
         prepare: of some rows of ``images``, ``views`` and ``context``, on the device, makes what the towers read: of
             bytes, which take a quarter of the memory, numbers. None where they are that.
+        beside: what else the towers read of each of ``images``, by the name that `Towers.encode_images` gives it; most
+            read nothing.
     """
 
     images: Tensor
@@ -88,6 +92,7 @@ class Inputs:
     marks: Tensor | None = None
     context_marks: Tensor | None = None
     prepare: Callable[[Tensor], Tensor] | None = None
+    beside: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,22 +169,24 @@ def train_step(
     """
     device = model.device
 
-    def embed_images(pixels: Tensor | None, what: str) -> Tensor | None:
+    def embed_images(
+        pixels: Tensor | None, what: str, beside: EmbeddingColumns = MappingProxyType({})
+    ) -> Tensor | None:
         if pixels is None:
             return None
 
         def encode(chunk: EmbeddingColumns) -> Tensor:
-            rows = chunk["pixels"]
-            return model.encode_images(inputs.prepare(rows) if inputs.prepare else rows)
+            rows, more = chunk["pixels"], {name: chunk[name] for name in beside}
+            return model.encode_images(inputs.prepare(rows) if inputs.prepare else rows, **more)
 
-        return embed(encode, {"pixels": pixels}, device, options, what)
+        return embed(encode, {"pixels": pixels, **beside}, device, options, what)
 
     def here(numbers: Tensor | None) -> Tensor | None:
         return None if numbers is None else numbers.to(device)
 
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         loss, report = objective(
-            embed_images(inputs.images, "images"),
+            embed_images(inputs.images, "images", inputs.beside),
             embed(lambda chunk: model.encode_texts(dict(chunk)), inputs.tokens, device, options, "texts"),
             labels=here(inputs.labels),
             views=embed_images(inputs.views, "views"),

@@ -19,8 +19,8 @@ from recollect.core.files import fresh_folder, read_json, write_json
 from recollect.memory.rows import Modality
 
 WEIGHTS, RECORD = "fusion.safetensors", "fusion.json"
-FUSION_FORMAT = 2
-"""1: before a block could start elsewhere than at the embedding."""
+FUSION_FORMAT = 3
+"""1: before a block could start elsewhere than at the embedding; 2: before it could read another model's vectors."""
 HEAD = 64
 """Entries of an attention head."""
 
@@ -48,6 +48,7 @@ class FusionSettings:
         read: read the found pairs' other modality (cross), the query's own (uni), or both.
         modalities: which embeddings are refined (Table 4).
         start: what an untrained block returns; the other kinds have none.
+        reads: width of the vectors that it reads where another model embedded the memory; None: its own model did.
     """
 
     width: int
@@ -56,12 +57,19 @@ class FusionSettings:
     read: Read = "cross"
     modalities: Literal["both", "image", "text"] = "both"
     start: Start = "gate"
+    reads: int | None = None
 
     def __post_init__(self) -> None:
         if self.width < 1:
             raise ValueError(f"width must be at least 1, got {self.width}")
         if self.start not in get_args(Start):
             raise ValueError(f"start {self.start!r}: choose {', '.join(get_args(Start))}")
+        if self.reads is not None and self.reads < 1:
+            raise ValueError(f"reads must be at least 1, got {self.reads}")
+
+    def told(self) -> dict[str, Any]:
+        """As JSON; what was settled before there was ``reads`` reads as it did."""
+        return {name: value for name, value in asdict(self).items() if name != "reads" or value is not None}
 
     def refines(self, modality: Modality) -> bool:
         """Whether embeddings of a modality are refined."""
@@ -190,12 +198,28 @@ class FusionModule(nn.Module):
         self.settings, self.model, self.trained = settings, model, dict(trained or {})
         modalities: tuple[Modality, ...] = ("image", "text")
         self.blocks = nn.ModuleDict({modality: self._block() for modality in modalities if settings.refines(modality)})
+        if settings.reads is not None:  # without a bias: an empty place stays zeros
+            self.adapters = nn.ModuleDict(
+                {modality: nn.Linear(settings.reads, settings.width, bias=False) for modality in modalities}
+            )
 
     def _block(self) -> nn.Module:
         width = self.settings.width
         if self.settings.kind == "mean":
             return MeanFusion()
         return FusionBlock(width, self.settings.start) if self.settings.kind == "transformer" else MlpFusion(width)
+
+    def adapt(
+        self, modality: Modality, found: Float[Tensor, "batch places reads"]
+    ) -> Float[Tensor, "batch places width"]:
+        """What embeddings of one modality found, as tokens beside them: as it is, or mapped linearly from the space of
+        another model, images and texts each by a map of their own."""
+        if self.settings.reads is None:
+            return found
+        taken = self.settings.taken(modality)
+        parts = found.chunk(len(taken), dim=1) if found.shape[1] else ()
+        mapped = [self.adapters[each](part) for each, part in zip(taken, parts, strict=False)]
+        return torch.cat(mapped, dim=1) if mapped else found.new_zeros(len(found), 0, self.settings.width)
 
     def forward(self, modality: Modality, tokens: Float[Tensor, "batch places width"]) -> Float[Tensor, "batch width"]:
         """Refine embeddings of one modality.
@@ -219,7 +243,7 @@ class FusionModule(nn.Module):
     @property
     def fingerprint(self) -> str:
         """Changes whenever a refined embedding would."""
-        made = hashlib.blake2b(json.dumps(asdict(self.settings), sort_keys=True).encode(), digest_size=16)
+        made = hashlib.blake2b(json.dumps(self.settings.told(), sort_keys=True).encode(), digest_size=16)
         for name, tensor in sorted(self.state_dict().items()):
             made.update(name.encode())
             made.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
@@ -233,7 +257,7 @@ class FusionModule(nn.Module):
         """
         with fresh_folder(folder, "fusion") as unfinished:
             save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, unfinished / WEIGHTS)
-            record = {"format": FUSION_FORMAT, "settings": asdict(self.settings), "model": self.model}
+            record = {"format": FUSION_FORMAT, "settings": self.settings.told(), "model": self.model}
             write_json(unfinished / RECORD, record | {"trained": self.trained})
         return Path(folder)
 

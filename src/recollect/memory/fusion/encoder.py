@@ -40,6 +40,8 @@ class RetrievalEnhancedEncoder(EncoderBase):
         k: how many pairs to read.
         where: read only pairs that satisfy this filter.
         exclude_ids: ids of rows that are never read, such as near-duplicates of tested images.
+        searcher: the model that embedded the memory, where it is another one and the fusion was trained to read its
+            vectors (RA-CLIP): it looks at each picture too, and finds; None: the model itself.
 
     Where the memory has an index that is faster for so many queries, what is read is found through it, and the index is
     part of the fingerprint; one that was measured on fewer than half of the rows is said.
@@ -58,16 +60,12 @@ class RetrievalEnhancedEncoder(EncoderBase):
         k: int = 10,
         where: str | None = None,
         exclude_ids: Collection[str] = (),
+        searcher: Encoder | None = None,
     ) -> None:
         if mode not in {"image", "text", "both"}:
             raise UserError(f"mode {mode!r}: choose image, text or both")
         fingerprint = model.fingerprint
-        memory.check_encoder(model, "the encoder")
-        if memory.width != model.width:
-            raise UserError(
-                f"{memory.address}: {memory.width} wide, but the encoder's embeddings are {model.width} wide. Build "
-                "the memory again with this model."
-            )
+        _check_searcher(model, memory, fusion, searcher)
         if fusion.model and fusion.model != fingerprint:
             raise UserError(
                 f"the fusion was trained on embeddings of another model ({fusion.model[:12]}) than this one "
@@ -89,6 +87,7 @@ class RetrievalEnhancedEncoder(EncoderBase):
                     f"there are {len(memory):,} now. Measure it again with `recollect memory index {memory.address}`."
                 )
         self.model, self.memory, self.mode, self.k, self.where = model, memory, mode, k, where
+        self.searcher = searcher
         self.exclude_ids = frozenset(exclude_ids)
         self.device = best_device()
         self.fusion = fusion.to(self.device).eval()
@@ -111,6 +110,7 @@ class RetrievalEnhancedEncoder(EncoderBase):
             self.where,
             sorted(self.exclude_ids),
             self.memory.backend.indexes(),
+            *([self.searcher.fingerprint] if self.searcher else []),
         )
         return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
@@ -125,13 +125,13 @@ class RetrievalEnhancedEncoder(EncoderBase):
         return self.model.prefixes
 
     @property
-    def base(self) -> Encoder:
-        """The model, whose embeddings are refined."""
-        return self.model
+    def base(self) -> Encoder | None:
+        """The model, whose embeddings are refined; None where what is found depends on the picture beside them."""
+        return None if self.searcher else self.model
 
     def refine_images(self, embeddings: Tensor) -> Tensor:
-        """What the memory makes of the model's own image embeddings."""
-        return self.refine("image", embeddings)
+        """What the memory makes of the model's own image embeddings; nothing where a searcher looks at the pictures."""
+        return embeddings if self.searcher else self.refine("image", embeddings)
 
     @property
     def description(self) -> dict[str, Any]:
@@ -150,15 +150,33 @@ class RetrievalEnhancedEncoder(EncoderBase):
         }
 
     def embed_images(self, images: Tensor | Sequence[ImageLike]) -> Float[Tensor, "n width"]:
-        """Embed images; in modes ``image`` and ``both`` with what they find."""
-        return self.refine("image", self.model.embed_images(images))
+        """Embed images; in modes ``image`` and ``both`` with what they find.
+
+        Raises:
+            UserError: pixels that were made ready for the model, where a searcher must look at the pictures too.
+        """
+        embeddings = self.model.embed_images(images)
+        if self.searcher is None:
+            return self.refine("image", embeddings)
+        if isinstance(images, Tensor):
+            raise UserError(
+                "pixels that were made ready for one model: two models look at each picture. Give pictures."
+            )
+        return self.refine("image", embeddings, self.searcher.embed_images(images))
 
     def embed_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Float[Tensor, "n width"]:
         """Embed texts; in modes ``text`` and ``both`` with what they find."""
         return self.refine("text", self.model.embed_texts(texts, prefix))
 
-    def refine(self, modality: Modality, embeddings: Float[Tensor, "n width"]) -> Float[Tensor, "n width"]:
+    def refine(
+        self, modality: Modality, embeddings: Float[Tensor, "n width"], asked: Float[Tensor, "n reads"] | None = None
+    ) -> Float[Tensor, "n width"]:
         """Refine the model's own embeddings of one modality, if the mode says so.
+
+        Args:
+            modality: theirs.
+            embeddings: of the model.
+            asked: the searcher's of the same things, where another model finds.
 
         Returns:
             Unit-norm float32, on the CPU, without graph.
@@ -166,20 +184,21 @@ class RetrievalEnhancedEncoder(EncoderBase):
         if modality not in modalities_of(self.mode) or not len(embeddings):
             return embeddings
         if self.fusion.settings.kind == "mlp":  # reads no memory
-            found = np.empty((len(embeddings), 0, self.width), dtype=np.float32)
+            found = np.empty((len(embeddings), 0, self.memory.width), dtype=np.float32)
         else:
-            found = self.read(modality, embeddings)
+            found = self.read(modality, embeddings if asked is None else asked)
         blocks = []
         with torch.no_grad():
             for start in range(0, len(embeddings), _ROWS):
                 some = slice(start, start + _ROWS)
-                tokens = torch.cat([embeddings[some, None], torch.from_numpy(found[some])], dim=1)
-                blocks.append(self.fusion(modality, tokens.to(self.device)).cpu())
+                read = self.fusion.adapt(modality, torch.from_numpy(found[some]).to(self.device))
+                tokens = torch.cat([embeddings[some, None].to(self.device), read], dim=1)
+                blocks.append(self.fusion(modality, tokens).cpu())
         return torch.cat(blocks)
 
-    def read(self, modality: Modality, embeddings: Float[Tensor, "n width"]) -> Float[np.ndarray, "n places width"]:
-        """The vectors that embeddings of one modality find and read, nearest first; where a fusion reads both
-        modalities of a row, k of the one and then k of the other."""
+    def read(self, modality: Modality, embeddings: Float[Tensor, "n reads"]) -> Float[np.ndarray, "n places reads"]:
+        """The vectors that embeddings of one modality, by the memory's model, find and read, nearest first; where a
+        fusion reads both modalities of a row, k of the one and then k of the other."""
         settings = self.fusion.settings
         found = self.memory.search(
             embeddings,
@@ -193,10 +212,26 @@ class RetrievalEnhancedEncoder(EncoderBase):
         there = ids != ""  # an empty place stays zeros, which no fusion reads
         parts = []
         for taken in settings.taken(modality):
-            values = np.zeros((len(ids), self.width), dtype=np.float32)
+            values = np.zeros((len(ids), self.memory.width), dtype=np.float32)
             values[there] = self.memory.vectors(ids[there].tolist(), taken)
-            parts.append(values.reshape(*found.ids.shape, self.width))
+            parts.append(values.reshape(*found.ids.shape, self.memory.width))
         return np.concatenate(parts, axis=1)
+
+
+def _check_searcher(model: Encoder, memory: Memory, fusion: FusionModule, searcher: Encoder | None) -> None:
+    """Refuse a memory that the fusion was not trained to read."""
+    if fusion.settings.reads is not None and searcher is None:
+        raise UserError("the fusion reads the memory of another model than its own: that one must search. Name it.")
+    if fusion.settings.reads is None and searcher is not None:
+        raise UserError("the fusion reads the memory of its own model, so no other one searches. Leave that out.")
+    memory.check_encoder(searcher or model, "the searcher" if searcher else "the encoder")
+    width = fusion.settings.reads or model.width
+    if memory.width != width:
+        raise UserError(
+            f"{memory.address}: {memory.width} wide, but "
+            + (f"the fusion reads vectors {width} wide." if searcher else f"the encoder's embeddings are {width} wide.")
+            + " Build the memory again with this model."
+        )
 
 
 def modalities_of(mode: Mode) -> tuple[Modality, ...]:
@@ -205,11 +240,19 @@ def modalities_of(mode: Mode) -> tuple[Modality, ...]:
 
 
 def open_encoder(
-    model: Encoder, memory: str | Path, fusion: str | Path, mode: Mode = "both", k: int = 10, where: str | None = None
+    model: Encoder,
+    memory: str | Path,
+    fusion: str | Path,
+    mode: Mode = "both",
+    k: int = 10,
+    where: str | None = None,
+    searcher: Encoder | None = None,
 ) -> RetrievalEnhancedEncoder:
     """A retrieval-enhanced encoder from addresses, for ``--memory MEM --fusion F --mode both``.
 
     Raises:
         UserError: a part cannot be opened, or the parts do not belong together.
     """
-    return RetrievalEnhancedEncoder(model, Memory.open(memory), FusionModule.open(fusion), mode, k, where)
+    return RetrievalEnhancedEncoder(
+        model, Memory.open(memory), FusionModule.open(fusion), mode, k, where, searcher=searcher
+    )

@@ -135,8 +135,7 @@ def find_neighbours(
             with_text = "text" in settings.taken(modality)
             searched = settings.searched(modality)
             ids = _Search(pairs, memory, searched, with_text, k, max_score, score_of).find(modality)
-            found = [_gather(ids, memory, taken) for taken in settings.taken(modality)]
-            values[modality], rows[modality], read_captions[modality] = _beside(found)
+            values[modality], rows[modality], read_captions[modality] = gather(ids, memory, settings.taken(modality))
     return Neighbours(
         torch.from_numpy(pairs.image_vectors),
         torch.from_numpy(pairs.text_vectors),
@@ -205,7 +204,21 @@ class _Search:
         return counts
 
 
-def _gather(ids: np.ndarray, memory: Memory, modality: Modality) -> tuple[Tensor, Tensor, Tensor]:
+def gather(ids: np.ndarray, memory: Memory, taken: Sequence[Modality]) -> tuple[Tensor, Tensor, Tensor]:
+    """The vectors of rows that were found.
+
+    Args:
+        ids: (queries, k); an empty one is an empty place.
+        taken: which vectors of a row are read: k places for the first modality, then k for the next.
+
+    Returns:
+        Each vector once, after a row of zeros (vectors, width); which of them each place holds (queries, places); and
+        the `caption_key` of each vector.
+    """
+    return _beside([_of_one(ids, memory, modality) for modality in taken])
+
+
+def _of_one(ids: np.ndarray, memory: Memory, modality: Modality) -> tuple[Tensor, Tensor, Tensor]:
     """Each vector once with its caption's key, and where each place finds it."""
     distinct, places = np.unique(ids.ravel(), return_inverse=True)
     missing = int(len(distinct) > 0 and distinct[0] == "")  # an empty id sorts first
@@ -217,7 +230,7 @@ def _gather(ids: np.ndarray, memory: Memory, modality: Modality) -> tuple[Tensor
 
 
 def _beside(parts: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
-    """What `_gather` made of each modality that is read, as places beside each other; the empty row 0 is shared."""
+    """What `_of_one` made of each modality that is read, as places beside each other; the empty row 0 is shared."""
     values, rows, captions = zip(*parts, strict=True)
     starts = np.cumsum([0, *(len(each) - 1 for each in values[:-1])]).tolist()
     moved = [torch.where(each > 0, each + start, 0) for each, start in zip(rows, starts, strict=True)]

@@ -1,0 +1,38 @@
+"""``recollect train ra-clip``: towers that learn together with what reads a memory for them."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from recollect.commands.train import Train
+from recollect.memory.fusion.joint import JointRecipe, ra_clip, train_joint
+
+
+@dataclass(frozen=True)
+class TrainRaClip(Train):
+    """Train a dual encoder whose images read a memory while it learns (RA-CLIP).
+
+    MEMORY was built by another model, the searcher, which stays as it is: it finds for every picture the pairs that
+    look like it, and the image tower learns together with a fusion that reads their images and texts. OUT/model is the
+    dual encoder, OUT/model/fusion what reads for it:
+
+    `recollect evaluate zero-shot OUT/model --data SOURCE --memory MEMORY --fusion OUT/model/fusion`
+
+    The other options are those of `recollect train`.
+    """
+
+    recipe: Annotated[JointRecipe, tyro.conf.arg(name="")] = field(default_factory=ra_clip)
+
+    @classmethod
+    def parse(cls, words: list[str], prog: str) -> Train:
+        """Read the command line."""
+        command, name = prog.rsplit(" ", 1)
+        return cls._with(ra_clip(), words, name, command)
+
+    def _train(self, out: Path) -> Path:
+        assert isinstance(self.recipe, JointRecipe)
+        return train_joint(
+            self.recipe, out, resume=self.resume, device=self.device, hooks=self.hooks(), trackers=self.track
+        )
