@@ -2,15 +2,15 @@
 
 import json
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
+from functools import partial
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from PIL import Image
 
 from recollect import cli
 from recollect.core.errors import UserError
+from recollect.data.sources import open_source
 from recollect.evaluation.results import Result
 from recollect.models import build_model
 from recollect.studies import find_study, runs
@@ -22,10 +22,13 @@ from recollect.studies.measurements import Measurements
 from recollect.studies.prefix import world as prefix_world
 from recollect.studies.prefix.world import PrefixArm
 from recollect.studies.reco import tables as reco_tables
+from recollect.studies.reco import world as reco_world
+from recollect.studies.reco.bench import FusionArm, Learning
 from recollect.studies.runs import Job, StudyEvaluation
 from recollect.studies.study import SearchSettings, StudyOptions, over
 from recollect.tasks import opening
 from recollect.tasks.classification import Division, classification_task
+from recollect.tasks.retrieval import retrieval_task
 from recollect.training import recipes
 
 CLASSES = {"red lamp": "crimson beacon", "green boat": "emerald vessel", "blue door": "azure gate"}
@@ -60,8 +63,10 @@ class TinySet:
     name: str
     place: str
     metric: str = "top-1"
+    most_templates: int = 80
 
     def open(self, place, templates):
+        templates = templates[: self.most_templates]
         return classification_task(self.place, name=self.name, division=Division("train", "test"), templates=templates)
 
 
@@ -124,18 +129,6 @@ def test_a_remark_counts_what_there_is(tmp_path):
     assert "gains" not in efsa_tables.notes_of(searched, "nothing")[0]
     assert efsa_tables.notes_of(searched, "captions")[0].endswith("captions of the pool: the row's own")
     assert efsa_tables.notes_of(searched, "episodes")[1].startswith("episodes, unless the row says otherwise: k 16, ")
-
-
-def test_recos_figure_of_rows_says_what_is_counted(tmp_path, monkeypatch):
-    bench = SimpleNamespace(tasks={"own": []}, seed=0)
-    monkeypatch.setattr(reco_tables, "benches", lambda options, label: [bench])
-    shares = {(modality, search): 50.0 for modality in ("image", "text") for search in ("uni", "cross")}
-    monkeypatch.setattr(reco_tables.pictures, "relevant_shares", lambda bench, column: shares)
-    monkeypatch.setattr(reco_tables.pictures, "nearest_items", lambda bench, column: Figure())
-    (table,) = reco_tables.figure_4(StudyOptions("full", tmp_path)).tables
-    assert table.notes == (
-        "percent of the 10 nearest rows whose captions say the query's class; CLIP-B/32, own", "one model",
-    )  # fmt: skip
 
 
 def test_lixp_trains_and_tests_on_ones_own(own, papers, tmp_path, monkeypatch):
@@ -256,28 +249,77 @@ def test_prefixes_are_probed_on_every_set(prefix_options):
     assert len(printed.columns) == 2 + 9
 
 
-def test_reco_recognises_entities_of_ones_own(own, papers, tmp_path, capsys):
-    words = [
-        "study",
-        "reco/table-2",
-        "--scale",
-        "full",
-        "--data",
-        f"{own}/two.csv",
-        "--entities",
-        f"{own}/entities.csv",
-    ]
-    words += ["--search.models", f"{own}/model", "--out", str(tmp_path)]
-    assert cli.main(words) == 0, capsys.readouterr().err
+@pytest.fixture(scope="module")
+def reco_options(own, papers, tmp_path_factory):
+    """Three of the paper's sets, of which the first is none of those that Figure 3 and Table 4 are of."""
+    names = ("stanford-cars", "cub-200-2011", "stanford-dogs")
+    sets = tuple(TinySet(name, f"{own}/one.csv", most_templates=1) for name in names)
+    search = replace(SearchSettings(), models=(f"{own}/model",))
+    data, out = (f"{own}/one.csv", f"{own}/two.csv"), tmp_path_factory.mktemp("reco")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(opening, "suite", lambda name: sets)
+        patch.setattr(reco_world, "NEAR", 0.99998)  # pictures of one class are alike here
+        arms = ("none", "transformer / uni / cross", "mean / uni / cross")
+        patch.setattr(reco_tables, "SEARCHES", {arm: reco_tables.SEARCHES[arm] for arm in arms})
+        patch.setattr(reco_tables, "TRAININGS", {reco_tables.MODEL: None, "RECO": FusionArm()})
+        patch.setattr(reco_world, "Learning", partial(Learning, epochs=1))
+        yield StudyOptions("full", out, data=data, search=search)
+
+
+def test_recos_columns_stand_beside_the_papers(reco_options):
+    (table,) = find_study("reco/table-3").load()(reco_options).tables
+    assert table.columns[3:6] == ("stanford-cars", "cub-200-2011", "avg. rel.")  # the paper's five have no dogs
+    alone, *_, memory = table.notes
+    assert (alone, memory) == ("each fusion trained once; gains over the model alone", "paper: as printed there")
+    (table,) = find_study("reco/table-4").load()(reco_options).tables
+    ours = ("cub-200-2011", "stanford-dogs", "text to image R@1")
+    assert table.columns[1:10] == tuple(f"{name}: {mode}" for name in ours for mode in reco_tables.MODES)
+    assert all(float(cell) >= 0 for cell in table.rows[3][1:10])
+    assert table.notes[0] == "each fusion trained once"  # a table without gains
+    assert "text to image: one:test, beside the paper's COCO" in table.notes
+
+
+def test_recos_figures_are_of_the_papers_set(reco_options):
+    report = find_study("reco/figure-3").load()(reco_options)
+    left, middle, right = report.tables
+    assert left.title == "Figure 3, left. Additional training (cub-200-2011)"
+    assert (middle.columns[1:], right.columns[1:]) == (("100%",), ("k = 1", "k = 2", "k = 5", "k = 10"))
+    assert report.notes[-1] == (
+        "left out, since 12 rows can be read: 1% of the memory, 10% of the memory, k = 20, k = 50"
+    )  # fmt: skip
+    (table,) = find_study("reco/figure-4").load()(reco_options).tables
+    said = "percent of the 10 nearest rows whose captions say the query's class; own0/model, cub-200-2011"
+    assert table.notes == (said, "one model")
+
+
+def test_what_is_tested_is_neither_trained_on_nor_read(reco_options, own):
+    """An address that names its split is trained on as it is, so nothing of it is left to be searched."""
+    named = replace(reco_options, data=(f"{own}/one.csv?split=train",))
+    (bench,) = reco_world.benches(named, "own0/model", classify=False)
+    assert bench.pool is None
+    same = replace(bench, memory=(open_source(f"{own}/one.csv", split="test"),), tasks={}, near=0.999999)
+    same = replace(same, pool=retrieval_task(f"{own}/one.csv", split="test"))
+    assert len(same.too_near(1.0, "retrieval")) == same.rows_of(1.0) == 6
+    with pytest.raises(UserError, match="0 rows of the memory are left without near-duplicates"):
+        same.encoder(FusionArm(), "retrieval")
+
+
+def test_reco_recognises_entities_of_ones_own(own, reco_options, tmp_path, capsys):
+    words = ["study", "reco/table-2", "--scale", "full", "--data", f"{own}/two.csv"]
+    words += ["--entities", f"{own}/entities.csv", "--search.models", f"{own}/model", "--out", str(tmp_path)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reco_world, "NEAR", 2.0)
+        assert cli.main(words) == 0, capsys.readouterr().err
     report = json.loads((tmp_path / "reco-table-2.json").read_text())
     (table,) = report["tables"]
     assert "3 entities, all of them candidates; 1 are unseen" in table["notes"]
-    assert table["rows"][1][0].endswith("model + RECO")
-    assert not any("other sets than ours" in note or "seeds" in note for note in table["notes"])
-    assert "each fusion trained once; gains over the model alone" in table["notes"]
+    assert table["rows"][1][0] == "own0/model + RECO"
+    assert table["notes"][0] == "each fusion trained once; gains over the model alone"
+    assert "0 of 12 rows of the memory are near-duplicates of pictures of entities and are not read" in table["notes"]
     assert report["command"].startswith(
         "recollect study reco/table-2 --scale full --data two.csv --entities entities.csv"
     )
+    assert str(own) not in (tmp_path / "reco-table-2.json").read_text()
 
 
 def test_reco_without_entities_says_what_it_needs(own, papers, tmp_path, capsys):

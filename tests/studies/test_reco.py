@@ -1,6 +1,5 @@
 """RECO's studies at smoke scale: every table and figure in the paper's form, everything made once."""
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -222,22 +221,3 @@ def test_full_scale_asks_for_what_it_needs(options, capsys):
     printed = capsys.readouterr().err
     assert "Name them with --data PAIRS [MEMORY ...]" in printed
     assert printed.count("\n") == 1
-
-
-def test_full_scale_runs_on_ones_own_pairs_and_model(bench, tmp_path, monkeypatch):
-    """The paper's set-up, with a small model, a table of pairs as data and memory, and sets of the user's own."""
-    from recollect.studies.reco import world as reco_setting
-
-    saved = bench.model.save(tmp_path / "model")
-    lines = ["path,caption,split"]
-    for row in range(40):
-        sample = bench.memory[0][row]
-        Image.fromarray(sample.image).save(tmp_path / f"{row}.png")
-        lines.append(f"{row}.png,{sample.texts[0]},{'test' if row % 4 == 0 else 'train'}")
-    (tmp_path / "pairs.csv").write_text("\n".join(lines))
-    search = replace(StudyOptions("full", tmp_path).search, models=(str(saved),))
-    options = StudyOptions("full", tmp_path / "out", data=(str(tmp_path / "pairs.csv"),), search=search)
-    monkeypatch.setattr(reco_setting, "_sets", lambda options: {"own": list(bench.tasks["scripts"])})
-    (table,) = tables("table-4", options)
-    assert all(number(cell) >= 0 for cell in table.rows[3][1:10])
-    assert json.loads((tmp_path / "out" / "reco").glob("*/figures/*.json").__next__().read_text())

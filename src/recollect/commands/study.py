@@ -11,6 +11,7 @@ from rich.table import Table
 
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable
+from recollect.core.places import public_place
 from recollect.core.progress import output
 from recollect.studies import STUDIES, find_study
 from recollect.studies.study import Scale, SearchSettings, StudyOptions
@@ -88,11 +89,4 @@ def _changed(value: Any, usual: Any, prefix: str) -> Iterator[str]:
             yield f"{prefix}{option}" if own else f"{prefix}no-{option}"
         else:
             yield f"{prefix}{option}"
-            yield from (_named(str(word)) for word in (own if isinstance(own, tuple) else (own,)))
-
-
-def _named(word: str) -> str:
-    """A path of this machine by its last part; addresses and names as they are."""
-    name, equals, place = word.partition("=") if "=" in word.split("?")[0] else ("", "", word)
-    file, mark, rest = place.partition("?")
-    return f"{name}{equals}{Path(file).name if Path(file).is_absolute() else file}{mark}{rest}"
+            yield from (public_place(str(word)) for word in (own if isinstance(own, tuple) else (own,)))

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from recollect.core.places import public_place
 from recollect.objectives import OBJECTIVES
 
 
@@ -72,12 +73,7 @@ def _public(value: Any) -> Any:
         return [_public(inner) for inner in value]
     if not isinstance(value, str):
         return value
-    if "://" in value:
-        kind, _, rest = value.partition("?")[0].partition("://")
-        host, slash, path = rest.partition("/")
-        return f"{kind}://{host.rpartition('@')[2]}{slash}{path}"
-    place, mark, query = value.partition("?")
-    return Path(place).name + mark + query if place.startswith(("/", "~")) else value
+    return public_place(value)
 
 
 _CLOCK = frozenset({"examples_per_second"})

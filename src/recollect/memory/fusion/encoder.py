@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recollect.core.errors import UserError
+from recollect.core.places import public_place
 from recollect.core.types import Encoder, EncoderBase, ImageLike, Kind, best_device
 from recollect.data.sources.images import note
 from recollect.memory.fusion.block import FusionModule
@@ -137,7 +138,7 @@ class RetrievalEnhancedEncoder(EncoderBase):
     def description(self) -> dict[str, Any]:
         """What is read, and how: enough to tell two results apart."""
         return {
-            "memory": self.memory.address,
+            "memory": public_place(self.memory.address),
             "version": self.memory.version,
             "rows": len(self.memory),
             "fusion": self._fusion_fingerprint,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from recollect.core.errors import UserError
 from recollect.core.files import read_json, write_json
+from recollect.core.places import public_place
 from recollect.core.progress import progress
 from recollect.core.seeding import torch_generator
 from recollect.core.types import Encoder, Source
@@ -229,7 +230,7 @@ def train_fusion(
         torch.manual_seed(given.seed)
         trained = {
             "k": recipe.k,
-            "memory": recipe.memory,
+            "memory": public_place(recipe.memory),
             "pairs": len(pairs),
             "terms": list(recipe.active_terms),
             "mask": recipe.mask,

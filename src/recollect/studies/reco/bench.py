@@ -10,12 +10,13 @@ from typing import Any, Literal
 
 import numpy as np
 
+from recollect.core.errors import UserError
 from recollect.core.files import read_json, write_json
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, Source
 from recollect.data.sources.derived import Subset
 from recollect.evaluation.entities import entities
-from recollect.evaluation.features import FeatureCache
+from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.retrieval import retrieval
 from recollect.evaluation.zero_shot import zero_shot
 from recollect.memory.build.building import BuildOptions, fill_memory, open_for_build
@@ -93,6 +94,8 @@ class Bench:
         entities: classes to recognise among all, and which of them were trained on.
         learning: of fusions.
         seed: of the model's training, and of fusions.
+        near: rows of the memory with an image of at least this cosine to a tested one are never read at the test; all
+            are where None.
     """
 
     label: str
@@ -105,6 +108,7 @@ class Bench:
     entities: tuple[ClassificationTask, np.ndarray] | None
     learning: Learning
     seed: int = 0
+    near: float | None = None
 
     @cached_property
     def pairs(self) -> Pairs:
@@ -129,6 +133,10 @@ class Bench:
                 fill_memory(memory, reader, BuildOptions(same=False))
             done.touch()
         return folder
+
+    def rows_of(self, share: float) -> int:
+        """How many pairs such a part of the memory is made of."""
+        return sum(len(source) if share == 1 else _part(len(source), share) for source in self.memory)
 
     def fusion(self, arm: FusionArm) -> FusionModule:
         """The trained fusion of an arm."""
@@ -158,13 +166,43 @@ class Bench:
             train_fusion(recipe, self.model, pairs, out, resume=out.exists())
         return FusionModule.open(out / "model")
 
-    def encoder(self, arm: FusionArm | None) -> Encoder:
-        """The model alone, or with the memory."""
+    def encoder(self, arm: FusionArm | None, part: MemoryPart = "tasks") -> Encoder:
+        """The model alone, or with the memory.
+
+        Args:
+            part: what is tested; near-duplicates of its pictures are not read.
+        """
         if arm is None:
             return self.model
-        share = arm.share if arm.test_share is None else arm.test_share
-        memory = Memory.open(self.memory_of(share))
-        return RetrievalEnhancedEncoder(self.model, memory, self.fusion(arm), arm.mode, arm.test_k or arm.k)
+        share, k = arm.share if arm.test_share is None else arm.test_share, arm.test_k or arm.k
+        memory, near = Memory.open(self.memory_of(share)), self.too_near(share, part)
+        if len(memory) - len(near) < k:
+            raise UserError(
+                f"{len(memory) - len(near):,} rows of the memory are left without near-duplicates of tested pictures, "
+                f"fewer than k = {k}. It takes a memory of other pictures."
+            )
+        return RetrievalEnhancedEncoder(self.model, memory, self.fusion(arm), arm.mode, k, exclude_ids=near)
+
+    def too_near(self, share: float, part: MemoryPart) -> frozenset[str]:
+        """The rows of the memory that are near-duplicates of a part's tested pictures (RECO, section 4.1)."""
+        if self.near is None:
+            return frozenset()
+        if (share, part) not in self._too_near:
+            shown = [image_features(self.model, source, self.cache).images for source in self._tested(part)]
+            near = Memory.open(self.memory_of(share)).near_duplicates(np.concatenate(shown), self.near)
+            self._too_near[share, part] = frozenset(near)
+        return self._too_near[share, part]
+
+    @cached_property
+    def _too_near(self) -> dict[tuple[float, MemoryPart], frozenset[str]]:
+        return {}
+
+    def _tested(self, part: MemoryPart) -> list[Source]:
+        if part == "retrieval":
+            return [self.pool.images] if self.pool else []
+        if part == "entities":
+            return [self.entities[0].query] if self.entities else []
+        return [task.query for tasks in self.tasks.values() for task in tasks]
 
     def figures(self, arm: FusionArm | None, part: MemoryPart = "tasks") -> dict[str, float]:
         """What is measured, in percent; computed once for each encoder.
@@ -173,7 +211,7 @@ class Bench:
             Of ``tasks`` the mean top-1 of each column; of ``retrieval`` R@1 and R@5 from text to image; of ``entities``
             top-1 on seen and unseen ones and their harmonic mean.
         """
-        encoder = self.encoder(arm)
+        encoder = self.encoder(arm, part)
         path = self._figure_file(encoder, part)
         if not path.exists():
             write_json(path, self._measure(encoder, part))
@@ -228,7 +266,11 @@ def _question(task: ClassificationTask) -> list[Any]:
 
 
 def _sample(count: int, share: float, name: str) -> np.ndarray:
-    return np.sort(numpy_generator("share", str(share), name).permutation(count)[: max(1, round(share * count))])
+    return np.sort(numpy_generator("share", str(share), name).permutation(count)[: _part(count, share)])
+
+
+def _part(count: int, share: float) -> int:
+    return max(1, round(share * count))
 
 
 def _hash(value: Any) -> str:

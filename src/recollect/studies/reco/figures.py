@@ -154,7 +154,8 @@ def _relevance(
         vectors, names = features.images, [task.class_names[label] for label in features.labels]
     else:
         vectors, names = class_text_features(bench.model, task), list(task.class_names)
-    found = memory.search(vectors, k, _compared(modality, search)).ids
+    near = bench.too_near(1.0, "tasks")
+    found = memory.search(vectors, k, _compared(modality, search), exclude_ids=near).ids
     items = {item.id: item for item in memory.fetch(sorted(set(found.ravel().tolist())), pictures=False)}
     return np.array([[_relevant(items[id], name) for id in ids] for ids, name in zip(found, names, strict=True)])
 
@@ -189,7 +190,8 @@ def nearest_items(bench: Bench, column: str, k: int = 4) -> Figure:
         task = tasks[int(generator.integers(len(tasks)))]
         name, vectors = _draw_query(axes[row, 0], bench, task, modality, generator)  # type: ignore[arg-type]
         for first, search in ((1, "uni"), (2 + k, "cross")):
-            ids = memory.search(vectors, k, _compared(modality, search)).ids[0]  # type: ignore[arg-type]
+            other = _compared(modality, search)  # type: ignore[arg-type]
+            ids = memory.search(vectors, k, other, exclude_ids=bench.too_near(1.0, "tasks")).ids[0]
             _draw_found(axes[row, first : first + k], memory.fetch(ids.tolist()), name)
     for first, title in ((0, "query"), (1, "uni-modal search"), (2 + k, "cross-modal search")):
         figure.text((first + 0.1) / columns, 0.965, title, fontsize=10, fontweight="bold")

@@ -4,7 +4,7 @@
 more, and tasks ask for those that only the memory holds. ``full`` takes the paper's models and the user's pairs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -16,8 +16,18 @@ from recollect.studies.engine import Column, Row, TableForm, TableStudy, paper_r
 from recollect.studies.measurements import Measurements
 from recollect.studies.reco import figures as pictures
 from recollect.studies.reco.bench import Bench, FusionArm, MemoryPart
-from recollect.studies.reco.world import WORLDS, benches, entity_bench, main_model, models, parameter_count
+from recollect.studies.reco.world import (
+    PAPERS_SETS,
+    WORLDS,
+    benches,
+    columns_like,
+    entity_bench,
+    main_model,
+    models,
+    parameter_count,
+)
 from recollect.studies.study import StudyOptions, StudyReport, StudyTable, over
+from recollect.tasks.oven import is_oven
 
 RECO = FusionArm()
 READING = FusionArm(preset="reading")
@@ -49,13 +59,36 @@ def _add(
                 found.add({"arm": name, "measure": measure, **more}, bench.seed, value)
 
 
-def _notes(options: StudyOptions, benches: Sequence[Bench], *more: str) -> list[str]:
-    """What stands below every table; at scale full there is one fusion of one given model, and the paper's own sets."""
-    if options.scale == "full":
-        return ["each fusion trained once; gains over the model alone", *more, "paper: as printed there"]
-    count = len(benches)
-    seeds = f"{over(count, 'seed')} of model and fusion; gains over the model alone, paired by seed"
-    return [seeds, *more, "paper: as printed there; its columns are other sets than ours, so compare directions"]
+def _notes(
+    options: StudyOptions, benches: Sequence[Bench], *more: str, gains: bool = True, papers: bool | None = None,
+    parts: Iterable[str] = ("tasks",),
+) -> list[str]:  # fmt: skip
+    """What stands below every table; at scale full there is one fusion of one given model.
+
+    Args:
+        gains: whether the table shows any.
+        papers: whether it is of the paper's own sets; by default where all that are classified are.
+        parts: what is tested.
+    """
+    full, count = options.scale == "full", len(benches)
+    trained = "each fusion trained once" if full else f"{over(count, 'seed')} of model and fusion"
+    told = f"; gains over the model alone{'' if full else ', paired by seed'}" if gains else ""
+    if papers is None:
+        papers = full and set(benches[0].tasks) <= set(PAPERS_SETS.values())
+    beside = "" if papers else "; its columns are other sets than ours, so compare directions"
+    left_out = [_left_out(benches[0], part) for part in parts if benches[0].near is not None]  # type: ignore[arg-type]
+    return [f"{trained}{told}", *more, *left_out, f"paper: as printed there{beside}"]
+
+
+_TESTED: Mapping[MemoryPart, str] = {
+    "tasks": "pictures to classify", "retrieval": "pictures to search", "entities": "pictures of entities",
+}  # fmt: skip
+
+
+def _left_out(bench: Bench, part: MemoryPart) -> str:
+    """How much of the memory is not read, since it is what is tested."""
+    near, rows = bench.too_near(1.0, part), bench.rows_of(1.0)
+    return f"{len(near):,} of {rows:,} rows of the memory are near-duplicates of {_TESTED[part]} and are not read"
 
 
 def _gains(measures: Sequence[str], base: str = MODEL) -> list[Column]:
@@ -117,7 +150,10 @@ def _measure_2(options: StudyOptions) -> Measurements:
     assert mine[0].entities is not None
     task, seen = mine[0].entities
     note = f"{len(task.class_names):,} entities, all of them candidates; {int((~seen).sum()):,} are unseen"
-    found = Measurements({"model": mine[0].label, "notes": _notes(options, mine, note)})
+    papers = options.scale == "full" and is_oven(str(options.entities))
+    found = Measurements(
+        {"model": mine[0].label, "notes": _notes(options, mine, note, papers=papers, parts=("entities",))}
+    )
     _add(found, mine, ENTITY_ARMS, "entities")
     return found
 
@@ -152,7 +188,9 @@ def _measure_3(options: StudyOptions) -> Measurements:
     """Uni- and cross-modal search and fusion, learned and as a mean."""
     mine = list(benches(options, main_model(options)))
     note = f"{main_model(options)}; avg. rel.: mean over columns of the relative change"
-    found = Measurements({"columns": list(mine[0].tasks), "notes": _notes(options, mine, note)})
+    tasks = mine[0].tasks
+    columns = columns_like(tasks, printed("reco", "table-3").columns) or tuple(tasks)
+    found = Measurements({"columns": list(columns), "notes": _notes(options, mine, note)})
     _add(found, mine, SEARCHES)
     return found
 
@@ -171,13 +209,14 @@ def _table_3(found: Measurements) -> Made:
 def _measure_4(options: StudyOptions) -> Measurements:
     """Fusions of texts, of images and of both, in every mode that they have."""
     mine = list(benches(options, main_model(options)))
-    rare, other = _table_4_columns(mine[0])
-    parts = {rare: ("tasks", rare), other: ("tasks", other)}
+    parts = {column: ("tasks", column) for column in _table_4_columns(mine[0])}
     if mine[0].pool is not None:
         parts["text to image R@1"] = ("retrieval", "R@1")
-    notes = _notes(options, mine, f"{main_model(options)}; in the row of none the model alone")
+    said = [f"{main_model(options)}; in the row of none the model alone", *_searched(options, mine[0])]
+    tested = dict.fromkeys(part for part, _ in parts.values())
+    notes = _notes(options, mine, *said, gains=False, parts=tested)
     found = Measurements({"parts": parts, "notes": notes})
-    for part in dict.fromkeys(part for part, _ in parts.values()):
+    for part in tested:
         _add(found, mine, {"none": None}, part, mode="image")  # type: ignore[arg-type]
         for modalities in ("text", "image", "both"):
             for mode in MODES:
@@ -199,10 +238,25 @@ def _table_4(found: Measurements) -> Made:
     return [TableForm(title, ("trained to fuse",), rows, columns, paper, notes, missing="").fill(found)], ()
 
 
-def _table_4_columns(bench: Bench) -> tuple[str, str]:
-    """A set of rare classes and one of another kind."""
+def _table_4_columns(bench: Bench) -> tuple[str, ...]:
+    """The paper's two sets; else a set of rare classes and one of another kind."""
     names = tuple(bench.tasks)
-    return names[0], names[min(2, len(names) - 1)]
+    return columns_like(bench.tasks, ("CUB", "Dogs")) or tuple(dict.fromkeys((names[0], names[min(2, len(names) - 1)])))
+
+
+def _searched(options: StudyOptions, bench: Bench) -> list[str]:
+    """What text to image is asked of at scale full, where the paper asks COCO."""
+    if options.scale != "full":
+        return []
+    if bench.pool is not None:
+        return [f"text to image: {bench.pool.name}, beside the paper's COCO"]
+    split = options.search.split
+    return [f"text to image is left out: the first source of --data has no split '{split}' beside what it trains on"]
+
+
+def _main_column(bench: Bench) -> str:
+    """What figures are of: the paper's CUB, else the first column."""
+    return (*columns_like(bench.tasks, ("CUB",)), *bench.tasks)[0]
 
 
 table_1 = TableStudy("reco/table-1", _measure_1, _table_1, WORLDS)
@@ -230,13 +284,12 @@ TRAININGS: Mapping[str, FusionArm | None] = {
 def figure_3(options: StudyOptions) -> StudyReport:
     """Additional training, a memory that grows after training, and the number of rows that are read."""
     mine = list(benches(options, main_model(options)))
-    column = next(iter(mine[0].tasks))
-    shares = _SMOKE_SHARES if options.scale == "smoke" else SHARES
+    column = _main_column(mine[0])
+    shares, trained, tested, left_out = _readable(options, mine[0])
     growing = {
         "the memory of its training": {share: FusionArm(share=share) for share in shares},
         "the whole memory": {share: FusionArm(share=share, test_share=1.0) for share in shares},
     }
-    trained, tested = _depths(options)
     reading = {
         f"trained with k = {k}": {float(other): FusionArm(k=k, test_k=other) for other in tested} for k in trained
     }
@@ -252,13 +305,14 @@ def figure_3(options: StudyOptions) -> StudyReport:
     name = f"reco-figure-3-{options.scale}.png"
     plots.save_figure(figure, options.out / name)
     tables = (
-        _trainings_table(found, column, tuple(_notes(options, mine))),
+        _trainings_table(found, column, tuple(_notes(options, mine, main_model(options), gains=False))),
         _curves_table(
             found, f"Figure 3, middle. Share of the memory in training ({column})", growing, column, "{:.0%}"
         ),
         _curves_table(found, f"Figure 3, right. Rows read in testing ({column})", reading, column, "k = {:g}"),
     )
-    notes = tuple(f"paper, {part}: {papers_words('reco', f'figure-3, {part}')}" for part in ("middle", "right"))
+    notes = [f"paper, {part}: {papers_words('reco', f'figure-3, {part}')}" for part in ("middle", "right")]
+    notes = (*notes, *left_out)
     return _report(options, "figure-3", tables=tables, figures=(name,), notes=notes, measured=found.as_json())
 
 
@@ -269,9 +323,22 @@ def _trainings_table(found: Measurements, column: str, notes: tuple[str, ...]) -
     return TableForm(title, ("",), rows, [Column("top-1", {"measure": column})], paper, notes).fill(found)
 
 
-def _depths(options: StudyOptions) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The k of training and of testing."""
-    return ((5, 10), (1, 5, 10)) if options.scale == "smoke" else ((5, 10), (1, 2, 5, 10, 20, 50))
+def _readable(
+    options: StudyOptions, bench: Bench
+) -> tuple[tuple[float, ...], tuple[int, ...], tuple[int, ...], list[str]]:
+    """The shares of the memory, the k of training and those of testing, as far as there are rows to read; what is left
+    out, in words."""
+    smoke = options.scale == "smoke"
+    shares = _SMOKE_SHARES if smoke else SHARES
+    tested = (1, 5, 10) if smoke else (1, 2, 5, 10, 20, 50)
+    rows = {share: bench.rows_of(share) for share in shares}
+    rows |= {share: rows[share] - len(bench.too_near(share, "tasks")) for share in shares if rows[share] >= RECO.k}
+    kept = tuple(share for share in shares if share == shares[-1] or rows[share] >= RECO.k)
+    read = tuple(k for k in tested if k <= rows[shares[-1]])
+    lacking = [f"{share:.0%} of the memory" for share in shares if share not in kept]
+    lacking += [f"k = {k}" for k in tested if k not in read]
+    told = [f"left out, since {rows[shares[-1]]:,} rows can be read: {', '.join(lacking)}"] if lacking else []
+    return kept, (5, 10), read, told
 
 
 _Curves = Mapping[str, Mapping[float, FusionArm]]
@@ -294,7 +361,7 @@ def _curves_table(found: Measurements, title: str, curves: _Curves, column: str,
 def figure_4(options: StudyOptions) -> StudyReport:
     """What uni- and cross-modal search find for images and for class names; how often it is right."""
     mine = list(benches(options, main_model(options)))
-    column, found = next(iter(mine[0].tasks)), Measurements()
+    column, found = _main_column(mine[0]), Measurements()
     for bench in mine:
         for (modality, search), share in pictures.relevant_shares(bench, column).items():
             found.add({"queries": modality, "search": search}, bench.seed, share)

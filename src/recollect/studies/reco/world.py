@@ -1,16 +1,19 @@
 """The benches of RECO's studies at every scale: which models, which memory, which tasks."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from recollect.core.errors import UserError
+from recollect.core.places import public_names
 from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.data.sources import open_source
 from recollect.data.sources.derived import Subset
+from recollect.data.sources.opening import split_of
 from recollect.evaluation.entities import open_entities
+from recollect.memory.store import NEAR
 from recollect.models import DualEncoder, load_model
 from recollect.studies.reco.bench import Bench, Learning
 from recollect.studies.reco.glyphs import (
@@ -39,14 +42,15 @@ WORLDS: Mapping[Scale, str] = {
 
 _GLYPH_MODELS = {"random filters": "glyphs-b-siglip", "convnet": "glyphs-strong-siglip"}
 _PAPER_MODELS = {"CLIP-B/32": "openai/clip-vit-base-patch32", "CLIP-L/14": "openai/clip-vit-large-patch14"}
-_PAPER_SETS = (
-    "stanford-cars",
-    "cub-200-2011",
-    "oxford-flowers-102",
-    "imagenet",
-    "places-365",
-    "stanford-dogs",
-)
+PAPERS_SETS = {
+    "Cars": "stanford-cars",
+    "CUB": "cub-200-2011",
+    "Flowers": "oxford-flowers-102",
+    "Im1k": "imagenet",
+    "Pl365": "places-365",
+    "Dogs": "stanford-dogs",
+}
+"""The six sets of Table 1 as the catalogue calls them, by what the paper does."""
 
 
 @dataclass(frozen=True)
@@ -78,15 +82,30 @@ SIZES: Mapping[Scale, Size] = {
 
 
 def models(options: StudyOptions) -> tuple[str, ...]:
-    """What the models of Table 1 are called; the last but one is the paper's B/32, the main one."""
-    if options.scale != "full":
-        return tuple(_GLYPH_MODELS)
-    return options.search.models or tuple(_PAPER_MODELS)
+    """What the models of Table 1 are called."""
+    return tuple(_places(options)) if options.scale == "full" else tuple(_GLYPH_MODELS)
+
+
+def _places(options: StudyOptions) -> dict[str, str]:
+    """Where each model of scale ``full`` is, by what it is called."""
+    if not options.search.models:
+        return dict(_PAPER_MODELS)
+    return {name: place for place, name in public_names(options.search.models).items()}
 
 
 def main_model(options: StudyOptions) -> str:
-    """The one model of the ablations."""
+    """The one model of the ablations; the paper's B/32, or the first that is named."""
     return models(options)[0] if options.scale == "full" else "convnet"
+
+
+def columns_like(tasks: Mapping[str, object], named: Iterable[str]) -> tuple[str, ...]:
+    """Our columns of sets that a table of the paper has, in its order; none where no such set was opened.
+
+    Args:
+        tasks: by column.
+        named: the paper's columns, e.g. ``CUB``.
+    """
+    return tuple(PAPERS_SETS[name] for name in named if PAPERS_SETS.get(name) in tasks)
 
 
 def benches(options: StudyOptions, label: str, split: str = "test", *, classify: bool = True) -> Iterator[Bench]:
@@ -141,7 +160,7 @@ def _full(options: StudyOptions, label: str, classify: bool) -> Bench:
         raise UserError(
             "--scale full trains on your pairs and looks up in your memory. Name them with --data PAIRS [MEMORY ...]."
         )
-    model = load_model(_PAPER_MODELS.get(label, label))
+    model = load_model(_places(options)[label])
     training, *others = [open_source(spec) for spec in options.data]
     return Bench(
         label,
@@ -153,6 +172,7 @@ def _full(options: StudyOptions, label: str, classify: bool) -> Bench:
         _pool(options),
         None,
         Learning(),
+        near=NEAR,
     )
 
 
@@ -164,14 +184,18 @@ def _sets(options: StudyOptions) -> dict[str, list[ClassificationTask]]:
     opened: dict[str, list[ClassificationTask]] = {}
     for suite in ("lixp-21", "prefix-11"):
         for task in open_tasks(Selection(suite=suite), "zero-shot").tasks:
-            if task.name in _PAPER_SETS:
+            if task.name in PAPERS_SETS.values():
                 opened[task.name] = [task]
     if not opened:
         raise UserError("none of the paper's six sets can be opened. Name another suite with --suite.")
-    return {name: opened[name] for name in _PAPER_SETS if name in opened}
+    return {name: opened[name] for name in PAPERS_SETS.values() if name in opened}
 
 
 def _pool(options: StudyOptions) -> RetrievalTask | None:
+    """The images to search at scale ``full``: the first source's split that is tested, where it has that beside what is
+    trained on."""
+    if split_of(options.data[0]) is not None:
+        return None
     try:
         return retrieval_task(options.data[0], split=options.search.split)
     except UserError:

@@ -1,0 +1,36 @@
+"""What results call models, memories and files: no folder of this machine, no user and no key."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+_STARTS = ("/", "~", "../")
+"""Of paths that say where on this machine; others are told from where a command runs."""
+
+
+def public_place(place: str, parts: int = 1) -> str:
+    """A path of this machine by its last part, an address without user and query, any other name as it is.
+
+    Args:
+        place: such as ``/data/pairs.parquet?split=train``, ``name=/data/pairs.parquet``, ``RUN/model`` or a hub id.
+        parts: how many of a path's last parts tell it from others; a folder ``model`` is told with its run's.
+    """
+    if "://" in place:
+        kind, _, rest = place.partition("?")[0].partition("://")
+        host, slash, path = rest.partition("/")
+        return f"{kind}://{host.rpartition('@')[2]}{slash}{path}"
+    named, mark, query = place.partition("?")
+    name, equals, file = ("", "", named) if named.startswith(_STARTS) else named.partition("=")
+    if not file.startswith(_STARTS):
+        return place
+    path = Path(file)
+    last = [part for part in path.parts if part not in ("/", "~", "..")][-(parts + (path.name == "model")) :]
+    return f"{name}{equals}{'/'.join(last)}{mark}{query}"
+
+
+def public_names(places: Sequence[str]) -> dict[str, str]:
+    """A name for each place, by `public_place` of as many parts as tell them apart; each place with its name."""
+    for parts in range(1, max((len(Path(place).parts) for place in places), default=0) + 1):
+        names = {place: public_place(place, parts) for place in places}
+        if len(set(names.values())) == len(names):
+            return names
+    return {place: place for place in places}
