@@ -16,8 +16,8 @@ def public_place(place: str, parts: int = 1) -> str:
     """
     if "://" in place:
         kind, _, rest = place.partition("?")[0].partition("://")
-        host, slash, path = rest.partition("/")
-        return f"{kind}://{host.rpartition('@')[2]}{slash}{path}"
+        host, slash, inside = rest.partition("/")
+        return f"{kind}://{host.rpartition('@')[2]}{slash}{inside}"
     named, mark, query = place.partition("?")
     name, equals, file = ("", "", named) if named.startswith(_STARTS) else named.partition("=")
     if not file.startswith(_STARTS):

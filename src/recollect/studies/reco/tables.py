@@ -312,7 +312,7 @@ def figure_3(options: StudyOptions) -> StudyReport:
         _curves_table(found, f"Figure 3, right. Rows read in testing ({column})", reading, column, "k = {:g}"),
     )
     notes = [f"paper, {part}: {papers_words('reco', f'figure-3, {part}')}" for part in ("middle", "right")]
-    notes = (*notes, *left_out)
+    notes += left_out
     return _report(options, "figure-3", tables=tables, figures=(name,), notes=notes, measured=found.as_json())
 
 
