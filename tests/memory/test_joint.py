@@ -11,6 +11,7 @@ from PIL import Image
 from torch.nn import functional
 
 from recollect import cli
+from recollect.commands import train_ra_clip
 from recollect.core.errors import UserError
 from recollect.data.sources import open_source
 from recollect.memory.fusion import joint
@@ -21,6 +22,7 @@ from recollect.models import build_model, load_model
 from recollect.training.assembly import sample_mark
 from recollect.training.options import Data, Model
 from recollect.training.ranks import ProcessRanks
+from recollect.training.recipes import RECIPES
 
 K = 3
 MOST = 0.999999  # of random filters all pictures look alike: only a picture itself is so near to itself
@@ -69,7 +71,13 @@ def trained(world, tmp_path_factory):
 def recipe_of(world, **changed):
     data = Data(captions=(str(world / "pairs.csv"),), broken_share=0.1)
     given = replace(
-        joint.ra_clip(), data=data, memory=str(world / "memory"), k=K, max_score=MOST, steps=2, batch_size=8
+        joint.joint_recipe(RECIPES["clip-tiny"]()),
+        data=data,
+        memory=str(world / "memory"),
+        k=K,
+        max_score=MOST,
+        steps=2,
+        batch_size=8,
     )
     return replace(given, **changed)
 
@@ -171,6 +179,25 @@ def test_commands_read_with_it_and_find_what_was_measured_while_it_trained(world
     assert {name.rpartition("/")[2]: value for name, value in figures.items()} == pytest.approx(values)
 
 
+def test_a_run_begins_with_a_named_recipe_or_with_anothers(trained, monkeypatch, capsys):
+    begun = []
+    monkeypatch.setattr(train_ra_clip, "train_joint", lambda recipe, out, **rest: begun.append((recipe, out)) or out)
+    words = ["train", "ra-clip", "siglip-tiny", "--memory", "mine", "--data", "pairs.csv"]
+    assert cli.main(words) == 0
+    assert cli.main(["train", "ra-clip", "--config", str(trained / "recipe.json"), "--out", "there"]) == 0
+    (named, out), (again, _) = begun
+    siglip = RECIPES["siglip-tiny"]()
+    assert (named.objective, named.steps, named.memory, str(out)) == (
+        siglip.objective,
+        siglip.steps,
+        "mine",
+        "runs/ra-clip",
+    )
+    assert (again.k, again.steps, again.objective.base) == (K, 4, "softmax")
+    assert cli.main(["train", "ra-clip", "siglip-tinny", "--memory", "mine", "--data", "pairs.csv"]) == 2
+    assert "siglip-tinny: no such recipe. Did you mean siglip-tiny" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -179,6 +206,7 @@ def test_commands_read_with_it_and_find_what_was_measured_while_it_trained(world
         (("--compile",), "--compile: is not for towers that learn together with their reading"),
         (("--data", "glyphs:captions"), "an endless stream"),
         (("--searcher", "{run}/model"), "another model"),
+        (("--k", 0), "--k 0: must be at least 1"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_leaves_nothing(world, trained, tmp_path, capsys, words, message):

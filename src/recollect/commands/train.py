@@ -66,17 +66,10 @@ class Train:
         Raises:
             UserError: no such recipe.
         """
-        name, rest = (words[0], words[1:]) if words and not words[0].startswith("-") else ("", words)
-        if given := _config(words):
-            file, rest = given
-            if name:
-                raise UserError(f"{name} and --config {file}: both name a recipe. Take one of them.")
+        name, file, rest = begun_from(words)
+        if file:
             return cls._with(recipe_from_json(file), rest, file.resolve().parent.name, prog)
-        if name and name not in RECIPES:
-            near = difflib.get_close_matches(name, RECIPES, 3, 0.5)
-            guess = f"Did you mean {' or '.join(near)}? " if near else ""
-            raise UserError(f"{name}: no such recipe. {guess}`recollect train` lists them.")
-        return cls._with(RECIPES[name]() if name else Recipe(), rest, name, prog)
+        return cls._with(named_recipe(name) if name else Recipe(), rest, name, prog)
 
     @classmethod
     def _with(cls, recipe: Recipe, rest: list[str], name: str, prog: str) -> "Train":
@@ -136,6 +129,34 @@ class Train:
     def _train(self, out: Path) -> Path:
         """The folder of the trained model."""
         return train(self.recipe, out, resume=self.resume, device=self.device, hooks=self.hooks(), trackers=self.track)
+
+
+def begun_from(words: list[str]) -> tuple[str, Path | None, list[str]]:
+    """The recipe that the first word names, the file behind ``--config``, and the other words.
+
+    Raises:
+        UserError: both are there.
+    """
+    name, rest = (words[0], words[1:]) if words and not words[0].startswith("-") else ("", words)
+    if given := _config(words):
+        file, rest = given
+        if name:
+            raise UserError(f"{name} and --config {file}: both name a recipe. Take one of them.")
+        return name, file, rest
+    return name, None, rest
+
+
+def named_recipe(name: str) -> Recipe:
+    """The recipe of a name.
+
+    Raises:
+        UserError: there is none.
+    """
+    if name not in RECIPES:
+        near = difflib.get_close_matches(name, RECIPES, 3, 0.5)
+        guess = f"Did you mean {' or '.join(near)}? " if near else ""
+        raise UserError(f"{name}: no such recipe. {guess}`recollect train` lists them.")
+    return RECIPES[name]()
 
 
 def _config(words: list[str]) -> tuple[Path, list[str]] | None:

@@ -6,8 +6,11 @@ from typing import Annotated
 
 import tyro
 
-from recollect.commands.train import Train
-from recollect.memory.fusion.joint import JointRecipe, ra_clip, train_joint
+from recollect.commands.train import Train, begun_from, named_recipe
+from recollect.memory.fusion.joint import JointRecipe, joint_recipe, train_joint
+from recollect.training.options import recipe_from_json
+
+DEFAULT = "clip-tiny"
 
 
 @dataclass(frozen=True)
@@ -20,16 +23,24 @@ class TrainRaClip(Train):
 
     `recollect evaluate zero-shot OUT/model --data SOURCE --memory MEMORY --fusion OUT/model/fusion`
 
-    The other options are those of `recollect train`.
+    A recipe of `recollect train` may be named first, `recollect train ra-clip siglip-locked`: its towers, objective and
+    steps are then those of the run (clip-tiny's by default). The other options are those of `recollect train`.
     """
 
-    recipe: Annotated[JointRecipe, tyro.conf.arg(name="")] = field(default_factory=ra_clip)
+    recipe: Annotated[JointRecipe, tyro.conf.arg(name="")] = field(default_factory=JointRecipe)
 
     @classmethod
     def parse(cls, words: list[str], prog: str) -> Train:
-        """Read the command line."""
+        """Read the command line; its first word may name a recipe, which sets the defaults of all other options.
+
+        Raises:
+            UserError: no such recipe.
+        """
+        begun, file, rest = begun_from(words)
         command, name = prog.rsplit(" ", 1)
-        return cls._with(ra_clip(), words, name, command)
+        if file:
+            return cls._with(recipe_from_json(file, JointRecipe), rest, name, command)
+        return cls._with(joint_recipe(named_recipe(begun or DEFAULT)), rest, name, command)
 
     def _train(self, out: Path) -> Path:
         assert isinstance(self.recipe, JointRecipe)

@@ -326,13 +326,13 @@ class Recipe:
 _IN_WORDS: Mapping[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
-def recipe_from_json(file: Path) -> Recipe:
-    """The recipe that a ``recipe.json`` holds.
+def recipe_from_json(file: Path, kind: type[Recipe] = Recipe) -> Recipe:
+    """The recipe, of a kind, that a ``recipe.json`` holds.
 
     Raises:
         UserError: no such file, not a recipe, or an option that there is not.
     """
-    return _from_json(Recipe, read_json(file), file, "")
+    return _from_json(kind, read_json(file), file, "")
 
 
 def _from_json(kind: Any, value: Any, file: Path, name: str) -> Any:

@@ -8,7 +8,7 @@ tower's embedding. Texts read nothing.
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ from recollect.training.feature_store import FeatureStore
 from recollect.training.loop import Hook, train
 from recollect.training.options import Data, Recipe
 from recollect.training.ranks import ProcessRanks, first_makes
-from recollect.training.recipes import RECIPES
 from recollect.training.step import Inputs
 from recollect.training.trackers import Tracker
 
@@ -92,10 +91,9 @@ class JointRecipe(Recipe):
             )
 
 
-def ra_clip() -> JointRecipe:
-    """CLIP with tiny towers whose images read a memory while they learn; --model.start takes others."""
-    start = RECIPES["clip-tiny"]()
-    values = {name: getattr(start, name) for name in Recipe.__dataclass_fields__}
+def joint_recipe(recipe: Recipe) -> JointRecipe:
+    """The same towers, objective and steps, of images that read a memory; it names neither data nor memory yet."""
+    values = {each.name: getattr(recipe, each.name) for each in fields(Recipe)}
     return JointRecipe(**{**values, "data": Data()})
 
 
