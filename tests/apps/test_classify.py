@@ -10,7 +10,7 @@ import guide_world
 from colours import COLOURS, ColourEncoder, paint, shade
 from recollect.apps.classify.choosing import by_names, settings_of
 from recollect.apps.classify.classifier import Classifier
-from recollect.apps.classify.folder import CLASSIFIER_FILE
+from recollect.apps.classify.folder import CLASSIFIER_FILE, _canonical, _digest
 from recollect.apps.classify.naming import name_pictures
 from recollect.apps.classify.pictures import find_examples, find_images, read_names
 from recollect.apps.classify.predictions import classify
@@ -222,6 +222,24 @@ def test_adding_examples_and_classes_equals_teaching_them_all(folders):
     np.testing.assert_allclose(grown.predict_proba(queries), whole.predict_proba(queries), atol=1e-5)
     again = grown.add(ColourEncoder(), find_examples(folders / "more"))
     assert len(again.support) == 18
+    record = json.loads((folders / "kept" / CLASSIFIER_FILE).read_text())
+    del record["digests"], record["digest"]
+    for each in record["examples"]:
+        each["digest"] = f"of an earlier edition: {each['digest'][::-1]}"
+    record["digest"] = _digest(_canonical(record))
+    (folders / "kept" / CLASSIFIER_FILE).write_text(json.dumps(record))
+    older = Classifier.load(folders / "kept")
+    (folders / "more/blue").mkdir()
+    (folders / "support/red/0.png").rename(folders / "more/blue/was red.png")  # of another class it is another example
+    grown = older.add(ColourEncoder(), find_examples(folders / "support") + find_examples(folders / "more"))
+    assert len(older.support) == 15
+    assert len(grown.support) == 19, "those of an earlier edition are known again by their embeddings"
+    grown.save(folders / "grown")
+    kept = Classifier.load(folders / "grown")
+    assert len(kept.add(ColourEncoder(), find_examples(folders / "support")).support) == 19
+    assert sum(digest.startswith("?") for digest in kept.support.digests) == 1, (
+        "the others are known by their pixels now"
+    )
 
 
 def test_examples_make_names_a_better_classifier_one_class_at_a_time(folders):

@@ -117,7 +117,14 @@ def test_copies_of_a_picture_are_one_example(tmp_path):
     digests = [pixel_digest(picture) for picture in pictures]
     digests[3] = digests[0]
     memory.upsert(replace(memory.backend.rows(ids), digests=digests))
+    further = replace(memory.backend.rows([ids[6]]), ids=[f"{ids[6]}#1"], captions=["other words"])
+    memory.add(further)  # a row for each caption
     page, stop = start(tmp_path / "memory")
+    every = page.call("/api/search", {"terms": [{"words": "red"}]})[1]
+    assert (every["total"], every["of"]) == (60, 60), "a picture with two captions is shown once"
+    other = page.call("/api/search", {"terms": [], "where": "caption = 'other words'"})[1]
+    shown_first = page.call(f"/api/window?order={other['order']}&start=0&count=9")[1]["tiles"]
+    assert [tile["id"] for tile in shown_first] == [f"{ids[6]}#1"]
     shown = page.session.collection
     for key, name in enumerate(COLOURS, start=1):
         page.call("/api/classes", {"name": name})
@@ -144,7 +151,7 @@ def test_copies_of_a_picture_are_one_example(tmp_path):
     _, written = page.call("/api/labels/memory", b"")
     stop()
     assert kept["examples"] == 8
-    assert written["changed"] == 9
+    assert (written["changed"], written["pictures"]) == (10, 8)
     opened = Classifier.load(tmp_path / "memory/page/classifiers/colours")
     for place in (6, 8):
         pictures[place].save(tmp_path / f"{place}.png")
@@ -180,7 +187,7 @@ def test_labels_go_into_the_memory_where_filters_find_them(page):
     page.call("/api/classes", {"name": "warm"})
     page.call("/api/classes/4/marks", {"rows": [0], "mark": 1, "version": version})
     status, answer = page.call("/api/labels/memory", b"")
-    assert (status, answer) == (200, {"changed": 12, "key": "clicked", "foreign": []})
+    assert (status, answer) == (200, {"changed": 12, "pictures": 12, "key": "clicked", "foreign": []})
     known = {item.id: item.metadata for item in Memory.open(page.folder).fetch(page.session.collection.ids)}
     assert known["red/0.png"] == {"number": 0, "clicked": "red; warm"}
     assert known["red/3.png"] == {"number": 3, "clicked": "red"}
@@ -201,7 +208,7 @@ def test_labels_never_take_the_place_of_a_column_that_somebody_brought(page):
     memory.set_metadata("clicked", brought)
     for changed in (12, 0):
         _, answer = page.call("/api/labels/memory", b"")
-        assert answer == {"changed": changed, "key": "clicked_2", "foreign": ["clicked"]}
+        assert answer == {"changed": changed, "pictures": changed, "key": "clicked_2", "foreign": ["clicked"]}
     memory.refresh()
     known = {item.id: item.metadata for item in memory.fetch(page.session.collection.ids)}
     assert {id: each["clicked"] for id, each in known.items() if "clicked" in each} == brought

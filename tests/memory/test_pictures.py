@@ -83,6 +83,17 @@ def test_a_class_folder_gives_labels_and_no_captions(tmp_path, encoder):
     item = memory.fetch(["pets:cat/2.png"])[0]
     assert (item.caption, item.metadata["label"], memory.texts) == ("", "cat", 0)
     assert memory.search(encoder.embed_images([draw(3)]), 2, where="label = 'dog'").ids[0, 0] == "pets:dog/3.png"
+    memory.set_captions({"pets:cat/2.png": "a tabby", "pets:dog/1.png": "a terrier"}, encoder, by="somebody")
+    memory.set_metadata("clicked_2", {"pets:cat/0.png": "kitten"})
+    (tmp_path / "pets/9.png").write_bytes(encoded(9))  # no folder of classes any more: every row says something else
+    (tmp_path / "pets/dog/1.png").write_bytes(encoded(11))  # and this one is another picture
+    assert fill(memory, encoder, tmp_path / "pets").replaced == 4
+    said = {item.id: (item.caption, dict(item.metadata)) for item in memory.fetch(memory.ids_where("source = 'pets'"))}
+    assert said["pets:cat/2.png"] == ("a tabby", {"captioned_by": "somebody"}), "what people said of it stays"
+    assert said["pets:cat/0.png"] == ("", {"clicked_2": "kitten"})
+    assert said["pets:dog/1.png"] == ("", {})
+    found = memory.search(encoder.embed_texts(["a tabby"]), 1, "text")
+    assert (found.ids[0, 0], round(float(found.scores[0, 0]), 5)) == ("pets:cat/2.png", 1)
 
 
 @BOTH

@@ -63,7 +63,7 @@ class Serve:
             app = create_app(session, frozenset(LOOPBACK) if loopback else frozenset(), self.token)
             listening.listen(128)  # whoever opens the address that is printed now is answered in a moment
             output().print(
-                f"page: {self.address(listening.getsockname()[1])} ({len(session.collection):,} pictures; stop with "
+                f"page: {self.address(listening.getsockname()[1])} ({session.collection.tiles:,} pictures; stop with "
                 "Ctrl-C)",
                 highlight=False, soft_wrap=True,
             )  # fmt: skip

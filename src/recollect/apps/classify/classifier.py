@@ -20,10 +20,12 @@ from recollect.apps.classify.teaching import (
     Support,
     class_prefix,
     extended,
+    not_of_pixels,
     prompts_of,
 )
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind
+from recollect.data.sources.images import PIXEL_DIGESTS
 from recollect.evaluation.features import learned_scale
 from recollect.fewshot import EmbeddingClassifier
 from recollect.fewshot.methods import FEW_SHOT_METHODS, PROMPT_METHODS
@@ -186,6 +188,7 @@ class Classifier:
                 "unknown_below": self.unknown_below,
                 "unknown_rate": self.unknown_rate,
             },
+            "digests": PIXEL_DIGESTS,
             "examples": [
                 {"file": file, "class": self.classes[label], "digest": digest}
                 for file, label, digest in zip(support.files, support.labels.tolist(), support.digests, strict=True)
@@ -194,12 +197,12 @@ class Classifier:
 
     @classmethod
     def _restored(cls, record: Mapping[str, Any], numbers: Mapping[str, np.ndarray]) -> "Classifier":
-        examples = record["examples"]
+        examples, today = record["examples"], record.get("digests") == PIXEL_DIGESTS
         support = Support(
             numbers["support"],
             numbers["labels"],
             tuple(each["file"] for each in examples),
-            tuple(each["digest"] for each in examples),
+            tuple(each["digest"] if today else not_of_pixels(each["digest"]) for each in examples),
         )
         if not len(support) == len(support.features) == len(support.labels):
             raise ValueError("its examples and their numbers differ in count")

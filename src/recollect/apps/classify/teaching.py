@@ -31,6 +31,18 @@ class ClassifierModel:
     prefix: Kind | None = None
 
 
+SAME_PICTURE = 1 - 1e-5
+"""Cosine from which an example is the same picture as one whose pixels are not known any more: one picture embedded in
+two batches, or on two devices, comes to 1 − 1e-6."""
+
+_NOT_OF_PIXELS = "?"
+
+
+def not_of_pixels(digest: str) -> str:
+    """A digest that tells nothing about pixels: of an earlier edition, or only a name."""
+    return digest if digest.startswith(_NOT_OF_PIXELS) else f"{_NOT_OF_PIXELS}{digest}"
+
+
 @dataclass(frozen=True)
 class Support:
     """Embedded examples.
@@ -39,7 +51,7 @@ class Support:
         features: unit-norm (n, width).
         labels: indices of classes (n,).
         files: where each came from, for people to look at; nothing is read from there again.
-        digests: of the pixels.
+        digests: of the pixels, or `not_of_pixels`.
     """
 
     features: Float[np.ndarray, "n width"]
@@ -51,17 +63,31 @@ class Support:
         return len(self.files)
 
     def joined(self, other: "Support") -> "Support":
-        """Both, without pictures that are there already under the same class."""
-        known = set(zip(self.digests, self.labels.tolist(), strict=True))
+        """Both, without pictures that are there already under the same class.
+
+        By their pixels; where those of an example are not known, by its embedding, and they are from then on.
+        """
+        digests = list(self.digests)
+        known = set(zip(digests, self.labels.tolist(), strict=True))
         first: dict[tuple[str, int], int] = {}
         for place, pair in enumerate(zip(other.digests, other.labels.tolist(), strict=True)):
             first.setdefault(pair, place)
-        new = [place for pair, place in first.items() if pair not in known]
+        new = []
+        vague = np.array([digest.startswith(_NOT_OF_PIXELS) for digest in digests], dtype=bool)
+        for (digest, label), place in first.items():
+            if (digest, label) in known:
+                continue
+            alike = np.flatnonzero(vague & (self.labels == label))
+            if len(alike) and (cosines := self.features[alike] @ other.features[place]).max() >= SAME_PICTURE:
+                same = int(alike[cosines.argmax()])
+                digests[same], vague[same] = digest, False
+                continue
+            new.append(place)
         return Support(
             np.concatenate([self.features, other.features[new]]),
             np.concatenate([self.labels, other.labels[new]]),
             self.files + tuple(other.files[i] for i in new),
-            self.digests + tuple(other.digests[i] for i in new),
+            tuple(digests) + tuple(other.digests[i] for i in new),
         )
 
 

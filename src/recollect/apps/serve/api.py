@@ -152,7 +152,7 @@ def _answer(session: Session, order: Order, began: float, **more: Any) -> dict[s
     return {
         "order": order.key,
         "total": len(order.rows),
-        "of": len(session.collection),
+        "of": session.collection.tiles,
         "kind": order.kind,
         "version": session.collection.version,
         "milliseconds": round(1000 * (time.perf_counter() - began), 1),
@@ -250,7 +250,7 @@ def _overviews(app: FastAPI, opened: OpenMemory) -> None:
         found = session.layout(where)
         return {
             "version": session.collection.version,
-            "of": len(session.collection.shown(where).rows),
+            "of": len(session.collection.shown(where).tiles),
             "rows": found.rows.tolist(),
             "points": np.round(found.points, 4).ravel().tolist(),
             "method": found.method,

@@ -36,19 +36,32 @@ class Shown:
     Attributes:
         where: the filter; empty for everything.
         rows: that satisfy it, in order.
-        pictures: the same without copies: the row of each picture that stands for all of its copies
-            (`Collection.copy_of`), in order; where that does not satisfy the filter itself, a copy of it does.
-        first: the first row of ``rows`` for each of ``pictures``.
+        tiles: the same without further captions of a picture: what is listed.
+        collection: whose rows they are.
     """
 
     where: str
     rows: np.ndarray
-    pictures: np.ndarray
-    first: np.ndarray
+    tiles: np.ndarray
+    collection: "Collection"
 
-    def rows_of(self, pictures: np.ndarray) -> np.ndarray:
+    @cached_property
+    def _pictures(self) -> tuple[np.ndarray, np.ndarray]:
+        pictures, places = np.unique(self.collection.copy_of[self.tiles], return_index=True)
+        return pictures, self.tiles[places]
+
+    @property
+    def pictures(self) -> np.ndarray:
+        """The tiles without copies: the row of each picture that stands for all of them (`Collection.copy_of`).
+
+        Where that does not satisfy the filter itself, a copy of it does.
+        """
+        return self._pictures[0]
+
+    def tiles_of(self, pictures: np.ndarray) -> np.ndarray:
         """What to show for some of its pictures."""
-        return self.first[np.searchsorted(self.pictures, pictures)]
+        own, tiles = self._pictures
+        return tiles[np.searchsorted(own, pictures)]
 
     def has(self, pictures: np.ndarray) -> np.ndarray:
         """Which of some pictures are among its own."""
@@ -110,6 +123,20 @@ class Collection:
                 self._copy_of = self._find_copies()
         return np.arange(len(self)) if self._copy_of is None else self._copy_of
 
+    @cached_property
+    def tile_of(self) -> np.ndarray:
+        """For each row the first one of the same picture, of which a memory may have a row for each caption."""
+        found, first = np.arange(len(self)), dict[str, int]()
+        if any("#" in id for id in self.ids):
+            for row, id in enumerate(self.ids):
+                found[row] = first.setdefault(picture_of(id), row)
+        return found
+
+    @cached_property
+    def tiles(self) -> int:
+        """How many pictures there are, each with all its captions once."""
+        return int((self.tile_of == np.arange(len(self))).sum())
+
     def _find_copies(self) -> np.ndarray:
         found, first = np.arange(len(self)), dict[str, int]()
         for batch in self.memory.columns(["id", "digest"]):
@@ -135,12 +162,12 @@ class Collection:
             rows = np.sort(np.array([self.row_of[id] for id in ids if id in self.row_of], dtype=np.int64))
             if not len(rows):
                 raise UserError(f"no picture satisfies {where}{unknown_names(where, self.memory.metadata_keys())}")
-        pictures, places = np.unique(self.copy_of[rows], return_index=True)
-        found = Shown(where, rows, pictures, rows[places])
-        if self._copy_of is not None:
-            self._shown[key] = found
-            while len(self._shown) > _FILTERS:
-                self._shown.popitem(last=False)
+        tiles = rows
+        if self.tiles < len(self):
+            tiles = rows[np.sort(np.unique(self.tile_of[rows], return_index=True)[1])]
+        found = self._shown[key] = Shown(where, rows, tiles, self)
+        while len(self._shown) > _FILTERS:
+            self._shown.popitem(last=False)
         return found
 
     def check(self, rows: Sequence[int]) -> None:

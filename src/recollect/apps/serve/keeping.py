@@ -14,7 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recollect.apps.classify.classifier import Classifier
-from recollect.apps.classify.teaching import ClassifierModel, Support, class_prefix, class_prompts_of
+from recollect.apps.classify.teaching import (
+    ClassifierModel,
+    Support,
+    class_prefix,
+    class_prompts_of,
+    not_of_pixels,
+)
 from recollect.apps.serve.collection import Collection
 from recollect.apps.serve.orders import Order, Orders
 from recollect.apps.serve.teaching import Teaching
@@ -53,11 +59,13 @@ class Written:
 
     Attributes:
         changed: rows.
+        pictures: of these rows, each with its copies once.
         key: the column's name.
         foreign: columns that have the name of labels, and hold something else.
     """
 
     changed: int
+    pictures: int
     key: str
     foreign: tuple[str, ...]
 
@@ -135,7 +143,7 @@ class Keeper:
                 for start in range(0, len(new), _ROWS):  # whole rows, with their pictures
                     if there := sorted(backend.known(new[start : start + _ROWS])):
                         self._digests |= zip(there, backend.rows(there).digests, strict=True)
-            return tuple(self._digests.get(id) or id for id in ids)
+            return tuple(self._digests.get(id) or not_of_pixels(id) for id in ids)
 
     def _class_texts(self, names: Sequence[str], texts: Mapping[str, tuple[str, ...]]) -> np.ndarray:
         """Unit-norm class texts; each is embedded once, and no click waits for it again."""
@@ -202,7 +210,7 @@ class Keeper:
         Raises:
             UserError: no such class, nothing satisfies the filter, or as in `classifier`.
         """
-        rows = shown = self.collection.shown(where).rows
+        rows = shown = self.collection.shown(where).tiles
         found = self.sorted()
         names = list(found.classifier.classes)
         by = found.probability
@@ -300,18 +308,19 @@ class Keeper:
                 for picture, mark in self.teacher.clicked(each).items():
                     if mark > 0:
                         names.setdefault(picture, []).append(each.name)
-        pictures = zip(shown.rows.tolist(), self.collection.copy_of[shown.rows].tolist(), strict=True)
-        values = {
-            self.collection.ids[row]: "; ".join(sorted(names[picture])) for row, picture in pictures if picture in names
-        }
+        copy_of = dict(zip(shown.rows.tolist(), self.collection.copy_of[shown.rows].tolist(), strict=True))
+        ids = {self.collection.ids[row]: picture for row, picture in copy_of.items()}
+        values = {id: "; ".join(sorted(names[picture])) for id, picture in ids.items() if picture in names}
         memory = self.collection.memory
         memory.refresh()
         before = memory.version
-        key, foreign = labels.free_column(label_columns(memory.backend))
+        there = label_columns(memory.backend)
+        key, foreign = labels.free_column(there)
         with self._lock:
             labels.wrote(key)
-        among = [self.collection.ids[row] for row in shown.rows.tolist()] if shown.where else None
-        changed = memory.set_metadata(key, values, among)
+        before_of = there.get(key, {})
+        pictures = {picture for id, picture in ids.items() if before_of.get(id) != values.get(id)}
+        changed = memory.set_metadata(key, values, list(ids) if shown.where else None)
         if before == self.collection.known:
             self.collection.known = memory.version
-        return Written(changed, key, foreign)
+        return Written(changed, len(pictures), key, foreign)

@@ -26,7 +26,7 @@ from recollect.data.sources.images import decode
 from recollect.models import DualEncoder
 from recollect.search.cutoff import LearntCutOff, cut_off_of
 from recollect.search.query import Query, Term
-from recollect.search.searcher import shortened_notes
+from recollect.search.searcher import Hit, shortened_notes
 
 _UPLOADS, _UPLOADED = 32, 2**27  # pictures, and their bytes
 MOST_TERMS = 16
@@ -86,12 +86,12 @@ class Session:
     # ---------------------------------------------------------------- search
 
     def everything(self, where: str | None = None) -> Order:
-        """All rows, or those that satisfy a filter, in the memory's order."""
-        rows = self.collection.shown(where).rows
+        """All pictures, or those that satisfy a filter, in the memory's order."""
+        rows = self.collection.shown(where).tiles
         return self.orders.keep(rows, np.full(len(rows), np.nan, dtype=np.float32), "all")
 
     def search(self, terms: Sequence[SearchTerm], where: str | None = None, adapt: bool = False) -> Order:
-        """Every row by its cosine with the weighted sum of the terms' unit embeddings.
+        """Every picture by its cosine with the weighted sum of the terms' unit embeddings.
 
         For words alone ``about`` has the learnt cut-off, where captions teach one.
 
@@ -104,7 +104,7 @@ class Session:
                 or memory that has no episodes.
         """
         vector = self.query(terms)
-        rows = self.collection.shown(where).rows
+        rows = self.collection.shown(where).tiles
         every = len(rows) == len(self.collection)
         vectors = self.collection.vectors if every else self.collection.vectors[rows]
         scores = (torch.from_numpy(vectors) @ torch.from_numpy(vector)).numpy()
@@ -133,9 +133,15 @@ class Session:
         query = Query(tuple(term for each in terms for term in self._as_query(each).terms))
         with self._lock:
             found = self._adaptive.search(query, where or None)
-        row_of = self.collection.row_of
-        first = [hit for hit in found.hits if hit.item.id in row_of]
-        head = np.array([row_of[hit.item.id] for hit in first], dtype=np.int64)
+        row_of, tile = (
+            self.collection.row_of,
+            dict(zip(self.collection.tile_of[rows].tolist(), rows.tolist(), strict=True)),
+        )
+        best: dict[int, Hit] = {}
+        for hit in found.hits:  # of rows of one picture, one for each caption, the best
+            if hit.item.id in row_of:
+                best.setdefault(tile[int(self.collection.tile_of[row_of[hit.item.id]])], hit)
+        first, head = list(best.values()), np.array(list(best), dtype=np.int64)
         rest = ~np.isin(rows, head)
         plain = {int(row): rank for rank, row in enumerate(rows.tolist(), start=1)}
         learnt = [{**pair, "row": row_of[pair["id"]]} for pair in found.pairs() if pair["id"] in row_of]
@@ -266,7 +272,7 @@ class Session:
             if self._layout is None:
                 self._layout = lay_out(self.collection.vectors)
             found = self._layout
-        kept = np.isin(found.rows, shown.rows)
+        kept = np.isin(found.rows, shown.tiles)
         return Layout(found.rows[kept], found.points[kept], found.method)
 
     def duplicates(self, where: str | None = None) -> tuple[list[Alike], str]:

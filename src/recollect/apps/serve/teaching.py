@@ -140,13 +140,13 @@ class Teaching:
             taught = self.answer(self.labels.get(key))
         fit, scores = taught.fit, taught.fit.scores
         if what == "next":
-            rows = shown.rows_of(next_to_label(taught.model, fit, ASKED, among=shown.pictures))
+            rows = shown.tiles_of(next_to_label(taught.model, fit, ASKED, among=shown.pictures))
             return self.orders.keep(rows, scores[rows], "next")
         if what == "clicked":
             pictures = taught.latest[shown.has(taught.latest)]
-            rows = shown.rows_of(pictures)
+            rows = shown.tiles_of(pictures)
             return self.orders.keep(rows, scores[rows], "class")
-        cut, rows = taught.cut(shown), shown.rows
+        cut, rows = taught.cut(shown), shown.tiles
         by = -scores[rows] if what == "likely" or cut is None else np.abs(cut.probability[rows] - 0.5)
         best = rows[np.argsort(by, kind="stable")]
         clicked = np.isin(taught.copy_of[best], fit.rows)
@@ -174,7 +174,7 @@ class Teaching:
                 "precision": cut.precision,
                 "coverage": cut.coverage,
                 "clicks": cut.clicks,
-                "copies": len(shown.rows) - len(shown.pictures),
+                "copies": len(shown.tiles) - len(shown.pictures),
                 "stop": cut.stop,
             }
         return about

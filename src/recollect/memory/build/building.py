@@ -14,7 +14,7 @@ from recollect.data.sources.images import note
 from recollect.data.sources.reading import BrokenCounter
 from recollect.memory.build.editions import Deduplicator, Edition
 from recollect.memory.build.reading import ROWS_AT_ONCE, Reader, RowBlock
-from recollect.memory.build.renamed import hand_on
+from recollect.memory.build.renamed import hand_on, keep_said
 from recollect.memory.build.report import BuildOptions as BuildOptions
 from recollect.memory.build.report import BuildReport as BuildReport
 from recollect.memory.rows import Pairs, Precision
@@ -137,14 +137,14 @@ def _fill(
             again += _confirm(block, edition, deduplication, report)
             waiting.append(deduplication.sift(edition.numbered(block.pairs), report))
             if sum(map(len, waiting)) + ROWS_AT_ONCE > COMMIT:
-                _commit(memory, waiting, report)
+                _commit(memory, waiting, report, edition)
                 waiting = []
             counted.add(reader.source, count, block.failures)
             counter.advance(count)
         for index in again:
             for block in replace(reader, known={}).blocks(index, index + 1):
                 waiting.append(deduplication.sift(edition.numbered(block.pairs), report))
-        _commit(memory, waiting, report)
+        _commit(memory, waiting, report, edition)
 
 
 def _move(memory: Memory, files: Mapping[str, str | None], place: str) -> int:
@@ -188,10 +188,11 @@ def _blocks(reader: Reader, start: int, stop: int, engine: str) -> Iterator[RowB
     return reader.blocks(start, stop)
 
 
-def _commit(memory: Memory, waiting: list[Pairs], report: BuildReport) -> None:
+def _commit(memory: Memory, waiting: list[Pairs], report: BuildReport, edition: "Edition") -> None:
     pairs = join(waiting)
     if pairs is None:
         return
+    pairs = keep_said(memory, pairs, {id for id in pairs.ids if edition.has(id)})
     replaced = memory.upsert(pairs)
     report.replaced += replaced
     report.added += len(pairs) - replaced

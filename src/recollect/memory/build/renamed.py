@@ -1,13 +1,19 @@
-"""A picture whose file was renamed: its row has another id, and keeps what was said of the picture meanwhile."""
+"""A picture whose row is another one now: it keeps what was said of the picture meanwhile.
 
+Its file was renamed, so that it has another id; or its source says something else of it than before.
+"""
+
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
 
 from recollect.memory.naming import CAPTIONED_BY, is_label_column
+from recollect.memory.rows import Pairs
 from recollect.memory.store import Memory
 
 _AT_ONCE = 2_048  # rows of a commit
+_WHOLE = 256  # rows with their pictures
 
 
 def hand_on(memory: Memory, gone: list[str], source: str) -> int:
@@ -43,17 +49,51 @@ def _hand_on(memory: Memory, pairs: list[tuple[str, str]]) -> int:
         if not pairs:
             return 0
         new, old = backend.rows([id for id, _ in pairs]), backend.rows([before for _, before in pairs])
-        wordless = ~new.has_text & old.has_text
-        captions, metadata = list(new.captions), [dict(own) for own in new.metadata]
-        for row, before in enumerate(old.metadata):
-            if wordless[row]:
-                captions[row] = old.captions[row]
-            for key, value in before.items():
-                if is_label_column(key) or (key == CAPTIONED_BY and wordless[row]):
-                    metadata[row].setdefault(key, value)
-        changed = [row for row in range(len(pairs)) if wordless[row] or metadata[row] != dict(new.metadata[row])]
+        kept, changed = _given(new, old)
         if changed:
-            vectors = np.where(wordless[:, None], old.text_vectors, new.text_vectors)
-            kept = replace(new, captions=captions, metadata=metadata, text_vectors=vectors)
             backend.upsert(kept.take(changed))
         return len(changed)
+
+
+def _given(new: Pairs, old: Pairs) -> tuple[Pairs, list[int]]:
+    """Rows with what was said of as many others that they lack, and which of them have something now."""
+    wordless = ~new.has_text & old.has_text
+    captions, metadata = list(new.captions), [dict(own) for own in new.metadata]
+    for row, before in enumerate(old.metadata):
+        if wordless[row]:
+            captions[row] = old.captions[row]
+        for key, value in before.items():
+            if is_label_column(key) or (key == CAPTIONED_BY and wordless[row]):
+                metadata[row].setdefault(key, value)
+    changed = [row for row in range(len(new)) if wordless[row] or metadata[row] != dict(new.metadata[row])]
+    vectors = np.where(wordless[:, None], old.text_vectors, new.text_vectors)
+    return replace(new, captions=captions, metadata=metadata, text_vectors=vectors), changed
+
+
+def keep_said(memory: Memory, pairs: Pairs, there: Collection[str]) -> Pairs:
+    """Rows that are about to take the place of others of the same pixels, with captions and labels that they lack.
+
+    A source that says something else of its pictures than before, a class or a year, replaces their rows; what people
+    or models have said of them meanwhile is no part of that.
+
+    Args:
+        there: ids of rows that the memory may hold.
+    """
+    places = [place for place, id in enumerate(pairs.ids) if id in there]
+    for start in range(0, len(places), _WHOLE):
+        some = places[start : start + _WHOLE]
+        known = memory.backend.known([pairs.ids[place] for place in some])
+        some = [place for place in some if pairs.ids[place] in known]
+        if not some:
+            continue
+        old = memory.backend.rows([pairs.ids[place] for place in some])
+        same = [n for n, place in enumerate(some) if pairs.digests[place] and old.digests[n] == pairs.digests[place]]
+        kept, changed = _given(pairs.take([some[n] for n in same]), old.take(same))
+        if changed:
+            captions, metadata, vectors = list(pairs.captions), list(pairs.metadata), pairs.text_vectors.copy()
+            for row in changed:
+                place = some[same[row]]
+                captions[place], metadata[place] = kept.captions[row], kept.metadata[row]
+                vectors[place] = kept.text_vectors[row]
+            pairs = replace(pairs, captions=captions, metadata=metadata, text_vectors=vectors)
+    return pairs

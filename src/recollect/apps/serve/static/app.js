@@ -76,7 +76,7 @@ function limit(filter, { total, of }) {
   const other = filter !== state.where;
   state.where = filter;
   get("scope").hidden = !filter;
-  get("scope-note").textContent = `Only where ${filter}: ${total.toLocaleString()} of ${of.toLocaleString()}. Lists, counts, tables and labels that are written are of these; every click teaches.`;
+  get("scope-note").textContent = `Only where ${filter}: ${total.toLocaleString()} of ${of.toLocaleString()}. What is listed, counted and written is of these.`;
   for (const kind of ["csv", "parquet"]) document.querySelector(`.links a[href*="labels.${kind}"]`).href = `/api/labels.${kind}${only(filter)}`;
   get("links-note").textContent = filter ? "of what the filter leaves" : "";
   if (other) classes.tell();

@@ -111,9 +111,9 @@ export class Classes {
   }
 
   async write() {
-    const where = this.where(), { changed, key, foreign } = await api.write(where);
+    const where = this.where(), { changed, pictures, key, foreign } = await api.write(where);
     const stays = foreign.length ? ` What was in ${foreign.join(", ")} before is not of these clicks and stays.` : "";
-    notice((changed ? `${changed.toLocaleString()} pictures' labels written${where ? ", of what the filter leaves" : ""}; filter by ${key} = 'NAME'.` : `The memory has these labels already, in ${key}.`) + stays);
+    notice((changed ? `${pictures.toLocaleString()} pictures' labels written${where ? ", of what the filter leaves" : ""}; filter by ${key} = 'NAME'.` : `The memory has these labels already, in ${key}.`) + stays);
   }
 
   draw() {
