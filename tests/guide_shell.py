@@ -29,6 +29,8 @@ SMALL: dict[str, dict[str, list[str]]] = {
     "analyse embeddings": {"--templates": ["2"], "--perplexity": ["2"]},
 }
 
+LEFT_OUT = {"evaluate few-shot": {"--effort"}}  # of methods that tune a model, in whose place others are put
+
 # The interpreter by its path: what stands for it on PATH may be a script that looks for one first.
 _SHIM = f"""#!{sys.executable} -SE
 import json, os, socket, sys
@@ -64,7 +66,7 @@ def shortened(words: Sequence[str]) -> list[str]:
     kept, skipping = [], False
     for word in words:
         if word.startswith("--"):
-            skipping = word.split("=")[0] in SMALL[name]
+            skipping = word.split("=")[0] in {*SMALL[name], *LEFT_OUT.get(name, ())}
         if not skipping:
             kept.append(word)
     only_for_methods = name == "evaluate retrieval" and "--methods" not in words
