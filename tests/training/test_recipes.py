@@ -15,7 +15,7 @@ from recollect.training.run_folder import as_json, check_run_folder, prepare_run
 
 OPTIONS = """
 model.start model.tokenizer model.prefixes model.freeze model.locked model.views model.dropout model.lora
-model.lora_alpha
+model.lora_alpha model.gated
 data.sources data.captions data.labels data.split data.weights data.sampling data.crop data.flip data.broken_share
 data.copies data.decoded data.merge_classes data.definitions
 data.image_column data.caption_column data.label_column data.class_name_column data.synonyms_column data.split_column

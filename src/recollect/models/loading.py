@@ -26,6 +26,7 @@ from recollect.models.presets import PRESETS
 from recollect.models.small import WEIGHTS, SmallEncoder
 from recollect.models.transformers.encoder import TransformersEncoder, quiet
 from recollect.models.transformers.families import TextFormat
+from recollect.models.transformers.gated import GATED_WEIGHTS, load_gated
 from recollect.models.transformers.processors import transform_of
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -110,7 +111,8 @@ def _open_small(name: str, record: dict[str, Any]) -> SmallEncoder:
 
 def _open_checkpoint(name: str, record: dict[str, Any]) -> TransformersEncoder:
     config = _open_config(name)
-    model = _open_weights(name, config)
+    gated = _gated_tensors(name) if record.get("gated") else None
+    model = _open_weights(name, config) if gated is None else _unfilled(name, config)
     processor = _open_processor(name)
     try:
         transform = _saved_transform(record) or transform_of(processor.image_processor, config, name)
@@ -119,7 +121,11 @@ def _open_checkpoint(name: str, record: dict[str, Any]) -> TransformersEncoder:
         if "text" in record:
             encoder.text = TextFormat(**record["text"] | {"inputs": tuple(record["text"]["inputs"])})
         encoder.prefixes = {kind: tuple(words) for kind, words in record.get("prefixes", {}).items()}
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if gated is not None:
+            encoder.add_gated()
+            assert encoder.gated is not None
+            load_gated(model, encoder.gated, gated)
+    except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise UserError(f"{name}: not a dual encoder that can be used here ({_line(error)}).") from error
     _try_out(encoder, name)
     return encoder
@@ -166,6 +172,23 @@ def _open_weights(name: str, config: transformers.PreTrainedConfig) -> transform
     if missing:
         raise UserError(f"{name}: {len(missing)} weights are missing, {missing[0]} first. Copy or download it again.")
     return model
+
+
+def _gated_tensors(name: str) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(str(cached_file(name, GATED_WEIGHTS)))
+    except (OSError, SafetensorError) as error:
+        words = f"{GATED_WEIGHTS} is missing or damaged ({_line(error)}). Copy or train it again."
+        raise UserError(f"{name}: {words}") from error
+
+
+def _unfilled(name: str, config: transformers.PreTrainedConfig) -> transformers.PreTrainedModel:
+    """A model of this shape, whose weights are still to be loaded."""
+    try:
+        with quiet(), torch.random.fork_rng(devices=[]):
+            return transformers.AutoModel.from_config(config, trust_remote_code=False).float()
+    except _FAILURES as error:
+        raise UserError(f"{name}: its config.json makes no model ({_line(error)}). Copy it again.") from error
 
 
 def _open_processor(name: str) -> transformers.ProcessorMixin:

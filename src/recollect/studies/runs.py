@@ -164,6 +164,8 @@ def run_key(recipe: Recipe) -> str:
     asked = asdict(recipe)
     if recipe.data.definitions is None:  # runs made before there was this option keep their names
         del asked["data"]["definitions"]
+    if not recipe.model.gated:  # the same
+        del asked["model"]["gated"]
     return content_key(asked, _training_content(recipe), size=5)
 
 

@@ -104,6 +104,8 @@ def assemble_recipe(
         model = load_model(saved_model, "cpu")
     else:
         model = start_model(recipe.model, sources, recipe.seed, knowledge)
+    if recipe.model.gated:
+        _gate(model, recipe)
     refuse_idle(recipe, model)
     check_agreement({"the tokenizer or the shape of the model": model.reading})
     objective, crops = objective or build_objective(recipe.objective, model), training_transform(model, data)
@@ -211,6 +213,23 @@ def _open(spec: str, kind: Kind | None, data: Data) -> Source:
         )
     split = data.split if split_of(spec) is None else None  # what an address says of one source goes first
     return open_source(spec, split=split, kind=kind, columns=data.columns, lost_share=data.broken_share)
+
+
+def _gate(model: DualEncoder, recipe: Recipe) -> None:
+    """Let new blocks before those of the image tower learn, and nothing else."""
+    start = recipe.model.start
+    if start in PRESETS:
+        raise UserError(
+            f"--model.gated: {start} is a preset, whose weights are drawn at random. Name a checkpoint with "
+            "--model.start."
+        )
+    if not isinstance(model, TransformersEncoder):
+        raise UserError(f"--model.gated: {start} has no blocks of transformers that others could stand before.")
+    if model.gated is None:  # else the run goes on, or begins with such a model
+        model.add_gated(recipe.seed)
+    model.requires_grad_(False)
+    for parameter in model.gated.parameters():  # type: ignore[union-attr]
+        parameter.requires_grad_(True)
 
 
 def _adapted(model: DualEncoder, recipe: Recipe, saved: Path | None) -> AdaptedTowers:

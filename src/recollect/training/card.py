@@ -18,6 +18,8 @@ def model_card(recipe: Mapping[str, Any], seen: Mapping[str, int], last: Mapping
         last: the last line of the metrics.
     """
     recipe = _public(recipe)
+    gated = recipe["model"].get("gated", False)
+    library, opened = ("recollect", _GATED) if gated else ("transformers", "")
     start, objective = recipe["model"]["start"], recipe["objective"]
     base = OBJECTIVES[objective["base"]]
     name = base.name if objective["context"] is None else base.name_with_context
@@ -28,14 +30,14 @@ def model_card(recipe: Mapping[str, Any], seen: Mapping[str, int], last: Mapping
         f"| {key} | {value:.4g} |" for key, value in last.items() if isinstance(value, float) and key not in _CLOCK
     )
     return f"""---
-library_name: transformers
+library_name: {library}
 tags: [recollect, contrastive, {name.lower().replace(" ", "-")}]
 ---
 
 # {name}, from {start}
 
 An image-text dual encoder, trained with recollect (`pip install recollect`): {recipe["steps"]:,} steps of
-{recipe["batch_size"]:,} pairs.
+{recipe["batch_size"]:,} pairs.{opened}
 
 ```python
 from recollect import load_model
@@ -75,5 +77,8 @@ def _public(value: Any) -> Any:
         return value
     return public_place(value)
 
+
+_GATED = """ New blocks stand before those of the image tower
+(REACT), so that recollect opens it, and not transformers alone."""
 
 _CLOCK = frozenset({"examples_per_second"})

@@ -37,6 +37,8 @@ class Model:
         lora: rank of low-rank changes (LoRA) of every attention and MLP layer, which learn in the weights' stead; the
             finished model has them added to its weights, and holds them alone as well, as PEFT reads them.
         lora_alpha: scale of the changes times their rank; the rank by default.
+        gated: put a new block before each block of the image tower, behind gates that begin closed, and let these
+            blocks learn alone (REACT). Such a model opens with recollect, not with plain transformers.
     """
 
     start: str = "tiny"
@@ -48,6 +50,7 @@ class Model:
     dropout: float | None = None
     lora: int | None = None
     lora_alpha: float | None = None
+    gated: bool = False
 
 
 CopiesBy = Literal["ids", "captions"]
@@ -297,7 +300,17 @@ class Recipe:
         for name, on in (("locked", locked), ("prefixes", bool(model.prefixes))):
             words = f"--model.lora and --model.{name}: LoRA leaves all weights as they are. Take one of them."
             yield lora and on, words
-        for name, on in (("model.locked", locked), ("model.lora", lora), ("compile", self.compile)):
+        frozen = (("locked", locked), ("lora", lora), ("freeze", model.freeze != "none"), ("prefixes", model.prefixes))
+        for name, given in frozen:
+            words = f"--model.gated and --model.{name}: nothing learns but the new blocks. Take one of them."
+            yield model.gated and bool(given), words
+        whole = (
+            ("model.locked", locked),
+            ("model.lora", lora),
+            ("model.gated", model.gated),
+            ("compile", self.compile),
+        )
+        for name, on in whole:
             words = f"--shard-weights and --{name}: only whole towers are split. Take one of them."
             yield self.shard_weights and on, words
         yield views > 1 and not locked, f"--model.views {views}: is for a locked image tower. Add --model.locked image."

@@ -129,7 +129,7 @@ def refuse_idle(recipe: Recipe, model: DualEncoder) -> None:
     """
     options = recipe.model
     still = {"image": options.locked != "none" or options.freeze == "image"}
-    still["text"] = options.locked == "both" or options.freeze == "text"
+    still["text"] = options.locked == "both" or options.freeze == "text" or options.gated
     if recipe.checkpoint_activations and all(still[tower] for tower in model.recomputable):
         what = "layers of transformers" + (" that learn" if model.recomputable else "")
         raise UserError(f"--checkpoint-activations: {options.start} has no {what}. Take --chunk.")

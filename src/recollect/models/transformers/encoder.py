@@ -7,11 +7,13 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import transformers
 from jaxtyping import Float
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.utils import logging
 
@@ -28,6 +30,7 @@ from recollect.models.transformers.families import (
     store_end_token,
     text_format,
 )
+from recollect.models.transformers.gated import GATED_WEIGHTS, add_gated_blocks, gated_tensors
 from recollect.models.transformers.heads import TowerHead, image_head, text_head
 from recollect.models.transformers.texts import TextTokens
 
@@ -44,6 +47,7 @@ class TransformersEncoder(DualEncoder):
         model: the transformers model.
         processor: its image processor and tokenizer.
         text: how the text tower wants its tokens.
+        gated: blocks that stand before those of the image tower (`add_gated`); None where there are none.
     """
 
     architecture = "transformers"
@@ -69,6 +73,7 @@ class TransformersEncoder(DualEncoder):
         for name in ("logit_scale", "logit_bias", "temperature"):  # the objective has its own
             if isinstance(getattr(model, name, None), nn.Parameter):
                 getattr(model, name).requires_grad_(False)
+        self.gated: nn.ModuleList | None = None
         self.width = self._find_width()
 
     def tokenize(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None = None) -> dict[str, Tensor]:
@@ -144,6 +149,17 @@ class TransformersEncoder(DualEncoder):
         self.prefixes |= new
         self.__dict__.pop("_tokenizer_key", None)
 
+    def add_gated(self, seed: int = 0) -> None:
+        """Put a closed block before each block of the image tower, which changes no embedding (`GatedBlock`).
+
+        Such a model is written to one file of its own, so that plain transformers, which would leave the blocks out,
+        says that it finds no weights instead of opening another model.
+
+        Raises:
+            UserError: the image tower has no blocks of one width.
+        """
+        self.gated = add_gated_blocks(self.model, seed)
+
     @property
     def special_tokens(self) -> tuple[str, ...]:
         """Tokens that are no words of a text."""
@@ -164,7 +180,8 @@ class TransformersEncoder(DualEncoder):
 
     def tower_parameters(self, tower: Tower) -> Iterator[nn.Parameter]:
         """The parameters of one tower, its projection included."""
-        return (value for name, value in self.model.named_parameters() if name.startswith(_TOWERS[tower]))
+        own = (value for name, value in self.model.named_parameters() if name.startswith(_TOWERS[tower]))
+        return chain(own, self.gated.parameters() if self.gated is not None and tower == "image" else ())
 
     def checkpoint_activations(self, on: bool = True) -> None:
         """Recompute the activations of each layer in the backward pass instead of keeping them, in both towers."""
@@ -196,11 +213,16 @@ class TransformersEncoder(DualEncoder):
             backend.no_padding()  # these two are left behind by the last call, which is no part of a model
             backend.no_truncation()
         with quiet():
-            self.model.save_pretrained(folder)
+            if self.gated is None:
+                self.model.save_pretrained(folder)
+            else:
+                self.model.config.save_pretrained(folder)
+                save_file(gated_tensors(self.model, self.gated), folder / GATED_WEIGHTS)
             self.processor.save_pretrained(folder)
 
     def _record(self) -> dict[str, Any]:
-        return {"architecture": self.architecture, "text": self.text.as_json()}
+        gated = {} if self.gated is None else {"gated": True}
+        return {"architecture": self.architecture, "text": self.text.as_json(), **gated}
 
     def _reading(self) -> str:
         return f"{self.text.as_json()} {self._tokenizer_key}"

@@ -1,0 +1,128 @@
+"""REACT's gated blocks through the trainer: they learn alone, resume, and are part of one model."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from recollect.core.errors import UserError
+from recollect.models import build_model, load_model
+from recollect.studies.runs import run_key
+from recollect.training.loop import Hook, train
+from recollect.training.options import Data, Model
+from recollect.training.recipes import RECIPES
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    folder, random = tmp_path_factory.mktemp("pairs"), np.random.default_rng(0)
+    for number in range(8):
+        Image.fromarray(random.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    (folder / "pairs.csv").write_text("path,caption\n" + "".join(f"{n}.png,noise number {n}\n" for n in range(8)))
+    return str(folder / "pairs.csv")
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    return str(build_model("tiny", texts=["noise number"]).save(tmp_path_factory.mktemp("start") / "model"))
+
+
+@pytest.fixture(scope="module")
+def recipe(start, pairs):
+    recipe = replace(RECIPES["post-train-react"](), steps=4, batch_size=6, chunk=4, precision="float32", log_every=1)
+    optimiser = replace(recipe.optimiser, learning_rate=0.05)
+    model, data = Model(start, gated=True), Data(captions=(pairs,))
+    return replace(recipe, model=model, data=data, checkpoint_every=2, optimiser=optimiser)
+
+
+@pytest.fixture(scope="module")
+def run(recipe, tmp_path_factory):
+    out, seen = tmp_path_factory.mktemp("gated") / "run", []
+
+    def note(model):
+        seen.append({name for name, value in model.named_parameters() if value.grad is not None})
+        return {}
+
+    train(recipe, out, device="cpu", hooks=[Hook(1, note)])
+    return out, seen
+
+
+def metrics(out):
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if "loss" in line]
+
+
+def test_new_blocks_learn_and_nothing_else(run, start):
+    out, seen = run
+    base, made = load_model(start, "cpu"), load_model(out / "model", "cpu")
+    wanted = {f"gated.{name}" for name, _ in made.gated.named_parameters()}
+    assert all(names == wanted for names in seen)
+    old, new = (dict(model.model.named_parameters()) for model in (base, made))
+    assert all(torch.equal(old[name], value) for name, value in new.items() if "logit_" not in name)
+    base.add_gated(seed=0)
+    for (name, before), after in zip(base.gated.named_parameters(), made.gated.parameters(), strict=True):
+        assert not torch.equal(before, after) or "mixed.bias" in name, name
+    pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert (made.embed_images(pixels) - base.embed_images(pixels)).abs().max() > 1e-4
+    assert torch.equal(made.embed_texts(["noise"]), base.embed_texts(["noise"]))
+
+
+def test_the_first_step_has_the_loss_of_the_checkpoint(run, recipe, tmp_path):
+    plain = replace(recipe, model=replace(recipe.model, gated=False), steps=1)
+    train(plain, tmp_path / "run", device="cpu")
+    first, other = (
+        json.loads((out / "metrics.jsonl").read_text().splitlines()[0]) for out in (run[0], tmp_path / "run")
+    )
+    assert first["loss"] == other["loss"]
+
+
+def test_a_run_resumes_to_the_same_bits_and_its_card_says_what_opens_it(run, recipe, tmp_path):
+    def stop(model):
+        raise RuntimeError("power")
+
+    with pytest.raises(RuntimeError, match="power"):
+        train(recipe, tmp_path / "run", device="cpu", hooks=[Hook(3, stop)])
+    train(recipe, tmp_path / "run", resume=True, device="cpu")
+    assert load_model(tmp_path / "run" / "model", "cpu").fingerprint == load_model(run[0] / "model", "cpu").fingerprint
+    card = (run[0] / "model" / "README.md").read_text()
+    assert "library_name: recollect" in card
+    assert "recollect opens it, and not transformers alone" in card
+
+
+def test_recomputed_activations_change_nothing_and_a_model_with_blocks_goes_on(run, recipe, tmp_path):
+    """Where the first block of a tower reads what needs no gradient, recomputing must not lose the others'."""
+    model = train(replace(recipe, checkpoint_activations=True, chunk=None), tmp_path / "again", device="cpu")
+    norms = [[line["gradient_norm"] for line in metrics(out)[:2]] for out in (run[0], tmp_path / "again")]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-3)  # of the gates alone at first, of all the blocks then
+    again = load_model(model, "cpu")
+    further = replace(recipe, model=Model(str(model), gated=True), steps=1)
+    further = replace(further, optimiser=replace(further.optimiser, learning_rate=0.0))
+    assert (
+        load_model(train(further, tmp_path / "further", device="cpu"), "cpu").gated[0].gate_mlp
+        == again.gated[0].gate_mlp
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Model("tiny", gated=True), "--model.gated: tiny is a preset, whose weights are drawn at random"),
+        (Model("START", gated=True, locked="image"), "--model.gated and --model.locked: nothing learns but the new"),
+        (Model("START", gated=True, lora=2), "--model.gated and --model.lora"),
+        (Model("START", gated=True, freeze="text"), "--model.gated and --model.freeze"),
+        (Model("START", gated=True, prefixes=("caption",)), "--model.gated and --model.prefixes"),
+    ],
+)
+def test_what_cannot_be_beside_gated_blocks_is_one_line(model, message, recipe, start, tmp_path):
+    model = replace(model, start=start) if model.start == "START" else model
+    with pytest.raises(UserError, match=message):
+        train(replace(recipe, model=model), tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_runs_from_before_the_option_keep_their_keys(recipe):
+    plain = replace(recipe, model=replace(recipe.model, gated=False))
+    assert run_key(recipe) != run_key(plain)
