@@ -97,7 +97,8 @@ def add_gated_blocks(model: transformers.PreTrainedModel, seed: int = 0) -> nn.M
     """
     config, old = model.config.vision_config, image_blocks(model)
     sizes = (config.hidden_size, config.num_attention_heads, config.intermediate_size)
-    new = nn.ModuleList(GatedBlock(*sizes, config.hidden_act, config.layer_norm_eps) for _ in old)
+    blocks = [GatedBlock(*sizes, config.hidden_act, config.layer_norm_eps) for _ in old]
+    new = nn.ModuleList(blocks)
     with torch.no_grad():
         for name, parameter in new.named_parameters():
             if parameter.ndim == 2:
@@ -107,8 +108,8 @@ def add_gated_blocks(model: transformers.PreTrainedModel, seed: int = 0) -> nn.M
             elif name.endswith(".bias"):
                 parameter.zero_()
     new.to(model.device, model.dtype)
-    for block, own in zip(new, old, strict=True):
-        own.register_forward_pre_hook(block.stand_before, with_kwargs=True)  # type: ignore[operator]
+    for block, own in zip(blocks, old, strict=True):
+        own.register_forward_pre_hook(block.stand_before, with_kwargs=True)
     return new
 
 
