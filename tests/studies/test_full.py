@@ -1,7 +1,7 @@
 """Scale ``full`` from data to table: the paper's settings, with tiny recipes, sets and pictures of one's own."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -13,7 +13,9 @@ from recollect.core.errors import UserError
 from recollect.data.sources import open_source
 from recollect.evaluation.results import Result
 from recollect.models import build_model
+from recollect.search.episodes.options import EpisodeOptions, TuningOptions
 from recollect.studies import find_study, runs
+from recollect.studies.efsa import choices as efsa_choices
 from recollect.studies.efsa import tables as efsa_tables
 from recollect.studies.efsa import world as efsa_world
 from recollect.studies.lixp import figures as lixp_figures
@@ -52,7 +54,8 @@ def own(tmp_path_factory):
         line for line in (folder / "two.csv").read_text().splitlines() if "blue door" not in line or "test" in line
     ]
     (folder / "entities.csv").write_text("\n".join(known))
-    build_model("tiny", texts=lines).save(folder / "model")
+    for seed, name in enumerate(("model", "model-2")):
+        build_model("tiny", texts=lines, seed=seed).save(folder / name)
     return folder
 
 
@@ -63,7 +66,7 @@ class TinySet:
     name: str
     place: str
     metric: str = "top-1"
-    most_templates: int = 80
+    most_templates: int = 2
 
     def open(self, place, templates):
         templates = templates[: self.most_templates]
@@ -250,10 +253,61 @@ def test_prefixes_are_probed_on_every_set(prefix_options):
 
 
 @pytest.fixture(scope="module")
+def efsa_options(own, tmp_path_factory):
+    """Two base models, each with two random starts, on pools of six pictures of two texts each."""
+    for number, split in enumerate(("test", "validation")):
+        lines = [
+            {"path": f"one-{row}.png", "captions": [f"picture {row}", f"number {row} of all"], "split": split}
+            for row in range(6 * number, 6 * number + 6)
+        ]
+        (own / f"{split}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    models, validation = (f"{own}/model", f"{own}/model-2"), (f"{own}/validation.jsonl",)
+    search = SearchSettings(
+        models=models, captions=("held-out",), episode=EpisodeOptions.paper(k=3, rank=2), validation=validation,
+        queries=2, tuning=TuningOptions(epochs=1, learning_rate=None),
+    )  # fmt: skip
+    return StudyOptions("full", tmp_path_factory.mktemp("efsa"), data=(f"{own}/test.jsonl",), search=search)
+
+
+def test_settings_of_episodes_are_chosen_on_ones_own(efsa_options, own, monkeypatch):
+    every = efsa_choices._choices
+    kept = ("step 3.5e-05 (learning rate 0.00015)", "fine-tuning, learning rate 0.00015")
+    monkeypatch.setattr(efsa_choices, "_choices", lambda *words: {name: every(*words)[name] for name in kept})
+    report = find_study("efsa/choices").load()(efsa_options)
+    (table,) = report.tables
+    assert [row[0] for row in table.rows] == ["zero-shot", *kept]
+    assert table.notes[0] == (
+        "mean ± std over 2 base models, of episodes over these with 2 random starts of the adapters each; gains are in "
+        "average R@1, paired by base model; at most 2 texts a domain are asked; captions of the pool: held-out"
+    )
+    assert report.notes == ("validation: validation.jsonl",)
+    seeds = {(each["arm"], each["method"]): len(each["seeds"]) for each in report.measured["figures"]}
+    assert seeds == {("zero-shot",) * 2: 2, (kept[0], "episode"): 4, (kept[0], "zero-shot"): 4,
+                     (kept[1], "fine-tuning"): 2, (kept[1], "zero-shot"): 2}  # fmt: skip
+    assert str(own) not in json.dumps(asdict(report))
+
+
+def test_base_models_of_ones_own_are_compared_by_name(efsa_options, own):
+    report = find_study("efsa/base-model").load()(efsa_options)
+    (table,) = report.tables
+    assert [row[0] for row in table.rows] == ["own0/model", "model-2"]
+    assert table.columns[1:3] == ("zero-shot R@1", "zero-shot R@3")
+    assert table.notes[0] == "at most 2 texts a domain are asked; captions of the pool: held-out"
+    assert str(own) not in json.dumps(asdict(report))
+
+
+def test_efsas_figure_of_captions_says_what_is_asked_of_each(efsa_options):
+    report = find_study("efsa/figure-6").load()(efsa_options)
+    assert report.notes[0].startswith("captions that are held out are not asked for")
+    report = find_study("efsa/figure-3").load()(efsa_options)
+    assert report.notes[-1] == "of the first base model of 2"
+
+
+@pytest.fixture(scope="module")
 def reco_options(own, papers, tmp_path_factory):
     """Three of the paper's sets, of which the first is none of those that Figure 3 and Table 4 are of."""
     names = ("stanford-cars", "cub-200-2011", "stanford-dogs")
-    sets = tuple(TinySet(name, f"{own}/one.csv", most_templates=1) for name in names)
+    sets = tuple(TinySet(name, f"{own}/one.csv") for name in names)
     search = replace(SearchSettings(), models=(f"{own}/model",))
     data, out = (f"{own}/one.csv", f"{own}/two.csv"), tmp_path_factory.mktemp("reco")
     with pytest.MonkeyPatch.context() as patch:

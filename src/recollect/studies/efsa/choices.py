@@ -2,9 +2,20 @@
 
 from dataclasses import replace
 
+from recollect.core.places import public_names, public_place
 from recollect.search.episodes.options import EpisodeOptions
 from recollect.search.methods import MethodOptions
-from recollect.studies.efsa.tables import AVERAGE, DEPTHS, ask, measurements, notes_of, recall_at, recall_form, together
+from recollect.studies.efsa.tables import (
+    AVERAGE,
+    DEPTHS,
+    ask,
+    asked_of,
+    measurements,
+    notes_of,
+    recall_at,
+    recall_form,
+    together,
+)
 from recollect.studies.efsa.world import EfsaWorld, SearchRun, base_recipe, efsa_world, searched, trained
 from recollect.studies.engine import Column, Row, TableForm
 from recollect.studies.measurements import Measurements
@@ -19,22 +30,23 @@ def choices(options: StudyOptions) -> StudyReport:
     """
     where = efsa_world(options).for_choices()
     arms: dict[str, Measurements] = {}
-    methods: dict[str, str] = {}
+    methods = {"zero-shot": "zero-shot"}
     for name, (method, settings) in _choices(where, options.scale == "smoke").items():
         found = []
         for seed in range(where.adapter_seeds if method == "episode" else 1):
             mine = replace(settings, episode=replace(settings.episode, seed=seed))
             search = SearchRun(("zero-shot", method), mine, where.captions[0], "merged", where.data)
             found += searched(search, where, options)
+        if not arms:  # before any start: one figure for each base model
+            arms["zero-shot"] = measurements(found[: len(where.models)])
         arms[name], methods[name] = measurements(found), method
     made = together(arms)
-    rows = {"zero-shot": {"arm": next(iter(arms)), "method": "zero-shot"}}
-    rows |= {name: {"arm": name, "method": method} for name, method in methods.items()}
-    form = recall_form("Choices, on validation pools", "setting", rows, made, notes_of(where, "episodes")[:2])
-    starts = "one random start" if where.adapter_seeds == 1 else f"{where.adapter_seeds} random starts"
-    seeds = f"episodes go over {starts} of their adapters; validation: {', '.join(where.data)}"
+    rows = {name: {"arm": name, "method": method} for name, method in methods.items()}
+    notes = notes_of(where, "episodes", where.adapter_seeds)[:2]
+    form = recall_form("Choices, on validation pools", "setting", rows, made, notes)
+    validation = f"validation: {', '.join(map(public_place, where.data))}"
     return StudyReport(
-        "efsa/choices", options.scale, where.world, (form.fill(made),), notes=(seeds,), measured=made.as_json()
+        "efsa/choices", options.scale, where.world, (form.fill(made),), notes=(validation,), measured=made.as_json()
     )
 
 
@@ -80,7 +92,7 @@ def _with(where: EfsaWorld, episode: EpisodeOptions) -> MethodOptions:
 def base_model(options: StudyOptions) -> StudyReport:
     """What episodes gain as the base model gets better: one that is trained for longer, or each that is named."""
     where = efsa_world(options)
-    models = dict(zip(where.models, where.models, strict=True))
+    models = {name: place for place, name in public_names(where.models).items()}
     if options.scale != "full":
         lengths = (2, 6) if options.scale == "smoke" else (100, 300, 1000)
         recipes = [base_recipe(options.scale, "softmax", 0, steps) for steps in lengths]
@@ -102,6 +114,6 @@ def base_model(options: StudyOptions) -> StudyReport:
         Column("gain in R@5", {**episode, **fifth}, "gain", zero),
     )
     rows = [Row((name,), {"arm": name}) for name in models]
-    title = "Base models, average of domains in one pool"
-    table = TableForm(title, ("base model",), rows, columns, None, tuple(notes_of(where)[1:2])).fill(found)
+    title, notes = "Base models, average of domains in one pool", (asked_of(where), notes_of(where)[1])
+    table = TableForm(title, ("base model",), rows, columns, None, notes).fill(found)
     return StudyReport("efsa/base-model", options.scale, where.world, (table,), measured=found.as_json())

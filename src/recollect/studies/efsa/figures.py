@@ -19,6 +19,7 @@ from recollect.studies.efsa.tables import (
     Differs,
     ask,
     domains_of,
+    held_out_note,
     measurements,
     notes_of,
     recall_form,
@@ -203,7 +204,8 @@ def figure_3(options: StudyOptions) -> StudyReport:
         f"an episode brings a true match to the first rank for {len(better)} of {len(answers)} queries and drives one "
         f"from it for {len(worse)}; shown: the first two of the one kind, the first of the other"
     )
-    return _drawn(3, options, where, examples(shown), note)
+    first = () if len(where.models) == 1 else (f"of the first base model of {len(where.models)}",)
+    return _drawn(3, options, where, examples(shown), note, *first)
 
 
 def figure_4(options: StudyOptions) -> StudyReport:
@@ -244,13 +246,14 @@ def figure_6(options: StudyOptions) -> StudyReport:
         ]  # fmt: skip
     each = {kind.label: measurements(ask(options, where, captions=kind)) for kind in kinds}
     if options.scale == "full":
-        return _over(6, options, where, each, "captions", "captions")
+        return _over(6, options, where, each, "captions", "captions", held_out_note(kinds))
     return _over(6, options, where, each, "most words of a caption", "methods")
 
 
 def _over(
-    number: int, options: StudyOptions, where: EfsaWorld, each: Mapping[str, Measurements], label: str, differs: Differs
-) -> StudyReport:
+    number: int, options: StudyOptions, where: EfsaWorld, each: Mapping[str, Measurements], label: str,
+    differs: Differs, remarks: Sequence[str] = (),
+) -> StudyReport:  # fmt: skip
     """Curves of EFSA's recall over something, with zero-shot as the first place."""
     found, first = together(each), next(iter(each))
     rows = {"zero-shot": {"arm": first, "method": "zero-shot"}}
@@ -262,4 +265,5 @@ def _over(
     }  # fmt: skip
     notes = (*notes_of(where, differs)[:2], f"paper: {papers_words('efsa', f'figure-{number}')}")
     form = recall_form(f"Figure {number}. EFSA over {label}", label, rows, found, notes)
-    return _drawn(number, options, where, curves(panels, ["zero-shot", *each], label), form=form, found=found)
+    drawn = curves(panels, ["zero-shot", *each], label)
+    return _drawn(number, options, where, drawn, *remarks, form=form, found=found)

@@ -120,20 +120,31 @@ def columns_of(found: Measurements) -> list[Column]:
 Differs = Literal["methods", "episodes", "captions", "nothing"]
 
 
-def notes_of(where: EfsaWorld, rows: Differs = "methods") -> tuple[str, ...]:
+def asked_of(where: EfsaWorld, captions: str | None = None) -> str:
+    """How many texts are asked, and what episodes learn from."""
+    asked = "all texts" if where.queries is None else f"at most {where.queries} texts a domain"
+    return f"{asked} are asked; captions of the pool: {captions or where.captions[0].label}"
+
+
+def notes_of(where: EfsaWorld, rows: Differs = "methods", starts: int = 1) -> tuple[str, ...]:
     """What stands below every table.
 
     Args:
         rows: what differs between them: methods, settings of episodes, or the pool's captions; nothing, where there is
             one alone.
+        starts: random starts of the adapters that episodes go over, with each base model.
     """
-    episode = where.methods.episode
-    captions = "the row's own" if rows == "captions" else where.captions[0].label
+    episode, count = where.methods.episode, len(where.models)
     gains = "" if rows == "nothing" else "gains are in average R@1, paired by base model; "
     named = "episodes, unless the row says otherwise" if rows == "episodes" else "episodes"
-    asked = "all texts" if where.queries is None else f"at most {where.queries} texts a domain"
+    own = "the row's own" if rows == "captions" else None
+    of = over(count, "base model")
+    if starts > 1 and count > 1:
+        of += f", of episodes over these with {starts} random starts of the adapters each"
+    elif starts > 1:
+        of += f", of episodes {over(starts, 'random start')} of the adapters"
     return (
-        f"{over(len(where.models), 'base model')}; {gains}{asked} are asked; captions of the pool: {captions}",
+        f"{of}; {gains}{asked_of(where, own)}",
         f"{named}: k {episode.k}, learning rate {episode.rate:g}, scale {episode.scale:g}, temperature "
         f"{'of the model' if episode.temperature is None else f'{episode.temperature:g}'}, {episode.direction}",
         "paper: as printed there",
@@ -147,7 +158,8 @@ def _measure_methods(options: StudyOptions, loss: Base, pool: PoolKind) -> Measu
     where = efsa_world(options, loss)
     methods = [name for name in _PAPER_METHODS if name != "rlcf" or where.teachers] + ["episode-full"]
     k = where.methods.episode.k
-    note = {"methods": methods, "k": k, "world": where.world, "notes": notes_of(where), "judged": bool(where.teachers)}
+    notes = (*notes_of(where)[:2], "paper: as printed there, its average over its own eight sets")
+    note = {"methods": methods, "k": k, "world": where.world, "notes": notes, "judged": bool(where.teachers)}
     return measurements(ask(options, where, pool, methods, depths=(*DEPTHS, k)), note)
 
 
@@ -254,9 +266,14 @@ def _measure_6(options: StudyOptions) -> Measurements:
     kinds = (TRUE, *(kind for kind in where.captions if kind.kind != TRUE.kind))
     arms = {kind.label: measurements(ask(options, where, captions=kind)) for kind in kinds}
     beside = {name: name for name in arms if name in printed("efsa", "table-6").rows}
-    note = "captions that are held out are not asked for, so those rows have a zero-shot of their own: see their gain"
-    held = any("held-out" in kind.kind or "column:" in kind.kind for kind in kinds)
-    return together(arms, printed=beside, notes=notes_of(where, "captions"), remarks=[note] if held else [])
+    return together(arms, printed=beside, notes=notes_of(where, "captions"), remarks=held_out_note(kinds))
+
+
+def held_out_note(kinds: Iterable[Captions]) -> list[str]:
+    """What stands below rows of captions of which some are not asked for."""
+    if not any("held-out" in kind.kind for kind in kinds):
+        return []
+    return ["captions that are held out are not asked for, so those rows have a zero-shot of their own: see their gain"]
 
 
 def _ablation_study(number: int, measure: Callable[[StudyOptions], Measurements], title: str, head: str) -> TableStudy:

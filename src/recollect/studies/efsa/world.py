@@ -11,6 +11,7 @@ from typing import Any
 
 from recollect.core.errors import UserError
 from recollect.core.files import read_json, write_json
+from recollect.core.places import public_place
 from recollect.core.types import Kind, Sample, Source
 from recollect.data.worlds import is_built_in
 from recollect.evaluation.features import FeatureCache
@@ -144,7 +145,7 @@ def _full(options: StudyOptions, loss: Base, world: str) -> EfsaWorld:
             "--scale full learns from captions of your pools. Name them with --search.captions (see `recollect "
             "evaluate retrieval --help`)."
         )
-    captions = tuple(Captions(kind, kind, asked.corruption) for kind in asked.captions)
+    captions = tuple(Captions(_called(kind), kind, asked.corruption) for kind in asked.captions)
     models = asked.models or (_PAPER_MODELS[loss],)
     teacher = asked.teacher or (None if asked.models else _PAPER_TEACHER)
     methods = MethodOptions(asked.episode, asked.tuning, asked.reward, asked.full_learning_rate)
@@ -153,6 +154,11 @@ def _full(options: StudyOptions, loss: Base, world: str) -> EfsaWorld:
         world, options.data, asked.validation or options.data, captions, models, teachers, asked.split, asked.queries,
         methods, asked.validation_split, max(1, asked.adapter_seeds),
     )  # fmt: skip
+
+
+def _called(captions: str) -> str:
+    """What tables call captions: files by their names."""
+    return ",".join(map(public_place, captions.split(",")))
 
 
 _STAND_INS = (
@@ -248,7 +254,7 @@ def _searched(search: SearchRun, where: EfsaWorld, seed: int, out: Path) -> list
     results = [
         compare_methods(
             encoder, pool.task, pool.captions, comparison,
-            model=where.models[seed], seed=seed, cache=FeatureCache(out / "features"),
+            model=public_place(where.models[seed]), seed=seed, cache=FeatureCache(out / "features"),
         )
         for pool in pools(search, where)
     ]  # fmt: skip

@@ -62,7 +62,8 @@ def _tests(runs: RealRuns) -> Iterator[str]:
             continue
         gain = _gain(runs, arm, against, tested)
         told = f"{arm} is above {against} on {gain.up()} of {len(tested)} test sets"
-        yield f"{told} (mean {gain.summary().signed()}); {gain.tests()}"
+        beyond = "" if gain.clear() is None else f", on {gain.clear()} by more than the spread over seeds"
+        yield f"{told}{beyond} (mean {gain.summary().signed()}); {gain.tests()}"
         yield from _either_way(runs, arm, against)
         yield from _over_other_baselines(runs, arm, against)
         yield from _over_the_best(runs, arm, against)
