@@ -24,7 +24,7 @@ from recollect.studies.lixp.world import (
     select,
 )
 from recollect.studies.runs import Job, StudyEvaluation, frames, metrics, run, with_seeds
-from recollect.studies.study import StudyOptions, StudyReport
+from recollect.studies.study import StudyOptions, StudyReport, over
 from recollect.training.options import Model
 
 
@@ -154,11 +154,18 @@ def figure_5(options: StudyOptions) -> StudyReport:
     figure = plots.gain_against_examples(pair.few, pair.context, pair.plain, "tip-adapter", most)
     table = gain_by_examples(pair.few, pair.context, pair.plain, "tip-adapter", most)
     try:
-        fit = log_linear_fit(table["examples"].to_numpy(), table["relative_gain"].to_numpy())
-        note = f"relative gain: {fit.slope:+.2f} points a decade of examples, p = {fit.p_value:.2g}"
+        notes = [
+            f"{what}: {fit.slope:+.2f} {unit} a decade of examples, p = {fit.p_value:.2g}"
+            for what, unit, gains in (
+                ("relative gain", "percent", table["relative_gain"]),
+                ("gain in accuracy", "points", table["model"] - table["base"]),
+            )
+            for fit in (log_linear_fit(table["examples"].to_numpy(), gains.to_numpy()),)
+        ]
     except ValueError as error:
-        note = f"no fit: {error}"
-    return _figure_report(options, 5, figure, note)
+        notes = [f"no fit: {error}"]
+    seeds = over(seeds_of(options), "training seed").replace(" ± std", "")  # one point for each set
+    return _figure_report(options, 5, figure, *notes, f"{len(table)} sets, {seeds}")
 
 
 def figure_6(options: StudyOptions) -> StudyReport:

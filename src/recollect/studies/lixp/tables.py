@@ -145,6 +145,9 @@ _ABLATION_COLUMNS = (
 )
 
 
+_MORE_NOTES = {"4d. Temperatures": ("paper: the best of its frozen temperatures, which stands beside each of ours",)}
+
+
 def _ablation_tables(found: Measurements, table: str) -> tuple[Sequence[StudyTable], Sequence[str]]:
     paper, batch, made = printed("lixp", "ablations"), found.context["batch"], []
     for part, arms in ABLATIONS.items():
@@ -152,7 +155,7 @@ def _ablation_tables(found: Measurements, table: str) -> tuple[Sequence[StudyTab
             continue
         labels = dict((_PLAIN, _CONTEXT)) | {key: label for key, (label, _) in arms.items()}
         rows = [Row((_sized(label, batch),), {"arm": key}, _printed(key, paper)) for key, label in labels.items()]
-        heads, notes = (part.split(". ")[1],), tuple(found.context["notes"])
+        heads, notes = (part.split(". ")[1],), (*found.context["notes"], *_MORE_NOTES.get(part, ()))
         made.append(TableForm(f"Table {part}", heads, rows, _ABLATION_COLUMNS, paper, notes).fill(found))
     return made, ()
 

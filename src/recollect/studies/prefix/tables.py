@@ -368,7 +368,9 @@ def _table_9(found: Measurements) -> Made:
         rows.append(Row(head, {"arm": name, "read": "caption"}, row))
     columns = [_top("own set", sets.own[:1]), _top("zero-shot", sets.everything_unseen)]
     heads = ("objective", "batch", "examples")
-    form = _table(found, "Table 9. Batch and length, with prefix", heads, rows, columns, printed("prefix", "table-9"))
+    notes = (*found.context["notes"], "paper: IN-21K and IN-1K together with CC-12M and CC-3M")
+    title, paper = "Table 9. Batch and length, with prefix", printed("prefix", "table-9")
+    form = _table(found, title, heads, rows, columns, paper, notes)
     return [form.fill(found)], ()
 
 
