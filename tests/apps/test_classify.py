@@ -104,7 +104,9 @@ def test_copies_within_a_class_and_few_examples_are_reported(folders):
     (folders / "support/red/copy.png").write_bytes((folders / "support/red/0.png").read_bytes())
     for example in (2, 3, 4):
         (folders / f"support/blue/{example}.png").unlink()
+    paint(folders / "support/Red/0.png", COLOURS["red"], 7)
     warnings = run(folders).warnings
+    assert "Red and red are two classes: if they are one, give them one name and teach anew" in warnings
     assert any("1 examples are exact copies" in text for text in warnings)
     assert any("fewer than 4 examples" in text and "blue (2)" in text for text in warnings)
 

@@ -432,5 +432,9 @@ def test_serving_is_refused_in_one_line(tmp_path, capsys):
 
 def test_json_of_the_log_is_what_was_clicked(page):
     page.call("/api/classes", {"name": "reds"})
+    page.call("/api/classes", {"name": "Töne"})
+    for name, known in (("REDS", "reds"), ("to\u0308ne", "Töne")):
+        status, said = page.call("/api/classes", {"name": name})
+        assert (status, said) == (400, {"error": f"there is a class {known!r} already"}), "nobody tells these apart"
     line = (page.folder / "page/clicks.jsonl").read_text().splitlines()[0]
     assert json.loads(line[9:]) == {"do": "class", "class": 1, "name": "reds", "text": ""}

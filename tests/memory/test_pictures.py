@@ -242,6 +242,7 @@ def test_captions_come_later_by_id_or_file_and_can_be_replaced_and_taken_away(ad
     assert memory.fetch(["photos:2.png"])[0].metadata["captioned_by"] == "blip"
     assert memory.set_captions({"photos:1.png": "a wolf", "2.png": "a cat"}, encoder) == 1
     memory.set_captions({"3.png": " "}, encoder)
+    assert memory.set_captions({"../photos/1.png": "a wolf"}, encoder, folder=photos) == 0, "named from another place"
     assert (memory.texts, memory.fetch(["photos:1.png"])[0].caption) == (2, "a wolf")
     (photos / "new.png").write_bytes(encoded(99))
     assert fill(memory, encoder, photos).unchanged == 6  # reading the folder again takes no caption away

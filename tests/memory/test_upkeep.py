@@ -251,8 +251,9 @@ def test_the_commands_as_their_users_run_them(photos, tmp_path, capsys):
     groups = json.loads((tmp_path / "groups.json").read_text())
     assert {row["path"] for row in groups["same"][0]} == {str(photos / "1.png"), str(photos / "copy.png")}
     assert "1 of 10 rows (10.0%) removed, 9 left" in run("memory", "duplicates", memory, "--remove", "same")
-    near = ("--near", photos, "--model", model, "--split", "all", "--threshold", "-1")
+    near = ("--near", photos, "--model", model, "--threshold", "-1")
     text = run("memory", "remove", memory, *near, "--dry-run")
+    assert "has no split 'test'; all of it is compared" in text
     assert "9 of 9 rows (100.0%) would be removed" in text
     text = run("memory", "remove", memory, "--ids", photos / "2.png", "photos:3.png", "--dry-run")
     assert "2 of 9 rows (22.2%) would be removed\n  photos:2.png\n  photos:3.png" in text

@@ -77,6 +77,11 @@ def test_search_by_words_and_pictures_with_weights_and_what_is_not_wanted(run, m
     query = Query.words("queen") + 0.5 * Query.picture(file) - 0.25 * Query.words("river")
     same = open_searcher(memory.address, device="cpu").search(query, 24)
     assert [hit["id"] for hit in written["hits"]] == [hit.item.id for hit in same.hits]
+    for words in (str(file), f"{file} + queen"):
+        _, printed = hits_of(run, memory, tmp_path, words, "--k", 1)
+        assert f"{file.name} is a picture here, but this was read as words: --image" in printed.replace(
+            f"{file.parent}/", ""
+        )
     literal, _ = hits_of(run, memory, tmp_path, '"queen" + "river"', "--literal", "--k", 24)
     assert literal["query"] == str(Query.words('"queen" + "river"'))
 

@@ -59,6 +59,21 @@ def test_a_filter_leaves_what_satisfies_it(memory, encoder):
         MemoryPool(memory, "number >>> 100")
 
 
+def test_an_image_with_a_row_for_each_caption_is_found_once(memory, encoder):
+    plain = Searcher(encoder, MemoryPool(memory)).search(QUERIES, 24)
+    for count in (1, 2, 3):
+        for start in (0, 2, 4):
+            rows = memory.backend.rows([f"picture-{start}"])
+            memory.add(replace(rows, ids=[f"picture-{start}#{count}"], captions=[f"in other words {count}"]))
+    pool = MemoryPool(memory)
+    assert len(pool) == len(pool.ids()) == 24
+    for k, page in ((3, 1), (3, 2), (24, 1)):
+        for one, other in zip(plain, Searcher(encoder, pool).search(QUERIES, k, page=page), strict=True):
+            assert ids(other) == ids(one)[(page - 1) * k : page * k]
+    (found,) = Searcher(encoder, pool).search(QUERIES[:1], 9, where="caption = 'in other words 2'")
+    assert sorted(ids(found)) == [f"picture-{start}#2" for start in (0, 2, 4)]
+
+
 def test_a_caption_of_another_picture_is_none(memory):
     """A file keeps its name, and so its id, when another picture takes its place."""
     names = ["picture-0", "picture-1", "picture-2"]

@@ -35,7 +35,8 @@ class Caption:
     Salesforce/blip-image-captioning-base."""
     captions: Path | None = None
     """Instead of a model: a .jsonl file of {"id": ..., "caption": ...}, or a .csv with the columns id (or path) and
-    caption. A picture goes by its id in the memory or by its file; an empty caption takes one away."""
+    caption. A picture goes by its id in the memory or by its file, from here or from the file's own folder; an empty
+    caption takes one away."""
     encoder: str | None = None
     """The model that embedded the memory, for the texts; by default where it was then."""
     out: Path | None = None
@@ -92,7 +93,7 @@ class Caption:
             raise UserError(f"{self.target}: no memory. Captions of a file are read into a memory.")
         captions = read_captions(path)
         encoder = self._encoder(memory)
-        changed = memory.set_captions(captions, encoder)
+        changed = memory.set_captions(captions, encoder, folder=path.parent)
         texts = (
             f"{changed:,} of {len(captions):,} captions are new; {memory.texts:,} of {len(memory):,} rows have a text"
         )

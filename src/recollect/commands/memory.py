@@ -177,8 +177,8 @@ class Remove:
     """A source: remove every row whose image is a near-duplicate of one of its images."""
     model: str | None = None
     """For --near, the model that the memory was built with."""
-    split: str | None = "test"
-    """For --near, the source's split."""
+    split: str | None = None
+    """For --near, the source's split; by default test, or all of a source that has none of that name."""
     threshold: float = NEAR
     """For --near, the cosine from which two images count as one."""
     dry_run: bool = False
@@ -207,8 +207,18 @@ class Remove:
             raise UserError("--near: name the model that the memory was built with: --model MODEL")
         encoder = load_model(self.model, self.device)
         memory.check_encoder(encoder, self.model)
-        features = image_features(encoder, open_source(self.near, split=self.split))
+        features = image_features(encoder, self._compared(self.near))
         return memory.near_duplicates(features.images, self.threshold)
+
+    def _compared(self, near: str) -> Source:
+        if self.split is not None:
+            return open_source(near, split=self.split)
+        try:
+            return open_source(near, split="test")
+        except UserError:
+            source = open_source(near, split="all")
+        output().print(printable(f"{near}: has no split 'test'; all of it is compared"), highlight=False)
+        return source
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """``recollect search``: images of a memory by words, by pictures, or by both."""
 
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,7 @@ from recollect.core.errors import UserError
 from recollect.core.files import check_writable, read_text
 from recollect.core.progress import console as errors
 from recollect.core.progress import output, printable
+from recollect.data.sources.images import PICTURE_ENDINGS
 from recollect.memory import Memory
 from recollect.memory.opening import model_of
 from recollect.reports.gallery import save_results, scored_parts
@@ -116,6 +118,10 @@ class Search:
         if isinstance(searcher.pool, NormalisedPool):
             about["normalisation"] = asdict(settings := searcher.pool.settings)
             output().print(f"normalised: {settings}", highlight=False, soft_wrap=True)
+        for place, text in enumerate(() if self.literal else (*self.query, *self._from_file())):
+            if (file := _picture_in_words(text)) is not None:
+                said = f"{file} is a picture here, but this was read as words: --image {file}, or '{file} + \"words\"'"
+                results[place] = replace(results[place], notes=(*results[place].notes, said))
         show(results, searcher.report, output())
         if self.out is not None:
             save_results(results, searcher.report, about, self.out)
@@ -214,6 +220,17 @@ class Search:
         searcher.query_encoder = options.apply(searcher.encoder)
         searcher.scored_by = "model that reads a memory"
         return options.name(name, searcher.query_encoder)
+
+
+def _picture_in_words(text: str) -> str | None:
+    """The file of a picture that a query without double quotes names, and takes for words."""
+    if Query.parse(text).text != text:
+        return None
+    for word in (text.strip(), *text.split()):
+        with suppress(OSError):  # too long for a name
+            if Path(word).suffix.lower() in PICTURE_ENDINGS and Path(word).is_file():
+                return word
+    return None
 
 
 def show(results: "list[SearchResult]", report: "SearchReport", console: "Console") -> None:

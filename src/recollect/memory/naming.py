@@ -26,8 +26,11 @@ _LABEL_COLUMN = re.compile(rf"{LABELLED}(_\d+)?")
 _AT_ONCE = 2_048  # rows of a commit where rows are changed
 
 
-def ids_of(backend: Backend, names: Sequence[str]) -> list[str]:
+def ids_of(backend: Backend, names: Sequence[str], folder: Path | None = None) -> list[str]:
     """The ids of rows that are named by their id, by the file of their picture, or by id or file within a source.
+
+    Args:
+        folder: where names of files may be relative to, beside where this process is.
 
     Raises:
         UserError: a name is of no row, or of several.
@@ -44,7 +47,8 @@ def ids_of(backend: Backend, names: Sequence[str]) -> list[str]:
                         named.setdefault(name, set()).add(id)
     found = []
     for name in names:
-        here = {name} if name in known else named.get(name) or named.get(str(Path(name).resolve())) or set()
+        files = [name, *(str((place / name).resolve()) for place in (Path(), folder) if place is not None)]
+        here = {name} if name in known else next((ids for file in files if (ids := named.get(file))), set())
         if len(here) != 1:
             what = "no row" if not here else f"{len(here)} rows"
             raise UserError(f"{backend.address}: {what} of {name!r}. Name rows by their id or their picture's file.")
@@ -52,9 +56,11 @@ def ids_of(backend: Backend, names: Sequence[str]) -> list[str]:
     return found
 
 
-def set_captions(backend: Backend, captions: Mapping[str, str], encoder: Encoder, by: str) -> int:
+def set_captions(backend: Backend, captions: Mapping[str, str], encoder: Encoder, by: str, folder: Path | None) -> int:
     """Give rows a text, or another one (see `Memory.set_captions`)."""
-    texts = dict(zip(ids_of(backend, list(captions)), (each.strip() for each in captions.values()), strict=True))
+    texts = dict(
+        zip(ids_of(backend, list(captions), folder), (each.strip() for each in captions.values()), strict=True)
+    )
     before: dict[str, str] = {}
     for start in range(0, len(texts), _AT_ONCE):
         some = list(texts)[start : start + _AT_ONCE]

@@ -124,13 +124,16 @@ class Memory(SearchedMemory, KeptMemory):
                 self.backend.append(pairs)
         return len(known)
 
-    def set_captions(self, captions: Mapping[str, str], encoder: Encoder, by: str = "") -> int:
+    def set_captions(
+        self, captions: Mapping[str, str], encoder: Encoder, by: str = "", folder: Path | None = None
+    ) -> int:
         """Give rows a text, or another one, which is embedded and can be searched from then on.
 
         Args:
             captions: texts by id, or by the file of the picture; an empty text takes a row's text away.
             encoder: the model that embedded the memory.
             by: who wrote them, kept as ``captioned_by`` in the rows' metadata.
+            folder: where names of files may be relative to, beside where this process is.
 
         Returns:
             How many rows have changed.
@@ -139,7 +142,7 @@ class Memory(SearchedMemory, KeptMemory):
             UserError: another model, or an id or file that is not there; then nothing is changed.
         """
         self.check_encoder(encoder, "the encoder")
-        return set_captions(self.backend, captions, encoder, by)
+        return set_captions(self.backend, captions, encoder, by, folder)
 
     def set_metadata(self, key: str, values: Mapping[str, Any], among: Sequence[str] | None = None) -> int:
         """Give rows a value under one key of their metadata, and take it from all others.

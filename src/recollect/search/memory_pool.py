@@ -14,6 +14,7 @@ from recollect.core.types import ImageLike
 from recollect.memory import Hits, Item, Memory
 from recollect.memory.filters import parse_filter
 from recollect.memory.lookup import nothing_satisfies
+from recollect.memory.rows import picture_of
 from recollect.search.captioning.file import CaptionFile
 
 CAPTIONS_FILE = "captions.jsonl"
@@ -23,7 +24,8 @@ CAPTIONS_FILE = "captions.jsonl"
 class MemoryPool:
     """The images of a memory, or those that satisfy a filter.
 
-    An image's caption is the user's own where it has one, else what `recollect caption` wrote.
+    An image that has a row for each of several captions is one image, and goes by the first of these rows. An image's
+    caption is the user's own where it has one, else what `recollect caption` wrote.
 
     Args:
         memory: what is searched.
@@ -46,16 +48,37 @@ class MemoryPool:
             forget_changed(memory, written)
         self._file = written
         self.written = {} if written is None else written.captions
-        if where is not None and not self._ids:
+        if where is not None and not self._rows:
             raise nothing_satisfies(memory.backend, where)
 
     def __len__(self) -> int:
-        return len(self.memory) if self.where is None else len(self._ids)
+        return len(self._ids) if self._several or self.where is not None else len(self.memory)
 
     def nearest(self, vectors: Float[Tensor, "n width"], k: int) -> Hits:
         """For each unit vector its k nearest images, or all if there are fewer, best first."""
         most = max(1, min(k, len(self)))
-        return self.memory.search(vectors, most, modality="image", where=self.where, exact=self.exact)
+        if not self._several:
+            return self._nearest_rows(vectors, most)
+        asked = most
+        while True:
+            asked = min(2 * asked, len(self._rows))
+            rows = self._nearest_rows(vectors, asked)
+            found = [self._images(*row) for row in zip(rows.ids.tolist(), rows.scores.tolist(), strict=True)]
+            if asked == len(self._rows) or all(len(each) >= most for each in found):
+                break
+        ids = np.array([list(each)[:most] for each in found], dtype=object).reshape(len(found), most)
+        scores = np.array([list(each.values())[:most] for each in found], dtype=np.float32)
+        return Hits(ids, scores.reshape(len(found), most))
+
+    def _nearest_rows(self, vectors: Float[Tensor, "n width"], k: int) -> Hits:
+        return self.memory.search(vectors, k, modality="image", where=self.where, exact=self.exact)
+
+    def _images(self, ids: list[str], scores: list[float]) -> dict[str, float]:
+        """The images of some rows, each with its best score."""
+        found: dict[str, float] = {}
+        for id, score in zip(ids, scores, strict=True):
+            found.setdefault(self._first.get(picture_of(id), id), score)
+        return found
 
     def items(self, ids: Sequence[str]) -> list[Item]:
         """The items of these ids, in their order; their pictures are read together when one of them is opened."""
@@ -86,7 +109,25 @@ class MemoryPool:
         return self._ids
 
     @cached_property
+    def _several(self) -> bool:
+        """Whether an image has a row for each of several captions."""
+        rows = self._rows if self.where is not None else self.memory.backend.ids_where(parse_filter("id like '%#%'"))
+        return any(picture_of(id) != id for id in rows)
+
+    @cached_property
+    def _first(self) -> dict[str, str]:
+        """The row that each image goes by."""
+        found: dict[str, str] = {}
+        for id in self._rows:
+            found.setdefault(picture_of(id), id)
+        return found
+
+    @cached_property
     def _ids(self) -> list[str]:
+        return list(self._first.values())
+
+    @cached_property
+    def _rows(self) -> list[str]:
         if self.where is not None:
             return self.memory.backend.ids_where(parse_filter(self.where))
         return [id for batch in self.memory.columns(["id"]) for id in batch["id"]]

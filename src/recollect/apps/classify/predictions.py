@@ -1,5 +1,6 @@
 """What a classifier says of files, with what a person should know about its examples."""
 
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,10 +71,21 @@ class Classification:
     warnings: tuple[str, ...] = field(default_factory=tuple)
 
 
+def looks_of(name: str) -> str:
+    """The same for names that people take for one: they differ in capitals, or in how a letter with a sign is kept."""
+    return unicodedata.normalize("NFKC", " ".join(name.split()).casefold())
+
+
 def example_warnings(classifier: Classifier) -> list[str]:
     """What is doubtful about the examples: unreadable files, copies, too few, the same picture in two classes."""
     warnings = list(classifier.notes)
     support, names = classifier.support, classifier.classes
+    first: dict[str, str] = {}
+    warnings += [
+        f"{other} and {name} are two classes: if they are one, give them one name and teach anew"
+        for name in names
+        if (other := first.setdefault(looks_of(name), name)) != name
+    ]
     if not len(support):
         return [*warnings, "names alone, no examples: confidence is the model's own, and nothing is called unknown"]
     counts = np.bincount(support.labels, minlength=len(names))

@@ -1,10 +1,12 @@
 """Classes and their clicks: the state that the journal's entries add up to."""
 
+import unicodedata
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from recollect.apps.classify.predictions import looks_of
 from recollect.apps.serve.journal import Journal
 from recollect.core.errors import UserError
 from recollect.memory.naming import LABELLED
@@ -60,13 +62,14 @@ class ClickedLabels:
         Raises:
             UserError: no name, one that is too long or taken, or too many classes.
         """
-        name, text = " ".join(name.split()), " ".join(text.split())
+        name, text = (" ".join(unicodedata.normalize("NFC", words).split()) for words in (name, text))
         if not name:
             raise UserError("a class needs a name")
         if max(len(name), len(text)) > LONGEST_NAME:
             raise UserError(f"a name or text of more than {LONGEST_NAME} letters")
-        if any(each.name == name for each in self.classes.values()):
-            raise UserError(f"there is a class {name!r} already")
+        for each in self.classes.values():
+            if looks_of(each.name) == looks_of(name):  # nobody could tell them apart, least of all in a filter
+                raise UserError(f"there is a class {each.name!r} already")
         if len(self.classes) >= MOST_CLASSES:
             raise UserError(f"more than {MOST_CLASSES} classes")
         key = 1 + max((entry["class"] for entry in self.journal.entries if entry["do"] == "class"), default=0)

@@ -218,7 +218,11 @@ class Session:
         """
         _ = self.collection.copy_of
         with suppress(UserError, OSError):
-            self._cut = cut_off_of(self.collection.memory, self.collection.ids, self.collection.vectors)
+            collection, rows = self.collection, self.collection.shown().tiles
+            ids, vectors = collection.ids, collection.vectors
+            if len(rows) < len(ids):  # as `recollect search` learns it: of each picture once
+                ids, vectors = [ids[row] for row in rows.tolist()], vectors[rows]
+            self._cut = cut_off_of(collection.memory, ids, vectors)
 
     def _cut_for(self, vector: np.ndarray, scores: np.ndarray) -> dict[str, Any]:
         """Where the learnt cut-off lies in these scores, best first; nothing where captions teach none."""
