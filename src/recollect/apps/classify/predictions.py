@@ -80,11 +80,11 @@ def example_warnings(classifier: Classifier) -> list[str]:
     """What is doubtful about the examples: unreadable files, copies, too few, the same picture in two classes."""
     warnings = list(classifier.notes)
     support, names = classifier.support, classifier.classes
-    first: dict[str, str] = {}
+    known: dict[str, str] = {}
     warnings += [
         f"{other} and {name} are two classes: if they are one, give them one name and teach anew"
         for name in names
-        if (other := first.setdefault(looks_of(name), name)) != name
+        if (other := known.setdefault(looks_of(name), name)) != name
     ]
     if not len(support):
         return [*warnings, "names alone, no examples: confidence is the model's own, and nothing is called unknown"]
