@@ -301,8 +301,10 @@ def test_everything_sorted_shows_classes_and_labels_go_into_the_memory(browser, 
     tab.clean()
 
 
-def test_an_adapted_search_shows_ranks_before_and_what_it_learnt_from(browser, drawings):
+def test_an_adapted_search_shows_ranks_before_and_what_it_learnt_from(browser, drawings, monkeypatch):
     """A model that can adapt; what its session says is tested beside it."""
+    eighth = lambda self, vector, scores: {"cut": {"score": float(scores[7]), "above": 8, "share": 0.9, "captions": 20}}  # noqa: E731
+    monkeypatch.setattr(type(drawings.session), "_cut_for", eighth)
     tab = Tab(browser, drawings)
     tab.search("a red bridge")
     assert not tab.tab.is_visible("#episode")
@@ -314,6 +316,13 @@ def test_an_adapted_search_shows_ranks_before_and_what_it_learnt_from(browser, d
     tab.wait(
         "[...document.querySelectorAll('.tile:not([hidden]) .before')].some(b => /^\\d+ ← \\d+$/.test(b.textContent))"
     )
+    assert "8 above the learnt cut" in tab.tab.inner_text("#status")
+    tiles = tab.tab.evaluate(
+        "[...document.querySelectorAll('.tile:not([hidden])')].filter(t => t.querySelector('.before').textContent)"
+        ".map(t => [Number(t.querySelector('.before').textContent.split(' ← ')[1]), t.classList.contains('below')])"
+    )
+    assert {below for _, below in tiles} == {True, False}
+    assert all(below == (rank > 8) for rank, below in tiles), "the cut is of the model as it is"
     tab.tab.click("#adapt")
     tab.wait("document.querySelector('#episode').hidden")
     tab.clean()

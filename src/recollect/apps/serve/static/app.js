@@ -84,9 +84,9 @@ function limit(filter, { total, of }) {
 get("scope-off").addEventListener("click", () => search.everything());
 
 // where the learnt cut-off lies; what is below is shown all the same, dimmed
-function cutOff({ cut }) {
+function cutOff({ cut, episode }) {
   if (!cut) return "";
-  return `; ${cut.above.toLocaleString()} above the learnt cut ${cut.score.toFixed(3)}, which ${Math.round(100 * cut.share)} % of ${cut.captions.toLocaleString()} captions give their own picture`;
+  return `; ${cut.above.toLocaleString()} above the learnt cut ${cut.score.toFixed(3)}${episode ? " by the model as it is" : ""}, which ${Math.round(100 * cut.share)} % of ${cut.captions.toLocaleString()} captions give their own picture`;
 }
 
 async function clicked(tile, mark, key = classes.active) {

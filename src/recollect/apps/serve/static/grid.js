@@ -112,7 +112,7 @@ export class Grid {
   fill(tile) {
     const known = this.at(tile.index);
     const { box, image, words, before, score, caption } = tile;
-    box.classList.toggle("below", tile.index >= this.end);
+    box.classList.toggle("below", (known?.before ?? tile.index + 1) > this.end); // the cut is of the model as it is
     box.classList.toggle("yes", known?.mark === 1);
     box.classList.toggle("no", known?.mark === -1);
     const source = known ? thumb(this.version, known.row) : "";
