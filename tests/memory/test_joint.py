@@ -122,7 +122,7 @@ def test_towers_and_fusion_learn_and_open_as_an_encoder_that_reads(world, traine
     model, fusion = load_model(trained / "model", "cpu"), FusionModule.open(trained / "model" / joint.FUSION)
     searcher, memory = load_model(world / "searcher", "cpu"), Memory.open(world / "memory")
     assert fusion.settings == FusionSettings(
-        model.width, read="both", modalities="image", start="embedding", reads=searcher.width
+        model.width, read="both", modalities="image", start="gate", reads=searcher.width
     )
     assert (fusion.model, fusion.trained["searcher"]) == (model.fingerprint, searcher.fingerprint)
     fresh = FusionModule(fusion.settings)

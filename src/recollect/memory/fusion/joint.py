@@ -22,7 +22,7 @@ from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, Source
 from recollect.data.sources.reading import readable_blocks
-from recollect.memory.fusion.block import FusionModule, FusionSettings
+from recollect.memory.fusion.block import FusionModule, FusionSettings, Start
 from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder
 from recollect.memory.fusion.neighbours import gather
 from recollect.memory.opening import open_model_of
@@ -41,7 +41,7 @@ FUSION = "fusion"
 """Folder, in that of the towers, of what reads for them."""
 
 _ROWS = 256
-_READS = FusionSettings(1, read="both", modalities="image", start="embedding")
+_READS = FusionSettings(1, read="both", modalities="image")
 _TAKEN: tuple[Modality, ...] = _READS.taken("image")
 
 
@@ -56,12 +56,15 @@ class JointRecipe(Recipe):
         k: pairs that each image reads.
         max_score: pass over pairs whose image is at least so near to the picture, by the searcher: itself and its
             near-duplicates.
+        start: what an untrained fusion returns, as for `recollect train reco`: the embedding as it is, the mean of it
+            and of what it reads, or a mixture of both whose weight is learned.
     """
 
     memory: str = ""
     searcher: str | None = None
     k: int = 10
     max_score: float = NEAR
+    start: Start = "gate"
 
     def check(self) -> None:
         """Refuse what no run can be made of.
@@ -221,7 +224,7 @@ def train_joint(
             fusion = FusionModule.open(saved / FUSION)
         else:
             torch.manual_seed(given.seed)
-            settings = replace(_READS, width=_dual(towers).width, reads=memory.width)
+            settings = replace(_READS, width=_dual(towers).width, reads=memory.width, start=recipe.start)
             about = {"k": recipe.k, "memory": recipe.memory, "searcher": searcher.fingerprint}
             fusion = FusionModule(settings, trained=about)
         reading = ReadingTowers(towers, fusion.train(), found["values"], found["rows"], memory, searcher, recipe.k)
