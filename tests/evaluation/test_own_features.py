@@ -185,6 +185,12 @@ def test_labels_are_one_whatever_writes_them_and_small_classes_may_go(files, wor
         (["--features", "unnamed.npy", "--feature-labels", "unnamed-labels.npy"], "1 rows have no label"),
         (["--features", "strange.parquet"], "tested class 'dog' has no examples; they are of 'ant', 'cat'. Call"),
         (["--features", "ragged.parquet"], "needs vectors of one length in every row"),
+        (["--features", "several.parquet"], "a row has several labels, or a structure in place of one"),
+        (["--features", "blank.parquet"], "1 rows have no label"),
+        (["--features", "own.parquet", "./own.parquet"], "own.parquet: is named twice. Name each set once."),
+        *((["--features", "own.parquet", "--scale", scale], f"--scale {scale}: an inverse temperature is positive")
+          for scale in ("0", "-1", "nan", "inf")),
+        (["--features", "own.parquet", "--shots", "13", "--small-classes", "drop"], "Ask for fewer with --shots"),
         (["--features", "text.parquet"], "lists of floating-point numbers are needed"),
         (["--features", "pickle.npy", "--feature-labels", "train-labels.npy"], "not a .npy file of numbers or text"),
     ],
@@ -197,6 +203,8 @@ def test_bad_files_are_one_clear_line(files, words, message, capsys, monkeypatch
     def write(name, vectors, labels=("ant", "cat")):
         pq.write_table(pa.table({"vector": vectors, "label": list(labels)}), name)
 
+    write("several.parquet", [[1.0] * 8, [0.5] * 8], [["ant", "cat"], ["cat"]])
+    write("blank.parquet", [[1.0] * 8, [0.5] * 8], ("ant", ""))
     write("few.parquet", [[1.0] * 8, [0.5] * 8])
     write("broken.parquet", [[1.0, 2.0], [1.0, np.nan]])
     write("zero.parquet", [[1.0, 2.0], [0.0, 0.0]])

@@ -1,4 +1,5 @@
 import tracemalloc
+import warnings
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 from recollect import fewshot
 from recollect.fewshot.holdout import HoldOut
 from recollect.fewshot.tip import held_out_sums
-from recollect.fewshot.tuning import best_of_intervals, best_weight
+from recollect.fewshot.trained import LinearProbe
+from recollect.fewshot.tuning import best_of_intervals, best_weight, correct_interval
 
 
 def accuracy(base, extra, labels, weight):
@@ -109,3 +111,21 @@ def test_held_out_sums_take_their_own_size_and_not_many_times_that():
     sums = held_out_sums(support, labels, HoldOut.of(labels), np.array([5.5]))
     assert sums.nbytes == 4 * 3200 * 400
     assert resident() - before < 32e6
+
+
+def test_a_rival_of_nearly_the_same_slope_bounds_nothing_and_warns_of_nothing():
+    base, extra = np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([[5e-324, 0.0], [1.0, 0.0]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lower, upper = correct_interval(base, extra, np.array([0, 0]))
+    assert lower[0] == np.inf
+    assert (lower[1], upper[1]) == (-1.0, np.inf)
+
+
+def test_one_example_of_many_classes_is_no_regression_to_a_linear_probe():
+    rows = np.random.default_rng(0).normal(size=(24, 6)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        probe = LinearProbe(strengths=(1.0,)).fit(rows, np.arange(24))
+    assert set(probe.predict(rows)) <= set(range(24))

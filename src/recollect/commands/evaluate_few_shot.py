@@ -66,22 +66,31 @@ class FeatureOptions:
         Raises:
             UserError: a file is missing or does not fit.
         """
+        if not 0 < self.scale < float("inf"):
+            raise UserError(f"--scale {self.scale:g}: an inverse temperature is positive and finite")
         data.check()
         division = Division(data.support, data.query, data.within)
         if {path.suffix for path in self.features} == {".npy"}:
             if len(self.features) > 2 or len(self.feature_labels) != len(self.features):
                 raise UserError("--features: one or two .npy files, and as many --feature-labels")
-            if len({path.resolve() for path in self.features}) < len(self.features):
+            if self._twice():
                 raise UserError(f"--features {self.features[0]}: is named twice; tested rows would be examples too")
             parts = [read_arrays(*pair) for pair in zip(self.features, self.feature_labels, strict=True)]
             pair = (parts[0], parts[1]) if len(parts) == 2 else divided(parts[0], self.features[0], division)
             opened = [(self.features[0].stem, pair)]
         elif {path.suffix for path in self.features} == {".parquet"}:
+            if twice := self._twice():
+                raise UserError(f"--features {twice[0]}: is named twice. Name each set once.")
             opened = [(path.stem, divided(read_vectors(path, data.label_column), path, division))
                       for path in self.features]  # fmt: skip
         else:
             raise UserError("--features: name .parquet files, or one or two .npy files with their --feature-labels")
         return [self._with_texts(name, *pair, data.label_column) for name, pair in opened]
+
+    def _twice(self) -> list[Path]:
+        """Files that are named after they were named."""
+        places = [path.resolve() for path in self.features]
+        return [path for number, path in enumerate(self.features) if places[number] in places[:number]]
 
     def _with_texts(
         self, name: str, support: LabelledVectors, queries: LabelledVectors, label_column: str | None

@@ -93,9 +93,14 @@ def _named(labels: Sequence[Any], path: Path) -> np.ndarray:
     """Labels as text: 1.0 is 1, bytes are UTF-8, and letters with accents are one way composed.
 
     Raises:
-        UserError: some are missing (null, NaN).
+        UserError: some are missing (null, NaN, empty), or there are several to a row.
     """
-    if missing := sum(label is None or label != label for label in labels):
+    if any(isinstance(label, list | dict) for label in labels):
+        raise UserError(
+            f"{path}: a row has several labels, or a structure in place of one. One label for each row is needed; "
+            "pictures of several classes are for `recollect evaluate several`."
+        )
+    if missing := sum(label is None or label != label or label in ("", b"") for label in labels):
         raise UserError(f"{path}: {missing} rows have no label. Leave them out, or give them one.")
     whole = (int(label) if isinstance(label, float) and label.is_integer() else label for label in labels)
     texts = (label.decode(errors="replace") if isinstance(label, bytes) else str(label) for label in whole)
@@ -177,7 +182,10 @@ def with_enough_rows(features: OwnFeatures, shots: int) -> OwnFeatures:
     classes, counts = np.unique(features.support.labels, return_counts=True)
     kept = counts >= shots
     if kept.sum() < 2:
-        raise UserError(f"{features.name}: {kept.sum()} classes have {shots} examples or more; two are needed")
+        raise UserError(
+            f"{features.name}: {kept.sum()} classes have {shots} examples or more; two are needed. "
+            "Ask for fewer with --shots."
+        )
     support, queries = (_chosen(part, np.isin(part.labels, classes[kept]))
                         for part in (features.support, features.queries))  # fmt: skip
     texts, prompts = (None if each is None else each[kept] for each in (features.texts, features.prompts))

@@ -78,6 +78,8 @@ class FewShotTask:
     prompts: np.ndarray | None = None
 
     def __post_init__(self) -> None:
+        if not 0 < self.scale < float("inf"):
+            raise ValueError(f"scale {self.scale}: an inverse temperature is positive and finite")
         what, width = (
             ("class texts", self.texts.shape[1]) if self.texts is not None else ("support", self.support.shape[1])
         )

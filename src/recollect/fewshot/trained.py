@@ -1,5 +1,6 @@
 """Methods that train a little on the support set: linear probe, CLIP-Adapter, Tip-Adapter-F, APE-T."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -41,18 +42,20 @@ class LinearProbe(EmbeddingClassifier):
         self.C_ = 1.0 if 1.0 in self.strengths else self.strengths[0]
         if len(self.strengths) > 1 and len(plan.rows):
             right = [
-                [np.mean(self._new(c).fit(support[learn], labels[learn]).predict(support[choose]) == labels[choose])
+                [np.mean(self._model(c, support[learn], labels[learn]).predict(support[choose]) == labels[choose])
                  for c in self.strengths] for learn, choose in plan.folds()
             ]  # fmt: skip
             self.C_ = self.strengths[int(np.argmax(np.mean(right, axis=0)))]
-        self.model_ = self._new(self.C_).fit(support, labels)
+        self.model_ = self._model(self.C_, support, labels)
         self.n_iter_ = int(self.model_.n_iter_.max())
 
     def _chosen(self) -> dict[str, Any]:
         return {"strengths": (self.C_,)}
 
-    def _new(self, strength: float) -> LogisticRegression:
-        return LogisticRegression(C=strength, max_iter=self.max_iter)
+    def _model(self, strength: float, support: np.ndarray, labels: np.ndarray) -> LogisticRegression:
+        with warnings.catch_warnings():  # a class for nearly every example looks like regression to scikit-learn
+            warnings.filterwarnings("ignore", message="The number of unique classes is greater than 50%")
+            return LogisticRegression(C=strength, max_iter=self.max_iter).fit(support, labels)
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
         return self.model_.predict_log_proba(queries)

@@ -36,7 +36,8 @@ def _intervals(base: np.ndarray, extra: np.ndarray, labels: np.ndarray) -> tuple
         flat = slope == 0
         lost = (flat & ((need > 0) | ((need == 0) & (np.arange(base.shape[1])[None, :] < labels[:, None])))).any(axis=1)
         slope[flat], need[flat] = 1.0, -np.inf
-    bound = np.divide(need, slope, out=need)
+    with np.errstate(over="ignore"):  # a slope of nearly nothing bounds nothing: infinity is meant
+        bound = np.divide(need, slope, out=need)
     side = np.multiply(slope, np.inf, out=slope)  # a rising rival bounds from below, a falling one from above
     lower = np.minimum(bound, side).max(axis=1)
     upper = np.maximum(bound, side, out=side).min(axis=1)
