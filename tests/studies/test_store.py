@@ -1,5 +1,6 @@
 """A result is named by the content of what decided it, so that none is read for something else."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from recollect.core.errors import UserError
 from recollect.data.worlds.arrays import ArraySource
 from recollect.models import build_model
 from recollect.search.methods import MethodOptions
+from recollect.studies import runs
 from recollect.studies.efsa.world import Captions, EfsaWorld, SearchRun, searched
 from recollect.studies.runs import Job, StudyEvaluation, run
 from recollect.studies.store import content, content_key, file_content
@@ -104,3 +106,17 @@ def test_a_job_that_only_trains_has_no_results(tmp_path):
     before = made.stat().st_mtime_ns
     assert run([job], tmp_path, 1) == []
     assert made.stat().st_mtime_ns == before
+
+
+def test_a_run_that_another_study_makes_is_waited_for(tmp_path, monkeypatch):
+    """Two studies in one folder share their runs; the later one ended with 'another process trains there'."""
+    folder, order, waits = tmp_path / "runs" / "one", [], threading.Event()
+    monkeypatch.setattr(runs, "note", lambda text: (order.append(text), waits.set()))
+    monkeypatch.setattr(runs, "train", lambda recipe, out, resume: order.append("trained"))
+    second = threading.Thread(target=runs.made_once, args=(RECIPES["latents-siglip"](), folder))
+    with runs.alone_in(folder):
+        second.start()
+        assert waits.wait(20)
+        order.append("made")
+    second.join(20)
+    assert order == ["one: another study makes it; this one waits", "made", "trained"]

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -99,18 +99,21 @@ def _umask() -> int:
 
 
 @contextmanager
-def locked(path: str | Path) -> Iterator[None]:
+def locked(path: str | Path, waits: Callable[[], None] | None = None) -> Iterator[None]:
     """Wait until no other process or thread is inside a block locked with the same file; a dead one holds nothing.
 
     The file is made if it is not there, and stays: removing it would let two in.
+
+    Args:
+        waits: called once before a wait, e.g. to say so.
     """
-    with Path(path).open("a+b") as file, held(file):
+    with Path(path).open("a+b") as file, held(file, waits):
         yield
 
 
 @contextmanager
-def held(file: BinaryIO) -> Iterator[None]:
-    """Wait until nobody else holds an open file, and hold it while the block runs."""
+def held(file: BinaryIO, waits: Callable[[], None] | None = None) -> Iterator[None]:
+    """Wait until nobody else holds an open file, and hold it while the block runs; `locked` says the rest."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -130,7 +133,12 @@ def held(file: BinaryIO) -> Iterator[None]:
             file.seek(0)
             msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)  # type: ignore[attr-defined]
         return
-    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if waits is not None:
+            waits()
+        fcntl.flock(file, fcntl.LOCK_EX)
     try:
         yield
     finally:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -15,11 +16,13 @@ import pandas as pd
 import torch
 
 from recollect.core import progress as reporting
+from recollect.core.files import locked, make_folder
 from recollect.core.progress import output, progress
 from recollect.core.types import Encoder, Kind
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.derived import Subset, corpus
+from recollect.data.sources.images import note
 from recollect.data.worlds import is_built_in
 from recollect.evaluation.analysis import SpanEncoder, text_span
 from recollect.evaluation.features import FeatureCache
@@ -186,6 +189,24 @@ def _evaluation_content(evaluation: StudyEvaluation) -> list[str]:
     return tested if teacher is None else [*tested, *_training_content(teacher)]
 
 
+def made_once(recipe: Recipe, folder: Path) -> Path:
+    """Train where nobody has yet, going on from where a stopped run was; returns the model.
+
+    Two studies in one folder share their runs: the later one waits for what the other trains.
+    """
+    with alone_in(folder):
+        return train(recipe, folder, resume=folder.exists())
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Wait until no other study makes what is kept in a folder."""
+    make_folder(folder.parent)
+    said = f"{folder.name}: another study makes it; this one waits"
+    with locked(folder.with_name(f".{folder.name}.lock"), lambda: note(said)):
+        yield
+
+
 def with_seeds(arms: Mapping[str, Recipe], seeds: int, evaluation: StudyEvaluation) -> list[Job]:
     """Every arm with training seeds 0…seeds - 1. Arms of one seed see the same data and start from the same weights."""
     return [Job(name, replace(recipe, seed=seed), evaluation) for seed in range(seeds) for name, recipe in arms.items()]
@@ -206,7 +227,7 @@ def run(jobs: Sequence[Job], out: Path, workers: int | None = None) -> list[Resu
         _open_first(evaluation)
     tunings = [job.evaluation.tuning for job in todo if job.evaluation.tuning is not None]
     for teacher in dict.fromkeys(each.teacher for each in tunings if each.teacher is not None):
-        train(teacher, run_folder(teacher, out), resume=run_folder(teacher, out).exists())
+        made_once(teacher, run_folder(teacher, out))
     workers = min(len(todo), workers or (1 if torch.cuda.is_available() else os.cpu_count() or 1))
     if workers == 1:
         for job in todo:
@@ -249,7 +270,7 @@ def _end_with(parent: int) -> None:
 
 def _make(job: Job, out: Path) -> None:
     folder, kept = job.folder(out), job.results(out)
-    model = load_model(train(job.recipe, folder, resume=folder.exists()))
+    model = load_model(made_once(job.recipe, folder))
     captions = _training_captions(job.recipe) if job.evaluation.span else ()
     again = captions or len(job.evaluation.prefixes) > 1
     cache = FeatureCache(folder / "features") if again else None

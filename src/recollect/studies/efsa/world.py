@@ -23,10 +23,9 @@ from recollect.objectives import Base
 from recollect.search.captioning.corruption import CaptionCorruption
 from recollect.search.episodes.options import EpisodeOptions, RewardOptions, TuningOptions
 from recollect.search.methods import MethodOptions
-from recollect.studies.runs import Job, StudyEvaluation
+from recollect.studies.runs import Job, StudyEvaluation, made_once
 from recollect.studies.store import content, content_key, file_content
 from recollect.studies.study import Scale, StudyOptions
-from recollect.training.loop import train
 from recollect.training.options import Data, Recipe
 from recollect.training.recipes import RECIPES
 
@@ -205,15 +204,11 @@ def trained(recipes: Sequence[Recipe], options: StudyOptions) -> list[str]:
     workers = min(len(todo), options.workers or os.cpu_count() or 1)
     if workers > 1:
         with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-            list(pool.map(_train, *zip(*todo, strict=True)))
+            list(pool.map(made_once, *zip(*todo, strict=True)))
     else:
         for recipe, folder in todo:
-            _train(recipe, folder)
+            made_once(recipe, folder)
     return [str(folder / "model") for folder in folders]
-
-
-def _train(recipe: Recipe, folder: Path) -> None:
-    train(recipe, folder, resume=folder.exists())
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from recollect.studies.lixp.real_records import runs_of
 from recollect.studies.lixp.real_tables import tables
 from recollect.studies.lixp.sets import CHOOSING, RETRIEVAL, TESTING, TRAINING, RealSet, place
 from recollect.studies.records import RunFiles, RunOrigin, digests, read_records, recipe_as_json, slug
-from recollect.studies.runs import run_key
+from recollect.studies.runs import made_once, run_key
 from recollect.studies.store import content_key
 from recollect.studies.study import StudyOptions, StudyReport
 from recollect.tasks.classification import ClassificationTask, Division, classification_task
@@ -43,7 +43,6 @@ from recollect.tasks.retrieval import retrieval_task
 from recollect.tasks.worlds import world_tasks
 from recollect.training.locked import lock_source
 from recollect.training.locked_towers import FeatureEncoder
-from recollect.training.loop import train
 from recollect.training.options import Data, Recipe
 
 FORMAT = 1
@@ -139,7 +138,7 @@ def run_one(arm: Arm, seed: int, data: Path | None, options: StudyOptions) -> di
     recipe = recipe_of(arm, seed, data)
     folder = options.out / "runs" / f"real-{options.scale}" / f"{slug(arm.name)}-seed{seed}-{run_key(recipe)}"
     start, resumed = time.perf_counter(), folder.exists()
-    model = load_model(train(recipe, folder, resume=resumed), "cpu")
+    model = load_model(made_once(recipe, folder), "cpu")
     seconds = None if resumed else round(time.perf_counter() - start)  # of a part it would say little
     named = "--data FOLDER " if data else ""
     command = f"recollect study lixp/real --scale {options.scale} {named}--seeds {options.seeds or seed + 1}"

@@ -37,7 +37,7 @@ from recollect.studies.prefix.real_arms import (
 )
 from recollect.studies.prefix.real_tables import tables
 from recollect.studies.records import RunFiles, RunOrigin, digests, read_records, recipe_as_json, slug
-from recollect.studies.runs import run_key
+from recollect.studies.runs import made_once, run_key
 from recollect.studies.store import content_key, file_content
 from recollect.studies.study import StudyOptions, StudyReport
 from recollect.tasks.classification import ClassificationTask, Division, classification_task
@@ -45,7 +45,6 @@ from recollect.tasks.retrieval import retrieval_task
 from recollect.tasks.worlds import world_tasks
 from recollect.training.locked import lock_source
 from recollect.training.locked_towers import FeatureEncoder
-from recollect.training.loop import train
 from recollect.training.options import Data, Recipe
 from recollect.training.recipes import RECIPES
 
@@ -159,7 +158,7 @@ def run_one(arm: ReadingArm, seed: int, data: tuple[Path, Path] | None, options:
     recipe = recipe_of(arm, seed, data, options)
     folder = options.out / "runs" / f"readings-{slug(arm.name)}-seed{seed}-{run_key(recipe)}"
     start = time.perf_counter()
-    model = load_model(train(recipe, folder, resume=folder.exists()), "cpu")
+    model = load_model(made_once(recipe, folder), "cpu")
     seconds = round(time.perf_counter() - start)
     named = "--data FOLDER " if data else ""
     command = f"recollect study prefix/real --scale {options.scale} {named}--seeds {options.seeds or seed + 1}"

@@ -28,6 +28,7 @@ from recollect.memory.fusion.objective import TERMS, Term
 from recollect.memory.rows import Pairs
 from recollect.memory.store import NEAR, Memory
 from recollect.models import DualEncoder
+from recollect.studies.runs import alone_in
 from recollect.tasks.classification import ClassificationTask
 from recollect.tasks.retrieval import RetrievalTask
 from recollect.training.options import Data
@@ -125,6 +126,11 @@ class Bench:
         content = [self.model.fingerprint, *(source.fingerprint for source in self.memory)]
         folder = self.folder / f"memory-{share:g}-{_hash(content)}"
         done = folder.with_name(f"{folder.name}.done")
+        with alone_in(folder):
+            self._build(folder, done, share)
+        return folder
+
+    def _build(self, folder: Path, done: Path, share: float) -> None:
         if not done.exists():
             memory = open_for_build(folder, self.model, self.label)
             for source in self.memory:
@@ -132,7 +138,6 @@ class Bench:
                 reader = Reader(self.model, part, self.model.fingerprint)
                 fill_memory(memory, reader, BuildOptions(same=False))
             done.touch()
-        return folder
 
     def rows_of(self, share: float) -> int:
         """How many pairs such a part of the memory is made of."""
@@ -161,9 +166,10 @@ class Bench:
         recipe = replace(recipe, optimiser=replace(recipe.optimiser, learning_rate=learning.learning_rate))
         content = [self.model.fingerprint, *(source.fingerprint for source in self.training)]
         out = self.folder / "fusions" / _hash([asdict(recipe), content, arm.more])
-        if not (out / "model").exists():
-            pairs = self._with_found(arm) if arm.more else self.pairs
-            train_fusion(recipe, self.model, pairs, out, resume=out.exists())
+        with alone_in(out):
+            if not (out / "model").exists():
+                pairs = self._with_found(arm) if arm.more else self.pairs
+                train_fusion(recipe, self.model, pairs, out, resume=out.exists())
         return FusionModule.open(out / "model")
 
     def encoder(self, arm: FusionArm | None, part: MemoryPart = "tasks") -> Encoder:

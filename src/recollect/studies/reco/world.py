@@ -24,12 +24,11 @@ from recollect.studies.reco.glyphs import (
     memory_sources,
     training_sources,
 )
-from recollect.studies.runs import Job, StudyEvaluation
+from recollect.studies.runs import Job, StudyEvaluation, made_once
 from recollect.studies.study import Scale, StudyOptions
 from recollect.tasks.classification import ClassificationTask
 from recollect.tasks.opening import Selection, open_tasks
 from recollect.tasks.retrieval import RetrievalTask, retrieval_task
-from recollect.training.loop import train
 from recollect.training.options import Data, Recipe
 from recollect.training.recipes import RECIPES
 
@@ -127,7 +126,7 @@ def benches(options: StudyOptions, label: str, split: str = "test", *, classify:
 def _glyphs(options: StudyOptions, label: str, seed: int, size: Size, split: str) -> Bench:
     recipe = _recipe(label, seed, size)
     folder = Job(label, recipe, StudyEvaluation()).folder(options.out)
-    model = load_model(train(recipe, folder, resume=folder.exists()))
+    model = load_model(made_once(recipe, folder))
     tasks = glyph_tasks(split)
     if options.scale == "smoke":
         tasks = {column: [_shortened(task) for task in each[:2]] for column, each in tasks.items()}
