@@ -1,11 +1,17 @@
 """Options that a command does not read beside the others are refused before anything is opened."""
 
 import pytest
+from PIL import Image
 
 from recollect import cli
+from recollect.commands.memory import Remove
+from recollect.commands.unread import split_for
+from recollect.core.errors import UserError
 
 SEARCH, REMOVE = ("search", "MEMORY", "a cat"), ("memory", "remove", "MEMORY", "--ids", "1")
 BUILD = ("memory", "build", "MODEL", "glyphs:captions", "--out", "OUT", "--limit", "5")
+RETRIEVE = ("memory", "retrieve", "MEMORY", "--names", "n.txt", "--out", "o.parquet")
+RECO = ("train", "reco", "MODEL", "--memory", "MEMORY", "--data", "a.csv")
 RETRIEVAL = ("evaluate", "retrieval", "MODEL", "--data", "a.parquet")
 FEW, FEATURES = ("evaluate", "few-shot"), ("evaluate", "few-shot", "--features", "a.parquet")
 ARRAYS = (*FEW, "--features", "a.npy", "--feature-labels", "b.npy")
@@ -20,6 +26,13 @@ UNREAD = (
     (BUILD, ("--caption-column", "text"), "--caption-column: is for files with columns; glyphs:captions has none"),
     (BUILD, ("--engine", "ray", "--device", "cpu"), "--device: with --engine ray every worker takes the best"),
     (("memory", "add", "MEMORY", "MODEL", "a.csv?split=test"), ("--split", "train"), "names another split"),
+    (("memory", "remove", "MEMORY", "--near", "a.csv?split=val"), ("--split", "train"), "names another split"),
+    (RETRIEVE, ("--threshold", "0.5"), "--threshold: is for --exclude SOURCE"),
+    (RETRIEVE, ("--exclude", "a.csv?split=val", "--split", "train"), "--split train: a.csv?split=val names another"),
+    (RECO, ("--kind", "mlp", "--read", "uni"), "--read: is of what reads a memory, and --kind mlp reads none"),
+    (RECO, ("--preset", "paper", "--newness-strength", "3"), "--newness-strength: there is no simulated newness"),
+    (RECO, ("--newness", "rotation", "--newness-share", "0.7"), "--newness-share: is of --newness offsets"),
+    (("caption", "SOURCE", "--captions", "c.csv"), ("--prompt", "what"), "--prompt: is of a model that describes"),
     *((REMOVE, words, f"{words[0]}: is for --near SOURCE. Leave it out.")
       for words in (("--model", "m"), ("--split", "train"), ("--threshold", "0.5"), ("--device", "cpu"))),
     (("classify", "--names", "a", "b", "--save", "OUT"), ("--alpha", "0.2"), "--alpha: is of predictions"),
@@ -61,3 +74,25 @@ def test_what_a_command_would_not_read_is_refused(command, words, message, tmp_p
     assert message in said
     assert said.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_split_that_an_address_names_is_the_one_that_is_read(tmp_path, monkeypatch):
+    """And not the one that an option has by itself."""
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "0.png")
+    (tmp_path / "a.csv").write_text("path,caption,split\n0.png,one,train\n0.png,two,val\n0.png,three,test\n")
+    place = str(tmp_path / "a.csv")
+    compared = {spec: Remove("MEMORY", near=spec)._compared(spec).texts(0) for spec in (place, f"{place}?split=val")}
+    assert list(compared.values()) == [("three",), ("two",)]
+    assert split_for(f"{place}?split=val", "test", "test") is None
+    assert split_for(place, "test", "test") == "test"
+
+    asked = []
+
+    def several_labels_task(spec, *, query, **options):
+        asked.append(query)
+        raise UserError("enough")
+
+    monkeypatch.setattr("recollect.commands.evaluate_several.several_labels_task", several_labels_task)
+    for words in ((place,), (f"{place}?split=val",), (place, "--query", "train")):
+        assert cli.main(["evaluate", "several", "MODEL", "--data", *words]) == 2
+    assert asked == ["test", "val", "train"]

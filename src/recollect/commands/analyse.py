@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.table import Table
 
 from recollect.commands.positionals import ModelPlaces
+from recollect.commands.unread import split_for
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable, write_json
 from recollect.core.progress import output
@@ -55,7 +56,9 @@ class Span:
             model = load_model(name)
             span = text_span(model.embed_texts(list(dict.fromkeys(texts))).numpy(), self.share)
             outside = {
-                spec: energy_outside(image_features(model, open_source(spec, split=self.split)).images, span)
+                spec: energy_outside(
+                    image_features(model, open_source(spec, split=split_for(spec, self.split, "test"))).images, span
+                )
                 for spec in self.data
             }
             rows.append({"model": name, "width": model.width, "rank": len(span), "outside": outside})

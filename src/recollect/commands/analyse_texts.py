@@ -10,6 +10,7 @@ import numpy as np
 from rich.table import Table
 
 from recollect.commands.positionals import ModelPlaces
+from recollect.commands.unread import split_for
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable, write_json
 from recollect.core.progress import output
@@ -18,6 +19,7 @@ from recollect.core.types import Encoder, Kind, Source
 from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.data.sources import open_source
 from recollect.data.sources.derived import Subset
+from recollect.data.worlds import is_built_in
 from recollect.evaluation.features import class_prompts
 from recollect.evaluation.language import AttentionMap, attention_map, in_plane, own_prefixes, reading_name
 from recollect.models import load_model
@@ -184,9 +186,8 @@ class Embeddings:
 
     def _sources(self) -> list[Source]:
         each = max(1, self.samples // len(self.captions))
-        worlds = ("glyphs:", "latents:")
         opened = [
-            open_source(spec, split=None if spec.startswith(worlds) else self.split, kind="caption")
+            open_source(spec, split=None if is_built_in(spec) else split_for(spec, self.split, "test"), kind="caption")
             for spec in self.captions
         ]
         return [self._subset(source, each) for source in opened]

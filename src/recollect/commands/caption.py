@@ -6,6 +6,7 @@ from typing import Annotated
 
 import tyro
 
+from recollect.commands.unread import refuse_unread, split_for
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable
 from recollect.core.progress import output, track
@@ -59,6 +60,12 @@ class Caption:
         if not _is_memory(self.target) and "/" in self.target and not Path(self.target).exists():
             raise UserError(f"{self.target}: no such memory or source. `recollect memory build` makes a memory.")
         memory = Memory.open(self.target) if _is_memory(self.target) else None
+        if memory is not None:
+            refuse_unread(self, "split", why="is of a source, and a memory has no splits. Leave it out.")
+        if self.captions is not None:
+            why = "is of a model that describes pictures. Leave it out beside --captions."
+            refuse_unread(self.asked, why=why)
+            refuse_unread(self, "batch_size", "out", why=why)
         if self.captions is not None:
             self._take(memory, self.captions)
             return
@@ -70,7 +77,7 @@ class Caption:
             raise UserError(f"--out {path}: captions go into a .jsonl file. Name one that ends so.")
         file = CaptionFile(path)
         if memory is None:
-            source = open_source(self.target, split=self.split, keep_textless=True)
+            source = open_source(self.target, split=split_for(self.target, self.split), keep_textless=True)
             blocks = track(source_items(source, block := 64), "describe", -(-len(source) // block), "blocks")
         else:
             blocks = item_blocks(MemoryPool(memory, written=file), "describe")

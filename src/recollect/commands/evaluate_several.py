@@ -12,6 +12,7 @@ from recollect.commands.unread import refuse_unread
 from recollect.core.errors import UserError
 from recollect.core.files import read_lines
 from recollect.core.progress import output
+from recollect.data.sources.opening import split_of
 from recollect.evaluation.several import several_labels
 from recollect.tasks.several import several_labels_task
 
@@ -44,7 +45,7 @@ class Several:
             several_labels_task(
                 spec,
                 support=self.data.support if self.probe else None,
-                query=self.data.query or "test",
+                query=self.data.query or split_of(spec) or "test",
                 templates=self.data.read_templates(),
                 columns=self.data.columns,
                 names=names,

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from recollect.commands.memory_upkeep import index_table, remove_rows, warn_below
 from recollect.commands.positionals import MemoryPlace, ModelPlace, SourcePlace
-from recollect.commands.unread import refuse_unread
+from recollect.commands.unread import refuse_unread, split_for
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable, write_json
 from recollect.core.progress import output, printable
@@ -77,8 +77,7 @@ class PairOptions:
         if is_built_in(spec):
             columns = ("image_column", "caption_column", "label_column")
             refuse_unread(self, *columns, why=f"is for files with columns; {spec} has none. Leave it out.")
-        elif self.split is not None and split_of(spec) not in (None, self.split):
-            raise UserError(f"--split {self.split}: {spec} names another split. Leave out one of both.")
+        split_for(spec, self.split)
         if self.engine == "ray":
             refuse_unread(self, "device", why="with --engine ray every worker takes the best there is. Leave it out.")
 
@@ -190,7 +189,9 @@ class Remove:
         """Remove, and say how many are left."""
         if sum((bool(self.ids), self.where is not None, self.near is not None)) != 1:
             raise UserError("say what to remove: one of --ids, --where and --near")
-        if self.near is None:
+        if self.near is not None:
+            split_for(self.near, self.split)
+        else:
             refuse_unread(self, "model", "split", "threshold", "device", why="is for --near SOURCE. Leave it out.")
         if not -1 <= self.threshold <= 1:
             raise UserError(f"--threshold {self.threshold:g}: a cosine lies between -1 and 1")
@@ -211,8 +212,8 @@ class Remove:
         return memory.near_duplicates(features.images, self.threshold)
 
     def _compared(self, near: str) -> Source:
-        if self.split is not None:
-            return open_source(near, split=self.split)
+        if self.split is not None or split_of(near) is not None:
+            return open_source(near, split=split_for(near, self.split))
         try:
             return open_source(near, split="test")
         except UserError:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recollect.commands.positionals import MemoryPlace
+from recollect.commands.unread import refuse_unread, split_for
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable, read_lines
 from recollect.core.progress import output, printable
@@ -53,6 +54,10 @@ class Retrieve:
         check_ending(self.out)
         if not -1 <= self.threshold <= 1:
             raise UserError(f"--threshold {self.threshold:g}: a cosine lies between -1 and 1")
+        if self.exclude is None:
+            refuse_unread(self, "split", "threshold", why="is for --exclude SOURCE. Add that, or leave this out.")
+        else:
+            split_for(self.exclude, self.split, "test")
         names = list(dict.fromkeys(read_lines(self.names, "class names")))
         templates = read_templates(self.templates) if self.templates else GENERAL_TEMPLATES
         memory = Memory.open(self.memory)
@@ -69,5 +74,5 @@ class Retrieve:
     def _excluded(self, memory: Memory, encoder: Encoder) -> list[str]:
         if self.exclude is None:
             return []
-        features = image_features(encoder, open_source(self.exclude, split=self.split))
+        features = image_features(encoder, open_source(self.exclude, split=split_for(self.exclude, self.split, "test")))
         return memory.near_duplicates(features.images, self.threshold)

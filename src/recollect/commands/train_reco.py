@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from recollect.commands.positionals import ModelPlace
+from recollect.commands.unread import refuse_unread, split_for
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable
 from recollect.core.progress import output
@@ -104,6 +105,7 @@ class TrainReco:
 
     def run(self) -> None:
         """Embed, look up, train."""
+        self._refuse_unread()
         recipe = self.recipe()
         replace(recipe, fusion=replace(recipe.fusion, width=1), steps=1).check()
         check_writable(self.out, "--out")
@@ -111,13 +113,26 @@ class TrainReco:
         memory.check_k(self.k)
         encoder = load_model(self.model, self.device)
         memory.check_encoder(encoder, self.model)
-        sources = tuple(open_source(spec, split=self.split) for spec in self.data)
+        sources = tuple(open_source(spec, split=split_for(spec, self.split)) for spec in self.data)
         if self.limit is None and any(source.endless for source in sources):
             raise UserError("a built-in stream has no end. Say how many pairs to take with --limit N.")
         pairs = embed_pairs(encoder, sources, self.limit, recipe.data.broken_share)
         folds = self._folds(sources, recipe.data.broken_share)
         model = train_fusion(recipe, encoder, pairs, self.out, folds=folds, resume=self.resume, device=self.device)
         output().print(f"fusion: {model}\nmetrics: {self.out / 'metrics.jsonl'}", highlight=False, soft_wrap=True)
+
+    def _refuse_unread(self) -> None:
+        """Refuse options that say nothing beside the others."""
+        for spec in self.data:
+            split_for(spec, self.split)
+        if self.kind == "mlp":
+            why = "is of what reads a memory, and --kind mlp reads none."
+            refuse_unread(self, "k", "search", "read", "start", "max_score", "score_of", why=why)
+        newness = self.newness or PRESETS[self.preset]().newness.kind
+        if newness == "none":
+            refuse_unread(self, "newness_strength", why="there is no simulated newness. Add --newness offsets.")
+        if newness != "offsets":
+            refuse_unread(self, "newness_share", why="is of --newness offsets. Add that, or leave this out.")
 
     def _folds(self, sources: tuple[Source, ...], broken_share: float) -> list[Fold]:
         """What each model of --crossfit makes of the pairs, and which of them are new to it."""

@@ -5,6 +5,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 from recollect.core.errors import UserError
+from recollect.data.sources.opening import split_of
 
 
 def refuse_unread(options: Any, *names: str, why: str, before: str = "") -> None:
@@ -22,6 +23,25 @@ def refuse_unread(options: Any, *names: str, why: str, before: str = "") -> None
     given = next(_given(options, names, before), None)
     if given is not None:
         raise UserError(f"--{given.replace('_', '-')}: {why}")
+
+
+def split_for(spec: str, split: str | None, usual: str | None = None) -> str | None:
+    """The split to open a source with: none where its address names one, which then is the one that is read.
+
+    Args:
+        spec: the source's address.
+        split: what --split says.
+        usual: what it says by itself.
+
+    Raises:
+        UserError: somebody named another split than the address does.
+    """
+    said = split_of(spec)
+    if said is None:
+        return split
+    if split not in (usual, said):
+        raise UserError(f"--split {split}: {spec} names another split. Leave out one of both.")
+    return None
 
 
 def _given(options: Any, names: tuple[str, ...], before: str) -> Iterator[str]:
