@@ -31,15 +31,21 @@ def check_once() -> None:
 
     def jaxtyped(fn=_decorator._sentinel, *, typechecker=_decorator._sentinel):
         plain = isinstance(fn, types.FunctionType) and callable(typechecker) and not inspect.isgeneratorfunction(fn)
-        if not plain or needs_jaxtyping(list(fn.__annotations__.values())):
+        if not plain:
             return whole(fn, typechecker=typechecker)
-        checked = typechecker(fn)
-        if checked is fn:
+        if not fn.__annotations__:
             return fn
+        checked = None
 
         @functools.wraps(fn)
         def either(*args, **options):
-            return (fn if jaxtyping.config.jaxtyping_disable else checked)(*args, **options)
+            nonlocal checked
+            if jaxtyping.config.jaxtyping_disable:
+                return fn(*args, **options)
+            if checked is None:  # what nobody calls with its types checked needs no check made for it
+                shapes = needs_jaxtyping(list(fn.__annotations__.values()))
+                checked = whole(fn, typechecker=typechecker) if shapes else typechecker(fn)
+            return checked(*args, **options)
 
         return either
 

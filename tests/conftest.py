@@ -1,7 +1,9 @@
 """Settings for the whole suite: few threads (tests run side by side), no network, quiet libraries."""
 
+import fcntl
 import gc
 import os
+import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -11,6 +13,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("MPLBACKEND", "agg")
 
+from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
 import jaxtyping
@@ -34,6 +37,19 @@ ROOMS_OF_USERS = {"apps", "commands", "studies"}
 FILES_OF_USERS = {"test_bench.py", "test_commands.py", "test_docs.py", "test_notebooks.py", "test_package.py",
                   "test_real_runs.py", "test_resume.py", "test_trust.py"}  # fmt: skip
 """Whole commands, pages, runs and studies: what they call is checked in the tests of the parts."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """One process alone imports what nobody has compiled yet: side by side, each would compile the same 5,000 modules."""
+    if sys.dont_write_bytecode or Path(cache_from_source(find_spec("sklearn").origin)).exists():
+        return (yield)
+    with open(__file__) as file:  # whoever falls lets go of it
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(file, fcntl.LOCK_SH)
+        return (yield)
 
 
 def pytest_collection_finish():
