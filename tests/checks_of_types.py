@@ -7,6 +7,7 @@ of arrays in between. Where a signature names no array, beartype alone does the 
 import functools
 import inspect
 import sys
+import threading
 import types
 import typing
 
@@ -26,30 +27,70 @@ def needs_jaxtyping(hint) -> bool:
 
 
 def check_once() -> None:
-    """From now on jaxtyping decorates functions whose signatures name arrays, and leaves others to beartype."""
+    """From now on jaxtyping decorates functions whose signatures name arrays, and leaves others to beartype.
+
+    A check is made when a function is first called, since most are not called by any test of a process.
+    """
     whole = _decorator.jaxtyped
+    of_code = {}
 
     def jaxtyped(fn=_decorator._sentinel, *, typechecker=_decorator._sentinel):
-        plain = isinstance(fn, types.FunctionType) and callable(typechecker) and not inspect.isgeneratorfunction(fn)
-        if not plain:
+        if not isinstance(fn, types.FunctionType) or not callable(typechecker):
             return whole(fn, typechecker=typechecker)
         if not fn.__annotations__:
             return fn
         checked = None
+
+        def made(fn):
+            shapes = inspect.isgeneratorfunction(fn) or needs_jaxtyping(list(fn.__annotations__.values()))
+            return whole(fn, typechecker=typechecker) if shapes else typechecker(fn)
 
         @functools.wraps(fn)
         def either(*args, **options):
             nonlocal checked
             if jaxtyping.config.jaxtyping_disable:
                 return fn(*args, **options)
-            if checked is None:  # what nobody calls with its types checked needs no check made for it
-                shapes = needs_jaxtyping(list(fn.__annotations__.values()))
-                checked = whole(fn, typechecker=typechecker) if shapes else typechecker(fn)
+            if checked is None and "<locals>" not in fn.__qualname__:
+                checked = made(fn)
+            elif checked is None:
+                if fn.__code__ not in of_code:
+                    of_code[fn.__code__] = check_of_each(fn, made)
+                checked = functools.partial(of_code[fn.__code__], fn)
             return checked(*args, **options)
 
         return either
 
     _decorator.jaxtyped = jaxtyping.jaxtyped = jaxtyped
+
+
+def check_of_each(first, made):
+    """One check for all functions of one code, which are made again at each call of the one around them.
+
+    Args:
+        first: any of them.
+        made: makes the check of a function.
+
+    Returns:
+        What calls a function, which is given first, and checks what goes in and out.
+    """
+    now = threading.local()
+    cells = tuple(types.CellType() for _ in first.__closure__ or ())  # the check keeps nothing that a function holds
+    hollow = types.FunctionType(first.__code__, first.__globals__, first.__name__, first.__defaults__, cells)
+    hollow.__kwdefaults__, hollow.__annotations__ = first.__kwdefaults__, first.__annotations__
+    hollow.__qualname__, hollow.__module__ = first.__qualname__, first.__module__
+
+    @functools.wraps(hollow)
+    def current(*args, **options):
+        fn, now.fn = now.fn, None
+        return fn(*args, **options)
+
+    checked = made(current)
+
+    def call(fn, /, *args, **options):
+        now.fn = fn
+        return checked(*args, **options)
+
+    return call
 
 
 def run_no_property_to_know_a_protocol() -> None:

@@ -41,7 +41,7 @@ FILES_OF_USERS = {"test_bench.py", "test_commands.py", "test_docs.py", "test_not
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """One process alone imports what nobody has compiled yet: side by side, each would compile the same 5,000 modules."""
+    """One process alone imports what nobody has compiled yet: side by side, each would compile all of it."""
     if sys.dont_write_bytecode or Path(cache_from_source(find_spec("sklearn").origin)).exists():
         return (yield)
     with open(__file__) as file:  # whoever falls lets go of it
