@@ -31,7 +31,7 @@ def check_once() -> None:
 
     A check is made when a function is first called, since most are not called by any test of a process.
     """
-    whole = _decorator.jaxtyped
+    whole, config = _decorator.jaxtyped, jaxtyping.config
     of_code = {}
 
     def jaxtyped(fn=_decorator._sentinel, *, typechecker=_decorator._sentinel):
@@ -48,7 +48,7 @@ def check_once() -> None:
         @functools.wraps(fn)
         def either(*args, **options):
             nonlocal checked
-            if jaxtyping.config.jaxtyping_disable:
+            if config.jaxtyping_disable:
                 return fn(*args, **options)
             if checked is None and "<locals>" not in fn.__qualname__:
                 checked = made(fn)

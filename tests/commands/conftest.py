@@ -9,6 +9,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from recollect import cli
+from recollect.commands import evaluate
 from recollect.core import progress
 
 SHAPES = ("circle", "cross", "square")
@@ -36,6 +37,12 @@ class Done:
     returncode: int
     stdout: str
     stderr: str
+
+
+@pytest.fixture(autouse=True)
+def few_templates(monkeypatch):
+    """Names of classes in a tenth of the 80 templates: what is tested here are commands, not accuracies."""
+    monkeypatch.setattr(evaluate, "GENERAL_TEMPLATES", evaluate.GENERAL_TEMPLATES[:8])
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from recollect.tasks import worlds
 
 @pytest.fixture(scope="module", autouse=True)
 def few_pictures():
-    """The world's tasks with a tenth of their pictures: what is tested here are tables, not accuracies."""
+    """The world's tasks with a tenth of their pictures and prompts: what is tested here are tables, not accuracies."""
     with pytest.MonkeyPatch.context() as patch:
         few = replace(
             worlds.TASKS["glyphs"],
@@ -29,6 +29,7 @@ def few_pictures():
             zero_shot_parts={"prompts": partial(label_tasks.prompt_tasks, queries=60, each=2)},
         )
         patch.setitem(worlds.TASKS, "glyphs", few)
+        patch.setattr(label_tasks, "GENERAL_TEMPLATES", label_tasks.GENERAL_TEMPLATES[:8])
         worlds._made.cache_clear()
         yield
     worlds._made.cache_clear()

@@ -3,11 +3,12 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from recollect.fewshot.base import EmbeddingClassifier
@@ -145,9 +146,15 @@ def evaluate_shared(
             score.add_sets(key, rows, probabilities >= least[key].astype(probabilities.dtype))
             tick(len(found))
 
-    with threadpool_limits(1), ThreadPoolExecutor(os.cpu_count()) as threads:  # NumPy and torch let go of the lock
+    with _libraries().limit(limits=1), ThreadPoolExecutor(os.cpu_count()) as threads:  # NumPy and torch let go of the lock
         fitted = {key: each for learned in threads.map(learn, orders) for key, each in learned.items()}
         list(threads.map(count, range(0, len(task.queries), block)))
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    """Those with threads of their own, which takes longer to find out than a small task is evaluated."""
+    return ThreadpoolController()
 
 
 def _similarity(task: FewShotTask, protocol: Protocol, order: np.ndarray) -> SupportSimilarity | None:
