@@ -146,7 +146,8 @@ def evaluate_shared(
             score.add_sets(key, rows, probabilities >= least[key].astype(probabilities.dtype))
             tick(len(found))
 
-    with _libraries().limit(limits=1), ThreadPoolExecutor(os.cpu_count()) as threads:  # NumPy and torch let go of the lock
+    # NumPy and torch let go of the lock.
+    with _libraries().limit(limits=1), ThreadPoolExecutor(os.cpu_count()) as threads:
         fitted = {key: each for learned in threads.map(learn, orders) for key, each in learned.items()}
         list(threads.map(count, range(0, len(task.queries), block)))
 
