@@ -44,10 +44,3 @@ def test_a_narrow_terminal_gets_help_of_its_own_width(monkeypatch):
     assert kept_help("search") is None
     monkeypatch.setenv("COLUMNS", "120")
     assert kept_help("search") is not None
-
-
-def test_a_search_waits_for_no_library_that_it_does_not_use():
-    slow = {"datasets", "sklearn", "pandas", "matplotlib", "scipy.stats", "transformers.modeling_utils"}
-    code = f"import sys, recollect.commands.search; print(*({slow} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []

@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,9 +5,7 @@ from recollect.core.seeding import derive_seed, numpy_generator, torch_generator
 
 
 def test_seeds_are_the_same_in_every_process():
-    code = "from recollect.core.seeding import derive_seed; print(derive_seed(3, 'batch', 7))"
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(other.stdout) == derive_seed(3, "batch", 7)
+    assert derive_seed(3, "batch", 7) == 3055728670966268661  # Python's own hash of a text differs in each
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6))

@@ -241,12 +241,19 @@ def test_a_half_copied_memory_is_refused_whichever_file_is_missing_or_cut(built,
             assert str(copy) in refused(capsys, "memory", "info", copy)
 
 
-def test_the_command_line_itself(built):
-    result = subprocess.run(
-        [sys.executable, "-m", "recollect", "memory", "info", built], capture_output=True, text=True, check=False
+def test_in_a_process_of_its_own_a_command_loads_no_more_than_it_uses_and_says_nothing_beside(built):
+    slow = {"datasets", "sklearn", "pandas", "matplotlib", "scipy.stats", "transformers.modeling_utils"}
+    code = (
+        "import sys; from recollect import cli; import recollect.commands.search\n"
+        f"print('loaded', *({slow} & sys.modules.keys()))\n"
+        "sys.exit(cli.main(sys.argv[1:]))"
     )
+    words = [sys.executable, "-c", code, "memory", "info", built]
+    result = subprocess.run(words, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    assert "49" in result.stdout
+    loaded, *shown = result.stdout.splitlines()
+    assert loaded == "loaded", "a search waits for libraries that it does not use"
+    assert "49" in "".join(shown)
     assert result.stderr == ""
 
 

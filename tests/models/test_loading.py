@@ -231,13 +231,14 @@ def test_a_half_precision_checkpoint_opens_in_float32(copied):
 
 
 def test_a_hub_that_does_not_answer_is_asked_once_and_briefly(tmp_path):
-    """A server that takes the call and stays silent, and one that is not there."""
+    """A server that takes the call and stays silent: the libraries alone would try for a minute."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         program = (
             "import time; from recollect.models import asking, load_model; asking.SECONDS = 0.3\n"
-            "for name in ('MODLE', 'runs/none'):\n"
+            "from recollect.data.sources import files; files._HUB_SECONDS = 0.3\n"
+            "for open_it, name in (load_model, 'MODLE'), (load_model, 'runs/none'), (files.open_tables, 'no/set'):\n"
             "    start = time.perf_counter()\n"
-            "    try: load_model(name)\n"
+            "    try: open_it(name)\n"
             "    except Exception as error: print(time.perf_counter() - start, type(error).__name__, error)\n"
         )
         hub = {"HF_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}", "HF_HOME": str(tmp_path)}
@@ -246,9 +247,11 @@ def test_a_hub_that_does_not_answer_is_asked_once_and_briefly(tmp_path):
             [sys.executable, "-c", program], env=kept | hub, capture_output=True, text=True, timeout=60
         )
     lines = done.stdout.strip().splitlines()
-    assert len(lines) == 2, done.stderr
+    assert len(lines) == 3, done.stderr
     for line in lines:
-        seconds, kind, words = line.split(" ", 2)
+        seconds, kind, _ = line.split(" ", 2)
         assert float(seconds) < 10
         assert kind == "UserError"
-        assert "no such folder, and the hub does not answer" in words
+    assert all("no such folder, and the hub does not answer" in line for line in lines[:2])
+    assert "no/set: neither a path here nor a data set the hub gave us" in lines[2]
+    assert "no/set: the hub does not answer" in done.stderr
