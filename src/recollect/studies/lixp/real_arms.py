@@ -16,8 +16,9 @@ BATCHES, ALPHAS, TAUS = (0.25, 4), (0.5, 0.9), (0.003, 0.03)
 LENGTHS = {0.5: 3, 2: 2, 4: 1}
 """Lengths as factors of the main setting's, and how many seeds each has: a long run takes what four others take."""
 
-SMALL_STEPS, ALPHA_AND_TAU = "small batch, steps", "alpha and tau"
-"""Axes of an arm: the length at the smallest batch; and both settings of context at once, which tables alone show."""
+EQUAL_PAIRS, ALPHA_AND_TAU = "batch of equal pairs", "alpha and tau"
+"""Axes of an arm: the batch, in as many steps as see the main setting's number of pairs; and both settings of context
+at once, which a table alone shows."""
 
 _NEARLY_NONE = 1e-6  # a weight must be positive; of a batch this leaves no sample
 _FEW_SOURCES = (7759.0, 6000.0, _NEARLY_NONE, _NEARLY_NONE, _NEARLY_NONE)  # emoji and aerial photographs
@@ -62,7 +63,7 @@ def arms(options: StudyOptions) -> list[Arm]:
 
 
 def _grid(siglip: Recipe) -> list[Arm]:
-    """Batch, length, sources, alpha and tau_context, each alone; a small batch for as many pairs; alpha with tau."""
+    """Batch, length, sources, alpha and tau_context, each alone; other batches of equal pairs; alpha with tau."""
     found: list[Arm] = []
 
     def pair(
@@ -80,8 +81,10 @@ def _grid(siglip: Recipe) -> list[Arm]:
     for length, seeds in LENGTHS.items():
         steps = max(1, round(siglip.steps * length))
         pair(f"{steps:,} steps", replace(siglip, steps=steps), ("steps", float(steps)), seeds=seeds)
-    size, steps = max(2, round(siglip.batch_size * BATCHES[0])), round(siglip.steps / BATCHES[0])
-    pair(f"batch {size:,}, {steps:,} steps", replace(siglip, batch_size=size, steps=steps), (SMALL_STEPS, float(steps)))
+    for factor in BATCHES:
+        size, steps = max(2, round(siglip.batch_size * factor)), max(1, round(siglip.steps / factor))
+        equal = replace(siglip, batch_size=size, steps=steps)
+        pair(f"batch {size:,}, {steps:,} steps", equal, (EQUAL_PAIRS, float(size)), seeds=3 if factor < 1 else 1)
     pair("two sources", siglip, ("pairs", sum(_FEW_SOURCES)), _FEW_SOURCES)
     varied = [(f"alpha {alpha}", ("alpha", alpha), _with_context(siglip, alpha=alpha)) for alpha in ALPHAS]
     varied += [(f"tau {tau}", ("tau_context", tau), _with_context(siglip, tau=tau)) for tau in TAUS]

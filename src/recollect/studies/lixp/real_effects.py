@@ -9,12 +9,12 @@ from matplotlib.figure import Figure
 from recollect.evaluation.results import Summary, summarise
 from recollect.reports.plots import LINE_COLOURS, new_figure
 from recollect.studies.engine import Column, Row, TableForm
-from recollect.studies.lixp.real_arms import ALPHA_AND_TAU, SMALL_STEPS
+from recollect.studies.lixp.real_arms import ALPHA_AND_TAU, EQUAL_PAIRS
 from recollect.studies.lixp.real_records import ENERGY, FEW_SHOT, GROUPS, RECALL, RealRuns
 from recollect.studies.lixp.sets import TESTING
 
 AXES = {
-    "batch": "batch", "steps": "steps", SMALL_STEPS: "steps, smallest batch", "pairs": "pairs", "alpha": "alpha",
+    "batch": "batch", "steps": "steps", EQUAL_PAIRS: "batch, equal pairs", "pairs": "pairs", "alpha": "alpha",
     "tau_context": "tau_context",
 }  # fmt: skip
 """What figures vary: from an arm's axis to words."""
@@ -56,15 +56,13 @@ def points(runs: RealRuns) -> list[Point]:
 
 
 def _unvaried(runs: RealRuns) -> Iterator[tuple[str, str, float]]:
-    """The main setting on each axis; on the one of a small batch, that batch at the main setting's length."""
+    """The main setting on each axis."""
     first, context = (runs.arms[arm]["recipe"] for arm in ("SigLIP", "SigLIxP"))
     options = context["objective"]["context"]
-    main = {"batch": first["batch_size"], "steps": first["steps"], "pairs": 42359, "alpha": options["alpha"],
+    size = first["batch_size"]
+    main = {"batch": size, EQUAL_PAIRS: size, "steps": first["steps"], "pairs": 42359, "alpha": options["alpha"],
             "tau_context": options["tau"]}  # fmt: skip
     yield from (("SigLIxP", axis, value) for axis, value in main.items())
-    sizes = [(record["axis"][1], arm) for arm, record in runs.arms.items() if record.get("axis", [""])[:1] == ["batch"]]
-    if smaller := [(size, arm) for size, arm in sizes if size < first["batch_size"] and arm.startswith("SigLIxP")]:
-        yield min(smaller)[1], SMALL_STEPS, first["steps"]
 
 
 def alpha_and_tau(runs: RealRuns) -> TableForm | None:
