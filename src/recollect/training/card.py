@@ -9,17 +9,17 @@ from recollect.core.places import public_place
 from recollect.objectives import OBJECTIVES
 
 
-def model_card(recipe: Mapping[str, Any], seen: Mapping[str, int], last: Mapping[str, Any]) -> str:
+def model_card(recipe: Mapping[str, Any], seen: Mapping[str, int], last: Mapping[str, Any], plain: bool = True) -> str:
     """A ``README.md``; the same for the same run, so no dates and no clock, and fit to be shown to strangers.
 
     Args:
         recipe: as in ``recipe.json``.
         seen: samples seen of each source.
         last: the last line of the metrics.
+        plain: whether transformers opens it by itself.
     """
     recipe = _public(recipe)
-    gated = recipe["model"].get("gated", False)
-    library, opened = ("recollect", _GATED) if gated else ("transformers", "")
+    library, opened = ("transformers", "") if plain else ("recollect", _NOT_PLAIN)
     start, objective = recipe["model"]["start"], recipe["objective"]
     base = OBJECTIVES[objective["base"]]
     name = base.name if objective["context"] is None else base.name_with_context
@@ -78,7 +78,6 @@ def _public(value: Any) -> Any:
     return public_place(value)
 
 
-_GATED = """ New blocks stand before those of the image tower
-(REACT), so that recollect opens it, and not transformers alone."""
+_NOT_PLAIN = " It has parts of recollect's own:\nrecollect opens it, and not transformers alone."
 
 _CLOCK = frozenset({"examples_per_second"})

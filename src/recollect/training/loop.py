@@ -15,6 +15,7 @@ from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed
 from recollect.core.types import Source
+from recollect.models import TransformersEncoder
 from recollect.objectives import Objective
 from recollect.training import checkpoints
 from recollect.training.assembly import Parts, assemble_recipe, object_spec
@@ -267,7 +268,9 @@ class _Run:
         """Write the finished model, in the first process."""
         assert self.metrics is not None, "the first process has the metrics"
         # From the file: a run that was killed after its last step has made none since.
-        card = model_card(as_json(self.recipe), self.state.seen, self.metrics.last)
+        encoder = self.model.encoder
+        plain = isinstance(encoder, TransformersEncoder) and encoder.gated is None
+        card = model_card(as_json(self.recipe), self.state.seen, self.metrics.last, plain)
         checkpoints.save_model(self.out / "model", self.model, card)
 
     def step(self, inputs: Inputs, composition: Mapping[str, int]) -> dict[str, float]:
