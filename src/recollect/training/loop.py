@@ -16,6 +16,7 @@ from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed
 from recollect.core.types import Source
 from recollect.models import TransformersEncoder
+from recollect.models.small import SmallEncoder
 from recollect.objectives import Objective
 from recollect.training import checkpoints
 from recollect.training.assembly import Parts, assemble_recipe, object_spec
@@ -269,8 +270,10 @@ class _Run:
         assert self.metrics is not None, "the first process has the metrics"
         # From the file: a run that was killed after its last step has made none since.
         encoder = self.model.encoder
-        plain = isinstance(encoder, TransformersEncoder) and encoder.gated is None
-        card = model_card(as_json(self.recipe), self.state.seen, self.metrics.last, plain)
+        own = isinstance(encoder, SmallEncoder) or (
+            isinstance(encoder, TransformersEncoder) and encoder.gated is not None
+        )
+        card = model_card(as_json(self.recipe), self.state.seen, self.metrics.last, plain=not own)
         checkpoints.save_model(self.out / "model", self.model, card)
 
     def step(self, inputs: Inputs, composition: Mapping[str, int]) -> dict[str, float]:
