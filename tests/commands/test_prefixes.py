@@ -58,6 +58,9 @@ def test_captions_are_the_reading_unless_another_is_asked_for(recollect, models,
     recollect("evaluate", "zero-shot", models / "with", models / "without", "--data", table, "--out", tmp_path)
     found = {result.model.rpartition("/")[2]: result.settings["prefix"] for result in load_results(tmp_path)}
     assert found == {"with": "caption", "without": None}
+    none = recollect("evaluate", "zero-shot", models / "without", "--data", table, "--prefix", "label", check=False)
+    assert none.returncode == 2
+    assert "without has no prefix for labels. Leave it out." in none.stderr
 
 
 def test_classes_under_their_names_and_under_synonyms(recollect, models, table, tmp_path):

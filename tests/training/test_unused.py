@@ -1,5 +1,6 @@
 """Options that would say nothing beside others: each is refused in a line before the first step, or heard."""
 
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -9,6 +10,8 @@ from PIL import Image
 
 from recollect import cli
 from recollect.core.errors import UserError
+from recollect.data.definitions import Knowledge
+from recollect.data.sources import open_source
 from recollect.data.transforms import ImageTransform
 from recollect.models import build_model
 from recollect.objectives import ContextOptions, ContrastiveObjective
@@ -16,7 +19,7 @@ from recollect.training.assembly import start_model, training_transform
 from recollect.training.loop import train
 from recollect.training.options import Data, Model, ObjectiveOptions, Recipe
 from recollect.training.recipes import RECIPES
-from recollect.training.unused import refuse_idle
+from recollect.training.unused import refuse_idle, say_defined
 
 CAPTIONS, LABELS = ("--data.captions", "glyphs:captions"), ("--data.labels", "glyphs:labels")
 TIED = ("--objective.context.options.tied", "all")
@@ -150,6 +153,15 @@ def test_a_crop_and_a_flip_are_heard_by_towers_that_add_none_by_themselves():
     cropped = training_transform(model, Data(crop=0.3))
     assert isinstance(cropped, ImageTransform)
     assert len({cropped.pixels(picture, generator).tobytes() for _ in range(8)}) == 8
+
+
+def test_how_many_captions_have_a_word_that_is_defined_is_said(capfd):
+    source = open_source("glyphs:captions")
+    word = max(re.findall(r"\w+", source.example_texts(np.arange(1))[0].lower()), key=len)
+    say_defined((source,), Knowledge(lambda name: ("a sign",) if name == word else ()))
+    said = " ".join(capfd.readouterr().err.split())
+    found = re.search(r"glyphs:captions: (\d+) of the first 1,000 captions have a word with a definition", said)
+    assert 0 < int(found[1]) < 1000
 
 
 def test_classes_are_merged_for_an_objective_of_ones_own(tmp_path):

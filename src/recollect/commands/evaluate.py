@@ -136,7 +136,8 @@ class ModelOptions:
     """Where to compute; the best there is by default."""
     prefix: Literal["auto", "caption", "label", "none"] = "auto"
     """How texts are read by a model trained with prefix tokens: as captions, which is best for what its label set lacks
-    and what auto means; as labels, for that set's own classes and pictures; or without prefix."""
+    and what auto means; as labels, for that set's own classes and pictures; or without prefix. Of several models, those
+    without prefix tokens are asked as they are."""
     seed: int = 0
     """Seed the model was trained with, kept in the JSON so that summaries over models can be made."""
     reading: tyro.conf.OmitArgPrefixes[MemoryOptions] = field(default_factory=MemoryOptions)
@@ -184,6 +185,8 @@ class ModelOptions:
         """The prefix that texts get; none for a model that has none."""
         if self.prefix == "auto":
             return caption_prefix(encoder)
+        if self.prefix != "none" and self.prefix not in encoder.prefixes and len(self.models) == 1:
+            raise UserError(f"--prefix {self.prefix}: {self.models[0]} has no prefix for {self.prefix}s. Leave it out.")
         return None if self.prefix == "none" else self.prefix
 
     def check_form(self, protocol: str) -> None:

@@ -39,7 +39,7 @@ from recollect.training.locked_towers import LockedTowers, TextFeatures
 from recollect.training.options import FIRST_BIAS, CopiesBy, Data, Model, ObjectiveOptions, Recipe
 from recollect.training.ranks import ProcessRanks, check_agreement, first_makes
 from recollect.training.step import Inputs, Towers
-from recollect.training.unused import OBJECT, refuse_idle, refuse_unused
+from recollect.training.unused import OBJECT, refuse_idle, refuse_unused, say_defined
 
 Feed = Callable[[int, int], Iterator[tuple[Inputs, Mapping[str, int]]]]
 """From a first step and the one to stop before, to each step's inputs and how many samples each source gave it."""
@@ -131,7 +131,7 @@ def assemble_recipe(
         knowledge=knowledge,
     )
     if place.first:
-        _say_defined(sources, knowledge)
+        say_defined(sources, knowledge)
         for source, count in zip(sources, stream.most_at_once, strict=True):
             if count > len(source):
                 note(
@@ -195,14 +195,6 @@ def _in_words(known: Mapping[str, int | str]) -> str:
 
 def _size(path: Path) -> dict[str, int]:
     return {"bytes": path.stat().st_size} if path.is_file() else {}
-
-
-def _say_defined(sources: Sequence[Source], knowledge: Knowledge | None) -> None:
-    """How many classes of each source have a definition."""
-    for source in sources if knowledge else ():
-        if source.kind == "label" and source.class_names and knowledge is not None:
-            known = sum(bool(knowledge.of_name(name)) for name in source.class_names)
-            note(f"{source.name}: {known:,} of {len(source.class_names):,} classes have a definition")
 
 
 def _open(spec: str, kind: Kind | None, data: Data) -> Source:

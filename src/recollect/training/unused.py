@@ -6,8 +6,11 @@ What can be told from a recipe alone, `Recipe.check` refuses.
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
+import numpy as np
+
 from recollect.core.errors import UserError
 from recollect.core.types import Kind, Source
+from recollect.data.definitions import Knowledge
 from recollect.data.sources.images import note
 from recollect.data.sources.opening import split_of
 from recollect.data.worlds import is_built_in
@@ -24,6 +27,9 @@ _READ_FOR: dict[str, Kind] = {
     "caption_column": "caption", "label_column": "label", "class_name_column": "label", "synonyms_column": "label",
 }  # fmt: skip
 """Columns that are read for one kind of source alone."""
+
+_LOOKED_AT = 1000
+"""Captions of a source, for how many have a word with a definition."""
 
 _COLUMNS = ("image_column", *_READ_FOR, "split_column")
 
@@ -133,3 +139,16 @@ def refuse_idle(recipe: Recipe, model: DualEncoder) -> None:
     if recipe.checkpoint_activations and all(still[tower] for tower in model.recomputable):
         what = "layers of transformers" + (" that learn" if model.recomputable else "")
         raise UserError(f"--checkpoint-activations: {options.start} has no {what}. Take --chunk.")
+
+
+def say_defined(sources: Sequence[Source], knowledge: Knowledge | None) -> None:
+    """How many classes of each source, or of its first captions, have a definition."""
+    for source in sources if knowledge else ():
+        assert knowledge is not None
+        if source.kind == "label" and source.class_names:
+            known = sum(bool(knowledge.of_name(name)) for name in source.class_names)
+            note(f"{source.name}: {known:,} of {len(source.class_names):,} classes have a definition")
+        elif source.kind == "caption":
+            texts = source.example_texts(np.arange(min(len(source), _LOOKED_AT)))
+            known = sum(bool(knowledge.of_caption(text)) for text in texts)
+            note(f"{source.name}: {known:,} of the first {len(texts):,} captions have a word with a definition")
