@@ -15,7 +15,7 @@ from recollect.search.methods import MethodOptions
 from recollect.studies import runs
 from recollect.studies.efsa.world import Captions, EfsaWorld, SearchRun, searched
 from recollect.studies.runs import Job, StudyEvaluation, run
-from recollect.studies.store import content, content_key, file_content
+from recollect.studies.store import content, content_key, file_content, finish, finished, kept_or_made
 from recollect.studies.study import StudyOptions
 from recollect.tasks.classification import ClassificationTask
 from recollect.training.options import Data
@@ -112,7 +112,7 @@ def test_a_run_that_another_study_makes_is_waited_for(tmp_path, monkeypatch):
     """Two studies in one folder share their runs; the later one ended with 'another process trains there'."""
     folder, order, waits = tmp_path / "runs" / "one", [], threading.Event()
     monkeypatch.setattr(runs, "note", lambda text: (order.append(text), waits.set()))
-    monkeypatch.setattr(runs, "train", lambda recipe, out, resume: order.append("trained"))
+    monkeypatch.setattr(runs, "train", lambda recipe, out, resume: order.append("trained") or tmp_path)
     second = threading.Thread(target=runs.made_once, args=(RECIPES["latents-siglip"](), folder))
     with runs.alone_in(folder):
         second.start()
@@ -120,3 +120,46 @@ def test_a_run_that_another_study_makes_is_waited_for(tmp_path, monkeypatch):
         order.append("made")
     second.join(20)
     assert order == ["one: another study makes it; this one waits", "made", "trained"]
+
+
+def test_what_a_store_keeps_is_made_again_where_it_is_damaged(tmp_path, capsys):
+    """A digit that flipped, a file cut short; what an earlier version kept has no digest."""
+    path, made = tmp_path / "kept.json", []
+
+    def kept():
+        return kept_or_made(path, lambda: made.append(1) or {"R@1": 1.25})
+
+    assert [kept(), kept(), len(made)] == [{"R@1": 1.25}, {"R@1": 1.25}, 1]
+    for damaged in (path.read_text().replace("1.25", "1.26"), path.read_text()[:20], ""):
+        path.write_text(damaged)
+        assert kept() == {"R@1": 1.25}
+    assert len(made) == 4
+    assert capsys.readouterr().err.count("kept.json: damaged; it is made again") == 3
+    path.write_text('{"R@1": 2.0}')
+    assert (kept(), len(made)) == ({"R@1": 2.0}, 4)
+
+
+def test_results_are_whole_or_measured_again(tmp_path, capsys):
+    """With a set less a mean is another figure, and nobody would see it."""
+    for name in "ab":
+        (tmp_path / f"{name}.json").write_text(f'{{"value": "{name}"}}')
+    assert not finished(tmp_path)
+    finish(tmp_path)
+    assert finished(tmp_path)
+    (tmp_path / "a.json").write_text('{"value": "c"}')
+    assert not finished(tmp_path)
+    (tmp_path / "a.json").unlink()
+    assert not finished(tmp_path)
+    assert capsys.readouterr().err.count("a.json: damaged or gone; this run is measured again") == 2
+    (tmp_path / "done").write_text("")  # as earlier versions left it
+    assert finished(tmp_path)
+
+
+def test_a_damaged_model_is_made_again_from_its_checkpoint(tmp_path, capsys):
+    recipe = replace(RECIPES["latents-siglip"](), steps=2, batch_size=8, checkpoint_every=2)
+    weights = runs.made_once(recipe, tmp_path / "run") / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 64]))
+    assert runs.made_once(recipe, tmp_path / "run") / "model.safetensors" == weights
+    assert weights.read_bytes() == whole
+    assert "model: damaged; it is made again from its last checkpoint" in capsys.readouterr().err

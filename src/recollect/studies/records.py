@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from recollect.core.errors import UserError
 from recollect.core.files import read_json, write_json
 from recollect.data.sources.images import note
 from recollect.studies.store import file_content
@@ -100,11 +101,19 @@ class RunFiles:
         file, origin = self.folder / f"{slug(arm)}-seed{seed}.json", self.origin(arm, seed)
         assert origin is not None
         if file.exists():
-            why = origin.changed(read_json(file))
+            why = self._why_again(file, origin)
             if why is None:
                 return
-            note(f"{file}: {why} since it was written; this run is made again")
+            note(f"{file}: {why}; this run is made again")
         write_json(file, {**run(), MADE_FROM: origin.as_json()})
+
+    @staticmethod
+    def _why_again(file: Path, origin: RunOrigin) -> str | None:
+        try:
+            why = origin.changed(read_json(file))
+        except (UserError, KeyError):
+            return "damaged"
+        return None if why is None else f"{why} since it was written"
 
     def read(self) -> list[dict[str, Any]]:
         """Every file that was made from what is there now; others are named and left out."""

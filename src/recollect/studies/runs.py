@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,7 +38,7 @@ from recollect.fewshot.draws import ShortClasses
 from recollect.fewshot.protocol import Protocol
 from recollect.models import load_model
 from recollect.studies.stems import SharedStem
-from recollect.studies.store import content, content_key, file_content
+from recollect.studies.store import as_written, content, content_key, file_content, finish, finished
 from recollect.tasks.classification import ClassificationTask, Division
 from recollect.tasks.opening import Selection, open_tasks
 from recollect.tasks.retrieval import retrieval_task
@@ -192,10 +193,16 @@ def _evaluation_content(evaluation: StudyEvaluation) -> list[str]:
 def made_once(recipe: Recipe, folder: Path) -> Path:
     """Train where nobody has yet, going on from where a stopped run was; returns the model.
 
-    Two studies in one folder share their runs: the later one waits for what the other trains.
+    Two studies in one folder share their runs: the later one waits for what the other trains. A model that is other
+    than it was written is made again from its last checkpoint.
     """
     with alone_in(folder):
-        return train(recipe, folder, resume=folder.exists())
+        model = train(recipe, folder, resume=folder.exists())
+        if not as_written(model):
+            note(f"{model}: damaged; it is made again from its last checkpoint")
+            shutil.rmtree(model)
+            model = train(recipe, folder, resume=True)
+        return model
 
 
 @contextmanager
@@ -222,7 +229,7 @@ def run(jobs: Sequence[Job], out: Path, workers: int | None = None) -> list[Resu
         workers: processes side by side; by default one a core on a CPU, one on a GPU.
     """
     kept = [job.results(out) for job in jobs]  # found once: it reads what every job trains and tests on
-    todo = [job for job, folder in zip(jobs, kept, strict=True) if not (folder / "done").exists()]
+    todo = [job for job, folder in zip(jobs, kept, strict=True) if not finished(folder)]
     for evaluation in dict.fromkeys(job.evaluation for job in todo):
         _open_first(evaluation)
     tunings = [job.evaluation.tuning for job in todo if job.evaluation.tuning is not None]
@@ -277,10 +284,11 @@ def _make(job: Job, out: Path) -> None:
     tuning = job.evaluation.tuning.request(out) if job.evaluation.tuning else None
     encoder: Encoder = SharedStem(model, out / "features") if _shares_stem(job) else model
     results = evaluate_runs(encoder, job.name, job.paired_seed, job.evaluation, captions, cache, tuning)
+    for left in kept.glob("*.json"):  # of an earlier version that was stopped, or damaged
+        left.unlink(missing_ok=True)
     for result in results:
         result.save(kept)
-    kept.mkdir(parents=True, exist_ok=True)  # of a training alone nothing was saved there
-    (kept / "done").touch()
+    finish(kept)
 
 
 def _shares_stem(job: Job) -> bool:

@@ -2,15 +2,19 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from recollect.core.content import content_hash
+from recollect.core.errors import UserError
+from recollect.core.files import read_json, write_json, write_text
 from recollect.core.types import Kind
 from recollect.data.sources import open_source
 from recollect.data.sources.address import parse_address
+from recollect.data.sources.images import note
 
 _NAMING = (".csv", ".tsv", ".jsonl")
 """Tables that may name pictures elsewhere, so that their own stamp does not tell whether a sample changed."""
@@ -53,6 +57,56 @@ def _stamp(path: Path) -> tuple[int, ...]:
     else:
         return ()
     return tuple(number for file in files for number in (file.stat().st_size, file.stat().st_mtime_ns))
+
+
+def kept_or_made(path: Path, make: Callable[[], Any]) -> Any:
+    """The JSON value that a file keeps, or the one that is made now and kept; a damaged file is named and made again.
+
+    What earlier versions kept has no digest: it is taken as it is where it can be read.
+    """
+    if path.exists():
+        with suppress(UserError):
+            found = read_json(path)
+            if not isinstance(found, dict) or found.keys() != {"digest", "value"}:
+                return found
+            if found["digest"] == content_key(found["value"]):
+                return found["value"]
+        note(f"{path}: damaged; it is made again")
+    value = make()
+    write_json(path, {"digest": content_key(value), "value": value})
+    return value
+
+
+def finish(folder: Path) -> None:
+    """Say in ``folder/done`` which result files are there, and what each holds."""
+    folder.mkdir(parents=True, exist_ok=True)  # of a training alone nothing was saved there
+    write_json(folder / "done", {file.name: file_content(file) for file in sorted(folder.glob("*.json"))})
+
+
+def finished(folder: Path) -> bool:
+    """Whether all results are there as they were written: a mean over fewer sets is another figure.
+
+    A file that is damaged or gone is named. What earlier versions finished is taken as it is.
+    """
+    done = folder / "done"
+    if not done.exists() or not done.stat().st_size:
+        return done.exists()
+    with suppress(UserError):
+        files = read_json(done)
+        wrong = [name for name, held in files.items() if file_content(folder / name) != held]
+        if not wrong:
+            return True
+        note(f"{folder / wrong[0]}: damaged or gone; this run is measured again")
+    return False
+
+
+def as_written(model: Path) -> bool:
+    """Whether a run's model is what it was when it was asked first; its digest is kept beside it."""
+    digest = model.with_name(".model.digest")
+    now = content_hash(sorted(file for file in model.rglob("*") if file.is_file()))
+    if not digest.exists():
+        write_text(digest, now)
+    return digest.read_text(encoding="utf-8") == now
 
 
 def file_content(path: str | Path) -> str:

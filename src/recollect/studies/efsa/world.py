@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from recollect.core.errors import UserError
-from recollect.core.files import read_json, write_json
 from recollect.core.places import public_place
 from recollect.core.types import Kind, Sample, Source
 from recollect.data.worlds import is_built_in
@@ -24,7 +23,7 @@ from recollect.search.captioning.corruption import CaptionCorruption
 from recollect.search.episodes.options import EpisodeOptions, RewardOptions, TuningOptions
 from recollect.search.methods import MethodOptions
 from recollect.studies.runs import Job, StudyEvaluation, made_once
-from recollect.studies.store import content, content_key, file_content
+from recollect.studies.store import content, content_key, file_content, kept_or_made
 from recollect.studies.study import Scale, StudyOptions
 from recollect.training.options import Data, Recipe
 from recollect.training.recipes import RECIPES
@@ -243,25 +242,21 @@ def _searched(search: SearchRun, where: EfsaWorld, seed: int, out: Path) -> list
     models = [encoder.fingerprint, teacher and teacher.fingerprint]
     name = content_key(asdict(search), where.queries, where.split, models, _content(search))
     path = out / "searches" / f"{name}.json"
-    if path.exists():
-        return [Result(**{key: value for key, value in one.items() if key != "format"}) for one in _read(path)]
     comparison = Comparison(search.methods, search.options, teacher, where.queries, depths=search.depths)
-    results = [
-        compare_methods(
-            encoder, pool.task, pool.captions, comparison,
-            model=public_place(where.models[seed]), seed=seed, cache=FeatureCache(out / "features"),
-        )
-        for pool in pools(search, where)
-    ]  # fmt: skip
-    write_json(path, [result.as_json() for result in results])
-    return results
 
+    def make() -> list[dict[str, Any]]:
+        cache, called = FeatureCache(out / "features"), public_place(where.models[seed])
+        return [
+            compare_methods(
+                encoder, pool.task, pool.captions, comparison, model=called, seed=seed, cache=cache
+            ).as_json()
+            for pool in pools(search, where)
+        ]  # fmt: skip
 
-def _read(path: Path) -> list[dict[str, Any]]:
-    found = read_json(path)
+    found = kept_or_made(path, make)
     if any(one.get("format") != RESULT_FORMAT for one in found):
         raise UserError(f"{path}: of another version. Remove it, and the study makes it again.")
-    return found
+    return [Result(**{key: value for key, value in one.items() if key != "format"}) for one in found]
 
 
 @lru_cache(maxsize=6)

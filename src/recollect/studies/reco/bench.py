@@ -11,7 +11,6 @@ from typing import Any, Literal
 import numpy as np
 
 from recollect.core.errors import UserError
-from recollect.core.files import read_json, write_json
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, Source
 from recollect.data.sources.derived import Subset
@@ -29,6 +28,7 @@ from recollect.memory.rows import Pairs
 from recollect.memory.store import NEAR, Memory
 from recollect.models import DualEncoder
 from recollect.studies.runs import alone_in
+from recollect.studies.store import kept_or_made
 from recollect.tasks.classification import ClassificationTask
 from recollect.tasks.retrieval import RetrievalTask
 from recollect.training.options import Data
@@ -218,10 +218,8 @@ class Bench:
             top-1 on seen and unseen ones and their harmonic mean.
         """
         encoder = self.encoder(arm, part)
-        path = self._figure_file(encoder, part)
-        if not path.exists():
-            write_json(path, self._measure(encoder, part))
-        return read_json(path)
+        found: dict[str, float] = kept_or_made(self._figure_file(encoder, part), lambda: self._measure(encoder, part))
+        return found
 
     def _figure_file(self, encoder: Encoder, part: MemoryPart) -> Path:
         return self.folder / "figures" / f"{part}-{_hash([encoder.fingerprint, self._asked(part)])}.json"
