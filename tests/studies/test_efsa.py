@@ -57,7 +57,7 @@ def test_a_cell_is_mean_and_deviation_over_base_models(options):
     report = run("figure-1", replace(options, seeds=2))
     values = {}
     for path in searches(options.out):
-        for result in json.loads(path.read_text()):
+        for result in json.loads(path.read_text())["value"]:
             for row in result["rows"] if list(result["settings"]["methods"]) == ["zero-shot"] else ():
                 if (row["metric"], row.get("direction"), row.get("k")) == ("recall", "text to image", 10):
                     values.setdefault(row["domain"], []).append(row["value"])
