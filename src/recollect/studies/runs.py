@@ -208,9 +208,10 @@ def made_once(recipe: Recipe, folder: Path) -> Path:
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """Wait until no other study makes what is kept in a folder."""
-    make_folder(folder.parent)
+    locks = folder.parent / ".locks"
+    make_folder(locks)
     said = f"{folder.name}: another study makes it; this one waits"
-    with locked(folder.with_name(f".{folder.name}.lock"), lambda: note(said)):
+    with locked(locks / folder.name, lambda: note(said)):
         yield
 
 
