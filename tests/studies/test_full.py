@@ -290,7 +290,7 @@ def test_settings_of_episodes_are_chosen_on_ones_own(efsa_options, own, monkeypa
 def test_base_models_of_ones_own_are_compared_by_name(efsa_options, own):
     report = find_study("efsa/base-model").load()(efsa_options)
     (table,) = report.tables
-    assert [row[0] for row in table.rows] == ["own0/model", "model-2"]
+    assert [row[0] for row in table.rows] == [f"{own.name}/model", "model-2"]
     assert table.columns[1:3] == ("zero-shot R@1", "zero-shot R@3")
     assert table.notes[0] == "at most 2 texts a domain are asked; captions of the pool: held-out"
     assert str(own) not in json.dumps(asdict(report))
@@ -333,7 +333,7 @@ def test_recos_columns_stand_beside_the_papers(reco_options):
     assert "text to image: one:test, beside the paper's COCO" in table.notes
 
 
-def test_recos_figures_are_of_the_papers_set(reco_options):
+def test_recos_figures_are_of_the_papers_set(reco_options, own):
     report = find_study("reco/figure-3").load()(reco_options)
     left, middle, right = report.tables
     assert left.title == "Figure 3, left. Additional training (cub-200-2011)"
@@ -342,14 +342,14 @@ def test_recos_figures_are_of_the_papers_set(reco_options):
         "left out, since 12 rows can be read: 1% of the memory, 10% of the memory, k = 20, k = 50"
     )  # fmt: skip
     (table,) = find_study("reco/figure-4").load()(reco_options).tables
-    said = "percent of the 10 nearest rows whose captions say the query's class; own0/model, cub-200-2011"
+    said = f"percent of the 10 nearest rows whose captions say the query's class; {own.name}/model, cub-200-2011"
     assert table.notes == (said, "one model")
 
 
 def test_what_is_tested_is_neither_trained_on_nor_read(reco_options, own):
     """An address that names its split is trained on as it is, so nothing of it is left to be searched."""
     named = replace(reco_options, data=(f"{own}/one.csv?split=train",))
-    (bench,) = reco_world.benches(named, "own0/model", classify=False)
+    (bench,) = reco_world.benches(named, f"{own.name}/model", classify=False)
     assert bench.pool is None
     same = replace(bench, memory=(open_source(f"{own}/one.csv", split="test"),), tasks={}, near=0.999999)
     same = replace(same, pool=retrieval_task(f"{own}/one.csv", split="test"))
@@ -367,7 +367,7 @@ def test_reco_recognises_entities_of_ones_own(own, reco_options, tmp_path, capsy
     report = json.loads((tmp_path / "reco-table-2.json").read_text())
     (table,) = report["tables"]
     assert "3 entities, all of them candidates; 1 are unseen" in table["notes"]
-    assert table["rows"][1][0] == "own0/model + RECO"
+    assert table["rows"][1][0] == f"{own.name}/model + RECO"
     assert table["notes"][0] == "each fusion trained once; gains over the model alone"
     assert "0 of 12 rows of the memory are near-duplicates of pictures of entities and are not read" in table["notes"]
     assert report["command"].startswith(
