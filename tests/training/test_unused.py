@@ -15,7 +15,7 @@ from recollect.data.sources import open_source
 from recollect.data.transforms import ImageTransform
 from recollect.models import build_model
 from recollect.objectives import ContextOptions, ContrastiveObjective
-from recollect.training.assembly import start_model, training_transform
+from recollect.training.assembly import open_sources, start_model, training_transform
 from recollect.training.loop import train
 from recollect.training.options import Data, Model, ObjectiveOptions, Recipe
 from recollect.training.recipes import RECIPES
@@ -87,6 +87,16 @@ def test_what_is_said_of_no_file_is_refused(option, table, tmp_path):
     with pytest.raises(UserError, match=message):
         train(Recipe(data=data, steps=1, batch_size=1), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_column_of_one_kind_of_file_need_not_be_in_files_of_the_other(table, tmp_path):
+    captions, labels = tmp_path / "captions.csv", tmp_path / "labels.csv"
+    for file, column in ((captions, "told"), (labels, "bird")):
+        file.write_text(f"path,{column}\n0.png,word\n")
+        (tmp_path / "0.png").write_bytes((table.parent / "0.png").read_bytes())
+    data = Data(captions=(str(captions),), labels=(str(labels),), caption_column="told", label_column="bird")
+    first, second = open_sources(data)
+    assert (first.texts(0), second.class_names) == (("word",), ("word",))
 
 
 @pytest.mark.parametrize(

@@ -204,7 +204,7 @@ def _open(spec: str, kind: Kind | None, data: Data) -> Source:
             f"{name} is a Python object of the program that trained: pass it to train(sources=[...]) again."
         )
     split = data.split if split_of(spec) is None else None  # what an address says of one source goes first
-    return open_source(spec, split=split, kind=kind, columns=data.columns, lost_share=data.broken_share)
+    return open_source(spec, split=split, kind=kind, columns=data.columns(kind), lost_share=data.broken_share)
 
 
 def _gate(model: DualEncoder, recipe: Recipe) -> None:

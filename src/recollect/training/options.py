@@ -117,15 +117,15 @@ class Data:
         ]
         return [(spec, kind) for specs, kind in named for spec in specs]
 
-    @property
-    def columns(self) -> Columns:
-        """Which column is which."""
+    def columns(self, kind: Kind | None) -> Columns:
+        """Which column is which in sources that are read as ``kind``; what the other kind reads need not be there."""
+        captions, labels = kind != "label", kind != "caption"
         return Columns(
             image=self.image_column,
-            caption=self.caption_column,
-            label=self.label_column,
-            class_name=self.class_name_column,
-            synonyms=self.synonyms_column,
+            caption=self.caption_column if captions else None,
+            label=self.label_column if labels else None,
+            class_name=self.class_name_column if labels else None,
+            synonyms=self.synonyms_column if labels else None,
             split=self.split_column,
         )
 
