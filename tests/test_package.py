@@ -10,6 +10,7 @@ import sysconfig
 import tarfile
 import tomllib
 import zipfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ def distributions(requirements):
     return {IMPORTED_AS.get(name, name.replace("-", "_")) for name in names if name != "recollect"}
 
 
+@cache
 def imported():
     """Top-level modules that some file of the package imports from outside the standard library."""
     found = set()
@@ -153,7 +155,8 @@ def installed(built, tmp_path_factory):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
     (wheel,) = built.glob("*.whl")
     python = place / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index",
+           "--no-compile"]  # fmt: skip
     subprocess.run([*pip, str(wheel)], check=True, env=outside(), stderr=subprocess.DEVNULL)
     (site,) = place.glob("lib/python*/site-packages")
     (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")

@@ -11,6 +11,7 @@ from PIL import Image
 from recollect.core.errors import UserError
 from recollect.evaluation.results import joint_identity, load_results
 from recollect.evaluation.unlabelled import UNLABELLED_METHODS
+from recollect.fewshot import ApeTrained, ClipAdapter, LinearProbePlusPlus, TipAdapterF
 from recollect.fewshot.methods import FEW_SHOT_METHODS
 from recollect.tasks import captioned
 
@@ -18,6 +19,20 @@ METHODS = [name for name in FEW_SHOT_METHODS if name not in ("clap", "rla")]
 """All but the two that choose a strength on folds, of 300 steps each."""
 
 
+@pytest.fixture
+def few_epochs(monkeypatch):
+    """What is trained is trained a moment: what is tested here are commands."""
+    short = {
+        "tip-adapter-f": lambda texts, scale: TipAdapterF(texts, scale=scale, epochs=3),
+        "ape-t": lambda texts, scale: ApeTrained(texts, scale=scale, epochs=3),
+        "clip-adapter": lambda texts, scale: ClipAdapter(texts, scale=scale, epochs=5),
+        "lp++": lambda texts, scale: LinearProbePlusPlus(texts, 0.01),
+    }
+    for name, make in short.items():
+        monkeypatch.setitem(FEW_SHOT_METHODS, name, make)
+
+
+@pytest.mark.usefixtures("few_epochs")
 def test_few_shot_with_nearly_every_method_and_two_models(recollect, trained, shapes, tmp_path):
     done = recollect(
         "evaluate", "few-shot", *trained, "--data", shapes, "--methods", *METHODS, "--shots", 1, 8, "--seeds", 1,

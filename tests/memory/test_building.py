@@ -399,7 +399,7 @@ def test_ray_gives_the_rows_of_one_process_though_a_worker_is_killed_and_leaves_
     assert said == [], "of Ray, and of the worker that died, nothing is printed"
     assert (tmp_path / "killed").exists()
     assert rows_of(Memory.open(tmp_path / "other")) == rows_of(Memory.open(tmp_path / "one"))
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90  # on a machine that does much else
     while (left := processes_marked(mark)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left == []
