@@ -138,12 +138,21 @@ class Collection:
         return int((self.tile_of == np.arange(len(self))).sum())
 
     def _find_copies(self) -> np.ndarray:
-        found, first = np.arange(len(self)), dict[str, int]()
+        digests, start = [""] * len(self), 0
         for batch in self.memory.columns(["id", "digest"]):
-            for id, digest in zip(batch["id"], batch["digest"], strict=True):
-                row = self.row_of.get(id)
-                if row is not None:
-                    found[row] = first.setdefault(digest or picture_of(id), row)
+            ids, end = batch["id"], start + len(batch["id"])
+            if self.ids[start:end] == ids:  # as nearly always; a million are looked up in a second
+                digests[start:end] = batch["digest"]
+            else:
+                for id, digest in zip(ids, batch["digest"], strict=True):
+                    if (row := self.row_of.get(id)) is not None:
+                        digests[row] = digest
+            start = end
+        keys = [digest or picture_of(id) for id, digest in zip(self.ids, digests, strict=True)]
+        _, group, counts = np.unique(np.array([hash(key) for key in keys]), return_inverse=True, return_counts=True)
+        found, first = np.arange(len(self)), dict[str, int]()
+        for row in np.flatnonzero(counts[group] > 1).tolist():  # few, and told by the whole key
+            found[row] = first.setdefault(keys[row], row)
         return found
 
     def shown(self, where: str | None = None) -> Shown:

@@ -268,10 +268,10 @@ class Keeper:
         shown = self.collection.shown(where)
         copy_of = self.collection.copy_of[shown.rows]
         for each, taught in self.teacher.answers():
-            marks, chances = self.teacher.clicked(each), taught.probability(taught.cut(shown))
+            marks, cut = self.teacher.clicked(each), taught.cut(shown)
             for row, picture in zip(shown.rows.tolist(), copy_of.tolist(), strict=True):
                 mark = marks.get(picture, 0)
-                p = None if chances is None else float(chances[row])
+                p = None if cut is None else float(cut.probability[picture])
                 if p is None and not mark:
                     continue
                 values = (self.collection.ids[row], each.name, mark, p, mark > 0 if p is None else p >= 0.5)

@@ -212,17 +212,17 @@ class Session:
         return key
 
     def prepare(self) -> None:
-        """What takes a while, before anybody asks: which rows are copies, and where searches by words end.
+        """What takes a while, before anybody asks: where searches by words end, and which rows are copies.
 
         Where they end is learnt from captions; until then, and with too few of them, lists have no end.
         """
-        _ = self.collection.copy_of
+        collection, rows = self.collection, self.collection.shown().tiles
         with suppress(UserError, OSError):
-            collection, rows = self.collection, self.collection.shown().tiles
             ids, vectors = collection.ids, collection.vectors
             if len(rows) < len(ids):  # as `recollect search` learns it: of each picture once
                 ids, vectors = [ids[row] for row in rows.tolist()], vectors[rows]
             self._cut = cut_off_of(collection.memory, ids, vectors)
+        _ = collection.copy_of
 
     def _cut_for(self, vector: np.ndarray, scores: np.ndarray) -> dict[str, Any]:
         """Where the learnt cut-off lies in these scores, best first; nothing where captions teach none."""
@@ -258,8 +258,9 @@ class Session:
             if row in order.before:
                 tile["before"] = order.before[row]
             if label is not None:
-                tile["mark"] = marks.get(int(copy_of[row]), 0)
-                tile["p"] = float(probability[row]) if probability is not None else None
+                picture = int(copy_of[row])
+                tile["mark"] = marks.get(picture, 0)
+                tile["p"] = float(probability[picture]) if probability is not None else None
             tiles.append(tile | told[place - start])
         return tiles
 

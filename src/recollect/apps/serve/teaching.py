@@ -42,10 +42,6 @@ class Taught:
             self._cuts[shown] = cut_off(self.fit, shown.pictures)
         return self._cuts[shown]
 
-    def probability(self, cut: CutOff | None) -> np.ndarray | None:
-        """Of every row, the same for all copies of a picture."""
-        return None if cut is None else cut.probability[self.copy_of]
-
 
 class Teaching:
     """Answers to clicks; safe to call from several threads.
@@ -180,12 +176,13 @@ class Teaching:
         return about
 
     def said(self, key: int) -> tuple[dict[int, int], np.ndarray | None]:
-        """Marks of a class (`clicked`), and every row's probability where there is a cut."""
+        """Marks of a class and, where there is a cut, probabilities, both by the row that stands for a picture."""
         shown = self.collection.shown()
         with self._lock:
             found = self.labels.get(key)
             taught = self.answer(found)
-            return self.clicked(found), taught.probability(taught.cut(shown))
+            cut = taught.cut(shown)
+            return self.clicked(found), None if cut is None else cut.probability
 
     def answers(self) -> list[tuple[ClickedClass, Taught]]:
         """Every class with what its clicks say."""
