@@ -186,6 +186,16 @@ def test_duplicates_come_in_three_levels_apart(doubles):
     assert all(names(doubles)[0] in group for group in first.groups["encoded"] + first.groups["similar"])
     with pytest.raises(UserError, match="a cosine lies above 0"):
         find_duplicates(doubles, threshold=0.0)
+    rows = doubles.backend.rows(["photos:2 small.png", "photos:copy of 1.png", "photos:2.png"])
+    texts = rows.image_vectors * np.float32([[1], [0], [0]])
+    said = replace(rows, metadata=[{}, {"clicked_2": "cat"}, {}], captions=["two", "", ""], text_vectors=texts)
+    doubles.upsert(said)
+    doubles.add(replace(rows.take([2]), ids=["photos:2.png#1"]))
+    found = find_duplicates(doubles, threshold=0.7)
+    assert found.groups["same"] == [["photos:copy of 1.png", "photos:1.png"]], "what somebody has worked at stays"
+    assert found.groups["encoded"] == [["photos:2 small.png", "photos:2 again.jpg", "photos:2.png"]]
+    gone = {"photos:1.png", "photos:2 again.jpg", "photos:2.png", "photos:2.png#1"}
+    assert set(found.spare("encoded")) == gone, "with all captions of a picture"
 
 
 def test_removing_duplicates_never_removes_the_last_of_a_group():

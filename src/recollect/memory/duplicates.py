@@ -1,6 +1,7 @@
 """Duplicates in three levels, each apart: the same file, the same picture encoded again, and similar shots."""
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,6 +13,7 @@ from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.memory.build.looks import bits_apart, looks_array
 from recollect.memory.lookup import ROUNDING
+from recollect.memory.naming import LABELLED, is_label_column
 from recollect.memory.rows import picture_of
 from recollect.memory.store import NEAR, Memory
 
@@ -32,12 +34,15 @@ class Duplicates:
     """Groups of rows, by level; a group of a level has at least one pair that no stricter level explains.
 
     Attributes:
-        groups: for each level its groups of ids, each sorted; the first of a group is the one to keep.
+        groups: for each level its groups of ids, one for each picture, each sorted: first those with a caption or a
+            label of the page's, which are work of somebody's; the first of a group is the one to keep.
         similar: pairs of pictures, sorted, that are similar shots by themselves; None where all of a group are.
+        further: other rows of a picture in a group, for its further captions, by the id that the group has.
     """
 
     groups: dict[Level, list[list[str]]] = field(default_factory=dict)
     similar: frozenset[tuple[str, str]] | None = None
+    further: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def spare(self, level: Level) -> list[str]:
         """All but the first of each group of a level and of those that are stricter.
@@ -53,7 +58,7 @@ class Duplicates:
                 if covered.isdisjoint(group):
                     spare += group[1:] if each != "similar" else shots(group)
                     covered.update(group)
-        return spare
+        return [row for id in spare for row in (id, *self.further.get(id, ()))]
 
     def _spare_shots(self) -> Callable[[list[str]], list[str]]:
         """Which of a group are similar to one before them that stays."""
@@ -107,9 +112,15 @@ def find_duplicates(memory: Memory, threshold: float = NEAR, limit: int | None =
     edges: list[tuple[int, int]] = []
     for level in LEVELS:
         edges += levels[level]
-        groups[level] = _groups(ids, edges, levels[level], facts.pictures)
+        groups[level] = _groups(ids, edges, levels[level], facts)
     shots = {tuple(sorted((facts.pictures[one], facts.pictures[other]))) for one, other in levels["similar"]}
-    return Duplicates(groups, frozenset((one, other) for one, other in shots))
+    rows: dict[str, list[str]] = {}
+    for id, picture in zip(ids, facts.pictures, strict=True):
+        rows.setdefault(picture, []).append(id)
+    grouped = {id for each in groups.values() for group in each for id in group}
+    further = {id: [row for row in rows[picture_of(id)] if row != id] for id in grouped}
+    pairs = frozenset((one, other) for one, other in shots)
+    return Duplicates(groups, pairs, {id: each for id, each in further.items() if each})
 
 
 @dataclass(frozen=True)
@@ -118,16 +129,20 @@ class _Facts:
     digests: list[str]
     looks: np.ndarray
     pictures: list[str]
+    said: set[str]
 
 
 def _facts(memory: Memory) -> tuple[list[str], _Facts]:
-    ids, content, digests, looks = [], [], [], []
-    for batch in memory.columns(["id", "stamp", "digest", "look"]):
+    ids, content, digests, looks, said = [], [], [], [], set[str]()
+    for batch in memory.columns(["id", "stamp", "digest", "look", "has_text", "metadata"]):
         ids += batch["id"]
         content += [stamp.partition("-")[0] for stamp in batch["stamp"]]
         digests += batch["digest"]
         looks += batch["look"]
-    return ids, _Facts(content, digests, looks_array(looks), [picture_of(id) for id in ids])
+        for id, has_text, metadata in zip(batch["id"], batch["has_text"], batch["metadata"], strict=True):
+            if has_text or (LABELLED in metadata and any(is_label_column(key) for key in json.loads(metadata))):
+                said.add(picture_of(id))
+    return ids, _Facts(content, digests, looks_array(looks), [picture_of(id) for id in ids], said)
 
 
 def _level(facts: _Facts, one: int, other: int, cosine: float, threshold: float) -> Level | None:
@@ -174,9 +189,7 @@ def _equal(content: list[str]) -> list[list[int]]:
     return [rows for rows in places.values() if len(rows) > 1]
 
 
-def _groups(
-    ids: list[str], edges: list[tuple[int, int]], own: list[tuple[int, int]], pictures: list[str]
-) -> list[list[str]]:
+def _groups(ids: list[str], edges: list[tuple[int, int]], own: list[tuple[int, int]], facts: _Facts) -> list[list[str]]:
     """Rows that edges join, where one of the level's own edges takes part; one row for each picture."""
     if not own:
         return []
@@ -186,5 +199,7 @@ def _groups(
     groups: dict[int, dict[str, str]] = {int(member[one]): {} for one, _ in own}
     for row in np.unique(ends).tolist():
         if int(member[row]) in groups:
-            groups[int(member[row])].setdefault(pictures[row], ids[row])
-    return sorted(sorted(group.values()) for group in groups.values() if len(group) > 1)
+            groups[int(member[row])].setdefault(facts.pictures[row], ids[row])
+    kept_first = [sorted(group, key=lambda picture: (picture not in facts.said, picture)) for group in groups.values()]
+    named = {picture: id for group in groups.values() for picture, id in group.items()}
+    return sorted([named[picture] for picture in group] for group in kept_first if len(group) > 1)
