@@ -16,7 +16,6 @@ from recollect.core.errors import UserError
 from recollect.core.files import check_writable, read_text
 from recollect.core.progress import console as errors
 from recollect.core.progress import output, printable
-from recollect.data.sources.images import PICTURE_ENDINGS
 from recollect.memory import Memory
 from recollect.memory.opening import model_of
 from recollect.reports.gallery import save_results, scored_parts
@@ -224,6 +223,8 @@ class Search:
 
 def _picture_in_words(text: str) -> str | None:
     """The file of a picture that a query without double quotes names, and takes for words."""
+    from recollect.data.sources.images import PICTURE_ENDINGS
+
     if Query.parse(text).text != text:
         return None
     for word in (text.strip(), *text.split()):

@@ -5,7 +5,6 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 from recollect.core.errors import UserError
-from recollect.data.sources.opening import split_of
 
 
 def refuse_unread(options: Any, *names: str, why: str, before: str = "") -> None:
@@ -36,6 +35,8 @@ def split_for(spec: str, split: str | None, usual: str | None = None) -> str | N
     Raises:
         UserError: somebody named another split than the address does.
     """
+    from recollect.data.sources.opening import split_of  # which loads more than a search needs
+
     said = split_of(spec)
     if said is None:
         return split

@@ -32,15 +32,22 @@ class MemoryPool:
         where: a filter, e.g. ``source = 'emoji'``.
         written: captions that a model wrote; by default those in the memory's folder, if it is one.
         exact: pass the memory's index by, if it has one.
+        each_caption: let each row be an image of its own, also where several are of one with several captions: for
+            searches among captions.
 
     Raises:
         UserError: the filter is malformed or nothing satisfies it.
     """
 
     def __init__(
-        self, memory: Memory, where: str | None = None, written: CaptionFile | None = None, exact: bool = False
+        self,
+        memory: Memory,
+        where: str | None = None,
+        written: CaptionFile | None = None,
+        exact: bool = False,
+        each_caption: bool = False,
     ) -> None:
-        self.memory, self.where, self.exact = memory, where, exact
+        self.memory, self.where, self.exact, self.each_caption = memory, where, exact, each_caption
         path = caption_path(memory)
         if written is None and path is not None:
             written = CaptionFile(path)
@@ -98,7 +105,7 @@ class MemoryPool:
         """Those images that also satisfy ``where``."""
         parse_filter(where)  # by itself, so that a stray bracket cannot change what the other filter means
         both = where if self.where is None else f"({self.where}) and ({where})"
-        return MemoryPool(self.memory, both, self._file, self.exact)
+        return MemoryPool(self.memory, both, self._file, self.exact, self.each_caption)
 
     def vectors(self, ids: Sequence[str]) -> Float32[np.ndarray, "n width"]:
         """The embeddings of these ids, in their order."""
@@ -110,7 +117,9 @@ class MemoryPool:
 
     @cached_property
     def _several(self) -> bool:
-        """Whether an image has a row for each of several captions."""
+        """Whether an image has a row for each of several captions, and is one image."""
+        if self.each_caption:
+            return False
         rows = self._rows if self.where is not None else self.memory.backend.ids_where(parse_filter("id like '%#%'"))
         return any(picture_of(id) != id for id in rows)
 
@@ -124,7 +133,7 @@ class MemoryPool:
 
     @cached_property
     def _ids(self) -> list[str]:
-        return list(self._first.values())
+        return self._rows if self.each_caption else list(self._first.values())
 
     @cached_property
     def _rows(self) -> list[str]:

@@ -60,7 +60,8 @@ def open_searcher(
         raise UserError(
             f"{captions}: no such file. Write it with `recollect caption {store.address} --model CAPTIONER`."
         )
-    pool = MemoryPool(store, written=None if captions is None else CaptionFile(captions), exact=exact)
+    written = None if captions is None else CaptionFile(captions)
+    pool = MemoryPool(store, written=written, exact=exact, each_caption=among == "captions")
     if (rerank != "none" or among == "captions" or normalise) and not pool.has_captions():
         raise UserError(NO_CAPTIONS)
     encoder, _ = open_model_of(store, model, device)
