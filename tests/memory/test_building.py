@@ -382,6 +382,7 @@ def dying(folder):
     return Dying()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")  # of what it asks itself
 def test_ray_gives_the_rows_of_one_process_though_a_worker_is_killed_and_leaves_none_behind(
     tmp_path, monkeypatch, capfd
 ):
