@@ -30,7 +30,7 @@ _FILTERS = 8  # that are kept resolved
 
 
 @dataclass(frozen=True, eq=False)
-class Shown:
+class PictureSelection:
     """What a filter leaves of a collection.
 
     Attributes:
@@ -95,7 +95,7 @@ class Collection:
             raise UserError(f"{memory.address}: the memory is empty. Add pictures with `recollect memory add`.")
         self._thumbs = _Thumbnails(self)
         self._copy_of: np.ndarray | None = None
-        self._shown: OrderedDict[tuple[str, int], Shown] = OrderedDict()
+        self._shown: OrderedDict[tuple[str, int], PictureSelection] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -155,7 +155,7 @@ class Collection:
             found[row] = first.setdefault(keys[row], row)
         return found
 
-    def shown(self, where: str | None = None) -> Shown:
+    def shown(self, where: str | None = None) -> PictureSelection:
         """What satisfies a filter, or everything; the latest few are kept.
 
         Raises:
@@ -174,7 +174,7 @@ class Collection:
         tiles = rows
         if self.tiles < len(self):
             tiles = rows[np.sort(np.unique(self.tile_of[rows], return_index=True)[1])]
-        found = self._shown[key] = Shown(where, rows, tiles, self)
+        found = self._shown[key] = PictureSelection(where, rows, tiles, self)
         while len(self._shown) > _FILTERS:
             self._shown.popitem(last=False)
         return found

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from recollect.apps.classify.clicks import ClickFit, ClickModel, CutOff, cut_off, next_to_label
-from recollect.apps.serve.collection import Collection, Shown
+from recollect.apps.serve.collection import Collection, PictureSelection
 from recollect.apps.serve.labels import ClickedClass, ClickedLabels
 from recollect.apps.serve.orders import Order, Orders
 
@@ -34,9 +34,9 @@ class Taught:
     fit: ClickFit
     copy_of: np.ndarray
     latest: np.ndarray
-    _cuts: dict[Shown, CutOff | None] = field(default_factory=dict, repr=False)
+    _cuts: dict[PictureSelection, CutOff | None] = field(default_factory=dict, repr=False)
 
-    def cut(self, shown: Shown) -> CutOff | None:
+    def cut(self, shown: PictureSelection) -> CutOff | None:
         """The cut, with the figures of what is shown; copies count once."""
         if shown not in self._cuts:
             self._cuts[shown] = cut_off(self.fit, shown.pictures)
