@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from recollect.core.errors import UserError
+from recollect.core.places import public_place
 from recollect.core.progress import output
 from recollect.core.types import Encoder, Source
 from recollect.evaluation.features import FeatureCache, image_features
@@ -115,7 +116,7 @@ class MemoryOptions:
         extra = (f", where {self.read_where}" if self.read_where else "") + (
             f", near {self.near:g}" if self.near else ""
         )
-        fusion = f"{self.fusion} {read['fusion'][:8]}"
+        fusion = f"{public_place(str(self.fusion))} {read['fusion'][:8]}"
         return f"{model} + {read['memory']} version {read['version']}, {fusion}, {read['mode']}, k={read['k']}{extra}"
 
 
