@@ -52,17 +52,6 @@ def pytest_collection():
         return (yield)
 
 
-def pytest_collection_modifyitems(items):
-    """What writes ONNX stands side by side, since the exporter of torch takes seconds to start in each process."""
-    writes = [item for item in items if item.path.name in {"test_export.py", "test_export_all.py"}]
-    places = [place for place, item in enumerate(items) if item.name.endswith("[interchange]")]
-    if writes and places:
-        there = items[places[0]]
-        items[:] = [item for item in items if item not in writes]
-        place = items.index(there)
-        items[place:place] = writes
-
-
 def pytest_collection_finish():
     """What is imported now stays, and need not be looked through again."""
     gc.freeze()
