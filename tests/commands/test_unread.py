@@ -33,6 +33,13 @@ UNREAD = (
     (RECO, ("--preset", "paper", "--newness-strength", "3"), "--newness-strength: there is no simulated newness"),
     (RECO, ("--newness", "rotation", "--newness-share", "0.7"), "--newness-share: is of --newness offsets"),
     (("caption", "SOURCE", "--captions", "c.csv"), ("--prompt", "what"), "--prompt: is of a model that describes"),
+    (("study", "lixp/table-4", "--scale", "small"), ("--data", "a.parquet"), "--data: is of --scale full. Add that"),
+    (("study", "prefix/real"), ("--suite", "prefix-11"), "--suite: is of --scale full"),
+    (("study", "efsa/table-3"), ("--search.models", "m"), "--search.models: is of --scale full"),
+    (("study",), ("--scale", "small"), "--scale: of which study? Name one first; `recollect study` lists them."),
+    (("memory", "index", "MEMORY", "--drop"), ("--recall", "0.9"), "--recall: is of an index that is made"),
+    (("memory", "duplicates", "MEMORY"), ("--dry-run",), "--dry-run: is of --remove"),
+    (("memory", "watch", "MEMORY", "FOLDER", "--once"), ("--every", "5"), "--every: is between two looks"),
     *((REMOVE, words, f"{words[0]}: is for --near SOURCE. Leave it out.")
       for words in (("--model", "m"), ("--split", "train"), ("--threshold", "0.5"), ("--device", "cpu"))),
     (("classify", "--names", "a", "b", "--save", "OUT"), ("--alpha", "0.2"), "--alpha: is of predictions"),

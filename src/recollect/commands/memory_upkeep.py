@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.table import Table
 
 from recollect.commands.positionals import FolderPlace, MemoryPlace
+from recollect.commands.unread import refuse_unread
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable, write_json
 from recollect.core.progress import output, printable
@@ -52,6 +53,8 @@ class Watch:
 
     def run(self) -> None:
         """Watch."""
+        if self.once:
+            refuse_unread(self, "every", why="is between two looks, and --once looks once.")
         if not 0 < self.every < float("inf"):
             raise UserError(f"--every {self.every:g}: must be above 0 and finite")
         memory = Memory.open(self.memory)
@@ -111,6 +114,8 @@ class FindDuplicates:
 
     def run(self) -> None:
         """Find, print, and remove where that was asked for."""
+        if self.remove is None:
+            refuse_unread(self, "dry_run", why="is of --remove. Add that, or leave this out.")
         check_writable(self.out, "--out")
         memory = Memory.open(self.memory)
         found = find_duplicates(memory, self.threshold)
@@ -157,6 +162,8 @@ class Index:
 
     def run(self) -> None:
         """Build, measure and say."""
+        if self.drop:
+            refuse_unread(self, "recall", "out", why="is of an index that is made, and --drop takes it away.")
         check_writable(self.out, "--out")
         memory = Memory.open(self.memory)
         if self.drop:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import tyro
 from rich.table import Table
 
+from recollect.commands.unread import refuse_unread
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable
 from recollect.core.places import public_place
@@ -47,6 +48,7 @@ class RunStudy:
         """Run the study and print its report."""
         console = output()
         if self.name is None:
+            refuse_unread(self, why="of which study? Name one first; `recollect study` lists them.")
             listing = Table("study", "what it shows")
             for name, study in STUDIES.items():
                 listing.add_row(name, study.title)
@@ -55,6 +57,11 @@ class RunStudy:
         for option, count in (("--seeds", self.seeds), ("--workers", self.workers)):
             if count is not None and count < 1:
                 raise UserError(f"{option} {count}: at least 1, or leave it out")
+        if self.scale != "full":
+            own = () if self.name.endswith("/real") else ("data",)  # those are of one's own pictures at any scale
+            refuse_unread(
+                self, *own, "suite", "entities", "search", why="is of --scale full. Add that, or leave this out."
+            )
         check_writable(self.out, "--out")
         options = StudyOptions(
             self.scale, self.out, self.data, self.suite, self.entities, self.seeds, self.workers, self.search
