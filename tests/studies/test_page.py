@@ -169,14 +169,12 @@ def test_a_page_that_is_not_there_is_said(tmp_path, capsys):
         assert "no such page" in capsys.readouterr().err
 
 
-def test_a_report_names_the_command_that_makes_it_again(tmp_path, capsys):
+def test_a_report_names_the_command_that_makes_it_again(tmp_path):
     """Files by name, what differs from the defaults, and not where the report goes."""
-    words = ["study", "reco/figure-2", "--scale", "small", "--seeds", "2", "--out", str(tmp_path)]
+    words = ["reco/figure-2", "--scale", "full", "--seeds", "2", "--out", str(tmp_path)]
     words += ["--data", str(tmp_path / "a.parquet?split=test"), "glyphs:scenes", "--search.episode.k", "8"]
     words += ["--workers", "1"]
-    assert cli.main(words) == 0, capsys.readouterr().err
-    command = json.loads((tmp_path / "reco-figure-2.json").read_text())["command"]
-    assert command == (
-        "recollect study reco/figure-2 --scale small --data 'a.parquet?split=test' glyphs:scenes --seeds 2 "
+    assert cli.parse("study", words)._command() == (
+        "recollect study reco/figure-2 --scale full --data 'a.parquet?split=test' glyphs:scenes --seeds 2 "
         "--search.episode.k 8"
     )

@@ -47,11 +47,16 @@ def split_for(spec: str, split: str | None, usual: str | None = None) -> str | N
 
 def _given(options: Any, names: tuple[str, ...], before: str) -> Iterator[str]:
     for field in fields(options):
-        if names and field.name not in names:
-            continue
-        value = getattr(options, field.name)
-        usual = field.default_factory() if field.default_factory is not MISSING else field.default
-        if is_dataclass(value):
-            yield from _given(value, (), f"{before}{field.name}.")
-        elif value != usual:
-            yield f"{before}{field.name}"
+        if not names or field.name in names:
+            usual = field.default_factory() if field.default_factory is not MISSING else field.default
+            yield from _differences(getattr(options, field.name), usual, f"{before}{field.name}")
+
+
+def _differences(value: Any, usual: Any, name: str) -> Iterator[str]:
+    if value == usual:
+        return
+    if not is_dataclass(value) or type(value) is not type(usual):
+        yield name
+        return
+    for field in fields(value):
+        yield from _differences(getattr(value, field.name), getattr(usual, field.name), f"{name}.{field.name}")
