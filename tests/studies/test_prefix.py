@@ -120,7 +120,9 @@ def test_the_command_prints_and_saves_a_report(table_4, options, capsys):
     words = ["study", "prefix/table-4", "--out", str(options.out), "--seeds", "1", "--workers", "1"]
     assert cli.main(words) == 0
     assert "Test-time prefix" in capsys.readouterr().out
-    assert len(json.loads((options.out / "prefix-table-4.json").read_text())["tables"]) == 2
+    report = json.loads((options.out / "prefix-table-4.json").read_text())
+    assert len(report["tables"]) == 2
+    assert report["command"] == "recollect study prefix/table-4 --scale smoke --seeds 1"
 
 
 @pytest.mark.parametrize(
