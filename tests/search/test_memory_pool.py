@@ -72,6 +72,8 @@ def test_an_image_with_a_row_for_each_caption_is_found_once(memory, encoder):
             assert ids(other) == ids(one)[(page - 1) * k : page * k]
     (found,) = Searcher(encoder, pool).search(QUERIES[:1], 9, where="caption = 'in other words 2'")
     assert sorted(ids(found)) == [f"picture-{start}#2" for start in (0, 2, 4)]
+    memory.set_metadata("changed", {"picture-0": 1})  # lies behind its further captions now
+    assert "picture-0" in MemoryPool(memory).ids()
     every = MemoryPool(memory, each_caption=True)
     assert (len(every), len(every.ids()), len(every.filtered("number = 2"))) == (33, 33, 4), "captions are searched all"
 

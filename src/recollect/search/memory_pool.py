@@ -128,7 +128,12 @@ class MemoryPool:
         """The row that each image goes by."""
         found: dict[str, str] = {}
         for id in self._rows:
-            found.setdefault(picture_of(id), id)
+            known = found.setdefault(picture_of(id), id)
+            if (len(id), id) < (
+                len(known),
+                known,
+            ):  # a row that was changed lies behind the others, whatever its number
+                found[picture_of(id)] = id
         return found
 
     @cached_property

@@ -173,7 +173,9 @@ class Collection:
                 raise UserError(f"no picture satisfies {where}{unknown_names(where, self.memory.metadata_keys())}")
         tiles = rows
         if self.tiles < len(self):
-            tiles = rows[np.sort(np.unique(self.tile_of[rows], return_index=True)[1])]
+            ids = np.array([len(self.ids[row]) for row in rows.tolist()])
+            by_number = rows[np.lexsort((rows, ids))]  # ID, ID#1, ID#2: the first stands for the others
+            tiles = np.sort(by_number[np.unique(self.tile_of[by_number], return_index=True)[1]])
         found = self._shown[key] = PictureSelection(where, rows, tiles, self)
         while len(self._shown) > _FILTERS:
             self._shown.popitem(last=False)
