@@ -173,8 +173,8 @@ class Collection:
                 raise UserError(f"no picture satisfies {where}{unknown_names(where, self.memory.metadata_keys())}")
         tiles = rows
         if self.tiles < len(self):
-            ids = np.array([len(self.ids[row]) for row in rows.tolist()])
-            by_number = rows[np.lexsort((rows, ids))]  # ID, ID#1, ID#2: the first stands for the others
+            lengths = np.array([len(self.ids[row]) for row in rows.tolist()])
+            by_number = rows[np.lexsort((rows, lengths))]  # ID, ID#1, ID#2: the first stands for the others
             tiles = np.sort(by_number[np.unique(self.tile_of[by_number], return_index=True)[1]])
         found = self._shown[key] = PictureSelection(where, rows, tiles, self)
         while len(self._shown) > _FILTERS:
