@@ -71,6 +71,10 @@ class ContextOptions:
             raise ValueError(
                 "shuffled is the control of one look-up of the batch's images: no stages=2, values='texts', stale_rows"
             )
+        if self.residual and self.augmented.startswith("all"):
+            raise ValueError("residual has one loss, on the mixture; views can be its buffer only (augmented='buffer')")
+        if self.residual and self.tied in {"context", "scales"}:
+            raise ValueError("residual has one loss and no tau_2 to tie; tied='all' ties tau_1 and tau_context")
         if not self.mask and self.augmented != "none":
             raise ValueError("augmented has no mask to leave out: a row may look up its own second view")
         if self.stops("keys") and self.normalises("keys"):
