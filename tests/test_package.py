@@ -11,9 +11,11 @@ import tarfile
 import tomllib
 import zipfile
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 import recollect
 from pictures import picture
@@ -72,6 +74,15 @@ def test_everything_that_pyproject_names_has_an_exact_version_for_tests():
     for extra in PROJECT["project"]["optional-dependencies"].values():
         asked += [each for each in extra if not each.startswith("recollect")]
     assert {re.match(r"[A-Za-z0-9_.-]+", each)[0].lower() for each in asked} - names == set()
+
+
+def test_what_is_installed_runs_on_the_lowest_python_that_is_promised():
+    promised = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["requires-python"]
+    lowest = f"{promised.removeprefix('>=')}.0"  # a Linux of today may have the very first: 3.11.2, say
+    needs = {each.metadata["Name"]: each.metadata.get("Requires-Python") or "" for each in metadata.distributions()}
+    refused = {name: asked for name, asked in needs.items() if not SpecifierSet(asked).contains(lowest)}
+    assert len(needs) > 100
+    assert not refused
 
 
 def test_importing_the_package_or_its_command_line_loads_nothing_heavy():
