@@ -42,7 +42,9 @@ PAIRS = {
     "a column of none": ("clip-tiny", ("--caption-column", "text"), "--data.caption-column: is for files with columns"),
     "a split column of none": ("clip-tiny", ("--split-column", "part"), "--data.split-column: is for files with"),
     "broken of made": ("clip-tiny", ("--data.broken-share", "0.5"), "--data.broken-share: is for pictures that"),
-    "recomputed locked": ("siglip-locked", ("--checkpoint-activations",), "patches has no layers of transformers."),
+    "recomputed locked": (
+        "siglip-locked", ("--model.start", "glyph-random", "--checkpoint-activations"), "glyph-random has no layers of"
+    ),
     "tf32 of a CPU": ("clip-tiny", ("--precision", "tf32"), "--precision tf32: is for an NVIDIA GPU, and this run com"),
     "one share": ("clip-tiny", ("--shard-weights",), "--shard-weights: shares weights out among processes, and this"),
     "two names": ("clip-tiny", ("--data", "glyphs:captions", "--data.sources=glyphs:pairs"), "given twice, under two"),
