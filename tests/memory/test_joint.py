@@ -125,6 +125,8 @@ def test_towers_and_fusion_learn_and_open_as_an_encoder_that_reads(world, traine
         model.width, read="both", modalities="image", start="gate", reads=searcher.width
     )
     assert (fusion.model, fusion.trained["searcher"]) == (model.fingerprint, searcher.fingerprint)
+    told = "".join(file.read_text() for file in (trained / "model").rglob("*.json"))
+    assert str(world) not in told + (trained / "model" / "README.md").read_text()  # what may be pushed
     fresh = FusionModule(fusion.settings)
     assert fusion.blocks["image"].output.weight.abs().max() > 0 == fresh.blocks["image"].output.weight.abs().max()
     enhanced = open_encoder(model, world / "memory", trained / "model" / joint.FUSION, "image", K, searcher=searcher)

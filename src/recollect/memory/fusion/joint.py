@@ -19,6 +19,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from recollect.core.errors import UserError
+from recollect.core.places import public_place
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, Source
 from recollect.data.sources.reading import readable_blocks
@@ -50,12 +51,12 @@ class JointRecipe(Recipe):
     """All that decides the outcome of training towers and reading together.
 
     Attributes:
-        memory: pairs to read: a folder, or milvus://host:port/collection. Training pairs may be in it: no picture
-            reads its own row.
+        memory: pairs to read: a folder, or milvus://host:port/collection. Training pairs may be in it:
+            ``max_score`` keeps a picture from its own row.
         searcher: the model that embedded the memory; by default where it was then. It stays as it is.
         k: pairs that each image reads.
         max_score: pass over pairs whose image is at least so near to the picture, by the searcher: itself and its
-            near-duplicates.
+            near-duplicates. Above 1 nothing is passed over, the picture's own row neither.
         start: what an untrained fusion returns, as for `recollect train reco`: the embedding as it is, the mean of it
             and of what it reads, or a mixture of both whose weight is learned.
     """
@@ -225,7 +226,7 @@ def train_joint(
         else:
             torch.manual_seed(given.seed)
             settings = replace(_READS, width=_dual(towers).width, reads=memory.width, start=recipe.start)
-            about = {"k": recipe.k, "memory": recipe.memory, "searcher": searcher.fingerprint}
+            about = {"k": recipe.k, "memory": public_place(recipe.memory), "searcher": searcher.fingerprint}
             fusion = FusionModule(settings, trained=about)
         reading = ReadingTowers(towers, fusion.train(), found["values"], found["rows"], memory, searcher, recipe.k)
         pictures = _pictures(found, sources, locked=given.model.locked != "none")
