@@ -227,6 +227,31 @@ def test_what_cannot_be_is_one_line_and_leaves_nothing(world, trained, tmp_path,
     assert not (tmp_path / "run").exists()
 
 
+def test_a_full_disk_is_one_line_and_leaves_no_run(world, tmp_path, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(joint.FeatureStore, "save", full)
+    assert command(world, tmp_path / "run") == 2
+    assert "what the pictures read could not be written ([Errno 28]" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_goes_on_with_the_memory_that_it_began_with_only(world, trained, tmp_path, capsys):
+    run, memory = tmp_path / "run", tmp_path / "memory"
+    shutil.copytree(trained, run), shutil.copytree(world / "memory", memory)
+    shutil.rmtree(run / "model"), shutil.rmtree(run / "checkpoints" / "step-00000004")
+    kept = world / "memory"
+    changed = Memory.open(kept)
+    changed.delete(changed.search(np.eye(1, changed.width, dtype=np.float32), 1).ids[0].tolist())
+    try:
+        assert command(world, run, "--checkpoint-every", 2, "--resume") == 2
+        assert "memory" in capsys.readouterr().err
+        assert not (run / "model").exists()
+    finally:
+        shutil.rmtree(kept), shutil.copytree(memory, kept)
+
+
 def test_a_fusion_and_a_memory_that_do_not_belong_together_are_refused(world, trained):
     model, searcher = load_model(trained / "model", "cpu"), load_model(world / "searcher", "cpu")
     memory, fusion = Memory.open(world / "memory"), FusionModule.open(trained / "model" / joint.FUSION)

@@ -249,7 +249,13 @@ def _found(memory: Memory, searcher: Encoder, sources: Sequence[Source], recipe:
     kept = store.load(*key)
     if kept is None:
         kept = _search(memory, searcher, sources, recipe)
-        store.save(kept, *key)
+        try:
+            store.save(kept, *key)
+        except OSError as error:
+            raise UserError(
+                f"{store.folder}: what the pictures read could not be written ({error}). Make room, or name another "
+                "folder with RECOLLECT_CACHE."
+            ) from error
     return kept
 
 
