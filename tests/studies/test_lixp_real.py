@@ -159,11 +159,13 @@ def test_a_class_is_spoken_of_where_enough_captions_hold_all_words_of_its_name(m
 
 def test_the_shares_that_decide_a_sets_group_are_those_of_its_words(real_data):
     folder = real_data("emoji").parent
-    captions = []
+    captions, pairs = [], 0
     for file in sets.TRAINING.values():
         real_data(file.split(".")[0])
         source = open_source(sets.place(folder, file), kind="caption")
+        pairs += len(source)
         captions += [" . ".join(source.texts(row)) for row in range(len(source))]
+    assert pairs == sets.TRAINING_PAIRS
     for name in ("resisc12", "imagenette", "flowers12", "ucm scenes"):
         one = sets.TESTING[name]
         real_data(one.file.split(".")[0])
@@ -234,6 +236,10 @@ def test_arms_differ_from_their_baseline_in_what_their_name_says(scale, tmp_path
             plain = by_name[arm.against]
             changed = replace(arm.recipe, objective=replace(arm.recipe.objective, context=None))
             assert (changed, arm.weights) == (plain.recipe, plain.weights)
+    whole = [arm for arm in by_name.values() if arm.recipe.batch_size == sets.TRAINING_PAIRS]
+    seen = by_name["SigLIP"].recipe.batch_size * by_name["SigLIP"].recipe.steps
+    assert len(whole) == (0 if scale == "smoke" else 2)
+    assert all(abs(arm.recipe.steps * sets.TRAINING_PAIRS - seen) < sets.TRAINING_PAIRS for arm in whole)
     jobs = [(arm.name, seed) for arm, seed in real._jobs(options)]
     assert jobs[:4] == [("SigLIP", 0), ("SigLIxP", 0), ("SigLIP", 1), ("SigLIxP", 1)]
     assert len(jobs) == len(set(jobs)) == sum(min(2, arm.seeds or 2) for arm in by_name.values())

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from recollect.objectives import ContextOptions
+from recollect.studies.lixp.sets import TRAINING_PAIRS
 from recollect.studies.study import StudyOptions
 from recollect.training.options import Recipe
 from recollect.training.recipes import RECIPES, with_context
@@ -59,7 +60,7 @@ def arms(options: StudyOptions) -> list[Arm]:
         Arm("CLIP", clip, seeds=5),
         Arm("CLIxP", _with_context(clip), "CLIP", 5),
     ]
-    return [*main, *controls, *_grid(siglip)]
+    return [*main, *controls, *_grid(siglip), *([] if options.scale == "smoke" else _all_pairs(siglip))]
 
 
 def _grid(siglip: Recipe) -> list[Arm]:
@@ -94,6 +95,22 @@ def _grid(siglip: Recipe) -> list[Arm]:
             recipe = _with_context(siglip, tau, alpha)
             found.append(Arm(f"SigLIxP, alpha {alpha}, tau {tau}", recipe, "SigLIP", 1, axis=(ALPHA_AND_TAU, alpha)))
     return found
+
+
+def _all_pairs(siglip: Recipe) -> list[Arm]:
+    """Every training pair in one batch, in as many steps as see the main setting's number of pairs.
+
+    At the main setting's number of steps it would take as long as twenty runs of that one, and more with context, whose
+    work grows with the square of the batch. A step takes a minute or two: each is kept, so that the run can be stopped.
+    """
+    steps = round(siglip.batch_size * siglip.steps / TRAINING_PAIRS)
+    base = f"SigLIP, batch {TRAINING_PAIRS:,}, {steps} steps"
+    changed = replace(siglip, batch_size=TRAINING_PAIRS, steps=steps, log_every=1, checkpoint_every=1)
+    axis = (EQUAL_PAIRS, float(TRAINING_PAIRS))
+    return [
+        Arm(base, changed, "", 1, axis=axis),
+        Arm(f"SigLIxP, batch {TRAINING_PAIRS:,}, {steps} steps", _with_context(changed), base, 1, axis=axis),
+    ]
 
 
 def _shortened(recipe: Recipe, options: StudyOptions) -> Recipe:

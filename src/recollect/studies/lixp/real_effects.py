@@ -11,7 +11,7 @@ from recollect.reports.plots import LINE_COLOURS, new_figure
 from recollect.studies.engine import Column, Row, TableForm
 from recollect.studies.lixp.real_arms import ALPHA_AND_TAU, EQUAL_PAIRS
 from recollect.studies.lixp.real_records import ENERGY, FEW_SHOT, GROUPS, RECALL, RealRuns
-from recollect.studies.lixp.sets import TESTING
+from recollect.studies.lixp.sets import TESTING, TRAINING_PAIRS
 
 AXES = {
     "batch": "batch", "steps": "steps", EQUAL_PAIRS: "batch, equal pairs", "pairs": "pairs", "alpha": "alpha",
@@ -60,8 +60,8 @@ def _unvaried(runs: RealRuns) -> Iterator[tuple[str, str, float]]:
     first, context = (runs.arms[arm]["recipe"] for arm in ("SigLIP", "SigLIxP"))
     options = context["objective"]["context"]
     size = first["batch_size"]
-    main = {"batch": size, EQUAL_PAIRS: size, "steps": first["steps"], "pairs": 42359, "alpha": options["alpha"],
-            "tau_context": options["tau"]}  # fmt: skip
+    main = {"batch": size, EQUAL_PAIRS: size, "steps": first["steps"], "pairs": TRAINING_PAIRS,
+            "alpha": options["alpha"], "tau_context": options["tau"]}  # fmt: skip
     yield from (("SigLIxP", axis, value) for axis, value in main.items())
 
 

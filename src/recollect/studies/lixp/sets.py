@@ -21,7 +21,10 @@ TRAINING: Mapping[str, str] = {
     "coco": "coco_captions.parquet?split=train",
     "fashion": "fashion.parquet?split=train",
 }
-"""42,359 pictures with captions: drawings, aerial photographs, two kinds of everyday photographs, shop pictures."""
+"""Drawings, aerial photographs, two kinds of everyday photographs, shop pictures, with captions."""
+
+TRAINING_PAIRS = 42_359
+"""How many pictures with captions these are."""
 
 NAMED_IN = 10
 """A class counts as spoken of if at least so many pictures' captions hold every word of its name."""
