@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 from recollect.commands.help import WIDTH, kept_help
 from recollect.core.errors import UserError
+from recollect.core.given import option_of, options_given
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,10 @@ def _refuse_repeats(words: Sequence[str]) -> None:
         UserError: naming the option.
     """
     # --batch_size is --batch-size to tyro.
-    options = [word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--") and word != "--"]
+    options = [option_of(word) for word in words if word.startswith("--") and word != "--"]
     if twice := next((option for option in options if options.count(option) > 1), None):
-        raise UserError(f"{twice}: given twice. Give several values behind one: {twice} FIRST SECOND.")
+        name = f"--{twice.replace('_', '-')}"
+        raise UserError(f"{name}: given twice. Give several values behind one: {name} FIRST SECOND.")
 
 
 def parse(name: str, words: list[str]) -> Any:
@@ -135,7 +137,8 @@ def _run(words: list[str]) -> None:
         print(text, end="")
         return
     _refuse_repeats(rest)
-    parse(name, rest).run()
+    with options_given(rest):
+        parse(name, rest).run()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

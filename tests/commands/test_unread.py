@@ -70,10 +70,41 @@ UNREAD = (
     (ARRAYS, ("--label-column", "l"), "--label-column: is of Parquet files"),
     (ARRAYS, ("--query", "val"), "--query: is of splits, which .npy files have none of"),
     (("evaluate", "zero-shot", "MODEL", "--data", "glyphs:captions"), ("--form", "clip-benchmark"), "--form: is of"),
+    (("evaluate", "zero-shot", "m/m", "--data", "a"), ("--k", "3"), "--k: says how a memory is read"),
+    (SEARCH, ("--read.k", "3"), "--read.k: says how a memory is read"),
+    (("evaluate", "retrieval", "MODEL", "--data", "a.csv?split=val"), ("--split", "train"), "names another split"),
 )  # fmt: skip
+# what would otherwise be missed when all is done
+LATE = (
+    (("embed", "./none", "--data", "a.csv"), ("--k", "3"), "--k: says how a memory is read"),
+    (("evaluate", "probe", "m/m", "--data", "a"), ("--form", "clip-benchmark", "--out", "x.json"), "has one file for"),
+    (("evaluate", "retrieval", "m/m", "./none", "--data", "a.csv"), ("--k", "3"), "--k: says how a memory is read"),
+    (("evaluate", "retrieval", "m/m", "./none", "--data"), ("a.csv",), "./none: no such folder"),
+    (("evaluate", "entities", "--data"), ("a.csv",), "no model was named"),
+)  # fmt: skip
+BY_DEFAULT = (
+    (SEARCH, ("--image_weight=1.0",), "--image-weight: is of pictures"),
+    (("search", "MEMORY", "--image", "a.png"), ("--no-literal",), "--literal: is for queries in words"),
+    (SEARCH, ("--episode.k", "16"), "--episode.k: is of --rerank episode"),
+    (SEARCH, ("--read.k", "10"), "--read.k: says how a memory is read"),
+    (BUILD, ("--caption-column", "None"), "--caption-column: is for files with columns"),
+    (("memory", "duplicates", "MEMORY"), ("--no-dry-run",), "--dry-run: is of --remove"),
+    (("study",), ("--scale", "smoke"), "--scale: of which study?"),
+    (RECO, ("--kind", "mlp", "--k", "10"), "--k: is of what reads a memory"),
+    (("classify", "--names", "a", "b", "--save", "OUT"), ("--alpha", "0.1"), "--alpha: is of predictions"),
+    (("evaluate", "zero-shot", "m/m", "--data", "a"), ("--k", "10"), "--k: says how a memory is read"),
+    (("evaluate", "retrieval", "MODEL", "--data", "a.csv?split=val"), ("--split", "test"), "names another split"),
+    (RETRIEVAL, ("--reward.steps", "8"), "--reward.steps: is of --methods rlcf"),
+    ((*FEW, "MODEL", "--data", "a"), ("--flip",), "--flip: is of methods that tune the model"),
+    ((*FEW, "MODEL", "--data", "a"), ("--effort", "1.0"), "--effort: is of methods that tune the model"),
+    (FEATURES, ("--prefix", "auto"), "--prefix: embeddings of your own are read as they are"),
+)
+"""Options that are given as they are by themselves."""
 
 
-@pytest.mark.parametrize(("command", "words", "message"), UNREAD, ids=lambda part: " ".join(part[-2:]))
+@pytest.mark.parametrize(
+    ("command", "words", "message"), [*UNREAD, *LATE, *BY_DEFAULT], ids=lambda part: " ".join(part[-2:])
+)
 def test_what_a_command_would_not_read_is_refused(command, words, message, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.main([*command, *words]) == 2

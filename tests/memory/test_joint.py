@@ -198,6 +198,8 @@ def test_a_run_begins_with_a_named_recipe_or_with_anothers(trained, monkeypatch,
     assert (again.k, again.steps, again.objective.base) == (K, 4, "softmax")
     assert cli.main(["train", "ra-clip", "siglip-tinny", "--memory", "mine", "--data", "pairs.csv"]) == 2
     assert "siglip-tinny: no such recipe. Did you mean siglip-tiny" in capsys.readouterr().err
+    assert cli.main(["train", "--config", str(trained / "recipe.json")]) == 2
+    assert "recipe.json: of a run of `recollect train ra-clip`. Take" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -310,6 +310,9 @@ def test_the_recipe_of_a_run_is_the_input_of_another(tmp_path, capfd):
     assert "a folder, where a JSON file was expected" in " ".join(capfd.readouterr().err.split())
     assert cli.main(["train", "latents-siglip", "--config", recipe]) == 2
     assert "both name a recipe" in " ".join(capfd.readouterr().err.split())
+    (tmp_path / "reco.json").write_text(json.dumps({"memory": "m", "fusion": {}}))
+    assert cli.main(["train", "--config", str(tmp_path / "reco.json")]) == 2
+    assert "of a run of `recollect train reco`, which has no --config" in " ".join(capfd.readouterr().err.split())
 
 
 def test_zero_shot_accuracy_is_measured_on_the_way(tmp_path):

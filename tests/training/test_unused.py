@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from recollect import cli
@@ -15,47 +16,69 @@ from recollect.data.sources import open_source
 from recollect.data.transforms import ImageTransform
 from recollect.models import build_model
 from recollect.objectives import ContextOptions, ContrastiveObjective
+from recollect.training import assembly
 from recollect.training.assembly import open_sources, start_model, training_transform
 from recollect.training.loop import train
 from recollect.training.options import Data, Model, ObjectiveOptions, Recipe
+from recollect.training.ranks import ProcessRanks
 from recollect.training.recipes import RECIPES
-from recollect.training.unused import refuse_idle, say_defined
+from recollect.training.unused import ModelParts, refuse_at_once, refuse_idle, say_defined
 
 CAPTIONS, LABELS = ("--data.captions", "glyphs:captions"), ("--data.labels", "glyphs:labels")
 TIED = ("--objective.context.options.tied", "all")
 BASE = "--objective.base"
-"""Recipe and words of a command, and what it says."""
-PAIRS = {
+AT_ONCE = {
     "a bias of CLIP": ("clip-tiny", ("--objective.bias", "-10"), "--objective.bias: CLIP's loss has no bias. Leave it"),
     "a bias of UniCL": ("prefix-tiny", (BASE, "label", "--objective.bias=3"), "UniCL's loss has no bias"),
     "a tied tau": ("siglixp-tiny", (*TIED, "--objective.context.tau", "0.5"), "--objective.context.tau: tied to the"),
-    "equal of captions": ("clip-tiny", ("--data.sampling", "equal"), "--data.sampling equal: gives half of a batch"),
     "equal of labels": ("clip-tiny", (*LABELS, "--data.sampling", "equal"), "and here are labels alone"),
-    "debiased of one": ("clip-tiny", ("--data.sampling", "debiased"), "--data.sampling debiased: takes whole batches"),
     "prefix without labels": ("prefix-tiny", CAPTIONS, "--model.prefixes label: no source has labels, so it could not"),
     "prefix without captions": ("clip-tiny", (*LABELS, "--model.prefixes", "caption"), "--model.prefixes caption: no "),
+    "debiased of one": ("clip-tiny", ("--data.sampling", "debiased"), "--data.sampling debiased: takes whole batches"),
     "weights of one": ("clip-tiny", ("--data.weights", "2"), "--data.weights: there is one source"),
-    "weights of one a kind": ("prefix-tiny", ("--data.weights", "2", "1"), "each kind has one. Leave them out."),
-    "labels of none": ("clip-tiny", (BASE, "label"), "--objective.base label: no source has labels. Name one with"),
-    "merged of one": ("clip-tiny", (*LABELS, BASE, "label", "--data.merge-classes"), "no two classes have one name"),
+    "weights of three": ("prefix-tiny", ("--data.weights", "2", "1", "1"), "--data.weights: must be 2 positive numbe"),
+    "weights of nothing": ("prefix-tiny", ("--data.weights", "2", "0"), "--data.weights: must be 2 positive numbers"),
     "merged without labels": ("prefix-tiny", ("--data.merge-classes",), "--data.merge-classes: is for a loss on"),
     "a column of none": ("clip-tiny", ("--caption-column", "text"), "--data.caption-column: is for files with columns"),
     "a split column of none": ("clip-tiny", ("--split-column", "part"), "--data.split-column: is for files with"),
-    "broken of made": ("clip-tiny", ("--data.broken-share", "0.5"), "--data.broken-share: is for pictures that"),
+    "a split said already": ("clip-tiny", ("--data", "a.csv?split=b", "--data.split", "c"), "--data.split: every sour"),
+    "recomputed words": ("siglip-locked", ("--checkpoint-activations",), "patches has no layers of transformers."),
     "recomputed locked": (
-        "siglip-locked", ("--model.start", "glyph-random", "--checkpoint-activations"), "glyph-random has no layers of"
+        "siglip-tiny", ("--model.locked", "both", "--checkpoint-activations"), "tiny has no layers of transformers that"
     ),
     "tf32 of a CPU": ("clip-tiny", ("--precision", "tf32"), "--precision tf32: is for an NVIDIA GPU, and this run com"),
     "one share": ("clip-tiny", ("--shard-weights",), "--shard-weights: shares weights out among processes, and this"),
+    "gates of a preset": ("siglip-locked", ("--model.locked", "none", "--model.gated"), "--model.gated: patches is"),
+    "lora of a preset": ("siglip-locked", ("--model.locked", "none", "--model.lora", "2"), "--model.lora: patches is"),
+    "tokens of words": ("siglip-locked", ("--model.tokenizer", "t"), "--model.tokenizer: patches's text tower"),
+    "a tokenizer of its own": (
+        "clip-tiny", ("--model.start", "m/m", "--model.tokenizer", "t"), "--model.tokenizer: is for a preset; m/m has"
+    ),
+    "dropout of none": ("clip-tiny", ("--model.dropout", "0.5"), "--model.dropout: tiny has no head with dropout"),
+    "prefixes that are still": ("prefix-tiny", ("--model.freeze", "text"), "--model.prefixes: with --model.freeze"),
+    "a start that is not there": ("siglip-locked", ("--model.start", "./nowhere"), "./nowhere: no such folder"),
+    "definitions that are not there": ("clip-tiny", ("--data.definitions", "none.csv"), "none.csv: no such file"),
+}  # fmt: skip
+"""Recipe and words of a command, and what it says before anything is opened; then, with data."""
+PAIRS = {
+    "equal of captions": ("clip-tiny", ("--data.sampling", "equal"), "--data.sampling equal: gives half of a batch"),
+    "weights of one a kind": ("prefix-tiny", ("--data.weights", "2", "1"), "each kind has one. Leave them out."),
+    "labels of none": ("clip-tiny", (BASE, "label"), "--objective.base label: no source has labels. Name one with"),
+    "merged of one": ("clip-tiny", (*LABELS, BASE, "label", "--data.merge-classes"), "no two classes have one name"),
+    "broken of made": ("clip-tiny", ("--data.broken-share", "0.5"), "--data.broken-share: is for pictures that"),
+    "broken as by default": ("clip-tiny", ("--data.broken-share", "0.01"), "--data.broken-share: is for pictures"),
     "two names": ("clip-tiny", ("--data", "glyphs:captions", "--data.sources=glyphs:pairs"), "given twice, under two"),
     "two spellings": ("clip-tiny", ("--batch_size", "8", "--batch-size=16"), "--batch-size: given twice"),
     "no recipe": (None, ("--steps", "3"), "--steps: of which recipe? Name one first; `recollect train` lists them."),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", PAIRS)
-def test_an_option_that_would_say_nothing_is_refused(name, tmp_path, capsys):
-    recipe, words, message = PAIRS[name]
+@pytest.mark.parametrize("name", [*AT_ONCE, *PAIRS])
+def test_an_option_that_would_say_nothing_is_refused(name, tmp_path, capsys, monkeypatch):
+    recipe, words, message = (AT_ONCE | PAIRS)[name]
+    if name in AT_ONCE:  # neither data nor a model is opened, and nothing is fitted
+        for work in ("open_sources", "load_model", "build_model"):
+            monkeypatch.delattr(assembly, work)
     out = ("--out", str(tmp_path / "run"), "--device", "cpu")
     assert cli.main(["train", *([recipe] if recipe else []), *words, *out]) == 2
     said = capsys.readouterr().err
@@ -105,6 +128,7 @@ def test_a_column_of_one_kind_of_file_need_not_be_in_files_of_the_other(table, t
     "words",
     [
         ("siglip-tiny", BASE, "softmax"),  # whose recipe has a bias, that nobody asked for
+        ("siglip-tiny", BASE, "softmax", "--objective.bias", "None"),
         ("siglixp-tiny", *TIED),
         ("clip-tiny", *CAPTIONS, "glyphs:captions?size=600", "--data.sampling", "debiased"),
         ("clip-tiny", *LABELS, BASE, "label"),
@@ -143,6 +167,12 @@ def test_prefixes_that_could_not_learn_or_of_another_number_than_a_checkpoint_ha
         start_model(Model(known, prefixes=("caption", "caption")), (), 0)
 
 
+def test_a_batch_of_which_processes_could_not_have_equal_shares_is_refused_before_anything_is_opened():
+    recipe = replace(RECIPES["clip-tiny"](), batch_size=8)
+    with pytest.raises(UserError, match="--batch-size 8: does not divide over 3 processes"):
+        refuse_at_once(recipe, ProcessRanks(0, 3, torch.device("cpu")), resumed=False)
+
+
 def test_activations_of_towers_that_do_not_learn_are_not_recomputed():
     recipe, model = RECIPES["siglip-tiny"](), build_model("tiny", texts=["a photo"])
     for still, learns in (({"locked": "image"}, True), ({"freeze": "text"}, True), ({"locked": "both"}, False),
@@ -150,6 +180,7 @@ def test_activations_of_towers_that_do_not_learn_are_not_recomputed():
         asked = replace(recipe, checkpoint_activations=True, model=Model("tiny", **still))
         with nullcontext() if learns else pytest.raises(UserError, match="no layers of transformers that learn"):
             refuse_idle(asked, model)
+    assert ModelParts.of_preset("tiny").recomputable == model.recomputable
 
 
 def test_a_crop_and_a_flip_are_heard_by_towers_that_add_none_by_themselves():

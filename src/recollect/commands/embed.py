@@ -34,6 +34,8 @@ class Embed:
 
     def run(self) -> None:
         """Embed, write, and say where."""
+        self.data.check()
+        self.reading.check()
         check_writable(self.out, "--out")
         opened = self.data.open("few-shot")
         encoder = load_model(self.model, self.device)

@@ -25,7 +25,7 @@ from recollect.evaluation.probe import linear_probe
 from recollect.evaluation.results import Result, check_place, save_together
 from recollect.evaluation.unlabelled import UNLABELLED_METHODS
 from recollect.evaluation.zero_shot import zero_shot
-from recollect.models import load_model
+from recollect.models import load_model, loading
 from recollect.tasks.classification import ClassificationTask, Division
 from recollect.tasks.opening import OpenedTasks, Selection, open_tasks
 
@@ -63,7 +63,6 @@ class DataOptions:
 
     def open(self, purpose: str, synonyms: str | None = None) -> OpenedTasks:
         """The tasks; with a column of synonyms, their classes under both names."""
-        self.check()
         division = Division(self.support, self.query, self.within)
         if purpose == "zero-shot" and self.within is None:
             division = replace(division, support=None)
@@ -142,26 +141,30 @@ class ModelOptions:
     """Seed the model was trained with, kept in the JSON so that summaries over models can be made."""
     reading: tyro.conf.OmitArgPrefixes[MemoryOptions] = field(default_factory=MemoryOptions)
 
-    def each(self) -> Iterator[tuple[str, Encoder, FeatureCache | None]]:
-        """Every model with its name and the cache."""
-        if not self.models:
-            raise UserError("no model was named. Give a folder or a hub id before --data.")
-        self.reading.check()
-        self.check_out()
-        cache = FeatureCache(self.cache) if self.cache else None
-        for name in self.models:
-            yield name, load_model(name, self.device), cache
+    def check(self, protocol: str, *, opened: bool = True) -> None:
+        """Refuse, before any work, what names no model, or a place or a form for the figures that could not be.
 
-    def check_out(self) -> None:
-        """Refuse a place for the figures that could not take them, before any work.
+        Args:
+            protocol: what is evaluated.
+            opened: whether models are read; else embeddings are, of whatever made them.
 
         Raises:
-            UserError: saying what is in the way.
+            UserError: naming the option.
         """
+        if opened and not self.models:
+            raise UserError("no model was named. Give a folder or a hub id before --data.")
+        self.reading.check()
         check_writable(self.out, "--out")
         check_place(self.out)
         if self.out is None:
             refuse_unread(self, "form", why="is of the files that are written. Add --out FOLDER.")
+        elif self.form == "clip-benchmark" and self.out.suffix == ".json":
+            raise UserError(f"--out {self.out}: CLIP_benchmark has one file for each model and set; name a folder.")
+        if self.form == "clip-benchmark" and protocol not in TASKS:
+            known = ", ".join(TASKS)
+            raise UserError(f"--form clip-benchmark: it has no such task as {protocol}. It has {known}.")
+        for name in self.models:  # of several, the last would be missed when the others are done
+            loading.check_place(name)
 
     def each_on(
         self, tested: Iterable[tuple[DataArgument, Source]]
@@ -172,7 +175,9 @@ class ModelOptions:
             tested: sets, each with the images that are tested, whose near-duplicates are left out of the memory.
         """
         sets = list(tested)
-        for name, encoder, cache in self.each():
+        cache = FeatureCache(self.cache) if self.cache else None
+        for name in self.models:
+            encoder = load_model(name, self.device)
             for data, images in sets:
                 reading = self.reading.apply(encoder, images, cache)
                 yield self.reading.name(name, reading), reading, cache, data
@@ -189,23 +194,11 @@ class ModelOptions:
             raise UserError(f"--prefix {self.prefix}: {self.models[0]} has no prefix for {self.prefix}s. Leave it out.")
         return None if self.prefix == "none" else self.prefix
 
-    def check_form(self, protocol: str) -> None:
-        """Refuse a form that has no such protocol before anything is computed.
-
-        Raises:
-            UserError: naming those that it has.
-        """
-        if self.form == "clip-benchmark" and protocol not in TASKS:
-            known = ", ".join(TASKS)
-            raise UserError(f"--form clip-benchmark: it has no such task as {protocol}. It has {known}.")
-
     def save(self, results: Sequence[Result], console: Console) -> None:
         """Write the JSON files."""
         if self.out is None:
             return
         if self.form == "clip-benchmark":
-            if self.out.suffix == ".json":
-                raise UserError(f"--out {self.out}: CLIP_benchmark has one file for each model and set; name a folder.")
             for result in results:
                 save_clip_benchmark(result, self.out)
         elif self.out.suffix == ".json":
@@ -245,6 +238,8 @@ class ZeroShot:
                 f"--methods {unknown[0]}: no such method. Choose from: {', '.join(UNLABELLED_METHODS)}, all."
             )
         self.data.refuse("zero-shot", "support")
+        self.data.check()
+        self.model.check("zero-shot")
         opened = self.data.open("zero-shot", self.synonyms_column)
         results = []
         for name, encoder, cache, task in self.model.each_on((task, task.query) for task in opened.tasks):
@@ -284,6 +279,8 @@ class Probe:
         console = output()
         self.data.refuse("probe", "templates", "definitions")
         self.model.refuse("probe", "prefix")
+        self.data.check()
+        self.model.check("probe")
         opened = self.data.open("probe")
         results = []
         for name, encoder, cache, task in self.model.each_on((task, task.query) for task in opened.tasks):

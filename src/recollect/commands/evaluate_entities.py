@@ -31,8 +31,8 @@ class Entities:
 
     def run(self) -> None:
         """Evaluate, print and write."""
-        self.model.check_form("entities")
         self.data.refuse("entities", "suite", "copies", "support", "query", "within", "definitions")
+        self.model.check("entities")
         console = output()
         if not self.data.data:
             raise UserError("no data was named. Name it with --data SOURCE ...")

@@ -14,6 +14,7 @@ from recollect.commands.evaluate import DataOptions, ModelOptions, say_left_out
 from recollect.commands.memory_options import with_memory
 from recollect.commands.unread import refuse_unread
 from recollect.core.errors import UserError
+from recollect.core.given import is_given
 from recollect.core.progress import output
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
 from recollect.evaluation.own_features import (
@@ -68,7 +69,6 @@ class FeatureOptions:
         """
         if not 0 < self.scale < float("inf"):
             raise UserError(f"--scale {self.scale:g}: an inverse temperature is positive and finite")
-        data.check()
         division = Division(data.support, data.query, data.within)
         if {path.suffix for path in self.features} == {".npy"}:
             if len(self.features) > 2 or len(self.feature_labels) != len(self.features):
@@ -134,8 +134,9 @@ class FewShot:
 
     def run(self) -> None:
         """Evaluate, print, plot and write."""
-        self.model.check_form("few-shot")
         self._refuse_unread()
+        self.data.check()
+        self.model.check("few-shot", opened=not self.own.features)
         console = output()
         results, left_out = self._of_features() if self.own.features else self._of_models()
         frame = tidy(results)
@@ -176,10 +177,9 @@ class FewShot:
     def _of_features(self) -> tuple[list[Result], tuple[str, ...]]:
         if self.model.models or self.data.data or self.data.suite or any(name in _TUNING for name in self.methods):
             raise UserError("--features: these are in place of a model and --data, and no model can be tuned with them")
-        self.model.check_out()
         protocol = self._protocol()
         if self.own.texts is None and "zero-shot" in protocol.methods:
-            if "zero-shot" in self.methods and self.methods != _USUAL:
+            if "zero-shot" in self.methods and (self.methods != _USUAL or is_given("methods")):
                 raise UserError("--methods zero-shot: reads class texts. Name them with --texts FILE.")
             protocol = replace(protocol, methods=tuple(name for name in protocol.methods if name != "zero-shot"))
         sets = self.own.open(self.data)

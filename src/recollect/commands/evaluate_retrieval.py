@@ -9,7 +9,7 @@ from rich.table import Table
 
 from recollect.commands.evaluate import ModelOptions, say_left_out
 from recollect.commands.memory_options import with_memory
-from recollect.commands.unread import refuse_unread
+from recollect.commands.unread import refuse_unread, split_for
 from recollect.core.errors import UserError
 from recollect.core.progress import output
 from recollect.core.types import Encoder
@@ -85,6 +85,9 @@ class Retrieval:
         if self.queries is not None and self.queries < 1:
             raise UserError(f"--queries {self.queries}: at least 1")
         self._refuse_unread(methods)
+        for spec in self.data:
+            split_for(spec, self.split, "test")
+        self.model.check("retrieval")
         columns = Columns(image=self.image_column, caption=self.caption_column)
         more, left_out = captioned_specs(self.suite, self.copies, columns) if self.suite else ((), ())
         selection = PoolSelection((*self.data, *more), self.pool, self.captions, self.corruption, self.split, columns)

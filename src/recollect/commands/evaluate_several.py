@@ -33,10 +33,10 @@ class Several:
 
     def run(self) -> None:
         """Evaluate, print and write."""
-        self.model.check_form("several-labels")
         self.data.refuse("several", "suite", "copies", "within", "definitions")
         if not self.probe:
             refuse_unread(self.data, "support", why="is of the probe, which --no-probe leaves out.")
+        self.model.check("several-labels")
         console = output()
         if not self.data.data:
             raise UserError("no data was named. Name it with --data SOURCE ...")

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from recollect.commands.unread import refuse_unread
 from recollect.core.errors import UserError
 from recollect.core.places import public_place
 from recollect.core.progress import output
@@ -51,11 +52,9 @@ class MemoryOptions:
         if self.asked and (self.memory is None or self.fusion is None):
             there, other = ("--memory", "--fusion") if self.memory else ("--fusion", "--memory")
             raise UserError(f"{there} needs {other}: name both, the memory and what `recollect train reco` made of it.")
-        ways = (self.mode, self.k, self.read_where, self.searcher, self.near)
-        if not self.asked and ways != (None, 10, None, None, None):
-            raise UserError(
-                "--mode, --k, --read-where, --searcher and --near say how a memory is read. Name one with --memory."
-            )
+        if not self.asked:
+            why = "says how a memory is read. Name one with --memory."
+            refuse_unread(self, "mode", "k", "read_where", "searcher", "near", why=why)
         if self.near is not None and not 0 < self.near <= 1:
             raise UserError(f"--near {self.near}: a cosine lies above 0 and at most at 1")
 

@@ -149,8 +149,9 @@ class Search:
         read = self.read
         if (read.memory is None) != (read.fusion is None):
             raise UserError("--read.memory and --read.fusion: name both, the memory and what reads it, or neither.")
-        if read.memory is None and (read.k, read.where) != (10, None):
-            raise UserError("--read.k and --read.where say how a memory is read. Name one with --read.memory.")
+        if read.memory is None:
+            why = "says how a memory is read. Name one with --read.memory."
+            refuse_unread(read, "k", "where", why=why, before="read.")
         if read.memory is not None and self.rerank != "none":
             raise UserError(f"--read.memory: cannot be joined with --rerank {self.rerank}; leave out one of both.")
 

@@ -2,7 +2,7 @@
 
 import difflib
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +11,8 @@ from rich.table import Table
 
 from recollect.commands.train_hooks import measurements
 from recollect.core.errors import UserError
-from recollect.core.files import check_writable
+from recollect.core.files import check_writable, read_json
+from recollect.core.given import option_of
 from recollect.core.progress import output
 from recollect.models.hub import check_push, push_model
 from recollect.training.loop import Hook, train
@@ -68,7 +69,7 @@ class Train:
         """
         name, file, rest = begun_from(words)
         if file:
-            return cls._with(recipe_from_json(file), rest, file.resolve().parent.name, prog)
+            return cls._with(recipe_of_run(file), rest, file.resolve().parent.name, prog)
         return cls._with(named_recipe(name) if name else Recipe(), rest, name, prog)
 
     @classmethod
@@ -82,7 +83,6 @@ class Train:
         command = tyro.cli(cls, args=rest, default=default, prog=f"{prog} {name or 'RECIPE'}", config=config)
         if not name and rest:
             raise UserError(f"{rest[0]}: of which recipe? Name one first; `recollect train` lists them.")
-        command.recipe.check_given({_of_recipe(word) for word in rest if word.startswith("--")})
         return command
 
     def hooks(self) -> list[Hook]:
@@ -146,6 +146,26 @@ def begun_from(words: list[str]) -> tuple[str, Path | None, list[str]]:
     return name, None, rest
 
 
+_OTHER_RUNS = {
+    "fusion": "`recollect train reco`, which has no --config. Give that command the options it was given.",
+    "memory": "`recollect train ra-clip`. Take `recollect train ra-clip --config` with it.",
+}
+"""Options by which recipes of other commands are known."""
+
+
+def recipe_of_run(file: Path, kind: type[Recipe] = Recipe) -> Recipe:
+    """The recipe, of a kind, that another run was of.
+
+    Raises:
+        UserError: no such file, not a recipe, or one of another command.
+    """
+    held, own = read_json(file), {each.name for each in fields(kind)}
+    for option, command in _OTHER_RUNS.items():
+        if isinstance(held, dict) and option in held and option not in own:
+            raise UserError(f"{file}: of a run of {command}")
+    return recipe_from_json(file, kind)
+
+
 def named_recipe(name: str) -> Recipe:
     """The recipe of a name.
 
@@ -173,14 +193,9 @@ def _config(words: list[str]) -> tuple[Path, list[str]] | None:
 
 def _refuse_twice(words: list[str]) -> None:
     """Refuse an option under two names, of which one would be lost."""
-    given = [_of_recipe(word) for word in words if word.startswith("--")]
+    given = [option_of(word) for word in words if word.startswith("--")]
     if twice := next((option for option in given if given.count(option) > 1), None):
         raise UserError(f"--{twice.replace('_', '-')}: given twice, under two names. Give several values behind one.")
-
-
-def _of_recipe(word: str) -> str:
-    """The option that a word names, as a recipe calls it."""
-    return word.partition("=")[0].removeprefix("--").replace("-", "_")
 
 
 def full_name(word: str) -> str:

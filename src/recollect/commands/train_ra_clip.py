@@ -6,9 +6,8 @@ from typing import Annotated
 
 import tyro
 
-from recollect.commands.train import Train, begun_from, named_recipe
+from recollect.commands.train import Train, begun_from, named_recipe, recipe_of_run
 from recollect.memory.fusion.joint import JointRecipe, joint_recipe, train_joint
-from recollect.training.options import recipe_from_json
 
 DEFAULT = "clip-tiny"
 
@@ -39,7 +38,7 @@ class TrainRaClip(Train):
         begun, file, rest = begun_from(words)
         command, name = prog.rsplit(" ", 1)
         if file:
-            return cls._with(recipe_from_json(file, JointRecipe), rest, name, command)
+            return cls._with(recipe_of_run(file, JointRecipe), rest, name, command)
         return cls._with(joint_recipe(named_recipe(begun or DEFAULT)), rest, name, command)
 
     def _train(self, out: Path) -> Path:

@@ -5,10 +5,11 @@ from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 from recollect.core.errors import UserError
+from recollect.core.given import is_given
 
 
 def refuse_unread(options: Any, *names: str, why: str, before: str = "") -> None:
-    """Refuse options that somebody set to another value than they have by themselves.
+    """Refuse options that somebody wrote, or set to another value than they have by themselves.
 
     Args:
         options: a dataclass of options.
@@ -40,7 +41,7 @@ def split_for(spec: str, split: str | None, usual: str | None = None) -> str | N
     said = split_of(spec)
     if said is None:
         return split
-    if split not in (usual, said):
+    if split not in (None, said) and (split != usual or is_given("split")):
         raise UserError(f"--split {split}: {spec} names another split. Leave out one of both.")
     return None
 
@@ -53,10 +54,8 @@ def _given(options: Any, names: tuple[str, ...], before: str) -> Iterator[str]:
 
 
 def _differences(value: Any, usual: Any, name: str) -> Iterator[str]:
-    if value == usual:
-        return
-    if not is_dataclass(value) or type(value) is not type(usual):
+    if is_dataclass(value) and type(value) is type(usual):
+        for field in fields(value):
+            yield from _differences(getattr(value, field.name), getattr(usual, field.name), f"{name}.{field.name}")
+    elif value != usual or is_given(name):
         yield name
-        return
-    for field in fields(value):
-        yield from _differences(getattr(value, field.name), getattr(usual, field.name), f"{name}.{field.name}")

@@ -47,7 +47,7 @@ def load_model(path_or_hub_id: str | Path, device: torch.device | str | None = N
         UserError: nothing is there, it is no dual encoder, or a file of it is missing or damaged.
     """
     name = str(path_or_hub_id)
-    _check_place(name)
+    check_place(name)
     with asked_once(name):
         record = _record(name)
         if record.get("architecture") in {encoder.architecture for encoder in ENCODERS.values()}:
@@ -57,7 +57,12 @@ def load_model(path_or_hub_id: str | Path, device: torch.device | str | None = N
     return encoder.to(device or best_device()).eval()
 
 
-def _check_place(name: str) -> None:
+def check_place(name: str) -> None:
+    """Refuse what cannot be a model: neither a folder of one nor an id that the hub may have.
+
+    Raises:
+        UserError: saying what is there in its stead.
+    """
     path = Path(name)
     if path.is_file():
         raise UserError(f"{name}: a file, not a model's folder. Name the folder that holds config.json.")

@@ -39,7 +39,7 @@ from recollect.training.locked_towers import LockedTowers, TextFeatures
 from recollect.training.options import FIRST_BIAS, CopiesBy, Data, Model, ObjectiveOptions, Recipe
 from recollect.training.ranks import ProcessRanks, check_agreement, first_makes
 from recollect.training.step import Inputs, Towers
-from recollect.training.unused import OBJECT, refuse_idle, refuse_unused, say_defined
+from recollect.training.unused import OBJECT, refuse_at_once, refuse_idle, refuse_unfit, refuse_unused, say_defined
 
 Feed = Callable[[int, int], Iterator[tuple[Inputs, Mapping[str, int]]]]
 """From a first step and the one to stop before, to each step's inputs and how many samples each source gave it."""
@@ -93,13 +93,15 @@ def assemble_recipe(
     Raises:
         UserError: bad data, or a recipe of Python objects without them.
     """
-    data = recipe.data
+    data, needs = recipe.data, None if objective is None else objective.needs
+    refuse_at_once(recipe, place, resumed=saved_model is not None, needs=needs)
+    knowledge = None if data.definitions is None else Knowledge(open_definitions(Path(data.definitions)))
     sources = open_sources(data, objects)
     _tell_apart([spec for spec, _ in data.specs], sources)
-    refuse_unused(recipe, sources, place, None if objective is None else objective.needs)
+    refuse_unused(recipe, sources, needs)
+    _mixed(sources, data)  # what cannot be mixed should show before anything is fitted or embedded
     facts = _data_facts(data, sources)
     check_agreement({name: _in_words(known) for name, known in facts.items()})
-    knowledge = None if data.definitions is None else Knowledge(open_definitions(Path(data.definitions)))
     if saved_model is not None and recipe.model.lora is None:  # LoRA's checkpoints hold the changes alone
         model = load_model(saved_model, "cpu")
     else:
@@ -121,7 +123,7 @@ def assemble_recipe(
     if recipe.model.lora is not None:
         towers = _adapted(model, recipe, saved_model)
     stream = BatchStream(
-        DataMix(sources, data.weights or None, data.sampling, data.merge_classes),
+        _mixed(sources, data),
         recipe.batch_size,
         crops,
         seed=recipe.seed,
@@ -139,6 +141,10 @@ def assemble_recipe(
                 )
     feed = _feed(stream, towers, objective.needs, recipe, place)
     return Parts(towers, objective, tuple(source.name for source in sources), feed, facts)
+
+
+def _mixed(sources: tuple[Source, ...], data: Data) -> DataMix:
+    return DataMix(sources, data.weights or None, data.sampling, data.merge_classes)
 
 
 def open_sources(data: Data, objects: Mapping[str, Source] = MappingProxyType({})) -> tuple[Source, ...]:
@@ -209,13 +215,8 @@ def _open(spec: str, kind: Kind | None, data: Data) -> Source:
 
 def _gate(model: DualEncoder, recipe: Recipe) -> None:
     """Let new blocks before those of the image tower learn, and nothing else."""
-    start = recipe.model.start
-    if start in PRESETS:
-        raise UserError(
-            f"--model.gated: {start} is a preset, whose weights are drawn at random. Name a checkpoint with "
-            "--model.start."
-        )
     if not isinstance(model, TransformersEncoder):
+        start = recipe.model.start
         raise UserError(f"--model.gated: {start} has no blocks of transformers that others could stand before.")
     if model.gated is None:  # else the run goes on, or begins with such a model
         model.add_gated(recipe.seed)
@@ -226,11 +227,7 @@ def _gate(model: DualEncoder, recipe: Recipe) -> None:
 
 def _adapted(model: DualEncoder, recipe: Recipe, saved: Path | None) -> AdaptedTowers:
     options = recipe.model
-    if options.start in PRESETS or options.lora is None:
-        raise UserError(
-            f"--model.lora: {options.start} is a preset, whose weights are drawn at random. Name a checkpoint with "
-            "--model.start."
-        )
+    assert options.lora is not None, "asked for"
     if saved is not None:
         return adapt_again(model, saved, options.start)
     return adapt(model, options.lora, options.lora_alpha, options.freeze, options.start, recipe.seed)
@@ -253,9 +250,8 @@ def start_model(
     """A new model of a preset, its tokenizer trained on the sources' texts and their definitions; or a checkpoint to go
     on from."""
     if options.start not in PRESETS:
-        if options.tokenizer is not None:
-            raise UserError(f"--model.tokenizer: is for a preset; {options.start} has its own. Leave it out.")
         model = load_model(options.start, "cpu")
+        refuse_unfit(options, model)
     else:
         texts = None
         if options.tokenizer is None:
@@ -266,26 +262,11 @@ def start_model(
         model = build_model(options.start, texts=texts, tokenizer=options.tokenizer, seed=seed)
         if isinstance(model, PatchEncoder):
             first_makes(partial(fit_patches, model, sources))
-    if options.dropout is not None:
-        if not isinstance(model, PatchEncoder):
-            raise UserError(f"--model.dropout: {options.start} has no head with dropout. It is for patches.")
+    if options.dropout is not None and isinstance(model, PatchEncoder):
         model.set_dropout(options.dropout)
-    _add_prefixes(model, options, seed)
-    return model
-
-
-def _add_prefixes(model: DualEncoder, options: Model, seed: int) -> None:
     for kind in dict.fromkeys(options.prefixes):
-        length, before = options.prefixes.count(kind), len(model.prefixes.get(kind, ()))
-        if before not in (0, length):
-            raise UserError(
-                f"--model.prefixes: {options.start} has {before} for {kind} texts already, and {length} are asked for. "
-                "Ask for as many as it has, or leave them out."
-            )
-        if not before and (options.freeze == "text" or options.locked == "both"):
-            frozen = "--model.freeze text" if options.freeze == "text" else "--model.locked both"
-            raise UserError(f"--model.prefixes: with {frozen} no prefix could learn. Leave one of both out.")
-        model.add_prefixes((kind,), length=length, seed=seed)
+        model.add_prefixes((kind,), length=options.prefixes.count(kind), seed=seed)
+    return model
 
 
 def build_objective(options: ObjectiveOptions, model: DualEncoder) -> ContrastiveObjective | ContextObjective:

@@ -1,6 +1,6 @@
 """What a recipe is made of; the command line, its help and ``recipe.json`` are derived from these fields."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from math import inf, isfinite
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 from recollect.core.choices import check_choices
 from recollect.core.errors import UserError
 from recollect.core.files import read_json
+from recollect.core.given import is_given
 from recollect.core.types import Kind
 from recollect.data.batches.mixture import Sampling
 from recollect.data.sources.columns import Columns
@@ -271,23 +272,20 @@ class Recipe:
             if wrong:
                 raise UserError(words)
 
-    def check_given(self, given: Collection[str] = ()) -> None:
-        """Refuse options that say nothing beside the others, of those that recipes have values of.
-
-        Args:
-            given: options that somebody named (``objective.bias``); of others a recipe's own values are no matter.
+    def check_given(self) -> None:
+        """Refuse options that somebody gave and that say nothing beside the others; what recipes have is no matter.
 
         Raises:
             UserError: naming the option.
         """
         base, context = self.objective.base, self.objective.context
         bias, loss = self.objective.bias, OBJECTIVES[base]
-        if not loss.biased and ("objective.bias" in given or bias not in (None, FIRST_BIAS)):
+        if not loss.biased and bias is not None and (bias != FIRST_BIAS or is_given("objective.bias")):
             biased = " or ".join(name for name, each in OBJECTIVES.items() if each.biased)
             words = f"{loss.name}'s loss has no bias. Leave it out, or take --objective.base {biased}."
             raise UserError(f"--objective.bias: {words}")
         tied = context.options.tied if context else "none"
-        if tied in {"all", "context"} and "objective.context.tau" in given:
+        if tied in {"all", "context"} and is_given("objective.context.tau"):
             words = f"tied to the others ({tied}), it begins where they do. Take --objective.scale."
             raise UserError(f"--objective.context.tau: {words}")
 
@@ -318,6 +316,10 @@ class Recipe:
         yield locked and data.decoded, words
         words = "--data.weights: there is one source, so nothing to weigh it against. Leave it out."
         yield len(data.weights) == len(data.specs) == 1, words
+        count = len(data.specs)
+        unfit = len(data.weights) != count or any(not 0 < weight < inf for weight in data.weights)
+        words = f"--data.weights: must be {count} positive numbers, one for each source; got {data.weights}."
+        yield bool(data.weights) and unfit, words
         options = objective.context.options if objective.context else ContextOptions()
         for what, on in (
             ("Augmented entries", options.augmented != "none"),

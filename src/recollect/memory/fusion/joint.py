@@ -37,6 +37,7 @@ from recollect.training.options import Data, Recipe
 from recollect.training.ranks import ProcessRanks, first_makes
 from recollect.training.step import Inputs
 from recollect.training.trackers import Tracker
+from recollect.training.unused import refuse_at_once
 
 FUSION = "fusion"
 """Folder, in that of the towers, of what reads for them."""
@@ -216,6 +217,7 @@ def train_joint(
     memory.check_k(recipe.k, with_text=True)
 
     def assemble(given: Recipe, place: ProcessRanks, saved: Path | None) -> Parts:
+        refuse_at_once(given, place, resumed=saved is not None)
         sources = open_sources(given.data)
         found = first_makes(partial(_found, memory, searcher, sources, recipe))
         objects = {spec: source for (spec, _), source in zip(given.data.specs, sources, strict=True)}
