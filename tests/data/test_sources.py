@@ -247,6 +247,15 @@ def test_filters(twenty, query, expected, shade):
     assert [shade(sample) for sample in open_source(f"{twenty}?{query}")] == expected
 
 
+def test_rows_that_say_no_split_are_counted_where_they_are_left_out(make, shade, capfd):
+    path = str(make.parquet({"caption": list("abcde"), "split": ["train", None, "test", None, ""]}))
+    for split, expected in ((None, [0]), ("test", [2]), ("all", [0, 1, 2, 3, 4])):
+        assert [shade(sample) for sample in open_source(path, split=split)] == expected
+        counted = "3 of 5 rows say no split and are in none" in " ".join(capfd.readouterr().err.split())
+        assert counted == (split != "all")
+    assert split_names(path) == ("test", "train")
+
+
 def test_a_shuffled_split_is_cut_into_parts_that_cover_it(make, shade):
     path = str(make.parquet({"label": [f"class {i // 10}" for i in range(40)]}))
     head, tail = (open_source(f"{path}?shuffle=0", split=split) for split in ("train[:25]", "train[25:]"))

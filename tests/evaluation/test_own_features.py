@@ -158,6 +158,18 @@ def test_labels_are_one_whatever_writes_them_and_small_classes_may_go(files, wor
     assert found["zero-shot", 0, 0] == pytest.approx(100 * right.mean())
 
 
+def test_rows_without_a_split_are_counted_and_a_column_without_any_is_no_column(files, capsys):
+    table = pq.read_table(files / "own.parquet")
+    for name, splits in (("some", ["train"] * 36 + [None] * 9 + [""] + ["test"] * 14), ("none", [None] * 60)):
+        changed = table.set_column(table.column_names.index("split"), "split", pa.array(splits, pa.string()))
+        pq.write_table(changed, files / f"{name}.parquet")
+        run("--features", files / f"{name}.parquet", "--methods", "prototype", *SHOTS, "--out", files / f"{name}.json")
+    said = " ".join(capsys.readouterr().err.split())
+    assert "some.parquet: 10 of 60 rows say no split (row 36 first) and are left out" in said
+    assert "none.parquet" not in said
+    assert [figures(files / f"{name}.json")[1]["settings"]["queries"] for name in ("some", "none")] == [14, 30]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -182,11 +194,11 @@ def test_labels_are_one_whatever_writes_them_and_small_classes_may_go(files, wor
         (["--features", "broken.parquet"], "row 1 holds NaN or infinity"),
         (["--features", "zero.parquet"], "row 1 is zero"),
         (["--features", "empty.parquet"], "empty.parquet: no rows"),
-        (["--features", "unnamed.npy", "--feature-labels", "unnamed-labels.npy"], "1 rows have no label"),
+        (["--features", "unnamed.npy", "--feature-labels", "unnamed-labels.npy"], "1 rows have no label (0)"),
         (["--features", "strange.parquet"], "tested class 'dog' has no examples; they are of 'ant', 'cat'. Call"),
         (["--features", "ragged.parquet"], "needs vectors of one length in every row"),
         (["--features", "several.parquet"], "a row has several labels, or a structure in place of one"),
-        (["--features", "blank.parquet"], "1 rows have no label"),
+        (["--features", "blank.parquet"], "1 rows have no label (1). Leave them out"),
         (["--features", "own.parquet", "./own.parquet"], "own.parquet: is named twice. Name each set once."),
         *((["--features", "own.parquet", "--scale", scale], f"--scale {scale}: an inverse temperature is positive")
           for scale in ("0", "-1", "nan", "inf")),

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import TEXT_SCALE
+from recollect.data.sources.images import note
 from recollect.evaluation.results import Result
 from recollect.fewshot.engine import run_protocol
 from recollect.fewshot.protocol import FewShotTask, Protocol
@@ -32,7 +33,7 @@ class LabelledVectors:
     Attributes:
         vectors: unit-norm float32 (n, width).
         labels: class labels as text (n,).
-        splits: of each row; None where the file says nothing of them.
+        splits: of each row, empty where it has none; None where the file says nothing of them.
     """
 
     vectors: np.ndarray
@@ -71,8 +72,20 @@ def read_vectors(path: Path, label_column: str | None = None) -> LabelledVectors
         raise UserError(f"{path}: no rows")
     vectors = _unit(_matrix(path, table, _column(path, table, VECTORS, None, "vectors")), path)
     labels = _named(table[_column(path, table, LABELS, label_column, "labels")].to_pylist(), path)
-    splits = np.array([str(split) for split in table["split"].to_pylist()]) if "split" in table.column_names else None
-    return LabelledVectors(vectors, labels, splits)
+    return LabelledVectors(vectors, labels, _splits(table, path))
+
+
+def _splits(table: pa.Table, path: Path) -> np.ndarray | None:
+    """The split of each row, empty where it says none; None where no row says any."""
+    said = table["split"].to_pylist() if "split" in table.column_names else []
+    splits = np.array(["" if split is None else str(split) for split in said])
+    nowhere = splits == ""
+    if not splits.size or nowhere.all():
+        return None
+    if nowhere.any():
+        first = int(nowhere.argmax())
+        note(f"{path}: {nowhere.sum():,} of {len(splits):,} rows say no split (row {first} first) and are left out")
+    return splits
 
 
 def read_arrays(vectors: Path, labels: Path) -> LabelledVectors:
@@ -100,8 +113,9 @@ def _named(labels: Sequence[Any], path: Path) -> np.ndarray:
             f"{path}: a row has several labels, or a structure in place of one. One label for each row is needed; "
             "pictures of several classes are for `recollect evaluate several`."
         )
-    if missing := sum(label is None or label != label or label in ("", b"") for label in labels):
-        raise UserError(f"{path}: {missing} rows have no label. Leave them out, or give them one.")
+    if missing := [row for row, label in enumerate(labels) if label is None or label != label or label in ("", b"")]:
+        rows = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
+        raise UserError(f"{path}: {len(missing)} rows have no label ({rows}). Leave them out, or give them one.")
     whole = (int(label) if isinstance(label, float) and label.is_integer() else label for label in labels)
     texts = (label.decode(errors="replace") if isinstance(label, bytes) else str(label) for label in whole)
     return np.array([unicodedata.normalize("NFC", text) for text in texts])
@@ -317,5 +331,5 @@ def _split_named(rows: LabelledVectors, path: Path, names: Sequence[str]) -> str
         raise UserError(f"{path}: no column 'split', so no split {' or '.join(names)}")
     if name := next((name for name in names if (rows.splits == name).any()), None):
         return name
-    there = ", ".join(sorted(set(rows.splits.tolist())))
+    there = ", ".join(sorted(filter(None, set(rows.splits.tolist()))))
     raise UserError(f"{path}: no rows of split {' or '.join(names)}; it has {there}. Name one with --support, --query.")

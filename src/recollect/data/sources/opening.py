@@ -99,6 +99,9 @@ def _open_world(spec: str, split: str | None, kind: Kind | None) -> Source:
     return source
 
 
+_NO_SPLIT = -1
+
+
 @dataclass(frozen=True)
 class _RowsOf:
     """The steps from opened tables to a source."""
@@ -119,6 +122,8 @@ class _RowsOf:
             mask &= self._usable(table, kind, ids)
         names, choices = self._splits(table)
         rows = choose_split(names, choices, mask, self.address.split, where, self.address.shuffle)
+        if (nowhere := int((mask & (names == _NO_SPLIT)).sum())) and not (names[rows] == _NO_SPLIT).any():
+            note(f"{where}: {nowhere:,} of {len(table):,} rows say no split and are in none; `all` takes them too")
         if len(rows) == 0:
             raise UserError(f"{where}: an empty source; no row is left in split '{self.address.split or 'train'}'")
         parts = [Path(where).stem if self.opened.files else where, self.address.split, self.address.filters]
@@ -146,11 +151,13 @@ class _RowsOf:
         return table.flatten_indices() if table._indices is not None else table
 
     def _splits(self, table: datasets.Dataset) -> tuple[np.ndarray, tuple[str, ...]]:
-        """For each row the number of its split, and the splits' names: tables, or values of the split column."""
+        """For each row the number of its split, if it has one, and the splits' names: tables, or values of a column."""
         if len(self.opened.splits) == 1 and self.columns.split is not None:
             column = pc.fill_null(table.data.column(self.columns.split).cast(pa.string()), "")
-            choices = tuple(sorted(pc.unique(column).to_pylist()))
-            return pc.index_in(column, value_set=pa.array(choices, pa.string())).to_numpy(), choices
+            said = tuple(sorted(pc.unique(column).to_pylist()))
+            choices = tuple(filter(None, said)) or said
+            numbers = pc.index_in(column, value_set=pa.array(choices, pa.string()))
+            return pc.fill_null(numbers, _NO_SPLIT).to_numpy(), choices
         sizes = [len(rows) for rows in self.opened.splits.values()]
         return np.repeat(np.arange(len(sizes)), sizes), tuple(self.opened.splits)
 
