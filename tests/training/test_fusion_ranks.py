@@ -1,14 +1,20 @@
-"""The loss of a fusion over two processes: each keeps its rows, and together they have the step of one."""
+"""What reads a memory, learning over two processes: each keeps its rows, and together they have the step of one."""
 
 import pytest
 import torch
+from torch import nn
 
 from recollect.memory.fusion.block import FusionModule, FusionSettings
+from recollect.memory.fusion.joint import ReadingTowers
 from recollect.memory.fusion.learning import FusionTowers
 from recollect.memory.fusion.objective import TERMS, FusionObjective
+from recollect.memory.store import Memory
+from recollect.models import build_model
+from recollect.objectives import ContextObjective, ContrastiveObjective
 from recollect.training.ranks import ranks, shard_of_this_process, sum_gradients
+from recollect.training.step import Inputs, StepOptions, train_step
 
-BATCH, PLACES, WIDTH = 12, 4, 8
+BATCH, PLACES, WIDTH, READS, K = 12, 4, 8, 6, 2
 CASES = [
     (start, terms, masked)
     for start in ("embedding", "mean", "gate")
@@ -16,46 +22,98 @@ CASES = [
 ]
 
 
-def outcome(case, rank, shard):
+def moved(module):
+    """In float64, and away from its start: an untrained block has branches of zeros, behind which nothing learns."""
+    module = module.double()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, dtype=torch.float64))
+    return module
+
+
+def rows_of(rank, shard):
+    return slice(rank * BATCH // shard.size, (rank + 1) * BATCH // shard.size)
+
+
+def gradients(**modules):
+    named = [(f"{room}.{name}", one) for room, module in modules.items() for name, one in module.named_parameters()]
+    return {name: one.grad for name, one in named if one.grad is not None}
+
+
+def fused(case, rank, shard):
     """Loss, report and gradients, of the fusion and of the temperature, for this process's rows of one batch."""
     start, terms, masked = CASES[case]
     torch.manual_seed(1)
-    towers = FusionTowers(FusionModule(FusionSettings(WIDTH, start=start))).double()
-    with torch.no_grad():  # an untrained block has branches of zeros, behind which nothing has a gradient
-        for parameter in towers.parameters():
-            parameter.add_(0.3 * torch.randn(parameter.shape, dtype=torch.float64))
+    towers = moved(FusionTowers(FusionModule(FusionSettings(WIDTH, start=start))))
     objective = FusionObjective(terms, scale=5.0).double()
     images, texts = (torch.randn(BATCH, PLACES, WIDTH, dtype=torch.float64) for _ in range(2))
     images[3, 2:] = 0  # empty places
     groups = torch.stack([torch.arange(BATCH) % 5, torch.arange(BATCH) % 7], dim=1)  # some across the processes
-    mine = slice(rank * BATCH // shard.size, (rank + 1) * BATCH // shard.size)
+    mine = rows_of(rank, shard)
     # the towers hand on float32, as they are trained; here the fusion is asked itself
     refined = [towers.fusion(*each) for each in (("image", images[mine]), ("text", texts[mine]))]
     rows = [torch.cat([made, tokens[mine, 0]], dim=1) for made, tokens in zip(refined, (images, texts), strict=True)]
     loss, report = objective(*rows, labels=groups[mine] if masked else None, shard=shard)
     loss.backward()
-    learned = [*towers.parameters(), *objective.parameters()]
-    sum_gradients(learned)
-    names = [name for module in (towers, objective) for name, _ in module.named_parameters()]
-    gradients = {name: one.grad for name, one in zip(names, learned, strict=True) if one.grad is not None}
-    return {"total": shard.total(loss), **report, **gradients}
+    sum_gradients([*towers.parameters(), *objective.parameters()])
+    return {"total": shard.total(loss), **report, **gradients(towers=towers, objective=objective)}
+
+
+class Linear(nn.Module):
+    """Towers as small as can be."""
+
+    device = torch.device("cpu")
+
+    def __init__(self):
+        super().__init__()
+        self.images, self.texts = nn.Linear(5, WIDTH), nn.Linear(4, WIDTH)
+
+    def encode_images(self, pixels):
+        return self.images(pixels)
+
+    def encode_texts(self, tokens):
+        return self.texts(tokens["words"])
+
+
+def joint(base, rank, shard):
+    """Report and gradients of a step of towers that learn together with what reads for them (RA-CLIP)."""
+    torch.manual_seed(2)
+    settings = FusionSettings(WIDTH, read="both", modalities="image", start="gate", reads=READS)
+    values = torch.randn(9, READS, dtype=torch.float64)
+    values[0] = 0
+    found = torch.randint(1, 9, (20, 2 * K))
+    found[0], found[4, K:] = 0, 0  # a picture that could not be read, and one that found no image
+    memory, searcher = Memory.__new__(Memory), build_model("tiny-conv", texts=["a"])
+    model = moved(ReadingTowers(Linear(), FusionModule(settings), values, found, memory, searcher, K))
+    objective = (ContrastiveObjective("softmax") if base == "softmax" else ContextObjective("sigmoid")).double()
+    images, words = (torch.randn(BATCH, size, dtype=torch.float64) for size in (5, 4))
+    pictures, mine = torch.randint(20, (BATCH,)), rows_of(rank, shard)
+    pictures[:2], pictures[7] = torch.tensor([0, 4]), 0
+    inputs = Inputs(images[mine], {"words": words[mine]}, beside={"pictures": pictures[mine]})
+    report = train_step(model, objective, inputs, StepOptions(chunk=4))  # of one process three, of two two chunks
+    return {**report, **gradients(towers=model, objective=objective)}
 
 
 def test_two_processes_have_the_loss_and_gradients_of_one(in_processes, tmp_path):
+    made = [(fused, case) for case in range(len(CASES))] + [(joint, base) for base in ("softmax", "context")]
+
     def work(rank):
         with ranks("cpu"):
-            found = [outcome(case, rank, shard_of_this_process()) for case in range(len(CASES))]
-            torch.save(found, tmp_path / f"{rank}.pt")
+            torch.save([make(case, rank, shard_of_this_process()) for make, case in made], tmp_path / f"{rank}.pt")
 
     in_processes(work, 2)
     shares = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    for case, (start, terms, masked) in enumerate(CASES):
-        expected = outcome(case, 0, shard_of_this_process())
-        assert float(expected["total"].detach()) == pytest.approx(float(expected["loss"]))
-        moved = [name for name, value in expected.items() if name.startswith("fusion.") and value.abs().max() > 1e-6]
-        assert moved, (start, terms)
+    for place, (make, case) in enumerate(made):
+        expected = make(case, 0, shard_of_this_process())
+        if make is fused:
+            assert float(expected["total"].detach()) == pytest.approx(float(expected["loss"]))
+        learned = {name for name, value in expected.items() if "fusion." in name and value.abs().max() > 1e-6}
+        assert learned, (make, case)
+        if make is joint:
+            assert {"towers.fusion.adapters.text.weight", "towers.fusion.adapters.image.weight"} <= learned
+            assert expected["towers.towers.images.weight"].abs().max() > 1e-6
         for share in shares:
-            assert share[case].keys() == expected.keys()
+            assert share[place].keys() == expected.keys()
             for name, value in expected.items():
-                error = float((share[case][name] - value.detach()).abs().max())
-                assert error < 1e-9, (start, terms, masked, name, error)
+                error = float((share[place][name] - value.detach()).abs().max())
+                assert error < 1e-9, (make, case, name, error)

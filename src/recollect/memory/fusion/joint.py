@@ -30,6 +30,7 @@ from recollect.memory.opening import open_model_of
 from recollect.memory.rows import Modality
 from recollect.memory.store import NEAR, Memory
 from recollect.models import DualEncoder
+from recollect.objectives.base import unit
 from recollect.training.assembly import Feed, Parts, assemble_recipe, open_sources, sample_mark
 from recollect.training.feature_store import FeatureStore
 from recollect.training.loop import Hook, train
@@ -149,7 +150,7 @@ class ReadingTowers(nn.Module):
 
     def encode_images(self, pixels: Float[Tensor, "n ..."], pictures: Int64[Tensor, " n"]) -> Float[Tensor, "n width"]:
         """Embeddings that have read what their pictures, by their rows, found."""
-        own = nn.functional.normalize(self.towers.encode_images(pixels).float(), dim=1)
+        own = unit(self.towers.encode_images(pixels))
         found = self.values[self.rows[pictures]]
         return self.fusion("image", torch.cat([own[:, None], self.fusion.adapt("image", found)], dim=1))
 
