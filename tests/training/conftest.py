@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import os
 import socket
-import tempfile
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -169,14 +168,6 @@ def in_processes():
         assert [process.exitcode for process in processes] == [0] * size
 
     return run
-
-
-@pytest.fixture
-def in_memory():
-    """A folder that is no disk, where there is such a thing: a hundred killed runs need no real flush."""
-    shared = "/dev/shm"
-    with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else None) as folder:
-        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

@@ -44,15 +44,15 @@ def count(record_property, counts) -> None:
 
 
 def test_after_a_kill_or_a_power_cut_at_any_write_of_a_run_it_goes_on_to_the_same_bits(
-    small, in_memory, record_property
+    small, tmp_path, record_property
 ):
-    (in_memory / "first").mkdir()
-    with recorded(in_memory / "first") as disk:
-        train(RECIPE, in_memory / "first" / "run", device="cpu", assemble=small.parts)
-    unbroken = outcome(in_memory / "first" / "run")
+    (tmp_path / "first").mkdir()
+    with recorded(tmp_path / "first") as disk:
+        train(RECIPE, tmp_path / "first" / "run", device="cpu", assemble=small.parts)
+    unbroken = outcome(tmp_path / "first" / "run")
     counts: Counter[str] = Counter()
     for number, (fault, tree, _) in enumerate(disk.states.values()):
-        place = write_tree(tree, in_memory / f"{number}")
+        place = write_tree(tree, tmp_path / f"{number}")
         train(RECIPE, place / "run", resume=True, device="cpu", assemble=small.parts)
         assert outcome(place / "run") == unbroken, (fault, sorted(tree))
         shutil.rmtree(place)
@@ -64,16 +64,16 @@ def test_after_a_kill_or_a_power_cut_at_any_write_of_a_run_it_goes_on_to_the_sam
     count(record_property, {f"training, {fault}": number for fault, number in counts.items()})
 
 
-def test_a_longer_run_that_falls_at_its_start_is_not_taken_for_finished(small, in_memory, record_property):
+def test_a_longer_run_that_falls_at_its_start_is_not_taken_for_finished(small, tmp_path, record_property):
     longer = replace(RECIPE, steps=3)
-    (in_memory / "first").mkdir()
-    train(RECIPE, in_memory / "first" / "run", device="cpu", assemble=small.parts)
-    with recorded(in_memory / "first") as disk:
-        train(longer, in_memory / "first" / "run", resume=True, device="cpu", assemble=small.parts)
-    unbroken = outcome(in_memory / "first" / "run")
+    (tmp_path / "first").mkdir()
+    train(RECIPE, tmp_path / "first" / "run", device="cpu", assemble=small.parts)
+    with recorded(tmp_path / "first") as disk:
+        train(longer, tmp_path / "first" / "run", resume=True, device="cpu", assemble=small.parts)
+    unbroken = outcome(tmp_path / "first" / "run")
     counts: Counter[str] = Counter()
     for number, (fault, tree, _) in enumerate(disk.states.values()):
-        place = write_tree(tree, in_memory / f"{number}")
+        place = write_tree(tree, tmp_path / f"{number}")
         train(longer, place / "run", resume=True, device="cpu", assemble=small.parts)
         assert outcome(place / "run") == unbroken, (fault, sorted(tree))
         shutil.rmtree(place)
@@ -83,14 +83,14 @@ def test_a_longer_run_that_falls_at_its_start_is_not_taken_for_finished(small, i
 
 
 def test_a_disk_that_is_full_at_any_write_is_one_line_and_the_run_goes_on_when_there_is_room(
-    small, in_memory, record_property
+    small, tmp_path, record_property
 ):
-    whole = in_memory / "whole"
+    whole = tmp_path / "whole"
     train(RECIPE, whole, device="cpu", assemble=small.parts)
     unbroken = outcome(whole)
     met = 0
     for after in range(1, 200):
-        out = in_memory / f"{after}"
+        out = tmp_path / f"{after}"
         out.mkdir()
         with full_disk(out, after) as refused:
             said = None
@@ -110,13 +110,13 @@ def test_a_disk_that_is_full_at_any_write_is_one_line_and_the_run_goes_on_when_t
     count(record_property, {"training, full disk": met})
 
 
-def test_a_flipped_bit_in_any_file_of_a_checkpoint_is_seen(small, in_memory, record_property, capfd):
+def test_a_flipped_bit_in_any_file_of_a_checkpoint_is_seen(small, tmp_path, record_property, capfd):
     """Every file, and of each file a bit near its start, its middle and its end."""
     recipe = replace(RECIPE, steps=3, checkpoints_kept=2)
-    whole = in_memory / "whole"
+    whole = tmp_path / "whole"
     train(recipe, whole, device="cpu", assemble=small.parts)
     unbroken = outcome(whole)
-    broken = in_memory / "broken"
+    broken = tmp_path / "broken"
     shutil.copytree(whole, broken)
     shutil.rmtree(broken / "model")
     flips = 0
@@ -124,7 +124,7 @@ def test_a_flipped_bit_in_any_file_of_a_checkpoint_is_seen(small, in_memory, rec
         if not name.startswith("step-00000003"):
             continue
         for place in sorted({0, len(data) // 2, len(data) - 1}):
-            out = in_memory / "again"
+            out = tmp_path / "again"
             shutil.copytree(broken, out)
             changed = bytearray(data)
             changed[place] ^= 4
@@ -138,16 +138,16 @@ def test_a_flipped_bit_in_any_file_of_a_checkpoint_is_seen(small, in_memory, rec
     count(record_property, {"checkpoint, flipped bit": flips})
 
 
-def test_captions_that_were_written_survive_any_kill_or_power_cut(in_memory, record_property):
+def test_captions_that_were_written_survive_any_kill_or_power_cut(tmp_path, record_property):
     written = {f"{number}": f"a picture called {number}" for number in range(4)}
-    (in_memory / "first").mkdir()
-    with recorded(in_memory / "first") as disk:
+    (tmp_path / "first").mkdir()
+    with recorded(tmp_path / "first") as disk:
         for id, text in written.items():
-            CaptionFile(in_memory / "first" / "deep" / "captions.jsonl").write({id: text})
+            CaptionFile(tmp_path / "first" / "deep" / "captions.jsonl").write({id: text})
             disk.mark()
     counts: Counter[str] = Counter()
     for number, (fault, tree, done) in enumerate(disk.states.values()):
-        path = write_tree(tree, in_memory / f"{number}") / "deep" / "captions.jsonl"
+        path = write_tree(tree, tmp_path / f"{number}") / "deep" / "captions.jsonl"
         assert len(CaptionFile(path).captions) >= done, (fault, done, tree)
         CaptionFile(path).write({id: text for id, text in written.items() if id not in CaptionFile(path).captions})
         assert CaptionFile(path).captions == written
@@ -181,15 +181,15 @@ def study(small, monkeypatch):
     return lambda out: [result.as_json() for result in runs.run(jobs, out, workers=1)]
 
 
-def test_a_study_that_falls_at_any_write_goes_on_to_the_same_results(study, in_memory, record_property, unchecked):
-    (in_memory / "first").mkdir()
-    with recorded(in_memory / "first") as disk:
-        unbroken = study(in_memory / "first" / "out")
+def test_a_study_that_falls_at_any_write_goes_on_to_the_same_results(study, tmp_path, record_property, unchecked):
+    (tmp_path / "first").mkdir()
+    with recorded(tmp_path / "first") as disk:
+        unbroken = study(tmp_path / "first" / "out")
     assert len(unbroken) == 4
     counts: Counter[str] = Counter()
     for number, (fault, tree, _) in enumerate(disk.states.values()):
         if fault in ("kill", "power cut"):
-            place = write_tree(tree, in_memory / f"{number}")
+            place = write_tree(tree, tmp_path / f"{number}")
             assert study(place / "out") == unbroken, (fault, sorted(tree))
             shutil.rmtree(place)
             counts[fault] += 1
@@ -197,22 +197,22 @@ def test_a_study_that_falls_at_any_write_goes_on_to_the_same_results(study, in_m
     count(record_property, {f"study, {fault}": number for fault, number in counts.items()})
 
 
-def test_features_and_results_are_whole_or_absent_and_a_flipped_bit_is_seen(in_memory, record_property, unchecked):
+def test_features_and_results_are_whole_or_absent_and_a_flipped_bit_is_seen(tmp_path, record_property, unchecked):
     encoder, source = SimpleNamespace(fingerprint="e"), open_source("latents:captions")
     images = np.random.default_rng(0).standard_normal((4, 3), dtype=np.float32)
     kept = Features(images, np.arange(4), tuple("abcd"), ("",) * 4, np.arange(4))
     result = Result("zero-shot", "m", "d", 0, ({"value": 1.5},))
-    cache = FeatureCache(in_memory / "first" / "cache")
+    cache = FeatureCache(tmp_path / "first" / "cache")
     cache.path = lambda *_: cache.folder / "features.safetensors"
-    (in_memory / "first").mkdir()
-    with recorded(in_memory / "first") as disk:
+    (tmp_path / "first").mkdir()
+    with recorded(tmp_path / "first") as disk:
         FeatureCache.save(cache, encoder, source, kept)
         disk.mark()
-        result.save(in_memory / "first" / "results")
+        result.save(tmp_path / "first" / "results")
         disk.mark()
     counts: Counter[str] = Counter()
     for number, (fault, tree, done) in enumerate(disk.states.values()):
-        place = write_tree(tree, in_memory / f"{number}")
+        place = write_tree(tree, tmp_path / f"{number}")
         cache.folder = place / "cache"
         found = FeatureCache.load(cache, encoder, source)
         assert (found is None and not done) or np.array_equal(found.images, images), fault
@@ -220,7 +220,7 @@ def test_features_and_results_are_whole_or_absent_and_a_flipped_bit_is_seen(in_m
         assert len(files) == 1 if done == 2 else len(files) <= 1, fault
         assert all(load_result(file).rows[0]["value"] == 1.5 for file in files)
         counts[fault] += 1
-    cache.folder = in_memory / "first" / "cache"
+    cache.folder = tmp_path / "first" / "cache"
     data = cache.path().read_bytes()
     for place in range(0, len(data), 7):
         changed = bytearray(data)
@@ -236,22 +236,22 @@ def test_features_and_results_are_whole_or_absent_and_a_flipped_bit_is_seen(in_m
 
 
 @pytest.mark.parametrize("forgotten", ["file", "folder"])
-def test_a_write_that_forgets_an_fsync_is_found(in_memory, monkeypatch, forgotten):
+def test_a_write_that_forgets_an_fsync_is_found(tmp_path, monkeypatch, forgotten):
     """A file that is renamed without being on the disk, or whose name is not: after a power cut it is empty or gone."""
     import os
 
     from recollect.core import files
 
-    (in_memory / "disk").mkdir()
+    (tmp_path / "disk").mkdir()
     if forgotten == "folder":
         monkeypatch.setattr(files, "sync_folder", lambda folder: None)
-    with recorded(in_memory / "disk") as disk:
+    with recorded(tmp_path / "disk") as disk:
         planted = os.fsync
         if forgotten == "file":
             monkeypatch.setattr(
                 files.os, "fsync", lambda handle: None if os.path.isfile(f"/proc/self/fd/{handle}") else planted(handle)
             )
-        write_text(in_memory / "disk" / "a.txt", "whole")
+        write_text(tmp_path / "disk" / "a.txt", "whole")
         disk.mark()
         disk.look()
     left = [tree.get("a.txt") for _, tree, done in disk.states.values() if done]
@@ -259,11 +259,11 @@ def test_a_write_that_forgets_an_fsync_is_found(in_memory, monkeypatch, forgotte
     assert any(content != b"whole" for content in left)
 
 
-def test_a_write_that_forgets_nothing_is_whole_after_any_fault(in_memory):
-    (in_memory / "disk").mkdir()
-    with recorded(in_memory / "disk") as disk:
-        make_folder(in_memory / "disk" / "a" / "b")
-        write_text(in_memory / "disk" / "a" / "b" / "c.txt", "whole")
+def test_a_write_that_forgets_nothing_is_whole_after_any_fault(tmp_path):
+    (tmp_path / "disk").mkdir()
+    with recorded(tmp_path / "disk") as disk:
+        make_folder(tmp_path / "disk" / "a" / "b")
+        write_text(tmp_path / "disk" / "a" / "b" / "c.txt", "whole")
         disk.mark()
         disk.look()
     for fault, tree, done in disk.states.values():

@@ -78,8 +78,8 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_the_command_killed_and_resumed_gives_the_same_bits(run, pairs, in_child, in_memory):
-    whole, broken = in_memory / "whole", in_memory / "broken"
+def test_the_command_killed_and_resumed_gives_the_same_bits(run, pairs, in_child, tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
     words = ("train", *RUNS[run], *(("--data", pairs) if run != "vectors" else ()))
     assert in_child(lambda: recollect(*words, "--out", whole)) == 0
     for written in (2, 5):  # before the first checkpoint is sure to be there, and after one or more

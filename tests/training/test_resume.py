@@ -61,9 +61,9 @@ def assert_same_run(out: Path, unbroken) -> None:
     assert not [path.name for path in out.rglob(".*")], "nothing half-written stays behind"
 
 
-def test_a_run_killed_again_and_again_at_random_times_resumes_to_the_same_bits(small, in_memory):
+def test_a_run_killed_again_and_again_at_random_times_resumes_to_the_same_bits(small, tmp_path):
     recipe = replace(RECIPE, steps=40, checkpoint_every=5)
-    whole, broken = in_memory / "whole", in_memory / "broken"
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
     train(recipe, whole, device="cpu", assemble=small.parts)
 
     def logged():
