@@ -133,7 +133,7 @@ def test_a_cache_keeps_apart_what_was_read_otherwise(recollect, model, memory, f
     assert entries(*reading, "--mode", "both", "--k", 6) == 4
     assert entries(*reading, "--mode", "both", "--k", 5, "--read-where", "caption like '%circle%'") == 5
     assert entries("--memory", grown, "--fusion", "mean", "--mode", "both", "--k", 5) == 6
-    recollect("memory", "add", grown, model, shapes / "train")
+    recollect("memory", "add", grown, shapes / "train")
     assert entries(*reading, "--mode", "both", "--k", 5) == 7
 
 
@@ -157,7 +157,7 @@ def test_near_duplicates_of_tested_images_are_left_out_and_counted(
         shutil.copy(test / shape / "0.png", tmp_path / "twice" / "test" / shape / "0.png")
     leaky = tmp_path / "leaky"
     shutil.copytree(memory, leaky)
-    recollect("memory", "add", leaky, model, tmp_path / "twice", "--split", "test", "--template", "a photo of a {}.")
+    recollect("memory", "add", leaky, tmp_path / "twice", "--split", "test", "--template", "a photo of a {}.")
     words = ("evaluate", "zero-shot", model, "--data", tmp_path / "twice", "--memory", leaky, "--fusion", fusion)
     done = recollect(*words, "--k", 5, "--near", 0.999999, "--out", tmp_path / "near.json")
     assert "2 of 62 rows" in done.stdout
@@ -197,7 +197,7 @@ def test_search_by_words_that_read_the_memory(recollect, model, memory, fusion, 
 
 
 def test_classify_with_a_memory(recollect, model, memory, fusion, shapes, tmp_path):
-    words = ("classify", "--support", shapes / "train", "--images", shapes / "test", "--model", model)
+    words = ("classify", "--support", shapes / "train", "--images", shapes / "test")
     recollect(*words, "--memory", memory, "--fusion", fusion, "--k", 5, "--out", tmp_path / "out")
     assert len(list(csv.DictReader((tmp_path / "out" / "predictions.csv").open()))) == 24
     assert "version" in (tmp_path / "out" / "predictions.html").read_text()

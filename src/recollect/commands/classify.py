@@ -47,7 +47,7 @@ class Classify:
     """Folder to keep the classifier in; the one named by --with may be replaced."""
     model: str | None = None
     """RUN/model, any folder of a CLIP-type checkpoint, or a hub id; google/siglip2-base-patch16-224 by default, with
-    --with the one it was taught with."""
+    --with the one it was taught with, with --memory the one that embedded that."""
     method: str | None = None
     """How: best (the default) chooses by leaving each example out; or tip-adapter-cv, prototype, gda, ..."""
     alpha: float = 0.1
@@ -65,7 +65,8 @@ class Classify:
         names = read_names(self.names) if self.names else {}
         images = find_images(self.images) if self.images else []
         opened = Classifier.load(self.kept) if self.kept else None
-        name = self.model or (beside(opened.model.name, self.kept or "") if opened else "") or DEFAULT_MODEL
+        kept = beside(opened.model.name, self.kept or "") if opened else self.reading.model
+        name = self.model or kept or DEFAULT_MODEL
         encoder = self.reading.apply(load_model(name, self.device))
         if opened is None:
             taught = Classifier.teach(encoder, examples, names, method=self.method or BEST, model_name=name)

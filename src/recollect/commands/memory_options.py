@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from recollect.commands.unread import refuse_unread
 from recollect.core.errors import UserError
+from recollect.core.files import beside
 from recollect.core.places import public_place
 from recollect.core.progress import output
 from recollect.core.types import Encoder, Source
@@ -57,6 +58,14 @@ class MemoryOptions:
             refuse_unread(self, "mode", "k", "read_where", "searcher", "near", why=why)
         if self.near is not None and not 0 < self.near <= 1:
             raise UserError(f"--near {self.near}: a cosine lies above 0 and at most at 1")
+
+    @property
+    def model(self) -> str:
+        """What the memory says that it was embedded by; empty where none is read, or another model finds in it."""
+        if self.memory is None or self.searcher is not None:
+            return ""
+        memory = Memory.open(self.memory)
+        return beside(memory.model_name, memory.address)
 
     def apply(
         self, encoder: Encoder, tested: Source | None = None, cache: FeatureCache | None = None
