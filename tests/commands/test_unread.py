@@ -25,7 +25,7 @@ UNREAD = (
     (SEARCH, ("--rerank", "episode-full", "--episode.rank", "4"), "--episode.rank: is of adapters"),
     (BUILD, ("--caption-column", "text"), "--caption-column: is for files with columns; glyphs:captions has none"),
     (BUILD, ("--engine", "ray", "--device", "cpu"), "--device: with --engine ray every worker takes the best"),
-    (("memory", "add", "MEMORY", "MODEL", "a.csv?split=test"), ("--split", "train"), "names another split"),
+    (("memory", "add", "MEMORY", "a.csv?split=test"), ("--split", "train"), "names another split"),
     (("memory", "remove", "MEMORY", "--near", "a.csv?split=val"), ("--split", "train"), "names another split"),
     (RETRIEVE, ("--threshold", "0.5"), "--threshold: is for --exclude SOURCE"),
     (RETRIEVE, ("--exclude", "a.csv?split=val", "--split", "train"), "--split train: a.csv?split=val names another"),

@@ -110,7 +110,7 @@ def test_search_by_text_and_by_image_finds_the_row_itself(built, model, table, t
 
 
 def test_a_memory_grows_and_shrinks(memory, model, table, capsys):
-    assert "10 rows added; 59 rows now" in run(capsys, "memory", "add", memory, model, f"{table}?split=test")
+    assert "10 rows added; 59 rows now" in run(capsys, "memory", "add", memory, f"{table}?split=test")
     assert len(Memory.open(memory)) == 59
     assert "20 of 59 rows (33.9%) removed, 39 left" in run(
         capsys, "memory", "remove", memory, "--where", "colour = 'red'"
@@ -120,8 +120,8 @@ def test_a_memory_grows_and_shrinks(memory, model, table, capsys):
 
 
 def test_near_duplicates_of_test_images_are_removed(memory, model, table, capsys):
-    run(capsys, "memory", "add", memory, model, table, "--split", "test")
-    words = ("--near", table, "--split", "test", "--model", model, "--threshold", "0.999999")
+    run(capsys, "memory", "add", memory, table, "--split", "test")
+    words = ("--near", table, "--split", "test", "--threshold", "0.999999")
     run(capsys, "memory", "remove", memory, *words)
     left = [caption for batch in Memory.open(memory).columns(["caption"]) for caption in batch["caption"]]
     assert not [caption for caption in left if int(caption.split()[-1]) >= 50]
@@ -153,12 +153,11 @@ def test_bad_input_is_one_line_and_nothing_is_lost(memory, model, table, tmp_pat
         ("remove", memory, "--ids", "a"): "no row of 'a'",
         ("remove", memory, "--where", "colour = 'pink'"): "no row satisfies colour = 'pink'. `recollect",
         ("remove", memory, "--where", "colur = 'red'"): "no column 'colur'; there are id, caption, source, colour",
-        ("remove", memory, "--near", table): "name the model",
-        ("add", memory, other, table): "is another model",
-        ("add", memory, model, "nowhere.csv"): "no such file",
-        ("add", memory, model, table, "--near", 3): "a cosine lies above 0",
-        ("add", memory, model, table, "--limit", -5): "--limit -5: must be at least 1",
-        ("add", memory, model, table, "--broken-share", "nan"): "--broken-share nan: a share lies between 0 and 1",
+        ("add", memory, table, "--model", other): "is another model",
+        ("add", memory, "nowhere.csv"): "no such file",
+        ("add", memory, table, "--near", 3): "a cosine lies above 0",
+        ("add", memory, table, "--limit", -5): "--limit -5: must be at least 1",
+        ("add", memory, table, "--broken-share", "nan"): "--broken-share nan: a share lies between 0 and 1",
         (
             "remove",
             memory,
@@ -169,7 +168,7 @@ def test_bad_input_is_one_line_and_nothing_is_lost(memory, model, table, tmp_pat
             "--threshold",
             -3,
         ): "--threshold -3: a cosine lies between -1 and 1",
-        ("add", memory, model, table, "--template", "x"): "needs {}",
+        ("add", memory, table, "--template", "x"): "needs {}",
         ("build", model, f"{table}?split=test", "--out", memory): "holds rows of other sources already",
         ("build", model, table, "--out", tmp_path / "new"): "images of pairs cannot be read",
         ("build", model, table, "--out", "ftp://x"): "not an address of a memory",
@@ -286,16 +285,31 @@ def test_a_folder_of_photos_is_built_searched_captioned_and_followed(model, phot
     assert "12, 2 with a text" in run(capsys, "memory", "info", memory)
     (photos / "0.png").unlink()
     Image.new("RGB", (20, 20), (9, 9, 200)).save(photos / "new.png")
-    text = run(capsys, "memory", "add", memory, model, photos)
+    text = run(capsys, "memory", "add", memory, photos)
     assert (
         "1 rows added (1 without a text); 1 removed that this edition of photos has no more; 11 there already" in text
     )
     assert "2 with a text" in run(capsys, "memory", "info", memory)
+    text = run(capsys, "memory", "remove", memory, "--ids", photos / "5.png")
+    assert "1 of 12 rows (8.3%) removed, 11 left; they stay away (to bring them back: recollect memory add" in text
+    Image.new("RGB", (20, 20), (90, 9, 200)).save(photos / "newer.png")
+    text = run(capsys, "memory", "watch", memory, photos, "--once")
+    assert "1 added, 1 removed earlier and left out (`recollect memory add … --bring-back all`); 12 rows" in text
+    text = run(capsys, "memory", "info", memory, "--out", out)
+    assert (json.loads(out.read_text())["removed"], "removed, and stay away │ 1 of photos" in text) == (
+        {"photos": 1},
+        True,
+    )
+    assert "no such picture" in refused(capsys, "memory", "add", memory, photos, "--bring-back", "4.png")
+    text = run(capsys, "memory", "add", memory, photos, "--bring-back", photos / "5.png")
+    assert "1 rows added" in text
+    run(capsys, "memory", "remove", memory, "--ids", "newer.png")
+    assert "12 left out" not in run(capsys, "memory", "add", memory, photos)
     other = tmp_path / "other" / "photos"
     other.mkdir(parents=True)
     Image.new("RGB", (20, 20), (200, 9, 9)).save(other / "3.png")
-    assert "another source called 'photos' already, read from" in refused(capsys, "memory", "add", memory, model, other)
-    assert "13 rows now" in run(capsys, "memory", "add", memory, model, other, "--name", "red")
+    assert "another source called 'photos' already, read from" in refused(capsys, "memory", "add", memory, other)
+    assert "13 rows now" in run(capsys, "memory", "add", memory, other, "--name", "red", "--model", model)
 
 
 def test_captions_from_elsewhere_move_no_cursor_and_crash_no_table(model, tmp_path, capsys):

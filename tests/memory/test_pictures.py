@@ -13,7 +13,7 @@ from PIL import Image
 from recollect.core.errors import UserError
 from recollect.data.sources import open_source
 from recollect.memory import Memory
-from recollect.memory.build import building
+from recollect.memory.build import building, renamed
 from recollect.memory.build.building import BuildOptions, fill_memory, open_for_build
 from recollect.memory.build.reading import Reader, ReadOptions
 
@@ -116,7 +116,10 @@ def test_a_folder_with_new_changed_and_vanished_pictures_is_followed(address, ph
     assert (again.added, again.replaced, again.removed) == (0, 0, 0)
 
 
-def test_a_renamed_picture_and_two_that_were_exchanged_are_not_lost(address, photos, encoder):
+@pytest.mark.parametrize("waiting", [100, 1])
+def test_what_is_said_of_pictures_follows_them_where_files_are_renamed_and_exchanged(
+    address, photos, encoder, monkeypatch, waiting
+):
     memory = open_for_build(address, encoder, "m")
     fill(memory, encoder, photos)
     memory.set_captions({"photos:0.png": "a drawing", "photos:1.png": "one"}, encoder, by="somebody")
@@ -124,16 +127,37 @@ def test_a_renamed_picture_and_two_that_were_exchanged_are_not_lost(address, pho
     (photos / "0.png").rename(photos / "z.png")
     one, other = (photos / "1.png").read_bytes(), (photos / "2.png").read_bytes()
     (photos / "1.png").write_bytes(other), (photos / "2.png").write_bytes(one)
-    fill(memory, encoder, photos, BuildOptions(near=0.94))
-    assert len(memory) == 6
-    for name, number in {"z": 0, "1": 2, "2": 1, "3": 3}.items():
+    memory.set_captions({f"photos:{number}.png": f"number {number}" for number in (3, 4, 5)}, encoder)
+    memory.set_metadata("clicked_2", {"photos:4.png": "dog"})
+    for name, number in ((3, 4), (4, 5), (5, 3)):  # a circle of three
+        (photos / f"{name}.png").write_bytes(encoded(number))
+    (photos / "9.png").write_bytes(encoded(1))  # a copy, which is new and has no words either
+    monkeypatch.setattr(building, "COMMIT", 2)
+    monkeypatch.setattr(renamed, "_MOST", waiting)
+    for module in ("building", "editions", "reading"):
+        monkeypatch.setattr(f"recollect.memory.build.{module}.ROWS_AT_ONCE", 2)
+    report = fill(memory, encoder, photos, BuildOptions(same=False))
+    assert (report.added, report.replaced, report.removed) == (2, 5, 1)
+    assert len(memory) == 7
+    for name, number in {"z": 0, "1": 2, "2": 1, "3": 4, "4": 5, "5": 3, "9": 1}.items():
         vector = encoder.embed_images([draw(number)]).numpy()[0]
         np.testing.assert_array_equal(memory.vectors([f"photos:{name}.png"], "image")[0], vector)
-    (renamed,) = memory.fetch(["photos:z.png"])
-    assert (renamed.caption, renamed.path) == ("a drawing", photos / "z.png")
-    assert dict(renamed.metadata) == {"clicked": "cat", "captioned_by": "somebody"}
-    said = encoder.embed_texts(["a drawing"]).numpy()
-    assert memory.search(said, 1, "text").ids[0, 0] == "photos:z.png"
+    (moved,) = memory.fetch(["photos:z.png"])
+    assert (moved.caption, moved.path) == ("a drawing", photos / "z.png")
+    assert dict(moved.metadata) == {"clicked": "cat", "captioned_by": "somebody"}
+    captions = {item.id[7:-4]: item.caption for item in memory.fetch(memory.ids_where("source = 'photos'"))}
+    assert captions == {
+        "z": "a drawing",
+        "1": "",
+        "2": "one",
+        "9": "one",
+        "3": "number 4",
+        "4": "number 5",
+        "5": "number 3",
+    }
+    assert [memory.fetch([f"photos:{n}.png"])[0].metadata.get("clicked_2") for n in (3, 4, 5)] == ["dog", None, None]
+    for words, name in {"a drawing": "z", "number 4": "3"}.items():
+        assert memory.search(encoder.embed_texts([words]), 1, "text").ids[0, 0] == f"photos:{name}.png"
 
 
 @BOTH

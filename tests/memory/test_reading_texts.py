@@ -90,5 +90,5 @@ def test_a_memory_whose_texts_were_read_otherwise_is_refused_by_all(model, table
         open_searcher(made.address)
     with pytest.raises(UserError, match=said):
         made.set_captions({}, encoder)
-    assert cli.main(["memory", "add", made.address, name, table]) == 2
+    assert cli.main(["memory", "add", made.address, table]) == 2
     assert "its texts were read without a prefix" in capsys.readouterr().err

@@ -114,6 +114,59 @@ def test_a_picture_that_is_half_copied_is_read_when_it_is_whole(followed, photos
     assert len(memory) == 9
 
 
+def test_what_somebody_has_removed_stays_away_until_it_is_brought_back(followed, photos):
+    memory, encoder, watch = followed
+
+    def change(name="new"):
+        scene(100 + len(list(photos.iterdir()))).save(photos / f"{name}.png")
+
+    def add(**options):
+        reader = Reader(encoder, open_source(str(photos), keep_textless=True), encoder.fingerprint)
+        return fill_memory(memory, reader, BuildOptions(**options))
+
+    watch.look(settled=True)
+    assert memory.delete(["photos:3.png", "photos:7.png"]) == 2
+    change()
+    encoder.seen = 0
+    report = watch.look(settled=True)
+    assert (report.added, report.away, encoder.seen, len(memory)) == (1, 2, 1, 7)
+    (photos / "3.png").rename(photos / "another name.png")
+    assert (report := add()).added == 0
+    assert (report.away, len(memory)) == (2, 7), "nor under another name"
+    assert memory.info().removed == {"photos": 2}
+    scene(50).save(photos / "7.png")  # another picture of that name
+    assert (add().added, len(memory)) == (1, 8)
+    scene(7).save(photos / "again.bmp")  # and the old one, encoded otherwise
+    assert (add().away, len(memory)) == (2, 8)
+    with pytest.raises(
+        UserError, match=r"--bring-back 4.png: no such picture was removed of photos; what was: 'photos:3"
+    ):
+        add(bring_back=("4.png",))
+    assert add(bring_back=(str(photos / "7.png"),)).added == 1, "by the name that it had"
+    assert (add(bring_back=("all",)).added, add().away, memory.removals()) == (1, 0, [])
+    everything = names(memory)
+    assert {"photos:again.bmp", "photos:another name.png"} <= set(everything)
+    memory.delete(where="source = 'photos'")
+    change("newer")
+    assert (watch.look(settled=True).added, names(memory)) == (1, ["photos:newer.png"])
+    memory.delete(["photos:newer.png"])
+    assert (add().added, len(memory)) == (11, 11), "a source of which nothing is left begins anew"
+
+
+def test_of_doubles_the_one_that_was_removed_stays_away_while_the_other_is_there(followed, photos):
+    memory, _, watch = followed
+    (photos / "copy.png").write_bytes((photos / "1.png").read_bytes())
+    watch.look(settled=True)
+    memory.delete(["photos:copy.png"])
+    (photos / "1.png").rename(photos / "renamed.png")
+    assert watch.look(settled=True).away == 1
+    assert {"photos:renamed.png"} == set(names(memory)) & {"photos:renamed.png", "photos:copy.png", "photos:1.png"}
+    (photos / "renamed.png").unlink()
+    report = watch.look(settled=True)
+    assert (report.added, report.removed, report.away, memory.removals()) == (1, 1, 0, [])
+    assert "photos:copy.png" in names(memory)
+
+
 def test_an_emptied_or_missing_folder_takes_no_row_away(followed, photos):
     memory, _, watch = followed
     watch.look(settled=True)

@@ -1,6 +1,6 @@
 """``recollect memory build|add|remove|info``: a store of image–text pairs that can be searched and can grow."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -28,6 +28,7 @@ from recollect.memory.build.building import (
     open_for_build,
 )
 from recollect.memory.build.reading import KeepPictures, Reader, ReadOptions
+from recollect.memory.opening import open_model_of
 from recollect.memory.rows import Precision
 from recollect.memory.store import NEAR, Memory
 from recollect.models import DualEncoder, load_model
@@ -145,26 +146,31 @@ class Add:
 
     memory: MemoryPlace
     """Its folder, or milvus://host:port/collection."""
-    model: ModelPlace
-    """The model that the memory was built with."""
     data: SourcePlace
-    """A source of pairs."""
+    """A source of pairs; one that is there already is a newer edition of itself."""
+    model: str | None = None
+    """The model that embedded the memory; by default where it was then."""
+    bring_back: tuple[str, ...] = ()
+    """Pictures of this source that were removed and are to come in again: ids, files, or all."""
     pairs: tyro.conf.OmitArgPrefixes[PairOptions] = field(default_factory=PairOptions)
 
     def run(self) -> None:
         """Add, and say what was added."""
         self.pairs.check(self.data)
         memory = Memory.open(self.memory)
-        encoder = load_model(self.model, self.pairs.device)
-        memory.check_encoder(encoder, self.model)
-        reader, options = self.pairs.reader(self.data, encoder), self.pairs.build()
+        encoder, _ = open_model_of(memory, self.model, self.pairs.device)
+        reader = self.pairs.reader(self.data, encoder)
+        options = replace(self.pairs.build(), bring_back=self.bring_back)
         check_name(memory, reader)
         _say(memory, fill_memory(memory, reader, options, self.pairs.engine), reader.called)
 
 
 @dataclass(frozen=True)
 class Remove:
-    """Remove rows by id, by filter, or because they are near-duplicates of images that will be tested."""
+    """Remove rows by id, by filter, or because they are near-duplicates of images that will be tested.
+
+    Their pictures stay away when their source is read again: `memory add MEMORY SOURCE --bring-back all` takes it back.
+    """
 
     memory: MemoryPlace
     """Its folder, or milvus://host:port/collection."""
@@ -175,7 +181,7 @@ class Remove:
     near: str | None = None
     """A source: remove every row whose image is a near-duplicate of one of its images."""
     model: str | None = None
-    """For --near, the model that the memory was built with."""
+    """For --near, the model that embedded the memory; by default where it was then."""
     split: str | None = None
     """For --near, the source's split; by default test, or all of a source that has none of that name."""
     threshold: float = NEAR
@@ -204,10 +210,7 @@ class Remove:
 
     def _near_ids(self, memory: Memory) -> list[str]:
         assert self.near is not None
-        if self.model is None:
-            raise UserError("--near: name the model that the memory was built with: --model MODEL")
-        encoder = load_model(self.model, self.device)
-        memory.check_encoder(encoder, self.model)
+        encoder, _ = open_model_of(memory, self.model, self.device)
         features = image_features(encoder, self._compared(self.near))
         return memory.near_duplicates(features.images, self.threshold)
 
@@ -247,6 +250,9 @@ class Info:
             where = ", ".join(info.places[source])
             where = f" ({where})" if where else ""
             table.add_row(printable(f"  of {source or 'no source'}"), printable(f"{rows:,}{where}"))
+        if info.removed:
+            away = (f"{count:,} of {source}" for source, count in sorted(info.removed.items()))
+            table.add_row("removed, and stay away", printable(", ".join(away)))
         table.add_row("metadata", printable(", ".join(keys) or "none"))
         table.add_row("width", f"{info.width}, {info.precision}")
         table.add_row("model", printable(f"{info.model_name} ({info.model})"))
@@ -289,6 +295,8 @@ def _say(memory: Memory, report: BuildReport, name: str) -> None:
         parts[-1] += f" ({report.moved:,} of them in another place now)"
     left_out = {"the same as others": report.same, "near-duplicates": report.near, "broken": report.broken}
     parts += [f"{count:,} left out as {why}" for why, count in left_out.items() if count]
+    if report.away:
+        parts.append(f"{report.away:,} left out as removed earlier (--bring-back all brings them back)")
     if report.earlier:
         parts.append(f"{report.earlier:,} samples were read before")
     line = f"{memory.address}: {'; '.join(parts)}; {len(memory):,} rows now"

@@ -72,6 +72,7 @@ class Watch:
     def _say(self, memory: Memory, report: BuildReport) -> None:
         counts = {"added": report.added, "replaced": report.replaced, "removed": report.removed}
         counts |= {"in another place now": report.moved, "not readable": report.broken}
+        counts |= {"removed earlier and left out (`recollect memory add … --bring-back all`)": report.away}
         done = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "nothing to do"
         output().print(printable(f"{self.folder}: {done}; {len(memory):,} rows"), highlight=False, soft_wrap=True)
 
@@ -236,5 +237,9 @@ def remove_rows(memory: Memory, ids: list[str], dry_run: bool) -> None:
         for line in lines:
             output().print(line, highlight=False, soft_wrap=True)
         return
+    before = len(memory.removals())
     removed = memory.delete(ids) if ids else 0
-    output().print(f"{share} removed, {rows - removed:,} left", highlight=False)
+    said = f"{share} removed, {rows - removed:,} left"
+    if len(memory.removals()) > before:
+        said += "; they stay away (to bring them back: recollect memory add MEMORY SOURCE --bring-back all)"
+    output().print(said, highlight=False, soft_wrap=True)

@@ -1,7 +1,7 @@
 """What every place that keeps a memory's rows has to do, checked; and the smallest one that does it."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
@@ -13,6 +13,7 @@ from recollect.core.errors import UserError
 from recollect.core.nearest import exact_neighbours
 from recollect.memory.backends.base import Backend, Hits, matrix_of_columns
 from recollect.memory.backends.cells import IndexRecord
+from recollect.memory.backends.removals import Removal
 from recollect.memory.filters import Filter, parse_filter
 from recollect.memory.rows import COLUMNS, Item, Modality, Pairs, Record
 
@@ -67,6 +68,7 @@ def check_backend(create: Callable[[Record], Backend], reopen: Callable[[], Back
     assert again.record == _RECORD, "the record is kept"
     _check_rows(again, rows)
     _check_changes(backend, again, rows)
+    _check_removals(backend, again)
     _check_upkeep(backend)
 
 
@@ -195,6 +197,18 @@ def _check_changes(backend: Backend, other: Backend, rows: Pairs) -> None:
     assert "row 3" not in set(found.ids.ravel()), "what was deleted is found never again"
 
 
+def _check_removals(backend: Backend, other: Backend) -> None:
+    assert list(backend.removals()) == [], "nothing stays away from a new memory"
+    noted = [Removal("photos", sign, f"content {n}", f"digest {n}") for n, sign in enumerate(_SIGNS)]
+    rows = len(backend)
+    for kept in (noted[:7], noted[4:], []):
+        with backend.writing():
+            backend.keep_removals(kept)
+        other.refresh()
+        assert sorted(other.removals()) == sorted(kept), "removals gives what keep_removals was given last"
+    assert len(backend) == rows, "what stays away is no row"
+
+
 def _check_upkeep(backend: Backend) -> None:
     query = _rows(2, seed=8).image_vectors
     truth = backend.search(query, 9, "image", None, exact=True)
@@ -247,6 +261,7 @@ class ListBackend:
     def __init__(self, record: Record) -> None:
         self.record = record
         self._held: dict[str, dict[str, Any]] = {}
+        self._removals: list[Removal] = []
         self._version = 1
 
     @classmethod
@@ -256,7 +271,7 @@ class ListBackend:
 
     def clear(self, record: Record) -> "ListBackend":
         """Begin anew."""
-        self.record, self._held, self._version = record, {}, 1
+        self.record, self._held, self._removals, self._version = record, {}, [], 1
         return self
 
     @property
@@ -286,6 +301,12 @@ class ListBackend:
         self._version += 1
         for id in ids:
             self._held.pop(id, None)
+
+    def removals(self) -> list[Removal]:
+        return self._removals
+
+    def keep_removals(self, removals: Collection[Removal]) -> None:
+        self._removals = list(removals)
 
     def known(self, ids: Sequence[str]) -> set[str]:
         """Those of the ids that are there."""

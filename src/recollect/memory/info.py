@@ -1,7 +1,8 @@
 """What a memory holds, counted."""
 
 import json
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 from recollect.memory.backends.base import Backend
 from recollect.memory.backends.cells import IndexRecord
@@ -16,6 +17,7 @@ class MemoryInfo:
         sources: rows of each source.
         places: where each source lies.
         prefix: how texts are read by a model with prefix tokens.
+        removed: pictures that were removed and stay away, of each source.
     """
 
     address: str
@@ -30,6 +32,7 @@ class MemoryInfo:
     sources: dict[str, int]
     places: dict[str, tuple[str, ...]]
     indexes: tuple[IndexRecord, ...] = ()
+    removed: dict[str, int] = field(default_factory=dict)
 
 
 def describe(backend: Backend) -> MemoryInfo:
@@ -54,6 +57,7 @@ def describe(backend: Backend) -> MemoryInfo:
         sources=sources,
         places={source: tuple(filter(None, known)) for source, known in places.items()},
         indexes=tuple(backend.indexes()),
+        removed=dict(Counter(each.source for each in backend.removals())),
     )
 
 

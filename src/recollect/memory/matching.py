@@ -49,7 +49,7 @@ def check_k(backend: Backend, k: int, with_text: bool) -> int:
         raise UserError(f"k = {k}: ask for at least 1 row")
     rows = len(backend)
     if rows == 0:
-        raise UserError(f"{address}: the memory is empty. Fill it with `recollect memory add {address} MODEL SOURCE`.")
+        raise UserError(f"{address}: the memory is empty. Fill it with `recollect memory add {address} SOURCE`.")
     texts = backend.count_texts() if with_text else rows
     if k > rows:
         raise UserError(f"{address}: k = {k}, but the memory holds {rows:,} rows. Ask for at most {rows:,}.")

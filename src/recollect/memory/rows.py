@@ -251,6 +251,34 @@ class Pairs:
         )
 
 
+def join(parts: list[Pairs]) -> Pairs | None:
+    """Rows one after the other; None where there are none."""
+    parts = [part for part in parts if len(part)]
+    if not parts:
+        return None
+
+    def chain(name: str) -> list:
+        return [value for part in parts for value in getattr(part, name)]
+
+    return Pairs(
+        ids=chain("ids"),
+        image_vectors=np.concatenate([part.image_vectors for part in parts]),
+        text_vectors=np.concatenate([part.text_vectors for part in parts]),
+        captions=chain("captions"),
+        model=parts[0].model,
+        sources=chain("sources"),
+        metadata=chain("metadata"),
+        images=chain("images"),
+        paths=chain("paths"),
+        origins=chain("origins"),
+        ordinals=np.concatenate([part.ordinals for part in parts if part.ordinals is not None]),
+        digests=chain("digests"),
+        places=chain("places"),
+        stamps=chain("stamps"),
+        looks=chain("looks"),
+    )
+
+
 COLUMNS = (
     "id", "image_vector", "text_vector", "has_text", "caption", "source", "place", "metadata", "image", "path",
     "origin", "ordinal", "digest", "stamp", "look",

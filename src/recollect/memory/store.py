@@ -1,7 +1,7 @@
 """`Memory`: image–text pairs embedded by one frozen model, which can grow, shrink and be searched from both sides."""
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,9 @@ from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind
 from recollect.memory.backends.base import DamagedMemoryError
 from recollect.memory.backends.lance import LanceBackend
+from recollect.memory.backends.removals import Removal
 from recollect.memory.naming import set_captions, set_metadata
+from recollect.memory.removals import note_removals
 from recollect.memory.rows import Pairs, Precision, Record
 from recollect.memory.searching import NEAR as NEAR
 from recollect.memory.searching import SearchedMemory
@@ -156,8 +158,14 @@ class Memory(SearchedMemory, KeptMemory):
         """
         return set_metadata(self.backend, key, values, among)
 
-    def delete(self, ids: Sequence[str] | None = None, *, where: str | None = None) -> int:
+    def delete(self, ids: Sequence[str] | None = None, *, where: str | None = None, stay_away: bool = True) -> int:
         """Remove rows by id, or all that satisfy a filter.
+
+        Args:
+            ids: of the rows.
+            where: a filter, instead.
+            stay_away: note the pictures of rows that came from a source, which does not bring them back when it is
+                read again (`removals`, `bring_back`).
 
         Returns:
             How many were removed.
@@ -174,8 +182,24 @@ class Memory(SearchedMemory, KeptMemory):
             return 0
         with self.backend.writing():
             self._check_known(wanted)
+            if stay_away:  # before they go: a kill between both leaves rows that are there, which none keeps away
+                note_removals(self.backend, wanted)
             self.backend.delete(wanted)
         return len(wanted)
+
+    def removals(self, source: str | None = None) -> list[Removal]:
+        """Pictures that were removed, and that stay away when their source is read again.
+
+        Args:
+            source: only those of this one.
+        """
+        return [each for each in self.backend.removals() if source in (None, each.source)]
+
+    def bring_back(self, removals: Collection[Removal]) -> None:
+        """Let pictures come in again that were removed: with the next reading of their source, where it has them."""
+        if removals:
+            with self.backend.writing():
+                self.backend.keep_removals(set(self.backend.removals()) - set(removals))
 
     def snapshot(self) -> "Memory":
         """The memory as it is now, to read from while others write.

@@ -1,6 +1,6 @@
 """What a `Memory` asks of the place that keeps its rows."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -11,6 +11,7 @@ from jaxtyping import Float32, Shaped
 from recollect.core.errors import UserError
 from recollect.core.types import UnreadMembers
 from recollect.memory.backends.cells import IndexRecord
+from recollect.memory.backends.removals import Removal
 from recollect.memory.filters import Filter
 from recollect.memory.rows import Item, Modality, Pairs, Record
 
@@ -82,6 +83,14 @@ class Backend(Protocol, metaclass=UnreadMembers):
 
     def delete(self, ids: Sequence[str]) -> None:
         """Remove the rows of these ids."""
+        ...
+
+    def removals(self) -> list[Removal]:
+        """Pictures that stay away, as `keep_removals` was given them last."""
+        ...
+
+    def keep_removals(self, removals: Collection[Removal]) -> None:
+        """Keep these beside the rows, and none but these."""
         ...
 
     def known(self, ids: Sequence[str]) -> set[str]:

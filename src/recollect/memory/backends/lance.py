@@ -3,7 +3,7 @@
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from functools import cached_property, partial
@@ -21,6 +21,7 @@ from recollect.memory.backends.base import Compaction, DamagedMemoryError, Hits
 from recollect.memory.backends.cells import Cells, CellSearch, IndexRecord, damaged_cells, train_cells
 from recollect.memory.backends.matrix import Matrices
 from recollect.memory.backends.parts import within
+from recollect.memory.backends.removals import Removal, read_removals, removals_damage, write_removals
 from recollect.memory.backends.sums import damaged_files, note_sums
 from recollect.memory.filters import Filter
 from recollect.memory.rows import COLUMNS, Item, Modality, Pairs, Record, schema
@@ -128,6 +129,16 @@ class LanceBackend:
         self._check_writable()
         with self._told():
             self.table.delete(_among(ids))
+
+    def removals(self) -> list[Removal]:
+        """From a file of their own, of which a damaged line costs itself alone."""
+        return read_removals(Path(self.address))[0]
+
+    def keep_removals(self, removals: Collection[Removal]) -> None:
+        """The file anew, whole or not at all; none where there is nothing to keep."""
+        self._check_writable()
+        with _told_if_full(self.address):
+            write_removals(Path(self.address), removals)
 
     def known(self, ids: Sequence[str]) -> set[str]:
         """Those of the ids that are there."""
@@ -377,7 +388,7 @@ class LanceBackend:
         except UserError as error:
             found.append(str(error))
             return found
-        return found + self._matrices.damage() + self._index_damage()
+        return found + self._matrices.damage() + self._index_damage() + removals_damage(Path(self.address))
 
     def _index_damage(self) -> list[str]:
         found = [line for part in self._matrices.parts if part.folder for line in damaged_cells(part.folder)]

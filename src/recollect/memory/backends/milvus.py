@@ -4,7 +4,7 @@ import base64
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,8 @@ from recollect.core.errors import UserError
 from recollect.memory.backends.arrow import as_item
 from recollect.memory.backends.base import Hits, matrix_of_columns
 from recollect.memory.backends.cells import IndexRecord
+from recollect.memory.backends.milvus_removed import drop_removed, keep_removed, read_removed
+from recollect.memory.backends.removals import Removal
 from recollect.memory.filters import Filter, milvus_text
 from recollect.memory.rows import COLUMNS, Item, Modality, Pairs, Record
 
@@ -103,6 +105,7 @@ class MilvusBackend:
                 properties={_RECORD: record.text(), _VERSION: "1"},
             )
             client.create_index(place.collection, index, sync=False)  # nothing is there yet that it could wait for
+            drop_removed(client, place.collection)  # of a memory of this name that somebody has dropped
         return cls(address)
 
     @staticmethod
@@ -149,6 +152,16 @@ class MilvusBackend:
         with self._told():
             for some in _chunks(ids):
                 self.client.delete(self.place.collection, filter=_among(some))
+
+    def removals(self) -> list[Removal]:
+        """From a small collection beside this one."""
+        with self._told():
+            return read_removed(self.client, self.place.collection)
+
+    def keep_removals(self, removals: Collection[Removal]) -> None:
+        """In messages, those that are new first."""
+        with self._told():
+            keep_removed(self.client, self.place.collection, removals)
 
     def known(self, ids: Sequence[str]) -> set[str]:
         """Those of the ids that are there."""

@@ -5,19 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, caption_prefix
 from recollect.data.sources.images import note
 from recollect.data.sources.reading import BrokenCounter
+from recollect.memory.backends.removals import Removal
 from recollect.memory.build.editions import Deduplicator, Edition
 from recollect.memory.build.reading import ROWS_AT_ONCE, Reader, RowBlock
-from recollect.memory.build.renamed import hand_on, keep_said
+from recollect.memory.build.renamed import Exchange, hand_on, keep_said
 from recollect.memory.build.report import BuildOptions as BuildOptions
 from recollect.memory.build.report import BuildReport as BuildReport
-from recollect.memory.rows import Pairs, Precision
+from recollect.memory.removals import KeptAway, removals_named
+from recollect.memory.rows import Pairs, Precision, join
 from recollect.memory.store import Memory
 
 COMMIT = 16 * ROWS_AT_ONCE
@@ -86,7 +86,8 @@ def fill_memory(
     tells where to go on, and a call that was killed and made again gives the rows of an unbroken one.
 
     Where the memory holds an earlier edition of the source, pictures that have not changed are not embedded again, rows
-    that have are replaced, and those that the source no longer has are removed once it was read to its end.
+    that have are replaced, and those that the source no longer has are removed once it was read to its end. Pictures
+    that somebody has removed stay away (`KeptAway`), unless all of the source was removed: then it begins anew.
 
     Args:
         memory: embedded by the reader's model.
@@ -95,25 +96,42 @@ def fill_memory(
         engine: embed in this process, or on a Ray cluster.
 
     Raises:
-        UserError: the source's name belongs to another one; or too many broken pictures: whatever was committed before
-            stays.
+        UserError: the source's name belongs to another one; a picture is to be brought back that nobody has removed; or
+            too many broken pictures: whatever was committed before stays.
     """
     check_name(memory, reader)
     stop = len(reader.source) if options.limit is None else min(options.limit, len(reader.source))
-    edition = Edition.read(memory, reader)
-    start = edition.start(stop, memory.backend.whole_commits)
+    removals = memory.removals(reader.called)
+    edition = Edition.read(memory, reader, {each.digest for each in removals})
+    back = _brought_back(memory, reader, removals, options.bring_back)
+    if removals and not edition.rows and not options.follow:  # somebody adds anew what was removed with all the rest
+        memory.bring_back(removals)
+        removals = []
+    start = 0 if back else edition.start(stop, memory.backend.whole_commits)
     report = BuildReport(earlier=start)
     if start < stop:
-        _fill(memory, replace(reader, known=edition.stamps), (start, stop), options, edition, report, engine)
+        away = KeptAway.of(set(removals) - set(back), edition.held)
+        known = replace(reader, known=edition.stamps, away=away)
+        back += _fill(memory, known, (start, stop), options, edition, report, engine)
+    memory.bring_back(back)  # now that the rows are there: a call that was killed is made again as it was
     report.moved = _move(memory, edition.moves, reader.place)
     if start == 0 and stop == len(reader.source) and (gone := edition.gone()):
         hand_on(memory, gone, reader.called)
-        report.removed = memory.delete(gone)
+        report.removed = memory.delete(gone, stay_away=False)
     try:
         memory.renew_indexes()
     except UserError as error:  # the rows are there; only the recall of searches is not measured again
         note(str(error))
     return report
+
+
+def _brought_back(memory: Memory, reader: Reader, removals: list[Removal], names: tuple[str, ...]) -> list[Removal]:
+    found = removals_named(removals, reader.called, reader.place, names)
+    if isinstance(found, str):
+        shown = ", ".join(repr(each.id) for each in sorted(removals)[:3]) + ", …" * (len(removals) > 3)
+        there = f"was removed of {reader.called}; what was: {shown}" if removals else f"of {reader.called} was removed"
+        raise UserError(f"--bring-back {found}: no such picture {there}")
+    return found
 
 
 def _fill(
@@ -124,9 +142,11 @@ def _fill(
     edition: "Edition",
     report: BuildReport,
     engine: str,
-) -> None:
+) -> list[Removal]:
+    """Read samples and add their rows; returns the removals of doubles that are back, since the others are gone."""
     start, stop = span
     counted, deduplication = BrokenCounter(options.broken_share), Deduplicator(memory, options, edition)
+    exchange, doubles = Exchange(memory, reader.called), list[tuple[int, Removal]]()
     with progress(f"embed {reader.source.name}", stop, "pairs", start) as counter:
         waiting: list[Pairs] = []
         again: list[int] = []
@@ -135,16 +155,25 @@ def _fill(
             report.read += count
             report.broken += len(block.failures)
             again += _confirm(block, edition, deduplication, report)
+            report.away += len(block.away)
+            doubles += [(index, reader.away.removals[mark]) for _, index, mark in block.away]
             waiting.append(deduplication.sift(edition.numbered(block.pairs), report))
             if sum(map(len, waiting)) + ROWS_AT_ONCE > COMMIT:
-                _commit(memory, waiting, report, edition)
+                _commit(memory, waiting, report, edition, exchange)
                 waiting = []
             counted.add(reader.source, count, block.failures)
             counter.advance(count)
-        for index in again:
-            for block in replace(reader, known={}).blocks(index, index + 1):
-                waiting.append(deduplication.sift(edition.numbered(block.pairs), report))
-        _commit(memory, waiting, report, edition)
+        only, back = doubles if start == 0 and stop == len(reader.source) else [], list[Removal]()
+        for index, removal in [*((index, None) for index in again), *only]:
+            if removal is None or (removal.digest in edition.held and not edition.stays(removal.digest)):
+                for block in replace(reader, known={}, away=KeptAway()).blocks(index, index + 1):
+                    waiting.append(deduplication.sift(edition.numbered(block.pairs), report))
+                if removal is not None:
+                    back.append(removal)
+        _commit(memory, waiting, report, edition, exchange)
+        exchange.finish(report)
+    report.away -= len(back)
+    return back
 
 
 def _move(memory: Memory, files: Mapping[str, str | None], place: str) -> int:
@@ -188,40 +217,12 @@ def _blocks(reader: Reader, start: int, stop: int, engine: str) -> Iterator[RowB
     return reader.blocks(start, stop)
 
 
-def _commit(memory: Memory, waiting: list[Pairs], report: BuildReport, edition: "Edition") -> None:
+def _commit(memory: Memory, waiting: list[Pairs], report: BuildReport, edition: "Edition", exchange: Exchange) -> None:
     pairs = join(waiting)
     if pairs is None:
         return
-    pairs = keep_said(memory, pairs, {id for id in pairs.ids if edition.has(id)})
-    replaced = memory.upsert(pairs)
-    report.replaced += replaced
-    report.added += len(pairs) - replaced
-    report.wordless += int((~pairs.has_text).sum())
-
-
-def join(parts: list[Pairs]) -> Pairs | None:
-    """Rows one after the other; None where there are none."""
-    parts = [part for part in parts if len(part)]
-    if not parts:
-        return None
-
-    def chain(name: str) -> list:
-        return [value for part in parts for value in getattr(part, name)]
-
-    return Pairs(
-        ids=chain("ids"),
-        image_vectors=np.concatenate([part.image_vectors for part in parts]),
-        text_vectors=np.concatenate([part.text_vectors for part in parts]),
-        captions=chain("captions"),
-        model=parts[0].model,
-        sources=chain("sources"),
-        metadata=chain("metadata"),
-        images=chain("images"),
-        paths=chain("paths"),
-        origins=chain("origins"),
-        ordinals=np.concatenate([part.ordinals for part in parts if part.ordinals is not None]),
-        digests=chain("digests"),
-        places=chain("places"),
-        stamps=chain("stamps"),
-        looks=chain("looks"),
-    )
+    pairs, displacing = keep_said(memory, pairs, {id for id in pairs.ids if edition.has(id)})
+    if displacing:
+        exchange.add(pairs.take(displacing), report)
+        pairs = pairs.take(sorted(set(range(len(pairs))) - set(displacing)))
+    report.count(memory.upsert(pairs), pairs)

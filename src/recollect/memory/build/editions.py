@@ -1,6 +1,7 @@
 """What a memory holds already: of an earlier edition of a source, and of anything that is the same or nearly so."""
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +26,7 @@ class Edition:
         seen: rows that this edition has.
         elsewhere: rows whose pictures are files in another place than the source lies in now.
         moves: the file, or None, in which this edition has the pictures of such rows.
+        held: by the digests of pixels that were asked for, the pictures of which there are rows.
     """
 
     rows: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -33,15 +35,23 @@ class Edition:
     seen: set[str] = field(default_factory=set)
     elsewhere: set[str] = field(default_factory=set)
     moves: dict[str, str | None] = field(default_factory=dict)
+    held: dict[str, set[str]] = field(default_factory=dict)
     _changed: set[str] = field(default_factory=set)
+    _placed: set[str] = field(default_factory=set)
 
     @classmethod
-    def read(cls, memory: Memory, reader: Reader) -> "Edition":
-        """From the rows of the source's name."""
+    def read(cls, memory: Memory, reader: Reader, digests: Collection[str] = ()) -> "Edition":
+        """From the rows of the source's name.
+
+        Args:
+            digests: of pixels; which rows have them is to be known.
+        """
         edition = cls()
-        names = ("id", "stamp", "origin", "ordinal", "place", "path")
+        names = ("id", "stamp", "origin", "ordinal", "place", "path", "digest")
         for batch in memory.columns(names, source=reader.called):
-            for id, stamp, origin, ordinal, place, path in zip(*(batch[name] for name in names), strict=True):
+            for id, stamp, origin, ordinal, place, path, digest in zip(*(batch[name] for name in names), strict=True):
+                if digest in digests:
+                    edition.held.setdefault(digest, set()).add(picture_of(id))
                 if path and place != reader.place:
                     edition.elsewhere.add(id)
                 edition.rows.setdefault(picture_of(id), {})[id] = stamp
@@ -95,7 +105,15 @@ class Edition:
             if self.has(id):
                 self._changed.add(id)
             ids.append(id)
+        self._placed.update(digest for digest in pairs.digests if digest in self.held)
         return replace(pairs, ids=ids)
+
+    def stays(self, digest: str) -> bool:
+        """Whether this edition has a picture with these pixels, which were asked for, beside those that stay away."""
+        pictures = self.held.get(digest, ())
+        return digest in self._placed or any(
+            id in self.seen and id not in self._changed for each in pictures for id in self.rows[each]
+        )
 
     def gone(self) -> list[str]:
         """Rows that this edition, once it was read whole, has not."""

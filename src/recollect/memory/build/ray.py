@@ -104,7 +104,8 @@ def _blocks(ray: Any, reader: Reader, starts: range, stop: int) -> Iterator[RowB
     for row in embedded.iter_rows():
         said = json.loads(row["said"])
         unchanged = [(picture, stamp, index, path) for picture, stamp, index, path in said["unchanged"]]
-        yield RowBlock(_unpack(row["pairs"], reader), said["failures"], said["failed"], unchanged)
+        away = [(picture, index, mark) for picture, index, mark in said["away"]]
+        yield RowBlock(_unpack(row["pairs"], reader), said["failures"], said["failed"], unchanged, away)
 
 
 class _Embedder:
@@ -119,7 +120,7 @@ class _Embedder:
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
         block = next(self.reader.blocks(int(batch["start"][0]), int(batch["stop"][0])))
-        said = {"failures": block.failures, "failed": block.failed, "unchanged": block.unchanged}
+        said = {"failures": block.failures, "failed": block.failed, "unchanged": block.unchanged, "away": block.away}
         return {"pairs": [_pack(block.pairs)], "said": [json.dumps(said)]}
 
 

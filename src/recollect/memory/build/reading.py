@@ -18,6 +18,7 @@ from recollect.data.sources.images import BrokenImageError, pixel_digest
 from recollect.data.sources.keys import picture_key, sample_facts, source_place
 from recollect.data.sources.reading import blocks_ahead
 from recollect.memory.build.looks import look_of
+from recollect.memory.removals import KeptAway
 from recollect.memory.rows import Pairs, plain
 
 ROWS_AT_ONCE = 256
@@ -54,12 +55,14 @@ class RowBlock:
         failed: which pictures those are, where that is known.
         unchanged: samples that were known as they are, and not embedded again: picture, stamp, number and the
             file that it lies in today.
+        away: samples that stay away, since somebody has removed their picture: picture, number, and by which digest.
     """
 
     pairs: Pairs
     failures: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     unchanged: list[tuple[str, str, int, str | None]] = field(default_factory=list)
+    away: list[tuple[str, int, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ class Reader:
         options: how samples become rows.
         name: what the memory calls the source; by default its own name.
         known: stamps of pictures that need not be embedded again.
+        away: pictures that somebody has removed, and that stay away.
     """
 
     encoder: Encoder
@@ -81,6 +85,7 @@ class Reader:
     options: ReadOptions = ReadOptions()
     name: str = ""
     known: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    away: KeptAway = field(default_factory=KeptAway)
 
     @property
     def called(self) -> str:
@@ -108,7 +113,7 @@ class Reader:
         for first, outcomes in zip(range(start, stop, ROWS_AT_ONCE), read, strict=True):
             yield self._embed(outcomes, first)
 
-    def _read(self, index: int) -> "_Read | _Unchanged | _Failed":
+    def _read(self, index: int) -> "_Read | _Unchanged | _Away | _Failed":
         picture = ""
         try:
             original = self.source.original(index)
@@ -116,9 +121,12 @@ class Reader:
             picture = "" if key is None else self._id(key)
             encoded = _bytes_of(original)
             if key is not None and encoded is not None:
-                stamp = self._stamp(_hash(encoded), sample_facts(self.source, index))
+                content = _hash(encoded)
+                stamp = self._stamp(content, sample_facts(self.source, index))
                 if stamp in self.known.get(picture, ()):
                     return _Unchanged(picture, stamp, index, self._path(original))
+                if self.away.has(picture, content):
+                    return _Away(picture, index, content)
             sample = self.source.read(index)
             pixels = pixel_digest(sample.image)
             if key is None or encoded is None:
@@ -126,6 +134,8 @@ class Reader:
                 stamp = self._stamp(pixels, sample_facts(self.source, index, sample))
                 if stamp in self.known.get(picture, ()):
                     return _Unchanged(picture, stamp, index, self._path(original))
+            if self.away.has(picture, pixels):
+                return _Away(picture, index, pixels)
             image, path = self._kept(original, encoded, sample.image)
         except BrokenImageError as error:
             return _Failed(str(error), picture)
@@ -160,7 +170,7 @@ class Reader:
             return (encoded if keep == "bytes" else None), path
         return encoded or _png(image), None
 
-    def _embed(self, read: Sequence["_Read | _Unchanged | _Failed"], first: int) -> RowBlock:
+    def _embed(self, read: Sequence["_Read | _Unchanged | _Away | _Failed"], first: int) -> RowBlock:
         there = [(first + place, each) for place, each in enumerate(read) if isinstance(each, _Read)]
         rows = [(place, text) for place, (_, each) in enumerate(there) for text in self._texts(each.sample)]
         nothing = np.empty((0, self.encoder.width), dtype=np.float32)
@@ -193,6 +203,7 @@ class Reader:
             [each.message for each in failed],
             [each.id for each in failed if each.id],
             [(each.id, each.stamp, each.index, each.path) for each in read if isinstance(each, _Unchanged)],
+            [(each.id, each.index, each.mark) for each in read if isinstance(each, _Away)],
         )
 
     def _texts(self, sample: Sample) -> tuple[str, ...]:
@@ -228,6 +239,13 @@ class _Unchanged:
     stamp: str
     index: int
     path: str | None
+
+
+@dataclass(frozen=True)
+class _Away:
+    id: str
+    index: int
+    mark: str
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from recollect.data.sources.reading import BROKEN_SHARE
 from recollect.memory.build.reading import ReadOptions
+from recollect.memory.rows import Pairs
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,8 @@ class BuildOptions:
         same: leave out rows whose picture and caption are there already.
         near: leave out rows whose image has at least this cosine with one that is there (RECO: 0.94); None keeps them.
         broken_share: stop when more than this share of the pictures cannot be read.
+        bring_back: of the pictures that somebody has removed, those that are to come in again: ids, files, or ``all``.
+        follow: what somebody has removed stays away also where that is all that the memory held of the source.
     """
 
     read: ReadOptions = field(default_factory=ReadOptions)
@@ -23,6 +26,8 @@ class BuildOptions:
     same: bool = True
     near: float | None = None
     broken_share: float = BROKEN_SHARE
+    bring_back: tuple[str, ...] = ()
+    follow: bool = False
 
 
 @dataclass
@@ -39,6 +44,7 @@ class BuildReport:
         same: rows left out, because picture and caption were there already.
         near: rows left out, because a near-duplicate of the image was there already.
         broken: pictures that could not be read.
+        away: samples left out, because somebody has removed their picture.
         wordless: rows added or replaced that have no text.
         earlier: samples that an earlier call had read.
     """
@@ -52,5 +58,12 @@ class BuildReport:
     same: int = 0
     near: int = 0
     broken: int = 0
+    away: int = 0
     wordless: int = 0
     earlier: int = 0
+
+    def count(self, replaced: int, pairs: Pairs) -> None:
+        """Count rows that were written, of which some were there."""
+        self.replaced += replaced
+        self.added += len(pairs) - replaced
+        self.wordless += int((~pairs.has_text).sum())

@@ -18,7 +18,8 @@ from recollect.memory.store import Memory
 State = dict[str, tuple[int, int]]
 """Size and time of change of every picture below a folder."""
 
-_WATCHED = BuildOptions(same=False, broken_share=1.0)  # each file has its row; one that is half-written is read again
+_WATCHED = BuildOptions(same=False, broken_share=1.0, follow=True)
+"""Each file has its row; one that is half-written is read again."""
 
 
 @dataclass

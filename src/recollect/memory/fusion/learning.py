@@ -19,14 +19,13 @@ from recollect.core.seeding import torch_generator
 from recollect.core.types import Encoder, Source
 from recollect.data.prompts import SIMPLE_TEMPLATES
 from recollect.data.sources.reading import BrokenCounter
-from recollect.memory.build.building import join
 from recollect.memory.build.reading import ROWS_AT_ONCE, Reader, ReadOptions
 from recollect.memory.fusion.block import FusionModule, FusionSettings
 from recollect.memory.fusion.crossfit import Fold, cross_neighbours
 from recollect.memory.fusion.neighbours import Neighbours, ScoreOf, find_neighbours
 from recollect.memory.fusion.newness import Disturbance, Newness
 from recollect.memory.fusion.objective import CLIP_SCALE, TERMS, FusionObjective, Mask, Term
-from recollect.memory.rows import Modality, Pairs
+from recollect.memory.rows import Modality, Pairs, join
 from recollect.memory.store import NEAR, Memory
 from recollect.training.assembly import Parts
 from recollect.training.checkpoints import Facts
