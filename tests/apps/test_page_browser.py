@@ -3,6 +3,7 @@
 import os
 import shutil
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -196,7 +197,13 @@ def test_keys_mark_undo_and_move(browser, page):
     tab.clean()
 
 
-def test_hostile_captions_are_only_text(browser, page):
+def test_hostile_captions_are_only_text_and_a_picture_shows_all_of_its_own(browser, page):
+    memory = Memory.open(page.folder)
+    (id,) = memory.ids_where("number = 58")
+    more = [f"{HOSTILE} again", "a wordofone" + "hundredandmanyletters" * 12]
+    own = memory.backend.rows([id])
+    for number, caption in enumerate(more, start=1):
+        memory.add(replace(own, ids=[f"{id}#{number}"], captions=[caption]))
     tab = Tab(browser, page)
     tab.tab.fill("#where", "number = 58")
     tab.tab.click("#search .main")
@@ -204,7 +211,11 @@ def test_hostile_captions_are_only_text(browser, page):
     tab.wait("caption => document.querySelector('.tile:not([hidden]) .caption').textContent === caption",
                               HOSTILE)  # fmt: skip
     tab.tab.click(".tile:not([hidden]) img")
-    tab.wait("caption => document.querySelector('#view-caption').textContent === caption", HOSTILE)
+    shown = "[...document.querySelectorAll('#view-caption li')].map(each => each.textContent).join('|')"
+    tab.wait(f"captions => {shown} === captions", "|".join([HOSTILE, *more]))
+    tab.tab.set_viewport_size({"width": 390, "height": 780})
+    width = "[...document.querySelectorAll('#viewer, #view-caption')].every(e => e.scrollWidth <= e.clientWidth)"
+    assert tab.tab.evaluate(width), "nothing lies beside a phone"
     tab.tab.click("#more")
     tab.tab.wait_for_selector(".term")
     tab.new_class(HOSTILE)

@@ -383,6 +383,8 @@ def test_a_row_that_is_removed_while_it_is_changed_stays_removed(on_disk, encode
 
     def looked_at(backend, ids):
         found = rows_of(backend, ids)
+        if backend is other.backend:  # who removes looks at rows, too
+            return found
         removal.start()
         removal.join(0.5)  # it waits for us; without a lock it is done long before
         return found

@@ -8,7 +8,7 @@ from recollect.memory.backends.base import Backend
 from recollect.memory.backends.removals import Removal
 from recollect.memory.rows import picture_of
 
-_FEW, _ROWS = 1_000, 256
+_SHARE, _ROWS = 1_000, 32  # a thousandth of all rows is read by id, some with their pictures at a time
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _removals_of(backend: Backend, ids: Sequence[str]) -> Iterator[Removal]:
     def removal(id: str, source: str, stamp: str, digest: str) -> Removal:
         return Removal(source, picture_of(id), stamp.partition("-")[0], digest)
 
-    if len(ids) <= _FEW:
+    if len(ids) <= max(_ROWS, len(backend) // _SHARE):
         for start in range(0, len(ids), _ROWS):
             rows = backend.rows(ids[start : start + _ROWS])
             facts = zip(rows.ids, rows.sources, rows.stamps, rows.digests, strict=True)

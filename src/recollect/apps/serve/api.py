@@ -229,14 +229,15 @@ def _looking(app: FastAPI, opened: OpenMemory) -> None:
 
     @app.get("/api/items/{version}/{row}")
     def item(version: int, row: int) -> dict[str, Any]:
-        def known(session: Session) -> Item:
+        def known(session: Session) -> tuple[Item, list[str]]:
             _checked(session, version).check([row])
-            return session.collection.items([row])[0]
+            return session.collection.items([row])[0], session.collection.captions(row)
 
-        found = opened.ask(known)
+        found, captions = opened.ask(known)
         return {
             "id": found.id,
             "caption": found.caption,
+            "captions": captions,
             "source": found.source,
             "file": str(found.path or ""),
             "metadata": plain(found.metadata),

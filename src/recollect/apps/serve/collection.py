@@ -201,6 +201,13 @@ class Collection:
         known = iter(self.memory.fetch([id for id in ids if id in there], pictures=False))
         return [next(known) if id in there else Item(id, REMOVED, "", {}, None, id) for id in ids]
 
+    def captions(self, row: int) -> list[str]:
+        """All that is said of a row's picture: its own caption first, then those of its further rows, each once."""
+        rows = np.flatnonzero(self.tile_of == self.tile_of[row]).tolist()
+        further = sorted((other for other in rows if other != row), key=lambda other: (len(self.ids[other]), other))
+        said = [item.caption for item in self.items([row, *further]) if item.caption]
+        return list(dict.fromkeys(said))
+
     def picture(self, row: int) -> Image.Image:
         """A row's picture, decoded.
 

@@ -10,17 +10,23 @@ export class Viewer {
     for (const [id, weight] of [["more", 1], ["less", -1]]) get(id).addEventListener("click", () => { this.dialog.close(); like(this.version, this.tile, weight); });
   }
 
+  say(captions) { // all that a picture has
+    this.caption.replaceChildren(...captions.map((text) => element("li", "", text)));
+    this.caption.hidden = !captions.length;
+  }
+
   async open(version, tile) {
     Object.assign(this, { version, tile });
     this.image.hidden = false; this.none.hidden = true;
     this.image.src = picture(version, tile.row);
-    this.image.alt = this.caption.textContent = tile.caption || tile.id;
+    this.image.alt = tile.caption || tile.id;
+    this.say([this.image.alt]);
     this.about.replaceChildren();
     if (!this.dialog.open) this.dialog.showModal();
     const known = await api.item(version, tile.row);
     if (this.tile !== tile) return; // another was opened meanwhile
     const rows = { id: known.id, source: known.source, ...(known.file ? { file: known.file } : {}), ...(tile.score === null || tile.score === undefined ? {} : { score: tile.score.toFixed(4) }), ...known.metadata };
-    this.caption.textContent = known.caption;
+    this.say(known.captions);
     for (const [name, value] of Object.entries(rows)) this.about.append(element("dt", "", name), element("dd", "", typeof value === "object" ? JSON.stringify(value) : String(value)));
   }
 }
