@@ -14,7 +14,6 @@ import torch.nn.functional as F
 import transformers
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers.activations import ACT2FN
 
 from recollect.core.errors import UserError
 from recollect.core.seeding import torch_generator
@@ -42,7 +41,7 @@ class GatedBlock(nn.Module):
 
     def __init__(self, width: int, heads: int, hidden: int, activation: str = "gelu", epsilon: float = 1e-5) -> None:
         super().__init__()
-        self.heads, self.activation = heads, ACT2FN[activation]
+        self.heads, self.activation = heads, transformers.activations.ACT2FN[activation]
         self.norm_attention, self.norm_mlp = (nn.LayerNorm(width, eps=epsilon) for _ in range(2))
         self.mixed, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
