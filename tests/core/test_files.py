@@ -71,7 +71,16 @@ def test_a_finished_folder_is_never_overwritten(tmp_path):
 def test_written_files_have_ordinary_permissions(tmp_path):
     write_json(tmp_path / "a.json", 1)
     (tmp_path / "b.json").write_text("1")
-    assert os.stat(tmp_path / "a.json").st_mode == os.stat(tmp_path / "b.json").st_mode
+    with atomic_folder(tmp_path / "model") as folder, atomic_path(tmp_path / "c.json") as temporary:
+        (folder / "inner").mkdir()
+        for written in (folder / "inner" / "weights", temporary):  # as safetensors does: a new file for its owner alone
+            written.unlink(missing_ok=True)
+            os.close(os.open(written, os.O_CREAT, 0o600))
+    ordinary = os.stat(tmp_path / "b.json").st_mode
+    for name in ("a.json", "c.json", "model/inner/weights"):
+        assert os.stat(tmp_path / name).st_mode == ordinary, name
+    (tmp_path / "ordinary").mkdir()
+    assert os.stat(tmp_path / "model").st_mode == os.stat(tmp_path / "ordinary").st_mode
 
 
 def test_broken_json_is_one_clear_line(tmp_path):

@@ -125,15 +125,20 @@ def test_a_folder_of_images_alone_has_neither_captions_nor_labels(make):
     assert [(sample.texts, sample.label) for sample in source] == [((), NO_LABEL)] * 2
 
 
-def test_a_file_whose_name_is_no_text_is_left_out_and_named(make, capsys):
-    """Names from old archives: no table holds them, and one of a thousand pictures stops nothing."""
-    root = make.pictures(["a.png", "b.png"])
+def test_a_file_has_any_name_and_one_that_cannot_be_read_is_left_out_and_named(make, capsys):
+    """A browser's second copy is no pattern; one name of a thousand from an old archive stops nothing."""
+    names = ["[b]old/x].png", "image[1].png", "line\nbreak, 100 %41.png", "what?*.png"]
+    root = make.pictures([*names, "a::b.png", "z.png"])
     try:
-        os.rename(root / "b.png", os.fsencode(root) + b"/caf\xe9.png")
+        os.rename(root / "z.png", os.fsencode(root) + b"/caf\xe9.png")
     except OSError:
         pytest.skip("this file system takes no such names")
-    assert len(open_source(str(root))) == 1
-    assert "1 file is left out, because of a name that is not UTF-8: b'caf\\xe9.png'" in capsys.readouterr().err
+    source = open_source(str(root))
+    assert [str(source.original(place)) for place in range(len(source))] == [str(root / name) for name in names]
+    said = "2 files are left out, because of a name that is not UTF-8, or has '::' in it: b'a::b.png', b'caf\\xe9.png'"
+    assert said in capsys.readouterr().err
+    table = make.text("list[2].csv", "path,caption\npictures/image[1].png,old\n")
+    assert open_source(str(table))[0].texts == ("old",)
 
 
 @pytest.mark.parametrize(("name", "comma"), [("list.csv", ","), ("list.tsv", "\t")])

@@ -2,7 +2,9 @@
 
 import json
 import os
+import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -49,14 +51,14 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     make_folder(path.parent)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=f".tmp{path.suffix}", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = _sibling(path, path.suffix)
+    temporary.touch(exist_ok=False)
+    mode = stat.S_IMODE(temporary.stat().st_mode)
     try:
         yield temporary
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
-        temporary.chmod(0o666 & ~_umask())
+        temporary.chmod(mode)  # a library may have put a file of its own in its place, for its owner alone
         temporary.replace(path)
         sync_folder(path.parent)
     finally:
@@ -67,22 +69,27 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 def atomic_folder(path: str | Path) -> Iterator[Path]:
     """Yield a temporary sibling folder; on success it becomes ``path``, else it is removed.
 
+    Whoever may read files that are made here may read all of it, also what a library wrote for its owner alone, as
+    safetensors does.
+
     Raises:
         FileExistsError: ``path`` exists when the folder is finished; nothing is overwritten.
     """
     path = Path(path)
     make_folder(path.parent)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+    temporary = _sibling(path)
+    temporary.mkdir()
+    mode = stat.S_IMODE(temporary.stat().st_mode)
     try:
         yield temporary
         for file in temporary.rglob("*"):
             if file.is_file():
+                _allow(file, mode & 0o666)
                 with file.open("rb") as written:
                     os.fsync(written.fileno())
             elif file.is_dir():
                 sync_folder(file)
         sync_folder(temporary)
-        temporary.chmod(0o777 & ~_umask())
         if path.exists():
             raise FileExistsError(f"{path}: already exists")
         temporary.rename(path)
@@ -91,11 +98,16 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _umask() -> int:
-    # The only portable way to read the mask is to set it.
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _sibling(path: Path, suffix: str = "") -> Path:
+    """A hidden name beside ``path`` that nothing has. What is made under it has the user's own permissions: to ask the
+    system what those are means to set them, for every thread."""
+    return path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp{suffix}"
+
+
+def _allow(file: Path, mode: int) -> None:
+    has = stat.S_IMODE(file.stat().st_mode)
+    if has | mode != has:
+        file.chmod(has | mode)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+from datasets.data_files import DataFilesList
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
 from recollect.core.errors import UserError
@@ -133,17 +134,19 @@ def _open_folder(folder: Path, lost_share: float) -> OpenedTables:
 
 
 def _readable_names(folder: Path, files: list[Path]) -> list[Path]:
-    """Those whose names are UTF-8; of the others, which no table can hold, it is said that they are left out."""
+    """Those whose names can be read: no table can hold one that is not UTF-8, and to the library that reads files
+    "::" says that one lies within another. It is said of the others that they are left out."""
     odd = [os.fsencode(file.relative_to(folder)) for file in files if _is_odd(file)]
     if odd:
         shown = ", ".join(map(repr, odd[:3])) + (" …" if len(odd) > 3 else "")
         count = f"{len(odd):,} files are" if len(odd) > 1 else "1 file is"
-        note(f"{folder}: {count} left out, because of a name that is not UTF-8: {shown}. Rename what should be read.")
+        why = "a name that is not UTF-8, or has '::' in it"
+        note(f"{folder}: {count} left out, because of {why}: {shown}. Rename what should be read.")
     return [file for file in files if not _is_odd(file)]
 
 
 def _is_odd(file: Path) -> bool:
-    return any("\ud800" <= sign <= "\udfff" for sign in str(file))
+    return "::" in str(file) or any("\ud800" <= sign <= "\udfff" for sign in str(file))
 
 
 def _open_saved(folder: Path) -> OpenedTables:
@@ -193,7 +196,16 @@ def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: flo
 
 def _load(builder: str, groups: Mapping[str, list[str]], where: str, **options: Any) -> dict[str, datasets.Dataset]:
     with _one_line(where, [Path(name) for names in groups.values() for name in names]), _quiet():
-        return dict(datasets.load_dataset(builder, data_files=dict(groups), **options))
+        data_files = {split: _as_named(names) for split, names in groups.items()}
+        return dict(datasets.load_dataset(builder, data_files=data_files, **options))
+
+
+def _as_named(names: Sequence[str]) -> DataFilesList:
+    """Files, and what changes when they do. The library takes a mere list of names for patterns: it would pass over
+    "image[1].jpg", and ask the disk once more about every file."""
+    paths = [os.path.abspath(name) for name in names]
+    facts = [os.stat(path) for path in paths]
+    return DataFilesList(paths, [(f"{each.st_mtime_ns} {each.st_size}",) for each in facts])
 
 
 def _shard_features(shard: Path, where: str) -> datasets.Features:
