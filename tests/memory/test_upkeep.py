@@ -17,7 +17,7 @@ from recollect.memory import Memory
 from recollect.memory.build.building import BuildOptions, fill_memory, open_for_build
 from recollect.memory.build.looks import bits_apart, look_of, looks_array
 from recollect.memory.build.reading import Reader
-from recollect.memory.build.watching import FolderWatch
+from recollect.memory.build.watching import FolderWatch, folder_state
 from recollect.memory.duplicates import Duplicates, find_duplicates
 from recollect.memory.export import export_memory
 from recollect.models import build_model
@@ -178,6 +178,35 @@ def test_an_emptied_or_missing_folder_takes_no_row_away(followed, photos):
     assert len(memory) == 8
     with pytest.raises(UserError, match="no such folder to watch"):
         FolderWatch(memory, watch.encoder, photos)
+
+
+def test_what_may_not_be_looked_at_takes_no_row_away(followed, photos, monkeypatch, capsys):
+    """A folder, and a picture, of another user: root may look at all, so it is the system that refuses here."""
+    memory, _, watch = followed
+    (photos / "below").mkdir()
+    scene(50).save(photos / "below" / "deep.png")
+    os.symlink(".", photos / "again")  # its pictures are these: forty times over, to one who follows it
+    assert len(folder_state(photos)) == 9
+    assert watch.look(settled=True).added == 9
+    (photos / "1.png").unlink()
+
+    def refusing(work, refused):
+        def refuse(path, *more, **options):
+            if isinstance(path, str | os.PathLike) and refused(os.fspath(path)):
+                raise PermissionError(13, "Permission denied", os.fspath(path))
+            return work(path, *more, **options)
+
+        return refuse
+
+    with monkeypatch.context() as other:
+        other.setattr(os, "scandir", refusing(os.scandir, lambda path: path == str(photos / "below")))
+        other.setattr(os, "stat", refusing(os.stat, lambda path: path.startswith(str(photos / "below/"))))
+        other.setattr(io, "open", refusing(io.open, lambda path: path == str(photos / "0.png")))
+        report = watch.look(settled=True)
+    assert (report.removed, report.broken, report.unchanged, len(memory)) == (1, 1, 6, 8)
+    said = capsys.readouterr().err
+    assert "left out what you may not look into: below\n" in said and "1 row stays, whose file lies where you may not look" in said
+    assert "0.png: cannot be read (Permission denied); left out" in said
 
 
 def test_a_watch_goes_on_where_another_ended_and_touches_no_other_source(followed, photos, tmp_path):

@@ -2,8 +2,8 @@
 
 import hashlib
 import re
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from recollect.core.errors import UserError
@@ -30,7 +30,7 @@ def content_hash(files: Sequence[Path]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for file, size in zip(files, sizes, strict=True):
         digest.update(f"{file.name}\0{size}\0".encode())
-        with file.open("rb") as opened:
+        with _read(digest), file.open("rb") as opened:
             if whole:
                 digest.update(opened.read())
                 continue
@@ -56,7 +56,7 @@ def portable_hash(files: Sequence[Path]) -> str:
     probes = max(2, min(_PROBES, _MOST_PROBES // max(1, len(files))))
     step = 1 if whole else max(1, -(-len(files) * probes // _MOST_PROBES))
     for file, size in list(zip(files, sizes, strict=True))[::step]:
-        with file.open("rb") as opened:
+        with _read(digest), file.open("rb") as opened:
             if whole or size <= probes * _PROBE:
                 digest.update(opened.read())
                 continue
@@ -92,7 +92,7 @@ def whole_hash(files: Sequence[Path], name: str = "files") -> str | None:
     with progress(f"check {name} once", total // 2**20, "MiB") as counter:
         for file, (_, size, *_) in zip(files, stamps, strict=True):
             digest.update(f"{file.name}\0{size}\0".encode(errors="surrogateescape"))
-            with file.open("rb") as opened:
+            with _read(digest), file.open("rb") as opened:
                 while block := opened.read(_AT_ONCE):
                     digest.update(block)
                     counter.advance(len(block) / 2**20)
@@ -105,6 +105,15 @@ def whole_hash(files: Sequence[Path], name: str = "files") -> str | None:
 def written_hash(files: Sequence[Path]) -> str:
     """A hash that changes whenever one of these files is written to: of paths, sizes, times of change and inodes."""
     return _digest(repr([_stamp(file) for file in files]))
+
+
+@contextmanager
+def _read(digest: "hashlib._Hash") -> Iterator[None]:
+    """A file that cannot be read, for want of permission or by a bad sector, holds that: whoever needs it will say so."""
+    try:
+        yield
+    except OSError as error:
+        digest.update(f"\0{error.errno}\0".encode())
 
 
 def _stamp(file: Path) -> tuple[str, int, int, int, int]:

@@ -235,6 +235,43 @@ def beside(name: str, place: str | Path) -> str:
     return next((str(folder / name) for folder in (here, *here.parents) if (folder / name).exists()), name)
 
 
+def files_in(folder: Path) -> tuple[list[Path], list[Path]]:
+    """What is in a folder and in those below it, without what is hidden; links to folders are not followed.
+
+    Returns:
+        The files, sorted; and the folders, or files in them, that this user may not look at.
+
+    Raises:
+        UserError: the folder itself is one of these.
+    """
+    files: list[Path] = []
+    closed: list[Path] = []
+    for place, folders, names in os.walk(folder, onerror=lambda error: closed.append(Path(error.filename))):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for path in (Path(place, name) for name in names if not name.startswith(".")):
+            try:
+                if stat.S_ISREG(path.stat().st_mode):
+                    files.append(path)
+            except PermissionError:
+                closed.append(path)
+            except OSError:
+                continue  # a link that leads nowhere, or to itself
+    if folder in closed:
+        raise UserError(f"{folder}: cannot be looked into. Name a folder that you may read.")
+    return sorted(files), sorted(closed)
+
+
+def may_be_there(path: Path) -> bool:
+    """Whether a file that was not found in its folder may be in it all the same, where this user may not look."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return not os.access(path.parent, os.R_OK)
+
+
 def near_names(path: Path) -> str:
     """What the user may have meant by a path that is not there: ``. Did you mean ...?``, or ""."""
     with suppress(OSError):

@@ -16,8 +16,8 @@ from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
 from recollect.core.errors import UserError
 from recollect.core.files import near_names, read_text, refuse_slip
-from recollect.data.sources.images import BROKEN_SHARE, note
-from recollect.data.sources.places import HUB_ID, by_top_folder, files_below, files_named, refuse_of_hub, split_groups
+from recollect.data.sources.images import BROKEN_SHARE, files_below, note
+from recollect.data.sources.places import HUB_ID, by_top_folder, files_named, refuse_of_hub, split_groups
 from recollect.data.sources.published import is_published_shots, read_published, read_published_shots
 from recollect.data.sources.remote import is_address
 from recollect.data.sources.shards import check_shards

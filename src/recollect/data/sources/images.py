@@ -11,6 +11,7 @@ from PIL import Image, ImageFile, ImageOps
 from PIL.TiffImagePlugin import TiffImageFile
 
 from recollect.core.errors import UserError
+from recollect.core.files import files_in
 from recollect.core.progress import console
 from recollect.core.types import ImageLike
 
@@ -88,15 +89,22 @@ def find_images(folder: Path) -> list[Path]:
         return [folder]
     if not folder.is_dir():
         raise UserError(f"{folder}: no such {'picture' if folder.suffix else 'folder'}")
-    files = [
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.suffix.lower() in PICTURE_ENDINGS
-        and path.is_file()
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    ]
+    files = [path for path in files_below(folder) if path.suffix.lower() in PICTURE_ENDINGS]
     if not files:
         raise UserError(f"{folder}: no image files (.jpg, .png, .webp, ...) in it")
+    return files
+
+
+def files_below(folder: Path) -> list[Path]:
+    """The files of a folder and of those in it, sorted, without hidden ones; where this user may not look is said.
+
+    Raises:
+        UserError: the folder itself cannot be looked into.
+    """
+    files, closed = files_in(folder)
+    if closed:
+        shown = ", ".join(str(path.relative_to(folder)) for path in closed[:3]) + (" …" if len(closed) > 3 else "")
+        note(f"{folder}: left out what you may not look into: {shown}")
     return files
 
 

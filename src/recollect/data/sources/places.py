@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from recollect.core.errors import UserError
 from recollect.core.files import near_names, refuse_slip
 from recollect.data.sources.columns import SPLITS
+from recollect.data.sources.images import files_below
 from recollect.data.sources.remote import is_address, listed
 from recollect.data.sources.streamed import hub_files
 
@@ -94,15 +95,6 @@ def refuse_of_hub(place: str, config: str | None, revision: str | None) -> None:
     for name, value in (("config", config), ("revision", revision)):
         if value is not None:
             raise UserError(f"{place}: {name}={value} is for sets on the hub. Leave it out.")
-
-
-def files_below(folder: Path) -> list[Path]:
-    """The files of a folder and of those in it, without hidden ones."""
-    return sorted(file for file in folder.rglob("*") if file.is_file() and not _hidden(file.relative_to(folder)))
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
 
 
 def files_named(pattern: str) -> list[Path]:

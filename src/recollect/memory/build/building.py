@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from recollect.core.errors import UserError
+from recollect.core.files import may_be_there
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, caption_prefix
 from recollect.data.sources.images import note
@@ -115,7 +116,7 @@ def fill_memory(
         back += _fill(memory, known, (start, stop), options, edition, report, engine)
     memory.bring_back(back)  # now that the rows are there: a call that was killed is made again as it was
     report.moved = _move(memory, edition.moves, reader.place)
-    if start == 0 and stop == len(reader.source) and (gone := edition.gone()):
+    if start == 0 and stop == len(reader.source) and (gone := _gone(memory, reader.called, edition)):
         hand_on(memory, gone, reader.called)
         report.removed = memory.delete(gone, stay_away=False)
     try:
@@ -174,6 +175,20 @@ def _fill(
         exchange.finish(report)
     report.away -= len(back)
     return back
+
+
+def _gone(memory: Memory, source: str, edition: "Edition") -> list[str]:
+    """Rows that the source has no more; a file in a folder that this user may not look into is not one that is gone."""
+    gone = set(edition.gone())
+    kept: set[str] = set()
+    for batch in memory.columns(("id", "path"), source=source) if gone else ():
+        for id, path in zip(batch["id"], batch["path"], strict=True):
+            if id in gone and path and may_be_there(Path(path)):
+                kept.add(id)
+    if kept:
+        words = "row stays, whose file lies" if len(kept) == 1 else "rows stay, whose files lie"
+        note(f"{memory.address}: {len(kept):,} {words} where you may not look")
+    return sorted(gone - kept)
 
 
 def _move(memory: Memory, files: Mapping[str, str | None], place: str) -> int:

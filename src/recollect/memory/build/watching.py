@@ -91,9 +91,9 @@ class FolderWatch:
 
 
 def folder_state(folder: Path) -> State:
-    """What is there now, without opening a file; hidden files and folders are passed over."""
+    """What is there now, without opening a file; hidden files and folders, and links to folders, are passed over."""
     found: State = {}
-    for place, folders, files in os.walk(folder, followlinks=True):
+    for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in files:
             if name.startswith(".") or Path(name).suffix.lower() not in PICTURES:
