@@ -67,6 +67,15 @@ def test_what_is_required_is_imported_and_what_is_imported_is_required():
     assert imported() - required - optional - parts - USED_IF_THERE == set()
 
 
+def test_what_one_system_has_not_is_imported_where_it_is_used():
+    """`import fcntl` at the top of a file takes the whole file from Windows."""
+    elsewhere = {"fcntl", "grp", "msvcrt", "pwd", "resource", "termios", "winreg"}
+    for file in (ROOT / "src").rglob("*.py"):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            assert elsewhere.isdisjoint(names), file
+
+
 def test_everything_that_pyproject_names_has_an_exact_version_for_tests():
     pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     names = {re.split(r"==", line)[0].lower().replace("_", "-") for line in pinned.split()}

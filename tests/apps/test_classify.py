@@ -1,6 +1,7 @@
 import csv
 import json
 import multiprocessing
+import os
 from contextlib import suppress
 
 import numpy as np
@@ -389,6 +390,28 @@ def test_a_formula_in_a_name_is_text_in_the_table(folders):
     found = run(folders)
     save_csv(found, folders / "out.csv")
     assert "'=1+1" in (folders / "out.csv").read_text()
+
+
+def test_a_name_that_is_no_text_stops_no_picture_and_names_no_class(folders):
+    """Names from old archives: their bytes are no UTF-8."""
+    try:
+        for file in ("support/red/0.png", "new/red-0.png"):
+            os.rename(folders / file, os.fsencode((folders / file).parent) + b"/caf\xe9.png")
+    except OSError:
+        pytest.skip("this file system takes no such names")
+    teach(folders).save(folders / "kept")
+    files = Classifier.load(folders / "kept").support.files
+    found = run(folders)
+    save_json(found, folders / "out.json", {})
+    files += tuple(each["file"] for each in json.loads((folders / "out.json").read_text())["predictions"])
+    assert len(files) == 15 + 12
+    assert all(map(os.path.exists, files))
+    save_csv(found, folders / "out.csv")
+    save_sheet(found, folders / "out.html", "", folders / "new")
+    assert all(r"caf\udce9.png" in (folders / name).read_text() for name in ("out.csv", "out.html"))
+    os.rename(folders / "support/red", os.fsencode(folders / "support") + b"/r\xe9d")
+    with pytest.raises(UserError, match=r"support: b'r\\xe9d' is the name of a class, and not UTF-8"):
+        teach(folders)
 
 
 def test_what_a_method_could_not_measure_is_no_setting():

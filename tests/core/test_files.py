@@ -1,5 +1,8 @@
+import fcntl
 import json
 import os
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,6 +12,8 @@ from recollect.core.files import (
     atomic_path,
     beside,
     check_writable,
+    hold,
+    locked,
     new_folder,
     read_json,
     read_lines,
@@ -81,6 +86,22 @@ def test_written_files_have_ordinary_permissions(tmp_path):
         assert os.stat(tmp_path / name).st_mode == ordinary, name
     (tmp_path / "ordinary").mkdir()
     assert os.stat(tmp_path / "model").st_mode == os.stat(tmp_path / "ordinary").st_mode
+
+
+@pytest.mark.parametrize("system", ["this", "Windows"])
+def test_a_file_is_held_by_one_at_a_time(tmp_path, monkeypatch, system):
+    if system == "Windows":  # its locks are of a process and a range of bytes; here of a file that is open
+        ours = fcntl
+        kinds = {"LK_LOCK": ours.LOCK_EX, "LK_NBLCK": ours.LOCK_EX | ours.LOCK_NB, "LK_UNLCK": ours.LOCK_UN}
+        monkeypatch.setitem(sys.modules, "fcntl", None)
+        locking = SimpleNamespace(**kinds, locking=lambda number, kind, _: ours.flock(number, kind))
+        monkeypatch.setitem(sys.modules, "msvcrt", locking)
+    with locked(tmp_path / "lock"), (tmp_path / "lock").open("a+b") as other:
+        assert not hold(other, wait=False)
+    other = (tmp_path / "lock").open("a+b")
+    assert hold(other, wait=False)
+    with locked(tmp_path / "lock", waits=other.close):
+        assert other.closed, "it was waited for"
 
 
 def test_broken_json_is_one_clear_line(tmp_path):

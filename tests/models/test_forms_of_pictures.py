@@ -67,6 +67,8 @@ def test_one_text_is_one_row_and_not_a_row_a_letter(model, unchecked):
     assert torch.equal(model.embed_texts(iter(["a cat"])), model.embed_texts(["a cat"]))
     with pytest.raises(UserError, match="3 is no text"):
         model.embed_texts(["a cat", 3])
+    with pytest.raises(UserError, match=r"'caf\\udce9' is no text in UTF-8"):  # as a shell of long ago hands it over
+        model.embed_texts(["caf\udce9"])
 
 
 def test_the_batch_size_changes_nothing(model, arrays, expected):

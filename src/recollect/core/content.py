@@ -29,7 +29,7 @@ def content_hash(files: Sequence[Path]) -> str:
     whole = sum(sizes) <= _WHOLE
     digest = hashlib.blake2b(digest_size=16)
     for file, size in zip(files, sizes, strict=True):
-        digest.update(f"{file.name}\0{size}\0".encode())
+        digest.update(f"{file.name}\0{size}\0".encode(errors="surrogateescape"))
         with _read(digest), file.open("rb") as opened:
             if whole:
                 digest.update(opened.read())
@@ -109,7 +109,7 @@ def written_hash(files: Sequence[Path]) -> str:
 
 @contextmanager
 def _read(digest: "hashlib._Hash") -> Iterator[None]:
-    """A file that cannot be read, for want of permission or by a bad sector, holds that: whoever needs it will say so."""
+    """A file that cannot be read, for want of permission or by a bad sector, holds that; whoever needs it says so."""
     try:
         yield
     except OSError as error:

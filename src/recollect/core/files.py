@@ -126,35 +126,59 @@ def locked(path: str | Path, waits: Callable[[], None] | None = None) -> Iterato
 @contextmanager
 def held(file: BinaryIO, waits: Callable[[], None] | None = None) -> Iterator[None]:
     """Wait until nobody else holds an open file, and hold it while the block runs; `locked` says the rest."""
+    if not hold(file, wait=False):
+        if waits is not None:
+            waits()
+        hold(file)
+    try:
+        yield
+    finally:
+        file.flush()
+        _let_go(file)
+
+
+def hold(file: BinaryIO, wait: bool = True) -> bool:
+    """Hold an open file, of which every process that asks knows, until it is closed.
+
+    Args:
+        wait: until nobody else holds it.
+
+    Returns:
+        Whether it is held now.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return _hold_on_windows(file, wait)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _hold_on_windows(file: BinaryIO, wait: bool) -> bool:
+    import msvcrt
+
+    while True:
+        file.seek(0)
+        try:
+            msvcrt.locking(file.fileno(), msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+            return True
+        except OSError:  # held by another, for ten seconds so far
+            if not wait:
+                return False
+
+
+def _let_go(file: BinaryIO) -> None:
     try:
         import fcntl
     except ImportError:  # Windows
         import msvcrt
 
         file.seek(0)
-        while True:
-            try:
-                msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)  # type: ignore[attr-defined]
-                break
-            except OSError:  # held by another, for ten seconds so far
-                continue
-        try:
-            yield
-        finally:
-            file.flush()
-            file.seek(0)
-            msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)  # type: ignore[attr-defined]
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        if waits is not None:
-            waits()
-        fcntl.flock(file, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        file.flush()
+        msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)  # type: ignore[attr-defined]
+    else:
         fcntl.flock(file, fcntl.LOCK_UN)
 
 
@@ -193,9 +217,12 @@ def read_lines(path: str | Path, what: str) -> list[str]:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write ``text`` to ``path`` atomically, as UTF-8."""
+    """Write ``text`` to ``path`` atomically, as UTF-8.
+
+    The bytes of a file's name that are no UTF-8 are written as escapes, which JSON reads back as they were.
+    """
     with atomic_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def write_json(path: str | Path, value: Any) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -27,6 +28,8 @@ RECORD = "recollect.json"
 MODEL_FORMAT = 1
 
 Tower = Literal["image", "text"]
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 # Pixels embedded at a time: 512 images of 32 × 32, 55 of 224 × 224; enough to keep a core or a GPU busy.
 _BLOCK_NUMBERS = 2**23
@@ -189,11 +192,13 @@ class DualEncoder(nn.Module, ABC):
             Unit-norm float32 embeddings on the CPU, without graph.
 
         Raises:
-            UserError: something that is no text.
+            UserError: something that is no text, or a text with parts of signs, which no tokenizer reads.
         """
         texts = [texts] if isinstance(texts, str) else list(texts)  # not a text a letter
         if strange := [text for text in texts if not isinstance(text, str)]:
             raise UserError(f"{strange[0]!r} is no text")
+        if broken := next((text for text in texts if not text.isascii() and _SURROGATE.search(text)), None):
+            raise UserError(f"{broken!r} is no text in UTF-8. Is the terminal, or the file it is from, set to another?")
         if len(texts) == 0:
             return torch.empty(0, self.width)
         return torch.cat([_unit(block) for block in self._over_texts(texts, prefix, self.encode_texts)])

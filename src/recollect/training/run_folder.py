@@ -1,7 +1,6 @@
 """The folder of a run: its recipe, its metrics, its checkpoints and, at the end, its model."""
 
 import dataclasses
-import fcntl
 import json
 import math
 import os
@@ -14,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from recollect.core.errors import UserError
-from recollect.core.files import make_folder, read_json, sync_folder, write_json, write_text
+from recollect.core.files import hold, make_folder, read_json, sync_folder, write_json, write_text
 from recollect.data.sources.images import note
 from recollect.training.checkpoints import (
     CONTENT,
@@ -48,7 +47,8 @@ def run_lock(out: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
+            with suppress(PermissionError):  # Windows removes no file that is open
+                path.unlink(missing_ok=True)
             for folder in made:  # a run that did not begin leaves no folder, nor those above it
                 if any(folder.iterdir()):
                     break
@@ -58,13 +58,9 @@ def run_lock(out: Path) -> Iterator[None]:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     while True:
-        with path.open("a", encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(
-                    f"{path.parent}: another process trains there. Wait for it, or name another --out."
-                ) from None
+        with path.open("ab") as file:
+            if not hold(file, wait=False):
+                raise UserError(f"{path.parent}: another process trains there. Wait for it, or name another --out.")
             # The one before may have removed its file between our opening and our locking it.
             if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
                 yield

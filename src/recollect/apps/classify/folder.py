@@ -5,11 +5,9 @@ two files of different editions are found when it is opened. A new edition write
 the JSON, so a reader, or a kill, meets the old edition or the new one.
 """
 
-import fcntl
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +17,7 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as dump_tensors
 
 from recollect.core.errors import UserError
-from recollect.core.files import atomic_path, fresh_folder, read_json, write_json, write_text
+from recollect.core.files import atomic_path, fresh_folder, locked, read_json, write_json, write_text
 
 Restored = TypeVar("Restored")
 
@@ -38,7 +36,7 @@ def save_classifier(
     record = {"format": CLASSIFIER_FORMAT, **described, **named}
     record["digest"] = _digest(_canonical(record))
     if replace and (folder / CLASSIFIER_FILE).exists():
-        with _locked(folder):
+        with locked(folder / _LOCK):  # one writer at a time
             _write(folder, record, numbers, card)
             for old in folder.glob("numbers-*.safetensors"):
                 if old.name != record["numbers"]:
@@ -54,14 +52,6 @@ def _write(folder: Path, record: Mapping[str, Any], numbers: bytes, card: str) -
         unfinished.write_bytes(numbers)
     write_json(folder / CLASSIFIER_FILE, record)
     write_text(folder / CARD_FILE, card)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One writer at a time; a killed one holds nothing."""
-    with (folder / _LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def load_classifier(folder: Path, restore: Callable[[dict[str, Any], dict[str, np.ndarray]], Restored]) -> Restored:
@@ -104,7 +94,7 @@ def _checked(record: Any, folder: Path) -> dict[str, Any]:
 
 
 def _canonical(record: Any) -> bytes:
-    return json.dumps(record, sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
+    return json.dumps(record, sort_keys=True, ensure_ascii=False, allow_nan=False).encode(errors="surrogatepass")
 
 
 def _digest(data: bytes) -> str:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,10 @@ def find_examples(place: Path, least: int = 2) -> list[Example]:
         raise UserError(
             f"{place}: {len(classes)} sub-folders; a classifier needs one folder of examples for each of two or more "
             "classes, e.g. examples/cat/1.jpg and examples/dog/1.jpg"
+        )
+    if odd := next((path for path in classes if any("\ud800" <= sign <= "\udfff" for sign in path.name)), None):
+        raise UserError(
+            f"{place}: {os.fsencode(odd.name)!r} is the name of a class, and not UTF-8. Rename that folder."
         )
     return [(file, path.name) for path in classes for file in find_images(path)]
 

@@ -1,6 +1,5 @@
 """Every click on disk before it is answered: a log that a killed server, a full disk or a flipped bit cannot empty."""
 
-import fcntl
 import json
 import os
 import zlib
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from recollect.core.errors import UserError
+from recollect.core.files import hold
 
 
 class Journal:
@@ -30,15 +30,14 @@ class Journal:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b")
+            alone = hold(self._file, wait=False)
         except OSError as error:
             raise UserError(
                 f"{path}: clicks cannot be kept there ({error.strerror}). Name a file with --log."
             ) from None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not alone:
             self._file.close()
-            raise UserError(f"{path}: another page has it open. Close that, or name another file with --log.") from None
+            raise UserError(f"{path}: another page has it open. Close that, or name another file with --log.")
         self._file.seek(0)
         data = self._file.read()
         self.entries: list[dict[str, Any]] = []
