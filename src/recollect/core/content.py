@@ -108,7 +108,7 @@ def written_hash(files: Sequence[Path]) -> str:
 
 
 @contextmanager
-def _read(digest: "hashlib._Hash") -> Iterator[None]:
+def _read(digest: "hashlib.blake2b") -> Iterator[None]:
     """A file that cannot be read, for want of permission or by a bad sector, holds that; whoever needs it says so."""
     try:
         yield
