@@ -157,7 +157,9 @@ def test_a_class_by_clicks_is_saved_and_survives_a_reload(browser, page, size):
     tab.tab.fill("#save-name", "reds")
     tab.tab.press("#save-name", "Enter")
     tab.wait("document.querySelector('#notice').textContent.startsWith('Saved')")
-    kept = Classifier.load(page.folder / "page/classifiers/reds")
+    folder = page.folder / "page/classifiers/reds"
+    assert tab.tab.inner_text("#saved code") == f"recollect classify --with {folder} --images FOLDER"
+    kept = Classifier.load(folder)
     assert kept.predict(ColourEncoder().embed_images([shade(COLOURS["red"], 77)])).tolist() == ["reds"]
     tab.tab.reload()
     tab.tab.wait_for_selector(".tile .caption:not(:empty)")
@@ -191,6 +193,11 @@ def test_keys_mark_undo_and_move(browser, page):
     tab.tab.keyboard.press("Enter")
     tab.tab.wait_for_selector("#viewer[open]")
     tab.wait("document.querySelector('#view').naturalWidth > 0")
+    opened = tab.tab.inner_text("#view-caption")
+    tab.tab.keyboard.press("ArrowRight")
+    tab.wait("caption => ![caption, ''].includes(document.querySelector('#view-caption').innerText)", opened)
+    tab.tab.click("#before")
+    tab.wait("caption => document.querySelector('#view-caption').innerText === caption", opened)
     tab.tab.keyboard.press("Escape")
     tab.tab.keyboard.press("/")
     assert tab.tab.evaluate("document.activeElement.id") == "words"
@@ -207,7 +214,7 @@ def test_hostile_captions_are_only_text_and_a_picture_shows_all_of_its_own(brows
     tab = Tab(browser, page)
     tab.tab.fill("#where", "number = 58")
     tab.tab.click("#search .main")
-    tab.wait("document.querySelector('#status').textContent.startsWith('1 pictures')")
+    tab.wait("document.querySelector('#status').textContent.startsWith('1 picture (')")
     tab.wait("caption => document.querySelector('.tile:not([hidden]) .caption').textContent === caption",
                               HOSTILE)  # fmt: skip
     tab.tab.click(".tile:not([hidden]) img")

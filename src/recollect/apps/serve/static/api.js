@@ -73,6 +73,8 @@ export function notice(text) {
   hide = setTimeout(() => { place.hidden = true; }, 6000);
 }
 
+export const counted = (pictures) => `${pictures.toLocaleString()} ${pictures === 1 ? "picture" : "pictures"}`;
+
 export const percent = (share) => (share === null || share === undefined ? "–" : `${Math.round(100 * share)} %`);
 
 export const guarded = (action) => async (...given) => {

@@ -1,5 +1,5 @@
 // The page: state in one place, every action a call of the API.
-import { api, element, guarded, notice, only, opens, thumb } from "./api.js";
+import { api, counted, element, guarded, notice, only, opens, thumb } from "./api.js";
 import { Classes } from "./classes.js";
 import { Grid } from "./grid.js";
 import { PictureMap } from "./map.js";
@@ -21,10 +21,22 @@ function begin(waiting) { // a question: says of its answer, however late it com
   return () => mine === turn;
 }
 
-const viewer = new Viewer(guarded((version, tile, weight) => search.like(version, tile, weight)));
+const viewer = new Viewer(guarded((version, tile, weight) => search.like(version, tile, weight)), beside, guarded(stepped));
 const look = guarded((tile) => (tile ? viewer.open(tile.version ?? state.version, tile) : undefined));
 const grid = new Grid(get("grid"), { open: look, mark: guarded(clicked) });
 const map = new PictureMap(get("map"), look);
+
+// the picture before or behind one that was opened from the list that is seen
+function beside(tile, by) {
+  return get("grid").hidden || tile.row !== grid.current?.row ? undefined : grid.at(grid.focus + by);
+}
+
+function stepped(by) {
+  const tile = beside(viewer.tile, by);
+  if (!tile) return undefined;
+  grid.move(grid.focus + by);
+  return look(tile);
+}
 
 function present(list, options = {}) {
   Object.assign(state, { list, version: list.answer.version, stale: false });
@@ -53,18 +65,18 @@ const classes = new Classes(begin, (answer, mode, ask, options) => {
   view("grid");
   const said = { likely: "likeliest first", next: "what to label next", cut: "nearest to the cut first", clicked: "your clicks, latest first" }[mode];
   const none = { next: ": all of these are clicked", clicked: ": none of these is clicked" }[mode];
-  present({ answer, ask, said: `${answer.total.toLocaleString()} pictures${answer.total || !none ? `, ${said}` : none} (${answer.milliseconds} ms)` }, options);
+  present({ answer, ask, said: `${counted(answer.total)}${answer.total || !none ? `, ${said}` : none} (${answer.milliseconds} ms)` }, options);
 }, guarded(changed), where);
 
 const episode = new Episode(look);
 const sorted = new Sorted(begin, (answer, ask, options) => {
   state.listing = "sorted";
   view("sorted");
-  present({ answer, ask, said: `${answer.total.toLocaleString()} pictures (${answer.milliseconds} ms)` }, options);
+  present({ answer, ask, said: `${counted(answer.total)} (${answer.milliseconds} ms)` }, options);
 }, where);
 
 const search = new SearchBox(begin, (answer, { count, ask, where: filter, current }) => {
-  const said = `${answer.total.toLocaleString()} pictures${count ? ", best first" : ""}${cutOff(answer)} (${answer.milliseconds} ms)${(answer.notes ?? []).map((note) => `; ${note}`).join("")}`;
+  const said = `${counted(answer.total)}${count ? ", best first" : ""}${cutOff(answer)} (${answer.milliseconds} ms)${(answer.notes ?? []).map((note) => `; ${note}`).join("")}`;
   state.searched = { answer, ask, said };
   limit(filter, answer);
   episode.show(answer);
@@ -101,7 +113,7 @@ async function clicked(tile, mark, key = classes.active) {
   const list = { ...state.list, answer };
   if (state.listing === "next") { state.left = answer.total; present(list); return; }
   if (state.listing === "clicked") { grid.refresh(); return; }
-  present({ ...list, said: `${answer.total.toLocaleString()} pictures, sorted anew (${answer.milliseconds} ms)` }, { keep: true }); // the next picture comes under the same place
+  present({ ...list, said: `${counted(answer.total)}, sorted anew (${answer.milliseconds} ms)` }, { keep: true }); // the next picture comes under the same place
 }
 
 const step = (on) => { if (on) grid.move(grid.focus + 1); };
@@ -144,7 +156,7 @@ const overview = (which, waiting, work) => get(`show-${which}`).addEventListener
   let said = "";
   try { said = await work(); } finally { if (current()) status(said); }
 }));
-overview("map", "drawing the map …", async () => `Map of ${(await map.load(state.version, state.where), map.rows.length.toLocaleString())}${map.rows.length < map.of ? ` of ${map.of.toLocaleString()}` : ""} pictures by ${map.method}; wheel, +/− or two fingers zoom, drag or arrows move, a click or Enter opens.`);
+overview("map", "drawing the map …", async () => `Map of ${(await map.load(state.version, state.where), map.rows.length.toLocaleString())}${map.rows.length < map.of ? ` of ${map.of.toLocaleString()}` : ""} ${map.of === 1 ? "picture" : "pictures"} by ${map.method}; wheel, +/− or two fingers zoom, drag or arrows move, a click or Enter opens.`);
 overview("duplicates", "looking for duplicates …", async () => {
   const { groups, note, version, more: rest } = await api.duplicates(state.where);
   get("duplicates").replaceChildren(...groups.map(({ kind, pictures, more }) => {
@@ -158,6 +170,7 @@ overview("duplicates", "looking for duplicates …", async () => {
     if (more) group.append(element("span", "kind", `and ${more.toLocaleString()} more`));
     return group;
   }));
+  if (groups.length) get("duplicates").prepend(element("p", "hint", "To remove what there is to spare: recollect memory duplicates MEMORY --remove same (or encoded, similar) --dry-run says what would go."));
   if (rest) get("duplicates").append(element("p", "", `and ${rest.toLocaleString()} more groups`));
   if (!groups.length) get("duplicates").append(element("p", "", "No picture is there twice."));
   return note;
@@ -175,6 +188,7 @@ document.addEventListener("changed", () => grid.again()); // the memory: a list 
 
 document.addEventListener("keydown", (event) => {
   const { key } = event;
+  if (get("viewer").open && { ArrowLeft: 1, ArrowRight: 1 }[key]) { stepped(key === "ArrowLeft" ? -1 : 1); return; }
   if (event.target.matches("input, canvas") || get("viewer").open || get("grid").hidden) {
     if (key === "Escape") event.target.blur();
     return;

@@ -1,12 +1,12 @@
 // Classes by clicks: yes and no, what that makes of the others, what to look at next.
-import { api, element, fill, guarded, notice, percent } from "./api.js";
+import { api, counted, element, fill, guarded, notice, percent } from "./api.js";
 
 export class Classes {
   // where: the filter that pictures are shown by
   constructor(begin, show, changed, where) {
     Object.assign(this, { begin, show, changed, where, list: [], active: null, mode: "likely", revision: -1 });
     const get = (id) => document.getElementById(id);
-    Object.assign(this, { place: get("classes"), about: get("about"), cut: get("cut"), stop: get("stop"), name: get("class-name"), text: get("class-text"), file: get("save-name") });
+    Object.assign(this, { place: get("classes"), about: get("about"), cut: get("cut"), stop: get("stop"), name: get("class-name"), text: get("class-text"), file: get("save-name"), hint: get("classes-hint"), saved: get("saved") });
     for (const action of ["load", "choose", "create", "mark", "undo", "drop", "save", "rank", "tell", "write"]) this[action] = guarded(this[action].bind(this));
     get("new-class").addEventListener("submit", (event) => { event.preventDefault(); this.create(); });
     get("save").addEventListener("submit", (event) => { event.preventDefault(); this.save(); });
@@ -108,15 +108,19 @@ export class Classes {
     const right = kept.held_out.accuracy === undefined ? "" : `, ${percent(kept.held_out.accuracy)} of held-out examples right`;
     const all = this.where() ? "; from all clicks, not only those of the filter" : "";
     notice(`Saved ${kept.folder}${kept.replaced ? ", in the place of an earlier one" : ""}: ${kept.classes.join(", ")}; ${kept.method}${right}${all}`);
+    const folder = /[^\w./-]/.test(kept.folder) ? `'${kept.folder.replaceAll("'", "'\\''")}'` : kept.folder; // as a shell reads it
+    this.saved.replaceChildren("To name other pictures by it: ", element("code", "", `recollect classify --with ${folder} --images FOLDER`));
+    this.saved.hidden = false;
   }
 
   async write() {
     const where = this.where(), { changed, pictures, key, foreign } = await api.write(where);
     const stays = foreign.length ? ` What was in ${foreign.join(", ")} before is not of these clicks and stays.` : "";
-    notice((changed ? `${pictures.toLocaleString()} pictures' labels written${where ? ", of what the filter leaves" : ""}; filter by ${key} = 'NAME'.` : `The memory has these labels already, in ${key}.`) + stays);
+    notice((changed ? `${counted(pictures)} labelled in the memory${where ? ", of what the filter leaves" : ""}; filter by ${key} = 'NAME'.` : `The memory has these labels already, in ${key}.`) + stays);
   }
 
   draw() {
+    this.hint.hidden = this.list.length > 0;
     fill(this.place, this.list.map((each, place) => {
       const item = element("li"), choose = element("button", each.class === this.active ? "name chosen" : "name"), gone = element("button", "", "×");
       choose.setAttribute("aria-pressed", each.class === this.active);

@@ -125,7 +125,7 @@ export class Grid {
     words.textContent = known ? known.caption || known.id : "";
     const said = known?.p ?? null;
     score.textContent = !known ? "" : said !== null ? `${Math.round(100 * said)}%` : known.score !== null ? known.score.toFixed(3) : "";
-    before.textContent = known?.before ? `${tile.index + 1} ← ${known.before}` : "";
+    before.textContent = known?.before && known.before !== tile.index + 1 ? `${tile.index + 1} ← ${known.before}` : "";
     if (known && known.says !== undefined) caption.textContent = sorted(known);
     else caption.textContent = known ? known.caption || known.id : "";
     for (const [name, value] of [["posinset", tile.index + 1], ["setsize", this.total], ["label", known ? [known.caption || known.id, score.textContent, { 1: "yes", "-1": "no" }[known.mark]].filter(Boolean).join(", ") : "…"]]) box.setAttribute(`aria-${name}`, value);
