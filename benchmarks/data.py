@@ -1,6 +1,8 @@
 """Reading images: our way against a plain one with Pillow and NumPy, in images a second and ratios in one run.
 
-python benchmarks/data.py --out data.json
+Seconds are the processor's where one process does the work, so that other jobs take little from the figures.
+
+python benchmarks/data.py --out results/bench/data.json
 python benchmarks/data.py --data emoji.parquet --size 64 --workers 0 1 2
 """
 
@@ -31,6 +33,7 @@ from recollect.data.batches.stream import BatchStream
 from recollect.data.sources import open_source
 from recollect.data.sources.images import decode
 from recollect.data.transforms import CLIP_MEAN, CLIP_STD, ImageTransform
+from recording import this_command, where
 
 
 @dataclass(frozen=True)
@@ -86,13 +89,13 @@ def plain(data: bytes, size: int, least: float, generator: np.random.Generator) 
 
 
 def rate(function: Callable[[], int], seconds: float) -> float:
-    """Images a second: the median over rounds, each a call that returns how many it made."""
+    """Images a second of the processor: the median over rounds, each a call that returns how many it made."""
     function()
     rates, stop = [], time.perf_counter() + seconds
     while time.perf_counter() < stop or len(rates) < 3:
-        start = time.perf_counter()
+        start = time.process_time()
         made = function()
-        rates.append(made / (time.perf_counter() - start))
+        rates.append(made / (time.process_time() - start))
     return statistics.median(rates)
 
 
@@ -145,22 +148,23 @@ def streams(spec: str, options: Options) -> dict[str, float]:
             return count
 
         # The median hides a stall behind what was made ahead, so count over the whole time.
-        made, start = 0, time.perf_counter()
-        while time.perf_counter() - start < options.seconds:
+        clock = time.perf_counter if workers else time.process_time
+        made, start = 0, clock()
+        while clock() - start < options.seconds:
             made += make()
-        results[f"{workers} workers"] = made / (time.perf_counter() - start)
+        results[f"{workers} workers"] = made / (clock() - start)
         batches.close()  # type: ignore[attr-defined]
     return results
 
 
 def order() -> dict[str, float]:
     """Milliseconds to find the samples of a batch of 32,768 in a source of a billion, and to shuffle ten million."""
-    start = time.perf_counter()
+    start = time.process_time()
     shuffled(np.arange(32_768), 10**9, 1)
-    ours = time.perf_counter() - start
-    start = time.perf_counter()
+    ours = time.process_time() - start
+    start = time.process_time()
     np.random.default_rng(0).permutation(10**7)
-    return {"ours, batch of a billion": 1e3 * ours, "NumPy, ten million": 1e3 * (time.perf_counter() - start)}
+    return {"ours, batch of a billion": 1e3 * ours, "NumPy, ten million": 1e3 * (time.process_time() - start)}
 
 
 def write_set(encoded: Sequence[bytes], folder: str) -> str:
@@ -190,7 +194,8 @@ def main(options: Options) -> None:
         Console().print(table)
     if options.out:
         settings = {"size": options.size, "photo": options.photo, "cores": os.cpu_count(), "device": str(best_device())}
-        write_json(options.out, {"settings": settings, "figures": figures})
+        made = {"command": this_command(), "settings": settings, **where("pillow"), "figures": figures}
+        write_json(options.out, made)
 
 
 if __name__ == "__main__":

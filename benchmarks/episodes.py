@@ -1,6 +1,6 @@
 """Many episodes at once against one after the other by PEFT: same model, same queries, same ranking, in one run.
 
-python benchmarks/episodes.py --out episodes.json
+python benchmarks/episodes.py --out results/bench/episodes.json
 """
 
 import time
@@ -25,6 +25,7 @@ from recollect.search.episodes.batch import Asked, EpisodeBatch
 from recollect.search.episodes.batched import Episodes
 from recollect.search.episodes.options import EpisodeOptions
 from recollect.search.episodes.sequential import SequentialEpisodes
+from recording import this_command, where
 
 WORDS = (
     *("red", "green", "blue", "small", "large", "snowman", "umbrella", "queen", "left", "right"),
@@ -161,7 +162,7 @@ def main(options: Options) -> None:
     Console(width=120).print(table)
     if options.out is not None:
         settings = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
-        write_json(options.out, {"options": settings, "figures": measured})
+        write_json(options.out, {"command": this_command(), "options": settings, **where("peft"), "figures": measured})
 
 
 if __name__ == "__main__":

@@ -4,16 +4,13 @@ python benchmarks/memory.py --out memory.json
 python benchmarks/memory.py --rows 1000000 --queries 2000 --parts search index
 """
 
-import os
-import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -30,7 +27,7 @@ from recollect.memory.backends.cells import IndexRecord
 from recollect.memory.fusion.block import FusionBlock, FusionModule, FusionSettings
 from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder
 from recollect.models import build_model
-from recording import this_command
+from recording import this_command, where
 
 Part = Literal["search", "index", "precision", "fusion", "overhead"]
 
@@ -313,19 +310,7 @@ def main(options: Options) -> None:
     if options.out:
         command = this_command()
         settings = {name: value for name, value in asdict(options).items() if name not in ("out", "work")}
-        write_json(options.out, {"command": command, "settings": settings, **where(), "figures": figures})
-
-
-def where() -> dict[str, Any]:
-    """Machine and versions."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    processor = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
-    versions = {name: metadata.version(name) for name in ("torch", "numpy", "lancedb")}
-    return {
-        "threads": torch.get_num_threads(),
-        "machine": {"processor": processor or platform.machine(), "cores": os.cpu_count(), "system": platform.system()},
-        "versions": versions | {"python": platform.python_version()},
-    }
+        write_json(options.out, {"command": command, "settings": settings, **where("lancedb"), "figures": figures})
 
 
 if __name__ == "__main__":

@@ -1,8 +1,14 @@
 """How a result file says what made it."""
 
+import os
+import platform
 import shlex
 import sys
+from importlib import metadata
 from pathlib import Path
+from typing import Any
+
+import torch
 
 
 def this_command() -> str:
@@ -13,3 +19,15 @@ def this_command() -> str:
 def _elsewhere(word: str) -> str:
     path = Path(word)
     return path.name if path.is_absolute() or word.startswith("..") else word
+
+
+def where(*packages: str) -> dict[str, Any]:
+    """Machine and versions: torch's and NumPy's, and those of ``packages``."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    processor = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
+    versions = {name: metadata.version(name) for name in ("torch", "numpy", *packages)}
+    return {
+        "threads": torch.get_num_threads(),
+        "machine": {"processor": processor or platform.machine(), "cores": os.cpu_count(), "system": platform.system()},
+        "versions": versions | {"python": platform.python_version()},
+    }

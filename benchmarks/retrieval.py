@@ -1,6 +1,6 @@
 """Streaming ranks and streaming search of many queries over a large pool: time and memory, in one run.
 
-python benchmarks/retrieval.py --out retrieval.json
+python benchmarks/retrieval.py --out results/bench/retrieval.json
 """
 
 import time
@@ -18,6 +18,7 @@ from recollect.core.files import write_json
 from recollect.evaluation.ranks import streaming_ranks
 from recollect.search.cost import Meter
 from recollect.search.pool import VectorIndex
+from recording import this_command, where
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def main(options: Options) -> None:
     if options.out is not None:
         settings = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
         more = {"MiB of the matrix": matrix, "ranks that differ": wrong, "firsts that differ": first}
-        write_json(options.out, {"options": settings, "figures": figures, **more})
+        write_json(options.out, {"command": this_command(), "options": settings, **where(), "figures": figures, **more})
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def test_a_figure_that_is_edited_by_hand_is_found(tmp_path, capsys):
 
 def test_no_table_of_results_is_written_by_hand():
     """Every line of a table lies between marks."""
-    outside = re.sub(r"<!-- (table|cell|words) .*?<!-- end -->", "", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    outside = re.sub(r"<!-- (table|cell|words|value) .*?<!-- end -->", "", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert "|" not in outside
     assert re.findall(r"\d ± \d|[+−-]\d+\.\d", outside) == []
 
@@ -66,7 +66,7 @@ def test_no_table_of_results_is_written_by_hand():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_no_line_of_prose_begins_with_a_mark(page):
     """Markdown takes a comment at the beginning of a line for the end of the paragraph."""
-    assert re.findall(r"^\s*<!-- (?:cell|words) .*$", page.read_text(encoding="utf-8"), re.MULTILINE) == []
+    assert re.findall(r"^\s*<!-- (?:cell|words|value) .*$", page.read_text(encoding="utf-8"), re.MULTILINE) == []
 
 
 def test_every_kept_file_is_shown_or_named_by_the_guide_that_gives_its_figures():
@@ -131,6 +131,19 @@ def test_a_figure_and_a_remark_are_filled_in_prose(folder):
     assert re.sub(r"<!--.*?-->", "", made) == "gains 53.5 ± 1.0 points, 3.5"
 
 
+def test_a_number_of_any_file_is_filled_in_prose(folder):
+    (folder / "speed.json").write_text(json.dumps({"figures": {"one (ms)": 52.81, "rows": [{"n": 2000}, {"n": 5000}]}}))
+    for mark, shown in (
+        ('"figures > one (ms)" ".1f"', "52.8"),
+        ('"figures > rows > 1 > n" ",.0f"', "5,000"),
+        ('"figures > rows > 0 > n" ".2f" over="figures > rows > 1 > n"', "0.40"),
+        ('"figures > one (ms)" ".0f" times="1000"', "52810"),
+    ):
+        made = fill_page(f"takes <!-- value speed.json {mark} -->?<!-- end --> ms", folder)
+        assert re.sub(r"<!--.*?-->", "", made) == f"takes {shown} ms"
+        assert fill_page(made, folder) == made
+
+
 def test_a_measured_fusion_is_a_table_too(folder):
     value = {
         "command": "python benchmarks/fusion.py",
@@ -152,6 +165,10 @@ def test_a_measured_fusion_is_a_table_too(folder):
         ('<!-- cell one.json "Accuracy" "ours" "top-1" --><!-- end -->', "no one cell of row 'ours'"),
         ('<!-- words one.json "worse by " --><!-- end -->', "0 remarks with 'worse by '"),
         ('<!-- cell one.json "Cost" --><!-- end -->', "too few words"),
+        ('<!-- value one.json "notes" --><!-- end -->', "too few words"),
+        ('<!-- value one.json "tables > 0 > rank" ".1f" --><!-- end -->', "no 'rank' of 'tables > 0 > rank' (title, col"),
+        ('<!-- value one.json "tables > 7" ".1f" --><!-- end -->', "no '7' of 'tables > 7' (no such place)"),
+        ('<!-- value one.json "world" ".1f" --><!-- end -->', "'world' is no number"),
         ('<!-- table one.json "Cost" -->', "1 mark without <!-- end -->"),
         ('<!-- table lixp/real "Cost" --><!-- end -->', "no runs there"),
     ],

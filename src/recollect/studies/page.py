@@ -3,10 +3,11 @@
     <!-- table lixp/table-4.json "4b" without="paper: .*" -->
     <!-- end -->
     gains <!-- cell lixp/table-4.json "4b" "alpha = 0.8" "gain" -->+11.4 ± 0.5<!-- end -->
+    in <!-- value bench/memory-1m.json "figures > index > exact, one (ms a query)" ".0f" -->53<!-- end --> ms
 
 A file is a report of ``recollect study``, a measurement of ``benchmarks/fusion.py`` or ``adaptation.py``, the figures
 of ``recollect demo``, or a folder of a study's runs; a table is named by a part of its title. Below each table stand
-its notes, its file and the command that made it.
+its notes, its file and the command that made it. A plain number may be taken out of any JSON file.
 
 Measurements and the demo are shown here and not by the engine of tables: their files hold finished figures, a mean with
 its deviation or an interval over resampled pictures, and no figure of a seed that a mean or a paired gain could be made
@@ -28,7 +29,7 @@ from recollect.evaluation.results import Summary
 from recollect.studies.records import read_records
 from recollect.studies.study import StudyTable, over
 
-_MARK = re.compile(r"<!-- (table|cell|words) ([^\n]*?) -->(.*?)<!-- end -->", re.DOTALL)
+_MARK = re.compile(r"<!-- (table|cell|words|value) ([^\n]*?) -->(.*?)<!-- end -->", re.DOTALL)
 
 RECORDS: Mapping[str, str] = {
     "lixp/real": "recollect.studies.lixp.real_tables:tables",
@@ -64,14 +65,16 @@ def fill_page(text: str, folder: Path) -> str:
 
     def made(mark: re.Match[str]) -> str:
         kind, words = mark[1], shlex.split(mark[2])
-        if len(words) < {"table": 2, "cell": 4, "words": 2}[kind]:
+        if len(words) < {"table": 2, "cell": 4, "words": 2, "value": 3}[kind]:
             raise UserError(f"<!-- {kind} {mark[2]} -->: too few words; see `recollect results --help`.")
+        if kind == "value":
+            return f"<!-- {kind} {mark[2]} -->{_value(words, folder)}<!-- end -->"
         if words[0] not in kept:
             kept[words[0]] = read_results(folder, words[0])
         inside = _MAKERS[kind](kept[words[0]], words, folder)
         return f"<!-- {kind} {mark[2]} -->{inside}<!-- end -->"
 
-    if opened := len(re.findall(r"<!-- (?:table|cell|words) ", text)) - text.count("<!-- end -->"):
+    if opened := len(re.findall(r"<!-- (?:table|cell|words|value) ", text)) - text.count("<!-- end -->"):
         raise UserError(f"{abs(opened)} mark{'s' if abs(opened) > 1 else ''} without <!-- end -->, or the other way.")
     return _MARK.sub(made, text)
 
@@ -231,6 +234,32 @@ def _words(results: KeptResults, words: Sequence[str], folder: Path) -> str:
     if len(found) != 1:
         raise UserError(f"{words[0]}: {len(found)} remarks with '{words[1]}'")
     return found[0]
+
+
+def _value(words: Sequence[str], folder: Path) -> str:
+    """One number of a JSON file by the keys that lead to it; ``over=`` divides by another, ``times=`` multiplies."""
+    value, chosen = read_json(folder / words[0]), dict(word.split("=", 1) for word in words[3:])
+    number = _number(value, words[0], words[1]) * float(chosen.get("times", 1))
+    if "over" in chosen:
+        number /= _number(value, words[0], chosen["over"])
+    try:
+        return format(number, words[2])
+    except ValueError as error:
+        raise UserError(f"{words[0]}, {words[1]}: '{words[2]}' is no format of a number, such as .1f") from error
+
+
+def _number(value: Any, file: str, path: str) -> float:
+    for key in path.split(" > "):
+        if isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+            value = value[int(key)]
+        elif isinstance(value, dict) and key in value:
+            value = value[key]
+        else:
+            there = ", ".join(value) if isinstance(value, dict) else "no such place"
+            raise UserError(f"{file}: no '{key}' of '{path}' ({there})")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UserError(f"{file}: '{path}' is no number")
+    return float(value)
 
 
 _MAKERS: Mapping[str, Callable[[KeptResults, Sequence[str], Path], str]] = {
