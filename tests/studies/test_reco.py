@@ -13,9 +13,10 @@ from recollect import cli
 from recollect.data.sources.derived import Subset
 from recollect.evaluation.entities import harmonic_mean
 from recollect.memory import Memory
-from recollect.memory.fusion.block import FusionSettings
+from recollect.memory.fusion.block import FusionModule, FusionSettings
 from recollect.studies import find_study
 from recollect.studies.engine import printed
+from recollect.studies.reco import bench as reco_bench
 from recollect.studies.reco import figures as reco_pictures
 from recollect.studies.reco.bench import FusionArm
 from recollect.studies.reco.glyphs import glyph_entities, glyph_pool, glyph_tasks, memory_sources, training_sources
@@ -129,6 +130,34 @@ def test_shares_of_relevant_rows_are_counted_as_by_hand(bench):
         for sample, ids in zip(samples, found, strict=True):
             right += [names[id] == task.class_names[sample.label] for id in ids]
     assert shares["image", "cross"] == pytest.approx(100 * np.mean(right))
+
+
+def test_a_damaged_memory_or_fusion_of_a_study_is_made_again(bench, tmp_path, capsys, monkeypatch):
+    """One bit: the memory's vectors and the fusion's weights would give other figures, and nobody would see it."""
+    few = (Subset(bench.memory[0], np.arange(6)),)
+
+    def train(recipe, model, pairs, out, resume):
+        torch.manual_seed(recipe.seed)
+        FusionModule(recipe.fusion).save(out / "model")
+
+    def made():
+        one = replace(bench, folder=tmp_path / "bench", training=few, memory=few)
+        return one.fusion(FusionArm()).fingerprint, one.memory_of()
+
+    monkeypatch.setattr(reco_bench, "train_fusion", train)
+
+    before, memory = made()
+    (weights,) = (tmp_path / "bench" / "fusions").glob("*/model/*.safetensors")
+    vectors = max(memory.rglob("*.lance"), key=lambda file: file.stat().st_size * file.is_file())
+    capsys.readouterr()
+    assert made() == (before, memory)
+    assert capsys.readouterr().err == ""
+    for file, said in ((weights, "model: damaged; it is made again"), (vectors, "this memory is built again")):
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-200] + bytes([whole[-200] ^ 1]) + whole[-199:])
+        assert made() == (before, memory)
+        assert capsys.readouterr().err.count(said) == 1
+    assert Memory.examine(memory) == []
 
 
 def test_a_share_of_the_memory_is_a_part_of_it(bench):

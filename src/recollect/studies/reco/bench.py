@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -14,6 +15,7 @@ from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, Source
 from recollect.data.sources.derived import Subset
+from recollect.data.sources.images import note
 from recollect.evaluation.entities import entities
 from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.retrieval import retrieval
@@ -28,7 +30,7 @@ from recollect.memory.rows import Pairs
 from recollect.memory.store import NEAR, Memory
 from recollect.models import DualEncoder
 from recollect.studies.runs import alone_in
-from recollect.studies.store import kept_or_made
+from recollect.studies.store import as_written, kept_or_made
 from recollect.tasks.classification import ClassificationTask
 from recollect.tasks.retrieval import RetrievalTask
 from recollect.training.options import Data
@@ -122,7 +124,7 @@ class Bench:
         return FeatureCache(self.folder / "features")
 
     def memory_of(self, share: float = 1.0) -> Path:
-        """The memory, or a random share of it; built once for the same pairs and model."""
+        """The memory, or a random share of it; built once for the same pairs and model, again where it is damaged."""
         content = [self.model.fingerprint, *(source.fingerprint for source in self.memory)]
         folder = self.folder / f"memory-{share:g}-{_hash(content)}"
         done = folder.with_name(f"{folder.name}.done")
@@ -131,6 +133,12 @@ class Bench:
         return folder
 
     def _build(self, folder: Path, done: Path, share: float) -> None:
+        if folder in self._sound:
+            return
+        if done.exists() and (damage := Memory.examine(folder) if Memory.exists(folder) else [f"{folder}: gone"]):
+            note(f"{damage[0]}; this memory is built again")
+            done.unlink()
+            shutil.rmtree(folder, ignore_errors=True)
         if not done.exists():
             memory = open_for_build(folder, self.model, self.label)
             for source in self.memory:
@@ -138,6 +146,12 @@ class Bench:
                 reader = Reader(self.model, part, self.model.fingerprint)
                 fill_memory(memory, reader, BuildOptions(same=False))
             done.touch()
+        self._sound.add(folder)
+
+    @cached_property
+    def _sound(self) -> set[Path]:
+        """Memories that were read whole, and compared with their checksums, since this bench was made."""
+        return set()
 
     def rows_of(self, share: float) -> int:
         """How many pairs such a part of the memory is made of."""
@@ -167,9 +181,13 @@ class Bench:
         content = [self.model.fingerprint, *(source.fingerprint for source in self.training)]
         out = self.folder / "fusions" / _hash([asdict(recipe), content, arm.more])
         with alone_in(out):
+            if (out / "model").exists() and not as_written(out / "model"):
+                note(f"{out / 'model'}: damaged; it is made again")
+                shutil.rmtree(out)  # a run of minutes, which keeps no checkpoint on its way
             if not (out / "model").exists():
                 pairs = self._with_found(arm) if arm.more else self.pairs
                 train_fusion(recipe, self.model, pairs, out, resume=out.exists())
+            as_written(out / "model")
         return FusionModule.open(out / "model")
 
     def encoder(self, arm: FusionArm | None, part: MemoryPart = "tasks") -> Encoder:
