@@ -16,7 +16,7 @@ from recollect.models.transformers.encoder import quiet
 from recollect.studies import find_study
 from recollect.studies.efsa import choices as efsa_choices
 from recollect.studies.efsa import tables as efsa_tables
-from recollect.studies.efsa.world import _TEST, _VALIDATION
+from recollect.studies.efsa.world import _TEST, _VALIDATION, _called
 from recollect.studies.engine import papers_words, printed
 from recollect.studies.measurements import Measurements
 from recollect.studies.study import StudyOptions
@@ -197,6 +197,22 @@ def test_full_scale_is_the_users_pool_captions_and_model(own, tmp_path, capsys):
     assert "paper: coco R@1" in table["columns"]  # a set of that name stands beside the paper's
     assert printed("efsa", "table-3").rows["episode"][0] in table["rows"][3]
     assert "captions of the pool: column:second" in table["notes"][0]
+
+
+def test_captions_of_ones_own_stand_beside_the_captioner_that_they_are_called_after():
+    files = (
+        "/a/llava_13b/coco.jsonl,/a/llava_13b/nasa.jsonl",
+        "/a/TinyLLaVA-3.1b/coco.jsonl,/a/TinyLLaVA-3.1b/nasa.jsonl",
+    )
+    labels = list(_called((*files, "held-out")).values())
+    assert labels[0] == "llava_13b/coco.jsonl,llava_13b/nasa.jsonl"
+    assert len(set(labels)) == 3  # one captioner's row took the other's place where their files had the same names
+    rows = printed("efsa", "table-6").rows
+    assert [efsa_tables.printed_captioner(label, rows) for label in labels] == ["LLaVA-13B", "TinyLLaVA-3.1B", None]
+    assert efsa_tables.printed_captioner("LLaVA-7B.jsonl", rows) == "LLaVA-7B"
+    assert efsa_tables.printed_captioner("Ground-truth", rows) == "Ground-truth"
+    for other in ("llava-7b.jsonl,llava-13b.jsonl", "llava-v1.5-7b.jsonl", "blip.jsonl", "7b"):
+        assert efsa_tables.printed_captioner(other, rows) is None
 
 
 @pytest.mark.parametrize(

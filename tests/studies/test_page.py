@@ -58,7 +58,9 @@ def test_a_figure_that_is_edited_by_hand_is_found(tmp_path, capsys):
 
 def test_no_table_of_results_is_written_by_hand():
     """Every line of a table lies between marks."""
-    outside = re.sub(r"<!-- (table|cell|words|value) .*?<!-- end -->", "", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    outside = re.sub(
+        r"<!-- (table|cell|words|value) .*?<!-- end -->", "", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL
+    )
     assert "|" not in outside
     assert re.findall(r"\d ± \d|[+−-]\d+\.\d", outside) == []
 
@@ -166,7 +168,10 @@ def test_a_measured_fusion_is_a_table_too(folder):
         ('<!-- words one.json "worse by " --><!-- end -->', "0 remarks with 'worse by '"),
         ('<!-- cell one.json "Cost" --><!-- end -->', "too few words"),
         ('<!-- value one.json "notes" --><!-- end -->', "too few words"),
-        ('<!-- value one.json "tables > 0 > rank" ".1f" --><!-- end -->', "no 'rank' of 'tables > 0 > rank' (title, col"),
+        (
+            '<!-- value one.json "tables > 0 > rank" ".1f" --><!-- end -->',
+            "no 'rank' of 'tables > 0 > rank' (title, col",
+        ),
         ('<!-- value one.json "tables > 7" ".1f" --><!-- end -->', "no '7' of 'tables > 7' (no such place)"),
         ('<!-- value one.json "world" ".1f" --><!-- end -->', "'world' is no number"),
         ('<!-- table one.json "Cost" -->', "1 mark without <!-- end -->"),

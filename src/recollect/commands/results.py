@@ -18,8 +18,8 @@ class FillResults:
     `<!-- table FILE "TITLE" [only="COLUMNS"] [without="COLUMNS"] -->` takes a table of a report of `recollect study`,
     `<!-- cell FILE "TITLE" "ROW" "COLUMN" -->` one figure, `<!-- words FILE "BEFORE" -->` what a remark says after
     some words, `<!-- value FILE "KEY > KEY" "FORMAT" [over="KEY > KEY"] [times="NUMBER"] -->` a number of any JSON
-    file, divided by another of it where asked; each ends with `<!-- end -->`. COLUMNS are regular expressions, FORMAT is
-    Python's, such as .1f.
+    file, divided by another of it where asked; each ends with `<!-- end -->`. COLUMNS are regular expressions, FORMAT
+    is Python's, such as .1f.
     """
 
     page: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="PAGE")]

@@ -4,9 +4,11 @@
 those that ``--search`` names, the user's pools (``--data``) and their captions.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -265,8 +267,24 @@ def _measure_6(options: StudyOptions) -> Measurements:
     where = efsa_world(options)
     kinds = (TRUE, *(kind for kind in where.captions if kind.kind != TRUE.kind))
     arms = {kind.label: measurements(ask(options, where, captions=kind)) for kind in kinds}
-    beside = {name: name for name in arms if name in printed("efsa", "table-6").rows}
+    rows = printed("efsa", "table-6").rows
+    beside = {name: row for name in arms if (row := printed_captioner(name, rows)) is not None}
     return together(arms, printed=beside, notes=notes_of(where, "captions"), remarks=held_out_note(kinds))
+
+
+def printed_captioner(label: str, rows: Iterable[str]) -> str | None:
+    """The captioner of the paper that captions are called after, in whatever case and with whatever marks between.
+
+    Args:
+        label: of captions; of files, one for each source, their paths: ``llava_13b.jsonl`` or ``LLaVA-13B/coco.jsonl``.
+        rows: of the paper's table.
+    """
+    called = [{_plain(part.removesuffix(".jsonl")) for part in Path(file).parts[-2:]} for file in label.split(",")]
+    return next((row for row in rows if all(_plain(row) in names for names in called)), None)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def held_out_note(kinds: Iterable[Captions]) -> list[str]:

@@ -143,7 +143,8 @@ def _full(options: StudyOptions, loss: Base, world: str) -> EfsaWorld:
             "--scale full learns from captions of your pools. Name them with --search.captions (see `recollect "
             "evaluate retrieval --help`)."
         )
-    captions = tuple(Captions(_called(kind), kind, asked.corruption) for kind in asked.captions)
+    called = _called(asked.captions)
+    captions = tuple(Captions(called[kind], kind, asked.corruption) for kind in asked.captions)
     models = asked.models or (_PAPER_MODELS[loss],)
     teacher = asked.teacher or (None if asked.models else _PAPER_TEACHER)
     methods = MethodOptions(asked.episode, asked.tuning, asked.reward, asked.full_learning_rate)
@@ -154,9 +155,14 @@ def _full(options: StudyOptions, loss: Base, world: str) -> EfsaWorld:
     )  # fmt: skip
 
 
-def _called(captions: str) -> str:
-    """What tables call captions: files by their names."""
-    return ",".join(map(public_place, captions.split(",")))
+def _called(captions: Sequence[str]) -> dict[str, str]:
+    """What tables call captions: files by their names, with as much of their folders as tells captioners apart."""
+    parts = max(len(Path(file).parts) for kind in captions for file in kind.split(","))
+    for some in range(1, parts + 1):
+        names = {kind: ",".join(public_place(file, some) for file in kind.split(",")) for kind in captions}
+        if len(set(names.values())) == len(names):
+            break
+    return names
 
 
 _STAND_INS = (
