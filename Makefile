@@ -73,11 +73,7 @@ docs: setup
 
 # Every table and figure between the marks of the pages, from the files in results/.
 results: setup
-	$(BIN)/recollect results docs/results.md
-	$(BIN)/recollect results docs/made-worlds.md
-	$(BIN)/recollect results docs/bench.md
-	$(BIN)/recollect results docs/scale.md
-	$(BIN)/recollect results docs/which-method.md
+	for page in $$(grep -rlE '<!-- (table|cell|words|value) ' README.md docs --include=*.md); do $(BIN)/recollect results $$page; done
 
 matrix:
 	for python in $(PYTHONS); do \

@@ -1,6 +1,7 @@
 """How many clicks find a class: a simulated clicker on labelled sets, beside a forest's loop and random order.
 
-    python benchmarks/clicks.py MODEL eurosat.parquet emoji.parquet:group:test --classes 10 --out results/page
+    python benchmarks/clicks.py MODEL eurosat.parquet emoji.parquet:group:test --classes 5 --clicks 300 --rows 2500
+    recollect results docs/page.md
 
 Each class of a set is looked for among its pictures by a clicker who is always right. What counts is the list
 that the page would show: clicked Yes first, clicked No last, the others by score; its average precision after every
@@ -39,6 +40,7 @@ from recollect.data.sources import open_source
 from recollect.data.sources.derived import Subset
 from recollect.evaluation.features import image_features, prompt_ensemble
 from recollect.models import load_model
+from recording import this_command
 
 GOALS = (0.5, 0.7, 0.9)
 SHARE = 0.9
@@ -217,12 +219,13 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--clicks", type=int, default=500)
     parser.add_argument("--rows", type=int, default=4000, help="pictures of a set, at most")
-    parser.add_argument("--out", type=Path, default=Path("results/page"))
+    parser.add_argument("--out", type=Path, default=Path("results/page/clicks"))
     given = parser.parse_args()
     model = load_model(given.model)
     for spec in given.data:
         found = measure(spec, model, given.classes, given.clicks, given.rows)
-        write_json(given.out / f"clicks-{found['set']}.json", {"format": 1, "model": model.fingerprint, **found})
+        about = {"format": 1, "command": this_command(), "model": model.fingerprint}
+        write_json(given.out / f"{found['set']}.json", about | found)
         for goal in GOALS:
             print(f"{found['set']} AP {goal}", summary(found, goal), flush=True)
         best = [one["all_labels"] for one in found["loops"]["ours"]]

@@ -8,6 +8,7 @@ the second, another plain model both. The test concepts are then asked for in th
 nothing was trained on (noto), there also with their pictures of the six styles in the memory.
 """
 
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -80,11 +81,16 @@ class Trial:
         return out / "model"
 
     def memory(self, name: str, model: Path, *sources: str) -> Path:
-        """What a model embedded; a build that was stopped goes on."""
+        """What a model embedded."""
         out = self.folder / name
+        done = out.with_suffix(".done")
+        if done.exists():
+            return out
+        shutil.rmtree(out, ignore_errors=True)  # of seconds
         for number, source in enumerate(sources):
             said("memory", "add" if number else "build", *((out, model) if number else (model,)), source,
                  "--name", f"part-{number}", *(() if number else ("--out", out)))  # fmt: skip
+        done.touch()
         return out
 
     def found(self, model: Path, pairs: str, *words: str | Path) -> Row:

@@ -17,7 +17,7 @@ from rich.table import Table
 from recollect.core.files import write_json
 from recollect.evaluation.ranks import streaming_ranks
 from recollect.search.cost import Meter
-from recollect.search.pool import VectorIndex
+from recollect.search.pool import nearest_of
 from recording import this_command, where
 
 
@@ -67,13 +67,13 @@ def main(options: Options) -> None:
         ranks, figures["ranks both ways"] = timed(lambda: streaming_ranks(images, texts, matches))
     figures["ranks both ways"]["MiB held"] = meter.peak / 2**20
     with Meter() as meter:
-        found, figures["search, k = 16"] = timed(lambda: VectorIndex(images).nearest(torch.from_numpy(texts), 16))
+        found, figures["search, k = 16"] = timed(lambda: nearest_of(torch.from_numpy(texts), images, 16))
     figures["search, k = 16"]["MiB held"] = meter.peak / 2**20
     some = texts[: options.whole] @ images.T
     own = some[np.arange(options.whole), true[: options.whole]]
     wanted = (some >= own[:, None] - 1e-6).sum(axis=1)
     wrong = int((ranks.texts[: options.whole] != wanted).sum())
-    first = int((found[0][: options.whole, 0] != some.argmax(axis=1)).sum())
+    first = int((found.rows[: options.whole, 0] != some.argmax(axis=1)).sum())
     matrix = 4 * options.queries * options.pool / 2**20
     console = Console(width=120)
     table = Table("", "processor seconds", "queries a second", "MiB held by tensors")

@@ -2,7 +2,8 @@
 
 Operations and bytes are counted while a few images and texts pass through the real model and objective, and scaled by
 what they depend on (rows, rows x batch). The machine's figures are arguments. Two things are timed: how long a Parquet
-file takes to open, here; and a memory's searches, by `benchmarks/memory.py`, whose file is read.
+file takes to open, here; and, by `benchmarks/memory.py` and `benchmarks/data.py`, whose files are read, a memory's
+searches and how many pictures a core prepares.
 
 python benchmarks/scale.py --preset vit-b-16 --pairs 15e9 --batch 32768 --devices 64 --out results/bench/scale.json
 recollect results docs/scale.md
@@ -31,7 +32,8 @@ from recollect.objectives.shards import Shard
 from recollect.studies.study import StudyTable
 from recollect.training.precision import autocast
 
-MEMORY = Path(__file__).parents[1] / "results" / "bench" / "memory-1m.json"
+KEPT = Path(__file__).parents[1] / "results" / "bench"
+MEMORY, READING = KEPT / "memory-1m.json", KEPT / "data.json"
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,8 @@ class Options:
     """Bytes/s between devices: 400 Gbit/s each."""
     device_memory: float = 80e9
     """Bytes of a device."""
-    pictures: float = 409
-    """A second that one core prepares: 500 x 375 pixels, measured (benchmarks/data.py)."""
+    pictures: float | None = None
+    """A second that one core prepares; of 500 x 375 pixels as benchmarks/data.py measured it by default."""
     picture_bytes: float = 50e3
     """Of such a picture as a JPEG, and its text."""
     shard: int = 10_000
@@ -143,45 +145,59 @@ def training(options: Options) -> Figures:
     tokens = model.tokenize(["a photo of a cat left of a large red house"])
     with torch.no_grad():
         forward = counted(lambda: (model.encode_images(pixels), model.encode_texts(tokens)))
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    rows, steps, width = options.batch / options.devices, options.pairs / options.batch, model.width
-    towers = forward * (4 if options.chunked else 3) * rows  # a backward pass is two forward passes
-    gathered = 4 * options.batch * width  # float32 bytes of one set of rows
-    kept, files = kept_bytes(model), options.pairs / options.shard
-    figures: Figures = {
-        "parameters": parameters,
+    found: Figures = {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "width of the embeddings": model.width,
         "forward FLOP a pair": forward,
+        "activations, bytes a pair": kept_bytes(model),
+        "seconds to open a shard on this machine, measured": opening(200),
+        "pictures a second that one core prepares, measured": (
+            options.pictures or read_json(READING)["figures"]["one core"]["ours"]
+        ),
+    }
+    for name, context in (("plain", False), ("context", True)):
+        share = objective_flops(options.base, context, model.width, 4)
+        found[f"{name}: operations of the objective by batch x rows x width"] = share
+    return found | run_figures(options, found)
+
+
+def run_figures(options: Options, found: Figures) -> Figures:
+    """What follows from what was counted and measured."""
+    parameters, width, kept = (
+        found[name] for name in ("parameters", "width of the embeddings", "activations, bytes a pair")
+    )
+    rows, steps = options.batch / options.devices, options.pairs / options.batch
+    towers = found["forward FLOP a pair"] * (4 if options.chunked else 3) * rows  # backward is two forward passes
+    files = options.pairs / options.shard
+    figures: Figures = {
         "pairs a device and step": rows,
         "steps": steps,
         "towers, FLOP a device and step": towers,
         "towers, seconds of a step": towers / options.flops,
         "weights, gradients and AdamW, bytes a device": 16 * parameters,
-        "activations, bytes a pair": kept,
         "activations, bytes a device": kept * rows,
         "pairs whose activations fit beside the weights": (options.device_memory - 16 * parameters) // kept,
         "parameters at which weights, gradients and AdamW fill a device": options.device_memory / 16,
         "parameters at which all weights fill a device": options.device_memory / 4,
         "gradients over the network, bytes a device and step": 2 * 4 * parameters,
         "shards": files,
-        "seconds to open a shard on this machine, measured": (each := opening(200)),
-        "minutes to open all shards on one machine": files * each / 60,
+        "minutes to open all shards on one machine": (
+            files * found["seconds to open a shard on this machine, measured"] / 60
+        ),
         "minutes to open them behind an address": files * options.request / AT_ONCE / 60,
     }
-    for name, context in (("plain", False), ("context", True)):
-        share = objective_flops(options.base, context, width, 4)
-        flops = share * rows * options.batch * width
-        # Gathered on the way there and added up on the way back: texts, and with context keys and values.
-        sets = 3 if context else 1
-        moved = sets * 2 * gathered
+    for name, sets in (("plain", 1), ("context", 3)):  # texts, and with context keys and values
+        flops = found[f"{name}: operations of the objective by batch x rows x width"] * rows * options.batch * width
+        moved = sets * 2 * 4 * options.batch * width  # float32: gathered on the way there, added up on the way back
         seconds = towers / options.flops + flops / options.loss_flops
         network = (moved + 8 * parameters) / options.network
         pace = options.batch / (seconds + network)
+        cores = pace / found["pictures a second that one core prepares, measured"]
         eightfold = 64 * flops / options.loss_flops
         figures |= {
-            f"{name}: operations of the objective by batch x rows x width": share,
             f"{name}: objective, FLOP a device and step": flops,
             f"{name}: objective, seconds of a step": flops / options.loss_flops,
-            f"{name}: rows and gradients that the objective gathers, bytes a device": sets * 2 * gathered,
+            f"{name}: rows and gradients that the objective gathers, bytes a device": moved,
             f"{name}: embeddings over the network, bytes a device and step": moved,
             f"{name}: seconds of a step, computing": seconds,
             f"{name}: seconds of a step, network if nothing overlaps": network,
@@ -189,7 +205,8 @@ def training(options: Options) -> Figures:
             f"{name}: objective's share of the computing": flops / options.loss_flops / seconds,
             f"{name}: its share at eight times the batch": eightfold / (eightfold + 8 * towers / options.flops),
             f"{name}: pictures a second": pace,
-            f"{name}: cores that prepare them": pace / options.pictures,
+            f"{name}: cores that prepare them": cores,
+            f"{name}: cores a device that prepare them": cores / options.devices,
             f"{name}: bytes a second read": pace * options.picture_bytes,
         }
     return figures
@@ -220,6 +237,8 @@ def memory(options: Options, measured: Mapping[str, Any]) -> Figures:
         "bytes on disk, as the measured memory has them": vectors * found["on disk (MB)"] * 1e6 / before,
         "bytes that an exact query reads": vectors / 2,
         "FLOP of an exact query": 2 * rows * width,
+        "milliseconds of an exact query at the measured million": found["exact, one, processor (ms a query)"],
+        "cells that are enough at the measured million": found["cells read"],
         "seconds of an exact query": found["exact, one, processor (ms a query)"] / 1e3 * larger,
         "seconds of one of 300 exact queries at once": (
             found["exact, 300 at once, processor (ms a query)"] / 1e3 * larger

@@ -39,6 +39,17 @@ def test_the_kept_figures_are_those_of_the_command(scale):
     options = scale.Options(preset="tiny")
     run, memory = scale.training(options), scale.memory(options, json.loads(scale.MEMORY.read_text()))
     assert list(run) == list(kept["figures"]["run"])
+    told = kept["figures"]["run"]
+    derived = scale.run_figures(
+        scale.Options(), told
+    )  # what was counted of the large towers is what all else follows from
+    assert derived == pytest.approx({name: told[name] for name in derived})
+    assert told["width of the embeddings"] == 768
+    assert [told[f"{name}: operations of the objective by batch x rows x width"] for name in ("plain", "context")] == [
+        6, 26
+    ]  # fmt: skip
+    reading = json.loads(scale.READING.read_text())["figures"]["one core"]
+    assert told["pictures a second that one core prepares, measured"] == reading["ours"]
     assert memory == pytest.approx(kept["figures"]["memory"])
     assert kept["options"] == {**vars(scale.Options()), "out": None}
     assert memory["days to build it on one core"] > memory["hours to build that of ten million rows on one core"] / 24
