@@ -4,7 +4,10 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.special import rel_entr
+from sklearn.preprocessing import Normalizer
 
 from recollect import fewshot
 from recollect.fewshot.ape import channel_scores
@@ -198,6 +201,22 @@ def test_ties_go_to_the_class_met_first():
     model = fewshot.PluralityVoting(k=2).fit(support, labels)
     assert model.predict(np.array([[1.0, 0.0]])).tolist() == [1]  # 1 is nearest, one vote each
     assert model.predict(np.array([[0.0, 1.0]])).tolist() == [0]
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 10**6), st.sampled_from([np.float32, np.float64]))
+def test_what_else_is_asked_decides_no_vote(seed, kind):
+    """Every example is there twice, under two labels, so that all votes are ties, which the nearest decides."""
+    random = np.random.default_rng(seed)
+    count, width, classes = (int(random.integers(*bounds)) for bounds in ((4, 40), (2, 300), (2, 5)))
+    rows = Normalizer().transform(random.normal(size=(count + 8, width))).astype(kind)
+    support, queries = np.concatenate([rows[:count], rows[:count]]), rows[-16:]
+    labels = np.concatenate([np.arange(count), np.arange(count) + 1]) % classes
+    for vote in (fewshot.PluralityVoting, fewshot.RankVoting, fewshot.SoftmaxVoting):
+        model, order = vote(k=2 * int(random.integers(1, count + 1))), random.permutation(len(queries))
+        expected = model.fit(support, labels).predict(queries)
+        np.testing.assert_array_equal([model.predict(query[None])[0] for query in queries], expected)
+        np.testing.assert_array_equal(model.predict(queries[order]), expected[order])
 
 
 def test_plurality_caps_the_neighbours_at_the_shots_and_the_others_at_the_support(world):

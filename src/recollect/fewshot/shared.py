@@ -12,7 +12,7 @@ from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from recollect.fewshot.base import EmbeddingClassifier
-from recollect.fewshot.holdout import SupportSimilarity
+from recollect.fewshot.holdout import SupportSimilarity, cosines
 from recollect.fewshot.protocol import FewShotTask, Protocol
 from recollect.fewshot.scoring import SET_ALPHA, Key, Score
 from recollect.fewshot.voting import top_similar
@@ -129,7 +129,7 @@ def evaluate_shared(
         rows = slice(start, start + block)
         queries = task.queries[rows]
         texts = None if task.texts is None else queries @ task.texts.T
-        similarity = torch.from_numpy(queries @ pool.T)
+        similarity = torch.from_numpy(cosines(queries, pool))
         for seed in orders:
             running = _Running(similarity.index_select(1, columns[seed]), classes)
             for shots in protocol.shots:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from recollect.fewshot.base import EmbeddingClassifier
-from recollect.fewshot.holdout import HoldOut
+from recollect.fewshot.holdout import HoldOut, cosines
 
 
 def top_similar(similarity: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -63,7 +63,7 @@ class _Voting(EmbeddingClassifier):
         raise NotImplementedError
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
-        return self.vote(*top_similar(queries @ self.support_.T, self.k_))
+        return self.vote(*top_similar(cosines(queries, self.support_), self.k_))
 
     def vote(self, neighbours: np.ndarray, similarity: np.ndarray) -> np.ndarray:
         """Shares of the votes, given the ``k_`` nearest examples of each query, nearest first."""
@@ -93,7 +93,7 @@ class _Voting(EmbeddingClassifier):
             return scores
         for start in range(0, len(plan.rows), HELD_BLOCK):
             rows = plan.rows[start : start + HELD_BLOCK]
-            similarity = support[rows] @ support.T
+            similarity = cosines(support[rows], support)
             similarity[plan.absent(rows)] = -np.inf
             k = min(self.k_, len(support) - 1)
             scores[start : start + HELD_BLOCK] = self.vote(*top_similar(similarity, k))
