@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import scipy.linalg
@@ -22,7 +23,7 @@ from rich.table import Table
 
 from bench import machine
 from recollect.core.files import read_json, write_json
-from recollect.fewshot import ProKeR, proker
+from recollect.fewshot import ClassAdaptiveProbe, EmbeddingClassifier, ProKeR, heads, proker
 from recollect.fewshot.ape import channel_scores
 from recollect.fewshot.calibration import expected_calibration_error
 from recollect.fewshot.draws import nested_supports
@@ -64,7 +65,7 @@ class Options:
     seeds: int = 5
     rows: int = 1_000
     grid: int = 200
-    parts: tuple[str, ...] = ("left-out", "extend", "channels", "sweep", "engine", "memory", "large")
+    parts: tuple[str, ...] = ("left-out", "extend", "channels", "sweep", "engine", "folds", "memory", "large")
     left_out_classes: int = 1_000
     timed: int = 5
     refits: int = 5
@@ -270,6 +271,31 @@ def channels(options: Options) -> Figures:
     return {"seconds": fast}
 
 
+def folds(options: Options, method: str, classes: int, shots: int) -> Figures:
+    """A head whose strength is chosen on folds: their models beside each other, in as few numbers as there are
+    examples, and kept for what is held out; against each model by itself, in the embeddings' own numbers, each time."""
+    task = shots_of(options, classes)
+    rows = np.concatenate([np.flatnonzero(task.support_labels == label)[:shots] for label in range(classes)])
+
+    def fitted() -> Any:
+        estimator = FEW_SHOT_METHODS[method](task.texts, task.scale)
+        return estimator.fit(task.support[rows], task.support_labels[rows])
+
+    ClassAdaptiveProbe(epochs=1).fit(task.support[:classes], np.arange(classes))  # torch loads what it needs
+    fast, one = seconds(fitted)
+    with (
+        patch.multiple(heads, MOST_STACKED=0, _basis=lambda rows: None),
+        patch.object(heads._Anchored, "_held_out", EmbeddingClassifier._held_out),
+    ):
+        slow, other = seconds(fitted)
+    apart = float(np.abs(one.scores(task.queries) - other.scores(task.queries)).max())
+    differ = int((one.predict(task.queries) != other.predict(task.queries)).sum())
+    return {
+        "method": method, "classes": classes, "shots": shots, "together": fast, "alone": slow, "speedup": slow / fast,
+        "queries": len(task.queries), "largest_difference": apart, "other_predictions": differ,
+    }  # fmt: skip
+
+
 def memory(method: str, classes: int, shots: int, width: int = 512) -> Figures:
     """Most memory of a process that tunes, fits and calibrates a method and asks it once, beside what its data take.
 
@@ -307,10 +333,16 @@ PARTS: Mapping[str, Callable[[Options], Sequence[Figures]]] = {
         engine(options, SHARING, "that read similarities", options.seeds),
         engine(replace(options, shots=(1, 4, 16)), FITTING, "that are fitted each by itself", 1),
     ],
+    "folds": lambda options: [
+        folds(options, method, classes, shots)
+        for method in ("clap", "lp++")
+        for classes, shots in ((20, 4), (20, 16), (100, 16))
+    ],
     "memory": lambda options: [memory("tip-adapter-cv", 1_000, 32)],
     "large": lambda options: [memory(method, 10_000, 16) for method in LARGE_METHODS],
 }
-"""Leave-one-out of ProKeR; one more example; APE's channel score; the exact sweep; the engine; memory of large fits."""
+"""Leave-one-out of ProKeR; one more example; APE's channel score; the exact sweep; the engine; heads on folds; memory of
+large fits."""
 
 
 def tables(found: Mapping[str, Sequence[Figures]], about: Mapping[str, Any]) -> list[StudyTable]:
@@ -356,6 +388,10 @@ _RATIOS: Mapping[str, Callable[[Figures], Sequence[tuple[str, ...]]]] = {
     "engine": lambda row: [
         (f"the protocol, {row['what']}", f"{row['engine']:.1f} s", f"each estimator by itself: {row['loop']:.1f} s",
          f"{row['speedup']:.1f} ×")
+    ],
+    "folds": lambda row: [
+        (f"{row['method']}, {row['classes']} classes × {row['shots']}: a fit that chooses on folds",
+         f"{row['together']:.2f} s", f"each model of a fold by itself: {row['alone']:.2f} s", f"{row['speedup']:.1f} ×")
     ],
     "sweep": lambda row: [
         ("best weight, 1,000 examples, 100 classes", f"{1e3 * row['sweep']:.2f} ms, exact",

@@ -59,6 +59,25 @@ def test_clap_ends_at_the_minimum_of_its_loss(factor):
     assert np.abs(unit(slow) - texts).max() > 0.01
 
 
+@pytest.mark.parametrize("counts", [(5, 6, 7, 8), (2, 1, 3, 2)])
+@pytest.mark.parametrize("kind", [ClassAdaptiveProbe, LinearProbePlusPlus, ResidualMap])
+def test_models_of_folds_are_trained_together_and_once_with_the_outcome_of_each_alone(kind, counts, monkeypatch):
+    """And in a space of more directions than there are examples, in as many numbers as there are examples."""
+    monkeypatch.setattr(kind, "_values", lambda self, labels: (0.1, 0.3))
+    model = kind() if kind is LinearProbePlusPlus else kind(epochs=20)
+    support, labels, queries, _, texts = world(counts, noise=3.0)  # apart, LP++ has no one intercept
+    wide = np.linalg.qr(np.random.default_rng(0).normal(size=(60, 12)))[0].T
+    asked = clone(model).set_params(text_features=texts).fit(support, labels)
+    alone = clone(asked).set_params(**asked._chosen()).fit(support, labels)
+    far = clone(asked).set_params(text_features=texts @ wide).fit(support @ wide, labels)
+    others = ((alone, queries),) if kind is ResidualMap else ((alone, queries), (far, queries @ wide))
+    for other, rows in others:
+        assert other._chosen() == asked._chosen()
+        np.testing.assert_allclose(other.loo_scores_, asked.loo_scores_, atol=2e-3)
+        np.testing.assert_allclose(other.scores(rows), asked.scores(queries), atol=2e-3)
+    assert not hasattr(asked, "_on_folds")
+
+
 def test_training_improves_on_zero_shot():
     support, labels, queries, asked, texts = world((12,) * 4, queries=200, noise=1.3)
     texts = unit(texts + 0.8 * texts[[1, 2, 3, 0]])

@@ -64,6 +64,11 @@ class Retrieve:
         encoder, _ = open_model_of(memory, self.model, self.device)
         left = self._excluded(memory, encoder)
         hits = retrieve_by_class(memory, encoder, names, templates, self.per_class, self.by, left)
+        if left and not hits:
+            raise UserError(
+                f"--exclude {self.exclude}: {len(left):,} of {len(memory):,} rows are near-duplicates of its images "
+                f"(cosine {self.threshold:g} or more), and no pair is found beside them. Take a higher --threshold."
+            )
         broken = write_retrieved(memory, hits, self.out)
         found = len({hit.name for hit in hits})
         parts = [f"{len(hits) - broken:,} pairs of {found:,} of {len(names):,} classes"]

@@ -1,5 +1,6 @@
 """Linear heads held near the class texts: CLAP, LP++, and a residual map of the image embeddings (RLA, ProLIP)."""
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,9 @@ from recollect.core.types import TEXT_SCALE
 from recollect.fewshot.base import EmbeddingClassifier, class_means, softmax
 from recollect.fewshot.holdout import MOST_TUNING_ROWS, HoldOut
 from recollect.fewshot.trained import Schedule, fit_by_gradient, make_generator
+
+Problem = tuple["_Anchored", np.ndarray, np.ndarray]
+"""A model that has its texts and its strength, and the examples and labels that it learns from."""
 
 
 class _Anchored(EmbeddingClassifier):
@@ -25,26 +29,100 @@ class _Anchored(EmbeddingClassifier):
     def _train(self, support: np.ndarray, labels: np.ndarray, strength: float) -> None:
         raise NotImplementedError
 
+    def _train_all(self, problems: Iterable[Problem]) -> None:
+        """Train several by themselves."""
+        for model, support, labels in problems:
+            model._train(support, labels, model._strength)
+
+    @property
+    def _strength(self) -> float:
+        return getattr(self, self.strength_name + "_")
+
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
-        given, values = getattr(self, self.strength_name), self._values(labels)
-        plan = HoldOut.of(labels).first(MOST_TUNING_ROWS)
-        if given is None and len(plan.rows) and len(values) > 1:
-            right = []
-            for value in values:
-                folds = ((self._refitted(support[learn], labels[learn], {self.strength_name: value}), choose)
-                         for learn, choose in plan.folds())  # fmt: skip
-                right.append(sum((fold._scores(support[at]).argmax(axis=1) == labels[at]).sum() for fold, at in folds))
-            given = values[int(np.argmax(right))]
-        strength = values[0] if given is None else given
+        strength, values = getattr(self, self.strength_name), self._values(labels)
+        plan = HoldOut.of(labels)
+        if strength is None:
+            strength = values[0]
+            if len(plan.rows) and len(values) > 1:
+                strength = self._choose(support, labels, plan, values)
         setattr(self, self.strength_name + "_", strength)
-        self._train(support, labels, strength)
+        self._train_all([(self, support, labels)])
+
+    def _choose(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut, values: Sequence[float]) -> float:
+        some = plan.first(MOST_TUNING_ROWS)
+        folds = list(some.folds())
+        tried = [[self._with(value, support[learn], labels[learn]) for value in values] for learn, _ in folds]
+        self._train_all(
+            (model, support[learn], labels[learn])
+            for models, (learn, _) in zip(tried, folds, strict=True) for model in models
+        )  # fmt: skip
+        right = np.zeros(len(values))
+        for models, (_, at) in zip(tried, folds, strict=True):
+            right += [np.sum(model._scores(support[at]).argmax(axis=1) == labels[at]) for model in models]
+        best = int(np.argmax(right))
+        if len(some.rows) == len(plan.rows):  # these are the folds that are held out to measure it
+            self._on_folds = [models[best] for models in tried]
+        return values[best]
+
+    def _with(self, strength: float, support: np.ndarray, labels: np.ndarray) -> "_Anchored":
+        """A copy with a strength, to be trained on these examples."""
+        copy = type(self)(**{**self.get_params(deep=False), self.strength_name: strength})
+        copy.classes_, copy.n_features_in_ = self.classes_, self.n_features_in_
+        copy.texts_ = copy._texts(support, labels) if self.text_features is None else self.texts_
+        setattr(copy, self.strength_name + "_", strength)
+        return copy
+
+    def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
+        models = vars(self).pop("_on_folds", None)
+        if models is None:
+            return super()._held_out(support, labels, plan)
+        scores = np.empty((len(plan.rows), len(self.classes_)), dtype=support.dtype)
+        for model, (_, choose) in zip(models, plan.folds(), strict=True):
+            scores[np.searchsorted(plan.rows, choose)] = model._scores(support[choose])
+        return scores
 
     def _chosen(self) -> dict[str, Any]:
-        return {self.strength_name: getattr(self, self.strength_name + "_")}
+        return {self.strength_name: self._strength}
+
+
+MOST_STACKED = 2**22
+"""Most numbers (examples x width) of problems that are trained in one stack: 16 MiB."""
+
+
+def _stacks(problems: Iterable[Problem]) -> Iterator[list[Problem]]:
+    """Problems with as many examples each, some at a time."""
+    stack: list[Problem] = []
+    for problem in problems:
+        support = problem[1]
+        if stack and (support.shape != stack[0][1].shape or (len(stack) + 1) * support.size > MOST_STACKED):
+            yield stack
+            stack = []
+        stack.append(problem)
+    if stack:
+        yield stack
 
 
 MOMENTUM = 0.9
 """Of CLAP's gradient descent, as published."""
+
+
+def _basis(rows: np.ndarray) -> np.ndarray | None:
+    """Orthonormal float64 columns (width, rank) that span the rows; None where these are as many as the width.
+
+    Steps along gradients, and along what L-BFGS makes of them, turn with the axes and stay in what the examples and the
+    start span. So few examples are learned from in as many numbers as they have directions, with the same outcome.
+    """
+    return None if len(rows) >= rows.shape[1] else np.linalg.qr(rows.T.astype(np.float64))[0]
+
+
+def _within(rows: np.ndarray, basis: np.ndarray | None) -> np.ndarray:
+    """Rows in the axes of a basis that spans them."""
+    return rows if basis is None else rows @ basis
+
+
+def _without(rows: np.ndarray, basis: np.ndarray | None) -> np.ndarray:
+    """Rows in the axes of a basis, in those of the embeddings again."""
+    return rows if basis is None else rows @ basis.T
 
 
 class ClassAdaptiveProbe(_Anchored):
@@ -86,17 +164,34 @@ class ClassAdaptiveProbe(_Anchored):
     def _values(self, labels: np.ndarray) -> tuple[float, ...]:
         return 10.0, 1.0, 100.0
 
-    def _train(self, support: np.ndarray, labels: np.ndarray, strength: float) -> None:
-        zero_shot = softmax(self.scale * support @ self.texts_.T)[np.arange(len(labels)), labels]
-        counts = np.bincount(labels)
-        self.lambda_ = np.bincount(labels, zero_shot) / counts
-        pull = torch.from_numpy(2 * strength * self.lambda_ / len(counts)).float()[:, None]
-        images, texts = torch.from_numpy(support).float(), torch.from_numpy(self.texts_).float()
-        own, weights = torch.from_numpy(labels), nn.Parameter(texts.clone())
+    def _train_all(self, problems: Iterable[Problem]) -> None:
+        for stack in _stacks(problems):
+            self._train_stack(*zip(*stack, strict=True))
+
+    def _train_stack(
+        self, models: Sequence["ClassAdaptiveProbe"], supports: Sequence[np.ndarray], classes: Sequence[np.ndarray]
+    ) -> None:
+        """Problems of equal size beside each other: at few shots a step costs what it takes to call it."""
+        pulls = []
+        for model, support, labels in zip(models, supports, classes, strict=True):
+            zero_shot = softmax(self.scale * support @ model.texts_.T)[np.arange(len(labels)), labels]
+            counts = np.bincount(labels)
+            model.lambda_ = np.bincount(labels, zero_shot) / counts
+            pulls.append(2 * model.factor_ * model.lambda_ / len(counts))
+        pull = torch.from_numpy(np.stack(pulls)).float()[..., None]
+        bases = [_basis(np.concatenate([rows, m.texts_])) for rows, m in zip(supports, models, strict=True)]
+        images, texts = (
+            torch.from_numpy(np.stack([_within(*pair) for pair in zip(each, bases, strict=True)])).float()
+            for each in (supports, [model.texts_ for model in models])
+        )
+        own, weights = torch.from_numpy(np.stack(classes)), nn.Parameter(texts.clone())
 
         def loss(rows: Tensor) -> Tensor:
-            cosines = images[rows] @ nn.functional.normalize(weights, dim=1).T
-            return nn.functional.cross_entropy(self.scale * cosines, own[rows])
+            cosines = images[:, rows] @ nn.functional.normalize(weights, dim=2).mT
+            summed = nn.functional.cross_entropy(
+                self.scale * cosines.flatten(0, 1), own[:, rows].flatten(), reduction="sum"
+            )
+            return summed / len(rows)
 
         def hold(rate: float) -> None:
             # Momentum makes every gradient count 1/(1 - m) times in the end, so the penalty, which has none, must too.
@@ -104,8 +199,10 @@ class ClassAdaptiveProbe(_Anchored):
 
         optimiser = torch.optim.SGD([weights], lr=self.learning_rate, momentum=MOMENTUM)
         schedule = Schedule(self.epochs, 256, 1e-5)
-        fit_by_gradient(optimiser, loss, len(images), make_generator(self.random_state), schedule, hold)
-        self.coef_ = nn.functional.normalize(weights.detach(), dim=1).numpy()
+        fit_by_gradient(optimiser, loss, images.shape[1], make_generator(self.random_state), schedule, hold)
+        found = nn.functional.normalize(weights.detach(), dim=2).numpy()
+        for model, inside, basis in zip(models, found, bases, strict=True):
+            model.coef_ = _without(inside, basis).astype(np.float32)
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
         return self.scale * queries @ self.coef_.T
@@ -147,7 +244,8 @@ class LinearProbePlusPlus(_Anchored):
 
     def _train(self, support: np.ndarray, labels: np.ndarray, strength: float) -> None:
         sums, alphas = self.start(support, labels)
-        images, similarity = support.astype(np.float64), (support @ self.texts_.T).astype(np.float64)
+        basis, similarity = _basis(support), (support @ self.texts_.T).astype(np.float64)
+        images, sums = (_within(rows, basis).astype(np.float64) for rows in (support, sums))
         classes, width = sums.shape
         rows, count = np.arange(len(labels)), len(labels)
         # The loss bends this much more along a text's weight (alpha is near 100) than along an entry of w. In units in
@@ -175,7 +273,7 @@ class LinearProbePlusPlus(_Anchored):
         shift, stretch, bias = parts(found.x)
         self.n_iter_ = max(1, int(found.nit))
         self.alpha_ = alphas * (1 + stretch)
-        self.coef_ = (sums + shift + self.alpha_[:, None] * self.texts_).astype(support.dtype)
+        self.coef_ = (_without(sums + shift, basis) + self.alpha_[:, None] * self.texts_).astype(support.dtype)
         self.intercept_ = bias.astype(support.dtype)
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
