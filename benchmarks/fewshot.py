@@ -341,8 +341,8 @@ PARTS: Mapping[str, Callable[[Options], Sequence[Figures]]] = {
     "memory": lambda options: [memory("tip-adapter-cv", 1_000, 32)],
     "large": lambda options: [memory(method, 10_000, 16) for method in LARGE_METHODS],
 }
-"""Leave-one-out of ProKeR; one more example; APE's channel score; the exact sweep; the engine; heads on folds; memory of
-large fits."""
+"""Leave-one-out of ProKeR; one more example; APE's channel score; the exact sweep; the engine; heads on folds;
+memory of large fits."""
 
 
 def tables(found: Mapping[str, Sequence[Figures]], about: Mapping[str, Any]) -> list[StudyTable]:

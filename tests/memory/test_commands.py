@@ -364,10 +364,11 @@ def test_pairs_of_class_names_are_retrieved_and_trained_on(built, model, table, 
     assert "near-duplicates of" in said
     assert 8 <= len(rows) == len({row["id"] for row in rows}) <= 16
     assert {row["class_name"] for row in rows} <= {"red square", "blue square"}
-    train = ["train", "post-train-siglip", "--model.start", model, "--data.captions", tmp_path / "found.parquet"]
-    short = ["--steps", 1, "--batch-size", 4, "--precision", "float32", "--model.freeze", "text"]
-    run(capsys, *train, *short, "--out", tmp_path / "run")
-    assert (tmp_path / "run" / "model").is_dir()
+    train = ["train", "post-train-react", "--model.start", model, "--data.captions", tmp_path / "found.parquet"]
+    run(capsys, *train, "--steps", 1, "--batch-size", 4, "--precision", "float32", "--out", tmp_path / "run")
+    assert (tmp_path / "run" / "model" / "gated.safetensors").is_file()
+    near = refused(capsys, *words, "--exclude", table, "--threshold", -1, "--out", tmp_path / "x.parquet")
+    assert "rows are near-duplicates of its images (cosine -1 or more), and no pair is found beside them" in near
     (tmp_path / "none.txt").write_text("\n")
     assert "no class names in it" in refused(
         capsys, "memory", "retrieve", built, "--names", tmp_path / "none.txt", "--out", tmp_path / "x.parquet"
