@@ -75,7 +75,7 @@ def test_models_of_folds_are_trained_together_and_once_with_the_outcome_of_each_
         assert other._chosen() == asked._chosen()
         np.testing.assert_allclose(other.loo_scores_, asked.loo_scores_, atol=2e-3)
         np.testing.assert_allclose(other.scores(rows), asked.scores(queries), atol=2e-3)
-    assert not hasattr(asked, "_on_folds")
+    assert asked._on_folds is None  # no longer needed, and of the size of the model times the folds
 
 
 def test_training_improves_on_zero_shot():

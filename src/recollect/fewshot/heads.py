@@ -21,6 +21,7 @@ class _Anchored(EmbeddingClassifier):
     """A trained head with one strength that holds it near the texts, chosen on folds; the first of equals."""
 
     strength_name: str
+    _on_folds: "list[_Anchored] | None" = None
 
     def _values(self, labels: np.ndarray) -> tuple[float, ...]:
         """What to choose among; the first where nothing can be held out."""
@@ -73,7 +74,7 @@ class _Anchored(EmbeddingClassifier):
         return copy
 
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
-        models = vars(self).pop("_on_folds", None)
+        models, self._on_folds = self._on_folds, None
         if models is None:
             return super()._held_out(support, labels, plan)
         scores = np.empty((len(plan.rows), len(self.classes_)), dtype=support.dtype)
