@@ -162,7 +162,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(world, trained, tmp_p
 
 
 def test_commands_read_with_it_and_find_what_was_measured_while_it_trained(world, trained, tmp_path):
-    reads = ("--memory", world / "memory", "--fusion", trained / "model" / joint.FUSION, "--k", K)
+    reads = ("--memory", world / "memory", "--fusion", trained / "model" / joint.FUSION)  # and K as it was trained with
     asked = (
         "evaluate",
         "retrieval",
@@ -174,7 +174,7 @@ def test_commands_read_with_it_and_find_what_was_measured_while_it_trained(world
     )
     assert cli.main([str(word) for word in (*asked, *reads)]) == 0
     result = json.loads(next(tmp_path.glob("*.json")).read_text())
-    assert result["settings"]["reads"]["mode"] == "image"
+    assert [result["settings"]["reads"][name] for name in ("mode", "k")] == ["image", K]
     lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
     (figures,) = [line["evaluation"] for line in lines if "evaluation" in line]
     values = {f"{row['direction']} R@{row['k']}": row["value"] for row in result["rows"] if row["domain"] == "all"}

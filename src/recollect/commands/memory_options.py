@@ -29,8 +29,8 @@ class MemoryOptions:
     """With --memory: the OUT/model of `recollect train reco`, or `mean`, the plain mean with what was found."""
     mode: Mode | None = None
     """Which embeddings read the memory: image, text, or both; by default all that the fusion refines."""
-    k: int = 10
-    """Rows that each embedding reads."""
+    k: int | None = None
+    """Rows that each embedding reads; by default as many as the fusion was trained with, 10 for `mean`."""
     read_where: str | None = None
     """Read only rows that satisfy a filter, e.g. "source = 'emoji' and domain != 'noto'"."""
     searcher: str | None = None
@@ -89,7 +89,8 @@ class MemoryOptions:
         else:
             fusion = FusionModule.open(self.fusion)
         mode, searcher = self.mode or fusion.settings.modalities, self._searcher(memory, fusion)
-        enhanced = RetrievalEnhancedEncoder(encoder, memory, fusion, mode, self.k, self.read_where, searcher=searcher)
+        k = fusion.trained.get("k", 10) if self.k is None else self.k
+        enhanced = RetrievalEnhancedEncoder(encoder, memory, fusion, mode, k, self.read_where, searcher=searcher)
         if self.near is None or tested is None:
             return enhanced
         near = memory.near_duplicates(image_features(searcher or encoder, tested, cache).images, self.near)
@@ -99,13 +100,13 @@ class MemoryOptions:
             highlight=False,
             soft_wrap=True,
         )
-        if len(near) > len(memory) - self.k:
+        if len(near) > len(memory) - k:
             raise UserError(
                 f"{memory.address}: {len(memory) - len(near):,} rows are left without near-duplicates, fewer than k = "
-                f"{self.k}. Ask for a smaller --k or a higher --near."
+                f"{k}. Ask for a smaller --k or a higher --near."
             )
         return RetrievalEnhancedEncoder(
-            encoder, memory, fusion, mode, self.k, self.read_where, exclude_ids=near, searcher=searcher
+            encoder, memory, fusion, mode, k, self.read_where, exclude_ids=near, searcher=searcher
         )
 
     def _searcher(self, memory: Memory, fusion: FusionModule) -> Encoder | None:

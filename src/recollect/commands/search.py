@@ -35,8 +35,8 @@ class Reading:
     """A folder, or milvus://host:port/collection."""
     fusion: str | None = None
     """The OUT/model of `recollect train reco`, or `mean`, the plain mean with what was found."""
-    k: int = 10
-    """Rows that each query reads."""
+    k: int | None = None
+    """Rows that each query reads; by default as many as the fusion was trained with, 10 for `mean`."""
     where: str | None = None
     """Read only rows that satisfy a filter."""
 
