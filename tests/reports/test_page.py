@@ -81,9 +81,13 @@ def test_figures_show_what_the_table_says():
     fit = plots.gain_against_examples(frame(), "context", "base", "tip-adapter", 32)
     assert "p =" in fit.axes[0].get_title()
     assert [text.get_text() for text in fit.axes[0].texts] == ["one", "three", "two"]
+    assert per_set.get_supxlabel() == "mean of 3 training seeds"
+    assert "whiskers: std over 3 training seeds, paired" in bars.get_supxlabel().replace("\n", " ")
+    single = plots.few_shot_curves(frame().query("training_seed == 0"), ["base"], ["tip-adapter"])
+    assert "one training seed" in single.get_supxlabel().replace("\n", " ")
     named = {curves.get_supxlabel(), per_set.axes[0].get_title(), per_set.axes[0].get_ylabel(), fit.get_suptitle()}
     assert named == {
-        "mean of 3 sets: one, two, three; level dashes:\nzero-shot",
+        "mean of 3 sets: one, two, three; level dashes:\nzero-shot; bars: std over 3 training seeds",
         "context minus base",
         "Default Tip, 32 shots:\ngain (points)",
         "Default Tip, 32 shots: context over base",

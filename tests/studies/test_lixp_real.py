@@ -105,6 +105,8 @@ def test_what_is_varied_stands_beside_the_main_setting(records):
     figure = real_effects.gain_figure(real_effects.points(real_records.runs_of([*records, *small])))
     lines = [container.lines[0] for container in figure.axes[0].containers]
     assert [line.get_xydata().tolist() for line in lines] == [[[16.0, 0.5], [64.0, pytest.approx(7 / 3)]]] * 2
+    assert figure.get_supxlabel() == "bars: std over seeds, 1 to 3 of each point; without a bar: one"
+    assert not {line.get_color() for line in lines} & {"#0072B2", "#D55E00"}  # the models' colours elsewhere
 
 
 def test_other_batches_may_see_as_many_pairs(records):

@@ -18,7 +18,7 @@ from recollect.core.files import atomic_path
 from recollect.evaluation.tables import gain_by_examples, log_linear_fit, mean_over_tasks, over_seeds, paired_gain
 
 # Colours that stay apart for colour-blind readers (Okabe and Ito, 2008), in the order they are used.
-LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C8C")
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)), (0, (1, 1)))
@@ -126,7 +126,7 @@ def few_shot_curves(
     for axis in axes[:, 0]:
         axis.set_ylabel("accuracy (%)")
     dashed = "; level dashes: zero-shot" if zero_shot else ""
-    figure.supxlabel(_wrapped_to(f"{_sets_of(frame)}{dashed}", figure), fontsize=7, color="0.35")
+    _say_beneath(figure, f"{_sets_of(frame)}{dashed}; {_seeds_of(frame, 'bars: std over {} training seeds')}")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=len(models), frameon=False)
     return figure
 
@@ -169,6 +169,7 @@ def gain_per_classifier(
     axis.set_xticks(places, [METHOD_NAMES.get(method, method) for method in methods])
     axis.set_ylabel(f"gain at {shots} shots (points)")
     axis.margins(y=0.15)
+    _say_beneath(figure, f"{_sets_of(chosen)}; {_seeds_of(chosen, 'whiskers: std over {} training seeds, paired')}")
     figure.legend(loc="outside upper right", ncols=len(pairs), frameon=False)
     return figure
 
@@ -187,6 +188,7 @@ def gain_per_data_set(frame: pd.DataFrame, model: str, baseline: str, method: st
     axis.set_xticks(range(len(gains)), list(gains.index), rotation=60, ha="right", fontsize=7)
     axis.set_ylabel(f"{METHOD_NAMES.get(method, method)}, {shots} shots:\ngain (points)")
     axis.set_title(_wrapped_to(f"{model} minus {baseline}", figure), fontsize=8)
+    _say_beneath(figure, _seeds_of(chosen, "mean of {} training seeds"))
     return figure
 
 
@@ -208,9 +210,9 @@ def gain_against_examples(frame: pd.DataFrame, model: str, baseline: str, method
     axis.set_xticks([], minor=True)
     names = table["data"].astype(str)
     shared = os.path.commonprefix(list(names)).rfind("-") + 1 if len(names) > 1 else 0  # noqa: RUF071 names, no paths
-    for row in table.itertuples():
+    for row, aside in zip(table.itertuples(), _apart(table["examples"], table["relative_gain"]), strict=True):
         place = (row.examples, row.relative_gain)
-        axis.annotate(str(row.data)[shared:], place, (4, -2), textcoords="offset points", fontsize=6)
+        axis.annotate(str(row.data)[shared:], place, (4, -2 + aside), textcoords="offset points", fontsize=6)
     named = f"{METHOD_NAMES.get(method, method)}, {shots} shots: {model} over {baseline}"
     figure.suptitle(_wrapped_to(named, figure), fontsize=8)
     try:
@@ -222,6 +224,27 @@ def gain_against_examples(frame: pd.DataFrame, model: str, baseline: str, method
     axis.plot(ends, fit.slope * np.log10(ends) + fit.intercept, color=LINE_COLOURS[1])
     axis.set_title(f"slope {fit.slope:+.1f} a decade, p = {fit.p_value:.2g}", fontsize=8)
     return figure
+
+
+def _apart(across: pd.Series, up: pd.Series) -> list[float]:
+    """How far each name is moved up or down, in points, so that those of neighbours do not lie on each other."""
+    near = 0.035 * float(np.ptp(up))
+    moved = []
+    for here, (x, y) in enumerate(zip(across, up, strict=True)):
+        others = [(y - other, here - there) for there, (z, other) in enumerate(zip(across, up, strict=True))
+                  if there != here and z == x and abs(y - other) < near]  # fmt: skip
+        moved.append(0.0 if not others else 4.0 if max(others) > (0, 0) else -4.0)
+    return moved
+
+
+def _seeds_of(frame: pd.DataFrame, words: str) -> str:
+    """How many training seeds a figure rests on: ``words`` with their number, or that it is one."""
+    count = frame["training_seed"].nunique()
+    return "one training seed" if count == 1 else words.format(count)
+
+
+def _say_beneath(figure: Figure, words: str) -> None:
+    figure.supxlabel(_wrapped_to(words, figure), fontsize=7, color="0.35")
 
 
 def _sets_of(frame: pd.DataFrame) -> str:

@@ -60,7 +60,8 @@ def figure_1(options: StudyOptions) -> StudyReport:
     words = ", ".join(f"{plots.METHOD_NAMES[m]} {v}" for m, v in saved.items())
     most = int(max(pair.few["shots"]))
     note = f"fewer shots with context for what {pair.plain} reaches with {most}: {words}"
-    return _figure_report(options, 1, figure, note, f"paper: {papers_words('lixp', 'figure-1')}")
+    said = f"paper: {papers_words('lixp', 'figure-1')}"
+    return _figure_report(options, 1, figure, note, over(seeds_of(options), "training seed"), said)
 
 
 def figure_2(options: StudyOptions) -> StudyReport:
@@ -72,7 +73,8 @@ def figure_2(options: StudyOptions) -> StudyReport:
         select(pair.few, method="tip-adapter", shots=most).groupby(["model", "data"])["value"].mean().unstack("model")
     )
     better = int((means[pair.context] > means[pair.plain]).sum())
-    return _figure_report(options, 2, figure, f"context is better on {better} of {len(means)} data sets")
+    seeds = f"mean over {seeds_of(options)} training seeds" if seeds_of(options) > 1 else "one training seed"
+    return _figure_report(options, 2, figure, f"context is better on {better} of {len(means)} data sets", seeds)
 
 
 def figure_3(options: StudyOptions) -> StudyReport:
@@ -80,7 +82,7 @@ def figure_3(options: StudyOptions) -> StudyReport:
     pair = _pair(options)
     most = int(max(pair.few["shots"]))
     figure = plots.gain_per_classifier(pair.few, {"SigLIxP": (pair.context, pair.plain)}, PAPER_METHODS, most)
-    return _figure_report(options, 3, figure)
+    return _figure_report(options, 3, figure, notes_of(options)[0])
 
 
 def figure_4(options: StudyOptions) -> StudyReport:
@@ -101,7 +103,7 @@ def figure_4(options: StudyOptions) -> StudyReport:
     form = TableForm(
         f"Figure 4. Tip-Adapter at {most} shots after post-training", ("model",), rows, columns, None, said
     )
-    report = _figure_report(options, 4, _post_training_figure(chosen, setting.base.steps))
+    report = _figure_report(options, 4, _post_training_figure(chosen, setting.base.steps, most))
     return replace(report, tables=(form.fill(found),), measured=found.as_json())
 
 
@@ -128,7 +130,7 @@ def _post_training(done: Job, setting: LixpWorld, options: StudyOptions, evaluat
     return jobs
 
 
-def _post_training_figure(chosen: pd.DataFrame, steps: int) -> Figure:
+def _post_training_figure(chosen: pd.DataFrame, steps: int, shots: int) -> Figure:
     figure, axes = plots.new_figure()
     axis = axes[0, 0]
     start = mean_of(chosen, "SigLIP")
@@ -139,7 +141,9 @@ def _post_training_figure(chosen: pd.DataFrame, steps: int) -> Figure:
         axis.errorbar(places, [point.mean for point in points], yerr=spread, marker="o", color=colour, capsize=2,
                       label=f"then {name}")  # fmt: skip
     axis.set_xlabel("steps")
-    axis.set_ylabel("Tip-Adapter (%)")
+    axis.set_ylabel(f"accuracy of Tip-Adapter, {shots} shots (%)")
+    if start.count > 1:
+        axis.set_title(f"bars: std over {start.count} training seeds", fontsize=8)
     axis.legend(frameon=False)
     return figure
 
@@ -178,4 +182,4 @@ def figure_6(options: StudyOptions) -> StudyReport:
     logs = {job.name: metrics(job, options.out) for job in jobs}
     figure = plots.training_dynamics(logs)
     ends = ", ".join(f"{tau:g}: {logs[f'tau_context from {tau:g}']['tau_context'].iloc[-1]:.2g}" for tau in starts)
-    return _figure_report(options, 6, figure, f"tau_context at the end by its start: {ends}")
+    return _figure_report(options, 6, figure, f"tau_context at the end by its start: {ends}", "one training seed")

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from recollect.evaluation.results import Summary, summarise
-from recollect.reports.plots import LINE_COLOURS, new_figure
+from recollect.reports.plots import LINE_COLOURS, MARKERS, new_figure
 from recollect.studies.engine import Column, Row, TableForm
 from recollect.studies.lixp.real_arms import ALPHA_AND_TAU, EQUAL_PAIRS
 from recollect.studies.lixp.real_records import ENERGY, FEW_SHOT, GROUPS, RECALL, RealRuns
@@ -114,24 +114,40 @@ def varied(runs: RealRuns) -> TableForm:
 
 
 def gain_figure(found: Sequence[Point]) -> Figure:
-    """The gain of context over each setting that was varied, a line for each group of sets, error bars over seeds."""
+    """The gain of context over each setting that was varied, a line for each group of sets, error bars over seeds.
+
+    All panels share one scale, and groups have other colours than models have elsewhere.
+    """
     axes_shown = list(dict.fromkeys(point.axis for point in found))
-    figure, axes = new_figure(columns=len(axes_shown), width=3.0, height=2.7)
-    for axis, name in zip(axes[0], axes_shown, strict=True):
+    rows = 1 if len(axes_shown) <= 3 else 2
+    figure, panels = new_figure(columns=-(-len(axes_shown) // rows), rows=rows, width=3.0, height=2.7)
+    axes = list(panels.flat)
+    for axis in axes[len(axes_shown) :]:
+        axis.set_visible(False)
+    for axis, name in zip(axes, axes_shown, strict=False):
         own = [point for point in found if point.axis == name]
-        for group, colour in zip(own[0].gain, LINE_COLOURS, strict=False):
+        for group, colour, marker in zip(own[0].gain, LINE_COLOURS[2:], MARKERS, strict=False):
             gains = [point.gain[group] for point in own]
             spread = [float(np.nan_to_num(gain.std)) for gain in gains]
             axis.errorbar([point.value for point in own], [gain.mean for gain in gains], yerr=spread, color=colour,
-                          marker="o", markersize=4, capsize=3, label=GROUPS[group])  # fmt: skip
+                          marker=marker, markersize=4, capsize=3, label=GROUPS[group])  # fmt: skip
         if name != "alpha":
             axis.set_xscale("log")
         axis.set_xticks([point.value for point in own], [f"{point.value:,g}" for point in own])
         axis.minorticks_off()
         axis.axhline(0, color="0.3", linewidth=0.8)
         axis.set_xlabel(AXES[name])
-    axes[0, 0].set_ylabel("gain of SigLIxP (points)")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=2, frameon=False)
+    low, high = (of(axis.get_ylim()[end] for axis in axes[: len(axes_shown)]) for end, of in ((0, min), (1, max)))
+    for axis in axes:
+        axis.set_ylim(low, high)
+    for axis in panels[:, 0]:
+        axis.set_ylabel("gain of SigLIxP (points)")
+    counts = sorted({gain.count for point in found for gain in point.gain.values()})
+    told = (
+        f"bars: std over seeds, {counts[0]} to {counts[-1]} of each point; without a bar: one" if counts[-1] > 1 else ""
+    )
+    figure.supxlabel(told, fontsize=7, color="0.35")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper right", ncols=2, frameon=False)
     return figure
 
 

@@ -15,13 +15,13 @@ from recollect.evaluation.features import class_prompts, class_text_features, im
 from recollect.evaluation.results import Summary
 from recollect.memory.rows import Item, Modality
 from recollect.memory.store import Memory
-from recollect.reports.plots import LINE_COLOURS, new_figure
+from recollect.reports.plots import LINE_COLOURS, RIGHT, new_figure
 from recollect.studies.reco.bench import Bench
 from recollect.tasks.classification import ClassificationTask
 
 _Direction = Literal["uni", "cross"]
 
-_IMAGE, _TEXT, _RIGHT, _WRONG = LINE_COLOURS[0], LINE_COLOURS[1], "#2ca02c", "#d62728"
+_IMAGE, _TEXT, _RIGHT, _WRONG = LINE_COLOURS[0], LINE_COLOURS[1], RIGHT, LINE_COLOURS[1]
 
 
 def diagram() -> Figure:
