@@ -2,11 +2,12 @@
 
 python benchmarks/bench.py --out results/bench/cpu.json              (make bench: at most half an hour)
 python benchmarks/bench.py --scale gpu --out results/bench/gpu.json  (make bench-gpu)
+python benchmarks/bench.py --scale large --sections objectives steps --rounds 1 --out results/bench/large.json
 recollect results docs/bench.md                                      (its tables on the page)
 
 What is compared is measured in turns, so that whatever else the machine does meets all of it, and the best of the
-rounds is taken. On one thread of a CPU the clock counts the seconds of this process alone. The figures of one machine
-are not those of another; the ratios nearly are.
+rounds is taken, of which long works have fewer. On one thread of a CPU the clock counts the seconds of this process
+alone. The figures of one machine are not those of another; the ratios nearly are.
 """
 
 import gc
@@ -48,7 +49,7 @@ from recollect.training.precision import Precision
 from recollect.training.step import Inputs, StepOptions
 from training import alone, peak_memory, random_inputs, step_of
 
-Scale = Literal["tiny", "full", "gpu"]
+Scale = Literal["tiny", "full", "large", "gpu"]
 Row = dict[str, Any]
 Section = Literal["steps", "objectives", "peers", "input", "towers"]
 
@@ -89,6 +90,8 @@ SIZES: Mapping[Scale, Sizes] = {
         "vit-b-16",
         4.0,
     ),
+    # LIxP's batch on one core, a quarter of an hour: take --sections objectives steps.
+    "large": Sizes((("tiny", 32_768, 512),), ((32_768, 96),), 0, 2048, 2000, "vit-b-16", 4.0),
     "gpu": Sizes(
         (("tiny", 4096, None), ("small", 4096, None), ("vit-b-16", 1024, 256)),
         ((4096, 768), (16_384, 768), (32_768, 768), (65_536, 768)),

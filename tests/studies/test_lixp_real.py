@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from recollect import cli
 from recollect.core.errors import UserError
 from recollect.data.sources import open_source
-from recollect.studies import find_study
+from recollect.studies import find_study, measurements
 from recollect.studies.lixp import real, real_arms, real_effects, real_records, real_tables, sets
 from recollect.studies.study import StudyOptions
 from recollect.training import locked
@@ -61,6 +63,28 @@ def test_gains_are_paired_by_seed_and_tested_over_seeds_and_sets(records):
     assert gain(list(SETS)).over_places_p() == pytest.approx(2 * 0.5**4)  # all four up: the most extreme of 16 signs
     with pytest.raises(ValueError, match="share no seed"):
         gain(["a"], "CLIP")
+
+
+@given(st.lists(st.floats(1e-6, 1), min_size=1, max_size=8), st.floats(0.001, 0.5))
+def test_holms_correction_finds_what_his_procedure_does(p_values, level):
+    """From the smallest on, each is held against the level over the number of those left; the first to fail ends it."""
+    found = set()
+    for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        if p_values[place] > level / (len(p_values) - rank):
+            break
+        found.add(place)
+    adjusted = measurements.holm(p_values)
+    assert {place for place, p in enumerate(adjusted) if p <= level * (1 - 1e-12)} <= found
+    assert found <= {place for place, p in enumerate(adjusted) if p <= level * (1 + 1e-12)}
+
+
+def test_tests_of_several_pairs_are_corrected_for_their_number(records):
+    others = [record("CLIP", seed, 40.0 + seed) for seed in range(3)]
+    others += [record("CLIxP", seed, 40.0 + seed + gain, "CLIP") for seed, gain in enumerate((1.0, 2.0, 4.0))]
+    note = real_tables.tables([*records, *others])[0].notes[-1]
+    assert note == (
+        "corrected for their number (Holm) 0 of these 4 tests are below 0.05; the smallest p is 0.47, the largest 0.5"
+    )
 
 
 def test_the_tables_say_what_the_files_say(records):

@@ -59,6 +59,27 @@ class Paired:
         return [float(np.mean(gains)) for gains in self.gains.values()]
 
 
+def corrected(gains: Sequence[Paired]) -> str:
+    """What is left of both tests of some gains once their number is allowed for (Holm, 1979), in words."""
+    found = [test for gain in gains for test in (gain.over_places_p(), gain.over_seeds_p())]
+    p_values = holm([p for p in found if not np.isnan(p)])
+    if not p_values:  # nothing differs anywhere
+        return "no test of these says anything"
+    below = sum(p < 0.05 for p in p_values)
+    told = f"corrected for their number (Holm) {below} of these {len(p_values)} tests are below 0.05"
+    return f"{told}; the smallest p is {min(p_values):.2g}, the largest {max(p_values):.2g}"
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Each p-value corrected for the number of tests: the chance of any false finding among all (Holm, 1979)."""
+    order = np.argsort(p_values)
+    factors = len(p_values) - np.arange(len(p_values))
+    steps = np.minimum(1.0, np.maximum.accumulate(np.asarray(p_values)[order] * factors))
+    made = np.empty(len(p_values))
+    made[order] = steps
+    return [float(p) for p in made]
+
+
 class Measurements:
     """Figures by address, one for each seed.
 

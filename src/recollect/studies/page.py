@@ -138,7 +138,7 @@ def _measured_episodes(value: Mapping[str, Any]) -> StudyTable:
     asked = ", ".join(f"{count:,} of {domain}" for domain, count in value["queries"].items())
     notes = (
         f"R@1 of the model as it is, mean of domains: {before}, for each of {len(bases)} models; queries: {asked}, in "
-        f"one pool of {value['pictures']:,} pictures; 95 % intervals resample pictures",
+        f"one pool of {value['pictures']:,} pictures; 95 % intervals resample pictures, for these models",
     )
     columns = ("captions", "setting", "gain in R@1", *(f"R@1, {domain}" for domain in domains), "gain in R@5")
     return StudyTable("What an episode gains", columns, tuple(rows), notes)

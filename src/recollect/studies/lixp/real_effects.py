@@ -179,7 +179,11 @@ def classes_most_changed(runs: RealRuns, shown: int = 6) -> TableForm:
         ("class", "set"),
         [Row((each, name), {"set": name, "class": each}) for name, each in chosen],
         [Column("gain of SigLIxP", {"arm": "SigLIxP", "measure": RECALL}, "gain", {"arm": "SigLIP"})],
-        notes=(f"of {len(gains)} classes {up} gain and {down} lose; seeds: {seeds}", *_spoken_or_not(gains)),
+        notes=(
+            f"of {len(gains)} classes {up} gain and {down} lose; seeds: {seeds}",
+            *_spoken_or_not(gains),
+            "those that are shown were picked for being the extremes of all: chance has a part in how far they lie",
+        ),
     )
 
 

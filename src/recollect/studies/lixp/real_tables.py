@@ -6,7 +6,7 @@ from recollect.studies.engine import Column, Row, TableForm
 from recollect.studies.lixp.real_effects import alpha_and_tau, classes_most_changed, split_by_class, varied
 from recollect.studies.lixp.real_records import FEW_SHOT, GROUPS, ON_THE_SPAN, PAIRS, RealRuns, Record, runs_of
 from recollect.studies.lixp.sets import MOVED
-from recollect.studies.measurements import Paired
+from recollect.studies.measurements import Paired, corrected
 from recollect.studies.study import StudyTable
 
 SPAN = "+ projection onto the span of the texts"
@@ -56,17 +56,19 @@ def _gain(runs: RealRuns, arm: str, against: str, names: Sequence[str]) -> Paire
 
 
 def _tests(runs: RealRuns) -> Iterator[str]:
-    tested = runs.tested()
+    tested, gains = runs.tested(), []
     for arm, against in PAIRS.items():
         if arm not in runs.arms or not runs.comparable(arm):
             continue
-        gain = _gain(runs, arm, against, tested)
+        gains.append(gain := _gain(runs, arm, against, tested))
         told = f"{arm} is above {against} on {gain.up()} of {len(tested)} test sets"
         beyond = "" if gain.clear() is None else f", on {gain.clear()} by more than the spread over seeds"
         yield f"{told}{beyond} (mean {gain.summary().signed()}); {gain.tests()}"
         yield from _either_way(runs, arm, against)
         yield from _over_other_baselines(runs, arm, against)
         yield from _over_the_best(runs, arm, against)
+    if len(gains) > 1:
+        yield corrected(gains)
 
 
 def _either_way(runs: RealRuns, arm: str, against: str) -> Iterator[str]:

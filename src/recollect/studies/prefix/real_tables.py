@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recollect.studies.engine import Column, Row, Show, TableForm
-from recollect.studies.measurements import Measurements
+from recollect.studies.measurements import Measurements, corrected
 from recollect.studies.prefix.real_arms import ARMS, ATTENDING_PLAIN, ATTENDING_PREFIX, PLAIN, PREFIX, READINGS
 from recollect.studies.study import StudyTable
 
@@ -80,7 +80,7 @@ COMPARED = (
 
 
 def _gains(found: Measurements, groups: Groups, lines: Lines) -> TableForm:
-    rows, notes = [], []
+    rows, notes, tested = [], [], []
     every = tuple(name for names in groups.values() for name in names)
     for title, own, other in COMPARED:
         if not {own, other} <= set(lines):
@@ -91,6 +91,9 @@ def _gains(found: Measurements, groups: Groups, lines: Lines) -> TableForm:
             gain = found.paired({**at, "measure": "zero-shot"}, over, every)
             told = f"{title}: up on {gain.up()} of {len(every)} sets, {gain.summary().signed()}"
             notes.append(f"{told}; {gain.tests()}")
+            tested.append(gain)
+    if len(tested) > 1:
+        notes.append(corrected(tested))
     heads = ("difference, paired by seed",)
     return TableForm("What prefixes change", heads, rows, _group_columns(groups, "gain"), notes=tuple(notes))
 
