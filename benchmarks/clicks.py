@@ -31,7 +31,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
-from recollect.apps.classify.clicks import ClickModel, cut_off, next_to_label
+from recollect.apps.classify.asking import next_to_label
+from recollect.apps.classify.clicked_cut import cut_off
+from recollect.apps.classify.clicks import ClickModel
 from recollect.core.files import write_json
 from recollect.core.progress import track
 from recollect.core.seeding import numpy_generator

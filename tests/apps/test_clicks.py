@@ -5,15 +5,9 @@ import pytest
 from scipy.optimize import minimize
 from sklearn.metrics import average_precision_score
 
-from recollect.apps.classify.clicks import (
-    WEAK_WEIGHT,
-    ClickModel,
-    cut_off,
-    farthest_first,
-    next_to_label,
-    platt,
-    stop_rule,
-)
+from recollect.apps.classify.asking import farthest_first, next_to_label
+from recollect.apps.classify.clicked_cut import cut_off, platt, stop_rule
+from recollect.apps.classify.clicks import WEAK_WEIGHT, ClickModel
 
 
 def pool(rows=3000, classes=12, width=32, seed=0, spread=1.2):

@@ -397,7 +397,8 @@ def test_a_memory_without_rows_or_of_another_model_is_refused(tmp_path):
 
 def test_the_answer_to_a_click_comes_at_once(tmp_path, unit):
     """A loose bound, for a busy machine; the measured figures are in the guide."""
-    from recollect.apps.classify.clicks import ClickModel, cut_off
+    from recollect.apps.classify.clicked_cut import cut_off
+    from recollect.apps.classify.clicks import ClickModel
 
     pool = unit(np.random.default_rng(0).normal(size=(5000, 64))).astype(np.float32)
     model, marks, took = ClickModel(pool), {}, []

@@ -6,6 +6,7 @@ import pytest
 from recollect.memory.backends.base import Hits
 from recollect.memory.backends.lance import LanceBackend
 from recollect.memory.backends.milvus import MilvusBackend
+from recollect.memory.backends.removals import Removal
 from recollect.memory.rows import Record
 from recollect.testing import ListBackend, check_backend
 
@@ -18,6 +19,10 @@ def test_a_folder_keeps_the_promises(tmp_path):
 def test_a_collection_keeps_the_promises(tmp_path):
     address = f"milvus://{tmp_path}/lite.db/rows"
     check_backend(lambda record: MilvusBackend.create(address, record), lambda: MilvusBackend(address))
+    backend = MilvusBackend(address)
+    backend.keep_removals([Removal("photos", "photos:a", "content", "digest")])
+    backend.client.drop_collection("rows")
+    assert MilvusBackend.create(address, backend.record).removals() == [], "of a memory that was dropped, nothing stays"
 
 
 def checked(kind):

@@ -252,6 +252,11 @@ def test_one_picture_with_several_captions_has_a_row_for_each(address, tmp_path,
     left = sorted(caption for batch in memory.columns(["caption"]) for caption in batch["caption"])
     assert left == ["a", "c", "new"]
     assert report.removed == 1
+    rows = sorted(memory.ids_where("caption in ('a', 'new')"))
+    memory.delete(rows[1:])
+    assert memory.removals() == [], "the picture is there, with another caption"
+    memory.delete(rows[:1])
+    assert [each.id for each in memory.removals()] == [rows[0]]
 
 
 @BOTH

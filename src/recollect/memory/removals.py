@@ -6,9 +6,10 @@ from pathlib import Path
 
 from recollect.memory.backends.base import Backend
 from recollect.memory.backends.removals import Removal
-from recollect.memory.rows import picture_of
+from recollect.memory.rows import further_id, picture_of
 
 _SHARE, _ROWS = 1_000, 32  # a thousandth of all rows is read by id, some with their pictures at a time
+_FURTHER, _ASKED = 32, 2_048  # captions of a picture that are looked for, and ids at a time
 
 
 @dataclass(frozen=True)
@@ -76,25 +77,44 @@ def removals_named(removals: Sequence[Removal], source: str, place: str, names: 
 
 
 def note_removals(backend: Backend, ids: Sequence[str]) -> None:
-    """Keep in a memory which pictures rows are of that are about to be removed; rows of no source are of none."""
-    noted = set(_removals_of(backend, ids))
+    """Keep in a memory which pictures are about to be removed with rows; rows of no source are of none.
+
+    A picture of which other rows stay, with further captions, is not removed.
+    """
+    few = len(ids) <= max(_ROWS, len(backend) // _SHARE)
+    found = list(_by_id(backend, ids) if few else _among_all(backend, set(ids)))
+    stay = _that_stay(backend, {each.id for each in found}, set(ids), few)
+    noted = {each for each in found if each.id not in stay}
     before = set(backend.removals()) if noted else noted
     if noted - before:
         backend.keep_removals(before | noted)
 
 
-def _removals_of(backend: Backend, ids: Sequence[str]) -> Iterator[Removal]:
-    def removal(id: str, source: str, stamp: str, digest: str) -> Removal:
-        return Removal(source, picture_of(id), stamp.partition("-")[0], digest)
+def _removal(id: str, source: str, stamp: str, digest: str) -> Iterator[Removal]:
+    if source and digest:
+        yield Removal(source, picture_of(id), stamp.partition("-")[0], digest)
 
-    if len(ids) <= max(_ROWS, len(backend) // _SHARE):
-        for start in range(0, len(ids), _ROWS):
-            rows = backend.rows(ids[start : start + _ROWS])
-            facts = zip(rows.ids, rows.sources, rows.stamps, rows.digests, strict=True)
-            yield from (removal(*each) for each in facts if each[1] and each[3])
-        return
-    wanted, names = set(ids), ("id", "source", "stamp", "digest")
+
+def _by_id(backend: Backend, ids: Sequence[str]) -> Iterator[Removal]:
+    for start in range(0, len(ids), _ROWS):
+        rows = backend.rows(ids[start : start + _ROWS])
+        for each in zip(rows.ids, rows.sources, rows.stamps, rows.digests, strict=True):
+            yield from _removal(*each)
+
+
+def _among_all(backend: Backend, wanted: Collection[str]) -> Iterator[Removal]:
+    names = ("id", "source", "stamp", "digest")
     for batch in backend.columns(names, {}):
         for each in zip(*(batch[name] for name in names), strict=True):
-            if each[0] in wanted and each[1] and each[3]:
-                yield removal(*each)
+            if each[0] in wanted:
+                yield from _removal(*each)
+
+
+def _that_stay(backend: Backend, pictures: Collection[str], gone: Collection[str], few: bool) -> set[str]:
+    """Of some pictures those that have other rows than these."""
+    if not few:
+        ids = (id for batch in backend.columns(("id",), {}) for id in batch["id"])
+        return {picture_of(id) for id in ids if id not in gone}.intersection(pictures)
+    rows = [further_id(picture, number) for picture in pictures for number in range(_FURTHER)]
+    there = (backend.known(rows[start : start + _ASKED]) for start in range(0, len(rows), _ASKED))
+    return {picture_of(id) for some in there for id in some if id not in gone}

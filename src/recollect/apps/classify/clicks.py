@@ -1,4 +1,4 @@
-"""A class by clicks: yes and no on some pictures, a score for every other, and which to look at next.
+"""A class by clicks: yes and no on some pictures, and a score for every other.
 
 Kernel ridge regression on y = ±1 with a text as prior. It is a closed form, so a
 click is answered at once, and what it would have said of each clicked picture without that click is closed too.
@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int64
 from scipy.linalg import eigh
-from scipy.special import expit, logit
 
 SHARPNESS = (1.0, 3.0, 8.0)
 RIDGES = (0.03, 0.1, 0.3, 1.0, 3.0)
@@ -20,9 +19,10 @@ _SHARPNESS, _RIDGE, _PRIOR = 2.0, 0.3, 0.3  # until there are clicks to choose b
 WEAK_WEIGHT = 0.05
 """Weight of a random picture taken for a No: few of them are Yes, and each may be."""
 
-_FEW = 4
+FEW = 4
+"""Clicks of a kind, below which nothing is chosen by them."""
+
 _NEAREST_TO_MEAN = 1e-2  # of a row's distance from the pool's mean: below, its direction from there is rounding
-_SHORTLIST = 2_000
 
 
 @dataclass(frozen=True)
@@ -38,35 +38,6 @@ class ClickSettings:
     sharpness: float = _SHARPNESS
     ridge: float = _RIDGE
     prior: float = _PRIOR
-
-
-@dataclass(frozen=True)
-class CutOff:
-    """Where Yes ends, and what that is worth.
-
-    All but ``probability`` and ``above`` are about some rows of the pool, and the clicks on these (`cut_off`).
-
-    Attributes:
-        probability: of being Yes, for every row of the pool; 1 and 0 for clicked ones.
-        above: which rows are Yes: at least as likely as not.
-        found: how many these are.
-        clicks: how many figures are told from.
-        precision: share of Yes among clicked rows that, left out, lie above the cut; None without any.
-        coverage: share of the clicked Yes that, left out, lie above the cut; None without any.
-        expected: how many Yes there should be.
-        reached: expected share of them that lies above the cut.
-        stop: whether 95 % are found, as far as clicks can show it (`stop_rule`).
-    """
-
-    probability: Float[np.ndarray, " rows"]
-    above: np.ndarray
-    found: int
-    clicks: int
-    precision: float | None
-    coverage: float | None
-    expected: float
-    reached: float
-    stop: bool
 
 
 @dataclass(frozen=True)
@@ -168,7 +139,7 @@ class ClickModel:
 
     def _settings(self, system: "_System", clicked: np.ndarray) -> ClickSettings:
         """Chosen anew when half as many clicks more are there; with few of a kind, as given."""
-        if min((clicked > 0).sum(), (clicked < 0).sum()) < _FEW:
+        if min((clicked > 0).sum(), (clicked < 0).sum()) < FEW:
             return ClickSettings(prior=_PRIOR if self.text is not None else 0.0)
         when, settings = self._chosen
         if not when <= len(clicked) < 1.5 * when:
@@ -250,154 +221,3 @@ class _System:
                 if loss < found[0]:
                     found = (loss, ClickSettings(sharpness, ridge, prior))
         return found[1]
-
-
-def platt(scores: np.ndarray, marks: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
-    """Slope and offset of ``p = σ(a f + b)`` by maximum likelihood with Platt's targets (Lin et al., 2007).
-
-    Targets are ``(n₊ + 1)/(n₊ + 2)`` and ``1/(n₋ + 2)``, so that perfect separation gives no infinite slope. The slope
-    is at least 0: a score that misleads tells nothing.
-    """
-    yes, no = float(weights[marks > 0].sum()), float(weights[marks < 0].sum())
-    targets = np.where(marks > 0, (yes + 1) / (yes + 2), 1 / (no + 2))
-    a, b = 0.0, float(logit((yes + 1) / (yes + no + 2)))
-
-    def loss(a: float, b: float) -> float:
-        z = a * scores + b
-        return float((weights * (np.logaddexp(0, z) - targets * z)).sum())
-
-    now = loss(a, b)
-    for _ in range(50):
-        p = expit(a * scores + b)
-        slope = weights * (p - targets)
-        curve = weights * p * (1 - p)
-        mixed = (curve * scores).sum()
-        hessian = np.array([[(curve * scores**2).sum(), mixed], [mixed, curve.sum()]]) + 1e-9 * np.eye(2)
-        step = np.linalg.solve(hessian, [(slope * scores).sum(), slope.sum()])
-        size = 1.0
-        while size > 1e-6 and loss(a - size * step[0], b - size * step[1]) > now:
-            size /= 2
-        a, b = a - size * step[0], b - size * step[1]
-        now = loss(a, b)
-        if np.abs(size * step).max() < 1e-8:
-            break
-    if a < 0:
-        return 0.0, float(logit((yes + 1) / (yes + no + 2)))
-    return float(a), float(b)
-
-
-def cut_off(fit: ClickFit, among: Int64[np.ndarray, " some"] | None = None) -> CutOff | None:
-    """Probability of Yes for every row and where it passes a half; None until both kinds were clicked twice.
-
-    Platt's sigmoid on left-out scores of clicks and, at their small weight, of the weak No. Which pictures are clicked
-    is decided by their scores (the top, and what lies near the cut), and what is Yes given a score does not change by
-    that, so no correction to the pool's share of Yes is made.
-
-    Args:
-        among: rows that its figures are about; every one by default. All clicks make the cut, whichever these are.
-    """
-    yes, no = int((fit.marks > 0).sum()), int((fit.marks < 0).sum())
-    if min(yes, no) < 2:
-        return None
-    a, b = platt(
-        np.concatenate([fit.left_out, fit.weak]),
-        np.concatenate([fit.marks, -np.ones(len(fit.weak))]),
-        np.concatenate([np.ones(len(fit.marks)), np.full(len(fit.weak), WEAK_WEIGHT)]),
-    )
-    probability = expit(a * fit.scores.astype(np.float64) + b)
-    left = expit(a * fit.left_out + b) >= 0.5
-    probability[fit.rows] = fit.marks > 0
-    some = probability if among is None else probability[among]
-    here = np.ones(len(fit.rows), dtype=bool) if among is None else np.isin(fit.rows, among)
-    marks, left = fit.marks[here], left[here]
-    yes, no = int((marks > 0).sum()), int((marks < 0).sum())
-    expected = float(some.sum())
-    reached = float(some[some >= 0.5].sum()) / expected if expected else 0.0
-    precision = float((marks[left] > 0).mean()) if left.any() else None
-    coverage = float(left[marks > 0].mean()) if yes else None
-    stop = stop_rule(yes, no, precision, coverage, reached)
-    found = int((some >= 0.5).sum())
-    return CutOff(probability, probability >= 0.5, found, len(marks), precision, coverage, expected, reached, stop)
-
-
-def stop_rule(
-    yes: int, no: int, precision: float | None, coverage: float | None, reached: float, share: float = 0.95
-) -> bool:
-    """Whether ``share`` of the class is found, as far as clicks can show it.
-
-    With fewer than ``1/(1 − share) − 1`` (19) clicks of a kind a miss of one in twenty cannot show. Beyond, both the
-    left-out coverage of clicked Yes and the expected share above the cut must reach it, and as many Yes be right.
-    """
-    least = round(1 / (1 - share)) - 1
-    enough = yes >= least and no >= least
-    if not enough or precision is None or coverage is None:
-        return False
-    return bool(min(precision, coverage, reached) >= share)
-
-
-def next_to_label(
-    model: ClickModel, fit: ClickFit, count: int, seed: int = 0, among: Int64[np.ndarray, " some"] | None = None
-) -> Int64[np.ndarray, " count"]:
-    """Rows whose clicks would teach most: spread out at first, then uncertain and unlike each other.
-
-    With fewer than four of a kind: half the best rows by score, half spread over the pool farthest first (k-centre, a
-    2-approximation). Later: of the rows nearest to the cut, again farthest first, each distance weighted by the row's
-    uncertainty ``p (1 − p)``; and a fifth of the likeliest ones that are not sure, since clicks must not come from the
-    cut alone.
-
-    Args:
-        count: how many, or fewer where fewer rows are left.
-        among: rows that may be asked about; every one by default.
-    """
-    marked = np.zeros(len(fit.scores), dtype=bool)
-    marked[fit.rows] = True
-    free = np.flatnonzero(~marked) if among is None else among[~marked[among]]
-    count = min(count, len(free))
-    if not count:
-        return np.empty(0, dtype=np.int64)
-    generator = np.random.default_rng([seed, len(fit.rows)])
-    cut = cut_off(fit)
-    few = min((fit.marks > 0).sum(), (fit.marks < 0).sum()) < _FEW
-    if few or cut is None:
-        top = free[np.argsort(-fit.scores[free], kind="stable")[: (count + 1) // 2]]
-        others = np.setdiff1d(free, top)
-        some = generator.choice(others, min(_SHORTLIST, len(others)), replace=False) if len(others) else others
-        spread = _spread(model, some, np.concatenate([fit.rows, top]), np.ones(len(some)), count - len(top))
-        return np.concatenate([top, spread]).astype(np.int64)
-    p = cut.probability
-    sure = max(1, count // 5)
-    likely = free[np.argsort(-p[free], kind="stable")[:sure]]
-    rest = np.setdiff1d(free, likely)
-    near = rest[np.argsort(np.abs(p[rest] - 0.5), kind="stable")[: min(_SHORTLIST, max(10 * count, 50))]]
-    spread = _spread(model, near, np.concatenate([fit.rows, likely]), p[near] * (1 - p[near]), count - sure)
-    return np.concatenate([spread, likely]).astype(np.int64)
-
-
-def _spread(
-    model: ClickModel, some: np.ndarray, known: np.ndarray, weights: np.ndarray, count: int
-) -> Int64[np.ndarray, " count"]:
-    """`farthest_first` as the kernel sees distances."""
-    vectors = model.centred(np.concatenate([some, known]).astype(np.int64)).astype(np.float32)
-    places = np.arange(len(vectors))
-    return some[farthest_first(vectors, places[: len(some)], places[len(some) :], weights, count)].astype(np.int64)
-
-
-def farthest_first(
-    pool: np.ndarray, some: np.ndarray, known: np.ndarray, weights: np.ndarray, count: int
-) -> Int64[np.ndarray, " count"]:
-    """Greedy k-centre (Gonzalez, 1985): each time the row of ``some`` farthest from all known, times its weight."""
-    count = min(count, len(some))
-    if not count:
-        return np.empty(0, dtype=np.int64)
-    rows = pool[some]
-    distance = np.full(len(some), 2.0, dtype=np.float32)
-    if len(known):
-        distance = 1 - (rows @ pool[known].T).max(axis=1)
-    chosen = []
-    weights = np.maximum(weights, 1e-6)
-    for _ in range(count):
-        best = int(np.argmax(np.maximum(distance, 0) * weights + 1e-9 * weights))
-        chosen.append(best)
-        distance = np.minimum(distance, 1 - rows @ rows[best])
-        weights[best] = -1.0
-    return some[chosen].astype(np.int64)

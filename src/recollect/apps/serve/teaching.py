@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from recollect.apps.classify.clicks import ClickFit, ClickModel, CutOff, cut_off, next_to_label
+from recollect.apps.classify.asking import next_to_label
+from recollect.apps.classify.clicked_cut import CutOff, cut_off
+from recollect.apps.classify.clicks import ClickFit, ClickModel
 from recollect.apps.serve.collection import Collection, PictureSelection
 from recollect.apps.serve.labels import ClickedClass, ClickedLabels
 from recollect.apps.serve.orders import Order, Orders

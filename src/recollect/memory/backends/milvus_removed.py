@@ -10,6 +10,7 @@ from recollect.memory.backends.removals import Removal
 _NAMES = [field.name for field in fields(Removal)]
 _PAGE, _ROWS = 1_000, 256  # of what is read, and of a message
 _LONGEST = 65_535  # bytes of a text field
+_MARK = "recollect.removed"
 
 
 def read_removed(client: Any, collection: str) -> list[Removal]:
@@ -39,13 +40,13 @@ def keep_removed(client: Any, collection: str, removals: Collection[Removal]) ->
 
 
 def drop_removed(client: Any, collection: str) -> None:
-    """Forget all, and that there was a place for them."""
-    if client.has_collection(place := _place(collection)):
+    """Forget all, and that there was a place for them; a collection of that name that is none of ours stays."""
+    if client.has_collection(place := _place(collection)) and _MARK in client.describe_collection(place)["properties"]:
         client.drop_collection(place)
 
 
 def _place(collection: str) -> str:
-    return f"{collection}_removed"
+    return f"{collection}__removed_pictures"
 
 
 def _create(client: Any, place: str) -> None:
@@ -58,7 +59,8 @@ def _create(client: Any, place: str) -> None:
         schema.add_field(name, DataType.VARCHAR, max_length=_LONGEST)
     index = client.prepare_index_params()
     index.add_index("unread", index_type="FLAT", metric_type="IP")
-    client.create_collection(place, schema=schema, index_params=index, consistency_level="Strong")
+    more: dict[str, Any] = {"consistency_level": "Strong", "properties": {_MARK: "1"}}
+    client.create_collection(place, schema=schema, index_params=index, **more)
 
 
 def _key(removal: Removal) -> str:
