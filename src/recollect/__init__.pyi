@@ -3,10 +3,10 @@
 from . import fewshot as fewshot
 from . import objectives as objectives
 from . import testing as testing
+from .apps.classify.asking import next_to_label as next_to_label
 from .apps.classify.classifier import Classifier as Classifier
+from .apps.classify.clicked_cut import cut_off as cut_off
 from .apps.classify.clicks import ClickModel as ClickModel
-from .apps.classify.clicks import cut_off as cut_off
-from .apps.classify.clicks import next_to_label as next_to_label
 from .apps.classify.naming import name_pictures as name_pictures
 from .core.errors import UserError as UserError
 from .core.types import Batch as Batch
