@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from recollect.studies.lixp import sets
@@ -159,6 +160,23 @@ def test_what_is_said_of_reading_holds(said):
     found = {row[0]: float(row[place].split(" ")[0]) for row in (*once.rows, *emoji.rows)}
     assert "go less than half of the way on emoji" in said
     assert found["gate, masked"] - found["paper"] < 0.5 * (found["gate, offsets 2"] - found["paper"])
+
+
+def test_the_rule_for_methods_is_what_the_choosing_sets_say():
+    kept = json.loads((RESULTS / "few-shot" / "which-method.json").read_text())
+    found = {}
+    for model in kept["measured"].values():
+        for name in kept["choosing"]:
+            for method, figures in model["sets"][name].items():
+                values = [float(each) for each in figures["value"].split()]  # zero-shot has one for all shots
+                found.setdefault(method, []).append(values if len(values) == 3 else values * 3)
+    ranked = [sorted(found, key=lambda method: -np.mean(found[method], axis=0)[place]) for place in range(3)]
+    told = prose(ROOT / "docs" / "which-method.md")
+    assert "best of fourteen on the choosing sets at 4 and at 16 shots" in told
+    assert len(found) == 14
+    assert [each[0] for each in ranked[1:]] == ["proker", "proker"]
+    assert "With one example of each class: `softmax+zero-shot`, `dmn-tf` or `linear-probe`" in told
+    assert ranked[0][:3] == ["softmax+zero-shot", "dmn-tf", "linear-probe"]
 
 
 def test_the_demos_time_is_that_of_the_kept_run():
