@@ -47,6 +47,16 @@ def same(one, other):
 # --- what is in a batch ------------------------------------------------------------------------------------------
 
 
+def test_a_batch_of_everything_holds_each_sample_once(captions, labels):
+    """The bound on what a step takes of a source is one more than there is: no copies, and none must be announced."""
+    sizes = (len(captions), len(labels))
+    whole = stream(DataMix((captions, labels)), sum(sizes))
+    assert whole.most_until(300) == sizes
+    for step in range(3):
+        drawn = whole.batch(step)
+        assert len(set(zip(drawn.sources, drawn.ids, strict=True))) == sum(sizes)
+
+
 def test_images_texts_and_labels_belong_together(both, captions, labels):
     plain = BatchStream(both, 12, ImageTransform(size=10, fit="squash", mean=(0.0,) * 3, std=(1.0,) * 3), seed=1)
     batch = plain.batch(3)

@@ -134,8 +134,8 @@ def assemble_recipe(
     )
     if place.first:
         say_defined(sources, knowledge)
-        for source, count in zip(sources, stream.most_at_once, strict=True):
-            if count > len(source):
+        for source, bound, count in zip(sources, stream.most_at_once, stream.most_until(recipe.steps), strict=True):
+            if min(bound, count) > len(source):
                 note(
                     f"{source.name}: {len(source):,} samples for {count:,} of a batch; copies are left out of the loss"
                 )

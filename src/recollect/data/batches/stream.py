@@ -102,6 +102,10 @@ class BatchStream:
         """The most samples that each source gives to one global batch; copies among them only if it has fewer."""
         return self._plan.most
 
+    def most_until(self, steps: int) -> tuple[int, ...]:
+        """The most samples of each source in any of the first steps; `most_at_once` may be one more than ever comes."""
+        return tuple(int(count) for count in self._plan.counts(np.arange(steps)).max(axis=0))
+
     @property
     def local_size(self) -> int:
         """Rows that this rank makes."""
