@@ -236,7 +236,7 @@ def test_training_fits_the_support_and_repeats_exactly(name, world):
         untrained = estimator.set_params(epochs=0).fit(support, labels)
         before = np.mean(untrained.predict(support) == labels)
         first_scores = untrained.scores(queries)
-        estimator.set_params(epochs=200, learning_rate=1e-2)
+        estimator.set_params(epochs=40, learning_rate=2e-2)
         trained = estimator.fit(support, labels)
         assert np.mean(trained.predict(support) == labels) >= before
         assert np.abs(trained.scores(queries) - first_scores).max() > 0.1
