@@ -43,6 +43,9 @@ AT_ONCE = {
     "a split column of none": ("clip-tiny", ("--split-column", "part"), "--data.split-column: is for files with"),
     "a split said already": ("clip-tiny", ("--data", "a.csv?split=b", "--data.split", "c"), "--data.split: every sour"),
     "recomputed words": ("siglip-locked", ("--checkpoint-activations",), "patches has no layers of transformers."),
+    "recomputed words, beside what is measured": (
+        "siglip-locked", ("--evaluate", "zero-shot=none.csv", "--checkpoint-activations"), "patches has no layers of"
+    ),
     "recomputed locked": (
         "siglip-tiny", ("--model.locked", "both", "--checkpoint-activations"), "tiny has no layers of transformers that"
     ),

@@ -19,6 +19,7 @@ from recollect.training.loop import Hook, train
 from recollect.training.options import Recipe, recipe_from_json
 from recollect.training.recipes import RECIPES
 from recollect.training.trackers import Tracker
+from recollect.training.unused import refuse_at_once
 
 SOURCE_OPTIONS = frozenset({"--data.sources", "--data.captions", "--data.labels"})
 
@@ -98,6 +99,7 @@ class Train:
                 raise UserError("--evaluate-every: nothing to measure. Say what with --evaluate PROTOCOL=SOURCE.")
             return []
         self.recipe.check()
+        refuse_at_once(self.recipe, None, resumed=self.resume)  # before what is measured is opened
         every = self.recipe.checkpoint_every if self.evaluate_every is None else self.evaluate_every
         return [Hook(every, measurements(self.evaluate))]
 

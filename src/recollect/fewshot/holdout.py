@@ -107,8 +107,8 @@ def turns(labels: np.ndarray, seed: int = 0) -> np.ndarray:
 
 
 _GRID = 2.0**36
-_COSINES_AT_ONCE = 2**22
-"""Cosines in double precision at a time: 32 MiB."""
+_COSINES_AT_ONCE, _EXAMPLES_AT_ONCE = 2**22, 2**13
+"""What is of double precision at a time: 32 MiB of cosines, and as much of examples at a width of 512."""
 
 
 def cosines(left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -119,15 +119,18 @@ def cosines(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     sums are of double precision, and rounded to 2^-36: two of one pair, at most ``2 width 2^-53`` apart (1e-13 at 512),
     round to different numbers at most once in 130 pairs.
     """
-    found, columns = np.empty((len(left), len(right)), dtype=left.dtype), right.astype(np.float64).T
-    block = max(1, _COSINES_AT_ONCE // max(1, len(right)))
-    for start in range(0, len(left), block):
-        rows = slice(start, start + block)
-        exact = left[rows].astype(np.float64) @ columns
-        exact *= _GRID
-        np.rint(exact, out=exact)
-        exact /= _GRID
-        found[rows] = exact
+    found = np.empty((len(left), len(right)), dtype=left.dtype)
+    for first in range(0, len(right), _EXAMPLES_AT_ONCE):
+        columns = slice(first, first + _EXAMPLES_AT_ONCE)
+        known = right[columns].astype(np.float64).T
+        block = max(1, _COSINES_AT_ONCE // known.shape[1])
+        for start in range(0, len(left), block):
+            rows = slice(start, start + block)
+            exact = left[rows].astype(np.float64) @ known
+            exact *= _GRID
+            np.rint(exact, out=exact)
+            exact /= _GRID
+            found[rows, columns] = exact
     return found
 
 

@@ -44,11 +44,13 @@ Clash = tuple[bool, str]
 """Whether an option is there that says nothing, and how to say so."""
 
 
-def refuse_at_once(recipe: Recipe, place: ProcessRanks, *, resumed: bool, needs: Collection[str] | None = None) -> None:
+def refuse_at_once(
+    recipe: Recipe, place: ProcessRanks | None, *, resumed: bool, needs: Collection[str] | None = None
+) -> None:
     """Refuse what can be told before anything is opened: by the machine, and what the names in a recipe stand for.
 
     Args:
-        place: which of how many processes this is, and where it computes.
+        place: which of how many processes this is, and where it computes; None where that is not known yet.
         resumed: whether the model is that of a checkpoint; where the run began need not be there any more.
         needs: of the objective that takes the place of the recipe's (`Objective.needs`).
 
@@ -64,7 +66,8 @@ def refuse_at_once(recipe: Recipe, place: ProcessRanks, *, resumed: bool, needs:
         _refuse((*_of_start(recipe.model, parts), _idle(recipe, parts), shares_nothing))
     elif not resumed:
         check_place(recipe.model.start)
-    _refuse(_of_machine(recipe, place))
+    if place is not None:
+        _refuse(_of_machine(recipe, place))
 
 
 def refuse_unused(recipe: Recipe, sources: Sequence[Source], needs: Collection[str] | None = None) -> None:
