@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from recollect import cli
+from recollect.commands import train_reco
 from recollect.memory.fusion.block import FusionModule
 from recollect.models import build_model
 
@@ -69,13 +70,17 @@ def test_a_strength_or_share_that_is_none_is_one_line(pairs, tmp_path, capsys, w
     assert not (tmp_path / "run").exists()
 
 
-def test_cross_fitting_trains_on_what_other_models_have_not_seen(pairs, tmp_path, capsys):
+def test_cross_fitting_trains_on_what_other_models_have_not_seen(pairs, tmp_path, capsys, monkeypatch):
     for number in range(2):
         words = [f"noise of kind {kind}" for kind in range(12)]
         build_model("tiny", texts=words, seed=number + 1).save(tmp_path / f"model-{number}")
     models = [tmp_path / f"model-{number}" for number in range(2)]
     assert train(pairs, tmp_path / "run", "--crossfit", *models) == 0
     assert FusionModule.open(tmp_path / "run" / "model").trained["folds"] == 2
+    with monkeypatch.context() as patch:
+        patch.delattr(train_reco, "embed_pairs")
+        assert train(pairs, tmp_path / "run", "--seed", 1) == 2
+    assert "a run is there already. Add --resume" in capsys.readouterr().err
     capsys.readouterr()
     assert train(pairs, tmp_path / "one", "--crossfit", models[0]) == 2
     assert "--crossfit takes two models or more" in capsys.readouterr().err

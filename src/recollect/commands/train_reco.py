@@ -21,6 +21,7 @@ from recollect.memory.store import NEAR, Memory
 from recollect.models import load_model
 from recollect.training.optimiser import Optimiser
 from recollect.training.options import Data, Model, ObjectiveOptions
+from recollect.training.run_folder import check_free
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ class TrainReco:
         recipe = self.recipe()
         replace(recipe, fusion=replace(recipe.fusion, width=1), steps=1).check()
         check_writable(self.out, "--out")
+        check_free(self.out, self.resume)
         memory = Memory.open(self.memory)  # what is wrong with it should show before anything is embedded
         memory.check_k(self.k)
         encoder = load_model(self.model, self.device)

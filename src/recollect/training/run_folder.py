@@ -73,19 +73,29 @@ def check_run_folder(out: Path, recipe: Any, resume: bool) -> None:
     Raises:
         UserError: saying which, and what differs.
     """
+    check_free(out, resume)
     file = out / "recipe.json"
-    seen = [path for path in out.iterdir() if not path.name.startswith(".")] if out.exists() else []
-    if file.exists() and not resume:
-        raise UserError(f"{out}: a run is there already. Add --resume to continue it, or name another --out.")
-    if not file.exists() and seen:
-        what = "no run to resume there, and the folder" if resume else "already exists and"
-        raise UserError(f"{out}: {what} is not empty. Name another --out.")
     if not file.exists():
         return
     changed = {name: values for name, values in _changes(file, recipe).items() if name not in _MAY_CHANGE}
     if changed:
         words = "; ".join(f"{name} was {then}, is {now}" for name, (then, now) in changed.items())
         raise UserError(f"{file}: --resume needs the same recipe, but {words}. Name another --out.")
+
+
+def check_free(out: Path, resume: bool) -> None:
+    """Refuse a folder that a run cannot begin in, or go on in, whatever the run.
+
+    Raises:
+        UserError: a run is there that is not to be resumed, or something else.
+    """
+    file = out / "recipe.json"
+    seen = [path for path in out.iterdir() if not path.name.startswith(".")] if out.is_dir() else []
+    if file.exists() and not resume:
+        raise UserError(f"{out}: a run is there already. Add --resume to continue it, or name another --out.")
+    if not file.exists() and seen:
+        what = "no run to resume there, and the folder" if resume else "already exists and"
+        raise UserError(f"{out}: {what} is not empty. Name another --out.")
 
 
 def check_data(checkpoint: Path, data: Facts) -> None:

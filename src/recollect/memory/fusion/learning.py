@@ -33,6 +33,7 @@ from recollect.training.loop import train
 from recollect.training.optimiser import Optimiser
 from recollect.training.options import Recipe
 from recollect.training.ranks import ProcessRanks
+from recollect.training.run_folder import check_run_folder
 from recollect.training.step import Inputs
 
 _NEIGHBOURS_FORMAT = 3
@@ -216,6 +217,7 @@ def train_fusion(
     steps = max(1, round(recipe.epochs * len(pairs) / batch))
     recipe = replace(recipe, fusion=settings, steps=steps, batch_size=batch)
     recipe.check()
+    check_run_folder(out, recipe, resume)  # before what the run there has found gives way to what this one would
     folder = out.with_name(f"{out.name}.neighbours")
     found = _found(recipe, pairs, folds, folder)
     scale = recipe.objective.scale or encoder.scale or CLIP_SCALE
