@@ -274,7 +274,7 @@ def channels(options: Options) -> Figures:
 def folds(options: Options, method: str, classes: int, shots: int) -> Figures:
     """A head whose strength is chosen on folds: their models beside each other, in as few numbers as there are
     examples, and kept for what is held out; against each model by itself, in the embeddings' own numbers, each time."""
-    task = shots_of(options, classes)
+    task = task_of(replace(options, classes=classes, pool=16 * classes, queries=2_000))
     rows = np.concatenate([np.flatnonzero(task.support_labels == label)[:shots] for label in range(classes)])
 
     def fitted() -> Any:

@@ -20,6 +20,7 @@ from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder, open_encod
 from recollect.memory.store import Memory
 from recollect.models import build_model, load_model
 from recollect.training.assembly import sample_mark
+from recollect.training.loop import train
 from recollect.training.options import Data, Model
 from recollect.training.ranks import ProcessRanks
 from recollect.training.recipes import RECIPES
@@ -200,6 +201,8 @@ def test_a_run_begins_with_a_named_recipe_or_with_anothers(trained, monkeypatch,
     assert "siglip-tinny: no such recipe. Did you mean siglip-tiny" in capsys.readouterr().err
     assert cli.main(["train", "--config", str(trained / "recipe.json")]) == 2
     assert "recipe.json: of a run of `recollect train ra-clip`. Take" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"train\(\) does not read what a JointRecipe says .* train_joint"):
+        train(named, trained / "unused")  # which would train without the memory
 
 
 @pytest.mark.parametrize(

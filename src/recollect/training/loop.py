@@ -106,12 +106,15 @@ def train(
 
     Raises:
         UserError: bad input, a loss that is not a number, no space left, no memory left.
-        ValueError: both ``assemble`` and what it makes.
+        ValueError: both ``assemble`` and what it makes; or a recipe of another kind without it.
         KeyboardInterrupt, SystemExit: after Ctrl-C or SIGTERM, once a checkpoint is written.
     """
     out = Path(out)
     objects = {object_spec(source): source for source in sources}
     if assemble is None:
+        if type(recipe) is not Recipe:
+            own = "train_joint, train_fusion or whatever it is of reads them; or pass assemble."
+            raise ValueError(f"train() does not read what a {type(recipe).__name__} says beside a Recipe: {own}")
         assemble = partial(assemble_recipe, objects=objects, objective=objective)
     elif sources or objective:
         raise ValueError("train() takes either sources and an objective, or assemble, which makes both")
