@@ -37,6 +37,7 @@ from recollect.core.files import atomic_path
 from recollect.core.seeding import text_fold
 from recollect.core.types import EncoderBase
 from recollect.evaluation.entities import harmonic_mean
+from recollect.evaluation.results import summarise
 from recollect.memory.fusion.block import FusionModule, FusionSettings
 from recollect.memory.fusion.crossfit import Fold
 from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder
@@ -568,16 +569,27 @@ def main() -> None:
                   f"{last['A both']:.2f}) entities {last['B both entities harmonic']:.2f}", flush=True)  # fmt: skip
     if options.out:
         summary = {
-            arm: {
-                name: [round(float(f([row[name] for row in rows])), 2) for f in (np.mean, np.std)] for name in rows[0]
-            }
-            for arm, rows in results.items()
+            arm: {name: _spread([row[name] for row in rows]) for name in rows[0]} for arm, rows in results.items()
         }
+        each = {arm: [{name: round(value, 2) for name, value in row.items()} for row in rows]
+                for arm, rows in results.items()}  # fmt: skip
         settings = {arm: way and _told(way) for arm, way in ways.items() if arm in results}
         command = this_command()
-        made = {"command": command, "seeds": options.seeds, "mean and std": summary, "ways": settings}
+        made = {
+            "command": command,
+            "seeds": options.seeds,
+            "mean and std": summary,
+            "each seed": each,
+            "ways": settings,
+        }
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(made, indent=1) + "\n")
+
+
+def _spread(values: Sequence[float]) -> list[float]:
+    """Mean and sample standard deviation over seeds, 0 for one."""
+    found = summarise(values)
+    return [round(found.mean, 2), 0.0 if len(values) == 1 else round(found.std, 2)]
 
 
 def _told(way: Way) -> dict[str, Any]:

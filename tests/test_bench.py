@@ -1,5 +1,7 @@
 """The harness of `make bench` runs as a whole, in seconds, at sizes at which its figures mean nothing."""
 
+import ast
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -35,3 +37,24 @@ def test_the_harness_measures_every_section_and_its_file_holds_its_tables(bench,
     assert {table.title for table in shown} == {title for title, _, _ in bench._TABLES.values()}
     cells = {cell for table in shown for row in table.rows for cell in row}
     assert {"SigLIxP", "Parquet of 64-px JPEGs", "tiny"} <= cells
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda file: file.stem)
+def test_what_a_benchmark_imports_is_there(file):
+    """The guides print their commands; one named a class that was gone, and nothing ran it."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "recollect":
+            module = importlib.import_module(node.module)
+            for name in node.names:
+                if not hasattr(module, name.name):
+                    importlib.import_module(f"{node.module}.{name.name}")
+
+
+def test_a_spread_over_seeds_is_that_of_a_sample(monkeypatch):
+    """RECO's files once held the deviation of a population, a fifth less for three seeds, and called it std."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import fusion
+
+    assert fusion._spread([1.0, 2.0, 3.0]) == [2.0, 1.0]
+    assert fusion._spread([4.0]) == [4.0, 0.0]
+    sys.modules.pop("fusion")

@@ -23,8 +23,9 @@ MOST_CAPTIONS = 2000
 class Span:
     """The share of image embeddings' energy that lies outside the span of the captions.
 
-    Training with captions alone hardly touches these directions, and the context objective trains them, so the share
-    says how much there is for context to clean up: in worlds where it gains, it is 55 to 85 %.
+    Training with captions alone hardly touches these directions, and the context objective trains them: the share says
+    what there is for context to clean up, and not what that gains. On real images, with a locked tower, it is about a
+    tenth, and context gains there (docs/results.md).
     """
 
     models: ModelPlaces

@@ -102,7 +102,7 @@ def clixp_locked() -> Recipe:
 
 
 def latents_siglip() -> Recipe:
-    """SigLIP on the vector world: 13 seconds on one core."""
+    """SigLIP on the vector world: less than a minute on one core."""
     return Recipe(
         model=Model("vector-mlp"),
         data=Data(captions=("latents:captions",)),
