@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from recollect.core.types import NO_LABEL, Source
-from recollect.data.sources import open_source, split_names
+from recollect.data.sources import files, open_source, split_names
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.derived import Joined, Subset, corpus
 from recollect.data.sources.table import Origin
@@ -120,9 +120,13 @@ def test_a_folder_of_images_with_metadata(make, shade):
     ]
 
 
-def test_a_folder_of_images_alone_has_neither_captions_nor_labels(make):
+def test_a_folder_of_images_alone_has_neither_captions_nor_labels(make, monkeypatch, capsys):
+    """Nor need it have a home that one can write to, as in a container of somebody else's."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", "/proc/none/x")
+    monkeypatch.setattr(files, "_room", files._room.__wrapped__)
     source = open_source(str(make.pictures(["a.png", "b.png"])))
     assert [(sample.texts, sample.label) for sample in source] == [((), NO_LABEL)] * 2
+    assert "/proc/none/x: cannot be written to" in capsys.readouterr().err
 
 
 def test_a_file_has_any_name_and_one_that_cannot_be_read_is_left_out_and_named(make, capsys):

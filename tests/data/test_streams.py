@@ -283,3 +283,5 @@ def test_sizes_of_shards_are_counted_once_and_again_when_a_shard_changes(places,
         assert kept.read_text() == whole
     shard.write_bytes(tar_of(range(9)))
     assert len(open_stream("s", [str(shard)])) == 9
+    monkeypatch.setenv("RECOLLECT_CACHE", "/proc/none")
+    assert len(open_stream("s", [str(shard)])) == 9, "where nothing can be kept, it is counted each time"

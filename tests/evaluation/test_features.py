@@ -47,9 +47,14 @@ def test_a_damaged_cache_file_is_made_anew(source, encoder, tmp_path):
     cache = FeatureCache(tmp_path)
     whole = image_features(encoder, source, cache)
     path = cache.path(encoder, source)
-    path.write_bytes(path.read_bytes()[:200])
-    np.testing.assert_array_equal(image_features(encoder, source, cache).images, whole.images)
-    assert cache.load(encoder, source) is not None
+    kept = path.read_bytes()
+    for damaged in (kept[:200], kept[:-1] + bytes([kept[-1] ^ 1]), kept.replace(b"row-3", b"row-7", 1)):
+        path.write_bytes(damaged)
+        assert cache.load(encoder, source) is None
+        again = image_features(encoder, source, cache)
+        np.testing.assert_array_equal(again.images, whole.images)
+        assert again.ids == whole.ids
+        assert cache.load(encoder, source) is not None
 
 
 def test_an_empty_source_and_broken_weights_are_said(encoder, make_source):

@@ -65,7 +65,7 @@ class FeatureCache:
                 about = file.metadata()
                 rows = json.loads(about["rows"])
                 images, labels, places = (file.get_tensor(name) for name in ("images", "labels", "rows"))
-            if about.get("digest") != _digest(images, labels, places):  # a flipped bit is a wrong figure somewhere
+            if about.get("digest") != _digest(about["rows"], images, labels, places):  # a flipped bit is a wrong figure
                 return None
             return Features(images, labels, tuple(rows["ids"]), tuple(rows["domains"]), places)
         except Exception:  # a foreign or damaged file: the embedding is what matters, and it can be made again
@@ -76,12 +76,12 @@ class FeatureCache:
         rows = json.dumps({"ids": features.ids, "domains": features.domains})
         with atomic_path(self.path(encoder, source)) as temporary:
             tensors = {"images": features.images, "labels": features.labels, "rows": features.rows}
-            digest = _digest(features.images, features.labels, features.rows)
+            digest = _digest(rows, features.images, features.labels, features.rows)
             save_file(tensors, temporary, metadata={"rows": rows, "digest": digest})
 
 
-def _digest(*arrays: np.ndarray) -> str:
-    digest = hashlib.blake2b(digest_size=16)
+def _digest(rows: str, *arrays: np.ndarray) -> str:
+    digest = hashlib.blake2b(rows.encode(), digest_size=16)
     for array in arrays:
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()

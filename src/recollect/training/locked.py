@@ -8,6 +8,7 @@ the samples and the crops, but not the head, so that every run and every seed on
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -250,4 +251,5 @@ def fit_patches(encoder: PatchEncoder, sources: Sequence[Source], store: Feature
                 ]
                 counter.advance(len(read))
         encoder.fit(pictures)
-    store.save(encoder.dictionary.state_dict(), *key)
+    with suppress(OSError, UserError):  # no room: they are fitted again next time
+        store.save(encoder.dictionary.state_dict(), *key)

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import EncoderBase, ImageLike, Kind
 from recollect.data.definitions import Knowledge
@@ -58,7 +60,8 @@ def _embed_texts(encoder: DualEncoder, texts: Sequence[str], kind: Kind | None, 
                 blocks.append(encoder.pooled_texts(texts[start : start + _BLOCK], kind))
                 counter.advance(len(blocks[-1]))
         kept = {"features": torch.cat(blocks)}
-        store.save(kept, *key)
+        with suppress(OSError, UserError):  # no room: they are embedded again next time
+            store.save(kept, *key)
     return kept["features"]
 
 

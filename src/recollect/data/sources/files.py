@@ -1,11 +1,15 @@
 """From a path or a hub id to tables: everything that touches files, through the ``datasets`` library."""
 
+import atexit
 import os
+import shutil
 import sys
 import tarfile
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from glob import has_magic
 from pathlib import Path
 from typing import Any
@@ -15,7 +19,7 @@ from datasets.data_files import DataFilesList
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
 from recollect.core.errors import UserError
-from recollect.core.files import near_names, read_text, refuse_slip
+from recollect.core.files import check_writable, near_names, read_text, refuse_slip
 from recollect.data.sources.images import BROKEN_SHARE, files_below, note
 from recollect.data.sources.places import HUB_ID, by_top_folder, files_named, refuse_of_hub, split_groups
 from recollect.data.sources.published import is_published_shots, read_published, read_published_shots
@@ -197,7 +201,21 @@ def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: flo
 def _load(builder: str, groups: Mapping[str, list[str]], where: str, **options: Any) -> dict[str, datasets.Dataset]:
     with _one_line(where, [Path(name) for names in groups.values() for name in names]), _quiet():
         data_files = {split: _as_named(names) for split, names in groups.items()}
-        return dict(datasets.load_dataset(builder, data_files=data_files, **options))
+        return dict(datasets.load_dataset(builder, data_files=data_files, cache_dir=_room(), **options))
+
+
+@cache
+def _room() -> str | None:
+    """Where the library keeps tables as it reads them: its own folder, or if nobody may write there, another that goes
+    when the process ends."""
+    own = Path(datasets.config.HF_DATASETS_CACHE)
+    with suppress(UserError):
+        check_writable(own, "HF_HOME")
+        return None
+    folder = tempfile.mkdtemp(prefix="recollect-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    note(f"{own}: cannot be written to, so what is read is kept until the end only. Name a folder with HF_HOME.")
+    return folder
 
 
 def _as_named(names: Sequence[str]) -> DataFilesList:

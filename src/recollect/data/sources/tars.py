@@ -8,6 +8,7 @@ import os
 import tarfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -169,7 +170,8 @@ def _counted(tar: Path) -> tuple[int, ShardState]:
     except (OSError, tarfile.TarError) as error:
         raise UserError(f"{tar}: damaged, or no tar ({error})") from error
     found = {"samples": count, "state": asdict(state)}
-    write_json(kept, {**found, "digest": _digest(found)})
+    with suppress(OSError, UserError):  # no room: it is counted again next time
+        write_json(kept, {**found, "digest": _digest(found)})
     return count, state
 
 

@@ -4,23 +4,23 @@ Fonts and names are real; nobody made them for this. The table is drawn once per
 the user's cache folder (``RECOLLECT_CACHE`` or the system's).
 """
 
-import os
+import hashlib
 import re
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import PIL
-from matplotlib.ft2font import FT2Font
 from PIL import Image, ImageDraw, ImageFont
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from scipy import ndimage
 
-from recollect.core.files import atomic_path
+from recollect.core.errors import UserError
+from recollect.core.files import atomic_path, cache_folder
 from recollect.core.progress import track
 from recollect.core.seeding import derive_seed
 
@@ -127,26 +127,40 @@ def glyph_table() -> GlyphTable:
     if path.exists():
         try:
             with safe_open(path, framework="numpy") as file:
-                return GlyphTable(**{name: file.get_tensor(name) for name in fields})
+                tensors = {name: file.get_tensor(name) for name in fields}
+                if (file.metadata() or {}).get("digest") == _digest(tensors):
+                    return GlyphTable(**tensors)
         except Exception:  # damaged, or of another version: drawing it again is cheap
             pass
     table = _draw_table()
     try:
         with atomic_path(path) as temporary:
-            save_file({name: np.ascontiguousarray(getattr(table, name)) for name in fields}, temporary)
-    except OSError:  # a read-only home is no reason not to go on
+            tensors = {name: np.ascontiguousarray(getattr(table, name)) for name in fields}
+            save_file(tensors, temporary, metadata={"digest": _digest(tensors)})
+    except (OSError, UserError, SafetensorError):  # a read-only home or a full disk is no reason not to go on
         pass
     return table
 
 
 def _cache_file() -> Path:
-    system = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "recollect"
-    folder = os.environ.get("RECOLLECT_CACHE") or system
+    import matplotlib
+
     key = derive_seed("glyphs", 1, matplotlib.__version__, PIL.__version__, unicodedata.unidata_version, repr(SCRIPTS))
-    return Path(folder) / f"glyphs-{key:016x}.safetensors"
+    return cache_folder() / f"glyphs-{key:016x}.safetensors"
+
+
+def _digest(tensors: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
+        digest.update(np.ascontiguousarray(tensor).data)
+    return digest.hexdigest()
 
 
 def _draw_table() -> GlyphTable:
+    import matplotlib
+    from matplotlib.ft2font import FT2Font
+
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     fonts = [ImageFont.truetype(folder / f"{face}.ttf", 22, layout_engine=ImageFont.Layout.BASIC) for face in FACES]
     present = [set(FT2Font(str(folder / f"{face}.ttf")).get_charmap()) for face in FACES]
