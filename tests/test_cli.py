@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -5,6 +6,7 @@ import pytest
 
 from recollect import cli
 from recollect.core.errors import UserError
+from recollect.core.progress import output
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -38,6 +40,19 @@ def test_errors_of_the_user_are_one_line_without_traceback(monkeypatch, capsys, 
     assert printed.count("\n") == 1
     assert cli.main(["study", "--debug"]) == status
     assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", [1, 1_000])  # what stays in Python's buffer, and what does not
+def test_a_reader_that_has_gone_is_no_failure(monkeypatch, count):
+    """`recollect ... | head -1`, in a script that stops at the first failure."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        monkeypatch.setattr(sys, "stderr", pipe)
+        monkeypatch.setattr(cli, "_run", lambda words: output().print("a line of some words\n" * count))
+        assert cli.main(["search"]) == 0
+        pipe.write("what Python has still to write at its end")
 
 
 def test_an_interrupt_leaves_with_130(monkeypatch):

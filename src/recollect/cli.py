@@ -163,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of a pipe has gone (``| head``): nothing left to say
+        _say_no_more()  # the reader of a pipe has gone (``| head``)
         return 0
     except (UserError, OSError) as error:
         if debug:
@@ -177,6 +177,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             _say_error(f"{type(error).__name__}: {error} (a bug? --debug shows where)")
         return 1
     return 0
+
+
+def _say_no_more() -> None:
+    """What is still to be written goes nowhere; at its end Python would complain that it cannot be."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed, or no file
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def _say_error(text: str) -> None:

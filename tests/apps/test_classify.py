@@ -198,6 +198,9 @@ def test_a_kept_classifier_says_what_it_said(folders):
     np.testing.assert_array_equal(opened.predict_proba(queries), taught.predict_proba(queries))
     np.testing.assert_array_equal(opened.predict_set(queries), taught.predict_set(queries))
     np.testing.assert_array_equal(opened.is_unknown(queries), taught.is_unknown(queries))
+    none = queries[:0]
+    assert opened.predict_proba(none).shape == opened.predict_set(none).shape == (0, 3)
+    assert len(opened.predict(none)) == len(opened.is_unknown(none)) == 0
     record = json.loads((folders / "kept" / CLASSIFIER_FILE).read_text())
     assert record["held_out"]["accuracy"] == taught.calibration["accuracy"]
     assert [each["name"] for each in record["classes"]] == ["blue", "green", "red"]

@@ -16,6 +16,7 @@ COMMANDS = [
     f"train reco NO/MODEL --memory none --data none.parquet --out {NOWHERE}",
     f"embed NO/MODEL --data none.parquet --out {NOWHERE}",
     f"evaluate zero-shot NO/MODEL --data latents:classes --out {NOWHERE}",
+    f"evaluate zero-shot NO/MODEL --data latents:classes --cache {NOWHERE}",
     f"analyse span NO/MODEL --captions none.txt --data none.parquet --out {NOWHERE}.json",
     f"analyse attention NO/MODEL --out {NOWHERE}.png",
     f"study reco/table-1 --scale smoke --out {NOWHERE}",
@@ -24,11 +25,11 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words.split()[:2]))
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join((*words.split()[:2], *words.split()[-2:-1])))
 def test_a_place_that_cannot_be_written_to_is_said_first(words, capsys):
     assert main(words.split()) == 2
     line = capsys.readouterr().err.strip()
-    assert line.startswith("error: --out /proc/none/x")
+    assert line.startswith(f"error: {words.split()[-2]} /proc/none/x")
     assert "cannot be written there" in line
     assert "Name another place." in line
     assert "\n" not in line

@@ -7,12 +7,14 @@ import socket
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, BertConfig, BertModel, ViTConfig, ViTModel
 
 from recollect.core.errors import UserError
+from recollect.evaluation.features import prompt_ensemble
 from recollect.models import build_model, load_model
 from recollect.models.asking import asked_once
 
@@ -36,6 +38,28 @@ def refusal(name) -> str:
     assert "\n" not in message
     assert str(name) in message
     return message
+
+
+@pytest.mark.parametrize("family", ["tiny-conv", "siglip"])
+def test_a_model_is_the_same_whatever_tensors_its_user_makes(family, checkpoint, tmp_path):
+    """In float64, as in much of science, and where no gradients are wanted."""
+    place = tmp_path / "model"
+    if family == "tiny-conv":
+        build_model("tiny-conv", texts=["a cat"]).save(place)
+    else:
+        place = checkpoint(family)
+    model, pixels = load_model(place, "cpu"), np.random.default_rng(0).integers(0, 256, (2, 40, 40, 3), dtype=np.uint8)
+    expected = model.embed_images(pixels)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.inference_mode():
+            opened = load_model(place, "cpu")
+            assert torch.equal(opened.embed_images(pixels), expected)
+            assert prompt_ensemble(opened, [["a", "b"], ["c"]]).dtype == np.float32
+        assert (opened.fingerprint, opened.dtype) == (model.fingerprint, torch.float32)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    opened.encode_texts(opened.tokenize(["a cat"])).sum().backward()
 
 
 def test_no_such_folder(tmp_path):

@@ -155,6 +155,7 @@ class ModelOptions:
             raise UserError("no model was named. Give a folder or a hub id before --data.")
         self.reading.check()
         check_writable(self.out, "--out")
+        check_writable(self.cache, "--cache")
         check_place(self.out)
         if self.out is None:
             refuse_unread(self, "form", why="is of the files that are written. Add --out FOLDER.")

@@ -30,6 +30,11 @@ class _AsItIs(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(inert(text, keep="\n\t"), **options)
 
+    def on_broken_pipe(self) -> None:
+        """Leave a reader that has gone to `recollect.cli`, as of all that is written; rich would end the process."""
+        self.quiet = True
+        raise BrokenPipeError
+
 
 console = _AsItIs(stderr=True)
 

@@ -141,14 +141,15 @@ class ImageTransform:
         """``(pixels / 255 - mean) / std``, on the device where ``pixels`` are; zeros where packed rows are empty."""
         if pixels.ndim == 3:
             return self._normalise_packed(pixels)
-        mean = torch.tensor(self.mean, device=pixels.device).view(3, 1, 1)
-        std = torch.tensor(self.std, device=pixels.device).view(3, 1, 1)
-        images = torch.empty(pixels.shape[0], 3, *pixels.shape[1:3], device=pixels.device)
+        mean = torch.tensor(self.mean, dtype=torch.float32, device=pixels.device).view(3, 1, 1)
+        std = torch.tensor(self.std, dtype=torch.float32, device=pixels.device).view(3, 1, 1)
+        images = torch.empty(pixels.shape[0], 3, *pixels.shape[1:3], dtype=torch.float32, device=pixels.device)
         images.copy_(pixels.permute(0, 3, 1, 2))
         return images.mul_(1 / (255 * std)).sub_(mean / std)
 
     def _normalise_packed(self, packed: UInt8[Tensor, "n rows entries"]) -> Float[Tensor, "n rows entries"]:
-        mean, std = (torch.tensor(values, device=packed.device) for values in (self.mean, self.std))
+        both = torch.tensor([self.mean, self.std], dtype=torch.float32, device=packed.device)
+        mean, std = both.unbind()
         images = packed.float().unflatten(2, (-1, 3)).mul_(1 / (255 * std)).sub_(mean / std).flatten(2)
         high, wide = patch_grid(packed)
         used = torch.arange(packed.shape[1], device=packed.device) < (high * wide)[:, None]

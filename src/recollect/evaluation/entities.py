@@ -81,7 +81,7 @@ def best_and_confidence(
     rows, confidence = np.empty(len(images), dtype=np.int64), np.empty(len(images))
     for start in range(0, len(images), _IMAGES):
         asked = torch.from_numpy(np.ascontiguousarray(images[start : start + _IMAGES])).to(device)
-        best = torch.full((len(asked),), -torch.inf, device=device)
+        best = torch.full((len(asked),), -torch.inf, dtype=torch.float32, device=device)
         found, total = torch.zeros_like(best, dtype=torch.int64), torch.zeros(len(asked), dtype=torch.float64)
         for first in range(0, len(texts), _TEXTS):
             scores = asked @ torch.from_numpy(texts[first : first + _TEXTS]).to(device).T

@@ -165,7 +165,7 @@ def prompt_ensemble(encoder: Encoder, prompts: Sequence[Sequence[str]], prefix: 
 def _averaged(embeddings: torch.Tensor, numbers: Sequence[int]) -> np.ndarray:
     counts = torch.tensor(numbers)
     owner = torch.repeat_interleave(torch.arange(len(numbers)), counts)
-    means = torch.zeros(len(numbers), embeddings.shape[1]).index_add_(0, owner, embeddings) / counts[:, None]
+    means = embeddings.new_zeros(len(numbers), embeddings.shape[1]).index_add_(0, owner, embeddings) / counts[:, None]
     return torch.nn.functional.normalize(means, dim=1).numpy()
 
 

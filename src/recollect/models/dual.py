@@ -154,7 +154,7 @@ class DualEncoder(nn.Module, ABC):
             raise UserError(f"batch_size {batch_size}: must be at least 1")
         many = images if isinstance(images, Tensor) else as_images(images)
         if len(many) == 0:
-            return torch.empty(0, self.width)
+            return torch.empty(0, self.width, dtype=torch.float32)
         blocks = []
         with progress("embed", len(many), "images") if show_progress else nullcontext() as counter:
             for block in self._over_images(many, self.encode_images, batch_size):
@@ -200,7 +200,7 @@ class DualEncoder(nn.Module, ABC):
         if broken := next((text for text in texts if not text.isascii() and _SURROGATE.search(text)), None):
             raise UserError(f"{broken!r} is no text in UTF-8. Is the terminal, or the file it is from, set to another?")
         if len(texts) == 0:
-            return torch.empty(0, self.width)
+            return torch.empty(0, self.width, dtype=torch.float32)
         return torch.cat([_unit(block) for block in self._over_texts(texts, prefix, self.encode_texts)])
 
     def pooled_texts(self, texts: Sequence[str], prefix: Kind | None = None) -> Float[Tensor, "n features"]:

@@ -6,6 +6,8 @@ Weights are read from safetensors only. A pickle can run code when it is opened,
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,7 @@ def load_model(path_or_hub_id: str | Path, device: torch.device | str | None = N
     """
     name = str(path_or_hub_id)
     check_place(name)
-    with asked_once(name):
+    with asked_once(name), _in_float32():
         record = _record(name)
         if record.get("architecture") in {encoder.architecture for encoder in ENCODERS.values()}:
             encoder: DualEncoder = _open_small(name, record)
@@ -80,6 +82,18 @@ def check_place(name: str) -> None:
             f"{name}: no such folder{near_names(path) or '.'} Name a model's folder or a hub id such as "
             "openai/clip-vit-base-patch32."
         )
+
+
+@contextmanager
+def _in_float32() -> Iterator[None]:
+    """Whatever the caller has tensors of its own made of, and for: weights in float32, that can be trained."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.inference_mode(False):
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _record(name: str) -> dict[str, Any]:

@@ -209,7 +209,7 @@ def embed_queries(
         if not float(total.norm()) > _ZERO * max(abs(term.weight) for term in query.terms):
             raise UserError(f"{query}: its terms cancel out, so that it asks for nothing. Change a weight.")
         rows.append(F.normalize(total, dim=0))
-    return torch.stack(rows) if rows else torch.empty(0, encoder.width)
+    return torch.stack(rows) if rows else torch.empty(0, encoder.width, dtype=torch.float32)
 
 
 def check_terms(query: Query) -> None:

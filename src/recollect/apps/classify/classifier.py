@@ -277,7 +277,10 @@ class Classifier:
         Raises:
             UserError: embeddings of another width.
         """
-        return self.estimator.predict_proba(self._checked(features)).astype(np.float64)
+        checked = self._checked(features)
+        if not len(checked):  # the last of some blocks, say, of which scikit-learn thinks ill
+            return np.empty((0, len(self.classes)))
+        return self.estimator.predict_proba(checked).astype(np.float64)
 
     def predict(self, features: Any) -> np.ndarray:
         """The name of the most probable class of each row."""
@@ -296,7 +299,8 @@ class Classifier:
             raise UserError(f"alpha = {alpha:g}: a share of errors lies between 0 and 1")
         if not self.calibrated:
             raise UserError("sets of classes are calibrated on examples, two or more of a class; there are none.")
-        return self.estimator.predict_set(self._checked(features), alpha)
+        checked = self._checked(features)
+        return self.estimator.predict_set(checked, alpha) if len(checked) else np.empty((0, len(self.classes)), bool)
 
     def similarity(self, features: Any) -> Float[np.ndarray, "queries n"]:
         """Cosines to the examples."""

@@ -88,7 +88,7 @@ class ClickModel:
         generator = np.random.default_rng([self.seed, 0xC11C])
         count = min(self.weak, len(self.pool) // 2)
         self._weak = np.sort(generator.choice(len(self.pool), count, replace=False))
-        self._kernel = torch.empty(0, len(self.pool))
+        self._kernel = torch.empty(0, len(self.pool), dtype=torch.float32)
         # All embeddings of a model share a direction that tells no class apart; without it the same clicks find more
         self._mean = self.pool.mean(axis=0, dtype=np.float64)
         squares = 1 - 2 * (self.pool @ self._mean.astype(np.float32)) + np.float32(self._mean @ self._mean)
@@ -105,7 +105,7 @@ class ClickModel:
 
     def forget(self) -> None:
         """Give them back; the next fit computes them anew and says the same."""
-        self._kernel, self._known = torch.empty(0, len(self.pool)), {}
+        self._kernel, self._known = torch.empty(0, len(self.pool), dtype=torch.float32), {}
 
     def fit(self, marks: Mapping[int, int]) -> ClickFit:
         """Score the pool.
@@ -159,7 +159,9 @@ class ClickModel:
         new = [row for row in every.tolist() if row not in self._known]
         need = len(self._known) + len(new)
         if need > len(self._kernel):
-            self._kernel = torch.cat([self._kernel, torch.empty(need + 64 - len(self._kernel), len(self.pool))])
+            self._kernel = torch.cat(
+                [self._kernel, self._kernel.new_empty(need + 64 - len(self._kernel), len(self.pool))]
+            )
         if new:
             start = len(self._known)
             pool = torch.from_numpy(self.pool)

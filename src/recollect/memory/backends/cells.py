@@ -153,7 +153,7 @@ class CellSearch:
 
     def _together(self, queries: Tensor, chosen: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Each cell is read once, for all queries that chose it."""
-        scores = torch.full((*chosen.shape, k), -torch.inf)
+        scores = torch.full((*chosen.shape, k), -torch.inf, dtype=torch.float32)
         rows = torch.zeros((*chosen.shape, k), dtype=torch.int64)
         flat = chosen.reshape(-1)
         order = np.argsort(flat, kind="stable")

@@ -128,7 +128,7 @@ def find_neighbours(
     rows: dict[str, Tensor] = {}
     read_captions: dict[str, Tensor] = {}
     for modality in ("image", "text"):
-        values[modality] = torch.zeros(1, memory.width)
+        values[modality] = torch.zeros(1, memory.width, dtype=torch.float32)
         rows[modality] = torch.zeros(len(pairs), 0, dtype=torch.int64)
         read_captions[modality] = torch.zeros(1, dtype=torch.int64)
         if settings.refines(modality) and settings.kind != "mlp":
