@@ -126,6 +126,14 @@ def test_what_is_said_of_context_holds(words, said, gain):
     assert CLAIMS[words](gain)
 
 
+def test_how_many_sets_gain_is_said_in_the_limits_too():
+    runs = runs_of(read_records(RESULTS / "lixp" / "real"))
+    gain = runs.found.paired({"arm": "SigLIxP", "measure": FEW_SHOT}, {"arm": "SigLIP"}, runs.tested())
+    words = {7: "seven", 8: "eight", 9: "nine"}[gain.clear()]
+    assert len(runs.tested()) == 10
+    assert f"context does, on {words} of ten test sets beyond the spread" in prose(ROOT / "docs" / "limits.md")
+
+
 def test_which_sets_captions_speak_of_is_said_as_it_was_counted(said):
     spoken = {name: f"{one.spoken:.0%}".replace("%", " %") for name, one in sets.TESTING.items()}
     assert "That is RESISC-12 (all of its names)" in said
