@@ -119,12 +119,13 @@ def test_zero_shot_alone_goes_over_no_shots(files, world, capsys):
     assert "trust, in percent" in printed
 
 
-def test_one_file_without_splits_is_halved_class_by_class(files):
+def test_one_file_without_splits_is_halved_class_by_class(files, capsys):
     run("--features", files / "train.npy", "--feature-labels", files / "train-labels.npy", *SHOTS,
         "--out", files / "out.json")  # fmt: skip
     _, result = figures(files / "out.json")
     assert result["settings"]["queries"] == result["settings"]["pool"] == 18
     assert "zero-shot" not in {row["method"] for row in result["rows"]}
+    assert "train.npy: says nothing of splits, so half of each" in " ".join(capsys.readouterr().err.split())
 
 
 def test_labels_are_one_whatever_writes_them_and_small_classes_may_go(files, world, capsys):
@@ -166,7 +167,7 @@ def test_rows_without_a_split_are_counted_and_a_column_without_any_is_no_column(
         run("--features", files / f"{name}.parquet", "--methods", "prototype", *SHOTS, "--out", files / f"{name}.json")
     said = " ".join(capsys.readouterr().err.split())
     assert "some.parquet: 10 of 60 rows say no split (row 36 first) and are left out" in said
-    assert "none.parquet" not in said
+    assert "none.parquet: says nothing of splits" in said
     assert [figures(files / f"{name}.json")[1]["settings"]["queries"] for name in ("some", "none")] == [14, 30]
 
 

@@ -134,6 +134,8 @@ def divided(rows: LabelledVectors, path: Path, division: Division) -> tuple[Labe
             raise UserError(f"{path}: no column 'split', so no split {wanted}. Half of each class is tested.")
         if division.within is not None:
             inside = _of_split(rows, _split_named(rows, path, (division.within,)))
+        else:
+            note(f"{path}: says nothing of splits, so half of each class is tested and the rest are examples")
         classes, numbers = np.unique(inside.labels, return_inverse=True)
         tested = tested_rows(numbers, tuple(classes.tolist()), division)
         return _chosen(inside, ~tested), _chosen(inside, tested)
