@@ -79,10 +79,13 @@ def test_cross_fitting_trains_on_what_other_models_have_not_seen(pairs, tmp_path
     assert FusionModule.open(tmp_path / "run" / "model").trained["folds"] == 2
     with monkeypatch.context() as patch:
         patch.delattr(train_reco, "embed_pairs")
-        assert train(pairs, tmp_path / "run", "--seed", 1) == 2
-    assert "a run is there already. Add --resume" in capsys.readouterr().err
-    capsys.readouterr()
-    assert train(pairs, tmp_path / "one", "--crossfit", models[0]) == 2
-    assert "--crossfit takes two models or more" in capsys.readouterr().err
+        capsys.readouterr()
+        for out, words, message in (
+            ("run", ("--seed", 1), "a run is there already. Add --resume"),
+            ("one", ("--crossfit", models[0]), "--crossfit takes two models or more"),
+            ("gone", ("--crossfit", models[0], "./modle-1"), "./modle-1: no such folder"),
+        ):
+            assert train(pairs, tmp_path / out, *words) == 2
+            assert message in capsys.readouterr().err
     assert train(pairs, tmp_path / "same", "--crossfit", pairs / "model", models[0]) == 2
     assert "model 0 of --crossfit: it is the model itself" in capsys.readouterr().err

@@ -18,7 +18,7 @@ from recollect.memory.fusion.neighbours import ScoreOf
 from recollect.memory.fusion.newness import STRENGTHS, Newness, NewnessKind
 from recollect.memory.fusion.objective import TERMS, Mask, Term
 from recollect.memory.store import NEAR, Memory
-from recollect.models import load_model
+from recollect.models import load_model, loading
 from recollect.training.optimiser import Optimiser
 from recollect.training.options import Data, Model, ObjectiveOptions
 from recollect.training.run_folder import check_free
@@ -124,7 +124,7 @@ class TrainReco:
         output().print(f"fusion: {model}\nmetrics: {self.out / 'metrics.jsonl'}", highlight=False, soft_wrap=True)
 
     def _refuse_unread(self) -> None:
-        """Refuse options that say nothing beside the others."""
+        """Refuse options that say nothing beside the others, and models that are not there."""
         for spec in self.data:
             split_for(spec, self.split)
         if self.kind == "mlp":
@@ -135,11 +135,13 @@ class TrainReco:
             refuse_unread(self, "newness_strength", why="there is no simulated newness. Add --newness offsets.")
         if newness != "offsets":
             refuse_unread(self, "newness_share", why="is of --newness offsets. Add that, or leave this out.")
+        if len(self.crossfit) == 1:
+            raise UserError("--crossfit takes two models or more: number I of N was trained with ?without=I/N.")
+        for place in (self.model, *self.crossfit):
+            loading.check_place(place)
 
     def _folds(self, sources: tuple[Source, ...], broken_share: float) -> list[Fold]:
         """What each model of --crossfit makes of the pairs, and which of them are new to it."""
-        if len(self.crossfit) == 1:
-            raise UserError("--crossfit takes two models or more: number I of N was trained with ?without=I/N.")
         folds = []
         for number, place in enumerate(self.crossfit):
             pairs = embed_pairs(load_model(place, self.device), sources, self.limit, broken_share)
