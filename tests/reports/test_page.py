@@ -1,6 +1,7 @@
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -92,6 +93,15 @@ def test_figures_show_what_the_table_says():
         "Default Tip, 32 shots:\ngain (points)",
         "Default Tip, 32 shots: context over base",
     }
+
+
+def test_names_of_points_that_lie_on_each_other_do_not():
+    across, up = pd.Series([1, 1, 2, 1, 1]), pd.Series([5.0, 5.0, 5.0, 5.1, 0.0])
+    heights = plots._apart(across, up)
+    column = sorted(height for x, height in zip(across, heights, strict=True) if x == 1)
+    assert np.diff(column).min() > 0.2  # of five points of range
+    assert (heights[2], heights[4]) == (5.0, 0.0)
+    assert all(height >= own for height, own in zip(heights, up, strict=True))
 
 
 def test_a_figure_is_saved_in_the_format_of_its_ending(tmp_path):

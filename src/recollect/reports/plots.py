@@ -2,6 +2,7 @@
 
 import base64
 import io
+import itertools
 import os
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -210,9 +211,10 @@ def gain_against_examples(frame: pd.DataFrame, model: str, baseline: str, method
     axis.set_xticks([], minor=True)
     names = table["data"].astype(str)
     shared = os.path.commonprefix(list(names)).rfind("-") + 1 if len(names) > 1 else 0  # noqa: RUF071 names, no paths
-    for row, aside in zip(table.itertuples(), _apart(table["examples"], table["relative_gain"]), strict=True):
-        place = (row.examples, row.relative_gain)
-        axis.annotate(str(row.data)[shared:], place, (4, -2 + aside), textcoords="offset points", fontsize=6)
+    for row, height in zip(table.itertuples(), _apart(table["examples"], table["relative_gain"]), strict=True):
+        name = str(row.data)[shared:]
+        axis.annotate(name, (row.examples, height), (4, -2), textcoords="offset points", fontsize=6,
+                      bbox={"fc": "white", "ec": "none", "pad": 0.3, "alpha": 0.8})  # fmt: skip
     named = f"{METHOD_NAMES.get(method, method)}, {shots} shots: {model} over {baseline}"
     figure.suptitle(_wrapped_to(named, figure), fontsize=8)
     try:
@@ -227,14 +229,13 @@ def gain_against_examples(frame: pd.DataFrame, model: str, baseline: str, method
 
 
 def _apart(across: pd.Series, up: pd.Series) -> list[float]:
-    """How far each name is moved up or down, in points, so that those of neighbours do not lie on each other."""
-    near = 0.035 * float(np.ptp(up))
-    moved = []
-    for here, (x, y) in enumerate(zip(across, up, strict=True)):
-        others = [(y - other, here - there) for there, (z, other) in enumerate(zip(across, up, strict=True))
-                  if there != here and z == x and abs(y - other) < near]  # fmt: skip
-        moved.append(0.0 if not others else 4.0 if max(others) > (0, 0) else -4.0)
-    return moved
+    """Heights of names beside points: their own, or higher where the name of a point below would lie there."""
+    heights, line = list(map(float, up)), 0.045 * float(np.ptp([0.0, *up]))
+    for x in set(across):
+        column = sorted((place for place, each in enumerate(across) if each == x), key=lambda place: heights[place])
+        for below, place in itertools.pairwise(column):
+            heights[place] = max(heights[place], heights[below] + line)
+    return heights
 
 
 def _seeds_of(frame: pd.DataFrame, words: str) -> str:
