@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from hypothesis import given
@@ -163,3 +164,26 @@ def test_names_that_cannot_be_meant_are_refused(tmp_path):
         labels.mark(7, ["a"], 1)
     with pytest.raises(UserError, match="a mark is"):
         labels.mark(1, ["a"], 2)
+
+
+ENDING = """
+import os, signal, sys, threading, time
+from types import SimpleNamespace
+from recollect.apps.serve.stopping import end_in_time
+server = SimpleNamespace(handle_exit=lambda number, frame: None)
+ended = end_in_time(server, float(sys.argv[1]))
+signal.signal(signal.SIGINT, server.handle_exit)
+threading.Thread(target=time.sleep, args=[20]).start()  # an answer that takes its time
+for _ in range(int(sys.argv[2])):
+    os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+@pytest.mark.parametrize(("patience", "signals"), [("0.05", "1"), ("99", "2")])
+def test_a_server_ends_soon_though_it_is_in_the_middle_of_something_long(patience, signals):
+    """Clicks are on disk before they are answered; two who are in a hurry wait for nothing."""
+    began = time.monotonic()
+    words = [sys.executable, "-c", ENDING, patience, signals]
+    result = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert (result.returncode, result.stderr) == (128 + signal.SIGINT, "interrupted\n")
+    assert time.monotonic() - began < 15

@@ -12,6 +12,7 @@ from recollect.apps.serve.collection import Collection
 from recollect.apps.serve.journal import Journal
 from recollect.apps.serve.labels import ClickedLabels
 from recollect.apps.serve.session import Session
+from recollect.apps.serve.stopping import end_in_time
 from recollect.commands.positionals import MemoryPlace
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable
@@ -68,9 +69,12 @@ class Serve:
                 highlight=False, soft_wrap=True,
             )  # fmt: skip
             config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="off")
+            server = uvicorn.Server(config)
+            ended = end_in_time(server)
             try:
-                uvicorn.Server(config).run(sockets=[listening])
+                server.run(sockets=[listening])
             finally:
+                ended.set()
                 session.labels.journal.close()
                 session.collection.close()
 
