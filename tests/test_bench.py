@@ -4,6 +4,7 @@ import ast
 import importlib
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,14 @@ def test_the_harness_measures_every_section_and_its_file_holds_its_tables(bench,
     assert {table.title for table in shown} == {title for title, _, _ in bench._TABLES.values()}
     cells = {cell for table in shown for row in table.rows for cell in row}
     assert {"SigLIxP", "Parquet of 64-px JPEGs", "tiny"} <= cells
+
+
+def test_the_kept_tables_are_those_of_the_kept_figures(bench):
+    kept = json.loads((ROOT / "results" / "bench" / "cpu.json").read_text())
+    made = [asdict(table) for table in bench.tables(kept["machine"], kept["sections"])]
+    assert json.loads(json.dumps(made)) == kept["tables"]
+    for row in kept["sections"]["objectives"]:
+        assert row["share_of_floor"] == row["seconds"]["floor"] / row["seconds"]["blockwise"]
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda file: file.stem)

@@ -44,7 +44,15 @@ def test_the_kept_figures_are_those_of_the_command(scale):
         scale.Options(), told
     )  # what was counted of the large towers is what all else follows from
     assert derived == pytest.approx({name: told[name] for name in derived})
-    assert told["width of the embeddings"] == 768
+    width, mlp, layers, tokens, words = told["width of the embeddings"], 3072, 12, 256, 64
+    assert width == 768
+
+    def blocks(rows):
+        return layers * (rows * (4 * width**2 + 2 * width * mlp) + 2 * rows**2 * width)
+
+    pooling = (2 + 2 * tokens) * width**2 + 2 * tokens * width + 2 * width * mlp
+    by_hand = tokens * 3 * 16 * 16 * width + blocks(tokens) + pooling + blocks(words) + width**2
+    assert told["forward FLOP a pair"] == 2 * by_hand  # ViT-B/16 at 256 px, a text tower as wide and deep
     assert [told[f"{name}: operations of the objective by batch x rows x width"] for name in ("plain", "context")] == [
         6, 26
     ]  # fmt: skip

@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from recollect.studies import find_study
+from recollect.studies.engine import TableStudy
 from recollect.studies.lixp import sets
 from recollect.studies.lixp.real_arms import EQUAL_PAIRS
 from recollect.studies.lixp.real_effects import points
 from recollect.studies.lixp.real_records import FEW_SHOT, runs_of
+from recollect.studies.measurements import Measurements
 from recollect.studies.page import read_results
 from recollect.studies.records import read_records
 
@@ -191,6 +194,23 @@ def test_the_demos_time_is_that_of_the_kept_run():
     about = json.loads((RESULTS / "demo.json").read_text())["about"]["Time"]
     assert round(int(about.split(" ")[0]) / 60) == 6
     assert "the demo takes about six minutes on two free cores" in prose(ROOT / "README.md")
+
+
+def test_the_tables_of_kept_reports_are_those_of_their_figures():
+    """A report's file holds figures by seed and the tables made of them: the page shows the tables."""
+    formed, differ = 0, {}
+    for file in sorted(RESULTS.glob("*/*.json")):
+        kept = json.loads(file.read_text())
+        study = find_study(kept["name"]).load() if kept.get("measured") and "name" in kept else None
+        if isinstance(study, TableStudy):
+            tables, _ = study.form(Measurements.from_json(kept["measured"]))
+            made = [(table.title, list(table.columns), [list(row) for row in table.rows]) for table in tables]
+            there = [(table["title"], table["columns"], table["rows"]) for table in kept["tables"]]
+            formed += 1
+            if made != there:
+                differ[file.name] = [one for one, other in zip(made, there, strict=False) if one != other]
+    assert differ == {}
+    assert formed > 20
 
 
 @pytest.mark.parametrize("page", ["bench", "scale", "which-method", "memory", "search", "training", "data", "page"])
