@@ -519,6 +519,10 @@ def test_a_folder_that_cannot_be_written_to_can_be_searched(on_disk, pairs, monk
     more = pairs(40)
     assert on_disk.search(more.image_vectors, 1).ids[:, 0].tolist() == list(more.ids)
     assert not os.path.exists(on_disk.address + "/cache")
+    monkeypatch.setattr("recollect.memory.backends.lance.write_removals", lambda *_: refuse(None))
+    with pytest.raises(UserError, match=r"cannot be written to|the disk is full"):
+        on_disk.delete(["row 1"])
+    assert len(on_disk) == 40, "what cannot be noted is not removed"
     monkeypatch.setattr("recollect.memory.backends.lance.locked", refuse)
     for change in (lambda: on_disk.add(pairs(1, first=40)), on_disk.optimize, lambda: on_disk.delete(["row 1"])):
         with pytest.raises(UserError, match=r"cannot be written to \((denied|No space left|Read-only)\)"):

@@ -104,9 +104,7 @@ class LanceBackend:
             try:
                 stack.enter_context(locked(Path(self.address) / _LOCK))
             except OSError as error:
-                raise UserError(
-                    f"{self.address}: cannot be written to ({error.strerror}); it can be searched"
-                ) from error
+                raise self._unwritable(error) from error
             self.refresh()
             yield
             note_sums(Path(self.address), Path(self.address) / f"{TABLE}.lance")
@@ -132,13 +130,17 @@ class LanceBackend:
 
     def removals(self) -> list[Removal]:
         """From a file of their own, of which a damaged line costs itself alone."""
-        return read_removals(Path(self.address))[0]
+        with self._told():
+            return read_removals(Path(self.address))[0]
 
     def keep_removals(self, removals: Collection[Removal]) -> None:
         """The file anew, whole or not at all; none where there is nothing to keep."""
         self._check_writable()
-        with _told_if_full(self.address):
-            write_removals(Path(self.address), removals)
+        try:
+            with _told_if_full(self.address):
+                write_removals(Path(self.address), removals)
+        except OSError as error:
+            raise self._unwritable(error) from error
 
     def known(self, ids: Sequence[str]) -> set[str]:
         """Those of the ids that are there."""
@@ -415,6 +417,9 @@ class LanceBackend:
     def _check_writable(self) -> None:
         if self.pinned:
             raise UserError(f"{self.address}: version {self.version} of it is a snapshot, which cannot be changed")
+
+    def _unwritable(self, error: OSError) -> UserError:
+        return UserError(f"{self.address}: cannot be written to ({error.strerror}); it can be searched")
 
     def _told(self) -> AbstractContextManager[None]:
         return _told(self.address)
