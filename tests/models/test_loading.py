@@ -226,7 +226,17 @@ def test_a_record_that_is_damaged(record, message, copied):
 
 def test_a_damaged_small_model(captions, tmp_path):
     folder = build_model("vector-linear", texts=captions).save(tmp_path / "model")
-    record = json.loads((folder / "recollect.json").read_text())
+    record, weights = json.loads((folder / "recollect.json").read_text()), (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    assert "model.safetensors: was changed or damaged (its checksum differs)" in refusal(folder)
+    (folder / "recollect.json").write_text(
+        json.dumps({key: record[key] for key in record if key not in ("files", "checksum")})
+    )
+    load_model(folder, "cpu")  # whoever changed it on purpose can say so
+    (folder / "model.safetensors").write_bytes(weights)
+    other = [*record["vocabulary"][:-1], "another"]
+    (folder / "recollect.json").write_text(json.dumps(record | {"vocabulary": other}))
+    assert "recollect.json: was changed or damaged (its checksum differs)" in refusal(folder)
     (folder / "recollect.json").write_text(json.dumps(record | {"vocabulary": record["vocabulary"][:-1]}))
     assert "do not fit together" in refusal(folder)
     (folder / "recollect.json").write_text(json.dumps({"format": 1, "architecture": "vectors"}))

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from recollect.core.errors import UserError
 from recollect.core.files import fresh_folder, write_json
 from recollect.core.progress import progress
+from recollect.core.seals import sealed
 from recollect.core.types import ImageLike, Kind
 from recollect.data.sources.images import Picture, as_images, opened
 from recollect.data.transforms import ImageTransform
@@ -340,7 +341,8 @@ class DualEncoder(nn.Module, ABC):
         with fresh_folder(folder, "model") as unfinished:
             self._write(unfinished)
             record = {"format": MODEL_FORMAT, "preset": self.preset, **self._record()}
-            write_json(unfinished / RECORD, record | {"prefixes": self.prefixes, "transform": asdict(self.transform)})
+            record |= {"prefixes": self.prefixes, "transform": asdict(self.transform)}
+            write_json(unfinished / RECORD, sealed(record, unfinished))
         return Path(folder)
 
     def publish(self, folder: Path) -> Path:

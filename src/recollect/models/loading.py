@@ -19,6 +19,7 @@ from transformers.utils import cached_file
 
 from recollect.core.errors import UserError
 from recollect.core.files import near_names, read_json
+from recollect.core.seals import check_seal
 from recollect.core.types import best_device
 from recollect.data.transforms import ImageTransform
 from recollect.models.architectures import ENCODERS, restore_small
@@ -51,11 +52,13 @@ def load_model(path_or_hub_id: str | Path, device: torch.device | str | None = N
     name = str(path_or_hub_id)
     check_place(name)
     with asked_once(name), _in_float32():
-        record = _record(name)
+        record, file = _record(name)
         if record.get("architecture") in {encoder.architecture for encoder in ENCODERS.values()}:
             encoder: DualEncoder = _open_small(name, record)
         else:
             encoder = _open_checkpoint(name, record)
+        if file is not None:  # last: only now is all there that the hub has to give
+            check_seal(record, file)
     return encoder.to(device or best_device()).eval()
 
 
@@ -96,8 +99,8 @@ def _in_float32() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _record(name: str) -> dict[str, Any]:
-    """What recollect wrote beside the model; empty for a checkpoint from elsewhere."""
+def _record(name: str) -> tuple[dict[str, Any], Path | None]:
+    """What recollect wrote beside the model, and the file; nothing for a checkpoint from elsewhere."""
     try:
         with quiet():
             file = cached_file(
@@ -114,7 +117,7 @@ def _record(name: str) -> dict[str, Any]:
         raise UserError(f"{file}: not written by recollect. Remove the file to open the model without it.")
     if record.get("format", MODEL_FORMAT) > MODEL_FORMAT:
         raise UserError(f"{file}: written by a newer recollect (format {record['format']}). Update recollect.")
-    return record
+    return record, Path(file) if file else None
 
 
 def _open_small(name: str, record: dict[str, Any]) -> SmallEncoder:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from recollect.core.errors import UserError
 from recollect.core.files import fresh_folder, read_json, write_json
+from recollect.core.seals import check_seal, sealed
 from recollect.core.types import ImageLike
 from recollect.data.prompts import fill
 from recollect.models import load_model
@@ -74,7 +75,7 @@ class TunedClassifier:
                     tensors |= {f"{number}.{side}.{layer}": tokens.contiguous().cpu() for layer, tokens in rows}
             save_file(tensors, unfinished / "tuned.safetensors")
             about = {"format": TUNED_FORMAT, "names": self.names, "scale": self.scale, "template": self.template}
-            write_json(unfinished / "tuned.json", {**about, "learners": len(self.prompts)})
+            write_json(unfinished / "tuned.json", sealed({**about, "learners": len(self.prompts)}, unfinished))
         return Path(folder)
 
     @classmethod
@@ -88,6 +89,7 @@ class TunedClassifier:
         about = read_json(folder / "tuned.json")
         if not isinstance(about, dict) or about.get("format") != TUNED_FORMAT:
             raise UserError(f"{folder}: not a tuned classifier of this version")
+        check_seal(about, folder / "tuned.json")
         encoder = load_model(str(folder / "model"), device)
         assert isinstance(encoder, TransformersEncoder)
         try:

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from recollect.core.errors import UserError
 from recollect.core.files import fresh_folder, read_json, write_json
+from recollect.core.seals import check_seal, sealed
 from recollect.memory.rows import Modality
 
 WEIGHTS, RECORD = "fusion.safetensors", "fusion.json"
@@ -258,7 +259,7 @@ class FusionModule(nn.Module):
         with fresh_folder(folder, "fusion") as unfinished:
             save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, unfinished / WEIGHTS)
             record = {"format": FUSION_FORMAT, "settings": self.settings.told(), "model": self.model}
-            write_json(unfinished / RECORD, record | {"trained": self.trained})
+            write_json(unfinished / RECORD, sealed(record | {"trained": self.trained}, unfinished))
         return Path(folder)
 
     @classmethod
@@ -283,4 +284,5 @@ class FusionModule(nn.Module):
         except (OSError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
             reason = str(error).strip().splitlines()[0][:200]
             raise UserError(f"{folder}: the fusion cannot be opened ({reason}). Copy or train it again.") from error
+        check_seal(record, folder / RECORD)
         return fusion.eval()
