@@ -4,6 +4,7 @@ import io
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -134,6 +135,14 @@ def test_what_somebody_has_removed_stays_away_until_it_is_brought_back(followed,
     assert (report := add()).added == 0
     assert (report.away, len(memory)) == (2, 7), "nor under another name"
     assert memory.info().removed == {"photos": 2}
+    listed, whole = Path(memory.address) / "removed.jsonl", memory.removals()
+    content = listed.read_bytes()
+    listed.write_bytes(bytes([content[20] ^ 1]).join([content[:20], content[21:]]))  # one bit of the first line
+    assert memory.removals() == whole[1:], "a damaged line costs itself alone"
+    assert [line.partition(": ")[::2] for line in memory.damage()] == [
+        (str(listed), "1 line is damaged; what was removed there may come back with its file")
+    ]
+    listed.write_bytes(content)
     scene(50).save(photos / "7.png")  # another picture of that name
     assert (add().added, len(memory)) == (1, 8)
     scene(7).save(photos / "again.bmp")  # and the old one, encoded otherwise

@@ -57,5 +57,6 @@ def read_removals(folder: Path) -> tuple[list[Removal], int]:
 def removals_damage(folder: Path) -> list[str]:
     """What of them cannot be read, in a line."""
     damaged = read_removals(folder)[1]
-    line = f"{folder / _FILE}: {damaged:,} lines are damaged; what was removed there may come back with its file"
+    lines = "1 line is" if damaged == 1 else f"{damaged:,} lines are"
+    line = f"{folder / _FILE}: {lines} damaged; what was removed there may come back with its file"
     return [line] if damaged else []
