@@ -1,0 +1,98 @@
+"""Everything runs on a device that is not the CPU, and gives the CPU's numbers."""
+
+import json
+import shlex
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn.functional import one_hot
+
+from elsewhere import CARD, card
+from pictures import picture
+from recollect.cli import main
+from recollect.models import build_model
+from recollect.training.loop import train
+from recollect.training.recipes import RECIPES
+
+pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument", "ignore:User provided device_type of 'cuda'")
+
+
+def test_what_a_card_refuses_is_refused():
+    with card() as device:
+        away, here = torch.ones(4, 3, device=device).requires_grad_(), torch.randn(4, 3)
+        assert away.device == CARD
+        for wrong in (
+            lambda: away + here,
+            lambda: torch.cat([here, away]),
+            lambda: here[torch.zeros(1, dtype=torch.long, device=device)],
+            lambda: torch.randn(3, generator=torch.Generator(), device=device),
+            lambda: np.asarray(away.detach()),
+        ):
+            with pytest.raises((RuntimeError, TypeError), match="card"):
+                wrong()
+        rows = away[torch.tensor([1, 1])] * torch.tensor(2.0) @ here.to(device).T
+        (gradient,) = torch.autograd.grad(rows.cpu().sum(), away)
+        assert gradient.device == CARD
+        assert torch.allclose(gradient.cpu(), one_hot(torch.tensor([1]), 4).T * 4 * here.sum(0))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Sixteen pictures with captions, in two classes, and a small model."""
+    folder = tmp_path_factory.mktemp("placement")
+    lines = ["path,caption"]
+    for name, first in (("dark", 0), ("bright", 8)):
+        (folder / "pictures" / name).mkdir(parents=True)
+        for i in range(8):
+            picture(15 * (first + i)).save(folder / "pictures" / name / f"{i}.png")
+            lines.append(f"pictures/{name}/{i}.png,a {name} square number {i}")
+    (folder / "pairs.csv").write_text("\n".join(lines))
+    build_model("tiny-conv", texts=lines, seed=0, prefixes=("caption", "label")).save(folder / "model")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("latents-siglixp", {}), ("siglixp-tiny", {"chunk": 4, "average": 0.5}), ("prefix-tiny", {})],
+)
+def test_a_run_elsewhere_gives_the_bits_of_one_here(name, changes, place, tmp_path):
+    recipe = replace(RECIPES[name](), steps=2, batch_size=8, log_every=1, **changes)
+    if not recipe.data.sources:
+        recipe = replace(recipe, data=replace(recipe.data, sources=(f"{place}/pairs.csv", f"{place}/pictures")))
+    whole = load_file(train(recipe, tmp_path / "here", device="cpu") / "model.safetensors")
+    with card() as device:
+        if "chunk" in changes:  # and goes on from a checkpoint
+            train(replace(recipe, steps=1), tmp_path / "there", device=device)
+        folder = train(recipe, tmp_path / "there", device=device, resume=True)
+    found = load_file(folder / "model.safetensors")
+    assert found.keys() == whole.keys()
+    assert all(torch.equal(found[key], whole[key]) for key in whole)
+
+
+def test_a_memory_a_fusion_and_a_classifier_made_elsewhere_are_those_made_here(place, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(place)
+
+    def make(out, device):
+        for words in (
+            f"memory build model pairs.csv --out {out}/memory",
+            f"train reco model --memory {out}/memory --data pairs.csv --epochs 1 --batch-size 8 --out {out}/reco",
+            f"search {out}/memory 'a dark square' --k 3 --rerank episode --episode.k 4 --out {out}/found.json",
+            f"evaluate zero-shot model --data pictures?split=train --memory {out}/memory --fusion {out}/reco/model "
+            f"--out {out}/result",
+            f"classify --support pictures --model model --images pictures --out {out}/classes",
+        ):
+            assert main([*shlex.split(words), "--device", device]) in (0, None), capsys.readouterr().err
+        hits = json.loads((out / "found.json").read_text())["results"][0]["hits"]
+        (result,) = map(json.loads, (file.read_text() for file in (out / "result").rglob("*.json")))
+        predicted = (out / "classes" / "predictions.csv").read_text()
+        fusion = load_file(next((out / "reco" / "model").glob("*.safetensors")))
+        return [(hit["id"], hit["score"]) for hit in hits], result["rows"], predicted, fusion
+
+    here = make(tmp_path / "here", "cpu")
+    with card() as device:
+        there = make(tmp_path / "there", device)
+    assert here[:3] == there[:3]
+    assert all(torch.equal(here[3][key], there[3][key]) for key in here[3])
