@@ -256,7 +256,7 @@ def _sets_of(frame: pd.DataFrame) -> str:
 
 def _wrapped_to(words: str, figure: Figure) -> str:
     """Lines that a figure is wide enough for, at the size of a note."""
-    return textwrap.fill(words, int(16 * figure.get_figwidth()))
+    return textwrap.fill(words, int(16 * figure.get_figwidth()), break_on_hyphens=False)
 
 
 def training_dynamics(metrics: Mapping[str, pd.DataFrame], colours: Mapping[str, str] | None = None) -> Figure:

@@ -81,7 +81,8 @@ def figure_3(options: StudyOptions) -> StudyReport:
     """Gain of each classifier."""
     pair = _pair(options)
     most = int(max(pair.few["shots"]))
-    figure = plots.gain_per_classifier(pair.few, {"SigLIxP": (pair.context, pair.plain)}, PAPER_METHODS, most)
+    pairs, colours = {"SigLIxP": (pair.context, pair.plain)}, {"SigLIxP": plots.LINE_COLOURS[1]}  # as in Figure 1
+    figure = plots.gain_per_classifier(pair.few, pairs, PAPER_METHODS, most, colours)
     return _figure_report(options, 3, figure, notes_of(options)[0])
 
 
