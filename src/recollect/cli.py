@@ -51,8 +51,8 @@ COMMANDS: dict[str, Command] = {
     "memory remove": Command("memory", "Remove", "remove rows, or near-duplicates of test images, from a memory"),
     "memory search": Command("search", "Search", "the same as `recollect search`"),
     "memory retrieve": Command("memory_retrieve", "Retrieve", "pairs that fit class names, to train on (REACT)"),
-    "memory info": Command("memory", "Info", "what a memory holds, and whether all of it is sound"),
-    "memory watch": Command("memory_upkeep", "Watch", "keep a memory in step with a folder of pictures"),
+    "memory info": Command("memory_upkeep", "Info", "what a memory holds, and whether all of it is sound"),
+    "memory watch": Command("memory", "Watch", "keep a memory in step with a folder of pictures"),
     "memory export": Command("memory_upkeep", "ExportMemory", "write a memory to Parquet, with a map and neighbours"),
     "memory duplicates": Command(
         "memory_upkeep", "FindDuplicates", "the same files, pictures encoded again, similar shots"

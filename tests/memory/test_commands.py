@@ -244,15 +244,17 @@ def test_in_a_process_of_its_own_a_command_loads_no_more_than_it_uses_and_says_n
     slow = {"datasets", "sklearn", "pandas", "matplotlib", "scipy.stats", "torch._dynamo",
             "transformers.modeling_utils"}  # fmt: skip
     code = (
-        "import sys; from recollect import cli; import recollect.commands.search\n"
+        "import sys; from recollect import cli; import recollect.commands.memory_upkeep\n"
+        f"print('loaded', *({slow | {'transformers'}} & sys.modules.keys()))\n"
+        "import recollect.commands.search\n"
         f"print('loaded', *({slow} & sys.modules.keys()))\n"
         "sys.exit(cli.main(sys.argv[1:]))"
     )
     words = [sys.executable, "-c", code, "memory", "info", built]
     result = subprocess.run(words, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    loaded, *shown = result.stdout.splitlines()
-    assert loaded == "loaded", "a search waits for libraries that it does not use"
+    upkeep, search, *shown = result.stdout.splitlines()
+    assert upkeep == search == "loaded", "a command waits for libraries that it does not use"
     assert "49" in "".join(shown)
     assert result.stderr == ""
 

@@ -1,17 +1,15 @@
-"""``recollect memory build|add|remove|info``: a store of image–text pairs that can be searched and can grow."""
+"""``recollect memory build|add|remove|watch``: image–text pairs of sources, kept, and in step with them."""
 
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import tyro
-from rich.table import Table
 
-from recollect.commands.memory_upkeep import index_table, remove_rows, warn_below
-from recollect.commands.positionals import MemoryPlace, ModelPlace, SourcePlace
+from recollect.commands.memory_upkeep import remove_rows
+from recollect.commands.positionals import FolderPlace, MemoryPlace, ModelPlace, SourcePlace
 from recollect.commands.unread import refuse_unread, split_for
 from recollect.core.errors import UserError
-from recollect.core.files import check_writable, write_json
+from recollect.core.files import check_writable
 from recollect.core.progress import output, printable
 from recollect.core.types import Source
 from recollect.data.sources import open_source
@@ -28,12 +26,11 @@ from recollect.memory.build.building import (
     open_for_build,
 )
 from recollect.memory.build.reading import KeepPictures, Reader, ReadOptions
+from recollect.memory.build.watching import FolderWatch
 from recollect.memory.opening import open_model_of
 from recollect.memory.rows import Precision
 from recollect.memory.store import NEAR, Memory
 from recollect.models import DualEncoder, load_model
-
-_SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -226,58 +223,52 @@ class Remove:
 
 
 @dataclass(frozen=True)
-class Info:
-    """Say what a memory holds: rows, sources, metadata, model, version, and the recall of its indexes."""
+class Watch:
+    """Keep a memory in step with a folder of pictures: new ones are added, changed ones replaced, gone ones removed.
+
+    Ends when interrupted (Ctrl-C), at any time: what was taken up stays, and the next call goes on. A folder that is
+    gone or empty takes no row away.
+    """
 
     memory: MemoryPlace
     """Its folder, or milvus://host:port/collection."""
-    check: bool = False
-    """Read everything: rows, vectors and checksums; what is damaged is named, and the status is 2."""
-    out: Path | None = None
-    """JSON file for the same."""
+    folder: FolderPlace
+    """The folder of pictures, with all folders below it."""
+    model: str | None = None
+    """The model that embedded the memory; by default where it was then."""
+    name: str = ""
+    """What the memory calls the folder; by default its own name."""
+    every: float = 2.0
+    """Seconds between two looks; a change is taken up once nothing has changed between two."""
+    once: bool = False
+    """Look once, take up everything, and end."""
+    device: str | None = None
+    """Where to compute; the best there is by default."""
 
     def run(self) -> None:
-        """Print."""
-        check_writable(self.out, "--out")
-        if self.check:
-            self._check()
+        """Watch."""
+        if self.once:
+            refuse_unread(self, "every", why="is between two looks, and --once looks once.")
+        if not 0 < self.every < float("inf"):
+            raise UserError(f"--every {self.every:g}: must be above 0 and finite")
         memory = Memory.open(self.memory)
-        info, keys = memory.info(), memory.metadata_keys()
-        table = Table(show_header=False)
-        table.add_row("memory", info.address)
-        table.add_row("rows", f"{info.rows:,}" + ("" if info.texts == info.rows else f", {info.texts:,} with a text"))
-        for source, rows in sorted(info.sources.items()):
-            where = ", ".join(info.places[source])
-            where = f" ({where})" if where else ""
-            table.add_row(printable(f"  of {source or 'no source'}"), printable(f"{rows:,}{where}"))
-        if info.removed:
-            away = (f"{count:,} of {source}" for source, count in sorted(info.removed.items()))
-            table.add_row("removed, and stay away", printable(", ".join(away)))
-        table.add_row("metadata", printable(", ".join(keys) or "none"))
-        table.add_row("width", f"{info.width}, {info.precision}")
-        table.add_row("model", printable(f"{info.model_name} ({info.model})"))
-        if info.prefix:
-            table.add_row("texts are read", f"as {info.prefix}s")
-        table.add_row("version", str(info.version))
-        console = output()
-        console.print(table)
-        if info.indexes:
-            console.print(index_table(list(info.indexes), info.rows))
-            warn_below(info.indexes)
-        if self.out:
-            write_json(self.out, asdict(info) | {"metadata": list(keys)})
-        if self.check:
-            console.print("nothing is damaged", highlight=False)
+        encoder, _ = open_model_of(memory, self.model, self.device)
+        watch = FolderWatch(memory, encoder, self.folder, self.name)
+        if self.once:
+            report = watch.look(settled=True)
+            if report is None:
+                raise UserError(f"{self.folder}: holds no picture; nothing was changed")
+            self._say(memory, report)
+            return
+        output().print(printable(f"watching {self.folder}; Ctrl-C ends"), highlight=False, soft_wrap=True)
+        watch.follow(self.every, lambda report: self._say(memory, report))
 
-    def _check(self) -> None:
-        damaged = Memory.examine(self.memory)
-        for line in damaged[:_SHOWN]:
-            output().print(printable(line), highlight=False, soft_wrap=True)
-        if damaged:
-            raise UserError(
-                f"{self.memory}: {len(damaged):,} damages found. A damaged cache is made again once it is removed; "
-                "rows are restored from a copy, or by building the memory again."
-            )
+    def _say(self, memory: Memory, report: BuildReport) -> None:
+        counts = {"added": report.added, "replaced": report.replaced, "removed": report.removed}
+        counts |= {"in another place now": report.moved, "not readable": report.broken}
+        counts |= {"removed earlier and left out (`recollect memory add … --bring-back all`)": report.away}
+        done = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "nothing to do"
+        output().print(printable(f"{self.folder}: {done}; {len(memory):,} rows"), highlight=False, soft_wrap=True)
 
 
 def _say(memory: Memory, report: BuildReport, name: str) -> None:

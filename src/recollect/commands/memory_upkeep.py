@@ -1,4 +1,4 @@
-"""``recollect memory watch|export|duplicates|index|optimize``: keeping a memory in step, in order and fast."""
+"""``recollect memory info|export|duplicates|index|optimize``: what a memory holds, and keeping it in order and fast."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -6,21 +6,18 @@ from pathlib import Path
 
 from rich.table import Table
 
-from recollect.commands.positionals import FolderPlace, MemoryPlace
+from recollect.commands.positionals import MemoryPlace
 from recollect.commands.unread import refuse_unread
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable, write_json
 from recollect.core.progress import output, printable
 from recollect.data.sources.images import note
 from recollect.memory.backends.cells import IndexRecord
-from recollect.memory.build.building import BuildReport
-from recollect.memory.build.watching import FolderWatch
 from recollect.memory.duplicates import LEVELS, Duplicates, Level, find_duplicates
 from recollect.memory.export import MapMethod, export_memory
-from recollect.memory.opening import open_model_of
 from recollect.memory.store import NEAR, Memory
 
-_SHOWN = 10
+_SHOWN, _DAMAGES = 10, 20
 _WORDS: dict[Level, str] = {
     "same": "the same file",
     "encoded": "the same picture, encoded or resized again",
@@ -29,52 +26,58 @@ _WORDS: dict[Level, str] = {
 
 
 @dataclass(frozen=True)
-class Watch:
-    """Keep a memory in step with a folder of pictures: new ones are added, changed ones replaced, gone ones removed.
-
-    Ends when interrupted (Ctrl-C), at any time: what was taken up stays, and the next call goes on. A folder that is
-    gone or empty takes no row away.
-    """
+class Info:
+    """Say what a memory holds: rows, sources, metadata, model, version, and the recall of its indexes."""
 
     memory: MemoryPlace
     """Its folder, or milvus://host:port/collection."""
-    folder: FolderPlace
-    """The folder of pictures, with all folders below it."""
-    model: str | None = None
-    """The model that embedded the memory; by default where it was then."""
-    name: str = ""
-    """What the memory calls the folder; by default its own name."""
-    every: float = 2.0
-    """Seconds between two looks; a change is taken up once nothing has changed between two."""
-    once: bool = False
-    """Look once, take up everything, and end."""
-    device: str | None = None
-    """Where to compute; the best there is by default."""
+    check: bool = False
+    """Read everything: rows, vectors and checksums; what is damaged is named, and the status is 2."""
+    out: Path | None = None
+    """JSON file for the same."""
 
     def run(self) -> None:
-        """Watch."""
-        if self.once:
-            refuse_unread(self, "every", why="is between two looks, and --once looks once.")
-        if not 0 < self.every < float("inf"):
-            raise UserError(f"--every {self.every:g}: must be above 0 and finite")
+        """Print."""
+        check_writable(self.out, "--out")
+        if self.check:
+            self._check()
         memory = Memory.open(self.memory)
-        encoder, _ = open_model_of(memory, self.model, self.device)
-        watch = FolderWatch(memory, encoder, self.folder, self.name)
-        if self.once:
-            report = watch.look(settled=True)
-            if report is None:
-                raise UserError(f"{self.folder}: holds no picture; nothing was changed")
-            self._say(memory, report)
-            return
-        output().print(printable(f"watching {self.folder}; Ctrl-C ends"), highlight=False, soft_wrap=True)
-        watch.follow(self.every, lambda report: self._say(memory, report))
+        info, keys = memory.info(), memory.metadata_keys()
+        table = Table(show_header=False)
+        table.add_row("memory", info.address)
+        table.add_row("rows", f"{info.rows:,}" + ("" if info.texts == info.rows else f", {info.texts:,} with a text"))
+        for source, rows in sorted(info.sources.items()):
+            where = ", ".join(info.places[source])
+            where = f" ({where})" if where else ""
+            table.add_row(printable(f"  of {source or 'no source'}"), printable(f"{rows:,}{where}"))
+        if info.removed:
+            away = (f"{count:,} of {source}" for source, count in sorted(info.removed.items()))
+            table.add_row("removed, and stay away", printable(", ".join(away)))
+        table.add_row("metadata", printable(", ".join(keys) or "none"))
+        table.add_row("width", f"{info.width}, {info.precision}")
+        table.add_row("model", printable(f"{info.model_name} ({info.model})"))
+        if info.prefix:
+            table.add_row("texts are read", f"as {info.prefix}s")
+        table.add_row("version", str(info.version))
+        console = output()
+        console.print(table)
+        if info.indexes:
+            console.print(index_table(list(info.indexes), info.rows))
+            warn_below(info.indexes)
+        if self.out:
+            write_json(self.out, asdict(info) | {"metadata": list(keys)})
+        if self.check:
+            console.print("nothing is damaged", highlight=False)
 
-    def _say(self, memory: Memory, report: BuildReport) -> None:
-        counts = {"added": report.added, "replaced": report.replaced, "removed": report.removed}
-        counts |= {"in another place now": report.moved, "not readable": report.broken}
-        counts |= {"removed earlier and left out (`recollect memory add … --bring-back all`)": report.away}
-        done = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "nothing to do"
-        output().print(printable(f"{self.folder}: {done}; {len(memory):,} rows"), highlight=False, soft_wrap=True)
+    def _check(self) -> None:
+        damaged = Memory.examine(self.memory)
+        for line in damaged[:_DAMAGES]:
+            output().print(printable(line), highlight=False, soft_wrap=True)
+        if damaged:
+            raise UserError(
+                f"{self.memory}: {len(damaged):,} damages found. A damaged cache is made again once it is removed; "
+                "rows are restored from a copy, or by building the memory again."
+            )
 
 
 @dataclass(frozen=True)
