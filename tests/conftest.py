@@ -19,12 +19,10 @@ from pathlib import Path
 
 import jaxtyping
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
 from checks_of_types import check_once, run_no_property_to_know_a_protocol
 
-torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 gc.disable()  # until all is imported: a fifth of that time went into looking for garbage
 run_no_property_to_know_a_protocol()
 check_once()

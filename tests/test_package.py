@@ -221,5 +221,3 @@ def test_the_wheel_works_where_there_is_no_repository(installed, tmp_path):
     words = ("--support", "examples", "--images", "new", "--model", "model", "--out", "found")
     run(installed, "recollect", "classify", *words, cwd=tmp_path)
     assert (tmp_path / "found" / "predictions.html").stat().st_size > 1000
-    suites = "from recollect.tasks.catalogue import suite; print(len(list(suite('lixp-21'))))"
-    assert run(installed, "python", "-c", suites, cwd=tmp_path) == "21\n"
