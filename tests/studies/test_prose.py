@@ -52,7 +52,11 @@ def gain():
 
 
 def the_batch_counts_at_equal_steps(of):
-    return of("batch", 512) < 0.25 * of("batch", 2048) and 1.15 < of("batch", 8192) / of("batch", 2048) < 1.4
+    return of("batch", 512) < 0.25 * of("batch", 2048) and 1.25 < of("batch", 8192) / of("batch", 2048) < 1.42
+
+
+def nineteen_steps_lose(of):
+    return all(of(EQUAL_PAIRS, sets.TRAINING_PAIRS, group=group) < -0.5 for group in ("foreign", "scenes"))
 
 
 def and_not_at_equal_pairs(of):
@@ -67,7 +71,7 @@ def a_hundred_large_steps_are_too_few(of):
 
 
 def steps_count(of):
-    return of("steps", 200) < 0.25 * of("steps", 400) and 1.35 < of("steps", 800) / of("steps", 400) < 1.75
+    return of("steps", 200) < 0.25 * of("steps", 400) and 1.5 < of("steps", 800) / of("steps", 400) < 1.85
 
 
 def pairs_count(of):
@@ -110,15 +114,16 @@ def twice_the_steps_are_the_best_baseline(of):
 
 
 CLAIMS = {
-    "next to nothing on foreign sets at 512, a quarter more at 8,192": the_batch_counts_at_equal_steps,
+    "next to nothing on foreign sets at 512, a third more at 8,192": the_batch_counts_at_equal_steps,
     "1,600 steps of 512 gain on foreign sets what 400 of 2,048 do and more where": and_not_at_equal_pairs,
     "100 steps of 8,192 (one seed) nothing": a_hundred_large_steps_are_too_few,
-    "gain next to nothing on foreign sets too, twice the steps (one seed) half as much again": steps_count,
+    "in one batch for 19 steps (one seed) context loses": nineteen_steps_lose,
+    "gain next to nothing on foreign sets too, twice the steps two thirds as much again": steps_count,
     "a third of the pairs, half as much is gained on foreign sets and most of it where captions speak": pairs_count,
     "Alpha 0.9, the paper's, gains half as much in so short a run; 0.5 gains more than 0.7 where": alpha_counts,
     "with the context of other rows, hardly more is left than label smoothing": controls_gain_what_smoothing_does,
     "leave the gain on foreign sets what it was or larger, and about three quarters": other_baselines_leave_the_gain,
-    "twice the steps (one seed) are the best that the baseline was given": twice_the_steps_are_the_best_baseline,
+    "twice the steps are the best that the baseline was given": twice_the_steps_are_the_best_baseline,
 }
 """Words of docs/results.md about lixp/real, and what has to hold of its gains."""
 
