@@ -541,6 +541,8 @@ def measure(options: Options) -> dict[str, Any]:
         sizes = replace(sizes, precision="float32")
     found: dict[str, list[Row]] = {}
     command = f"python benchmarks/bench.py --scale {options.scale} --sections {' '.join(options.sections)}"
+    if options.rounds != Options.rounds:
+        command += f" --rounds {options.rounds}"
     whole: dict[str, Any] = {
         "command": command, "scale": options.scale, "minutes": 0.0, "machine": about, "sections": found
     }  # fmt: skip
