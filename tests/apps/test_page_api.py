@@ -212,6 +212,11 @@ def test_the_map_and_duplicates(shared_page):
     assert all(0 <= place <= 1 for place in found["points"])
     _, alike = shared_page.call("/api/duplicates")
     assert {group["kind"] for group in alike["groups"]} <= {"same file", "same picture", "similar"}
+    for said in alike["note"].split("; "):
+        kind, _, counted = said.partition(": ")
+        sizes = [len(group["pictures"]) + group["more"] for group in alike["groups"] if group["kind"] == kind]
+        groups = "1 group" if len(sizes) == 1 else f"{len(sizes)} groups"
+        assert counted == (f"{groups}, {sum(sizes)} pictures" if sizes else "none")
 
 
 def test_the_page_shows_the_duplicates_of_the_memory_and_says_where_it_compares_only_a_part(page, monkeypatch):

@@ -292,7 +292,14 @@ class Session:
             some = (Alike(each.kind, tuple(row for row in each.rows if row in here)) for each in groups)
             groups = [each for each in some if len(each.rows) > 1]
         counts = {kind: [len(each.rows) for each in groups if each.kind == kind] for kind in KINDS}
-        said = "; ".join(f"{kind}: {len(sizes):,} groups of {sum(sizes):,}" for kind, sizes in counts.items())
+        said = "; ".join(f"{kind}: {_counted(sizes)}" for kind, sizes in counts.items())
         first, rows = compared(len(self.collection)), len(self.collection)
         part = "" if first == rows else f" (of the first {first:,} pictures with all {rows:,})"
         return groups, f"{said}{part}"
+
+
+def _counted(sizes: list[int]) -> str:
+    """Groups, and all pictures in them."""
+    if not sizes:
+        return "none"
+    return f"{len(sizes):,} group{'' if len(sizes) == 1 else 's'}, {sum(sizes):,} pictures"
