@@ -1,5 +1,6 @@
 """Cross-fitting: each training pair as a model embeds it that was trained without it."""
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -148,6 +149,9 @@ def test_pairs_that_are_new_to_their_model_teach_a_fusion_to_read(tmp_path):
         for name, each in (("plain", ()), ("crossed", folds))
     )
     assert (plain.trained["folds"], crossed.trained["folds"]) == (0, 3)
+    shutil.rmtree(tmp_path / "crossed" / "model")
+    with pytest.raises(UserError, match=r"train had folds \w{32}, has folds none"):
+        train_fusion(recipe, Frozen(), train, tmp_path / "crossed", resume=True, device="cpu")
     memory.add(embedded(np.repeat(np.arange(trained, concepts), 3), everything, "base", "grown", 50))
     asked = embedded(np.arange(trained, concepts), everything, "base", "asked", 50)
 

@@ -1,6 +1,7 @@
 """How a fusion learns to read, as it is chosen on the command line."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,12 @@ from PIL import Image
 from recollect import cli
 from recollect.commands import train_reco
 from recollect.memory.fusion.block import FusionModule
+from recollect.memory.fusion.joint import JointRecipe
+from recollect.memory.fusion.learning import paper_recipe
+from recollect.memory.fusion.newness import Newness
 from recollect.models import build_model
+from recollect.training.options import Recipe
+from recollect.training.run_folder import as_json
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +63,88 @@ def test_a_preset_and_options_decide_how_it_learns_to_read(pairs, tmp_path, word
     assert (recipe["score_of"], recipe["mask"]) == (score_of, mask)
 
 
+@pytest.fixture
+def begun(monkeypatch):
+    """The commands that would have run, from a line of words."""
+    made = []
+    monkeypatch.setattr(train_reco.TrainReco, "run", lambda self: self._refuse_unread() or made.append(self))
+
+    def run(*words):
+        status = cli.main(["train", "reco", *(str(word) for word in words)])
+        return made.pop() if status == 0 else None
+
+    return run
+
+
+def file_of(folder, command, **changed):
+    file = folder / "recipe.json"
+    file.write_text(json.dumps(as_json(command.recipe()) | {"steps": 70} | changed))
+    return file
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("--preset", "paper", "--modalities", "image", "--terms", "image", "--limit", 9, "--split", "train"),
+        ("--kind", "mlp", "--epochs", 3, "--batch-size", 7, "--chunk", 3, "--seed", 4, "--scale", 20),
+        ("--newness", "rotation", "--search", "cross", "--read", "both", "--max-score", 1.5, "--k", 2),
+        ("--newness-strength", 3, "--newness-share", 1, "--mask", "id", "--start", "mean", "--score-of", "searched"),
+        ("--optimiser.learning-rate", 0.1, "--log-every", 3, "--checkpoint-every", 4),
+    ],
+)
+def test_the_recipe_of_a_run_is_the_input_of_another(pairs, begun, tmp_path, words):
+    first = begun(pairs / "model", "--memory", "memory", "--data", "pairs.csv", "more.csv", *words)
+    again = begun("--config", file_of(tmp_path, first), "--out", "there")
+    assert again.recipe() == first.recipe()
+    assert (str(again.out), again.model, again.memory) == ("there", str(pairs / "model"), "memory")
+
+
+def test_what_is_written_beside_another_runs_recipe_goes_first(pairs, begun, tmp_path):
+    words = ("--newness-strength", 3, "--mask", "id", "--split", "train", "--k", 4)
+    first = begun(pairs / "model", "--memory", "memory", "--data", "pairs.csv", *words)
+    file = file_of(tmp_path, first)
+    again = begun("--memory", "other", "--config", file, "--data", "more.csv?split=all", "--k", 5).recipe()
+    assert (again.memory, again.data.sources, again.k, again.mask) == ("other", ("more.csv?split=all",), 5, "id")
+    paper, kept = begun("--config", file, "--preset", "paper", "--mask", "both").recipe(), first.recipe()
+    own = {name: getattr(kept, name) for name in ("model", "data", "memory", "k", "objective")}
+    assert paper == replace(paper_recipe(), **own, mask="both")
+    assert begun("--config", file, "--newness", "rotation").recipe().newness == Newness("rotation", 1.0)
+    assert begun("--config", file, "--newness", "none").recipe().newness.kind == "none"
+    assert begun("--config", file, "--kind", "mlp").recipe().k == 4  # said by the other run, and read by nothing
+    assert begun(f"--config={file}", pairs / "gone") is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "words", "message"),
+    [
+        ({"newnes": {}}, (), "there is no option newnes"),
+        ({"fusion": {"kind": "mlp"}}, (), "fusion.width is missing"),
+        ({"precision": "bfloat16"}, (), "precision is no option of `recollect train reco`"),
+        ({}, ("--kind", "mlp", "--k", 3), "--k: is of what reads a memory"),
+        ({}, ("--split", "all"), "--split all: pairs.csv?split=train names another split"),
+    ],
+)
+def test_what_no_other_run_can_be_made_of_is_one_line(pairs, begun, tmp_path, capsys, changed, words, message):
+    first = begun(pairs / "model", "--memory", "memory", "--data", "pairs.csv?split=train")
+    assert begun("--config", file_of(tmp_path, first, **changed), *words) is None
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_recipes_of_other_commands_name_the_one_that_reads_them(begun, tmp_path, capsys):
+    file = tmp_path / "recipe.json"
+    for recipe, command in ((Recipe(), "train"), (JointRecipe(memory="mine"), "train ra-clip")):
+        file.write_text(json.dumps(as_json(recipe)))
+        assert begun("--config", file) is None
+        assert f"of a run of `recollect {command}`. Take `recollect {command} --config`" in capsys.readouterr().err
+    file.write_text(json.dumps(as_json(paper_recipe())))
+    for words in (["train"], ["train", "ra-clip"]):
+        assert cli.main([*words, "--config", str(file)]) == 2
+        assert "Take `recollect train reco --config` with it." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -77,6 +165,7 @@ def test_cross_fitting_trains_on_what_other_models_have_not_seen(pairs, tmp_path
     models = [tmp_path / f"model-{number}" for number in range(2)]
     assert train(pairs, tmp_path / "run", "--crossfit", *models) == 0
     assert FusionModule.open(tmp_path / "run" / "model").trained["folds"] == 2
+    assert json.loads((tmp_path / "run" / "recipe.json").read_text())["crossfit"] == [str(model) for model in models]
     with monkeypatch.context() as patch:
         patch.delattr(train_reco, "embed_pairs")
         capsys.readouterr()

@@ -266,7 +266,7 @@ def test_a_card_shows_no_path_of_this_machine_and_no_key():
 def test_every_recipe_comes_back_from_its_file(name, tmp_path):
     file = tmp_path / "recipe.json"
     file.write_text(json.dumps(as_json(RECIPES[name]())))
-    assert recipe_from_json(file) == RECIPES[name]()
+    assert recipe_from_json(file, Recipe) == RECIPES[name]()
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_a_file_that_is_no_recipe_is_named(tmp_path, change, message):
     file = tmp_path / "recipe.json"
     file.write_text(json.dumps(change))
     with pytest.raises(UserError, match=message):
-        recipe_from_json(file)
+        recipe_from_json(file, Recipe)
 
 
 def test_the_recipe_of_a_run_is_the_input_of_another(tmp_path, capfd):
@@ -312,7 +312,7 @@ def test_the_recipe_of_a_run_is_the_input_of_another(tmp_path, capfd):
     assert "both name a recipe" in " ".join(capfd.readouterr().err.split())
     (tmp_path / "reco.json").write_text(json.dumps({"memory": "m", "fusion": {}}))
     assert cli.main(["train", "--config", str(tmp_path / "reco.json")]) == 2
-    assert "of a run of `recollect train reco`, which has no --config" in " ".join(capfd.readouterr().err.split())
+    assert "Take `recollect train reco --config` with it." in " ".join(capfd.readouterr().err.split())
 
 
 def test_zero_shot_accuracy_is_measured_on_the_way(tmp_path):

@@ -2,7 +2,8 @@
 
 import difflib
 import os
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ from recollect.core.given import option_of
 from recollect.core.progress import output
 from recollect.models.hub import check_push, push_model
 from recollect.training.loop import Hook, train
-from recollect.training.options import Recipe, recipe_from_json
+from recollect.training.options import AnyRecipe, Recipe, recipe_from_json
 from recollect.training.recipes import RECIPES
 from recollect.training.trackers import Tracker
 from recollect.training.unused import refuse_at_once
@@ -70,7 +71,7 @@ class Train:
         """
         name, file, rest = begun_from(words)
         if file:
-            return cls._with(recipe_of_run(file), rest, file.resolve().parent.name, prog)
+            return cls._with(recipe_of_run(file, Recipe, "train"), rest, file.resolve().parent.name, prog)
         return cls._with(named_recipe(name) if name else Recipe(), rest, name, prog)
 
     @classmethod
@@ -140,7 +141,7 @@ def begun_from(words: list[str]) -> tuple[str, Path | None, list[str]]:
         UserError: both are there.
     """
     name, rest = (words[0], words[1:]) if words and not words[0].startswith("-") else ("", words)
-    if given := _config(words):
+    if given := config_in(words):
         file, rest = given
         if name:
             raise UserError(f"{name} and --config {file}: both name a recipe. Take one of them.")
@@ -148,23 +149,29 @@ def begun_from(words: list[str]) -> tuple[str, Path | None, list[str]]:
     return name, None, rest
 
 
-_OTHER_RUNS = {
-    "fusion": "`recollect train reco`, which has no --config. Give that command the options it was given.",
-    "memory": "`recollect train ra-clip`. Take `recollect train ra-clip --config` with it.",
+_OF_COMMAND = {
+    "train reco": frozenset({"fusion", "terms", "score_of", "mask", "newness", "epochs"}),
+    "train ra-clip": frozenset({"memory", "searcher"}),
 }
-"""Options by which recipes of other commands are known."""
+"""Options by which recipes are known, the first that has one of them; all others are those of `recollect train`."""
 
 
-def recipe_of_run(file: Path, kind: type[Recipe] = Recipe) -> Recipe:
-    """The recipe, of a kind, that another run was of.
+def recipe_of_run(file: Path, kind: type[AnyRecipe], command: str) -> AnyRecipe:
+    """The recipe that another run was of.
+
+    Args:
+        file: a ``recipe.json``.
+        kind: of recipe that the command takes.
+        command: that asks; `train ra-clip` begins with recipes of `train` too.
 
     Raises:
         UserError: no such file, not a recipe, or one of another command.
     """
-    held, own = read_json(file), {each.name for each in fields(kind)}
-    for option, command in _OTHER_RUNS.items():
-        if isinstance(held, dict) and option in held and option not in own:
-            raise UserError(f"{file}: of a run of {command}")
+    held = read_json(file)
+    if isinstance(held, Mapping):
+        of = next((name for name, known in _OF_COMMAND.items() if known & held.keys()), "train")
+        if of != command and (of, command) != ("train", "train ra-clip"):
+            raise UserError(f"{file}: of a run of `recollect {of}`. Take `recollect {of} --config` with it.")
     return recipe_from_json(file, kind)
 
 
@@ -181,7 +188,7 @@ def named_recipe(name: str) -> Recipe:
     return RECIPES[name]()
 
 
-def _config(words: list[str]) -> tuple[Path, list[str]] | None:
+def config_in(words: list[str]) -> tuple[Path, list[str]] | None:
     """The file behind ``--config``, and the words without it."""
     for place, word in enumerate(words):
         option, equals, value = word.partition("=")

@@ -38,7 +38,7 @@ class TrainRaClip(Train):
         begun, file, rest = begun_from(words)
         command, name = prog.rsplit(" ", 1)
         if file:
-            return cls._with(recipe_of_run(file, JointRecipe), rest, name, command)
+            return cls._with(recipe_of_run(file, JointRecipe, "train ra-clip"), rest, name, command)
         return cls._with(joint_recipe(named_recipe(begun or DEFAULT)), rest, name, command)
 
     def _train(self, out: Path) -> Path:

@@ -4,10 +4,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+import tyro
+
 from recollect.commands.positionals import ModelPlace
+from recollect.commands.train import config_in, recipe_of_run
 from recollect.commands.unread import refuse_unread, split_for
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable
+from recollect.core.given import is_given, option_of
 from recollect.core.progress import output
 from recollect.core.types import Source
 from recollect.data.sources import open_source
@@ -20,8 +24,10 @@ from recollect.memory.fusion.objective import TERMS, Mask, Term
 from recollect.memory.store import NEAR, Memory
 from recollect.models import load_model, loading
 from recollect.training.optimiser import Optimiser
-from recollect.training.options import Data, Model, ObjectiveOptions
-from recollect.training.run_folder import check_free
+from recollect.training.options import Data, Model, ObjectiveOptions, Recipe
+from recollect.training.run_folder import check_free, differences
+
+_OF_PRESET = ("start", "mask", "newness", "newness_strength", "newness_share", "score_of")
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,8 @@ class TrainReco:
     ten epochs take minutes. The fusion learns to read by --start, --mask and --newness; --preset paper trains as RECO
     is printed. OUT/model is the fusion, OUT/metrics.jsonl has a line for each logged step. A run that was stopped goes
     on with the same command and --resume.
+
+    `recollect train reco --config OTHER/recipe.json` takes the options of another run.
     """
 
     model: ModelPlace
@@ -104,6 +112,49 @@ class TrainReco:
     device: str | None = None
     """Where to compute; the best there is by default."""
 
+    @classmethod
+    def parse(cls, words: list[str], prog: str) -> "TrainReco":
+        """Read the command line; ``--config`` names a file that sets the defaults of all other options.
+
+        Raises:
+            UserError: no recipe of such a run.
+        """
+        given = config_in(words)
+        if given is None:
+            return tyro.cli(cls, args=words, prog=prog)
+        file, rest = given
+        recipe = recipe_of_run(file, FusionRecipe, "train reco")
+        begun = cls._of(recipe, file)
+        if any(option_of(word) == "preset" for word in rest):
+            begun = replace(begun, **{name: getattr(cls, name) for name in _OF_PRESET})
+        command = tyro.cli(cls, args=rest, prog=prog, default=begun)
+        if command.newness != begun.newness and not is_given("newness_strength"):
+            command = replace(command, newness_strength=None)  # the other run's is a measure of something else
+        return command
+
+    @classmethod
+    def _of(cls, recipe: FusionRecipe, file: Path) -> "TrainReco":
+        """The options that ask for a recipe."""
+        fusion, newness = recipe.fusion, recipe.newness
+        same = ("memory", "terms", "k", "max_score", "score_of", "mask", "limit", "epochs", "crossfit", "optimiser",
+                "batch_size", "chunk", "seed", "log_every", "checkpoint_every")  # fmt: skip
+        command = cls(
+            model=recipe.model.start,
+            data=recipe.data.sources,
+            split=recipe.data.split,
+            scale=recipe.objective.scale,
+            newness=newness.kind,
+            newness_strength=newness.strength,
+            newness_share=newness.share,
+            **{name: getattr(recipe, name) for name in same},
+            **{name: getattr(fusion, name) for name in ("kind", "search", "read", "modalities", "start")},
+        )
+        objective = replace(recipe.objective, base="softmax")  # it has no other
+        asked = replace(recipe, steps=Recipe.steps, fusion=replace(fusion, width=1), objective=objective)
+        if unsaid := next(iter(differences(command.recipe(), asked)), None):
+            raise UserError(f"{file}: {unsaid} is no option of `recollect train reco`. Was the run made from Python?")
+        return command
+
     def run(self) -> None:
         """Embed, look up, train."""
         self._refuse_unread()
@@ -115,7 +166,7 @@ class TrainReco:
         memory.check_k(self.k)
         encoder = load_model(self.model, self.device)
         memory.check_encoder(encoder, self.model)
-        sources = tuple(open_source(spec, split=split_for(spec, self.split)) for spec in self.data)
+        sources = tuple(open_source(spec, split=self._split(spec)) for spec in self.data)
         if self.limit is None and any(source.endless for source in sources):
             raise UserError("a built-in stream has no end. Say how many pairs to take with --limit N.")
         pairs = embed_pairs(encoder, sources, self.limit, recipe.data.broken_share)
@@ -126,7 +177,7 @@ class TrainReco:
     def _refuse_unread(self) -> None:
         """Refuse options that say nothing beside the others, and models that are not there."""
         for spec in self.data:
-            split_for(spec, self.split)
+            self._split(spec)
         if self.kind == "mlp":
             why = "is of what reads a memory, and --kind mlp reads none."
             refuse_unread(self, "k", "search", "read", "start", "max_score", "score_of", why=why)
@@ -139,6 +190,10 @@ class TrainReco:
             raise UserError("--crossfit takes two models or more: number I of N was trained with ?without=I/N.")
         for place in (self.model, *self.crossfit):
             loading.check_place(place)
+
+    def _split(self, spec: str) -> str | None:
+        """The split to open a source with."""
+        return split_for(spec, self.split, self.split if is_given("config") else None)
 
     def _folds(self, sources: tuple[Source, ...], broken_share: float) -> list[Fold]:
         """What each model of --crossfit makes of the pairs, and which of them are new to it."""
@@ -178,4 +233,5 @@ class TrainReco:
             newness=newness,
             limit=self.limit,
             epochs=self.epochs,
+            crossfit=self.crossfit,
         )

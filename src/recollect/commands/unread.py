@@ -11,6 +11,8 @@ from recollect.core.given import is_given
 def refuse_unread(options: Any, *names: str, why: str, before: str = "") -> None:
     """Refuse options that somebody wrote, or set to another value than they have by themselves.
 
+    Beside another run's recipe (``--config``) only what is written counts: the rest is that run's.
+
     Args:
         options: a dataclass of options.
         names: of its fields; all of them by default. Of a field that holds options, all of these.
@@ -57,5 +59,5 @@ def _differences(value: Any, usual: Any, name: str) -> Iterator[str]:
     if is_dataclass(value) and type(value) is type(usual):
         for field in fields(value):
             yield from _differences(getattr(value, field.name), getattr(usual, field.name), f"{name}.{field.name}")
-    elif value != usual or is_given(name):
+    elif is_given(name) or (value != usual and not is_given("config")):
         yield name

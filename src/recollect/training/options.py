@@ -1,11 +1,11 @@
 """What a recipe is made of; the command line, its help and ``recipe.json`` are derived from these fields."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from math import inf, isfinite
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from recollect.core.choices import check_choices
 from recollect.core.errors import UserError
@@ -338,14 +338,17 @@ class Recipe:
         yield rows > self.batch_size, words
 
 
+AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
+"""A recipe of one kind."""
+
 _IN_WORDS: Mapping[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
-def recipe_from_json(file: Path, kind: type[Recipe] = Recipe) -> Recipe:
+def recipe_from_json(file: Path, kind: type[AnyRecipe]) -> AnyRecipe:
     """The recipe, of a kind, that a ``recipe.json`` holds.
 
     Raises:
-        UserError: no such file, not a recipe, or an option that there is not.
+        UserError: no such file, not a recipe, an option that there is not, or one that must be there and is not.
     """
     return _from_json(kind, read_json(file), file, "")
 
@@ -362,6 +365,9 @@ def _from_json(kind: Any, value: Any, file: Path, name: str) -> Any:
         hints = get_type_hints(member)
         if unknown := sorted(value.keys() - hints.keys()):
             raise UserError(f"{file}: there is no option {name}{unknown[0]}. Was it written by another version?")
+        needed = (each.name for each in fields(member) if each.default is each.default_factory is MISSING)
+        if missing := sorted(set(needed) - value.keys()):
+            raise UserError(f"{file}: {name}{missing[0]} is missing. Was it cut short?")
         parts = {key: _from_json(hints[key], part, file, f"{name}{key}.") for key, part in value.items()}
         try:
             return member(**parts)  # type: ignore[operator]

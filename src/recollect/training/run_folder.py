@@ -144,8 +144,17 @@ def _changes(file: Path, recipe: Any) -> dict[str, tuple[Any, Any]]:
     # An option that there was not when the run began was at its default, if the options beside it were there.
     groups = {name.rpartition(".")[0] for name in then}
     then = {name: value for name, value in _flat(_defaults(recipe)).items() if name.rpartition(".")[0] in groups} | then
-    names = sorted(then.keys() | now.keys())
-    return {name: (then.get(name), now.get(name)) for name in names if then.get(name) != now.get(name)}
+    return _apart(then, now)
+
+
+def differences(one: Any, other: Any) -> dict[str, tuple[Any, Any]]:
+    """By the name of each option of which two recipes say different things, what they say."""
+    return _apart(_flat(as_json(one)), _flat(as_json(other)))
+
+
+def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    names = sorted(one.keys() | other.keys())
+    return {name: (one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)}
 
 
 def finished(out: Path, recipe: Any) -> bool:

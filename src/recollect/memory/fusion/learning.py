@@ -1,6 +1,7 @@
 """Training a fusion on stored embeddings: the encoders are frozen, so no image is opened (RECO, section 3.2)."""
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -65,6 +66,7 @@ class FusionRecipe(Recipe):
         newness: how training pairs are made to look new to the model.
         limit: train on so many pairs at most.
         epochs: over the training pairs; decides ``steps``.
+        crossfit: the models of cross-fitting, for the record; `train_fusion` is given what they make of the pairs.
     """
 
     fusion: FusionSettings = field(default_factory=lambda: FusionSettings(1))
@@ -77,6 +79,7 @@ class FusionRecipe(Recipe):
     newness: Newness = field(default_factory=lambda: Newness("offsets"))
     limit: int | None = None
     epochs: int = 10
+    crossfit: tuple[str, ...] = ()
     optimiser: Optimiser = field(default_factory=lambda: Optimiser(1e-3, weight_decay=1e-5, warmup=0.0))
     batch_size: int = 4096
 
@@ -225,7 +228,9 @@ def train_fusion(
 
     def facts() -> Facts:
         key = read_json(folder / _KEY)
-        return {name: {"pairs": len(pairs), "content": key["pairs"]}, recipe.memory: {"content": key["memory"]}}
+        by_others = hashlib.blake2b(json.dumps(key["folds"]).encode(), digest_size=16).hexdigest() if folds else "none"
+        seen = {"pairs": len(pairs), "content": key["pairs"], "folds": by_others}
+        return {name: seen, recipe.memory: {"content": key["memory"]}}
 
     def assemble(given: Recipe, place: ProcessRanks, saved: Path | None) -> Parts:
         torch.manual_seed(given.seed)
