@@ -2,8 +2,8 @@
 #   make demo   the main job, on the built-in data: demo/report.html
 #   make test   lint, types, room order and the whole test suite
 # Also: make help (the help that is kept of every command, after an option has changed), make docs (the site, strictly,
-# into site/), make results (the pages of figures from the files in results/), make matrix (the suite on every Python of PYTHONS
-# that is there), make lowest (the suite with the lowest versions that pyproject.toml promises).
+# into site/), make results (the pages of figures from the files in results/), make figures (their
+# pictures of numbers), make matrix (the suite on every Python of PYTHONS that is there), make lowest (the suite with the lowest versions that pyproject.toml promises).
 SHELL       := /bin/bash
 .SHELLFLAGS := -o pipefail -ec
 PYTHON ?= python3
@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 16) + 1)')
 PYTEST := -n $(WORKERS) --dist worksteal --jaxtyping-packages=recollect,beartype.beartype
 
-.PHONY: demo test lint style types suite help bench bench-gpu docs results notebooks matrix lowest setup clean
+.PHONY: demo test lint style types suite help bench bench-gpu docs results figures notebooks matrix lowest setup clean
 
 setup: .venv/.installed
 
@@ -76,6 +76,10 @@ docs: setup
 # Every table and figure between the marks of the pages, from the files in results/.
 results: setup
 	for page in $$(grep -rlE '<!-- (table|cell|words|value) ' README.md docs --include=*.md); do $(BIN)/recollect results $$page; done
+
+# The guide's pictures of numbers, from the files in results/ that keep their points.
+figures: setup
+	for name in lixp/figure-4 reco/figure-3; do $(BIN)/recollect study $$name --kept results/$$name.json --out docs/images; done
 
 matrix:
 	for python in $(PYTHONS); do \

@@ -14,6 +14,7 @@ from recollect.studies import STUDIES, find_study
 from recollect.studies.engine import printed
 from recollect.studies.lixp import tables as lixp_tables
 from recollect.studies.lixp import world as lixp_world
+from recollect.studies.measurements import Measurements
 from recollect.studies.study import StudyOptions
 
 
@@ -91,7 +92,11 @@ def test_tied_temperatures_stand_beside_the_papers_own_rows():
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6])
 def test_every_figure_is_drawn(options, number):
     options = replace(options, seeds=1)
-    report = find_study(f"lixp/figure-{number}").load()(options)
+    study = find_study(f"lixp/figure-{number}").load()
+    report = study(options)
+    again = Measurements.from_json(json.loads(json.dumps(report.measured)))
+    assert list(study.form(again)[1]) == list(report.notes)
+    study.draw(again)  # its file holds every point
     (name,) = report.figures
     picture = np.asarray(Image.open(options.out / name).convert("L"))
     assert min(picture.shape) > 200

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from recollect.commands.unread import refuse_unread
 from recollect.core.errors import UserError
-from recollect.core.files import check_writable
+from recollect.core.files import check_writable, read_json
 from recollect.core.places import public_place
 from recollect.core.progress import output
 from recollect.studies import STUDIES, find_study
@@ -43,6 +43,8 @@ class RunStudy:
     workers: int | None = None
     """Training runs side by side; one for each core on a CPU by default."""
     search: SearchSettings = field(default_factory=SearchSettings)
+    kept: Path | None = None
+    """The JSON file that a figure's study left: draw OUT/PAPER-ITEM.png from it, and run nothing."""
 
     def run(self) -> None:
         """Run the study and print its report."""
@@ -53,6 +55,9 @@ class RunStudy:
             for name, study in STUDIES.items():
                 listing.add_row(name, study.title)
             console.print(listing)
+            return
+        if self.kept is not None:
+            self._draw(self.name, self.kept)
             return
         for option, count in (("--seeds", self.seeds), ("--workers", self.workers)):
             if count is not None and count < 1:
@@ -76,6 +81,33 @@ class RunStudy:
         for figure in report.figures:
             console.print(f"figure: {self.out / figure}", highlight=False)
         console.print(f"report: {path}", highlight=False)
+
+    def _draw(self, name: str, kept: Path) -> None:
+        """Draw a figure from what its study measured.
+
+        Raises:
+            UserError: the study is no figure of numbers alone; the file is of another, or lacks the points.
+        """
+        from recollect.reports.plots import save_figure  # which loads more than a list of studies needs
+        from recollect.studies.engine import FigureStudy
+        from recollect.studies.measurements import Measurements
+
+        others = [each.name for each in fields(self) if each.name not in ("name", "out", "kept")]
+        refuse_unread(self, *others, why="is for a study that is run. Leave it out, or leave out --kept.")
+        study = find_study(name).load()
+        if not isinstance(study, FigureStudy):
+            raise UserError(f"{name}: --kept draws figures of numbers, and this is none. Leave out --kept to run it.")
+        report = read_json(kept)
+        if not isinstance(report, dict) or report.get("name") != name:
+            raise UserError(f"{kept}: no report of {name}. Take the JSON file that `recollect study {name}` left.")
+        check_writable(self.out, "--out")
+        try:
+            figure = study.draw(Measurements.from_json(report["measured"]))
+        except (KeyError, ValueError) as error:
+            raise UserError(f"{kept}: does not hold all points of the figure. Run the study once more.") from error
+        path = self.out / f"{name.replace('/', '-')}.png"
+        save_figure(figure, path)
+        output().print(f"figure: {path}", highlight=False)
 
     def _command(self) -> str:
         """The command that makes the same report elsewhere: files by name, and not where results go."""

@@ -127,7 +127,7 @@ def few_shot_curves(
     for axis in axes[:, 0]:
         axis.set_ylabel("accuracy (%)")
     dashed = "; level dashes: zero-shot" if zero_shot else ""
-    _say_beneath(figure, f"{_sets_of(frame)}{dashed}; {_seeds_of(frame, 'bars: std over {} training seeds')}")
+    say_beneath(figure, f"{_sets_of(frame)}{dashed}; {_seeds_of(frame, 'bars: std over {} training seeds')}")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=len(models), frameon=False)
     return figure
 
@@ -170,7 +170,7 @@ def gain_per_classifier(
     axis.set_xticks(places, [METHOD_NAMES.get(method, method) for method in methods])
     axis.set_ylabel(f"gain at {shots} shots (points)")
     axis.margins(y=0.15)
-    _say_beneath(figure, f"{_sets_of(chosen)}; {_seeds_of(chosen, 'whiskers: std over {} training seeds, paired')}")
+    say_beneath(figure, f"{_sets_of(chosen)}; {_seeds_of(chosen, 'whiskers: std over {} training seeds, paired')}")
     figure.legend(loc="outside upper right", ncols=len(pairs), frameon=False)
     return figure
 
@@ -189,7 +189,7 @@ def gain_per_data_set(frame: pd.DataFrame, model: str, baseline: str, method: st
     axis.set_xticks(range(len(gains)), list(gains.index), rotation=60, ha="right", fontsize=7)
     axis.set_ylabel(f"{METHOD_NAMES.get(method, method)}, {shots} shots:\ngain (points)")
     axis.set_title(_wrapped_to(f"{model} minus {baseline}", figure), fontsize=8)
-    _say_beneath(figure, _seeds_of(chosen, "mean of {} training seeds"))
+    say_beneath(figure, _seeds_of(chosen, "mean of {} training seeds"))
     return figure
 
 
@@ -244,7 +244,8 @@ def _seeds_of(frame: pd.DataFrame, words: str) -> str:
     return "one training seed" if count == 1 else words.format(count)
 
 
-def _say_beneath(figure: Figure, words: str) -> None:
+def say_beneath(figure: Figure, words: str) -> None:
+    """A note below a figure, in lines that it is wide enough for."""
     figure.supxlabel(_wrapped_to(words, figure), fontsize=7, color="0.35")
 
 

@@ -14,8 +14,10 @@ from importlib.resources import files
 from typing import Any, Literal
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from recollect.evaluation.results import summarise
+from recollect.reports.plots import save_figure
 from recollect.studies.measurements import Address, Measurements
 from recollect.studies.study import Scale, StudyOptions, StudyReport, StudyTable
 
@@ -235,3 +237,31 @@ class TableStudy:
         return StudyReport(
             self.name, options.scale, self.worlds[options.scale], tuple(tables), (), tuple(notes), found.as_json()
         )
+
+
+@dataclass(frozen=True)
+class FigureStudy:
+    """A study that is one figure, with the tables of what it shows: all a function of what was measured.
+
+    Attributes:
+        name: e.g. ``lixp/figure-4``.
+        measure: as of a `TableStudy`.
+        draw: the figure, from what was measured alone, so that a kept file is enough to draw it again.
+        form: tables and remarks, as of a `TableStudy`.
+        worlds: in words, for each scale.
+    """
+
+    name: str
+    measure: Callable[[StudyOptions], Measurements]
+    draw: Callable[[Measurements], Figure]
+    form: Callable[[Measurements], tuple[Sequence[StudyTable], Sequence[str]]]
+    worlds: Mapping[Scale, str]
+
+    def __call__(self, options: StudyOptions) -> StudyReport:
+        """Measure, draw and report."""
+        found = self.measure(options)
+        tables, notes = self.form(found)
+        name = f"{self.name.replace('/', '-')}-{options.scale}.png"
+        save_figure(self.draw(found), options.out / name)
+        world = self.worlds[options.scale]
+        return StudyReport(self.name, options.scale, world, tuple(tables), (name,), tuple(notes), found.as_json())

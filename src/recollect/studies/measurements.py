@@ -1,7 +1,7 @@
 """Figures by address, one for each seed: what every table and figure of a study is a function of."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,6 +121,12 @@ class Measurements:
         found = [self._figures.get(each, {}) for each in addresses]
         seeds = sorted(set.intersection(*map(set, found))) if found else []
         return {seed: float(np.mean([each[seed] for each in found])) for seed in seeds}
+
+    def rows(self) -> Iterator[tuple[dict[str, str], int, float]]:
+        """Every figure: its address, its seed and its value."""
+        self._asked.update(self._figures)
+        for address, values in self._figures.items():
+            yield from ((dict(address), seed, value) for seed, value in values.items())
 
     def summary(self, address: Address) -> Summary:
         """Mean ± std over seeds.

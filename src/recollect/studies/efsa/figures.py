@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from textwrap import fill
 
 import numpy as np
@@ -17,6 +18,7 @@ from recollect.studies.efsa.tables import (
     ABLATED,
     DEPTHS,
     Differs,
+    Made,
     ask,
     domains_of,
     held_out_note,
@@ -26,8 +28,8 @@ from recollect.studies.efsa.tables import (
     summary_at,
     together,
 )
-from recollect.studies.efsa.world import EfsaWorld, SearchRun, efsa_world, searched
-from recollect.studies.engine import TableForm, papers_words
+from recollect.studies.efsa.world import WORLDS, EfsaWorld, SearchRun, efsa_world, searched
+from recollect.studies.engine import FigureStudy, TableForm, papers_words
 from recollect.studies.measurements import Measurements
 from recollect.studies.study import StudyOptions, StudyReport
 
@@ -108,6 +110,7 @@ def bars(panels: Mapping[str, Mapping[str, Mapping[int, Summary]]]) -> Figure:
     for axis in axes[0][1:]:
         axis.set_ylabel("")
         axis.legend().set_visible(False)
+    _say_models(figure, next(iter(next(iter(panels.values())).values()))[DEPTHS[0]])
     return figure
 
 
@@ -130,7 +133,13 @@ def curves(
     axes[0, 0].set_ylabel("text to image (%)")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), frameon=False)
+    _say_models(figure, next(iter(next(iter(panels.values())).values()))[0])
     return figure
+
+
+def _say_models(figure: Figure, one: Summary) -> None:
+    """What the bars of its figures are."""
+    plots.say_beneath(figure, f"bars: std over {one.count} base models" if one.count > 1 else "one base model")
 
 
 def _empty(axis: Axes) -> None:
@@ -208,21 +217,36 @@ def figure_3(options: StudyOptions) -> StudyReport:
     return _drawn(3, options, where, examples(shown), note, *first)
 
 
-def figure_4(options: StudyOptions) -> StudyReport:
+_KINDS = {"zero-shot": "zero-shot", "all parameters": "episode-full", "low-rank adapters": "episode"}
+"""Rows of Figure 4, and the method of each."""
+
+
+def _measure_4(options: StudyOptions) -> Measurements:
     """Low-rank adapters against all parameters."""
     where = efsa_world(options)
-    found = measurements(ask(options, where, methods=("zero-shot", "episode-full", "episode")))
-    kinds = {"zero-shot": "zero-shot", "all parameters": "episode-full", "low-rank adapters": "episode"}
-    panels = {
-        domain: {name: _depths(found, method, domain) for name, method in kinds.items()} for domain in domains_of(found)
-    }
-    rows = {name: {"method": method} for name, method in kinds.items()}
-    notes = (*notes_of(where)[:2], f"paper: {papers_words('efsa', 'figure-4')}")
-    form = recall_form("Figure 4. What an episode changes", "parameters", rows, found, notes)
-    return _drawn(4, options, where, bars(panels), form=form, found=found)
+    notes = [*notes_of(where)[:2], f"paper: {papers_words('efsa', 'figure-4')}"]
+    return measurements(ask(options, where, methods=("zero-shot", "episode-full", "episode")), {"notes": notes})
 
 
-def figure_5(options: StudyOptions) -> StudyReport:
+def _draw_4(found: Measurements) -> Figure:
+    return bars(
+        {
+            domain: {name: _depths(found, method, domain) for name, method in _KINDS.items()}
+            for domain in domains_of(found)
+        }
+    )
+
+
+def _form_4(found: Measurements) -> Made:
+    rows = {name: {"method": method} for name, method in _KINDS.items()}
+    title = "Figure 4. What an episode changes"
+    return [recall_form(title, "parameters", rows, found, found.context["notes"]).fill(found)], ()
+
+
+figure_4 = FigureStudy("efsa/figure-4", _measure_4, _draw_4, _form_4, WORLDS)
+
+
+def _measure_5(options: StudyOptions) -> Measurements:
     """More steps in an episode."""
     where = efsa_world(options)
     most = 2 if options.scale == "smoke" else 4
@@ -230,10 +254,10 @@ def figure_5(options: StudyOptions) -> StudyReport:
         str(steps): measurements(ask(options, where, changed=replace(where.methods.episode, steps=steps)))
         for steps in range(1, most + 1)
     }
-    return _over(5, options, where, each, "steps", "episodes")
+    return _over(5, where, each, "steps", "episodes")
 
 
-def figure_6(options: StudyOptions) -> StudyReport:
+def _measure_6(options: StudyOptions) -> Measurements:
     """Captions of several lengths; with one's own captions, each kind that was named."""
     where = efsa_world(options)
     kinds = list(where.captions)
@@ -246,24 +270,41 @@ def figure_6(options: StudyOptions) -> StudyReport:
         ]  # fmt: skip
     each = {kind.label: measurements(ask(options, where, captions=kind)) for kind in kinds}
     if options.scale == "full":
-        return _over(6, options, where, each, "captions", "captions", held_out_note(kinds))
-    return _over(6, options, where, each, "most words of a caption", "methods")
+        return _over(6, where, each, "captions", "captions", held_out_note(kinds))
+    return _over(6, where, each, "most words of a caption", "methods")
 
 
 def _over(
-    number: int, options: StudyOptions, where: EfsaWorld, each: Mapping[str, Measurements], label: str,
-    differs: Differs, remarks: Sequence[str] = (),
-) -> StudyReport:  # fmt: skip
-    """Curves of EFSA's recall over something, with zero-shot as the first place."""
-    found, first = together(each), next(iter(each))
-    rows = {"zero-shot": {"arm": first, "method": "zero-shot"}}
-    rows |= {name: {"arm": name, "method": "episode"} for name in each}
+    number: int, where: EfsaWorld, each: Mapping[str, Measurements], label: str, differs: Differs,
+    remarks: Sequence[str] = (),
+) -> Measurements:  # fmt: skip
+    """EFSA's recall over something, and what stands beside it."""
+    notes = [*notes_of(where, differs)[:2], f"paper: {papers_words('efsa', f'figure-{number}')}"]
+    return together(each, label=label, notes=notes, remarks=list(remarks))
+
+
+def _places(found: Measurements) -> dict[str, dict[str, str]]:
+    """Zero-shot as the first place, then every arm."""
+    arms = found.context["arms"]
+    rows = {"zero-shot": {"arm": arms[0], "method": "zero-shot"}}
+    return rows | {name: {"arm": name, "method": "episode"} for name in arms}
+
+
+def _draw_over(found: Measurements) -> Figure:
+    rows = _places(found)
     panels = {
         k: {domain: [summary_at(found, at["method"], domain, k, arm=at["arm"]) for at in rows.values()]
             for domain in domains_of(found)}
         for k in DEPTHS
     }  # fmt: skip
-    notes = (*notes_of(where, differs)[:2], f"paper: {papers_words('efsa', f'figure-{number}')}")
-    form = recall_form(f"Figure {number}. EFSA over {label}", label, rows, found, notes)
-    drawn = curves(panels, ["zero-shot", *each], label)
-    return _drawn(number, options, where, drawn, *remarks, form=form, found=found)
+    return curves(panels, list(rows), found.context["label"])
+
+
+def _form_over(found: Measurements, number: int) -> Made:
+    label = found.context["label"]
+    form = recall_form(f"Figure {number}. EFSA over {label}", label, _places(found), found, found.context["notes"])
+    return [form.fill(found)], tuple(found.context["remarks"])
+
+
+figure_5 = FigureStudy("efsa/figure-5", _measure_5, _draw_over, partial(_form_over, number=5), WORLDS)
+figure_6 = FigureStudy("efsa/figure-6", _measure_6, _draw_over, partial(_form_over, number=6), WORLDS)

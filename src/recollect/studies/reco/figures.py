@@ -15,7 +15,7 @@ from recollect.evaluation.features import class_prompts, class_text_features, im
 from recollect.evaluation.results import Summary
 from recollect.memory.rows import Item, Modality
 from recollect.memory.store import Memory
-from recollect.reports.plots import LINE_COLOURS, RIGHT, new_figure
+from recollect.reports.plots import LINE_COLOURS, RIGHT, new_figure, say_beneath
 from recollect.studies.reco.bench import Bench
 from recollect.tasks.classification import ClassificationTask
 
@@ -112,6 +112,8 @@ def additional_training(
         axis.axhline(alone, color="0.5", linestyle=":", linewidth=1.2, label="model alone")
         axis.legend(frameon=False, fontsize=6.5)
         axis.set_ylabel(f"top-1 (%), {what}")
+    count = training["model alone"].count
+    say_beneath(figure, f"bars: std over {count} seeds of model and fusion" if count > 1 else "one seed")
     return figure
 
 

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from matplotlib.figure import Figure
+
 from recollect.evaluation.results import Summary
 from recollect.memory.fusion.block import FusionSettings
 from recollect.memory.fusion.encoder import Mode
 from recollect.reports import plots
-from recollect.studies.engine import Column, Row, TableForm, TableStudy, paper_rows, papers_words, printed
+from recollect.studies.engine import Column, FigureStudy, Row, TableForm, TableStudy, paper_rows, papers_words, printed
 from recollect.studies.measurements import Measurements
 from recollect.studies.reco import figures as pictures
 from recollect.studies.reco.bench import Bench, FusionArm, MemoryPart
@@ -281,10 +283,9 @@ TRAININGS: Mapping[str, FusionArm | None] = {
 }
 
 
-def figure_3(options: StudyOptions) -> StudyReport:
+def _measure_figure_3(options: StudyOptions) -> Measurements:
     """Additional training, a memory that grows after training, and the number of rows that are read."""
     mine = list(benches(options, main_model(options)))
-    column = _main_column(mine[0])
     shares, trained, tested, left_out = _readable(options, mine[0])
     growing = {
         "the memory of its training": {share: FusionArm(share=share) for share in shares},
@@ -293,31 +294,41 @@ def figure_3(options: StudyOptions) -> StudyReport:
     reading = {
         f"trained with k = {k}": {float(other): FusionArm(k=k, test_k=other) for other in tested} for k in trained
     }
-    found = Measurements()
+    curves = {"growing": growing, "reading": reading}
+    notes = _notes(options, mine, main_model(options), gains=False)
+    places = {kind: {name: list(arms) for name, arms in each.items()} for kind, each in curves.items()}
+    found = Measurements({"column": _main_column(mine[0]), **places, "notes": notes, "remarks": left_out})
     _add(found, mine, TRAININGS)
-    for curves in (growing, reading):
-        for name, arms in curves.items():
+    for each in curves.values():
+        for name, arms in each.items():
             for place, arm in arms.items():
                 _add(found, mine, {name: arm}, place=f"{place:g}")
+    return found
+
+
+def _draw_figure_3(found: Measurements) -> Figure:
+    column = found.context["column"]
     training = {name: found.summary({"arm": name, "measure": column}) for name in TRAININGS}
-    grown, read = (_curves(found, curves, column) for curves in (growing, reading))
-    figure = pictures.additional_training(training, grown, read, column)
-    name = f"reco-figure-3-{options.scale}.png"
-    plots.save_figure(figure, options.out / name)
+    grown, read = (_curves(found, kind) for kind in ("growing", "reading"))
+    return pictures.additional_training(training, grown, read, column)
+
+
+def _form_figure_3(found: Measurements) -> Made:
+    column = found.context["column"]
     tables = (
-        _trainings_table(found, column, tuple(_notes(options, mine, main_model(options), gains=False))),
-        _curves_table(
-            found, f"Figure 3, middle. Share of the memory in training ({column})", growing, column, "{:.0%}"
-        ),
-        _curves_table(found, f"Figure 3, right. Rows read in testing ({column})", reading, column, "k = {:g}"),
+        _trainings_table(found),
+        _curves_table(found, f"Figure 3, middle. Share of the memory in training ({column})", "growing", "{:.0%}"),
+        _curves_table(found, f"Figure 3, right. Rows read in testing ({column})", "reading", "k = {:g}"),
     )
     notes = [f"paper, {part}: {papers_words('reco', f'figure-3, {part}')}" for part in ("middle", "right")]
-    notes += left_out
-    return _report(options, "figure-3", tables=tables, figures=(name,), notes=notes, measured=found.as_json())
+    return tables, (*notes, *found.context["remarks"])
 
 
-def _trainings_table(found: Measurements, column: str, notes: tuple[str, ...]) -> StudyTable:
-    paper = printed("reco", "figure-3")
+figure_3 = FigureStudy("reco/figure-3", _measure_figure_3, _draw_figure_3, _form_figure_3, WORLDS)
+
+
+def _trainings_table(found: Measurements) -> StudyTable:
+    column, notes, paper = found.context["column"], tuple(found.context["notes"]), printed("reco", "figure-3")
     rows = [Row((name,), {"arm": name}, name if name in paper.rows else None) for name in TRAININGS]
     title = f"Figure 3, left. Additional training ({column})"
     return TableForm(title, ("",), rows, [Column("top-1", {"measure": column})], paper, notes).fill(found)
@@ -341,19 +352,18 @@ def _readable(
     return kept, (5, 10), read, told
 
 
-_Curves = Mapping[str, Mapping[float, FusionArm]]
-
-
-def _curves(found: Measurements, curves: _Curves, column: str) -> dict[str, dict[float, Summary]]:
+def _curves(found: Measurements, kind: str) -> dict[str, dict[float, Summary]]:
+    column = found.context["column"]
     return {
-        name: {place: found.summary({"arm": name, "measure": column, "place": f"{place:g}"}) for place in arms}
-        for name, arms in curves.items()
+        name: {place: found.summary({"arm": name, "measure": column, "place": f"{place:g}"}) for place in places}
+        for name, places in found.context[kind].items()
     }
 
 
-def _curves_table(found: Measurements, title: str, curves: _Curves, column: str, head: str) -> StudyTable:
-    places = list(next(iter(curves.values())))
+def _curves_table(found: Measurements, title: str, kind: str, head: str) -> StudyTable:
+    column, curves = found.context["column"], found.context[kind]
     rows = [Row((name,), {"arm": name}) for name in curves]
+    places = next(iter(curves.values()))
     columns = [Column(head.format(place), {"measure": column, "place": f"{place:g}"}) for place in places]
     return TableForm(title, ("",), rows, columns).fill(found)
 
