@@ -6,8 +6,6 @@ Weights are read from safetensors only. A pickle can run code when it is opened,
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from recollect.data.transforms import ImageTransform
 from recollect.models.architectures import ENCODERS, restore_small
 from recollect.models.asking import asked_once
 from recollect.models.dual import MODEL_FORMAT, RECORD, DualEncoder
+from recollect.models.float32 import MadeInFloat32
 from recollect.models.presets import PRESETS
 from recollect.models.small import WEIGHTS, SmallEncoder
 from recollect.models.transformers.encoder import TransformersEncoder, quiet
@@ -39,7 +38,7 @@ _FAILURES = (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeEr
 
 
 def load_model(path_or_hub_id: str | Path, device: torch.device | str | None = None) -> DualEncoder:
-    """Open a model for evaluation, in float32.
+    """Open a model for evaluation: weights in float32 that can be trained, whatever the caller's own tensors are.
 
     Args:
         path_or_hub_id: a folder (``RUN/model`` of a training run, or any checkpoint of the CLIP family that
@@ -51,7 +50,7 @@ def load_model(path_or_hub_id: str | Path, device: torch.device | str | None = N
     """
     name = str(path_or_hub_id)
     check_place(name)
-    with asked_once(name), _in_float32():
+    with asked_once(name), torch.inference_mode(False), MadeInFloat32():
         record, file = _record(name)
         if record.get("architecture") in {encoder.architecture for encoder in ENCODERS.values()}:
             encoder: DualEncoder = _open_small(name, record)
@@ -85,18 +84,6 @@ def check_place(name: str) -> None:
             f"{name}: no such folder{near_names(path) or '.'} Name a model's folder or a hub id such as "
             "openai/clip-vit-base-patch32."
         )
-
-
-@contextmanager
-def _in_float32() -> Iterator[None]:
-    """Whatever the caller has tensors of its own made of, and for: weights in float32, that can be trained."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        with torch.inference_mode(False):
-            yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _record(name: str) -> tuple[dict[str, Any], Path | None]:
@@ -181,7 +168,7 @@ def _open_weights(name: str, config: transformers.PreTrainedConfig) -> transform
             model, report = transformers.AutoModel.from_pretrained(
                 name,
                 config=config,
-                dtype=torch.float32,
+                dtype=torch.get_default_dtype(),  # which transformers sets, for all threads; see `MadeInFloat32`
                 use_safetensors=True,
                 trust_remote_code=False,
                 output_loading_info=True,
@@ -193,7 +180,17 @@ def _open_weights(name: str, config: transformers.PreTrainedConfig) -> transform
     missing = sorted(report["missing_keys"])
     if missing:
         raise UserError(f"{name}: {len(missing)} weights are missing, {missing[0]} first. Copy or download it again.")
-    return model
+    return _float32(model)
+
+
+def _float32(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
+    """The model, which says that it is what it is."""
+    configs = [model.config]
+    while configs:
+        config = configs.pop()
+        config.dtype = torch.float32
+        configs += [part for name in config.sub_configs if (part := getattr(config, name, None)) is not None]
+    return model.float()
 
 
 def _gated_tensors(name: str) -> dict[str, torch.Tensor]:
@@ -208,7 +205,8 @@ def _unfilled(name: str, config: transformers.PreTrainedConfig) -> transformers.
     """A model of this shape, whose weights are still to be loaded."""
     try:
         with quiet(), torch.random.fork_rng(devices=[]):
-            return transformers.AutoModel.from_config(config, trust_remote_code=False).float()
+            default = torch.get_default_dtype()  # as above
+            return _float32(transformers.AutoModel.from_config(config, dtype=default, trust_remote_code=False))
     except _FAILURES as error:
         raise UserError(f"{name}: its config.json makes no model ({_line(error)}). Copy it again.") from error
 
