@@ -395,7 +395,7 @@ def test_a_run_that_was_stopped_resumes_to_the_same_weights(world, tmp_path, mon
     assert losses[0] == losses[1]
 
 
-def test_a_changed_memory_is_looked_up_anew_and_no_run_goes_on_with_it(world, tmp_path):
+def test_a_changed_memory_is_looked_up_anew_and_no_run_goes_on_with_it(world, tmp_path, capfd):
     train, _, shared = world
     memory = Memory.open(shutil.copytree(shared.address, tmp_path / "memory"))
     train_fusion(recipe_of(memory, epochs=1), Frozen(), train, tmp_path / "run", device="cpu")
@@ -404,8 +404,15 @@ def test_a_changed_memory_is_looked_up_anew_and_no_run_goes_on_with_it(world, tm
     with pytest.raises(UserError, match="a run is there already"):  # whose neighbours stay
         train_fusion(recipe_of(memory, epochs=1, k=2), Frozen(), train, tmp_path / "run", device="cpu")
     assert stored.read_bytes() == before
-    memory.delete(["memory:0"])
     shutil.rmtree(tmp_path / "run" / "model")  # as where a run was killed before it wrote its model
+    damaged = bytearray(before)
+    damaged[-1] ^= 1
+    stored.write_bytes(damaged)
+    train_fusion(recipe_of(memory, epochs=1), Frozen(), train, tmp_path / "run", resume=True, device="cpu")
+    assert stored.read_bytes() == before  # found again
+    assert "neighbours.safetensors: was changed or damaged" in " ".join(capfd.readouterr().err.split())
+    memory.delete(["memory:0"])
+    shutil.rmtree(tmp_path / "run" / "model")
     with pytest.raises(UserError, match=f"needs the same data, but {memory.address} had content .*, has content"):
         train_fusion(recipe_of(memory, epochs=1), Frozen(), train, tmp_path / "run", resume=True, device="cpu")
     assert stored.read_bytes() != before

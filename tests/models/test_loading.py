@@ -6,6 +6,8 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, BertConfig, BertModel, ViTConfig, ViTModel
 
 from recollect.core.errors import UserError
+from recollect.core.seals import sealed
 from recollect.evaluation.features import prompt_ensemble
 from recollect.models import build_model, load_model
 from recollect.models.asking import asked_once
@@ -40,25 +43,48 @@ def refusal(name) -> str:
     return message
 
 
-@pytest.mark.parametrize("family", ["tiny-conv", "siglip"])
-def test_a_model_is_the_same_whatever_tensors_its_user_makes(family, checkpoint, tmp_path):
-    """In float64, as in much of science, and where no gradients are wanted."""
+@contextmanager
+def default_dtype(dtype):
+    """Within, and whether another thread that makes tensors meanwhile ever had another."""
+    seen, done = set(), threading.Event()
+
+    def make():
+        while not done.wait(1e-4):
+            seen.add(torch.empty(0).dtype)
+
+    torch.set_default_dtype(dtype)
+    other = threading.Thread(target=make)
+    other.start()
+    try:
+        yield seen
+    finally:
+        done.set(), other.join()
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [("tiny-conv", torch.float64), ("siglip", torch.float64), ("clip", torch.bfloat16), ("gated", torch.float64)],
+)
+def test_a_model_is_the_same_whatever_tensors_its_user_makes(family, dtype, checkpoint, tmp_path):
+    """In float64, as in much of science, and where no gradients are wanted; other threads go on making theirs."""
     place = tmp_path / "model"
     if family == "tiny-conv":
         build_model("tiny-conv", texts=["a cat"]).save(place)
+    elif family == "gated":
+        gated = load_model(checkpoint("clip"), "cpu")
+        gated.add_gated(0)
+        gated.save(place)
     else:
         place = checkpoint(family)
     model, pixels = load_model(place, "cpu"), np.random.default_rng(0).integers(0, 256, (2, 40, 40, 3), dtype=np.uint8)
     expected = model.embed_images(pixels)
-    torch.set_default_dtype(torch.float64)
-    try:
-        with torch.inference_mode():
-            opened = load_model(place, "cpu")
-            assert torch.equal(opened.embed_images(pixels), expected)
-            assert prompt_ensemble(opened, [["a", "b"], ["c"]]).dtype == np.float32
+    with default_dtype(dtype) as seen, torch.inference_mode():
+        opened = load_model(place, "cpu")
+        assert torch.equal(opened.embed_images(pixels), expected)
+        assert prompt_ensemble(opened, [["a", "b"], ["c"]]).dtype == np.float32
         assert (opened.fingerprint, opened.dtype) == (model.fingerprint, torch.float32)
-    finally:
-        torch.set_default_dtype(torch.float32)
+    assert seen == {dtype}
     opened.encode_texts(opened.tokenize(["a cat"])).sum().backward()
 
 
@@ -222,6 +248,12 @@ def test_a_record_that_is_damaged(record, message, copied):
     folder = copied("clip")
     (folder / "recollect.json").write_text(record)
     assert message in refusal(folder)
+
+
+def test_a_models_card_stays_editable(tmp_path):
+    (tmp_path / "README.md").write_text("a card")
+    (tmp_path / "weights").write_bytes(b"12")
+    assert set(sealed({}, tmp_path)["files"]) == {"weights"}
 
 
 def test_a_damaged_small_model(captions, tmp_path):

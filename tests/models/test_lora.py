@@ -275,7 +275,14 @@ def test_an_adapter_that_peft_wrote_opens_here(checkpoint, pixels, tmp_path):
 def exported(checkpoint, tmp_path):
     encoder = load_model(checkpoint("clip"), "cpu")
     adapters = randomised(adapter_sites(encoder), None)
-    return encoder, save_adapters(tmp_path / "adapter", adapters)
+    return encoder, save_adapters(tmp_path / "adapter", adapters, about={"base": "a"})
+
+
+@pytest.fixture
+def of_peft(exported):
+    """As PEFT leaves it."""
+    (exported[1] / "adapted.json").unlink()
+    return exported
 
 
 def edit(folder, **changes):
@@ -291,15 +298,15 @@ def edit(folder, **changes):
         ({"bias": "all"}, "with bias"),
     ],
 )
-def test_other_kinds_of_adapters_are_refused(exported, changes, message):
-    encoder, folder = exported
+def test_other_kinds_of_adapters_are_refused(of_peft, changes, message):
+    encoder, folder = of_peft
     edit(folder, **changes)
     with pytest.raises(UserError, match=message):
         load_adapters(folder, encoder)
 
 
-def test_damaged_or_foreign_adapters_are_refused(exported, checkpoint, tmp_path):
-    encoder, folder = exported
+def test_damaged_or_foreign_adapters_are_refused(of_peft, checkpoint, tmp_path):
+    encoder, folder = of_peft
     with pytest.raises(UserError, match=r"no adapter_config\.json"):
         load_adapters(tmp_path, encoder)
     with pytest.raises(UserError, match="which this model does not have"):
@@ -318,6 +325,22 @@ def test_damaged_or_foreign_adapters_are_refused(exported, checkpoint, tmp_path)
     (folder / "adapter_model.safetensors").unlink()
     with pytest.raises(UserError, match="missing or damaged"):
         load_adapters(folder, encoder)
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_config.json", "adapted.json"])
+def test_a_flipped_bit_in_an_adapter_is_no_other_adapter(exported, name):
+    encoder, folder = exported
+    (folder / "README.md").write_text("a card, which people may write and change")
+    load_adapters(folder, encoder)
+    held = (folder / name).read_bytes()
+    place = len(held) - 1 if name.endswith("safetensors") else held.index(b'"base') + 1
+    (folder / name).write_bytes(held[:place] + bytes([held[place] ^ 1]) + held[place + 1 :])
+    with pytest.raises(UserError, match=rf"{name}: was changed or damaged \(its checksum differs\)"):
+        load_adapters(folder, encoder)
+    for wrong in ("[]", '{"files": 1'):
+        (folder / "adapted.json").write_text(wrong)
+        with pytest.raises(UserError, match=r"adapted\.json: not"):
+            load_adapters(folder, encoder)
 
 
 def test_only_one_set_is_exported_and_over_nothing(exported, tmp_path):

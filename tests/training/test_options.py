@@ -104,6 +104,7 @@ def test_a_checkpoint_of_lora_holds_the_changes_alone(adapted_run, start):
     saved = out / "checkpoints" / "step-00000004"
     names = {path.name for path in (saved / "model").iterdir()}
     assert names == {"adapter_config.json", "adapter_model.safetensors", "adapted.json"}
+    assert {path.name for path in (out / "model" / ADAPTER).iterdir()} == names
     assert (saved / "training.safetensors").stat().st_size < (start / "model.safetensors").stat().st_size
 
 

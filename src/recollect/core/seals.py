@@ -8,22 +8,29 @@ from typing import Any
 
 from recollect.core.errors import UserError
 
-_FILES, _OWN = "files", "checksum"
+_FILES, _OWN, _CARD = "files", "checksum", "README.md"
 _AT_ONCE = 2**22
 
 
 def sealed(record: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """A record with the CRC-32 of every file that lies in its folder by now, not below it, and of itself.
 
+    Of a card (``README.md``) there is none: it is for people, who may write in it.
+
     Args:
         record: what is written as JSON beside the files.
     """
-    sums = {file.name: _sum(file) for file in sorted(folder.iterdir()) if file.is_file()}
+    sums = {file.name: _sum(file) for file in sorted(folder.iterdir()) if file.is_file() and file.name != _CARD}
     whole = {**record, _FILES: sums}
     return {**whole, _OWN: _own(whole)}
 
 
-def check_seal(record: Mapping[str, Any], file: Path) -> None:
+def unsealed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record as it was before `sealed` added checksums."""
+    return {name: value for name, value in record.items() if name not in (_FILES, _OWN)}
+
+
+def check_seal(record: Any, file: Path) -> None:
     """Refuse a record, and files beside it, that are not as they were written; what has no checksum is taken on trust.
 
     Args:
@@ -33,6 +40,8 @@ def check_seal(record: Mapping[str, Any], file: Path) -> None:
     Raises:
         UserError: naming the file that was changed or damaged.
     """
+    if not isinstance(record, Mapping):
+        raise UserError(f"{file}: not a record of recollect. Copy the folder again.")
     if record.get(_OWN, own := _own(record)) != own:
         raise UserError(f"{file}: was changed or damaged (its checksum differs). Copy the folder again.")
     for name, written in record.get(_FILES, {}).items():

@@ -2,17 +2,18 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from recollect.core.errors import UserError
-from recollect.core.files import read_json, write_json
+from recollect.core.files import read_json
 from recollect.core.types import Kind
 from recollect.models import DualEncoder
 from recollect.models.dual import Tower
-from recollect.models.lora.files import load_adapters, save_adapters
+from recollect.models.lora.files import RECORD, load_adapters, save_adapters
 from recollect.models.lora.layers import (
     AdapterOptions,
     Adapters,
@@ -26,7 +27,6 @@ from recollect.models.lora.layers import (
 ADAPTER = "adapter"
 """Folder, beside a finished model, of what was added to its base, as PEFT opens it."""
 
-_RECORD = "adapted.json"
 _TOWERS: Mapping[Tower, str] = {"image": "vision_model.", "text": "text_model."}
 
 
@@ -88,10 +88,10 @@ class AdaptedTowers(nn.Module):
 
     def save(self, folder: Path) -> Path:
         """Write A and B, as PEFT reads them, and which encoder they change."""
-        save_adapters(folder, self.adapters, self.base)
-        record = {"base": self.fingerprint, "scale": self.encoder.scale, "bias": self.encoder.bias}
-        write_json(folder / _RECORD, record)
-        return folder
+        return save_adapters(folder, self.adapters, self.base, self._about())
+
+    def _about(self) -> dict[str, Any]:
+        return {"base": self.fingerprint, "scale": self.encoder.scale, "bias": self.encoder.bias}
 
     @torch.no_grad()
     def publish(self, folder: Path) -> Path:
@@ -104,7 +104,7 @@ class AdaptedTowers(nn.Module):
         finally:
             for name, layer in sites.items():
                 layer.weight.copy_(before[name])
-        save_adapters(folder / ADAPTER, self.adapters, self.base)
+        save_adapters(folder / ADAPTER, self.adapters, self.base, self._about())
         return folder
 
 
@@ -131,8 +131,8 @@ def adapt_again(encoder: DualEncoder, folder: Path, base: str) -> AdaptedTowers:
     Raises:
         UserError: the encoder is not the one that they change.
     """
-    record = read_json(folder / _RECORD)
     towers = AdaptedTowers(encoder, load_adapters(folder, encoder), base)
+    record = read_json(folder / RECORD)
     if record["base"] != towers.fingerprint:
         raise UserError(
             f"{base}: not the checkpoint that this run began with. Put that one back, or name another --out."

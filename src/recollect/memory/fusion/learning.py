@@ -16,9 +16,11 @@ from recollect.core.errors import UserError
 from recollect.core.files import read_json, write_json
 from recollect.core.places import public_place
 from recollect.core.progress import progress
+from recollect.core.seals import check_seal, sealed, unsealed
 from recollect.core.seeding import torch_generator
 from recollect.core.types import Encoder, Source
 from recollect.data.prompts import SIMPLE_TEMPLATES
+from recollect.data.sources.images import note
 from recollect.data.sources.reading import BrokenCounter
 from recollect.memory.build.reading import ROWS_AT_ONCE, Reader, ReadOptions
 from recollect.memory.fusion.block import FusionModule, FusionSettings
@@ -265,8 +267,12 @@ def _found(recipe: FusionRecipe, pairs: Pairs, folds: Sequence[Fold], folder: Pa
         "score_of": recipe.score_of,
         "reads": [fusion.kind != "mlp", fusion.search, fusion.read, fusion.modalities],
     }
-    if (folder / _KEY).is_file() and read_json(folder / _KEY) == key:
-        return Neighbours.open(folder / NEIGHBOURS)
+    if (folder / _KEY).is_file() and unsealed(kept := read_json(folder / _KEY)) == key:
+        try:
+            check_seal(kept, folder / _KEY)
+            return Neighbours.open(folder / NEIGHBOURS)
+        except UserError as error:
+            note(f"{error} It is made again.")
     asked = (recipe.k, recipe.max_score, recipe.score_of)
     if folds:
         found = cross_neighbours(pairs, folds, recipe.fusion, folder.with_name(f"{folder.name}-fold"), *asked)
@@ -274,7 +280,7 @@ def _found(recipe: FusionRecipe, pairs: Pairs, folds: Sequence[Fold], folder: Pa
         found = find_neighbours(pairs, memory, recipe.fusion, *asked)
     (folder / _KEY).unlink(missing_ok=True)
     found.save(folder / NEIGHBOURS)
-    write_json(folder / _KEY, key)
+    write_json(folder / _KEY, sealed(key, folder))
     return found
 
 

@@ -1,7 +1,9 @@
 """Adapters on disk, in the form that PEFT reads and writes."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from safetensors import SafetensorError
@@ -9,22 +11,28 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from recollect.core.errors import UserError
-from recollect.core.files import fresh_folder, read_json
+from recollect.core.files import fresh_folder, read_json, write_json
+from recollect.core.seals import check_seal, sealed
 from recollect.models.lora.layers import Adapters, named_sites
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+RECORD = "adapted.json"
+"""What recollect knows beside PEFT's two files, which PEFT passes over: checksums, and what it was asked to keep."""
 _PREFIX = "base_model.model."
 # Settings under which W + scale·B A is not what PEFT computes.
 _OTHER_METHODS = ("use_dora", "use_qalora", "modules_to_save", "rank_pattern", "alpha_pattern", "lora_bias")
 
 
-def save_adapters(folder: str | Path, adapters: Adapters, base: str = "") -> Path:
+def save_adapters(
+    folder: str | Path, adapters: Adapters, base: str = "", about: Mapping[str, Any] = MappingProxyType({})
+) -> Path:
     """Write one set of adapters so that ``PeftModel.from_pretrained(model, folder)`` opens it.
 
     Args:
         folder: a new folder.
         adapters: of one query, or of all (not several sets: choose with ``adapters.of(query)``).
-        base: path or hub id of the model they belong to, for the record.
+        base: path or hub id of the model they belong to, for PEFT's record.
+        about: what else to keep, as JSON, in `RECORD`.
 
     Raises:
         UserError: something is at ``folder`` already, or PEFT is not installed.
@@ -44,6 +52,7 @@ def save_adapters(folder: str | Path, adapters: Adapters, base: str = "") -> Pat
     with fresh_folder(folder, "adapter") as unfinished:
         config.save_pretrained(str(unfinished))
         save_file({name: each.detach().cpu().contiguous() for name, each in weights.items()}, unfinished / WEIGHTS)
+        write_json(unfinished / RECORD, sealed(about, unfinished))
     return Path(folder)
 
 
@@ -56,6 +65,8 @@ def load_adapters(folder: str | Path, encoder: nn.Module) -> Adapters:
     folder = Path(folder)
     if not (folder / CONFIG).exists():
         raise UserError(f"{folder}: no {CONFIG} there. Name the folder of a PEFT adapter.")
+    if (folder / RECORD).exists():
+        check_seal(read_json(folder / RECORD), folder / RECORD)
     config = read_json(folder / CONFIG)
     scale = _scale(config, folder)
     try:
