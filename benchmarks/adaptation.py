@@ -35,6 +35,7 @@ from torch.nn import functional
 
 from recollect.core.files import atomic_path
 from recollect.data.sources import open_source
+from recollect.evaluation.intervals import Kinds, percentiles
 from recollect.evaluation.retrieval import merged
 from recollect.models import load_model
 from recollect.models.patches import PatchEncoder
@@ -239,25 +240,33 @@ CONTROLS = ("no episode: captions alone rank", "no episode: captions and picture
 """What the captions give without learning: the cosine of the query and what was found, in place of an episode."""
 
 
-def gain(differences: np.ndarray, pool: Pool) -> dict[str, Any]:
-    """Mean of domains of paired differences in points, with the 95 % interval over resampled pictures.
+def kinds_of(differences: np.ndarray, pool: Pool) -> dict[str, Kinds]:
+    """Paired differences by domain, picture by picture.
 
     Args:
         differences: of each query, in the mean over runs.
     """
-    rng, draws, told = np.random.default_rng(0), [], {}
-    for domain, name in enumerate(DOMAINS):
-        mine = pool.domains == domain
-        pictures, owner = np.unique(pool.pictures[mine], return_inverse=True)
-        sums = np.bincount(owner, differences[mine], len(pictures))
-        counts = np.bincount(owner, minlength=len(pictures))
-        weights = rng.multinomial(len(pictures), np.full(len(pictures), 1 / len(pictures)), 2000)
-        draws.append(100 * (weights @ sums) / (weights @ counts))
-        low, high = np.percentile(draws[-1], (2.5, 97.5))
-        told[name] = [round(100 * float(differences[mine].mean()), 2), round(float(low), 2), round(float(high), 2)]
-    low, high = np.percentile(np.mean(draws, axis=0), (2.5, 97.5))
-    mean = float(np.mean([told[name][0] for name in DOMAINS]))
-    return {"mean": [round(mean, 2), round(float(low), 2), round(float(high), 2)], **told}
+    mine = {name: pool.domains == domain for domain, name in enumerate(DOMAINS)}
+    return {name: Kinds.of(differences[rows], pool.pictures[rows]) for name, rows in mine.items()}
+
+
+def gain(kinds: Mapping[str, Kinds]) -> dict[str, list[float]]:
+    """Mean of domains of paired differences in points, with the 95 % interval over resampled pictures."""
+    draws = {name: each.resampled(name) for name, each in kinds.items()}
+    means = {name: each.mean() for name, each in kinds.items()}
+    told = {"mean": (float(np.mean(list(means.values()))), np.mean(list(draws.values()), axis=0))}
+    told |= {name: (means[name], draws[name]) for name in kinds}
+    return {
+        name: [round(100 * value, 2) for value in (mean, *percentiles(drawn))] for name, (mean, drawn) in told.items()
+    }
+
+
+def gained(kinds: Mapping[str, Kinds], depth: int) -> dict[str, Any]:
+    """A gain, and of how many pictures it is which: what `gain` computes the interval from."""
+    return {
+        f"gain in R@{depth}": gain(kinds),
+        f"pictures, R@{depth}": {name: each.as_text() for name, each in kinds.items()},
+    }
 
 
 def recall(pool: Pool, hit: np.ndarray) -> dict[str, float]:
@@ -354,9 +363,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     queries = {name: int((pool.domains == domain).sum()) for domain, name in enumerate(DOMAINS)}
     arms = [
         {
-            "captions": kind, "setting": name, "mix": mix, "gain in R@1": gain(np.mean(each, 0), pool),
+            "captions": kind, "setting": name, "mix": mix, **gained(kinds_of(np.mean(each, 0), pool), 1),
             "over runs": [_mean_of_domains(pool, one) for one in each],
-            "gain in R@5": gain(np.mean(deeper[kind, name, mix], 0), pool),
+            **gained(kinds_of(np.mean(deeper[kind, name, mix], 0), pool), 5),
         }
         for (kind, name, mix), each in totals.items()
     ]  # fmt: skip

@@ -1,9 +1,11 @@
 """Intervals and tests of recalls whose queries are not independent: the captions of one picture stand or fall together.
 
 Queries are resampled picture by picture (cluster bootstrap). Clusters with the same numbers are alike, so that a sample
-is one multinomial draw over the kinds of clusters that there are, and nothing is drawn row by row.
+is one multinomial draw over the kinds of clusters that there are, and nothing is drawn row by row. The kinds are all
+that an interval or a test depends on, and short: results keep them as text beside the figures (`Kinds.as_text`).
 """
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +45,28 @@ class Kinds:
         """How many there are."""
         return int(self.count.sum())
 
+    def as_text(self) -> str:
+        """How many clusters have which total and size, e.g. ``812 x 0/5, 60 x 1/5``."""
+        parts = zip(self.count.tolist(), self.total.tolist(), self.size.tolist(), strict=True)
+        return ", ".join(f"{count} x {total:.15g}/{size:g}" for count, total, size in parts)
+
+    @classmethod
+    def from_text(cls, text: str) -> "Kinds":
+        """What `as_text` wrote."""
+        found = [[float(number) for number in re.split(" x |/", part)] for part in text.split(", ")]
+        count, total, size = np.array(found).T
+        return cls(total, size, count.astype(np.int64))
+
+    def mean(self) -> float:
+        """Over queries."""
+        return float(self.count @ self.total / (self.count @ self.size))
+
+    def resampled(self, name: str = "") -> Float64[np.ndarray, " draws"]:
+        """The mean over queries in `DRAWS` samples of as many clusters; other ones for another name."""
+        generator = numpy_generator("cluster bootstrap", self.clusters, *([name] if name else []))
+        drawn = generator.multinomial(self.clusters, self.count / self.clusters, DRAWS)
+        return drawn @ self.total / (drawn @ self.size)
+
     def interval(self, least: float) -> tuple[float, float]:
         """Percentile interval of the mean over queries when clusters are resampled, within ``least`` and 1.
 
@@ -53,11 +77,24 @@ class Kinds:
         if (means == means[0]).all():
             bound = surprise(self.clusters)
             return max(least, float(means[0]) - bound), min(1.0, float(means[0]) + bound)
-        drawn = numpy_generator("cluster bootstrap", self.clusters).multinomial(
-            self.clusters, self.count / self.clusters, DRAWS
-        )
-        low, high = np.quantile(drawn @ self.total / (drawn @ self.size), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-        return float(low), float(high)
+        return percentiles(self.resampled())
+
+    def sign_test(self) -> float:
+        """Two-sided p-value of no difference, of totals that are gains: each cluster's sign is drawn at random.
+
+        The sum over c alike clusters of gain g is g · (2 · Binomial(c, ½) − c). Of at least 1/(draws + 1), as a
+        permutation test has it.
+        """
+        ups = numpy_generator("sign flips", self.clusters).binomial(self.count, 0.5, (DRAWS, len(self.count)))
+        sums = (2 * ups - self.count) @ self.total
+        seen = abs(float(self.count @ self.total))
+        return float((1 + (np.abs(sums) >= seen - 1e-9).sum()) / (1 + DRAWS))
+
+
+def percentiles(draws: Float64[np.ndarray, " draws"]) -> tuple[float, float]:
+    """Between which the share `LEVEL` of the draws lies."""
+    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
 
 
 def surprise(clusters: int) -> float:
@@ -78,24 +115,22 @@ def mean_interval(hit: Bool[np.ndarray, " queries"], clusters: Shaped[np.ndarray
     return Kinds.of(hit, clusters).interval(least=0.0)
 
 
+def gain_kinds(
+    hit: Bool[np.ndarray, " queries"], before: Bool[np.ndarray, " queries"], clusters: Shaped[np.ndarray, " queries"]
+) -> Kinds:
+    """The clusters by what they gain: those of differences of the same queries, which are resampled together."""
+    return Kinds.of(hit.astype(np.int64) - before.astype(np.int64), clusters)
+
+
 def gain_interval(
     hit: Bool[np.ndarray, " queries"], before: Bool[np.ndarray, " queries"], clusters: Shaped[np.ndarray, " queries"]
 ) -> tuple[float, float]:
-    """95 % interval of the difference of two shares of the same queries, resampled together."""
-    gain = hit.astype(np.int64) - before.astype(np.int64)
-    return Kinds.of(gain, clusters).interval(least=-1.0)
+    """95 % interval of the difference of two shares of the same queries."""
+    return gain_kinds(hit, before, clusters).interval(least=-1.0)
 
 
 def gain_test(
     hit: Bool[np.ndarray, " queries"], before: Bool[np.ndarray, " queries"], clusters: Shaped[np.ndarray, " queries"]
 ) -> float:
-    """Two-sided p-value of no difference: the sign of each cluster's gain is drawn at random (paired, clustered).
-
-    The sum over c alike clusters of gain g is g · (2 · Binomial(c, ½) − c). Of at least 1/(draws + 1), as a
-    permutation test has it.
-    """
-    kinds = Kinds.of(hit.astype(np.int64) - before.astype(np.int64), clusters)
-    ups = numpy_generator("sign flips", kinds.clusters).binomial(kinds.count, 0.5, (DRAWS, len(kinds.count)))
-    sums = (2 * ups - kinds.count) @ kinds.total
-    seen = abs(float(kinds.count @ kinds.total))
-    return float((1 + (np.abs(sums) >= seen - 1e-9).sum()) / (1 + DRAWS))
+    """Two-sided p-value of no difference between two shares of the same queries (paired, clustered)."""
+    return gain_kinds(hit, before, clusters).sign_test()

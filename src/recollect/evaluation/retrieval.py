@@ -12,7 +12,7 @@ from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, Kind, Source, caption_prefix
 from recollect.data.sources.derived import Joined
 from recollect.evaluation.features import FeatureCache, image_features
-from recollect.evaluation.intervals import gain_interval, gain_test, mean_interval
+from recollect.evaluation.intervals import Kinds, gain_kinds
 from recollect.evaluation.ranks import NO_RANK, TIE, streaming_ranks
 from recollect.evaluation.results import Result, Row, content_of
 from recollect.models import DualEncoder
@@ -54,8 +54,10 @@ def retrieval(
     Returns:
         Rows with ``method`` (zero-shot), ``metric`` (recall), ``direction``, ``domain``, ``k``, the number of
         ``queries`` and of ``pictures`` that they are about, and ``value`` in percent with its 95 % interval, ``low``
-        and ``high``, by resampling pictures. The domain is that of the image, or of most of the text's images, or the
-        name of their source where most of its texts are in several; ``all`` and ``mean of domains`` are of the whole.
+        and ``high``, by resampling pictures; ``hits`` says of how many pictures how many of how many queries hit, from
+        which `Kinds.from_text` computes it again. The domain is that of the image, or of most of the text's images, or
+        the name of their source where most of its texts are in several; ``all`` and ``mean of domains`` are of the
+        whole.
 
     Raises:
         UserError: every picture is ambiguous.
@@ -217,19 +219,21 @@ def _mean_of_domains(values: np.ndarray, domains: np.ndarray, sources: np.ndarra
     return float(np.mean([mean(source) for source in sorted(set(sources.tolist()))]))
 
 
-def _figures(hit: np.ndarray, clusters: np.ndarray) -> dict[str, float]:
-    low, high = mean_interval(hit, clusters)
+def _figures(hit: np.ndarray, clusters: np.ndarray) -> Row:
+    kinds = Kinds.of(hit, clusters)
+    low, high = kinds.interval(least=0.0)
     return {
         "value": 100 * float(hit.mean()), "low": 100 * low, "high": 100 * high, "queries": len(hit),
-        "pictures": len(np.unique(clusters)),
+        "pictures": kinds.clusters, "hits": kinds.as_text(),
     }  # fmt: skip
 
 
-def _gain(hit: np.ndarray, before: np.ndarray, clusters: np.ndarray) -> dict[str, float]:
-    low, high = gain_interval(hit, before, clusters)
-    gain = float(hit.mean() - before.mean())
-    p_value = gain_test(hit, before, clusters)
-    return {"gain": 100 * gain, "gain_low": 100 * low, "gain_high": 100 * high, "gain_p": p_value}
+def _gain(hit: np.ndarray, before: np.ndarray, clusters: np.ndarray) -> Row:
+    kinds = gain_kinds(hit, before, clusters)
+    low, high = kinds.interval(least=-1.0)
+    gain = 100 * float(hit.mean() - before.mean())
+    return {"gain": gain, "gain_low": 100 * low, "gain_high": 100 * high, "gain_p": kinds.sign_test(),
+            "gains": kinds.as_text()}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -274,9 +278,9 @@ def compare_methods(
         seed: of the model's training.
 
     Returns:
-        Rows as `retrieval` gives them, with ``gain``, ``gain_low``, ``gain_high`` and ``gain_p`` over the first method,
-        and rows of
-        other ``metric``: seconds, rows through each tower and products per query, and memory in bytes (see `Cost`).
+        Rows as `retrieval` gives them, with ``gain``, ``gain_low``, ``gain_high``, ``gain_p`` and ``gains`` over the
+        first method, and rows of other ``metric``: seconds, rows through each tower and products per query, and memory
+        in bytes (see `Cost`).
 
     Raises:
         UserError: no such method, or one lacks captions or a teacher.

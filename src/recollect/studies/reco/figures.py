@@ -85,7 +85,7 @@ def additional_training(
         reading: for each k of training, top-1 by the k of testing.
         what: is classified.
     """
-    figure, axes = new_figure(columns=3, width=3.5, height=3.0)
+    figure, axes = new_figure(columns=3, width=3.5, height=3.25)
     left, middle, right = axes[0]
     alone = training["model alone"].mean
     places = np.arange(len(training))
