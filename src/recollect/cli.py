@@ -4,6 +4,7 @@ import io
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
@@ -137,6 +138,7 @@ def _run(words: list[str]) -> None:
         print(text, end="")
         return
     _refuse_repeats(rest)
+    warnings.filterwarnings("ignore", message=".*decompression bomb")  # Pillow's; our own line names the picture
     with options_given(rest):
         parse(name, rest).run()
 

@@ -3,17 +3,21 @@
 import os
 import pickle
 from dataclasses import replace
+from pathlib import Path
 
 import datasets
 import numpy as np
 import pytest
 from PIL import Image
 
+from recollect.core.errors import UserError
 from recollect.core.types import NO_LABEL, Source
 from recollect.data.sources import files, open_source, split_names
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.derived import Joined, Subset, corpus
+from recollect.data.sources.images import find_images
 from recollect.data.sources.table import Origin
+from recollect.memory.build.watching import folder_state
 
 
 def test_parquet_with_captions(make, shade):
@@ -143,6 +147,31 @@ def test_a_file_has_any_name_and_one_that_cannot_be_read_is_left_out_and_named(m
     assert said in capsys.readouterr().err
     table = make.text("list[2].csv", "path,caption\npictures/image[1].png,old\n")
     assert open_source(str(table))[0].texts == ("old",)
+
+
+def test_a_folder_is_the_same_pictures_to_all_who_read_it_and_kinds_that_nobody_reads_are_named(make, capsys):
+    """A source, a watch, and what lists files: none passes over a telephone's pictures without a word."""
+    root = make.pictures(["train/cat/a.png", "train/cat/b.png", "train/dog/c.png", "train/dog/d.webp"])
+    (root / "train/cat/b.png").rename(root / "train/cat/b.qoi")
+    (root / "train/dog/c.png").rename(root / "train/dog/c.PFM")
+    for name in ("e.heic", "f.HEIC", "g.svg", "film.mpg", "paper.pdf", "notes.txt"):
+        (root / "train" / "cat" / name).write_bytes(b"nothing that is read here")
+    source = open_source(str(root))
+    names = [source.original(place).name for place in range(len(source))]
+    assert (names, source.class_names) == (["a.png", "b.qoi", "c.PFM", "d.webp"], ("cat", "dog"))
+    said = "passed over: 2 .heic, 1 .svg, a kind of picture that is not read here. Convert to JPEG, say."
+    assert capsys.readouterr().err.count(said) == 1
+    assert [file.name for file in find_images(root)] == names
+    assert capsys.readouterr().err.count(said) == 1
+    assert sorted(Path(file).name for file in folder_state(root)) == sorted(names)
+    for name in names:
+        next(root.rglob(name)).unlink()
+    for refuse in (lambda: open_source(str(root)), lambda: find_images(root)):
+        with pytest.raises(UserError, match=r"; 2 \.heic, 1 \.svg, a kind of picture that is not read here"):
+            refuse()
+    for name, why in (("g.svg", "a kind of picture that is not read here"), ("notes.txt", "not a picture")):
+        with pytest.raises(UserError, match=why):
+            find_images(root / "train" / "cat" / name)
 
 
 @pytest.mark.parametrize(("name", "comma"), [("list.csv", ","), ("list.tsv", "\t")])

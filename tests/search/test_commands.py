@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import struct
+import zlib
 
 import pytest
 from PIL import Image
@@ -172,6 +174,16 @@ def test_search_says_in_one_line_what_is_wrong(run, memory, words, said):
     assert status == 2
     assert said in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_a_picture_too_large_is_one_line_to_which_pillow_adds_none(run, memory, tmp_path, recwarn):
+    header = b"IHDR" + struct.pack(">IIBBBBB", 9500, 9500, 8, 2, 0, 0, 0)
+    parts = (header, b"IDAT")
+    chunks = [struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in parts]
+    (tmp_path / "large.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+    status, _, err = run("search", memory.address, "--image", tmp_path / "large.png", "--device", "cpu")
+    assert (status, err.count("more than 89,478,485 pixels"), len(err.strip().splitlines())) == (2, 1, 1)
+    assert not [each for each in recwarn.list if "decompression bomb" in str(each.message)]
 
 
 def test_search_refuses_another_model_than_the_memorys(run, memory, make_encoder, tmp_path):

@@ -13,6 +13,7 @@ from functools import cache
 from glob import has_magic
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import datasets
 from datasets.data_files import DataFilesList
@@ -20,14 +21,12 @@ from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable, near_names, read_text, refuse_slip
-from recollect.data.sources.images import BROKEN_SHARE, files_below, note
+from recollect.data.sources.images import BROKEN_SHARE, PICTURE_ENDINGS, files_below, note, pictures_among, unread_among
 from recollect.data.sources.places import HUB_ID, by_top_folder, files_named, refuse_of_hub, split_groups
 from recollect.data.sources.published import is_published_shots, read_published, read_published_shots
 from recollect.data.sources.remote import is_address
 from recollect.data.sources.shards import check_shards
 
-PICTURES = frozenset(ImageFolder.EXTENSIONS)
-"""Endings of files that are pictures."""
 _TABLES = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "json"}
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _PEEKED_MEMBERS = 200
@@ -126,15 +125,16 @@ def _open_folder(folder: Path, lost_share: float) -> OpenedTables:
     if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
         return _open_saved(folder)
     files = _readable_names(folder, files_below(folder))
-    for suffixes in ({".tar"}, {".parquet"}, PICTURES, {".csv", ".tsv", ".jsonl"}):
+    for suffixes in ({".tar"}, {".parquet"}, PICTURE_ENDINGS, {".csv", ".tsv", ".jsonl"}):
         chosen = [file for file in files if file.suffix.lower() in suffixes]
         if suffixes == {".parquet"}:
             chosen = [file for file in chosen if file.name not in _METADATA]
-        if chosen and suffixes is PICTURES:
+        if chosen and suffixes is PICTURE_ENDINGS:
             return _open_pictures(folder, files)
         if chosen:
             return _open_files(chosen, folder, folder.name, lost_share)
-    raise UserError(f"{folder}: an empty source; it holds no images, Parquet, tar, CSV or JSON-lines files")
+    unread = f"; {kinds}" if (kinds := unread_among(files)) else ""
+    raise UserError(f"{folder}: an empty source; it holds no images, Parquet, tar, CSV or JSON-lines files{unread}")
 
 
 def _readable_names(folder: Path, files: list[Path]) -> list[Path]:
@@ -162,10 +162,11 @@ def _open_saved(folder: Path) -> OpenedTables:
 
 def _open_pictures(folder: Path, files: list[Path]) -> OpenedTables:
     """Images in one folder a class, or with a metadata file; top folders named like splits are splits."""
-    pictures = [file for file in files if file.suffix.lower() in PICTURES]
+    pictures = pictures_among(files, folder)
     read = [*pictures, *(file for file in files if file.name in _METADATA)]
     groups = by_top_folder({str(file): file.relative_to(folder) for file in read})
-    splits = _load("imagefolder", groups, folder.name)
+    with patch.object(ImageFolder, "EXTENSIONS", list(PICTURE_ENDINGS)):  # the library's own list is of other days
+        splits = _load("imagefolder", groups, folder.name)
     return OpenedTables(splits, folder.name, tuple(read), base=folder)
 
 
@@ -237,7 +238,7 @@ def _shard_features(shard: Path, where: str) -> datasets.Features:
     kinds |= {"text": kinds["txt"], "cls": lambda: datasets.Value("int64")}
     features = {}
     for name in dict.fromkeys(names):
-        if f".{name.rsplit('.', 1)[-1].lower()}" in PICTURES:
+        if f".{name.rsplit('.', 1)[-1].lower()}" in PICTURE_ENDINGS:
             features[name] = datasets.Image(decode=False)
         elif name in kinds:
             features[name] = kinds[name]()

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,20 @@ BROKEN_SHARE = 0.01
 """Web crawls lose well under one picture in a hundred to damage; more than that is a mistake (a wrong column, a
 failed copy) that should not cost a night of training."""
 
-PICTURE_ENDINGS = frozenset(Image.registered_extensions())
-"""Of files that Pillow may open."""
+_NOT_OPENED = frozenset({"BUFR", "GRIB", "HDF5", "MPEG"})
+"""What Pillow tells apart and cannot open: weather, measurements, films."""
+
+PICTURE_ENDINGS = frozenset(
+    ending
+    for ending, form in Image.registered_extensions().items()
+    if form in {*Image.OPEN, "MPO"} - _NOT_OPENED  # an MPO opens as the JPEG that it begins with
+)
+"""Of files that are read as pictures, wherever a folder of them is named."""
+
+_PHONES = {".heic", ".heif", ".hif", ".jxl", ".svg", ".avif"}
+_CAMERAS = {".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".pef"}
+_UNREAD_ENDINGS = frozenset(_PHONES | _CAMERAS) - PICTURE_ENDINGS
+"""Of pictures that Pillow does not open, AVIF only in its older versions."""
 
 _ORIENTATION = 0x0112  # the EXIF tag
 _BITS, _ZERO, _FORM = 258, 262, 339
@@ -85,14 +98,37 @@ def find_images(folder: Path) -> list[Path]:
     Raises:
         UserError: no such folder, or no image in it.
     """
-    if folder.is_file() and folder.suffix.lower() in PICTURE_ENDINGS:
+    if folder.is_file():
+        if folder.suffix.lower() in _UNREAD_ENDINGS:
+            raise UserError(f"{folder}: a kind of picture that is not read here. Convert it to JPEG, say.")
+        if folder.suffix.lower() not in PICTURE_ENDINGS:
+            raise UserError(f"{folder}: not a picture, by its ending (.jpg, .png, .webp, ...)")
         return [folder]
     if not folder.is_dir():
         raise UserError(f"{folder}: no such {'picture' if folder.suffix else 'folder'}")
-    files = [path for path in files_below(folder) if path.suffix.lower() in PICTURE_ENDINGS]
-    if not files:
-        raise UserError(f"{folder}: no image files (.jpg, .png, .webp, ...) in it")
-    return files
+    return pictures_among(files_below(folder), folder)
+
+
+def pictures_among(files: Sequence[Path], folder: Path) -> list[Path]:
+    """Those of a folder's files that are pictures; it is said how many are of kinds that are not read.
+
+    Raises:
+        UserError: there is none that is read.
+    """
+    pictures = [path for path in files if path.suffix.lower() in PICTURE_ENDINGS]
+    unread = unread_among(files)
+    if not pictures:
+        raise UserError(f"{folder}: no image files (.jpg, .png, .webp, ...) in it{unread and f'; {unread}'}")
+    if unread:
+        note(f"{folder}: passed over: {unread}")
+    return pictures
+
+
+def unread_among(files: Sequence[Path]) -> str:
+    """How many files are pictures of kinds that are not read, and what to do; empty where there is none."""
+    unread = Counter(ending for path in files if (ending := path.suffix.lower()) in _UNREAD_ENDINGS)
+    kinds = ", ".join(f"{count:,} {ending}" for ending, count in unread.most_common())
+    return f"{kinds}, a kind of picture that is not read here. Convert to JPEG, say." if unread else ""
 
 
 def files_below(folder: Path) -> list[Path]:

@@ -9,8 +9,7 @@ from pathlib import Path
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder
 from recollect.data.sources import open_source
-from recollect.data.sources.files import PICTURES
-from recollect.data.sources.images import note
+from recollect.data.sources.images import PICTURE_ENDINGS, note
 from recollect.memory.build.building import BuildOptions, BuildReport, check_name, fill_memory
 from recollect.memory.build.reading import Reader, ReadOptions
 from recollect.memory.store import Memory
@@ -96,7 +95,7 @@ def folder_state(folder: Path) -> State:
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in files:
-            if name.startswith(".") or Path(name).suffix.lower() not in PICTURES:
+            if name.startswith(".") or Path(name).suffix.lower() not in PICTURE_ENDINGS:
                 continue
             path = os.path.join(place, name)
             try:
