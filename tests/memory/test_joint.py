@@ -232,6 +232,12 @@ def test_what_cannot_be_is_one_line_and_leaves_nothing(world, trained, tmp_path,
     assert not (tmp_path / "run").exists()
 
 
+def test_what_options_tell_is_said_before_the_searcher_is_opened(world, tmp_path, monkeypatch, capsys):
+    monkeypatch.delattr(joint, "open_model_of")
+    assert command(world, tmp_path / "run", "--checkpoint-activations", "--model.locked", "both") == 2
+    assert "--checkpoint-activations: tiny has no layers of transformers" in capsys.readouterr().err
+
+
 def test_a_full_disk_is_one_line_and_leaves_no_run(world, tmp_path, monkeypatch, capsys):
     def full(*_):
         raise OSError(28, "No space left on device")

@@ -88,6 +88,12 @@ def test_a_model_is_the_same_whatever_tensors_its_user_makes(family, dtype, chec
     opened.encode_texts(opened.tokenize(["a cat"])).sum().backward()
 
 
+def test_a_device_that_is_not_here(captions, tmp_path):
+    place = build_model("vector-linear", texts=captions).save(tmp_path / "model")
+    with pytest.raises(UserError, match=r"--device hpu: cannot be used here\. This machine has"):
+        load_model(place, "hpu")
+
+
 def test_no_such_folder(tmp_path):
     assert "no such folder. Name a model's folder or a hub id such as" in refusal(tmp_path / "nothing")
 

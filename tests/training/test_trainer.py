@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -137,6 +138,35 @@ def test_a_signal_does_not_wait_for_a_measurement_and_the_resumed_run_makes_it(s
     assert all(torch.equal(value, weights(whole)[name]) for name, value in weights(cut).items())
 
 
+@pytest.mark.parametrize("average", [None, 0.5])
+def test_what_fails_while_it_is_measured_loses_no_step(small, tmp_path, average, capfd):
+    """Between two checkpoints too; and a kill in the middle of a measurement, which may take an hour, finds one."""
+    there, recipe = [], replace(RECIPE, average=average, checkpoint_every=4)
+    made = {"device": "cpu", "assemble": small.parts}
+
+    def measure(model):
+        there.append(latest(tmp_path / "cut" / "checkpoints"))
+        if len(there) == 2:
+            raise UserError("photos.parquet: gone")
+        return {"weight": float(model.image[0].weight.detach().norm())}
+
+    with pytest.raises(UserError, match=r"^photos\.parquet: gone$"):
+        train(recipe, tmp_path / "cut", hooks=[Hook(3, measure)], **made)
+    assert "could not be measured at step 6, which --resume goes on from" in " ".join(capfd.readouterr().err.split())
+    assert [place.name if place else None for place in there] == [None, "step-00000006"]
+    shutil.rmtree(tmp_path / "cut")
+    there[:] = [None]
+    with pytest.raises(UserError, match="gone"):
+        train(replace(recipe, steps=7), tmp_path / "cut", hooks=[Hook(3, measure)], **made)
+    assert latest(tmp_path / "cut" / "checkpoints").name == "step-00000003"
+    train(replace(recipe, steps=7), tmp_path / "cut", hooks=[Hook(3, measure)], resume=True, **made)
+    there[:] = [None] * 3
+    train(replace(recipe, steps=7), tmp_path / "whole", hooks=[Hook(3, measure)], **made)
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+    one, other = (weights(tmp_path / name / "model") for name in ("cut", "whole"))
+    assert all(torch.equal(value, one[name]) for name, value in other.items())
+
+
 _KILLED = "DataLoader worker (pid 7) is killed by signal: "
 _BUS = f"{_KILLED}Bus error. It is possible that dataloader's workers are out of shared memory."
 
@@ -234,6 +264,17 @@ def test_what_cannot_be_measured_stops_before_the_first_step(tmp_path, words, me
     assert cli.main(["train", "latents-siglip", "--out", str(out), *words]) == 2
     assert message in " ".join(capfd.readouterr().err.split())
     assert not out.exists()
+
+
+def test_a_folder_or_tracker_that_cannot_be_is_said_before_what_is_measured_is_opened(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("recollect.training.trackers.find_spec", lambda name: None)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.json").write_text("{}")
+    words = ["train", "latents-siglip", "--evaluate", "zero-shot=no/such.parquet", "--out"]
+    assert cli.main([*words, str(tmp_path / "run")]) == 2
+    assert "run: a run is there already" in " ".join(capfd.readouterr().err.split())
+    assert cli.main([*words, str(tmp_path / "new"), "--track", "wandb"]) == 2
+    assert "wandb is not installed" in " ".join(capfd.readouterr().err.split())
 
 
 # --- the card, and a recipe as input ------------------------------------------------------------------------------

@@ -90,6 +90,16 @@ def test_an_option_that_would_say_nothing_is_refused(name, tmp_path, capsys, mon
     assert not (tmp_path / "run").exists()
 
 
+def test_adapters_that_could_not_be_saved_and_weights_that_could_not_be_split_are_refused_at_once(monkeypatch):
+    monkeypatch.setattr("recollect.models.lora.files.find_spec", lambda name: None)
+    recipe = Recipe(model=Model("m/m", lora=2), data=Data(captions=("none.csv",)))
+    with pytest.raises(UserError, match=r"saving adapters needs PEFT: pip install 'recollect\[adapters\]'"):
+        refuse_at_once(recipe, None, resumed=False)
+    monkeypatch.setattr(torch, "__version__", "2.9.1")
+    with pytest.raises(UserError, match="--shard-weights: needs torch"):
+        refuse_at_once(replace(recipe, model=Model("m/m"), shard_weights=True), None, resumed=False)
+
+
 FILES = {
     "caption_column": (("labels",), "--data.caption-column: no such file is read as captions"),
     "label_column": (("captions",), "--data.label-column: no such file is read as labels. Name one with --data.labels"),

@@ -19,7 +19,8 @@ from recollect.models.hub import check_push, push_model
 from recollect.training.loop import Hook, train
 from recollect.training.options import AnyRecipe, Recipe, recipe_from_json
 from recollect.training.recipes import RECIPES
-from recollect.training.trackers import Tracker
+from recollect.training.run_folder import check_free
+from recollect.training.trackers import Tracker, check_trackers
 from recollect.training.unused import refuse_at_once
 
 SOURCE_OPTIONS = frozenset({"--data.sources", "--data.captions", "--data.labels"})
@@ -120,6 +121,9 @@ class Train:
         first = int(os.environ.get("RANK", "0")) == 0  # of all processes of this launch, the one that writes
         if self.resume and first and not (out / "recipe.json").exists():
             console.print(f"--resume: no run in {out} yet, so it starts from the beginning", highlight=False)
+        check_trackers(self.track)
+        if first:  # the others may come when it has begun to write
+            check_free(out, self.resume)
         if self.push_to and first:
             check_push(self.push_to)
         model = self._train(out)

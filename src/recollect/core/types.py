@@ -13,6 +13,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from recollect.core.errors import UserError
+
 Kind = Literal["caption", "label"]
 """What a text is: a free caption, or the wording of a class label."""
 
@@ -312,3 +314,18 @@ def best_device() -> torch.device:
     if torch.backends.mps.is_available():
         return torch.device("mps")
     return torch.device("cpu")
+
+
+def chosen_device(device: torch.device | str | None) -> torch.device:
+    """The device that somebody named, the best one by default.
+
+    Raises:
+        UserError: this machine, or this build of torch, has no such device.
+    """
+    if device is None:
+        return best_device()
+    try:
+        torch.empty(1, device=device).cpu()
+        return torch.device(device)
+    except (RuntimeError, AssertionError, ImportError, NotImplementedError) as error:
+        raise UserError(f"--device {device}: cannot be used here. This machine has {best_device().type}.") from error

@@ -18,7 +18,7 @@ from transformers.utils import cached_file
 from recollect.core.errors import UserError
 from recollect.core.files import near_names, read_json
 from recollect.core.seals import check_seal
-from recollect.core.types import best_device
+from recollect.core.types import chosen_device
 from recollect.data.transforms import ImageTransform
 from recollect.models.architectures import ENCODERS, restore_small
 from recollect.models.asking import asked_once
@@ -46,10 +46,12 @@ def load_model(path_or_hub_id: str | Path, device: torch.device | str | None = N
         device: where to put it; the best device of the machine by default.
 
     Raises:
-        UserError: nothing is there, it is no dual encoder, or a file of it is missing or damaged.
+        UserError: nothing is there, it is no dual encoder, a file of it is missing or damaged, or there is no such
+            device.
     """
     name = str(path_or_hub_id)
     check_place(name)
+    chosen = chosen_device(device)
     with asked_once(name), torch.inference_mode(False), MadeInFloat32():
         record, file = _record(name)
         if record.get("architecture") in {encoder.architecture for encoder in ENCODERS.values()}:
@@ -58,7 +60,7 @@ def load_model(path_or_hub_id: str | Path, device: torch.device | str | None = N
             encoder = _open_checkpoint(name, record)
         if file is not None:  # last: only now is all there that the hub has to give
             check_seal(record, file)
-    return encoder.to(device or best_device()).eval()
+    return encoder.to(chosen).eval()
 
 
 def check_place(name: str) -> None:

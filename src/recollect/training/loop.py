@@ -4,7 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed
 from recollect.core.types import Source
+from recollect.data.sources.images import note
 from recollect.models import TransformersEncoder
 from recollect.models.small import SmallEncoder
 from recollect.objectives import Objective
@@ -206,7 +207,7 @@ class _Run:
             self.state = replace(restored, data=parts.data)
         self.metrics = Metrics(out / "metrics.jsonl", self.state.step) if place.first else None
         self.last_line = (self.state.step, time.perf_counter())
-        self.measured = True
+        self.measured, self.saved = True, self.state.step
 
     def finish(self, request: StopRequest) -> None:
         """Make the steps that are left, then write the model."""
@@ -221,10 +222,12 @@ class _Run:
                 report = self.step(inputs, composition)
                 if self.state.step in (1, steps) or self.state.step % self.recipe.log_every == 0:
                     self.log(report)
+                if self.state.step == steps or self.state.step % self.recipe.checkpoint_every == 0:
+                    self.save()  # before it is measured, which may take long, fail or be killed
                 self.measure(request)
                 stop = self.stop_requested(request)
                 counter.advance(size, f"loss {report['loss']:.4g}")
-                if stop or self.state.step == steps or self.state.step % self.recipe.checkpoint_every == 0:
+                if stop:
                     self.save()
                 if stop and (self.state.step < steps or not self.measured):
                     self.leave(request)
@@ -242,14 +245,23 @@ class _Run:
         return bool(self.due()) and self.metrics.measured < self.state.step
 
     def measure(self, request: StopRequest) -> None:
-        """Let the hooks whose turn it is look at the model as it would be saved."""
+        """Let the hooks whose turn it is look at the model as it would be saved; where they fail, the step is kept."""
         due = self.due()
         if not due:
             return
-        began = time.perf_counter()
+        began, failed = time.perf_counter(), None
         with self.averages.in_place() if self.averages else nullcontext(), whole_weights(self.model):
-            self.measured = first_decides(lambda: self.write_figures(due, request))
+            try:
+                self.measured = first_decides(lambda: self.write_figures(due, request))
+            except Exception as error:  # the first process's, and so everybody's
+                failed = error
         self.last_line = (self.last_line[0], self.last_line[1] + time.perf_counter() - began)
+        if failed is not None:
+            with suppress(UserError):  # no room: the checkpoint before is there
+                self.save()
+                if self.place.first:
+                    note(f"{self.out}: could not be measured at step {self.state.step}, which --resume goes on from")
+            raise failed
 
     def write_figures(self, hooks: Sequence[Hook], request: StopRequest) -> bool:
         """Measure, in the first process, and add a line to the metrics for each hook.
@@ -266,6 +278,7 @@ class _Run:
                 found += [dict(hook.measure(self.model)) for hook in hooks]
         for figures in found:
             self.metrics.write({"step": self.state.step, "evaluation": figures})
+        self.metrics.sync()  # the checkpoint of this step is there already
         return len(found) == len(hooks)
 
     def write_model(self) -> None:
@@ -332,10 +345,16 @@ class _Run:
         self.metrics.write(line | {"seen": self.state.seen})
 
     def save(self) -> None:
-        """Write a checkpoint, whose model carries the objective's temperature, as CLIP's does; one process writes."""
+        """Write a checkpoint, whose model carries the objective's temperature, as CLIP's does; one process writes.
+
+        Of a step that has one already none is written.
+        """
+        if self.saved == self.state.step:
+            return
         tensors = checkpoints.training_tensors(self.objective, self.optimiser, self.averages, kept=self.place.first)
         with whole_weights(self.model):
             first_decides(lambda: self.write_checkpoint(tensors))
+        self.saved = self.state.step
 
     def write_checkpoint(self, tensors: dict[str, torch.Tensor]) -> None:
         """Write a checkpoint, in the first process."""

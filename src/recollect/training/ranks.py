@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from recollect.core.errors import UserError
-from recollect.core.types import best_device
+from recollect.core.types import chosen_device
 from recollect.objectives.shards import WHOLE, Shard
 
 Decision = TypeVar("Decision")
@@ -48,7 +48,7 @@ def ranks(device: str | None = None) -> Iterator[ProcessRanks]:
         UserError: this machine, or this build of torch, has no such device.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    chosen = _usable(device) if device else best_device()
+    chosen = chosen_device(device)
     if size == 1:
         yield ProcessRanks(0, 1, chosen)
         return
@@ -69,14 +69,6 @@ def ranks(device: str | None = None) -> Iterator[ProcessRanks]:
 _PATIENT: list[dist.ProcessGroup] = []
 """The group by which processes wait for what one of them does alone: an evaluation may take longer than the ten minutes
 that a backend gives a collective. A process that ends closes its connections, and so ends the others' waiting."""
-
-
-def _usable(device: str) -> torch.device:
-    try:
-        torch.empty(1, device=device).cpu()
-        return torch.device(device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UserError(f"--device {device}: cannot be used here. This machine has {best_device().type}.") from error
 
 
 def in_parallel() -> bool:

@@ -24,14 +24,23 @@ _LOWEST = (2, 13)
 """Of torch: with 2.9 a step in chunks ends in an error of torch's; nothing between the two was tried."""
 
 
+def check_torch() -> None:
+    """Refuse a torch that cannot split weights.
+
+    Raises:
+        UserError: it is older than 2.13.
+    """
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _LOWEST:
+        raise UserError(f"--shard-weights: needs torch 2.13 or newer, and this is {torch.__version__}.")
+
+
 def shard_weights(model: Towers) -> None:
     """Leave each process its part of every layer and of the token embedding; projections and temperatures stay whole.
 
     Raises:
         UserError: the model has no layers of transformers, or torch is older than 2.13.
     """
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _LOWEST:
-        raise UserError(f"--shard-weights: needs torch 2.13 or newer, and this is {torch.__version__}.")
+    check_torch()
     if not isinstance(model, TransformersEncoder):
         raise UserError("--shard-weights: splits layers of transformers, and this model has none. Leave it out.")
     mesh = init_device_mesh(model.device.type, (dist.get_world_size(),))

@@ -20,11 +20,13 @@ from recollect.data.worlds import is_built_in
 from recollect.models import PRESETS, DualEncoder, PatchEncoder
 from recollect.models.dual import Tower
 from recollect.models.loading import check_place
+from recollect.models.lora.files import check_peft
 from recollect.models.patches import PatchTowers
 from recollect.models.presets import SmallPreset
 from recollect.objectives import OBJECTIVES
 from recollect.training.options import Data, Model, Recipe
 from recollect.training.ranks import ProcessRanks
+from recollect.training.sharded import check_torch
 
 OBJECT = "object:"
 """How the spec of a source begins that is a Python object."""
@@ -66,6 +68,10 @@ def refuse_at_once(
         _refuse((*_of_start(recipe.model, parts), _idle(recipe, parts), shares_nothing))
     elif not resumed:
         check_place(recipe.model.start)
+    if recipe.model.lora is not None:
+        check_peft()
+    if recipe.shard_weights:
+        check_torch()
     if place is not None:
         _refuse(_of_machine(recipe, place))
 

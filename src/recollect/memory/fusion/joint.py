@@ -213,6 +213,7 @@ def train_joint(
             run cannot be made.
     """
     recipe.check()
+    refuse_at_once(recipe, None, resumed=resume)  # before the searcher is opened
     memory = Memory.open(recipe.memory).snapshot()
     searcher, _ = open_model_of(memory, recipe.searcher, device, "--searcher")
     memory.check_k(recipe.k, with_text=True)

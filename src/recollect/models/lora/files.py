@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -107,9 +108,18 @@ def _half(weights: dict[str, Tensor], half: str, like: Tensor) -> dict[str, Tens
     }
 
 
+def check_peft() -> None:
+    """Refuse to make adapters that could not be saved.
+
+    Raises:
+        UserError: PEFT is not installed.
+    """
+    if find_spec("peft") is None:
+        raise UserError("saving adapters needs PEFT: pip install 'recollect[adapters]'")
+
+
 def _peft() -> Any:
-    try:
-        import peft
-    except ImportError:
-        raise UserError("saving adapters needs PEFT: pip install 'recollect[adapters]'") from None
+    check_peft()
+    import peft
+
     return peft

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from recollect.core.errors import UserError
-from recollect.core.types import ImageLike, Source, best_device
+from recollect.core.types import ImageLike, Source, chosen_device
 from recollect.data.sources.images import as_rgb, pixel_digest
 from recollect.memory import Item
 from recollect.models.asking import asked_once
@@ -72,13 +72,13 @@ class TransformersCaptioner:
         device: where to compute; the best there is by default.
 
     Raises:
-        UserError: no such model, one of another kind, or its files are damaged.
+        UserError: no such model, one of another kind, its files are damaged, or there is no such device.
     """
 
     def __init__(
         self, name: str, options: CaptionerOptions | None = None, device: torch.device | str | None = None
     ) -> None:
-        self.name, self.options = name, options or CaptionerOptions()
+        self.name, self.options, chosen = name, options or CaptionerOptions(), chosen_device(device)
         with quiet(), asked_once(name):
             try:
                 config = AutoConfig.from_pretrained(name, trust_remote_code=False)
@@ -90,7 +90,7 @@ class TransformersCaptioner:
                 model = self._opener.from_pretrained(name, use_safetensors=True, trust_remote_code=False, dtype="auto")
             except _FAILURES as error:
                 raise _cannot(name, "weights", error) from error
-        self.model = model.to(device or best_device()).eval()
+        self.model = model.to(chosen).eval()
         self._text = self._request()
 
     def _request(self) -> str | None:
