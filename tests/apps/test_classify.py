@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import guide_world
 from colours import COLOURS, ColourEncoder, paint, shade
@@ -86,6 +87,51 @@ def test_examples_are_folders_or_files_in_any_usual_form(folders):
     assert repr(wanted) == "Classifier(3 classes: blue, green, red; 15 examples; proker, 100.0 % right when held out)"
     with pytest.raises(UserError, match="NaN"):
         wanted.predict(np.full((1, 3), np.nan))
+
+
+def test_examples_may_be_pictures_in_memory(folders):
+    wanted = teach(folders)
+    pictures = {
+        name: [Image.open(file).convert("RGB") for file in sorted((folders / "support" / name).iterdir())]
+        for name in COLOURS
+    }
+    arrays = {name: np.stack([np.asarray(each) for each in those]) for name, those in pictures.items()}
+    pairs = [(each, name) for name, those in pictures.items() for each in those]
+    rows = ColourEncoder().embed_images(pictures["red"]).numpy()
+    for given in (pictures, arrays, pairs, {name: iter(those) for name, those in pictures.items()}):
+        taught = Classifier.teach(ColourEncoder(), given)
+        assert sorted(taught.support.digests) == sorted(wanted.support.digests)
+        np.testing.assert_allclose(taught.predict_proba(rows), wanted.predict_proba(rows), atol=1e-6)
+    assert [file for file in taught.support.files if "red" in file] == [f"picture {n} of red" for n in range(1, 6)]
+    opened = Classifier.load(taught.save(folders / "kept"))
+    more = opened.add(ColourEncoder(), {"red": [pictures["red"][0], shade(COLOURS["red"], 500)]})
+    assert len(more.support) == 16, "the same pixels are the same picture"
+    with pytest.raises(UserError, match=r"None is no picture"):
+        Classifier.teach(ColourEncoder(), {"red": [None], "blue": pictures["blue"]})
+
+
+@pytest.mark.parametrize(
+    ("examples", "names", "message"),
+    [
+        ((), "cat", r"names 'cat': one text\. Give several, as in \['cat', 'dog'\]"),
+        ((), ["cat", 7], r"names: 7 is no text"),
+        ((), ["cat", "dog", "cat"], "'cat' is given twice"),
+        ((), ["cat", " "], "a class needs a name"),
+        ((), {"cat": [3], "dog": ()}, "names: 3 is no text"),
+        ({0: ["a.png"], 1: ["b.png"]}, (), r"examples: 0 is no text.*str\(0\)"),
+        ([("a.png", True)], (), "examples: True is no text"),
+        ({"": ["a.png"], "dog": ["b.png"]}, (), "examples: a class needs a name"),
+        ({"cat": [], "dog": ["b.png"]}, (), r"examples of 'cat': none\. Give some, or its name alone in names"),
+    ],
+)
+def test_what_is_no_name_of_a_class_is_said_before_the_work(examples, names, message, unchecked):
+    with pytest.raises(UserError, match=message):
+        Classifier.teach(ColourEncoder(), examples, names)
+
+
+def test_one_text_of_a_class_is_no_text_a_letter(folders):
+    taught = Classifier.teach(ColourEncoder(), names={"red": "a red thing", "blue": ("a blue thing",)})
+    assert taught.class_texts == {"red": ("a red thing",), "blue": ("a blue thing",)}
 
 
 def test_the_same_picture_in_two_classes_is_reported(folders):

@@ -84,6 +84,37 @@ def test_a_grey_array_is_a_picture(model):
     assert torch.equal(model.embed_images(grey), model.embed_images(np.full((32, 32, 3), 7, dtype=np.uint8)))
 
 
+def test_arrays_have_one_three_or_four_channels_and_channels_first_is_said(model, arrays, expected):
+    grey = arrays[:, :, :, :1]
+    opaque = np.concatenate([arrays, np.full_like(grey, 255)], axis=3)
+    for form in (opaque, list(opaque)):
+        torch.testing.assert_close(model.embed_images(form), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(model.embed_images(grey[0]), model.embed_images(grey[0, :, :, 0]), rtol=0, atol=0)
+    for form in (arrays[0].transpose(2, 0, 1), arrays.transpose(0, 3, 1, 2)):
+        with pytest.raises(UserError, match=r"channels come last, and here first\. Give array\.transpose\("):
+            model.embed_images(form)
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        (torch.zeros(2, 32, 32, 3), r"a tensor of torch.float32 \(2, 32, 32, 3\).* reads \(n, 3, 32, 32\)"),
+        (torch.zeros(2, 3, 16, 16), r"\(2, 3, 16, 16\).* reads \(n, 3, 32, 32\)"),
+        (torch.zeros(3, 32, 32), r"\(3, 32, 32\)"),
+        (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), "of torch.uint8 .*Give pictures as arrays"),
+        (torch.zeros(4, 7), r"\(4, 7\)"),
+        (np.zeros((8, 8), dtype=bool), r"array of bool \(8, 8\)"),
+        (np.zeros((8, 8), dtype=np.float32), r"array of float32 \(8,\) is no picture for this model"),
+        (np.zeros((4, 4, 2), dtype=np.uint8), r"array of uint8 \(4, 4, 2\) is no picture"),
+        ({"a": "b.png"}, "a mapping is no picture"),
+        ("https://example.org/a.png", "an address.*Download it"),
+    ],
+)
+def test_numbers_that_are_no_pictures_are_said_before_a_tower_reads_them(model, form, message, unchecked):
+    with pytest.raises(UserError, match=message):
+        model.embed_images(form)
+
+
 def test_vectors_stay_vectors():
     assert len(as_images(np.zeros(8, dtype=np.float32))) == 1
     assert len(as_images(np.zeros((3, 8), dtype=np.float32))) == 3

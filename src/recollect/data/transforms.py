@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from recollect.core.types import ImageLike
-from recollect.data.sources.images import as_rgb
+from recollect.data.sources.images import as_picture
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -110,7 +110,7 @@ class ImageTransform:
         self, image: ImageLike, generator: np.random.Generator | None = None
     ) -> UInt8[np.ndarray, "size size 3"] | UInt8[np.ndarray, "rows entries"]:
         """Crop and resize only: bytes, a quarter of the memory, to be normalised by the batch or on the GPU."""
-        picture = _as_picture(image)
+        picture = as_picture(image)
         if not self.training:
             return self.pack(np.array(self._patchable(picture))) if self.packs else np.array(self._centre(picture))
         if generator is None:
@@ -226,11 +226,3 @@ def patch_grid(packed: Tensor) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"]]:
     """How many patches stand below and beside each other in each picture that `ImageTransform.pack` made."""
     counts = packed[:, -1, :4].long()
     return counts[:, 0] * 256 + counts[:, 1], counts[:, 2] * 256 + counts[:, 3]
-
-
-def _as_picture(image: ImageLike) -> Image.Image:
-    if isinstance(image, Image.Image):
-        return as_rgb(image)
-    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        raise ValueError(f"an image array is (height, width, 3) uint8 or a vector; got {image.shape} {image.dtype}")
-    return Image.fromarray(image)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -48,8 +48,10 @@ class DualEncoder(nn.Module, ABC):
         transform: from a picture to what the image tower reads, for evaluation.
         prefixes: for each kind of source that has prefix tokens, those tokens (prefix conditioning, §3.2).
         preset: name of the preset it was built from; empty for a checkpoint from elsewhere.
+        reads_vectors: whether its images are vectors of the latent world.
     """
 
+    reads_vectors: ClassVar[bool] = False
     width: int
     transform: ImageTransform
     prefixes: dict[Kind, tuple[str, ...]]
@@ -153,7 +155,7 @@ class DualEncoder(nn.Module, ABC):
         """
         if batch_size is not None and batch_size < 1:
             raise UserError(f"batch_size {batch_size}: must be at least 1")
-        many = images if isinstance(images, Tensor) else as_images(images)
+        many = self._read_as_they_are(images) if isinstance(images, Tensor) else as_images(images)
         if len(many) == 0:
             return torch.empty(0, self.width, dtype=torch.float32)
         blocks = []
@@ -349,9 +351,33 @@ class DualEncoder(nn.Module, ABC):
         """The same: a model in training and a finished one are written alike."""
         return self.save(folder)
 
+    def _read_as_they_are(self, pixels: Tensor) -> Tensor:
+        """Transformed pixels, or vectors.
+
+        Raises:
+            UserError: of another shape than the tower reads, or bytes, which nothing has normalised.
+        """
+        side = self.transform.size
+        if (
+            self.reads_vectors
+            or self.transform.packs
+            or (pixels.shape[1:] == (3, side, side) and pixels.is_floating_point())
+        ):
+            return pixels
+        raise UserError(
+            f"a tensor of {pixels.dtype} {tuple(pixels.shape)}: tensors are taken as transformed already, and this "
+            f"model reads (n, 3, {side}, {side}) of floats, normalised. Give pictures as arrays, uint8 (n, height, "
+            "width, 3)."
+        )
+
     def _pixels(self, images: Sequence[ImageLike]) -> Tensor:
         first = images[0]
         if isinstance(first, np.ndarray) and first.ndim == 1:  # vectors have nothing to transform
+            if not self.reads_vectors:
+                raise UserError(
+                    f"an array of {first.dtype} {first.shape} is no picture for this model. Give uint8 (height, "
+                    "width, 3)."
+                )
             return torch.from_numpy(np.stack(images))  # type: ignore[arg-type]
         size = (self.transform.size, self.transform.size, 3)
         unchanged = not self.transform.packs

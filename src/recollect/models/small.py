@@ -337,6 +337,7 @@ class VectorEncoder(SmallEncoder):
     """One linear layer for vectors of the latent world, a bag of words for captions."""
 
     architecture = "vectors"
+    reads_vectors = True
 
     def __init__(self, settings: VectorTowers, words: WordTokenizer, preset: str = "") -> None:
         super().__init__(nn.Linear(settings.inputs, settings.width), settings, words, preset)

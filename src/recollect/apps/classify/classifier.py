@@ -95,24 +95,24 @@ class Classifier:
         cls,
         encoder: Encoder,
         examples: Examples = (),
-        names: Mapping[str, Sequence[str]] | Sequence[str] = (),
+        names: Mapping[str, Sequence[str] | str] | Sequence[str] = (),
         *,
         method: str = BEST,
         model_name: str = "",
         prefix: Kind | None = None,
     ) -> "Classifier":
-        """Teach from picture files, from names alone, or from both.
+        """Teach from pictures, from names alone, or from both.
 
         Args:
-            examples: files of each class, or its folder; or (file, class) pairs; or one folder with a folder of
-                pictures for each class, or a CSV (`find_examples`).
-            names: classes, each with texts that describe it if its name does not.
+            examples: files or pictures of each class, or its folder; or (picture, class) pairs; or one folder with a
+                folder of pictures for each class, or a CSV (`find_examples`).
+            names: classes, each with a text or texts that describe it if its name does not.
             method: a name in `FEW_SHOT_METHODS`, or ``best``: the best on held-out examples.
             model_name: what to open the model by.
             prefix: how class texts are read; the model's own rule by default (`class_prefix`).
 
         Raises:
-            UserError: fewer than two classes, or a class none of whose examples can be read.
+            UserError: fewer than two classes, a class none of whose examples can be read, or a name that is no text.
         """
         model = ClassifierModel(
             model_name, encoder.fingerprint, learned_scale(encoder), prefix or class_prefix(encoder)
@@ -129,7 +129,7 @@ class Classifier:
         self,
         encoder: Encoder,
         examples: Examples = (),
-        names: Mapping[str, Sequence[str]] | Sequence[str] = (),
+        names: Mapping[str, Sequence[str] | str] | Sequence[str] = (),
     ) -> "Classifier":
         """A classifier that knows more examples or classes; only what is new is embedded.
 

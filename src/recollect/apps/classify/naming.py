@@ -36,7 +36,7 @@ class Naming:
 
 
 def name_pictures(
-    model: DualEncoder | str | Path, images: Any, names: Mapping[str, Sequence[str]] | Sequence[str]
+    model: DualEncoder | str | Path, images: Any, names: Mapping[str, Sequence[str] | str] | Sequence[str]
 ) -> Naming:
     """Name pictures by words alone (CLIP's zero-shot classification, in its 80 templates).
 

@@ -3,40 +3,66 @@
 import csv
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
+from PIL import Image
 
 from recollect.core.errors import UserError
 from recollect.core.files import read_lines, read_text
 from recollect.core.progress import progress
-from recollect.core.types import Encoder
-from recollect.data.sources.images import BrokenImageError, decode, find_images, pixel_digest
+from recollect.core.types import Encoder, ImageLike
+from recollect.data.sources.images import (
+    BrokenImageError,
+    Picture,
+    as_images,
+    as_picture,
+    decode,
+    find_images,
+    pixel_digest,
+)
 
 FILE_COLUMNS = ("file", "path", "image", "filename")
 LABEL_COLUMNS = ("label", "class", "class_name", "category")
 
-Example = tuple[Path, str]
-"""A picture's file and the class it shows."""
+
+@dataclass(frozen=True, eq=False)
+class InMemory:
+    """A picture that is no file, and what to call it."""
+
+    picture: ImageLike
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Example = tuple[Path | InMemory, str]
+"""A picture and the class it shows."""
 
 Place = str | Path
-Examples = Place | Mapping[str, Place | Sequence[Place]] | Sequence[tuple[Place, str]]
+Examples = Place | Mapping[str, Picture | Iterable[Picture]] | Iterable[tuple[Picture, str]]
 """What a classifier is taught from (`Classifier.teach`)."""
 
 
+File = TypeVar("File", Path, Path | InMemory)
+
+
 @dataclass(frozen=True)
-class PictureFiles:
+class PictureFiles(Generic[File]):
     """Readable images of a folder and their embeddings; what could not be read is named in ``broken``."""
 
-    files: tuple[Path, ...]
+    files: tuple[File, ...]
     features: np.ndarray
     digests: tuple[str, ...]
     broken: tuple[str, ...]
 
 
-def find_examples(place: Path, least: int = 2) -> list[Example]:
+def find_examples(place: Path, least: int = 2) -> list[tuple[Path, str]]:
     """Examples with their classes: the images of each sub-folder of a folder, or the rows of a CSV.
 
     Args:
@@ -70,26 +96,74 @@ def find_examples(place: Path, least: int = 2) -> list[Example]:
 
 
 def example_pairs(examples: Examples) -> list[Example]:
-    """Examples in any of their forms as files with their classes.
+    """Examples in any of their forms with their classes.
 
     Raises:
-        UserError: as `find_examples`; or a class's folder has no picture.
+        UserError: as `find_examples`; a class has no example, or a name that is no text.
     """
     if isinstance(examples, str | Path):
-        return find_examples(Path(examples), least=1)
+        return [*find_examples(Path(examples), least=1)]
     if isinstance(examples, Mapping):
-        return [(file, name) for name, files in examples.items() for file in _files(files)]
-    return [(Path(file), name) for file, name in examples]
+        of_classes = [(name, list(_pictures(those))) for name, those in examples.items()]
+        if empty := next((name for name, those in of_classes if not those), None):
+            raise UserError(f"examples of {empty!r}: none. Give some, or its name alone in names.")
+    else:
+        of_classes = [(name, list(_pictures([picture]))) for picture, name in examples]
+    check_names((name for name, _ in of_classes), "examples")
+    counts: Counter[str] = Counter()
+    pairs: list[Example] = []
+    for name, those in of_classes:
+        for each in those:
+            counts[name] += 1
+            pairs.append(
+                (each if isinstance(each, Path) else InMemory(each, f"picture {counts[name]} of {name}"), name)
+            )
+    return pairs
 
 
-def _files(files: Place | Sequence[Place]) -> list[Path]:
-    """Files of one class: named one by one, or all of a folder."""
-    if isinstance(files, str | Path):
-        return find_images(Path(files))
-    return [Path(file) for file in files]
+def _pictures(given: Picture | Iterable[Picture]) -> Iterator[Path | ImageLike]:
+    """Pictures of one class: one or several, or all of a folder. That a file is there is seen when it is read."""
+    if isinstance(given, str | Path):
+        yield from find_images(Path(given))
+    elif isinstance(given, np.ndarray | Image.Image | bytes) or not isinstance(given, Iterable):
+        yield from as_images(given)
+    else:
+        for each in given:
+            yield from [Path(each)] if isinstance(each, str | Path) else as_images(each)
 
 
-def _table_examples(table: Path) -> list[Example]:
+def check_names(names: Iterable[object], where: str) -> None:
+    """Refuse names of classes that are no texts, or empty.
+
+    Raises:
+        UserError: naming one.
+    """
+    for name in names:
+        if not isinstance(name, str):
+            raise UserError(f"{where}: {name!r} is no text, and a class's name is read as one. Write str({name!r}).")
+        if not name.strip():
+            raise UserError(f"{where}: a class needs a name")
+
+
+def named_classes(names: Mapping[str, Sequence[str] | str] | Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Classes by name, each with the texts that describe it, or with none where its name says it.
+
+    Raises:
+        UserError: one text in place of several names, what is no text, or a name that is empty or given twice.
+    """
+    if isinstance(names, str):
+        raise UserError(f"names {names!r}: one text. Give several, as in [{names!r}, 'dog'].")
+    if isinstance(names, Mapping):
+        given = [(name, (texts,) if isinstance(texts, str) else tuple(texts)) for name, texts in names.items()]
+    else:
+        given = [(name, ()) for name in names]
+    check_names((name for name, _ in given), "names")
+    if strange := [text for _, texts in given for text in texts if not isinstance(text, str)]:
+        raise UserError(f"names: {strange[0]!r} is no text")
+    return _named(given, "names") if given else {}
+
+
+def _table_examples(table: Path) -> list[tuple[Path, str]]:
     try:
         with table.open(encoding="utf-8-sig", newline="") as lines:
             reader = csv.DictReader(lines)
@@ -163,13 +237,13 @@ def _named(pairs: Sequence[tuple[str, tuple[str, ...]]], where: str) -> dict[str
     return names
 
 
-def embed_files(encoder: Encoder, files: Sequence[Path], what: str, block: int = 64) -> PictureFiles:
-    """Decode and embed ``files``, leaving out those that cannot be read.
+def embed_files(encoder: Encoder, files: Sequence[File], what: str, block: int = 64) -> PictureFiles[File]:
+    """Decode and embed files, or pictures in memory, leaving out those that cannot be read.
 
     Raises:
         UserError: none can be read.
     """
-    kept: list[Path] = []
+    kept: list[File] = []
     digests: list[str] = []
     features: list[np.ndarray] = []
     broken: list[str] = []
@@ -178,7 +252,7 @@ def embed_files(encoder: Encoder, files: Sequence[Path], what: str, block: int =
             images = []
             for file in files[start : start + block]:
                 try:
-                    image = decode(file, str(file))
+                    image = decode(file, str(file)) if isinstance(file, Path) else as_picture(file.picture)
                 except BrokenImageError as error:
                     broken.append(str(error))
                     continue

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from recollect.apps.classify.pictures import Example, Examples, embed_files, example_pairs
+from recollect.apps.classify.pictures import Example, Examples, InMemory, embed_files, example_pairs, named_classes
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind, caption_prefix
 from recollect.data.prompts import GENERAL_TEMPLATES, fill, readable
@@ -141,7 +141,7 @@ def extended(
     encoder: Encoder,
     model: ClassifierModel,
     examples: Examples,
-    names: Mapping[str, Sequence[str]] | Sequence[str],
+    names: Mapping[str, Sequence[str] | str] | Sequence[str],
     with_prompts: bool = False,
 ) -> Lessons:
     """What is known with more examples or classes; only what is new is embedded.
@@ -153,7 +153,7 @@ def extended(
         UserError: fewer than two classes in all, or a class none of whose new examples can be read.
     """
     pairs = example_pairs(examples)
-    given = {name: tuple(names[name]) if isinstance(names, Mapping) else () for name in names}
+    given = named_classes(names)
     every = tuple(sorted({*known.classes, *given, *(name for _, name in pairs)}))
     described = {**known.class_texts, **{name: each for name, each in given.items() if each}}
     vectors = dict(zip(known.classes, known.texts, strict=True))
@@ -181,7 +181,7 @@ def extended(
 
 def _embedded(encoder: Encoder, pairs: Sequence[Example], classes: Sequence[str]) -> tuple[Support, tuple[str, ...]]:
     """Readable examples, and what is wrong with the others."""
-    named: dict[Path, list[str]] = {}
+    named: dict[Path | InMemory, list[str]] = {}
     for file, name in pairs:
         if name not in named.setdefault(file, []):
             named[file].append(name)

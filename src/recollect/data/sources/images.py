@@ -152,13 +152,15 @@ def as_images(pictures: Picture | Sequence[Picture]) -> Sequence[ImageLike | Pat
     """One picture or many, in any usual form, as a sequence of pictures; files are not opened yet.
 
     Args:
-        pictures: a PIL image; a uint8 array (height, width, 3) or a stack of them (n, height, width, 3); a vector of
-            the latent world or a matrix of them; a file, or a folder for all pictures in it, sorted; or several of
-            these; bytes are an encoded picture.
+        pictures: a PIL image; a uint8 array (height, width, 3) or a stack of them (n, height, width, 3), with 1 or 4
+            channels also, or a grey one (height, width); a vector of the latent world or a matrix of them; a file, or a
+            folder for all pictures in it, sorted; or several of these; bytes are an encoded picture.
 
     Raises:
         UserError: no such file or folder, or something that is no picture.
     """
+    if isinstance(pictures, str) and "://" in pictures:
+        raise UserError(f"{pictures}: an address, and pictures are read from files. Download it, and name the file.")
     if isinstance(pictures, str | Path):
         return find_images(Path(pictures).expanduser())
     if isinstance(pictures, Image.Image):
@@ -167,28 +169,53 @@ def as_images(pictures: Picture | Sequence[Picture]) -> Sequence[ImageLike | Pat
         return _from_array(pictures)
     if isinstance(pictures, bytes):
         return [decode(pictures, "the picture")]
+    if isinstance(pictures, Mapping):
+        raise UserError("a mapping is no picture. Give its values, as a list.")
     if not isinstance(pictures, Iterable):
         raise UserError(f"{pictures!r} is no picture. Give a file, a folder, a PIL image, an array, or several.")
     return [image for picture in pictures for image in as_images(picture)]
 
 
-def _from_array(array: np.ndarray) -> list[np.ndarray]:
-    bytes_, dimensions = array.dtype == np.uint8, array.ndim
-    if bytes_ and dimensions == 2:
-        return [np.repeat(array[:, :, None], 3, axis=2)]
-    if (bytes_ and dimensions == 3) or (not bytes_ and dimensions == 1):
-        return [array]
-    if (bytes_ and dimensions == 4) or (not bytes_ and dimensions == 2):
-        return list(array)
+def _from_array(array: np.ndarray) -> list[ImageLike]:
+    channels = array.shape[-1] if array.ndim > 2 else 1
+    if array.dtype == np.uint8 and 2 <= array.ndim <= 4:
+        if array.ndim == 2:
+            return [np.repeat(array[:, :, None], 3, axis=2)]
+        if channels == 3:
+            return list(array) if array.ndim == 4 else [array]
+        if channels == 1:
+            return _from_array(np.repeat(array, 3, axis=-1))
+        if channels == 4:
+            return [as_rgb(Image.fromarray(each)) for each in (array if array.ndim == 4 else array[None])]
+        if array.shape[-3] in {1, 3, 4} and channels > 4:
+            order = "0, 2, 3, 1" if array.ndim == 4 else "1, 2, 0"
+            raise UserError(
+                f"an array of {array.shape}: channels come last, and here first. Give array.transpose({order})."
+            )
+    if array.dtype.kind in "fi" and array.ndim in {1, 2}:
+        return [array] if array.ndim == 1 else list(array)
     raise UserError(
         f"an array of {array.dtype} {array.shape} is no picture. Give uint8 (height, width, 3), or (n, height, width, "
-        "3) for several."
+        "3) for several; of numbers from 0 to 1, (255 * array).round().astype('uint8')."
     )
 
 
 def opened(picture: ImageLike | Path) -> ImageLike:
     """The picture, decoded where it is a file: all of it, so that it is the picture that others have in memory."""
     return decode(picture, str(picture)) if isinstance(picture, Path) else picture
+
+
+def as_picture(image: ImageLike) -> Image.Image:
+    """One picture in memory as RGB, as `as_rgb` reads it.
+
+    Raises:
+        ValueError: an array of another shape or type than uint8 (height, width, 3).
+    """
+    if isinstance(image, Image.Image):
+        return as_rgb(image)
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        raise ValueError(f"an image array is (height, width, 3) uint8 or a vector; got {image.shape} {image.dtype}")
+    return Image.fromarray(image)
 
 
 def as_rgb(picture: Image.Image) -> Image.Image:
