@@ -228,7 +228,7 @@ def test_the_page_shows_the_duplicates_of_the_memory_and_says_where_it_compares_
     shown = {(group["kind"], frozenset(each["id"] for each in group["pictures"])) for group in alike["groups"]}
     groups = ((kind, group) for level, kind in zip(LEVELS, kinds, strict=True) for group in found[level])
     assert shown == {(kind, frozenset(group[:24])) for kind, group in groups}
-    assert "with all" not in alike["note"]
+    assert "compare" not in alike["note"]
     shown = alike["groups"]
     monkeypatch.setattr("recollect.apps.serve.api.MOST_OF_GROUP", 2)
     monkeypatch.setattr("recollect.apps.serve.api.MOST_GROUPS", 1)
@@ -237,7 +237,9 @@ def test_the_page_shows_the_duplicates_of_the_memory_and_says_where_it_compares_
     assert few["groups"][0]["more"] == len(shown[0]["pictures"]) - 2
     monkeypatch.setattr("recollect.apps.serve.layout.MOST_COMPARED", 30)
     page.session._alike = None
-    assert "(of the first 15 pictures with all 60)" in page.call("/api/duplicates")[1]["note"]
+    said = page.call("/api/duplicates")[1]["note"]
+    assert "(similar ones were looked for within 1 neighbourhoods, and a few on their borders may be missing; " in said
+    assert said.endswith("`recollect memory duplicates` compares all with all)")
 
 
 @pytest.mark.parametrize(

@@ -102,12 +102,18 @@ class ExportMemory:
 
 @dataclass(frozen=True)
 class FindDuplicates:
-    """Find duplicates, three levels apart: the same file, the same picture encoded again, similar shots."""
+    """Find duplicates, three levels apart: the same file, the same picture encoded again, similar shots.
+
+    All pictures are compared with all: minutes for a hundred thousand, hours for millions (--approximate).
+    """
 
     memory: MemoryPlace
     """Its folder, or milvus://host:port/collection."""
     threshold: float = NEAR
     """Cosine from which two pictures are similar shots."""
+    approximate: bool = False
+    """Look for similar shots among neighbours only, as the page does of a large memory: what is found is right, and a
+    few are missing."""
     remove: Level | None = None
     """Remove all but the first of each group of this level and of stricter ones; of similar shots, those alone that are
     similar to one that stays."""
@@ -122,7 +128,7 @@ class FindDuplicates:
             refuse_unread(self, "dry_run", why="is of --remove. Add that, or leave this out.")
         check_writable(self.out, "--out")
         memory = Memory.open(self.memory)
-        found = find_duplicates(memory, self.threshold)
+        found = find_duplicates(memory, self.threshold, everything=not self.approximate)
         paths = self._show(memory, found)
         console = output()
         if self.out is not None:
@@ -145,6 +151,8 @@ class FindDuplicates:
                 console.print(printable("  " + "  ".join(paths[id] or id for id in group)), soft_wrap=True)
             if len(groups) > _SHOWN:
                 console.print(f"  … and {len(groups) - _SHOWN:,} more (--out FILE.json has all)", highlight=False)
+        for sentence in found.left_out:
+            console.print(sentence, highlight=False)
         return paths
 
 

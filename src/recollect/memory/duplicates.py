@@ -3,17 +3,24 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from recollect.core.errors import UserError
-from recollect.core.progress import progress
-from recollect.memory.build.looks import bits_apart, looks_array
+from recollect.memory.build.looks import expanded, looks_array, near_looks
 from recollect.memory.lookup import ROUNDING
 from recollect.memory.naming import LABELLED, is_label_column
+from recollect.memory.near_pairs import (
+    Bounds,
+    Joined,
+    join_all,
+    join_between,
+    join_neighbourhoods,
+    join_pairs,
+    kept_apart,
+)
 from recollect.memory.rows import picture_of
 from recollect.memory.store import NEAR, Memory
 
@@ -26,23 +33,35 @@ LOOK_BITS = 6
 LOOK_COSINE = 0.95
 """And the cosine that its embedding keeps: a hash alone takes two plain pictures for one."""
 
-_QUERIES, _FIRST = 512, 32
+_SHARED = 4_096
+"""Pairs of pictures with two given hashes from which they are compared by matrices."""
+
+MOST_HASHES, MOST_SHARING = 3 * 10**9, 3 * 10**9
+"""Comparisons of hashes, and of pictures whose hashes are near, from which `find_duplicates` leaves some out when it
+need not compare all."""
 
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Groups of rows, by level; a group of a level has at least one pair that no stricter level explains.
+    """Groups of pictures, by level; a group of a level joins pictures that no stricter level does.
 
     Attributes:
         groups: for each level its groups of ids, one for each picture, each sorted: first those with a caption or a
             label of the page's, which are work of somebody's; the first of a group is the one to keep.
-        similar: pairs of pictures, sorted, that are similar shots by themselves; None where all of a group are.
         further: other rows of a picture in a group, for its further captions, by the id that the group has.
+        find_unlike: finds those of similar groups that are similar to none before them that stays.
+        left_out: what was not compared, a sentence each.
     """
 
     groups: dict[Level, list[list[str]]] = field(default_factory=dict)
-    similar: frozenset[tuple[str, str]] | None = None
     further: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    find_unlike: Callable[[], frozenset[str]] = frozenset
+    left_out: tuple[str, ...] = ()
+
+    @cached_property
+    def unlike(self) -> frozenset[str]:
+        """Ids of similar groups that stay, beside the first: none that stays is similar to them."""
+        return self.find_unlike()
 
     def spare(self, level: Level) -> list[str]:
         """All but the first of each group of a level and of those that are stricter.
@@ -52,46 +71,27 @@ class Duplicates:
         """
         spare: list[str] = []
         covered: set[str] = set()
-        shots = self._spare_shots() if level == "similar" and self.similar is not None else lambda group: group[1:]
         for each in reversed(LEVELS[: LEVELS.index(level) + 1]):  # wide groups hold the stricter ones
             for group in self.groups.get(each, []):
                 if covered.isdisjoint(group):
-                    spare += group[1:] if each != "similar" else shots(group)
+                    spare += [id for id in group[1:] if each != "similar" or id not in self.unlike]
                     covered.update(group)
         return [row for id in spare for row in (id, *self.further.get(id, ()))]
 
-    def _spare_shots(self) -> Callable[[list[str]], list[str]]:
-        """Which of a group are similar to one before them that stays."""
-        near: dict[str, set[str]] = {}
-        for one, other in self.similar or ():
-            near.setdefault(one, set()).add(other)
-            near.setdefault(other, set()).add(one)
-        doubles = set(self.spare("encoded"))
 
-        def spare_of(group: list[str]) -> list[str]:
-            kept, spare = set[str](), []
-            for id in group:
-                picture = picture_of(id)
-                if id in doubles or not kept.isdisjoint(near.get(picture, ())):
-                    spare.append(id)
-                else:
-                    kept.add(picture)
-            return spare
+def find_duplicates(memory: Memory, threshold: float = NEAR, everything: bool = True) -> Duplicates:
+    """Compare the pictures of a memory with one another, in memory that grows with the rows alone, not with groups.
 
-        return spare_of
-
-
-def find_duplicates(memory: Memory, threshold: float = NEAR, limit: int | None = None) -> Duplicates:
-    """Compare every picture of a memory with its nearest ones, exactly.
-
-    Two rows are the *same* where the encoded bytes are; the same picture *encoded* again where the decoded pixels are
-    the same, or perceptual hashes differ in at most `LOOK_BITS` and embeddings agree to `LOOK_COSINE`; and *similar*
-    where embeddings agree to ``threshold``. Rows of one picture with several captions are no duplicates.
+    Two pictures are the *same* where the encoded bytes are; the same picture *encoded* again where the decoded pixels
+    are the same, or perceptual hashes differ in at most `LOOK_BITS` and embeddings agree to `LOOK_COSINE`; and
+    *similar* where embeddings agree to ``threshold``. Rows of one picture with several captions are no duplicates.
 
     Args:
         memory: what is searched.
         threshold: cosine from which two pictures count as similar.
-        limit: compare only so many pictures, the first, with all; equal files are found everywhere.
+        everything: compare all pictures with all: hours for millions. Else similar ones are looked for among those
+            that are near to the same centres (`join_neighbourhoods`), and what was left out is said; the same files,
+            and those encoded again, are all found but where thousands share a hash.
 
     Raises:
         UserError: a threshold outside of (0, 1].
@@ -99,107 +99,153 @@ def find_duplicates(memory: Memory, threshold: float = NEAR, limit: int | None =
     if not 0 < threshold <= 1:
         raise UserError(f"--threshold {threshold}: a cosine lies above 0 and at most at 1")
     memory = memory.snapshot() if memory.backend.whole_commits else memory
-    ids, facts = _facts(memory)
-    levels: dict[Level, list[tuple[int, int]]] = {level: [] for level in LEVELS}
-    similar = threshold - ROUNDING
-    for one, other, cosine in _near_pairs(memory, ids, min(similar, LOOK_COSINE), limit):
-        level = _level(facts, one, other, cosine, similar)
-        if level is not None:
-            levels[level].append((one, other))
-    for same in _equal(facts.content):  # also where a model would not see it, and pictures of no embedding's reach
-        levels["same"] += [(same[0], each) for each in same[1:]]
-    groups: dict[Level, list[list[str]]] = {}
-    edges: list[tuple[int, int]] = []
-    for level in LEVELS:
-        edges += levels[level]
-        groups[level] = _groups(ids, edges, levels[level], facts)
-    shots = {tuple(sorted((facts.pictures[one], facts.pictures[other]))) for one, other in levels["similar"]}
-    rows: dict[str, list[str]] = {}
-    for id, picture in zip(ids, facts.pictures, strict=True):
-        rows.setdefault(picture, []).append(id)
-    grouped = {id for each in groups.values() for group in each for id in group}
-    further = {id: [row for row in rows[picture_of(id)] if row != id] for id in grouped}
-    pairs = frozenset((one, other) for one, other in shots)
-    return Duplicates(groups, pairs, {id: each for id, each in further.items() if each})
+    facts = _facts(memory)
+    if not len(facts.pictures):
+        return Duplicates({level: [] for level in LEVELS})
+    bounds, joined, left_out = Bounds(_vectors(memory, facts), threshold), Joined(len(facts.pictures)), list[str]()
+    groups: dict[Level, list[list[int]]] = {}
+    _join_equal(joined, facts.content)
+    groups["same"] = _groups(joined.all(), np.arange(len(facts.pictures)))
+    stricter = joined.all()
+    _join_equal(joined, facts.digests)
+    if _join_encoded(bounds, joined, facts.looks, everything):
+        left_out.append("of pictures whose perceptual hashes are near to those of thousands, not all were compared")
+    groups["encoded"] = _groups(joined.all(), stricter)
+    stricter = joined.all()
+    if everything:
+        join_all(bounds, joined, threshold - ROUNDING)
+    else:
+        count = join_neighbourhoods(bounds, joined, threshold - ROUNDING)
+        left_out.append(
+            f"similar ones were looked for within {count:,} neighbourhoods, and a few on their borders may be missing"
+        )
+    groups["similar"] = _groups(joined.all(), stricter)
+    ordered = {level: [facts.ordered(group) for group in found] for level, found in groups.items()}
+
+    def unlike() -> frozenset[str]:
+        return frozenset(_unlike(bounds, ordered["similar"], stricter, threshold - ROUNDING, facts))
+
+    named = {level: sorted([facts.ids[each] for each in group] for group in found) for level, found in ordered.items()}
+    grouped = {each for found in ordered.values() for group in found for each in group}
+    further = {facts.ids[each]: facts.further[each] for each in grouped if each in facts.further}
+    return Duplicates(named, further, unlike, tuple(left_out))
 
 
 @dataclass(frozen=True)
 class _Facts:
-    content: list[str]
-    digests: list[str]
-    looks: np.ndarray
+    """Of pictures, each by its first row: its id, and what tells it from others.
+
+    ``content`` and ``digests`` are empty where unknown; ``said`` has the numbers of those with a caption or a label.
+    """
+
+    ids: list[str]
     pictures: list[str]
-    said: set[str]
+    content: np.ndarray
+    digests: np.ndarray
+    looks: np.ndarray
+    said: set[int]
+    further: dict[int, list[str]]
+
+    def ordered(self, group: list[int]) -> list[int]:
+        """What somebody has worked at comes first."""
+        return sorted(group, key=lambda each: (each not in self.said, self.pictures[each]))
 
 
-def _facts(memory: Memory) -> tuple[list[str], _Facts]:
-    ids, content, digests, looks, said = [], [], [], [], set[str]()
+def _facts(memory: Memory) -> _Facts:
+    number: dict[str, int] = {}
+    ids, said, further = list[str](), set[int](), dict[int, list[str]]()
+    content, digests, looks = [np.empty(0, "S1")], [np.empty(0, "S1")], [np.empty(0, np.uint64)]
     for batch in memory.columns(["id", "stamp", "digest", "look", "has_text", "metadata"]):
-        ids += batch["id"]
-        content += [stamp.partition("-")[0] for stamp in batch["stamp"]]
-        digests += batch["digest"]
-        looks += batch["look"]
-        for id, has_text, metadata in zip(batch["id"], batch["has_text"], batch["metadata"], strict=True):
+        new = []
+        for place, (id, has_text, metadata) in enumerate(
+            zip(batch["id"], batch["has_text"], batch["metadata"], strict=True)
+        ):
+            picture = picture_of(id)
+            own = number.setdefault(picture, len(ids))
+            if own == len(ids):
+                ids.append(id)
+                new.append(place)
+            else:
+                further.setdefault(own, []).append(id)
             if has_text or (LABELLED in metadata and any(is_label_column(key) for key in json.loads(metadata))):
-                said.add(picture_of(id))
-    return ids, _Facts(content, digests, looks_array(looks), [picture_of(id) for id in ids], said)
+                said.add(own)
+        content.append(np.array([batch["stamp"][place].partition("-")[0].encode() for place in new], dtype=np.bytes_))
+        digests.append(np.array([batch["digest"][place].encode() for place in new], dtype=np.bytes_))
+        looks.append(looks_array([batch["look"][place] for place in new]))
+    return _Facts(ids, list(number), *map(np.concatenate, (content, digests, looks)), said, further)
 
 
-def _level(facts: _Facts, one: int, other: int, cosine: float, threshold: float) -> Level | None:
-    if facts.pictures[one] == facts.pictures[other]:
-        return None
-    if facts.content[one] and facts.content[one] == facts.content[other]:
-        return "same"
-    if facts.digests[one] and facts.digests[one] == facts.digests[other]:
-        return "encoded"
-    looks = facts.looks[[one, other]]
-    if looks.all() and cosine >= LOOK_COSINE and bits_apart(looks[:1], looks[1:])[0] <= LOOK_BITS:
-        return "encoded"
-    return "similar" if cosine >= threshold else None
+def _vectors(memory: Memory, facts: _Facts) -> np.ndarray:
+    """The image vector of each picture; those of the memory itself, where they come in this order."""
+    ids, vectors = memory.matrix("image")
+    if ids == facts.ids:
+        return vectors
+    row_of = {id: row for row, id in enumerate(ids)}
+    return np.asarray(vectors[[row_of[id] for id in facts.ids]])
 
 
-def _near_pairs(
-    memory: Memory, ids: list[str], threshold: float, limit: int | None
-) -> Iterator[tuple[int, int, float]]:
-    """Pairs of rows (the smaller number first, and below the limit) with at least this cosine, each once."""
-    row_of, count = {id: row for row, id in enumerate(ids)}, len(ids) if limit is None else min(limit, len(ids))
-    with progress("compare pictures", count, "rows") as counter:
-        for start in range(0, count, _QUERIES):
-            waiting, k = np.arange(start, min(start + _QUERIES, count)), min(_FIRST, len(ids))
-            vectors = memory.vectors([ids[row] for row in waiting.tolist()], "image")
-            vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)  # rounding changes norms
-            while len(waiting):
-                found = memory.search(vectors, k, exact=True)
-                full = (found.scores[:, -1] >= threshold) & (k < len(ids))
-                for row, names, scores in zip(
-                    waiting[~full].tolist(), found.ids[~full].tolist(), found.scores[~full].tolist(), strict=True
-                ):
-                    for name, score in zip(names, scores, strict=True):
-                        if score >= threshold and row_of[name] > row:
-                            yield row, row_of[name], score
-                waiting, vectors, k = waiting[full], vectors[full], min(8 * k, len(ids))
-            counter.advance(min(_QUERIES, count - start))
+def _join_equal(joined: Joined, keys: np.ndarray) -> None:
+    """Join what has one key; an empty one is none."""
+    known = np.flatnonzero(keys != b"")
+    order = known[np.argsort(keys[known], kind="stable")]
+    equal = keys[order[1:]] == keys[order[:-1]]
+    joined.join(order[:-1][equal], order[1:][equal])
 
 
-def _equal(content: list[str]) -> list[list[int]]:
-    places: dict[str, list[int]] = {}
-    for row, each in enumerate(content):
-        if each:
-            places.setdefault(each, []).append(row)
-    return [rows for rows in places.values() if len(rows) > 1]
+def _join_encoded(bounds: Bounds, joined: Joined, looks: np.ndarray, everything: bool) -> bool:
+    """Join pictures whose hashes and embeddings are near; whether some were left out."""
+    known = np.flatnonzero(looks)
+    rows = known[np.argsort(looks[known], kind="stable")]
+    distinct, first, counts = np.unique(looks[rows], return_index=True, return_counts=True)
+    shared, cut = 0, False
+    for one, other, some in _near_hashes(distinct, counts, everything):
+        products = counts[one] * counts[other]
+        few, cut = products <= _SHARED, cut or some
+        for pairs, place in _placed(first[one[few]], counts[one[few]], first[other[few]], counts[other[few]]):
+            join_pairs(bounds, joined, rows[pairs], rows[place], LOOK_COSINE)
+        for a, b, product in zip(one[~few].tolist(), other[~few].tolist(), products[~few].tolist(), strict=True):
+            shared += product
+            if shared > MOST_SHARING and not everything:
+                return True
+            ends = [rows[first[each] : first[each] + counts[each]] for each in (a, b)]
+            join_between(bounds, joined, *ends, LOOK_COSINE)
+    return cut
 
 
-def _groups(ids: list[str], edges: list[tuple[int, int]], own: list[tuple[int, int]], facts: _Facts) -> list[list[str]]:
-    """Rows that edges join, where one of the level's own edges takes part; one row for each picture."""
-    if not own:
-        return []
-    ends = np.array(edges).T
-    graph = coo_array((np.ones(ends.shape[1]), (ends[0], ends[1])), shape=(len(ids), len(ids)))
-    member = connected_components(graph, directed=False)[1]
-    groups: dict[int, dict[str, str]] = {int(member[one]): {} for one, _ in own}
-    for row in np.unique(ends).tolist():
-        if int(member[row]) in groups:
-            groups[int(member[row])].setdefault(facts.pictures[row], ids[row])
-    kept_first = [sorted(group, key=lambda picture: (picture not in facts.said, picture)) for group in groups.values()]
-    named = {picture: id for group in groups.values() for picture, id in group.items()}
-    return sorted([named[picture] for picture in group] for group in kept_first if len(group) > 1)
+def _near_hashes(
+    distinct: np.ndarray, counts: np.ndarray, everything: bool
+) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
+    """Each hash that several share with itself, and pairs of hashes."""
+    several = np.flatnonzero(counts > 1)
+    yield several, several, False
+    yield from near_looks(distinct, LOOK_BITS, None if everything else MOST_HASHES)
+
+
+def _placed(
+    first: np.ndarray, many: np.ndarray, other_first: np.ndarray, other_many: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Each place of one run with each of another, run by run."""
+    runs = np.arange(len(first))
+    for run, place in expanded(runs, np.zeros_like(runs), many * other_many):
+        one, other = np.divmod(place, other_many[run])
+        yield first[run] + one, other_first[run] + other
+
+
+def _groups(roots: np.ndarray, stricter: np.ndarray) -> list[list[int]]:
+    """Pictures that hang together, where stricter levels leave some of them apart."""
+    order = np.argsort(roots, kind="stable")
+    edges = np.flatnonzero(np.diff(roots[order], prepend=-1, append=-1))
+    several = np.flatnonzero(np.diff(edges) > 1)
+    parts = (order[edges[each] : edges[each + 1]] for each in several.tolist())
+    return [part.tolist() for part in parts if (stricter[part] != stricter[part[0]]).any()]
+
+
+def _unlike(
+    bounds: Bounds, groups: list[list[int]], doubles: np.ndarray, threshold: float, facts: _Facts
+) -> Iterator[str]:
+    """Of similar groups, beside the first: pictures that are similar to none before them that stays."""
+    for group in groups:
+        rows = np.array(group, dtype=np.int64)
+        rows = rows[np.sort(np.unique(doubles[rows], return_index=True)[1])]  # of one picture encoded again, the first
+        stays = rows[kept_apart(bounds, rows, threshold)]
+        yield from (facts.ids[each] for each in stays[1:].tolist())

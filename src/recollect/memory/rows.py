@@ -308,7 +308,7 @@ def picture_of(id: str) -> str:
     >>> picture_of("holiday:beach.jpg#1")
     'holiday:beach.jpg'
     """
-    return _FURTHER.sub("", id)
+    return _FURTHER.sub("", id) if "#" in id else id
 
 
 def further_id(picture: str, number: int) -> str:

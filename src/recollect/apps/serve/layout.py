@@ -16,8 +16,8 @@ MOST_POINTS = 5_000
 TSNE_POINTS = 2_000
 """Up to so many points are laid out by t-SNE (seconds), beyond by principal components."""
 
-MOST_COMPARED = 60_000
-"""Pictures that are all compared with one another; of more, fewer are compared with all (`compared`)."""
+MOST_COMPARED = 100_000
+"""Rows of a memory whose pictures are all compared with one another, in some ten seconds; of more, neighbours are."""
 
 KINDS = ("same file", "same picture", "similar")
 
@@ -76,22 +76,20 @@ class Alike:
     rows: tuple[int, ...]
 
 
-def duplicates(memory: Memory, row_of: Mapping[str, int]) -> list[Alike]:
+def duplicates(memory: Memory, row_of: Mapping[str, int]) -> tuple[list[Alike], tuple[str, ...]]:
     """Groups of pictures that are alike, in the three levels of `recollect memory duplicates`, each apart.
 
     Args:
         memory: what is shown.
         row_of: the page's number of each id; a picture that was added since is passed over.
+
+    Returns:
+        The groups, the largest first, and what was not compared, a sentence each.
     """
-    found = find_duplicates(memory, limit=compared(len(memory)))
+    found = find_duplicates(memory, everything=len(memory) <= MOST_COMPARED)
     groups = []
     for level, kind in zip(LEVELS, KINDS, strict=True):
         rows = (tuple(row_of[id] for id in group if id in row_of) for group in found.groups[level])
         alike = sorted((each for each in rows if len(each) > 1), key=lambda each: (-len(each), each))
         groups += [Alike(kind, each) for each in alike]
-    return groups
-
-
-def compared(rows: int) -> int:
-    """How many of a memory's pictures are compared with all of them, so that nobody waits for longer than a minute."""
-    return min(rows, MOST_COMPARED**2 // max(1, rows))
+    return groups, found.left_out

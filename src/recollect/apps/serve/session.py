@@ -17,7 +17,7 @@ from recollect.apps.serve.adaptive import Adaptive
 from recollect.apps.serve.collection import Collection
 from recollect.apps.serve.keeping import Keeper
 from recollect.apps.serve.labels import ClickedLabels
-from recollect.apps.serve.layout import KINDS, Alike, Layout, compared, duplicates, lay_out
+from recollect.apps.serve.layout import KINDS, Alike, Layout, duplicates, lay_out
 from recollect.apps.serve.orders import Order, Orders
 from recollect.apps.serve.teaching import Teaching
 from recollect.core.errors import UserError
@@ -30,6 +30,7 @@ from recollect.search.searcher import Hit, shortened_notes
 
 _UPLOADS, _UPLOADED = 32, 2**27  # pictures, and their bytes
 MOST_TERMS = 16
+_ALL = "`recollect memory duplicates` compares all with all"
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Session:
     orders: Orders = field(default_factory=Orders, repr=False)
     _uploads: OrderedDict[str, tuple[np.ndarray, bytes]] = field(default_factory=OrderedDict, repr=False)
     _layout: Layout | None = field(default=None, repr=False)
-    _alike: list[Alike] | None = field(default=None, repr=False)
+    _alike: tuple[list[Alike], tuple[str, ...]] | None = field(default=None, repr=False)
     _cut: LearntCutOff | None = field(default=None, repr=False)
     _slow: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
@@ -286,15 +287,14 @@ class Session:
         with self._slow:
             if self._alike is None:
                 self._alike = duplicates(self.collection.memory, self.collection.row_of)
-            groups = self._alike
+            groups, left_out = self._alike
         if shown.where:
             here = set(shown.rows.tolist())
             some = (Alike(each.kind, tuple(row for row in each.rows if row in here)) for each in groups)
             groups = [each for each in some if len(each.rows) > 1]
         counts = {kind: [len(each.rows) for each in groups if each.kind == kind] for kind in KINDS}
         said = "; ".join(f"{kind}: {_counted(sizes)}" for kind, sizes in counts.items())
-        first, rows = compared(len(self.collection)), len(self.collection)
-        part = "" if first == rows else f" (of the first {first:,} pictures with all {rows:,})"
+        part = f" ({'; '.join((*left_out, _ALL))})" if left_out else ""
         return groups, f"{said}{part}"
 
 

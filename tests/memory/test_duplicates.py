@@ -1,0 +1,253 @@
+"""Which pictures are there more than once: every level against a slow reference, dense groups, and bounded work."""
+
+import hashlib
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from recollect.memory import Memory, duplicates, near_pairs
+from recollect.memory.build.looks import bits_apart, looks_array, near_looks
+from recollect.memory.duplicates import LEVELS, LOOK_BITS, LOOK_COSINE, find_duplicates
+from recollect.memory.lookup import ROUNDING
+from recollect.memory.near_pairs import Bounds, Joined, join_all, join_neighbourhoods, kept_apart
+from recollect.memory.rows import picture_of
+
+WIDTH = 16
+
+
+def hash_of(*parts):
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def clustered(generator, count, width=WIDTH, spread=0.25, centres=4):
+    """Unit vectors around a few centres: many cosines lie near any threshold."""
+    middle = generator.normal(size=(centres, width))
+    rows = middle[generator.integers(centres, size=count)] + spread * generator.normal(size=(count, width))
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def slow_components(count, edges):
+    """Which rows hang together, by walking."""
+    near = {row: {row} for row in range(count)}
+    for one, other in edges:
+        near[one].add(other)
+        near[other].add(one)
+    found = {}
+    for row in range(count):
+        if row not in found:
+            open_, found[row] = [row], row
+            while open_:
+                for each in near[open_.pop()] - found.keys():
+                    found[each] = row
+                    open_.append(each)
+    return [found[row] for row in range(count)]
+
+
+def slow_groups(pairs, threshold):
+    """Each level by all pairs, in double precision."""
+    vectors = pairs.image_vectors.astype(np.float64)
+    cosines = vectors @ vectors.T
+    looks, count = looks_array(pairs.looks), len(pairs)
+    levels = {level: [] for level in LEVELS}
+    for one, other in itertools.combinations(range(count), 2):
+        looked, content = looks[[one, other]], [pairs.stamps[each].split("-")[0] for each in (one, other)]
+        if picture_of(pairs.ids[one]) == picture_of(pairs.ids[other]) or (content[0] and content[0] == content[1]):
+            levels["same"].append((one, other))
+        elif (pairs.digests[one] and pairs.digests[one] == pairs.digests[other]) or (
+            looked.all() and bits_apart(looked[:1], looked[1:])[0] <= LOOK_BITS and cosines[one, other] >= LOOK_COSINE
+        ):
+            levels["encoded"].append((one, other))
+        elif cosines[one, other] >= threshold - ROUNDING:
+            levels["similar"].append((one, other))
+    edges, before, groups = [], [picture_of(id) for id in pairs.ids], {}
+    for level in LEVELS:
+        edges += levels[level]
+        member = slow_components(count, edges)
+        parts = {}
+        for row in range(count):
+            parts.setdefault(member[row], []).append(row)
+        groups[level] = {
+            frozenset(picture_of(pairs.ids[row]) for row in part)
+            for part in parts.values()
+            if len({before[row] for row in part}) > 1
+        }
+        before = member
+    return groups, cosines
+
+
+@st.composite
+def memories(draw):
+    """Rows with everything that makes duplicates, some of it dense."""
+    count, seed = draw(st.integers(1, 40)), draw(st.integers(0, 2**32))
+    generator = np.random.default_rng(seed)
+    vectors = clustered(generator, count, spread=draw(st.sampled_from([0.0, 0.1, 0.2, 0.3])))
+    looks = generator.integers(0, 2**63, draw(st.integers(1, 4)), dtype=np.uint64)[:, None].repeat(count, 1)
+    looks = looks[generator.integers(len(looks), size=count), np.arange(count)]
+    for _ in range(draw(st.integers(0, 5))):
+        looks ^= np.uint64(1) << generator.integers(0, 64, count).astype(np.uint64)
+    unknown = generator.random(count) < 0.2
+    files, pixels = generator.integers(0, 2 * count, count), generator.integers(0, 2 * count, count)
+    owner = np.where(generator.random(count) < 0.2, np.arange(count) // 2 * 2, np.arange(count))
+    return vectors, [
+        {
+            "id": f"s:{own}.png" + ("" if own == row else f"#{row}"),
+            "vector": vectors[own],
+            "look": "" if unknown[own] else f"{int(looks[own]):016x}",
+            "stamp": "" if unknown[own] else f"{hash_of('file', int(files[own]))}-texts",
+            "digest": "" if unknown[own] else hash_of("pixels", int(pixels[own])),
+        }
+        for row, own in enumerate(owner.tolist())
+    ]
+
+
+class Rows(Memory):
+    """As much of a memory as duplicates are found by."""
+
+    whole_commits = False
+
+    def __init__(self, rows):
+        self.rows, self.backend = rows, self
+
+    def columns(self, names, **where):
+        for start in range(0, len(self.rows), 7):
+            some = self.rows[start : start + 7]
+            yield {name: [row[name] for row in some] for name in ("id", "stamp", "digest", "look")} | {
+                "has_text": [False] * len(some),
+                "metadata": ["{}"] * len(some),
+            }
+
+    def matrix(self, modality):
+        return [row["id"] for row in self.rows], np.stack([row["vector"] for row in self.rows])
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Everything that goes block by block does so in a small memory too."""
+    for name, value in {"_STRIPE": 3, "_BLOCK": 5, "_CHUNK": 4, "_SAMPLE": 20, "_TRIED": 12, "_WIDTHS": (4, 8)}.items():
+        monkeypatch.setattr(near_pairs, name, value)
+    monkeypatch.setattr("recollect.memory.build.looks._AT_ONCE", 16)
+    monkeypatch.setattr(duplicates, "_SHARED", 6)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_every_level_is_that_of_all_pairs_one_by_one(pairs):
+    @settings(max_examples=25, deadline=None, phases=(Phase.generate,))
+    @given(memories(), st.sampled_from([0.9, 0.94, 0.97, 1.0]))
+    def check(made, threshold):
+        _, rows = made
+        plain = pairs(len(rows))
+        given_ = replace(
+            plain,
+            ids=[row["id"] for row in rows],
+            image_vectors=np.stack([row["vector"] for row in rows]),
+            **{f"{name}s": [row[name] for row in rows] for name in ("look", "stamp", "digest")},
+        )
+        expected, cosines = slow_groups(given_, threshold)
+        close = [threshold - ROUNDING, LOOK_COSINE]
+        if min(np.abs(cosines - each).min() for each in close) < 1e-6 and threshold < 1:
+            return  # single precision may say either
+        found = find_duplicates(Rows(rows), threshold)
+        assert {
+            level: {frozenset(map(picture_of, group)) for group in found.groups[level]} for level in LEVELS
+        } == expected
+        row_of = {row["id"]: place for place, row in enumerate(rows)}
+        spare = set(found.spare("similar"))
+        for group in found.groups["similar"]:
+            stays = [id for id in group if id not in spare]
+            assert stays[0] == group[0]
+            for one, other in itertools.combinations(stays, 2):
+                assert cosines[row_of[one], row_of[other]] < threshold, "of two that are alike one goes"
+            doubles = set(found.spare("encoded"))
+            for id in set(group) & spare - doubles:
+                assert any(cosines[row_of[id], row_of[other]] >= threshold - 1e-6 for other in stays)
+
+    check()
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 2**32), st.integers(0, 300), st.integers(0, 7), st.sampled_from([1, 3, 40]))
+def test_near_hashes_are_those_of_all_pairs_each_once(seed, count, bits, kinds):
+    generator = np.random.default_rng(seed)
+    looks = generator.integers(0, 2**63, kinds, dtype=np.uint64)[generator.integers(kinds, size=count)]
+    for _ in range(6):
+        looks = looks ^ (np.uint64(1) << generator.integers(0, 64, count).astype(np.uint64))
+    looks = np.unique(looks)
+    one, other = np.triu_indices(len(looks), 1)
+    near = bits_apart(looks[one], looks[other]) <= bits
+    found = [(int(a), int(b)) for some in near_looks(looks, bits) for a, b in zip(some[0], some[1], strict=True)]
+    assert len(found) == len(set(found))
+    assert {tuple(sorted(each)) for each in found} == set(zip(one[near].tolist(), other[near].tolist(), strict=True))
+    assert not any(cut for _, _, cut in near_looks(looks, bits))
+    few = [
+        pair for some in near_looks(looks, bits, 50) for pair in zip(some[0].tolist(), some[1].tolist(), strict=True)
+    ]
+    assert set(few) <= set(found)
+
+
+def test_equal_rows_are_one_group_without_a_pair_of_each(monkeypatch):
+    """Twenty thousand equal pictures are two hundred million pairs; few are compared, and none is kept."""
+    compared = []
+    reach = Bounds.reach
+    monkeypatch.setattr(
+        Bounds, "reach", lambda self, one, other, least: compared.append(len(one)) or reach(self, one, other, least)
+    )
+    vectors = np.tile(clustered(np.random.default_rng(0), 2), (10_000, 1))  # two kinds, one after the other
+    bounds, joined = Bounds(vectors, 0.94), Joined(len(vectors))
+    join_all(bounds, joined, 0.94)
+    assert np.array_equal(joined.all(), np.arange(20_000) % 2)
+    assert sum(compared) < 40 * len(vectors)
+    assert kept_apart(bounds, np.arange(20_000), 0.94).nonzero()[0].tolist() == [0, 1]
+
+
+def test_a_bound_of_few_coordinates_loses_no_pair(monkeypatch):
+    generator = np.random.default_rng(1)
+    vectors = clustered(generator, 600, width=96, spread=0.2, centres=30)
+    products = vectors.astype(np.float64) @ vectors.T.astype(np.float64)
+    bounds = Bounds(1.003 * vectors, 0.8)  # of norms that are not quite one
+    assert bounds.short.shape[1] < 96, "this is what is tested"
+    bound = (bounds.short @ bounds.short.T).numpy()
+    assert (bound >= products - 1e-5).all()
+    joined = Joined(len(vectors))
+    join_all(bounds, joined, 0.8)
+    near = products >= 0.8
+    assert near.sum() > 2 * len(vectors)
+    assert joined.all().tolist() == slow_components(600, np.argwhere(near).tolist())
+
+
+def test_neighbourhoods_join_nothing_that_is_not_near_and_miss_little(monkeypatch):
+    monkeypatch.setattr(near_pairs, "CELL", 100)
+    monkeypatch.setattr(near_pairs, "MOST_IN_CELL", 150)
+    generator = np.random.default_rng(2)
+    vectors = clustered(generator, 2_000, width=32, spread=0.03, centres=800)
+    exact, fast = (Joined(2_000) for _ in range(2))
+    bounds = Bounds(vectors, 0.94)
+    join_all(bounds, exact, 0.94)
+    assert join_neighbourhoods(bounds, fast, 0.94) >= 20
+    whole, parts = exact.all(), fast.all()
+    assert len(np.unique(whole)) < 900
+    assert all(len(np.unique(whole[parts == root])) == 1 for root in np.unique(parts)), "no group too many"
+    assert len(np.unique(parts)) < 1.1 * len(np.unique(whole))
+
+
+def test_what_need_not_all_be_compared_says_what_was_not(tmp_path, pairs, monkeypatch):
+    memory = Memory.create(tmp_path / "memory", width=WIDTH, model="model-a")
+    memory.add(replace(pairs(30), looks=[f"{number:016x}" for number in range(1, 31)]))
+    assert find_duplicates(memory).left_out == ()
+    (said,) = find_duplicates(memory, everything=False).left_out
+    assert said.startswith("similar ones were looked for within 1 neighbourhoods, and a few")
+    monkeypatch.setattr(duplicates, "MOST_HASHES", 10)
+    first, _ = find_duplicates(memory, everything=False).left_out
+    assert first == "of pictures whose perceptual hashes are near to those of thousands, not all were compared"
+    assert find_duplicates(memory).left_out == ()
+    monkeypatch.undo()
+    monkeypatch.setattr(duplicates, "MOST_SHARING", 10)
+    monkeypatch.setattr(duplicates, "_SHARED", 10)
+    memory.upsert(replace(pairs(30), looks=["1" * 16] * 30))
+    assert len(find_duplicates(memory, everything=False).left_out) == 2
+    assert find_duplicates(Memory.create(tmp_path / "empty", width=4, model="m")).groups == {
+        each: [] for each in LEVELS
+    }
