@@ -172,7 +172,8 @@ def _facts(memory: Memory) -> _Facts:
         content.append(np.array([batch["stamp"][place].partition("-")[0].encode() for place in new], dtype=np.bytes_))
         digests.append(np.array([batch["digest"][place].encode() for place in new], dtype=np.bytes_))
         looks.append(looks_array([batch["look"][place] for place in new]))
-    return _Facts(ids, list(number), *map(np.concatenate, (content, digests, looks)), said, further)
+    arrays = np.concatenate(content), np.concatenate(digests), np.concatenate(looks)
+    return _Facts(ids, list(number), *arrays, said, further)
 
 
 def _vectors(memory: Memory, facts: _Facts) -> np.ndarray:
@@ -207,8 +208,8 @@ def _join_encoded(bounds: Bounds, joined: Joined, looks: np.ndarray, everything:
             shared += product
             if shared > MOST_SHARING and not everything:
                 return True
-            ends = [rows[first[each] : first[each] + counts[each]] for each in (a, b)]
-            join_between(bounds, joined, *ends, LOOK_COSINE)
+            own, others = (rows[first[each] : first[each] + counts[each]] for each in (a, b))
+            join_between(bounds, joined, own, others, LOOK_COSINE)
     return cut
 
 
