@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from recollect.fewshot.base import softmax
+from recollect.fewshot.base import EmbeddingClassifier, softmax
 from recollect.fewshot.draws import NO_ROW
 from recollect.fewshot.protocol import FewShotTask, Protocol, draw
-from recollect.fewshot.scoring import SET_ALPHA, Score
+from recollect.fewshot.scoring import SET_ALPHA, Key, Score
 from recollect.fewshot.shared import SHARED, evaluate_shared
 
 SET_QUERIES = 2000
@@ -59,14 +59,35 @@ def run_protocol(
             for shots in protocol.shots:
                 estimator = task.fitted(name, order, shots)
                 score.add_fit((name, shots, seed), estimator)
-                some = slice(None, None, -(-len(task.queries) // SET_QUERIES))
-                score.add_sets((name, shots, seed), some, estimator._possible(task.queries[some], SET_ALPHA))
-                for start in range(0, len(task.queries), block):
-                    rows = slice(start, start + block)
-                    found = estimator._scores(task.queries[rows])
-                    score.add((name, shots, seed), rows, found, estimator._probabilities(found))
-                    tick(len(task.queries[rows]))
+                _ask(estimator, task, block, (name, shots, seed), score, tick)
     return score.rows(protocol.methods)
+
+
+def _ask(
+    estimator: EmbeddingClassifier,
+    task: FewShotTask,
+    block: int,
+    key: Key,
+    score: Score,
+    tick: Callable[[int], None],
+) -> None:
+    """Classify the queries, and count sets of some of them."""
+    every = -(-len(task.queries) // SET_QUERIES)
+    own_sets = type(estimator)._possible is not EmbeddingClassifier._possible
+    if own_sets:
+        some = slice(None, None, every)
+        score.add_sets(key, some, estimator._possible(task.queries[some], SET_ALPHA))
+    least = estimator._least(SET_ALPHA)
+    for start in range(0, len(task.queries), block):
+        rows = slice(start, start + block)
+        found = estimator._scores(task.queries[rows])
+        probabilities = estimator._probabilities(found)
+        score.add(key, rows, found, probabilities)
+        if not own_sets:  # they are of probabilities, which are there
+            first = -start % every
+            kept = probabilities[first::every] >= least.astype(probabilities.dtype)
+            score.add_sets(key, slice(start + first, start + block, every), kept)
+        tick(len(found))
 
 
 def _silent(queries: int) -> None:

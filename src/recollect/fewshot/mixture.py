@@ -212,7 +212,11 @@ class DualMemory(Mixture):
         """Similarity of each query with what it reads from each class; held-out examples do not read what is absent."""
         read = np.empty((len(queries), len(self.classes_)), dtype=queries.dtype)
         order = np.argsort(self.labels_, kind="stable")
-        ends = np.cumsum(np.bincount(self.labels_))
+        examples = np.split(order, np.cumsum(np.bincount(self.labels_))[:-1])
+        memories = [
+            _as_short(np.concatenate([self.support_[mine], text[None]]))
+            for mine, text in zip(examples, self.texts_, strict=True)
+        ]
         for start in range(0, len(queries), block):
             rows = slice(start, start + block)
             similarity = queries[rows] @ self.support_.T
@@ -221,17 +225,22 @@ class DualMemory(Mixture):
                 weights[plan.absent(plan.rows[rows])] = 0
             of_text = queries[rows] @ self.texts_.T
             text_weights = np.exp(self.beta * (of_text - 1))
-            for label, (first, end) in enumerate(zip(np.r_[0, ends[:-1]], ends, strict=True)):
-                mine = order[first:end]
-                vector = weights[:, mine] @ self.support_[mine] + text_weights[:, label, None] * self.texts_[label]
-                along = (weights[:, mine] * similarity[:, mine]).sum(axis=1) + text_weights[:, label] * of_text[
-                    :, label
-                ]
-                read[rows, label] = along / np.maximum(np.linalg.norm(vector, axis=1), 1e-12)
+            for label, (mine, memory) in enumerate(zip(examples, memories, strict=True)):
+                weighed, by_text = weights[:, mine], text_weights[:, label]
+                length = np.linalg.norm(weighed @ memory[:-1] + by_text[:, None] * memory[-1], axis=1)
+                along = (weighed * similarity[:, mine]).sum(axis=1) + by_text * of_text[:, label]
+                read[rows, label] = along / np.maximum(length, 1e-12)
         return read
 
     def _logits(self, scores: np.ndarray) -> np.ndarray:
         return np.log(np.maximum(scores, np.finfo(np.float32).tiny))
+
+
+def _as_short(rows: np.ndarray) -> np.ndarray:
+    """Rows in axes of their own where they are fewer than their entries: sums of them have the same lengths."""
+    if len(rows) >= rows.shape[1]:
+        return rows
+    return np.linalg.qr(rows.T.astype(np.float64), mode="r").T.astype(rows.dtype)
 
 
 def _shares(estimator: Any, queries: np.ndarray) -> np.ndarray:

@@ -275,9 +275,9 @@ class TipX(EmbeddingClassifier):
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         self.support_, self.labels_ = support, labels
-        own = ~np.eye(len(labels), dtype=bool)
-        cosines, divergences = (support @ support.T)[own], self._divergence(support, support)[own]
-        self._cosines, self._divergences = ((float(m.min()), float(m.max())) for m in (cosines, divergences))
+        self._logs = log_softmax(TIP_X_SCALE * support @ self.texts_.T)
+        self._class_logs = class_sums(torch.from_numpy(self._logs), labels, len(self.classes_)).numpy()
+        self._cosines, self._divergences = map(_range_of_others, (support @ support.T, self._divergence(support)))
         self.alpha_, self.beta_, self.gamma_ = self._choose(support, labels)
 
     def _choose(self, support: np.ndarray, labels: np.ndarray) -> tuple[float, float, float]:
@@ -308,9 +308,13 @@ class TipX(EmbeddingClassifier):
 
     def _held_out_likeness(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut, rows: slice) -> np.ndarray:
         asked = plan.rows[rows]
-        likeness = self._likeness(support[asked], support)
-        likeness[plan.absent(asked)] = 0
-        sums = class_sums(torch.from_numpy(likeness.T.copy()), labels, len(self.classes_)).T.numpy()
+        if plan.one_by_one:  # what is absent is the row itself, from which it does not diverge
+            sums = self._likeness_sums(support[asked])
+            sums[np.arange(len(asked)), labels[asked]] -= self._psi(0.0)
+        else:
+            likeness = self._psi(self._divergence(support[asked])).astype(support.dtype)
+            likeness[plan.absent(asked)] = 0
+            sums = class_sums(torch.from_numpy(likeness.T.copy()), labels, len(self.classes_)).T.numpy()
         return sums / plan.kept(asked).astype(support.dtype)
 
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
@@ -325,24 +329,37 @@ class TipX(EmbeddingClassifier):
     def _chosen(self) -> dict[str, Any]:
         return {"alpha": self.alpha_, "beta": self.beta_, "gamma": self.gamma_}
 
-    def _likeness(self, queries: np.ndarray, support: np.ndarray) -> np.ndarray:
-        """``-psi(KL)`` of each query and example."""
-        (low, high), (nearest, farthest) = self._divergences, self._cosines
-        share = (self._divergence(queries, support) - low) / ((high - low) or 1.0)
-        return -(share * (farthest - nearest) + nearest)
-
-    def _divergence(self, queries: np.ndarray, support: np.ndarray) -> np.ndarray:
+    def _likeness_sums(self, queries: np.ndarray) -> np.ndarray:
+        """Sums of ``-psi(KL)`` over each class (queries, classes): KL is linear in ``log P_F``, and psi is linear."""
+        counts = np.bincount(self.labels_)
         left = log_softmax(TIP_X_SCALE * queries @ self.texts_.T)
-        right = log_softmax(TIP_X_SCALE * support @ self.texts_.T)
         weights = np.exp(left)
-        return ((weights * left).sum(axis=1, keepdims=True) - weights @ right.T).astype(queries.dtype)
+        divergence = (weights * left).sum(axis=1, keepdims=True) * counts - weights @ self._class_logs.T
+        return self._psi(divergence, counts).astype(queries.dtype)
+
+    def _psi(self, divergence: Any, count: Any = 1) -> Any:
+        """``-psi`` of a divergence, or of the sum of so many."""
+        (low, high), (nearest, farthest) = self._divergences, self._cosines
+        slope = (farthest - nearest) / ((high - low) or 1.0)
+        return -(slope * (divergence - low * count) + nearest * count)
+
+    def _divergence(self, queries: np.ndarray) -> np.ndarray:
+        """``KL(P_f || P_F)`` of queries and examples: float64 (queries, examples)."""
+        left = log_softmax(TIP_X_SCALE * queries @ self.texts_.T)
+        weights = np.exp(left)
+        return (weights * left).sum(axis=1, keepdims=True) - weights @ self._logs.T
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
-        classes, labels = len(self.classes_), self.labels_
         near = torch.from_numpy(affinity(self.support_ @ queries.T, self.beta_))
-        far = torch.from_numpy(np.ascontiguousarray(self._likeness(queries, self.support_).T))
-        cache, divergence = (class_sums(each, labels, classes).T.numpy() for each in (near, far))
-        return self.scale * queries @ self.texts_.T + self.alpha_ * cache + self.gamma_ * divergence
+        cache = class_sums(near, self.labels_, len(self.classes_)).T.numpy()
+        likeness = self._likeness_sums(queries)
+        return self.scale * queries @ self.texts_.T + self.alpha_ * cache + self.gamma_ * likeness
+
+
+def _range_of_others(matrix: np.ndarray) -> tuple[float, float]:
+    """Least and greatest entry off the diagonal, which is overwritten."""
+    np.fill_diagonal(matrix, matrix[0, 1])
+    return float(matrix.min()), float(matrix.max())
 
 
 def check_preset(preset: str) -> None:
