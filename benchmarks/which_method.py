@@ -88,17 +88,19 @@ class Measure:
             raise UserError(f"{file}: is of another model or number of draws. Name another folder.")
         for name in self.sets:
             if name not in record["sets"]:  # kept set by set, so that a stop loses one at most
-                record["sets"][name] = _figures(model, self._task(model, name), protocol)
+                record["sets"][name] = _figures(model, locked_task(model, self.data, name), protocol)
                 write_json(file, record)
 
-    def _task(self, model: DualEncoder, name: str) -> ClassificationTask:
-        task = classification_task(place(self.data, f"{name}.parquet"), name=name)
-        task = replace(task, templates=task.templates[::TEMPLATES])
-        queries: Source = lock_source(model, task.query)
-        if len(queries) > QUERIES:
-            queries = Subset(queries, np.linspace(0, len(queries) - 1, QUERIES).astype(np.int64))
-        locked = replace(task, support=lock_source(model, task.support), query=queries)
-        return with_enough_examples(locked, SHOTS[-1])
+
+def locked_task(model: DualEncoder, data: Path, name: str) -> ClassificationTask:
+    """A set of the folder, with the image tower's features for pictures, of classes with enough examples."""
+    task = classification_task(place(data, f"{name}.parquet"), name=name)
+    task = replace(task, templates=task.templates[::TEMPLATES])
+    queries: Source = lock_source(model, task.query)
+    if len(queries) > QUERIES:
+        queries = Subset(queries, np.linspace(0, len(queries) - 1, QUERIES).astype(np.int64))
+    locked = replace(task, support=lock_source(model, task.support), query=queries)
+    return with_enough_examples(locked, SHOTS[-1])
 
 
 def _figures(model: DualEncoder, task: ClassificationTask, protocol: Protocol) -> dict[str, dict[str, list[float]]]:

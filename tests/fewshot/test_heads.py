@@ -65,7 +65,7 @@ def test_models_of_folds_are_trained_together_and_once_with_the_outcome_of_each_
     """And in a space of more directions than there are examples, in as many numbers as there are examples."""
     monkeypatch.setattr(kind, "_values", lambda self, labels: (0.1, 0.3))
     model = kind() if kind is LinearProbePlusPlus else kind(epochs=20)
-    support, labels, queries, _, texts = world(counts, noise=3.0)  # apart, LP++ has no one intercept
+    support, labels, queries, _, texts = world(counts, noise=3.0)
     wide = np.linalg.qr(np.random.default_rng(0).normal(size=(60, 12)))[0].T
     asked = clone(model).set_params(text_features=texts).fit(support, labels)
     alone = clone(asked).set_params(**asked._chosen()).fit(support, labels)
@@ -94,16 +94,16 @@ def test_lp_plus_plus_is_at_its_minimum_whatever_the_optimiser():
     start, alphas = model.start(support, labels)
 
     def loss(moved):
-        shift, stretch, bias = moved[:18].reshape(3, 6), moved[18:21], moved[21:]
+        shift, stretch = moved[:18].reshape(3, 6), moved[18:]
         total = 0.0
         for row, label in zip(support, labels, strict=True):
-            logits = [row @ (start[c] + shift[c] + alphas[c] * (1 + stretch[c]) * texts[c]) + bias[c] for c in range(3)]
+            logits = [row @ (start[c] + shift[c] + alphas[c] * (1 + stretch[c]) * texts[c]) for c in range(3)]
             total -= logits[label] - np.log(np.sum(np.exp(logits)))
         return total / len(labels) + ridge / 2 * ((shift**2).sum() + (stretch**2).sum())
 
-    slow = minimize(loss, np.zeros(24), method="BFGS", options={"gtol": 1e-6})
-    shift, stretch, bias = slow.x[:18].reshape(3, 6), slow.x[18:21], slow.x[21:]
-    scores = queries @ (start + shift + (alphas * (1 + stretch))[:, None] * texts).T + bias
+    slow = minimize(loss, np.zeros(21), method="BFGS", options={"gtol": 1e-6})
+    shift, stretch = slow.x[:18].reshape(3, 6), slow.x[18:]
+    scores = queries @ (start + shift + (alphas * (1 + stretch))[:, None] * texts).T
     found = model.scores(queries)
     np.testing.assert_allclose(found - found.mean(1, keepdims=True), scores - scores.mean(1, keepdims=True), atol=2e-3)
 
@@ -119,6 +119,26 @@ def test_lp_plus_plus_gets_to_its_minimum_in_time_and_so_knows_no_order_of_class
     np.testing.assert_allclose(
         other.scores(queries)[:, renamed], model.scores(queries), atol=5e-3 * np.abs(model.scores(queries)).max()
     )
+
+
+@pytest.mark.parametrize("ridge", [1e-4, 1e-1])
+def test_lp_plus_plus_of_classes_far_apart_hangs_on_no_rounding(ridge):
+    """Examples, classes or channels in another order: sums of the same numbers with other last digits."""
+    support, labels, queries, _, texts = world((4, 5, 3, 6, 4), width=20, queries=300, seed=4)
+    model = LinearProbePlusPlus(texts, ridge=ridge).fit(support, labels)
+    wanted = model.scores(queries)
+    order, turned = np.random.default_rng(0).permutation(len(labels)), np.arange(5)[::-1]
+    channels = np.arange(20)[::-1]
+    others = (
+        LinearProbePlusPlus(texts, ridge=ridge).fit(support[order], labels[order]).scores(queries),
+        LinearProbePlusPlus(texts[turned], ridge=ridge).fit(support, turned[labels]).scores(queries)[:, turned],
+        LinearProbePlusPlus(texts[:, channels], ridge=ridge).fit(support[:, channels], labels)
+        .scores(queries[:, channels]),
+        LinearProbePlusPlus(texts * (1 + 1e-9), ridge=ridge).fit(support, labels).scores(queries),
+    )  # fmt: skip
+    for found in others:
+        np.testing.assert_array_equal(found.argmax(axis=1), wanted.argmax(axis=1))
+        np.testing.assert_allclose(found, wanted, atol=2e-6 * np.abs(wanted).max())
 
 
 def prompts(texts, count, seed=0):

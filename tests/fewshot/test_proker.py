@@ -96,9 +96,8 @@ def test_nothing_on_the_grid_is_right_more_often():
 
 def test_one_shot_takes_the_published_values():
     support, labels, _, _, texts = world((1, 1, 1))
-    model = ProKeR(texts, scale=50.0).fit(support, labels)
+    model = ProKeR(texts).fit(support, labels)
     assert (model.bandwidth_, model.ridge_, model.text_weight_, model.residual_weight_) == (3.0, 0.05, 1.0, 0.05)
-    assert model.temperature_ == 1 / 50
     assert np.isnan(model.loo_accuracy_)
 
 

@@ -133,7 +133,7 @@ def test_the_models_scale_reaches_the_methods_that_need_it(task):
     same, changed = ({row["method"]: row["value"] for row in run_protocol(each, protocol)} for each in (task, other))
     differ = {name for name in FEW_SHOT_METHODS if same[name] != changed[name]}
     without = {"zero-shot", "prototype", "tip-adapter", "tip-adapter-cv", "plurality", "softmax", "linear-probe"}
-    assert not differ & (without | {"proker", "proker-published"})  # their scores have no scale, but probabilities do
+    assert not differ & (without | {"proker", "proker-published"})
     assert "softmax+zero-shot" in differ
 
 

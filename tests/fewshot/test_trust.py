@@ -9,7 +9,7 @@ from sklearn.base import clone
 
 from fewshot.worlds import CLASSIFIERS, QUICK, unit, world
 from recollect import fewshot
-from recollect.fewshot import calibration
+from recollect.fewshot import base, calibration
 from recollect.fewshot.calibration import (
     conformal_p,
     conformal_thresholds,
@@ -204,6 +204,48 @@ class TestEveryMethod:
     def test_texts_that_are_made_from_the_examples_go_without_a_row_too(self, name):
         support, labels = unit(np.random.default_rng(2).normal(size=(60, 40))), np.tile(np.arange(3), 20)
         assert getattr(fewshot, name)(**QUICK.get(name, {})).fit(support, labels).loo_accuracy_ < 0.6
+
+
+def one_of_each(likeness, classes=40, width=24, queries=1000):
+    """Unit rows of classes whose means have so large a share of the variance: support, labels, queries and theirs,
+    means. Channels differ in spread, and all rows share a direction, as embeddings do."""
+    generator = np.random.default_rng(0)
+    spread = np.geomspace(2, 0.3, width)
+    means = np.sqrt(likeness) * spread * generator.normal(size=(classes, width))
+    own = generator.integers(classes, size=queries)
+
+    def around(which):
+        return unit(5 + means[which] + np.sqrt(1 - likeness) * spread * generator.normal(size=(len(which), width)))
+
+    return around(np.arange(classes)), np.arange(classes), around(own), own, unit(5 + means)
+
+
+@pytest.mark.parametrize("name", ["PrototypeClassifier", "GaussianDiscriminant", "SoftmaxVoting", "ProKeR", "TipX"])
+@pytest.mark.parametrize("likeness", [0.4, 0.7])
+def test_one_shot_confidence_is_right_where_classes_are_as_alike_as_was_assumed(name, likeness, monkeypatch):
+    monkeypatch.setattr(base, "LIKENESS", likeness)
+    support, labels, asked, own, texts = one_of_each(likeness)
+    model = getattr(fewshot, name)()
+    if "text_features" in model.get_params() and name != "GaussianDiscriminant":
+        model.set_params(text_features=texts)
+    model.fit(support, labels)
+    right, sure = (model.predict(asked) == own).mean(), model.predict_proba(asked).max(axis=1).mean()
+    assert sure == pytest.approx(right, abs=0.1)
+    assert right > 0.1
+
+
+def test_stand_ins_are_the_examples_or_know_nothing_of_them(monkeypatch):
+    support = one_of_each(0.5)[0]
+    monkeypatch.setattr(base, "LIKENESS", 1.0)
+    np.testing.assert_allclose(base.stand_ins(support, np.random.default_rng(0)), support)
+    monkeypatch.setattr(base, "LIKENESS", 0.0)
+    middle = support.mean(axis=0)
+    other = base.stand_ins(support, np.random.default_rng(0)) - middle
+    assert np.isfinite(other).all()
+    assert abs(np.mean(other * (support - middle))) < 0.1 * np.mean((support - middle) ** 2)
+    assert (other**2).mean() == pytest.approx(np.mean((support - middle) ** 2), rel=0.2)
+    two = fewshot.PrototypeClassifier().fit(support[:2], [0, 1])
+    assert 0.5 <= two.predict_proba(support).max(axis=1).mean() < 0.7  # two examples tell very little
 
 
 def test_a_temperature_found_block_by_block_is_the_same(monkeypatch):

@@ -138,7 +138,8 @@ def _about(taught: Classifier) -> dict[str, Any]:
 def _sentence(taught: Classifier) -> str:
     said = f"{len(taught.classes)} classes, {len(taught.support)} examples, method {taught.method}"
     if not taught.calibration:
-        return f"{said}; confidence is not calibrated (no two examples of a class)"
+        kind = "the model's own" if taught.without_examples else "a guess"
+        return f"{said}; confidence is not calibrated but {kind} (no two examples of a class)"
     checked = taught.calibration
     chosen = " (the method was chosen by it)" if taught.asked == BEST else ""
     return (

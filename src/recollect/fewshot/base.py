@@ -72,12 +72,9 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         loo_scores_: their scores (held, classes), by the classifier without them.
         loo_accuracy_: share of them that is right (0 to 1), NaN if there are none.
         loo_ece_: expected calibration error of their probabilities, NaN if there are none.
-        temperature_: of ``predict_proba``, the one of least negative log-likelihood on them; where there are none, the
-            model's own.
+        temperature_: of ``predict_proba``, the one of least negative log-likelihood on them; where there are none, a
+            guess (`stand_ins`).
     """
-
-    confidence_scale = 1.0
-    """Inverse temperature of the scores where nothing can be held out."""
 
     def fit(self, X: Any, y: Any) -> "EmbeddingClassifier":
         """Learn from a support set.
@@ -112,11 +109,12 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         """Set what the held-out examples tell."""
         plan = HoldOut.of(labels)
         self.loo_rows_, own = plan.rows, plan.held_labels
-        self.temperature_ = 1.0 / self.confidence_scale
         self.loo_accuracy_ = self.loo_ece_ = float("nan")
         self._known, self._known_labels, self._familiar = np.empty(0), own, np.empty(0)
         self.loo_scores_ = np.empty((0, len(self.classes_)))
-        if len(plan.rows):
+        if not len(plan.rows):
+            self.temperature_ = self._guessed_temperature(support, labels)
+        else:
             self.loo_scores_ = self._held_out(support, labels, plan)
             self.temperature_ = fit_temperature(self._logits(self.loo_scores_), own)
             probabilities, block = np.empty_like(self.loo_scores_), max(1, SCORES_AT_ONCE // len(self.classes_))
@@ -127,6 +125,14 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
             self.loo_ece_ = expected_calibration_error(probabilities, own)
             self._known = probabilities[np.arange(len(own)), own]
             self._familiar = np.sort(self.loo_scores_.max(axis=1))
+
+    def _guessed_temperature(self, support: np.ndarray, labels: np.ndarray) -> float:
+        """The temperature that suits the examples when stand-ins of them were learned from (`stand_ins`)."""
+        generator = np.random.default_rng(0)
+        draws = min(MOST_STAND_INS, -(-ENOUGH_GUESSES // len(support)))
+        refits = [self._refitted(stand_ins(support, generator), labels) for _ in range(draws)]
+        scores = np.concatenate([each._scores(support) for each in refits])
+        return fit_temperature(self._logits(scores), np.tile(labels, draws))
 
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
         """Scores of the examples ``plan.rows`` (held, classes) by the classifier, as it was tuned, without them."""
@@ -276,6 +282,34 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
         raise NotFittedError(f"{type(self).__name__} does not say how it scores")
+
+
+LIKENESS = 0.2
+"""How much two pictures of one class are assumed to have in common, beyond what all pictures have: a correlation.
+
+Chosen where the calibration error was least on EuroSAT, textures and Tiny ImageNet, and nearly as good from 0.05 to
+0.25. One example of each class says nothing about it.
+"""
+
+ENOUGH_GUESSES, MOST_STAND_INS = 100, 4
+"""How many examples are scored to guess a temperature, and how many stand-ins of each they are scored by at most."""
+
+
+def stand_ins(support: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Another example of each class, drawn as if all of them were of one Gaussian world: (examples, width), unit.
+
+    Means and deviations of classes are supposed to have covariances in proportion, of which the examples show the sum.
+    Then another example of the class of x is distributed about ``m + rho (x - m)`` with the covariance
+    ``(1 - rho^2) S``, where m and S are mean and covariance of the examples and rho is `LIKENESS`.
+
+    Args:
+        support: unit rows (examples, width), one of each class.
+    """
+    middle = support.mean(axis=0)
+    apart = support - middle
+    drawn = generator.standard_normal((len(apart), len(apart))).astype(support.dtype) @ apart
+    drawn *= ((1 - LIKENESS**2) / max(len(apart) - 1, 1)) ** 0.5
+    return unit_or_zero(middle + LIKENESS * apart + drawn).astype(support.dtype, copy=False)
 
 
 def left_out_means(support: np.ndarray, labels: np.ndarray, plan: HoldOut, cosine: bool = False) -> np.ndarray:

@@ -19,16 +19,16 @@ MakeEstimator = Callable[[np.ndarray | None, float], EmbeddingClassifier]
 """From class texts (or None) and the model's scale, the inverse temperature it was trained with, to an estimator."""
 
 FEW_SHOT_METHODS: Mapping[str, MakeEstimator] = {
-    "zero-shot": lambda texts, scale: ZeroShotClassifier(texts, scale),
+    "zero-shot": lambda texts, scale: ZeroShotClassifier(texts),
     "prototype": lambda texts, scale: PrototypeClassifier(),
-    "tip-adapter": lambda texts, scale: TipAdapter(texts, scale=scale),
-    "tip-adapter-cv": lambda texts, scale: CrossValidatedTipAdapter(texts, scale=scale),
+    "tip-adapter": lambda texts, scale: TipAdapter(texts),
+    "tip-adapter-cv": lambda texts, scale: CrossValidatedTipAdapter(texts),
     "plurality": lambda texts, scale: PluralityVoting(),
     "rank": lambda texts, scale: RankVoting(),
     "softmax": lambda texts, scale: SoftmaxVoting(),
     "softmax+zero-shot": lambda texts, scale: ZeroShotMix(SoftmaxVoting(), texts, scale=scale),
-    "proker": lambda texts, scale: ProKeR(texts, scale),
-    "proker-published": lambda texts, scale: ProKeR(texts, scale, preset="published"),
+    "proker": lambda texts, scale: ProKeR(texts),
+    "proker-published": lambda texts, scale: ProKeR(texts, preset="published"),
     "tip-x": lambda texts, scale: TipX(texts, scale=scale),
     "tip-x-published": lambda texts, scale: TipX(texts, scale=scale, preset="published"),
     "ape": lambda texts, scale: ApeClassifier(texts, scale=scale),

@@ -40,7 +40,6 @@ class ProKeR(EmbeddingClassifier):
 
     Args:
         text_features: class texts W, in the order of ``classes_``; without them the examples speak alone (z = 0).
-        scale: inverse temperature that the model learned; of the probabilities where nothing can be held out.
         bandwidth, ridge, text_weight: kernel width, ridge and s; None chooses them.
         preset: ``default`` has w = 1; ``published`` s = 1, w = ridge, and the fixed bandwidth and ridge that the public
             code has for its number of shots (between two numbers, interpolated over log K).
@@ -54,23 +53,16 @@ class ProKeR(EmbeddingClassifier):
     def __init__(
         self,
         text_features: Any = None,
-        scale: float = 100.0,
         bandwidth: float | None = None,
         ridge: float | None = None,
         text_weight: float | None = None,
         preset: Literal["default", "published"] = "default",
     ) -> None:
         self.text_features = text_features
-        self.scale = scale
         self.bandwidth = bandwidth
         self.ridge = ridge
         self.text_weight = text_weight
         self.preset = preset
-
-    @property
-    def confidence_scale(self) -> float:  # type: ignore[override]
-        """The model's own."""
-        return self.scale
 
     def _texts(self, support: np.ndarray, labels: np.ndarray) -> np.ndarray:
         if self.text_features is None:

@@ -23,8 +23,6 @@ class PrototypeClassifier(EmbeddingClassifier):
     array(['dog'], dtype='<U3')
     """
 
-    confidence_scale = 100.0
-
     def __init__(self, cosine: bool = False) -> None:
         self.cosine = cosine
 

@@ -40,17 +40,10 @@ class ZeroShotClassifier(EmbeddingClassifier):
 
     Args:
         text_features: (classes, width), in the order of ``classes_``.
-        scale: inverse temperature that the model learned; of the probabilities where nothing can be held out.
     """
 
-    def __init__(self, text_features: Any = None, scale: float = 100.0) -> None:
+    def __init__(self, text_features: Any = None) -> None:
         self.text_features = text_features
-        self.scale = scale
-
-    @property
-    def confidence_scale(self) -> float:  # type: ignore[override]
-        """The model's own."""
-        return self.scale
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         pass
@@ -70,8 +63,6 @@ class TipAdapter(EmbeddingClassifier):
         alpha: weight of the cache.
         beta: sharpness of the cache.
         preset: ``paper`` has s = 1, ``official`` s = 100.
-        scale: inverse temperature of text scores that the model learned; for probabilities where nothing can be held
-            out.
 
     Raises:
         ValueError: in ``fit``: an unknown preset.
@@ -83,13 +74,11 @@ class TipAdapter(EmbeddingClassifier):
         alpha: float = 1.0,
         beta: float = 5.5,
         preset: Literal["paper", "official"] = "paper",
-        scale: float = 100.0,
     ) -> None:
         self.text_features = text_features
         self.alpha = alpha
         self.beta = beta
         self.preset = preset
-        self.scale = scale
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         if self.preset not in TIP_PRESETS:
@@ -112,11 +101,6 @@ class TipAdapter(EmbeddingClassifier):
     def combine(self, text_similarity: np.ndarray, cache: np.ndarray) -> np.ndarray:
         """Scores from the queries' similarities to the texts and what the cache holds for each class."""
         return TIP_PRESETS[self.preset] * text_similarity + self.alpha_ * cache
-
-    @property
-    def confidence_scale(self) -> float:  # type: ignore[override]
-        """The text scores enter the softmax at the model's scale, whatever the preset."""
-        return self.scale / TIP_PRESETS[self.preset]
 
 
 class CrossValidatedTipAdapter(TipAdapter):
