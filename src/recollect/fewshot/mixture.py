@@ -240,7 +240,7 @@ def _as_short(rows: np.ndarray) -> np.ndarray:
     """Rows in axes of their own where they are fewer than their entries: sums of them have the same lengths."""
     if len(rows) >= rows.shape[1]:
         return rows
-    return np.linalg.qr(rows.T.astype(np.float64), mode="r").T.astype(rows.dtype)
+    return np.asarray(np.linalg.qr(rows.T.astype(np.float64), mode="r")).T.astype(rows.dtype)
 
 
 def _shares(estimator: Any, queries: np.ndarray) -> np.ndarray:
