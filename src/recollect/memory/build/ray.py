@@ -3,11 +3,13 @@
 import json
 import logging
 import os
+import signal
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any
 
 import numpy as np
@@ -43,7 +45,7 @@ def ray_blocks(reader: Reader, start: int, stop: int) -> Iterator[RowBlock]:
         import ray.data
     except ImportError:
         raise UserError("--engine ray needs Ray: pip install 'recollect[ray]'") from None
-    ours = not ray.is_initialized()
+    ours, handler = not ray.is_initialized(), signal.getsignal(signal.SIGTERM)
     try:
         if ours:
             _start(ray)
@@ -56,6 +58,8 @@ def ray_blocks(reader: Reader, start: int, stop: int) -> Iterator[RowBlock]:
     finally:
         if ours:  # also where the build was interrupted: no worker is left behind
             ray.shutdown()
+            if handler is not None and current_thread() is main_thread():
+                signal.signal(signal.SIGTERM, handler)  # Ray's own stayed, and a program's was lost
 
 
 def _start(ray: Any) -> None:
