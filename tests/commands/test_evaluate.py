@@ -5,10 +5,13 @@ import json
 import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
+from recollect.commands.evaluate_few_shot import _few_shot_table
 from recollect.core.errors import UserError
+from recollect.core.progress import output
 from recollect.evaluation.results import joint_identity, load_results
 from recollect.evaluation.unlabelled import UNLABELLED_METHODS
 from recollect.fewshot import ApeTrained, ClipAdapter, LinearProbePlusPlus, TipAdapterF
@@ -30,6 +33,19 @@ def few_epochs(monkeypatch):
     }
     for name, make in short.items():
         monkeypatch.setitem(FEW_SHOT_METHODS, name, make)
+
+
+def test_a_table_of_draws_says_what_stands_behind_its_sign(capsys):
+    values = {(1, 0): 10.0, (1, 1): 14.0, (2, 0): 20.0, (2, 1): 20.0}
+    rows = [{"method": "prototype", "shots": k, "seed": seed, "value": value} for (k, seed), value in values.items()]
+    frame = pd.DataFrame([{**row, "metric": "top-1"} for row in rows])
+    _few_shot_table("model on birds", frame, output())
+    text = capsys.readouterr().out
+    assert "model on birds: top-1 in percent, mean ± standard deviation (n - 1) over 2 draws of the shots\n" in text
+    assert "12.0 ± 2.8" in text
+    assert "1 shot " in text
+    _few_shot_table("model on birds", frame[frame["seed"] == 0], output())
+    assert "model on birds: top-1 in percent\n" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("few_epochs")

@@ -180,7 +180,8 @@ def test_broken_images_are_left_out_counted_and_named(make, shade, capfd):
 def test_too_many_broken_images_stop_with_the_first_ones_name(make):
     source = broken_set(make, 100, {5, 50})
     with pytest.raises(
-        UserError, match=r"set\.parquet, row 5: .*2 of 51 images of set cannot be read, more than 1\.0%"
+        UserError,
+        match=r"set\.parquet, row 5: .*2 of 51 images of set cannot be read, more than 1\.0%\. Mend or remove them\.$",
     ):
         list(readable_blocks(source, 1))
 

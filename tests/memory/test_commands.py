@@ -83,6 +83,19 @@ def test_a_build_leaves_out_the_broken_picture_and_says_so(model, table, tmp_pat
     assert "0 rows added; 50 samples were read before; 49 rows now" in run(capsys, *words)
 
 
+def test_a_folder_of_splits_says_which_is_read(model, tmp_path, capsys):
+    """Somebody's pictures may lie in folders called so, and a memory is built for searches too."""
+    for number, split in enumerate(["train", "train", "test"]):
+        file = tmp_path / "photos" / split / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (80 * number, 9, 9)).save(file)
+    said = "photos: 2 samples, those of its training split, and not 1 of its others; --split all takes all"
+    text = run(capsys, "memory", "build", model, tmp_path / "photos", "--out", tmp_path / "m")
+    assert (text.count(said), text.count("2 rows added")) == (1, 1)
+    for more in (("--split", "all"), ("--split", "train")):
+        assert "training split" not in run(capsys, "memory", "add", tmp_path / "m", tmp_path / "photos", *more)
+
+
 def test_info_says_what_is_there(built, model, tmp_path, capsys):
     text = run(capsys, "memory", "info", built, "--out", tmp_path / "info.json")
     assert "49" in text

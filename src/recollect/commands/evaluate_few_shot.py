@@ -284,7 +284,7 @@ class FewShot:
 def _few_shot_table(title: str, frame: pd.DataFrame, console: Console) -> None:
     """Methods by shots: the mean over sets, with the standard deviation over draws."""
     shots = sorted(k for k in frame["shots"].unique() if k)
-    table = Table("method", *([f"{k} shots" for k in shots] or ["accuracy"]))
+    table = Table("method", *([f"{k} {'shot' if k == 1 else 'shots'}" for k in shots] or ["accuracy"]))
     for method in dict.fromkeys(frame["method"]):
         chosen = frame[frame["method"] == method]
         if method == "zero-shot":
@@ -292,7 +292,11 @@ def _few_shot_table(title: str, frame: pd.DataFrame, console: Console) -> None:
             continue
         draws = chosen.groupby(["shots", "seed"])["value"].mean()
         table.add_row(method, *(str(summarise(draws[k])) for k in shots))
-    console.print(f"\n{title}", highlight=False, soft_wrap=True)
+    draws = frame[frame["shots"] > 0]["seed"].nunique()
+    over = f", mean ± standard deviation (n - 1) over {draws} draws of the shots" if draws > 1 else ""
+    console.print(
+        f"\n{title}: {' or '.join(frame['metric'].unique())} in percent{over}", highlight=False, soft_wrap=True
+    )
     console.print(table)
     _trust_table(frame, int(shots[-1]) if shots else 0, console)
 

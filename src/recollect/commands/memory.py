@@ -14,7 +14,7 @@ from recollect.core.progress import output, printable
 from recollect.core.types import Source
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
-from recollect.data.sources.opening import split_of
+from recollect.data.sources.opening import left_by_default, split_of
 from recollect.data.worlds import is_built_in
 from recollect.evaluation.features import image_features
 from recollect.memory.build.building import (
@@ -87,6 +87,9 @@ class PairOptions:
             raise UserError(
                 f"{spec}: has no end. Say how many pairs to take with --limit N, or in its address: ?size=N."
             )
+        if self.split is None and (others := left_by_default(spec, source)):
+            read = f"{spec}: {len(source):,} samples, those of its training split, and not {others:,} of its others"
+            output().print(printable(f"{read}; --split all takes all"), highlight=False, soft_wrap=True)
         return source
 
     def reader(self, spec: str, encoder: DualEncoder) -> Reader:

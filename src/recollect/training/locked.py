@@ -149,7 +149,7 @@ def lock_source(
     key = ("locked", tower, source.fingerprint, count, views, crops.key if views > 1 else "")
     kept = store.load(*key)
     if kept is None:
-        kept = _embed(encoder, source, count, views, crops, BrokenCounter(broken_share))
+        kept = _embed(encoder, source, count, views, crops, BrokenCounter(broken_share, "--data.broken-share"))
         try:
             store.save(kept, *key)
         except OSError as error:

@@ -66,7 +66,7 @@ class BatchStream:
             raise UserError(f"batch size {self.batch_size} does not divide over {self.world_size} processes")
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"there is no rank {self.rank} among {self.world_size}")
-        self.counters = BrokenCounter(self.broken_share)
+        self.counters = BrokenCounter(self.broken_share, "--data.broken-share")
         self._plan = self.mixture.plan(self.batch_size, self._key("plan"))
         self._blocks = [
             BlockOrder.of(source.block_sizes, window, partial(self._key_of_pass, source.name))

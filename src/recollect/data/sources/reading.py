@@ -24,12 +24,14 @@ class BrokenCounter:
 
     Attributes:
         share: stop when more than this share of a source's readings failed.
+        option: what sets the share on the command line, to be named where it stops; empty where nothing does.
         tried: readings of each source.
         broken: readings of each source that failed.
         messages: what was wrong with each different picture, in the order met.
     """
 
     share: float = BROKEN_SHARE
+    option: str = ""
     tried: dict[str, int] = field(default_factory=dict)
     broken: dict[str, int] = field(default_factory=dict)
     messages: dict[str, dict[str, None]] = field(default_factory=dict)
@@ -53,9 +55,10 @@ class BrokenCounter:
             known[message] = None
         enough = max(self.tried[name], min(_ENOUGH, len(source)))
         if self.broken[name] > self.share * enough:
+            larger = f", or allow a larger share with {self.option}" if self.option else ""
             raise UserError(
                 f"{next(iter(known))}; {self.broken[name]:,} of {self.tried[name]:,} images of {name} cannot be read, "
-                f"more than {self.share:.1%}. Mend or remove them, or allow a larger share."
+                f"more than {self.share:.1%}. Mend or remove them{larger}."
             )
 
     def summary(self) -> dict[str, int]:
@@ -117,14 +120,17 @@ def blocks_ahead(
 
 
 def readable_blocks(
-    source: Source, block: int, *, share: float = BROKEN_SHARE, needed: int = 0
+    source: Source, block: int, *, share: float = BROKEN_SHARE, option: str = "", needed: int = 0
 ) -> Iterator[list[tuple[int, Sample]]]:
     """Every sample that can be read, with its place, in blocks; the others are left out, counted and named.
+
+    Args:
+        share, option: as for `BrokenCounter`.
 
     Raises:
         UserError: more than ``share`` of the pictures cannot be read.
     """
-    counter = BrokenCounter(share)
+    counter = BrokenCounter(share, option)
     for start, outcomes in zip(
         range(0, len(source), block), read_ahead(source, range(len(source)), block, needed=needed), strict=True
     ):

@@ -146,7 +146,10 @@ def _fill(
 ) -> list[Removal]:
     """Read samples and add their rows; returns the removals of doubles that are back, since the others are gone."""
     start, stop = span
-    counted, deduplication = BrokenCounter(options.broken_share), Deduplicator(memory, options, edition)
+    counted, deduplication = (
+        BrokenCounter(options.broken_share, "--broken-share"),
+        Deduplicator(memory, options, edition),
+    )
     exchange, doubles = Exchange(memory, reader.called), list[tuple[int, Removal]]()
     with progress(f"embed {reader.source.name}", stop, "pairs", start) as counter:
         waiting: list[Pairs] = []

@@ -272,7 +272,7 @@ def _search(memory: Memory, searcher: Encoder, sources: Sequence[Source], recipe
             raise UserError(f"{source.name}: an endless stream. Say how many to take, e.g. {source.name}?size=1000.")
         before = len(samples)
         with progress(f"neighbours of {source.name}", len(source), "pictures") as counter:
-            for read in readable_blocks(source, _ROWS, share=recipe.data.broken_share):
+            for read in readable_blocks(source, _ROWS, share=recipe.data.broken_share, option="--data.broken-share"):
                 if read:
                     vectors = searcher.embed_images([sample.image for _, sample in read])
                     hits = memory.search(vectors, recipe.k, max_score=recipe.max_score, with_text=True, exact=True)

@@ -169,7 +169,7 @@ def embed_pairs(encoder: Encoder, sources: tuple[Source, ...], limit: int | None
     Raises:
         UserError: too many cannot be read, or none is left.
     """
-    fingerprint, parts, counters = encoder.fingerprint, [], BrokenCounter(broken_share)
+    fingerprint, parts, counters = encoder.fingerprint, [], BrokenCounter(broken_share, "--data.broken-share")
     reading = ReadOptions(template=SIMPLE_TEMPLATES[0])
     for source in sources:
         stop = len(source) if limit is None else min(limit, len(source))
