@@ -50,10 +50,10 @@ class RealRuns:
         """Every set that no choice was made on."""
         return tuple(name for group, names in self.groups.items() if group != "choosing" for name in names)
 
-    def comparable(self, arm: str) -> bool:
-        """Whether some seed of the arm has one of its baseline beside it."""
-        own, against = (few_shot(name, self.groups) for name in (arm, self.arms[arm]["against"]))
-        return bool(self.found.differences(own, against))
+    def comparable(self, arm: str, against: str = "") -> bool:
+        """Whether some seed of the arm has one of its baseline beside it, or of another arm."""
+        own, other = (few_shot(name, self.groups) for name in (arm, against or self.arms[arm]["against"]))
+        return bool(self.found.differences(own, other))
 
 
 def few_shot(arm: str, groups: Mapping[str, Sequence[str]]) -> Address:

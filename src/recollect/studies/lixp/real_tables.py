@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from recollect.studies.engine import Column, Row, TableForm
+from recollect.studies.lixp.real_arms import EQUAL_PAIRS
 from recollect.studies.lixp.real_effects import alpha_and_tau, classes_most_changed, split_by_class, varied
 from recollect.studies.lixp.real_records import FEW_SHOT, GROUPS, ON_THE_SPAN, PAIRS, RealRuns, Record, runs_of
 from recollect.studies.lixp.sets import MOVED
@@ -85,7 +86,7 @@ def _either_way(runs: RealRuns, arm: str, against: str) -> Iterator[str]:
 
 
 def _over_other_baselines(runs: RealRuns, arm: str, against: str) -> Iterator[str]:
-    """The same gain over every other way of regularising the baseline, so that a weak one explains nothing."""
+    """The same gain over every other way of training the baseline, so that a weak one explains nothing."""
     for other in _other_baselines(runs, against):
         parts = (
             f"{_gain(runs, arm, other, names).summary().signed()} on {GROUPS[group]}"
@@ -106,12 +107,18 @@ def _over_the_best(runs: RealRuns, arm: str, against: str) -> Iterator[str]:
 
 
 def _other_baselines(runs: RealRuns, against: str) -> list[str]:
-    """Arms without context that are compared with the baseline, and share seeds with what is compared with it too."""
-    return sorted(
-        name
-        for name, arm in runs.arms.items()
-        if arm["against"] == against and arm["recipe"]["objective"]["context"] is None
-    )
+    """Arms without context that are compared with the baseline, and share seeds with what is compared with it too;
+    and those that see as many pairs in other batches, where more than one run can say so."""
+    loss = runs.arms[against]["recipe"]["objective"]["base"]
+    found = []
+    for name, arm in runs.arms.items():
+        objective, equal = arm["recipe"]["objective"], (arm.get("axis") or ("",))[0] == EQUAL_PAIRS
+        if objective["context"] is None and (
+            arm["against"] == against
+            or (equal and objective["base"] == loss and runs.seeds(name) > 1 and runs.comparable(name, against))
+        ):
+            found.append(name)
+    return sorted(found)
 
 
 def _by_set(runs: RealRuns) -> TableForm:
