@@ -74,6 +74,23 @@ def test_a_folder_of_pictures_without_a_word_can_be_searched_and_each_hit_traced
         memory.search(encoder.embed_texts(["a"]), 1, "text")
 
 
+def test_a_link_to_a_picture_is_known_by_its_own_name_wherever_it_leads(photos, tmp_path, encoder):
+    """Somebody's selection: a folder of links, of which some lead into each other, and which may itself be a link."""
+    chosen = tmp_path / "chosen"
+    (chosen / "best").mkdir(parents=True)
+    (chosen / "best" / "sea.png").symlink_to(photos / "1.png")
+    (chosen / "own.png").write_bytes(encoded(7))
+    (chosen / "same.png").symlink_to("own.png")
+    (tmp_path / "again").symlink_to(chosen)
+    memory = open_for_build(str(tmp_path / "memory"), encoder, "m")
+    fill(memory, encoder, chosen, BuildOptions(same=False))
+    ids = {id for batch in memory.columns(["id"]) for id in batch["id"]}
+    assert ids == {"chosen:best/sea.png", "chosen:own.png", "chosen:same.png"}
+    assert str(memory.fetch(["chosen:best/sea.png"])[0].path) == str((photos / "1.png").resolve())
+    assert fill(memory, encoder, tmp_path / "again", name="chosen").unchanged == 3, "by another name of the folder"
+    assert memory.ids_of([str(chosen / "best" / "sea.png")]) == ["chosen:best/sea.png"]
+
+
 def test_a_class_folder_gives_labels_and_no_captions(tmp_path, encoder):
     for number in range(4):
         (tmp_path / "pets" / ("cat", "dog")[number % 2]).mkdir(parents=True, exist_ok=True)

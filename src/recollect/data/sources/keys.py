@@ -12,8 +12,8 @@ from recollect.data.sources.table import TableSource
 def picture_key(source: Source, index: int, original: bytes | Path | None) -> str | None:
     """A name that a picture keeps when rows are added, removed or sorted, and when the source is moved.
 
-    Its own id where the source has a column of ids; the file below the source's folder; or a digest of its bytes. Two
-    rows of one picture have one key.
+    Its own id where the source has a column of ids; the file below the source's folder, which may be a link to
+    elsewhere; or a digest of its bytes. Two rows of one file have one key.
 
     Args:
         original: what `Source.original` returned.
@@ -32,9 +32,13 @@ def picture_key(source: Source, index: int, original: bytes | Path | None) -> st
     if source.columns.id:
         return str(source.table.data.column(source.columns.id)[int(source.rows[index])].as_py())
     if isinstance(original, Path):
-        base = os.path.realpath(source.origin.base or Path())
-        below = os.path.relpath(os.path.realpath(original), base)
-        return str(original) if Path(below).parts[0] == ".." else Path(below).as_posix()
+        base, named = source.origin.base or Path(), source.named(index)
+        assert isinstance(named, Path)
+        for path, folder in ((os.path.abspath(named), os.path.abspath(base)), map(os.path.realpath, (named, base))):
+            below = Path(os.path.relpath(path, folder))
+            if below.parts[0] != "..":
+                return below.as_posix()
+        return str(original)
     return None if original is None else hashlib.blake2b(original, digest_size=12).hexdigest()
 
 

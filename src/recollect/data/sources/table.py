@@ -134,10 +134,15 @@ class TableSource(Source):
         return Sample(image, self.texts(index), int(self.labels[index]), self.name, self.kind, id, more)
 
     def original(self, index: int) -> bytes | Path | None:
+        named = self.named(index)
+        return named.resolve() if isinstance(named, Path) else named
+
+    def named(self, index: int) -> bytes | Path | None:
+        """As `original`, but a file as the source names it, which may be a link."""
         value = self._readers["image"](int(self.rows[index]))
         if isinstance(value, dict):
             value = value.get("bytes") or value.get("path")
-        return ((self.origin.base or Path()) / value).resolve() if isinstance(value, str) else value
+        return (self.origin.base or Path()) / value if isinstance(value, str) else value
 
     def texts(self, index: int) -> tuple[str, ...]:
         """The texts of one sample, without opening its image: captions, or synonyms of its class."""
