@@ -1,6 +1,7 @@
 """Whatever is wrong with a user's data, one line says what, where and what to do."""
 
 import io
+import json
 import re
 import tarfile
 
@@ -48,6 +49,28 @@ def test_a_wrong_column_is_named_with_what_is_there(make):
     assert "no column 'captoin'; it has 'image', 'text'. Name it with --caption-column text." in complaint(
         path, columns=Columns(caption="captoin")
     )
+
+
+def test_a_named_column_can_be_copied_from_the_message(make):
+    path = make.parquet({"Bild (alt)": [b"x"], "image": None}, rows=1)
+    assert complaint(path).endswith("Name it with --image-column 'Bild (alt)'.")
+
+
+def test_captions_inside_a_column_of_structures(make):
+    """As in WebDatasets of .jpg and .json alone; the structure itself, as text, would be no caption."""
+    held = [json.dumps({"width": 8, "caption": f"picture {number}"}).encode() for number in range(3)]
+    shard = make.tar([(f"{n:04}", {"png": make.encoded(make.picture(n)), "json": each}) for n, each in enumerate(held)])
+    odd = make.tar([("0", {"png": make.encoded(make.picture(0)), "json": b'{"words": "a"}'})], "odd.tar")
+    for stream in ("", "?stream=yes"):
+        assert [open_source(f"{shard}{stream}").texts(row) for row in range(3)] == [(f"picture {n}",) for n in range(3)]
+        said = complaint(f"{shard}{stream}", columns=Columns(caption="json"))
+        assert "column 'json' holds 'width', 'caption' of each row. Name one of them with" in said
+        assert said.endswith("--caption-column json.caption.")
+        assert "--caption-column json.words." in complaint(f"{odd}{stream}", columns=Columns(caption="json"))
+    listed = make.parquet({"sentences": [[{"raw": "a cat", "tokens": 2}]], "label": ["cat"]}, "listed.parquet")
+    assert open_source(str(listed), kind="label").class_names == ("cat",)
+    assert open_source(str(listed), columns=Columns(caption="sentences.raw")).texts(0) == ("a cat",)
+    assert "--caption-column sentences.raw" in complaint(listed, columns=Columns(caption="sentences"))
 
 
 def test_a_label_source_without_labels(make):

@@ -1,8 +1,9 @@
 """Which column of a stranger's table is which."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from recollect.core.errors import UserError
@@ -21,6 +22,8 @@ _USUAL: Mapping[str, tuple[str, ...]] = {
     "split": ("split",),
 }  # fmt: skip
 """Names tried in this order where the user names no column."""
+
+_INNER = ("caption", "captions", "text")
 
 SPLITS: Mapping[str, str] = {
     "train": "train", "training": "train",
@@ -55,16 +58,23 @@ class Columns:
     domain: str | None = None
     split: str | None = None
 
-    def resolve(self, present: Iterable[str], where: str) -> "Columns":
+    def resolve(self, present: Iterable[str], where: str, first: Callable[[str], Any] = lambda name: None) -> "Columns":
         """Fill in what was left out from the columns that are there.
 
+        Args:
+            present: names of the columns.
+            where: they are, for messages.
+            first: from the name of a column to its first value, which tells whether it holds structures.
+
         Raises:
-            UserError: a named column is absent, or nothing that could be the image is there.
+            UserError: a named column is absent, holds structures, or nothing that could be the image is there.
         """
         present = list(present)
         found: dict[str, str | None] = {"synonyms": self.synonyms}
         for role, usual in _USUAL.items():
             found[role] = getattr(self, role) or next((name for name in usual if name in present), None)
+        if found["caption"] is None and found["label"] is None:
+            found["caption"] = _inner_caption([name for name in present if name != found["image"]], first)
         resolved = Columns(**found)
         if resolved.image is None:
             raise UserError(_absent("image", "image", present, where))
@@ -72,14 +82,38 @@ class Columns:
             for name in (getattr(resolved, role) or "").split(","):
                 if name and name not in present and name.split(".")[0] not in present:
                     raise UserError(_absent(role, name, present, where))
+        for name in (resolved.caption or "").split(","):
+            if name in present and (self.caption or not resolved.label) and (fields := fields_in(first(name))):
+                guess = next((each for each in fields if each in _USUAL["caption"]), fields[0])
+                raise UserError(
+                    f"{where}: column '{name}' holds {', '.join(map(repr, fields[:8]))} of each row. Name one of them "
+                    f"with --caption-column {quote(f'{name}.{guess}')}."
+                )
         return resolved
 
 
 def _absent(role: str, name: str, present: list[str], where: str) -> str:
-    guess = next((other for other in present if other in _USUAL.get(role, ())), present[0] if present else "NAME")
+    others = {each for other, usual in _USUAL.items() if other != role for each in usual}
+    free = [each for each in present if each not in others and not each.startswith("__")]
+    guess = next((each for each in present if each in _USUAL.get(role, ())), free[0] if free else "NAME")
     shown = ", ".join(repr(column) for column in present)
     option = role.replace("_", "-")
-    return f"{where}: no column '{name}'; it has {shown}. Name it with --{option}-column {guess}."
+    return f"{where}: no column '{name}'; it has {shown}. Name it with --{option}-column {quote(guess)}."
+
+
+def _inner_caption(present: Sequence[str], first: Callable[[str], Any]) -> str | None:
+    """The field of a column of structures that is called as captions are, as in WebDatasets of .jpg and .json alone."""
+    inner = (f"{name}.{field}" for name in present for field in fields_in(first(name)) if field in _INNER)
+    return next(inner, None)
+
+
+def fields_in(value: Any) -> tuple[str, ...]:
+    """What the fields are called in a structure, in JSON that is text, or in the first of a list of structures."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        value = _structure(value)
+    if isinstance(value, list) and value:
+        value = value[0]
+    return tuple(map(str, value)) if isinstance(value, dict) else ()
 
 
 def text_reader(table: "Table", columns: str) -> Callable[[int], tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -87,8 +88,13 @@ def _rows_of(spec: str, split: str | None, columns: Columns | None, lost_share: 
     if split is not None:
         address = replace(address, split=split)
     opened = open_tables(address.place, address.config, address.revision, lost_share)
-    present = next(iter(opened.splits.values())).column_names
-    return _RowsOf(opened, address, (columns or Columns()).resolve(present, opened.where))
+    table = next(iter(opened.splits.values()))
+
+    def first(name: str) -> Any:
+        values = table.data.column(name).slice(0, _LOOKED_AT)
+        return next((value for value in values.to_pylist() if value is not None), None)
+
+    return _RowsOf(opened, address, (columns or Columns()).resolve(table.column_names, opened.where, first))
 
 
 def _open_streamed(
@@ -110,6 +116,8 @@ def _open_world(spec: str, split: str | None, kind: Kind | None) -> Source:
 
 
 _NO_SPLIT = -1
+_LOOKED_AT = 16
+"""Rows, for the first that has a value."""
 
 
 @dataclass(frozen=True)

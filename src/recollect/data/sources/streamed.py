@@ -205,16 +205,16 @@ def open_stream(
     if kinds == {".parquet"}:
         with ThreadPoolExecutor(AT_ONCE if is_address(files[0]) else 1) as pool:
             blocks = [block for found in pool.map(_row_groups, files) for block in found]
-        present = _parquet(files[0]).schema_arrow.names
+        row: Mapping[str, Any] = dict.fromkeys(_parquet(files[0]).schema_arrow.names)
     elif kinds == {".tar"}:
         blocks = [Block(file, -1, rows) for file, rows in zip(files, tar_sizes(files, lost_share), strict=True) if rows]
-        present = list(_first_row(blocks[0], began)) if blocks else []
+        row = _first_row(blocks[0], began) if blocks else {}
     else:
         raise UserError(f"{name}: streams are Parquet files or WebDataset tars, not {', '.join(sorted(kinds))}")
     blocks = [block for block in blocks if block.rows]
     if not blocks:
         raise UserError(f"{name}: an empty source")
-    resolved = (columns or Columns()).resolve(present, name)
+    resolved = (columns or Columns()).resolve(row, name, row.get)
     if resolved.caption is None:
         raise UserError(
             f"{name}: a stream holds captions, and it has no column of them. Name one with --caption-column."
