@@ -1,5 +1,7 @@
 """Every protocol that a training may measure: opened from an address, the figures of its result by name."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -37,6 +39,18 @@ def test_each_protocol_gives_the_figures_of_its_result(name, pictures):
     figures = PROTOCOLS[name].figures(HashEncoder(width=16), task)
     assert set(figures) == FIGURES[name]
     assert all(0 <= value <= 100 for value in figures.values())
+
+
+def test_classes_with_too_few_examples_are_left_out_and_named(pictures, capfd):
+    lines, few = Path(pictures).read_text().splitlines(), Path(pictures).with_name("few.csv")
+    few.write_text("\n".join([*lines, "1.png,emu,emu,train", "3.png,emu,emu,test"]))
+    (task,) = PROTOCOLS["few-shot"].open(str(few))
+    assert task.class_names == ("cat", "dog")
+    assert "left out 1 of 3 classes with fewer than 8 examples: emu" in " ".join(capfd.readouterr().err.split())
+    few.write_text("\n".join(line for line in lines if "dog" not in line or line.startswith(("1.", "21."))))
+    message = "1 of 2 classes have 8 examples or more, and two are needed; 'dog' has 1. Ask for fewer shots"
+    with pytest.raises(UserError, match=message):
+        PROTOCOLS["few-shot"].open(str(few))
 
 
 def test_draws_are_averaged_and_other_rows_left_out():

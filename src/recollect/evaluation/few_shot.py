@@ -9,6 +9,7 @@ from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, Kind
 from recollect.data.sources.derived import Subset
+from recollect.data.sources.images import note
 from recollect.evaluation.features import (
     FeatureCache,
     class_prompts,
@@ -93,10 +94,21 @@ def few_shot(
 
 
 def with_enough_examples(task: ClassificationTask, shots: int) -> ClassificationTask:
-    """The task without classes that have fewer than ``shots`` examples to draw from.
+    """The task without classes that have fewer than ``shots`` examples to draw from, which is said.
 
     Raises:
         UserError: fewer than two classes are left.
     """
     counts = np.bincount(task.support.labels, minlength=len(task.class_names))
-    return task if counts.min() >= shots else keep_classes(task, np.flatnonzero(counts >= shots))
+    kept, short = np.flatnonzero(counts >= shots), np.flatnonzero(counts < shots)
+    if len(kept) < 2:
+        least = task.class_names[short[0]]
+        raise UserError(
+            f"{task.name}: {len(kept)} of {len(counts)} classes have {shots} examples or more, and two are needed; "
+            f"'{least}' has {counts[short[0]]}. Ask for fewer shots, or name data with more."
+        )
+    if not len(short):
+        return task
+    names = ", ".join(task.class_names[label] for label in short[:3]) + (" …" if len(short) > 3 else "")
+    note(f"{task.name}: left out {len(short):,} of {len(counts):,} classes with fewer than {shots} examples: {names}")
+    return keep_classes(task, kept)

@@ -22,6 +22,7 @@ from recollect.memory.build.reading import ROWS_AT_ONCE, Reader, RowBlock
 from recollect.memory.rows import COLUMNS, Pairs
 
 _QUIET = {
+    "GRPC_VERBOSITY": "NONE",  # by which its parts speak: on a busy machine it tells of pings that were too many
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns of what it will do one day
     "RAY_BACKEND_LOG_LEVEL": "fatal",  # its core writes errors to the terminal, whatever its other logs are set to
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # and prints what the cluster says of a worker that died, though it is replaced
