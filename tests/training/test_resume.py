@@ -199,6 +199,10 @@ def test_resuming_with_another_recipe_says_what_differs(small, tmp_path):
     other = replace(RECIPE, seed=9, workers=1, optimiser=replace(RECIPE.optimiser, learning_rate=0.5))
     with pytest.raises(UserError, match=r"but optimiser.learning_rate was 0.001, is 0.5; seed was 0, is 9\. Name"):
         train(other, tmp_path / "run", resume=True, device="cpu", assemble=small.parts)
+    for source, tip in (("/other/disk/stand-in", r" If the files only moved, leave links .*$"), ("/other/pairs", "$")):
+        with pytest.raises(UserError, match=rf"data.sources was .*, is \['{source}'\]\. Name another --out\.{tip}"):
+            moved = replace(RECIPE, data=replace(RECIPE.data, sources=(source,)))
+            train(moved, tmp_path / "run", resume=True, device="cpu", assemble=small.parts)
 
 
 def stopped_at(small, out: Path, step: int, data=None) -> None:

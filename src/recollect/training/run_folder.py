@@ -80,7 +80,16 @@ def check_run_folder(out: Path, recipe: Any, resume: bool) -> None:
     changed = {name: values for name, values in _changes(file, recipe).items() if name not in _MAY_CHANGE}
     if changed:
         words = "; ".join(f"{name} was {then}, is {now}" for name, (then, now) in changed.items())
-        raise UserError(f"{file}: --resume needs the same recipe, but {words}. Name another --out.")
+        moved = all(_same_names(*values) for values in changed.values())
+        what = " If the files only moved, leave links to them in the old place (ln -s)." if moved else ""
+        raise UserError(f"{file}: --resume needs the same recipe, but {words}. Name another --out.{what}")
+
+
+def _same_names(then: Any, now: Any) -> bool:
+    """Whether two values are paths, or lists of them, of which only the folders differ."""
+    if isinstance(then, list) and isinstance(now, list):
+        return len(then) == len(now) and all(map(_same_names, then, now))
+    return isinstance(then, str) and isinstance(now, str) and Path(then).name == Path(now).name
 
 
 def check_free(out: Path, resume: bool) -> None:
