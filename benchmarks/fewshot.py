@@ -23,7 +23,7 @@ from rich.table import Table
 
 from bench import machine
 from recollect.core.files import read_json, write_json
-from recollect.fewshot import ClassAdaptiveProbe, EmbeddingClassifier, ProKeR, heads, proker
+from recollect.fewshot import ClassAdaptiveProbe, EmbeddingClassifier, ProKeR, heads, proker, together
 from recollect.fewshot.ape import channel_scores
 from recollect.fewshot.calibration import expected_calibration_error
 from recollect.fewshot.draws import nested_supports
@@ -137,6 +137,9 @@ FITTING = (
 )  # fmt: skip
 """The other methods without training by gradient: each fit is its own, and most of the time."""
 
+TRAINED = ("clap", "lp++", "rla", "linear-probe", "clip-adapter", "tip-adapter-f", "ape-t")
+"""Methods trained by gradient: folds, strengths and draws beside each other, but for `lp++` and `linear-probe`."""
+
 
 def engine(options: Options, methods: Sequence[str], what: str, seeds: int) -> Figures:
     """The whole protocol against the loop, of which one draw is timed and counted for each; figures are the same."""
@@ -147,11 +150,22 @@ def engine(options: Options, methods: Sequence[str], what: str, seeds: int) -> F
     figures = [[row[name] for name in ("value", "ece", "coverage", "set_size")] for row in mine]
     theirs = [expected[row["method"], row["shots"], row["seed"]] for row in mine]
     apart = np.abs(np.array(figures) - np.array(theirs)).max(axis=0).tolist()
-    shots = f"K = {options.shots[0]}…{options.shots[-1]}"
+    shots, several = f"K = {options.shots[0]}…{options.shots[-1]}", "s" * (len(methods) > 1)
     return {
-        "what": f"{len(methods)} methods {what}, {shots}, {seeds} draw{'s' * (seeds > 1)}", "methods": list(methods),
-        "engine": fast, "loop": one * seeds, "speedup": one * seeds / fast, "largest_differences": apart,
+        "what": f"{len(methods)} method{several} {what}, {shots}, {seeds} draw{'s' * (seeds > 1)}",
+        "methods": list(methods), "engine": fast, "loop": one * seeds, "speedup": one * seeds / fast,
+        "largest_differences": apart,
     }  # fmt: skip
+
+
+def small(options: Options) -> list[Figures]:
+    """All methods, and the trained ones one by one, at the size of a study's task."""
+    size = replace(options, classes=20, width=64, queries=2_000, pool=640)
+    every = (*SHARING, *FITTING, *TRAINED)
+    where = "at 20 classes, 64 wide, 2,000 queries"
+    return [engine(size, every, where, options.seeds), *(
+        engine(size, (name,), f"({name}) {where}", options.seeds) for name in (*TRAINED, "proker")
+    )]  # fmt: skip
 
 
 def sweep(options: Options) -> Figures:
@@ -284,7 +298,8 @@ def folds(options: Options, method: str, classes: int, shots: int) -> Figures:
     ClassAdaptiveProbe(epochs=1).fit(task.support[:classes], np.arange(classes))  # torch loads what it needs
     fast, one = seconds(fitted)
     with (
-        patch.multiple(heads, MOST_STACKED=0, _basis=lambda rows: None),
+        patch.object(together, "MOST_STACKED", 0),
+        patch.object(heads, "_basis", lambda rows: None),
         patch.object(heads._Anchored, "_held_out", EmbeddingClassifier._held_out),
     ):
         slow, other = seconds(fitted)
@@ -332,6 +347,7 @@ PARTS: Mapping[str, Callable[[Options], Sequence[Figures]]] = {
     "engine": lambda options: [
         engine(options, SHARING, "that read similarities", options.seeds),
         engine(replace(options, shots=(1, 4, 16)), FITTING, "that are fitted each by itself", 1),
+        *small(options),
     ],
     "folds": lambda options: [
         folds(options, method, classes, shots)

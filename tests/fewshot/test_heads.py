@@ -7,7 +7,18 @@ from scipy.optimize import minimize
 from sklearn.base import clone
 
 from fewshot.worlds import unit, world
-from recollect.fewshot import ClassAdaptiveProbe, GaussianDiscriminant, LinearProbePlusPlus, ResidualMap, Timo
+from recollect.fewshot import (
+    ApeTrained,
+    ClassAdaptiveProbe,
+    ClipAdapter,
+    GaussianDiscriminant,
+    LinearProbePlusPlus,
+    ResidualMap,
+    Timo,
+    TipAdapterF,
+    together,
+)
+from recollect.fewshot.holdout import HoldOut
 from recollect.fewshot.mixture import discriminant
 
 
@@ -76,6 +87,41 @@ def test_models_of_folds_are_trained_together_and_once_with_the_outcome_of_each_
         np.testing.assert_allclose(other.loo_scores_, asked.loo_scores_, atol=2e-3)
         np.testing.assert_allclose(other.scores(rows), asked.scores(queries), atol=2e-3)
     assert asked._on_folds is None  # no longer needed, and of the size of the model times the folds
+
+
+TRAINED = [
+    ClassAdaptiveProbe(epochs=15), LinearProbePlusPlus(), ResidualMap(epochs=15), ClipAdapter(epochs=4, batch=8),
+    TipAdapterF(epochs=4), ApeTrained(epochs=4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shots", [1, 3, 6])
+@pytest.mark.parametrize("kind", TRAINED, ids=lambda model: type(model).__name__)
+def test_fits_beside_each_other_are_those_of_each_alone(kind, shots, monkeypatch):
+    """Several draws, with their folds, strengths and stand-ins; also where a stack holds only two of them."""
+    support, labels, queries, _, texts = world((3 * shots,) * 4, noise=2.0)
+    draws = [np.concatenate([np.flatnonzero(labels == own)[draw::3] for own in range(4)]) for draw in range(3)]
+    alone = [clone(kind).set_params(text_features=texts).fit(support[rows], labels[rows]) for rows in draws]
+    for most in (together.MOST_STACKED, 2 * len(draws[0]) * 12):
+        monkeypatch.setattr(together, "MOST_STACKED", most)
+        models = [clone(kind).set_params(text_features=texts) for _ in draws]
+        together.fit_together(models, [support[rows] for rows in draws], [labels[rows] for rows in draws])
+        for one, other in zip(alone, models, strict=True):
+            assert one._chosen() == pytest.approx(other._chosen())
+            np.testing.assert_allclose(other.scores(queries), one.scores(queries), rtol=1e-4, atol=2e-4)
+            np.testing.assert_allclose(other.loo_scores_, one.loo_scores_, rtol=1e-4, atol=2e-4)
+            assert other.temperature_ == pytest.approx(one.temperature_, rel=1e-3)
+            assert other._on_folds is other._on_stand_ins is None
+
+
+def test_what_ape_t_says_of_itself_is_said_of_models_trained_as_it_is():
+    support, labels, _, _, texts = world((6, 7, 8, 6), noise=2.0)
+    model = ApeTrained(texts, epochs=30, learning_rate=0.05).fit(support, labels)
+    assert (model.alpha_, model.beta_) != (2.0, 1.0)  # at which it is trained
+    for learn, choose in HoldOut.of(labels).folds():
+        fold = ApeTrained(texts, epochs=30, learning_rate=0.05).fit(support[learn], labels[learn])
+        fold.alpha_, fold.beta_ = model.alpha_, model.beta_
+        np.testing.assert_allclose(model.loo_scores_[choose], fold.scores(support[choose]), rtol=1e-4, atol=1e-4)
 
 
 def test_training_improves_on_zero_shot():

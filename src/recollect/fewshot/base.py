@@ -1,6 +1,7 @@
 """What all classifiers on embeddings share: validation, normalisation, and scikit-learn's conventions."""
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -128,11 +129,16 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
 
     def _guessed_temperature(self, support: np.ndarray, labels: np.ndarray) -> float:
         """The temperature that suits the examples when stand-ins of them were learned from (`stand_ins`)."""
+        return self._suited([self._refitted(rows, labels) for rows in self._stand_ins(support)], support, labels)
+
+    def _stand_ins(self, support: np.ndarray) -> list[np.ndarray]:
         generator = np.random.default_rng(0)
         draws = min(MOST_STAND_INS, -(-ENOUGH_GUESSES // len(support)))
-        refits = [self._refitted(stand_ins(support, generator), labels) for _ in range(draws)]
-        scores = np.concatenate([each._scores(support) for each in refits])
-        return fit_temperature(self._logits(scores), np.tile(labels, draws))
+        return [stand_ins(support, generator) for _ in range(draws)]
+
+    def _suited(self, models: Sequence[Any], support: np.ndarray, labels: np.ndarray) -> float:
+        scores = np.concatenate([model._scores(support) for model in models])
+        return fit_temperature(self._logits(scores), np.tile(labels, len(models)))
 
     def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
         """Scores of the examples ``plan.rows`` (held, classes) by the classifier, as it was tuned, without them."""

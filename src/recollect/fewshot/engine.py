@@ -55,9 +55,9 @@ def run_protocol(
             found = task.queries @ task.texts.T
             score.add((name, 0, 0), slice(None), found, softmax(task.scale * found))
             continue
-        for seed, order in orders.items():
-            for shots in protocol.shots:
-                estimator = task.fitted(name, order, shots)
+        for shots in protocol.shots:
+            fitted = task.fitted_together(name, list(orders.values()), shots)
+            for seed, estimator in zip(orders, fitted, strict=True):
                 score.add_fit((name, shots, seed), estimator)
                 _ask(estimator, task, block, (name, shots, seed), score, tick)
     return score.rows(protocol.methods)

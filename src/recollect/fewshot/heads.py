@@ -1,6 +1,6 @@
 """Linear heads held near the class texts: CLAP, LP++, and a residual map of the image embeddings (RLA, ProLIP)."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,98 +9,50 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 
 from recollect.core.types import TEXT_SCALE
-from recollect.fewshot.base import EmbeddingClassifier, class_means, softmax
+from recollect.fewshot.base import class_means, softmax
 from recollect.fewshot.holdout import MOST_TUNING_ROWS, HoldOut
-from recollect.fewshot.trained import Schedule, fit_by_gradient, make_generator
-
-Problem = tuple["_Anchored", np.ndarray, np.ndarray]
-"""A model that has its texts and its strength, and the examples and labels that it learns from."""
+from recollect.fewshot.together import Problem, TrainedHead, stacked
+from recollect.fewshot.trained import Schedule, fit_by_gradient, make_generator, summed_loss
 
 
-class _Anchored(EmbeddingClassifier):
+class _Anchored(TrainedHead):
     """A trained head with one strength that holds it near the texts, chosen on folds; the first of equals."""
 
     strength_name: str
-    _on_folds: "list[_Anchored] | None" = None
 
     def _values(self, labels: np.ndarray) -> tuple[float, ...]:
         """What to choose among; the first where nothing can be held out."""
         raise NotImplementedError
 
-    def _train(self, support: np.ndarray, labels: np.ndarray, strength: float) -> None:
-        raise NotImplementedError
-
-    def _train_all(self, problems: Iterable[Problem]) -> None:
-        """Train several by themselves."""
-        for model, support, labels in problems:
-            model._train(support, labels, model._strength)
-
     @property
     def _strength(self) -> float:
         return getattr(self, self.strength_name + "_")
 
-    def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
-        strength, values = getattr(self, self.strength_name), self._values(labels)
-        plan = HoldOut.of(labels)
-        if strength is None:
-            strength = values[0]
-            if len(plan.rows) and len(values) > 1:
-                strength = self._choose(support, labels, plan, values)
-        setattr(self, self.strength_name + "_", strength)
-        self._train_all([(self, support, labels)])
+    def _settle(self) -> None:
+        setattr(self, self.strength_name + "_", getattr(self, self.strength_name))
 
-    def _choose(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut, values: Sequence[float]) -> float:
-        some = plan.first(MOST_TUNING_ROWS)
-        folds = list(some.folds())
-        tried = [[self._with(value, support[learn], labels[learn]) for value in values] for learn, _ in folds]
-        self._train_all(
-            (model, support[learn], labels[learn])
-            for models, (learn, _) in zip(tried, folds, strict=True) for model in models
-        )  # fmt: skip
-        right = np.zeros(len(values))
-        for models, (_, at) in zip(tried, folds, strict=True):
-            right += [np.sum(model._scores(support[at]).argmax(axis=1) == labels[at]) for model in models]
-        best = int(np.argmax(right))
-        if len(some.rows) == len(plan.rows):  # these are the folds that are held out to measure it
-            self._on_folds = [models[best] for models in tried]
-        return values[best]
-
-    def _with(self, strength: float, support: np.ndarray, labels: np.ndarray) -> "_Anchored":
-        """A copy with a strength, to be trained on these examples."""
-        copy = type(self)(**{**self.get_params(deep=False), self.strength_name: strength})
-        copy.classes_, copy.n_features_in_ = self.classes_, self.n_features_in_
-        copy.texts_ = copy._texts(support, labels) if self.text_features is None else self.texts_
-        setattr(copy, self.strength_name + "_", strength)
-        return copy
-
-    def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
-        models, self._on_folds = self._on_folds, None
-        if models is None:
-            return super()._held_out(support, labels, plan)
-        scores = np.empty((len(plan.rows), len(self.classes_)), dtype=support.dtype)
-        for model, (_, choose) in zip(models, plan.folds(), strict=True):
-            scores[np.searchsorted(plan.rows, choose)] = model._scores(support[choose])
-        return scores
+    def _choosing(self, support: np.ndarray, labels: np.ndarray) -> Iterator[list[Problem]]:
+        self._settle()
+        if getattr(self, self.strength_name) is not None:
+            return
+        values, plan = self._values(labels), HoldOut.of(labels)
+        best = 0
+        if len(plan.rows) and len(values) > 1:
+            some = plan.first(MOST_TUNING_ROWS)
+            folds = list(some.folds())
+            tried = [[self._without(support, labels, learn, {self.strength_name: value}) for value in values]
+                     for learn, _ in folds]  # fmt: skip
+            yield [problem for problems in tried for problem in problems]
+            right = np.zeros(len(values))
+            for problems, (_, at) in zip(tried, folds, strict=True):
+                right += [np.sum(model._scores(support[at]).argmax(axis=1) == labels[at]) for model, *_ in problems]
+            best = int(np.argmax(right))
+            if len(some.rows) == len(plan.rows):  # these are the folds that are held out to measure it
+                self._on_folds = [problems[best][0] for problems in tried]
+        setattr(self, self.strength_name + "_", values[best])
 
     def _chosen(self) -> dict[str, Any]:
         return {self.strength_name: self._strength}
-
-
-MOST_STACKED = 2**22
-"""Most numbers (examples x width) of problems that are trained in one stack: 16 MiB."""
-
-
-def _stacks(problems: Iterable[Problem]) -> Iterator[list[Problem]]:
-    """Problems with as many examples each, some at a time."""
-    stack: list[Problem] = []
-    for problem in problems:
-        support = problem[1]
-        if stack and (support.shape != stack[0][1].shape or (len(stack) + 1) * support.size > MOST_STACKED):
-            yield stack
-            stack = []
-        stack.append(problem)
-    if stack:
-        yield stack
 
 
 MOMENTUM = 0.9
@@ -165,14 +117,9 @@ class ClassAdaptiveProbe(_Anchored):
     def _values(self, labels: np.ndarray) -> tuple[float, ...]:
         return 10.0, 1.0, 100.0
 
-    def _train_all(self, problems: Iterable[Problem]) -> None:
-        for stack in _stacks(problems):
-            self._train_stack(*zip(*stack, strict=True))
-
     def _train_stack(
         self, models: Sequence["ClassAdaptiveProbe"], supports: Sequence[np.ndarray], classes: Sequence[np.ndarray]
     ) -> None:
-        """Problems of equal size beside each other: at few shots a step costs what it takes to call it."""
         pulls = []
         for model, support, labels in zip(models, supports, classes, strict=True):
             zero_shot = softmax(self.scale * support @ model.texts_.T)[np.arange(len(labels)), labels]
@@ -182,17 +129,14 @@ class ClassAdaptiveProbe(_Anchored):
         pull = torch.from_numpy(np.stack(pulls)).float()[..., None]
         bases = [_basis(np.concatenate([rows, m.texts_])) for rows, m in zip(supports, models, strict=True)]
         images, texts = (
-            torch.from_numpy(np.stack([_within(*pair) for pair in zip(each, bases, strict=True)])).float()
+            stacked([_within(*pair) for pair in zip(each, bases, strict=True)])
             for each in (supports, [model.texts_ for model in models])
         )
-        own, weights = torch.from_numpy(np.stack(classes)), nn.Parameter(texts.clone())
+        own, weights = stacked(classes), nn.Parameter(texts.clone())
 
         def loss(rows: Tensor) -> Tensor:
             cosines = images[:, rows] @ nn.functional.normalize(weights, dim=2).mT
-            summed = nn.functional.cross_entropy(
-                self.scale * cosines.flatten(0, 1), own[:, rows].flatten(), reduction="sum"
-            )
-            return summed / len(rows)
+            return summed_loss(self.scale * cosines, own[:, rows])
 
         def hold(rate: float) -> None:
             # Momentum makes every gradient count 1/(1 - m) times in the end, so the penalty, which has none, must too.
@@ -245,7 +189,16 @@ class LinearProbePlusPlus(_Anchored):
         sums = class_means(support, labels, classes) * np.bincount(labels)[:, None]
         return sums.astype(np.float64), np.full(classes, alpha if abs(alpha) > 1e-3 else 1e-3)
 
-    def _train(self, support: np.ndarray, labels: np.ndarray, strength: float) -> None:
+    def _train_stack(
+        self,
+        models: Sequence["LinearProbePlusPlus"],
+        supports: Sequence[np.ndarray],
+        classes: Sequence[np.ndarray],
+    ) -> None:
+        for model, support, labels in zip(models, supports, classes, strict=True):
+            model._minimise(support, labels, model.ridge_)
+
+    def _minimise(self, support: np.ndarray, labels: np.ndarray, strength: float) -> None:
         sums, alphas = self.start(support, labels)
         basis, similarity = _basis(support), (support @ self.texts_.T).astype(np.float64)
         images, sums = (_within(rows, basis).astype(np.float64) for rows in (support, sums))
@@ -315,19 +268,23 @@ class ResidualMap(_Anchored):
         shots = len(labels) / len(self.classes_)
         return tuple(dict.fromkeys((1 / shots, 1 / shots**2, 1.0, 10.0)))
 
-    def _train(self, support: np.ndarray, labels: np.ndarray, strength: float) -> None:
-        images, texts = torch.from_numpy(support).float(), torch.from_numpy(self.texts_).float()
-        own, move = torch.from_numpy(labels), nn.Parameter(torch.zeros(support.shape[1], support.shape[1]))
+    def _train_stack(
+        self, models: Sequence["ResidualMap"], supports: Sequence[np.ndarray], classes: Sequence[np.ndarray]
+    ) -> None:
+        images, texts, own = stacked(supports), stacked([model.texts_ for model in models]), stacked(classes)
+        strengths = torch.tensor([model.penalty_ for model in models])
+        move = nn.Parameter(torch.zeros(len(images), images.shape[2], images.shape[2]))
 
-        def loss(rows: Tensor) -> Tensor:
-            mapped = nn.functional.normalize(images[rows] + images[rows] @ move, dim=1)
-            return (
-                nn.functional.cross_entropy(self.scale * mapped @ texts.T, own[rows]) + strength * move.square().sum()
-            )
+        def loss(rows: Tensor) -> Tensor:  # of all examples at once, whose order makes no difference
+            mapped = nn.functional.normalize(torch.baddbmm(images, images, move), dim=2)
+            held = (strengths * move.square().sum(dim=(1, 2))).sum()
+            return summed_loss(self.scale * mapped @ texts.mT, own) + held
 
         optimiser = torch.optim.Adam([move], lr=self.learning_rate, eps=1e-4)
-        fit_by_gradient(optimiser, loss, len(images), make_generator(0), Schedule(self.epochs, len(images)))
-        self.map_ = (torch.eye(len(move)) + move.detach()).numpy()
+        count = images.shape[1]
+        fit_by_gradient(optimiser, loss, count, make_generator(0), Schedule(self.epochs, count))
+        for model, found in zip(models, move.detach(), strict=True):
+            model.map_ = (torch.eye(len(found)) + found).numpy()
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
         mapped = torch.nn.functional.normalize(torch.from_numpy(queries).float() @ torch.from_numpy(self.map_), dim=1)

@@ -1,16 +1,18 @@
 """What the few-shot protocol evaluates: the methods, shots and draws, and the embeddings of one task."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from sklearn.base import clone
 
 from recollect.core.types import TEXT_SCALE, Metric
 from recollect.fewshot.base import EmbeddingClassifier, unit_rows
 from recollect.fewshot.draws import ShortClasses, nested_supports, support_of
 from recollect.fewshot.holdout import SupportSimilarity
 from recollect.fewshot.methods import FEW_SHOT_METHODS, PAPER_METHODS, PROMPT_METHODS
+from recollect.fewshot.together import TrainedHead, fit_together
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,22 @@ class FewShotTask:
             similarity: of these examples among themselves, where it is known.
         """
         rows, labels = support_of(order, shots)
+        return self._unfitted(name).fit_checked(self.support[rows], labels, similarity)
+
+    def fitted_together(self, name: str, orders: Sequence[np.ndarray], shots: int) -> Iterator[EmbeddingClassifier]:
+        """As `fitted`, for each draw; what is trained by gradient is trained for all of them at once."""
+        first = self._unfitted(name)
+        if not isinstance(first, TrainedHead):
+            yield from (self.fitted(name, order, shots) for order in orders)
+            return
+        drawn = [support_of(order, shots) for order in orders]
+        models = [clone(first) for _ in orders]
+        fit_together(models, [self.support[rows] for rows, _ in drawn], [labels for _, labels in drawn])
+        yield from models
+
+    def _unfitted(self, name: str) -> EmbeddingClassifier:
         texts = self.prompts if name in PROMPT_METHODS and self.prompts is not None else self.texts
-        return FEW_SHOT_METHODS[name](texts, self.scale).fit_checked(self.support[rows], labels, similarity)
+        return FEW_SHOT_METHODS[name](texts, self.scale)
 
 
 def draw(labels: np.ndarray, classes: int, protocol: Protocol) -> dict[int, np.ndarray]:

@@ -1,7 +1,7 @@
 """Methods that train a little on the support set: linear probe, CLIP-Adapter, Tip-Adapter-F, APE-T."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,8 @@ from recollect.core.types import TEXT_SCALE
 from recollect.fewshot.ape import PUBLISHED_ALPHAS, PUBLISHED_BETAS, channel_scores
 from recollect.fewshot.base import EmbeddingClassifier
 from recollect.fewshot.holdout import MOST_TUNING_ROWS, HoldOut
-from recollect.fewshot.tip import best_mixture, one_hot
+from recollect.fewshot.tip import best_mixture
+from recollect.fewshot.together import Problem, TrainedHead, stacked
 
 
 class LinearProbe(EmbeddingClassifier):
@@ -110,13 +111,19 @@ def fit_by_gradient(
             done += 1
 
 
+def summed_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy, a mean over the rows of each problem (problems, rows, classes), summed over the problems."""
+    summed = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    return summed / labels.shape[1]
+
+
 def make_generator(random_state: Any) -> torch.Generator:
     generator = torch.Generator()
     generator.manual_seed(int(check_random_state(random_state).randint(2**31 - 1)))
     return generator
 
 
-class ClipAdapter(EmbeddingClassifier):
+class ClipAdapter(TrainedHead):
     """A residual bottleneck on the image embedding (Gao et al., 2023): ``norm(r MLP(f) + (1 - r) f)·W``.
 
     Trained as its code is, by CoOp's recipe: stochastic gradient descent with momentum 0.9, weight decay 5e-4, rate
@@ -155,26 +162,36 @@ class ClipAdapter(EmbeddingClassifier):
         self.batch = batch
         self.random_state = random_state
 
-    def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
-        generator = make_generator(self.random_state)
-        width, hidden = support.shape[1], max(1, support.shape[1] // self.reduction)
-        shapes = ((hidden, width), (width, hidden))
-        down, up = (
-            nn.Parameter((torch.rand(shape, generator=generator) * 2 - 1) / shape[1] ** 0.5) for shape in shapes
-        )
-        images, texts = torch.from_numpy(support).float(), torch.from_numpy(self.texts_).float()
-        own = torch.from_numpy(labels)
-
-        def loss(rows: Tensor) -> Tensor:
-            adapted = _adapt(images[rows], down, up, self.ratio)
-            return nn.functional.cross_entropy(self.scale * adapted @ texts.T, own[rows])
-
+    def _choosing(self, support: np.ndarray, labels: np.ndarray) -> Iterator[list[Problem]]:
         shots = len(labels) / len(self.classes_)
         usual = 200 if shots >= 8 else 100 if shots >= 2 else 50
         self.epochs_ = usual if self.epochs is None else self.epochs
+        yield from ()
+
+    def _train_stack(
+        self, models: Sequence["ClipAdapter"], supports: Sequence[np.ndarray], classes: Sequence[np.ndarray]
+    ) -> None:
+        generator = make_generator(self.random_state)
+        images, texts, own = stacked(supports), stacked([model.texts_ for model in models]), stacked(classes)
+        count, width = images.shape[1:]
+        hidden = max(1, width // self.reduction)
+        down, up = (
+            nn.Parameter(((torch.rand(shape, generator=generator) * 2 - 1) / shape[1] ** 0.5).repeat(len(images), 1, 1))
+            for shape in ((hidden, width), (width, hidden))
+        )
+
+        def loss(rows: Tensor) -> Tensor:
+            adapted = _adapt(images[:, rows], down, up, self.ratio)
+            return summed_loss(self.scale * adapted @ texts.mT, own[:, rows])
+
         optimiser = torch.optim.SGD([down, up], lr=self.learning_rate, momentum=0.9, weight_decay=5e-4)
-        fit_by_gradient(optimiser, loss, len(images), generator, Schedule(self.epochs_, self.batch, 1e-5))
-        self.down_, self.up_ = down.detach().numpy(), up.detach().numpy()
+        fit_by_gradient(optimiser, loss, count, generator, Schedule(self.epochs_, self.batch, 1e-5))
+        for place, model in enumerate(models):
+            model.down_, model.up_ = (weights.detach()[place].clone().numpy() for weights in (down, up))
+
+    def _settle(self) -> None:
+        if self.epochs is not None:
+            self.epochs_ = self.epochs
 
     def _chosen(self) -> dict[str, Any]:
         return {"epochs": self.epochs_}
@@ -186,11 +203,11 @@ class ClipAdapter(EmbeddingClassifier):
 
 
 def _adapt(images: Tensor, down: Tensor, up: Tensor, ratio: float) -> Tensor:
-    bottleneck = torch.relu(torch.relu(images @ down.T) @ up.T)
-    return nn.functional.normalize(ratio * bottleneck + (1 - ratio) * images, dim=1)
+    bottleneck = torch.relu(torch.relu(images @ down.mT) @ up.mT)
+    return nn.functional.normalize(ratio * bottleneck + (1 - ratio) * images, dim=-1)
 
 
-class TipAdapterF(EmbeddingClassifier):
+class TipAdapterF(TrainedHead):
     """Tip-Adapter whose keys are trained from the support embeddings (Zhang et al., 2022).
 
     Args:
@@ -219,29 +236,28 @@ class TipAdapterF(EmbeddingClassifier):
         self.learning_rate = learning_rate
         self.random_state = random_state
 
-    def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
-        generator = make_generator(self.random_state)
-        images, texts = torch.from_numpy(support).float(), torch.from_numpy(self.texts_).float()
-        values = torch.from_numpy(one_hot(labels, len(self.classes_), np.float32))
+    def _train_stack(
+        self, models: Sequence["TipAdapterF"], supports: Sequence[np.ndarray], classes: Sequence[np.ndarray]
+    ) -> None:
+        images, texts, own = stacked(supports), stacked([model.texts_ for model in models]), stacked(classes)
+        values = nn.functional.one_hot(own, len(self.classes_)).float()
         keys = nn.Parameter(images.clone())
 
-        own = torch.from_numpy(labels)
-
         def loss(rows: Tensor) -> Tensor:
-            cache = torch.exp(self.beta * (images[rows] @ keys.T - 1)) @ values
-            logits = self.scale * images[rows] @ texts.T + self.alpha * cache
-            return nn.functional.cross_entropy(logits, own[rows])
+            cache = torch.exp(self.beta * (images[:, rows] @ keys.mT - 1)) @ values
+            return summed_loss(self.scale * images[:, rows] @ texts.mT + self.alpha * cache, own[:, rows])
 
         optimiser = torch.optim.AdamW([keys], lr=self.learning_rate, eps=1e-4)
-        fit_by_gradient(optimiser, loss, len(images), generator, Schedule(self.epochs))
-        self.keys_, self.values_ = keys.detach().numpy(), values.numpy()
+        fit_by_gradient(optimiser, loss, images.shape[1], make_generator(self.random_state), Schedule(self.epochs))
+        for model, found, ones in zip(models, keys.detach(), values, strict=True):
+            model.keys_, model.values_ = found.clone().numpy(), ones.clone().numpy()
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
         cache = np.exp(self.beta * (queries @ self.keys_.T - 1)) @ self.values_
         return self.scale * queries @ self.texts_.T + self.alpha * cache
 
 
-class ApeTrained(EmbeddingClassifier):
+class ApeTrained(TrainedHead):
     """APE-T: a learned residual for each class on the channels that tell classes apart, added to its text and to its
     keys, and a learned weight for each example (Zhu et al., 2023, section 3.3, as in the public code).
 
@@ -281,56 +297,67 @@ class ApeTrained(EmbeddingClassifier):
         self.learning_rate = learning_rate
         self.random_state = random_state
 
-    def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
+    def _settle(self) -> None:
         if not 0 < self.channels <= 1:
             raise ValueError(f"channels is a share between 0 and 1, got {self.channels}")
-        self.alpha_, self.beta_ = self._choose(support, labels)
-        self._train(support, labels)
+        self.alpha_ = 2.0 if self.alpha is None else self.alpha
+        self.beta_ = 1.0 if self.beta is None else self.beta
 
-    def _choose(self, support: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
-        plan = HoldOut.of(labels).first(MOST_TUNING_ROWS)
-        alpha, beta = (given if given is not None else usual for given, usual in ((self.alpha, 2.0), (self.beta, 1.0)))
+    def _choosing(self, support: np.ndarray, labels: np.ndarray) -> Iterator[list[Problem]]:
+        self._settle()
+        plan = HoldOut.of(labels)
         if not len(plan.rows) or None not in (self.alpha, self.beta):
-            return alpha, beta
+            return
+        some = plan.first(MOST_TUNING_ROWS)
+        folds = list(some.folds())
+        problems = [self._without(support, labels, learn, {}) for learn, _ in folds]
+        yield problems
         betas = PUBLISHED_BETAS if self.beta is None else (self.beta,)
         bounds = PUBLISHED_ALPHAS if self.alpha is None else (self.alpha, float(np.nextafter(self.alpha, np.inf)))
 
         def blocks() -> Iterator[tuple[np.ndarray, np.ndarray, Iterable[np.ndarray]]]:
-            for learn, choose in plan.folds():
-                fold = self._refitted(support[learn], labels[learn], {"alpha": alpha, "beta": beta})
+            for (model, *_), (_, choose) in zip(problems, folds, strict=True):
                 queries = support[choose]
-                caches = (fold._cache(queries, beta) for beta in betas)
-                yield np.searchsorted(plan.rows, choose), (self.scale * queries @ fold.refined_.T)[None], caches
+                caches = (model._cache(queries, beta) for beta in betas)
+                yield np.searchsorted(some.rows, choose), (self.scale * queries @ model.refined_.T)[None], caches
 
-        best = best_mixture(blocks(), plan.held_labels, [(beta,) for beta in betas], bounds)
-        return best.weight if self.alpha is None else alpha, best.parameters[0]
+        best = best_mixture(blocks(), some.held_labels, [(beta,) for beta in betas], bounds)
+        self.alpha_ = best.weight if self.alpha is None else self.alpha
+        self.beta_ = best.parameters[0]
+        if len(some.rows) == len(plan.rows):  # these are the folds that are held out to measure it
+            self._on_folds = [model for model, *_ in problems]
+            for model in self._on_folds:
+                model.alpha_, model.beta_ = self.alpha_, self.beta_
 
-    def _chosen(self) -> dict[str, Any]:
-        return {"alpha": self.alpha_, "beta": self.beta_}
-
-    def _train(self, support: np.ndarray, labels: np.ndarray) -> None:
-        score = channel_scores(self.texts_, self.similarity_weight)
-        kept = np.argsort(-score, kind="stable")[: max(1, round(self.channels * support.shape[1]))]
-        images, texts = (torch.from_numpy(array).float() for array in (support, self.texts_))
-        values = torch.from_numpy(one_hot(labels, len(self.classes_), np.float32))
-        own, places = torch.from_numpy(labels), torch.from_numpy(np.sort(kept))
-        residual = nn.Parameter(torch.zeros(len(self.classes_), len(kept)))
-        weights = nn.Parameter(torch.ones(len(labels), 1))
+    def _train_stack(
+        self, models: Sequence["ApeTrained"], supports: Sequence[np.ndarray], classes: Sequence[np.ndarray]
+    ) -> None:
+        images, texts, own = stacked(supports), stacked([model.texts_ for model in models]), stacked(classes)
+        scores = [channel_scores(model.texts_, self.similarity_weight) for model in models]
+        kept = np.argsort(-np.stack(scores), axis=1, kind="stable")[:, : max(1, round(self.channels * images.shape[2]))]
+        places = torch.from_numpy(np.sort(kept, axis=1))[:, None]
+        of_class, of_example = (places.expand(-1, count, -1) for count in (texts.shape[1], images.shape[1]))
+        values = nn.functional.one_hot(own, texts.shape[1]).float()
+        residual = nn.Parameter(torch.zeros(of_class.shape))
+        weights = nn.Parameter(torch.ones(*own.shape, 1))
         alpha, beta = (given if given is not None else usual for given, usual in ((self.alpha, 2.0), (self.beta, 1.0)))
 
+        def refined() -> tuple[Tensor, Tensor]:
+            mine = residual.gather(1, own[..., None].expand(-1, -1, residual.shape[2]))
+            return texts.scatter_add(2, of_class, residual), images.scatter_add(2, of_example, mine)
+
         def loss(rows: Tensor) -> Tensor:
-            keys = images.index_add(1, places, residual[own])
-            near = torch.exp(beta * (images[rows] @ keys.T - 1))
-            zero_shot = images[rows] @ texts.index_add(1, places, residual).T
-            logits = self.scale * zero_shot + alpha * near @ (weights * values)
-            return nn.functional.cross_entropy(logits, own[rows])
+            towards, keys = refined()
+            near = torch.exp(beta * (images[:, rows] @ keys.mT - 1))
+            zero_shot = images[:, rows] @ towards.mT
+            return summed_loss(self.scale * zero_shot + alpha * near @ (weights * values), own[:, rows])
 
         optimiser = torch.optim.AdamW([residual, weights], lr=self.learning_rate, eps=1e-3, weight_decay=0.1)
-        fit_by_gradient(optimiser, loss, len(images), make_generator(self.random_state), Schedule(self.epochs))
+        fit_by_gradient(optimiser, loss, images.shape[1], make_generator(self.random_state), Schedule(self.epochs))
         with torch.no_grad():
-            self.refined_ = texts.index_add(1, places, residual).numpy()
-            self.keys_ = images.index_add(1, places, residual[own]).numpy()
-            self.values_ = (weights * values).numpy()
+            arrays = [each.numpy() for each in (*refined(), weights * values)]
+        for place, model in enumerate(models):
+            model.refined_, model.keys_, model.values_ = (array[place].copy() for array in arrays)
 
     def _cache(self, queries: np.ndarray, beta: float) -> np.ndarray:
         return np.exp(beta * (queries @ self.keys_.T - 1)) @ self.values_
