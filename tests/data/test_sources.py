@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -147,6 +148,24 @@ def test_a_file_has_any_name_and_one_that_cannot_be_read_is_left_out_and_named(m
     assert said in capsys.readouterr().err
     table = make.text("list[2].csv", "path,caption\npictures/image[1].png,old\n")
     assert open_source(str(table))[0].texts == ("old",)
+
+
+def test_a_folder_whose_own_path_has_a_double_colon_is_read_as_any_other(make):
+    """To the library that reads files "::" says that one lies within another."""
+    plain = make.pictures(["cat/a.png", "cat/b.png", "dog/c.png"])
+    folder = plain.parent / "2024::summer" / "pictures"
+    shutil.copytree(plain, folder)
+    expected, source = open_source(str(plain)), open_source(str(folder))
+    assert [(each.id, each.label) for each in source] == [(each.id, each.label) for each in expected]
+    assert [source.original(place) for place in range(3)] == [
+        folder / f"{name}.png" for name in ("cat/a", "cat/b", "dog/c")
+    ]
+    (folder / "metadata.csv").write_text("file_name,text\ncat/b.png,a black cat\n")
+    captioned = open_source(str(folder))
+    assert [(each.texts, captioned.original(0)) for each in captioned] == [(("a black cat",), folder / "cat/b.png")]
+    table = folder.parent / "list.csv"
+    table.write_text("path,caption\npictures/dog/c.png,a dog\n")
+    assert [each.texts for each in open_source(str(table))] == [("a dog",)]
 
 
 def test_a_folder_is_the_same_pictures_to_all_who_read_it_and_kinds_that_nobody_reads_are_named(make, capsys):

@@ -102,6 +102,26 @@ def test_a_watched_folder_is_followed(followed, photos):
     assert watch.look() is None
 
 
+def test_a_folder_whose_path_has_a_double_colon_is_followed(tmp_path):
+    folder, encoder = tmp_path / "2024::summer", Thumbnails()
+    folder.mkdir()
+    for number in range(3):
+        scene(number).save(folder / f"{number}.png")
+    memory = open_for_build(tmp_path / "memory", encoder, "m")
+    watch = FolderWatch(memory, encoder, folder)
+    assert watch.look(settled=True).added == 3
+    (folder / "0.png").unlink()
+    scene(9).save(folder / "new.png")
+    report = watch.look(settled=True)
+    assert (report.added, report.removed) == (1, 1)
+    assert set(names(memory)) == {f"2024::summer:{name}.png" for name in (1, 2, "new")}
+    assert memory.search(encoder.embed_images([scene(9)]).numpy(), 1).ids.tolist() == [["2024::summer:new.png"]]
+    assert memory.fetch(["2024::summer:1.png"])[0].path == folder / "1.png"
+    assert memory.ids_of([str(folder / "2.png")]) == ["2024::summer:2.png"]
+    memory.delete(["2024::summer:2.png"])
+    assert watch.look(settled=True) is None or set(names(memory)) == {"2024::summer:1.png", "2024::summer:new.png"}
+
+
 def test_a_picture_that_is_half_copied_is_read_when_it_is_whole(followed, photos):
     memory, _, watch = followed
     watch.look(settled=True)

@@ -1,6 +1,7 @@
 """From a path or a hub id to tables: everything that touches files, through the ``datasets`` library."""
 
 import atexit
+import hashlib
 import os
 import shutil
 import sys
@@ -16,6 +17,8 @@ from typing import Any
 from unittest.mock import patch
 
 import datasets
+import pyarrow as pa
+import pyarrow.compute as pc
 from datasets.data_files import DataFilesList
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
@@ -30,6 +33,9 @@ from recollect.data.sources.shards import check_shards
 _TABLES = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "json"}
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _PEEKED_MEMBERS = 200
+_CHAIN = "::"
+"""In a path it says to the library that a file lies within another: ``zip://inside.png::archive.zip``."""
+
 _HUB_SECONDS = 5.0
 
 
@@ -139,18 +145,18 @@ def _open_folder(folder: Path, lost_share: float) -> OpenedTables:
 
 def _readable_names(folder: Path, files: list[Path]) -> list[Path]:
     """Those whose names can be read: no table can hold one that is not UTF-8, and to the library that reads files
-    "::" says that one lies within another. It is said of the others that they are left out."""
-    odd = [os.fsencode(file.relative_to(folder)) for file in files if _is_odd(file)]
+    "::" says that one lies within another (`_linked`). It is said of the others that they are left out."""
+    odd = [os.fsencode(file.relative_to(folder)) for file in files if _is_odd(file, folder)]
     if odd:
         shown = ", ".join(map(repr, odd[:3])) + (" …" if len(odd) > 3 else "")
         count = f"{len(odd):,} files are" if len(odd) > 1 else "1 file is"
         why = "a name that is not UTF-8, or has '::' in it"
         note(f"{folder}: {count} left out, because of {why}: {shown}. Rename what should be read.")
-    return [file for file in files if not _is_odd(file)]
+    return [file for file in files if not _is_odd(file, folder)]
 
 
-def _is_odd(file: Path) -> bool:
-    return "::" in str(file) or any("\ud800" <= sign <= "\udfff" for sign in str(file))
+def _is_odd(file: Path, folder: Path) -> bool:
+    return _CHAIN in str(file.relative_to(folder)) or any("\ud800" <= sign <= "\udfff" for sign in str(file))
 
 
 def _open_saved(folder: Path) -> OpenedTables:
@@ -200,9 +206,45 @@ def _open_files(files: Sequence[Path], folder: Path, where: str, lost_share: flo
 
 
 def _load(builder: str, groups: Mapping[str, list[str]], where: str, **options: Any) -> dict[str, datasets.Dataset]:
-    with _one_line(where, [Path(name) for names in groups.values() for name in names]), _quiet():
-        data_files = {split: _as_named(names) for split, names in groups.items()}
-        return dict(datasets.load_dataset(builder, data_files=data_files, cache_dir=_room(), **options))
+    files = [Path(name) for names in groups.values() for name in names]
+    with _one_line(where, files), _quiet():
+        chained = any(
+            _CHAIN in os.path.dirname(os.path.abspath(name)) for names in groups.values() for name in names[:1]
+        )
+        folder = os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in files]) if chained else ""
+        link = _linked(folder) if chained else ""
+        data_files = {
+            split: _as_named(
+                [os.path.join(link, os.path.relpath(name, folder)) for name in names] if chained else names
+            )
+            for split, names in groups.items()
+        }
+        splits = dict(datasets.load_dataset(builder, data_files=data_files, cache_dir=_room(), **options))
+        return {split: _back(table, link, folder) for split, table in splits.items()} if chained else splits
+
+
+def _linked(folder: str) -> str:
+    """A link to a folder whose own path has "::" in it, which the library cannot read: always the same one, so that
+    what the library keeps of its files is found again."""
+    room = Path(_room() or datasets.config.HF_DATASETS_CACHE)
+    link = room / f"linked-{hashlib.blake2b(folder.encode(), digest_size=16).hexdigest()}"
+    room.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        link.symlink_to(folder)
+    return str(link)
+
+
+def _back(table: datasets.Dataset, link: str, folder: str) -> datasets.Dataset:
+    """A table whose pictures are named where they are, not by a link."""
+    found = table.data.table
+    for name, feature in table.features.items():
+        if isinstance(feature, datasets.Image):
+            pictures = found[name].combine_chunks()
+            fields = {field.name: pictures.field(field.name) for field in pictures.type}
+            fields["path"] = pc.replace_substring(fields["path"], f"{link}/", f"{folder}/", max_replacements=1)
+            named = pa.StructArray.from_arrays(list(fields.values()), list(fields), mask=pictures.is_null())
+            found = found.set_column(found.column_names.index(name), found.schema.field(name), named)
+    return datasets.Dataset(found, info=table.info, split=table.split)
 
 
 @cache
