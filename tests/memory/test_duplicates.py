@@ -9,6 +9,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from recollect.core.errors import UserError
 from recollect.memory import Memory, duplicates, near_pairs
 from recollect.memory.build.looks import bits_apart, looks_array, near_looks
 from recollect.memory.duplicates import LEVELS, LOOK_BITS, LOOK_COSINE, find_duplicates
@@ -231,6 +232,22 @@ def test_neighbourhoods_join_nothing_that_is_not_near_and_miss_little(monkeypatc
     assert len(np.unique(whole)) < 900
     assert all(len(np.unique(whole[parts == root])) == 1 for root in np.unique(parts)), "no group too many"
     assert len(np.unique(parts)) < 1.1 * len(np.unique(whole))
+
+
+def test_a_row_that_goes_while_a_store_without_versions_is_read_is_said():
+    class Shrinking(Rows):
+        address = "milvus://there"
+
+        def matrix(self, modality):
+            ids, vectors = super().matrix(modality)
+            return ids[1:], vectors[1:]
+
+    rows = [
+        {"id": str(row), "vector": np.eye(4, dtype=np.float32)[row], "look": "", "stamp": "", "digest": ""}
+        for row in range(4)
+    ]
+    with pytest.raises(UserError, match="rows were removed while it was read"):
+        find_duplicates(Shrinking(rows))
 
 
 def test_what_need_not_all_be_compared_says_what_was_not(tmp_path, pairs, monkeypatch):

@@ -182,6 +182,8 @@ def _vectors(memory: Memory, facts: _Facts) -> np.ndarray:
     if ids == facts.ids:
         return vectors
     row_of = {id: row for row, id in enumerate(ids)}
+    if not row_of.keys() >= set(facts.ids):  # of a store that keeps no versions
+        raise UserError(f"{memory.address}: rows were removed while it was read. Ask again.")
     return np.asarray(vectors[[row_of[id] for id in facts.ids]])
 
 
