@@ -2,19 +2,22 @@
 
 import hashlib
 import itertools
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from elsewhere import CARD, card
 from recollect.core.errors import UserError
 from recollect.memory import Memory, duplicates, near_pairs
 from recollect.memory.build.looks import bits_apart, looks_array, near_looks
 from recollect.memory.duplicates import LEVELS, LOOK_BITS, LOOK_COSINE, find_duplicates
 from recollect.memory.lookup import ROUNDING
-from recollect.memory.near_pairs import Bounds, Joined, join_all, join_neighbourhoods, kept_apart
+from recollect.memory.near_pairs import Bounds, Joined, join_all, join_between, join_neighbourhoods, kept_apart
 from recollect.memory.rows import picture_of
 
 WIDTH = 16
@@ -217,6 +220,20 @@ def test_a_bound_of_few_coordinates_loses_no_pair(monkeypatch):
     near = products >= 0.8
     assert near.sum() > 2 * len(vectors)
     assert joined.all().tolist() == slow_components(600, np.argwhere(near).tolist())
+
+
+def test_all_of_it_runs_on_a_card_too(monkeypatch):
+    vectors, found = clustered(np.random.default_rng(3), 500, width=48, spread=0.05, centres=100), []
+    for place in (nullcontext, card):
+        with place() as device:
+            monkeypatch.setattr(near_pairs, "best_device", lambda device=device: device or torch.device("cpu"))
+            bounds, exact, fast = Bounds(vectors, 0.9), Joined(500), Joined(500)
+            join_all(bounds, exact, 0.9)
+            join_neighbourhoods(bounds, fast, 0.9)
+            join_between(bounds, fast, np.arange(250), np.arange(250, 500), 0.9)
+            found.append([exact.all().tolist(), fast.all().tolist(), kept_apart(bounds, np.arange(500), 0.9).tolist()])
+    assert bounds.short.device == CARD
+    assert found[0] == found[1]
 
 
 def test_neighbourhoods_join_nothing_that_is_not_near_and_miss_little(monkeypatch):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from recollect.core.progress import Counter, progress
 from recollect.core.seeding import numpy_generator
+from recollect.core.types import best_device
 
 _STRIPE, _BLOCK = 512, 4_096
 """Rows that are multiplied with one another at a time: their bounds (8 MB) stay in a cache."""
@@ -96,10 +97,10 @@ class Bounds:
         costs = [_cost(_coordinates(tried, axes[:, :each]), tried, threshold) for each in widths]
         best = widths[int(np.argmin(costs))] if widths and min(costs) < _COLUMN * width else width
         self.axes = axes[:, :best]
-        self.short = torch.empty((rows, best + (best < width)), dtype=torch.float32)
+        self.short = torch.empty((rows, best + (best < width)), dtype=torch.float32, device=best_device())
         for start, block in self._blocks():
             some = torch.from_numpy(block / self.norms[start : start + len(block), None])
-            self.short[start : start + len(block)] = _coordinates(some, self.axes)
+            self.short[start : start + len(block)] = _coordinates(some, self.axes).to(self.short.device)
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -139,7 +140,7 @@ def join_all(bounds: Bounds, joined: Joined, threshold: float) -> None:
     """Join every pair of rows whose cosine reaches a threshold; half of all pairs are looked at, each once."""
     # what is alike comes together, and a block whose rows all hang together is passed over
     spread = bounds.short[:, : bounds.axes.shape[1]].std(0, correction=0)
-    rows = np.argsort(bounds.short[:, int(spread.argmax())].numpy(), kind="stable").astype(np.int64)
+    rows = np.argsort(bounds.short[:, int(spread.argmax())].cpu().numpy(), kind="stable").astype(np.int64)
     with progress("compare pictures", len(rows) * (len(rows) - 1) / 2 / _MILLION, "million pairs") as counter:
         _join_within(bounds, joined, rows, threshold, counter)
 
@@ -195,7 +196,7 @@ def _join_between(
     products = short[0] @ short[1].T
     if products.max() < threshold - _SLACK:
         return
-    near = (products >= threshold - _SLACK).numpy()
+    near = (products >= threshold - _SLACK).cpu().numpy()
     if len(rows[0]) + len(rows[1]) < np.count_nonzero(near):  # dense: most may hang together already
         near &= one[:, None] != other
     first, second = np.divmod(np.flatnonzero(near), len(other))
@@ -219,7 +220,10 @@ def _cells(bounds: Bounds) -> Iterator[np.ndarray]:
     near = np.empty((len(bounds), probes), dtype=np.float32)
     for start in range(0, len(bounds), _SAMPLE):
         best = (bounds.short[start : start + _SAMPLE, :width] @ centres.T).topk(probes, dim=1)
-        own[start : start + _SAMPLE], near[start : start + _SAMPLE] = best.indices.numpy(), best.values.numpy()
+        own[start : start + _SAMPLE], near[start : start + _SAMPLE] = (
+            best.indices.cpu().numpy(),
+            best.values.cpu().numpy(),
+        )
     order = np.lexsort((near.reshape(-1), own.reshape(-1)))
     edges = np.searchsorted(own.reshape(-1)[order], np.arange(count + 1))
     for start, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
@@ -248,7 +252,7 @@ def _any_near(bounds: Bounds, rows: np.ndarray, others: np.ndarray, threshold: f
         if not len(open_):
             break
         products = bounds.short[torch.from_numpy(rows[open_])] @ bounds.short[torch.from_numpy(block)].T
-        one, other = ((products >= threshold - _SLACK).nonzero().T).numpy()
+        one, other = (products >= threshold - _SLACK).nonzero().T.cpu().numpy()
         for first in range(0, len(one), _CHUNK):
             some, more = open_[one[first : first + _CHUNK]], block[other[first : first + _CHUNK]]
             asked = ~found[some]
