@@ -127,13 +127,18 @@ def test_the_command_takes_memory_and_classifier(place, tmp_path, capsys, monkey
     reading = ["--memory", str(place / "memory"), "--fusion", str(place / "fusion"), "--k", "3"]
     model, kept = str(place / "model"), str(tmp_path / "kept")
     assert main(["classify", "--support", str(place / "examples"), "--model", model, "--save", kept, *reading]) == 0
-    assert main(["export", model, "--classifier", kept, "--out", str(tmp_path / "out"), *reading]) == 0
+    assert main(["export", "--classifier", kept, "--out", str(tmp_path / "out"), *reading]) == 0
     ((encoder, folder, taught),) = seen
     assert isinstance(encoder, RetrievalEnhancedEncoder)
     assert folder == tmp_path / "out"
     assert taught.classes == ("bright", "dark")
     assert main(["export", model, "--near", "0.9", *reading]) == 2
     assert "--near" in capsys.readouterr().err
+    assert main(["export", "--out", str(tmp_path / "out"), *reading]) == 2, "this memory does not say its model"
+    assert "which model? Name it" in capsys.readouterr().err
+    monkeypatch.setattr(command.MemoryOptions, "model", model)
+    assert main(["export", "--out", str(tmp_path / "out"), *reading]) == 0
+    assert seen[1][0].fingerprint == encoder.fingerprint
 
 
 def test_what_cannot_be_written_says_so_before_anything_is(place, encoder, tmp_path, monkeypatch):

@@ -35,7 +35,8 @@ def pairs(tmp_path_factory):
 
 
 def train(folder, out, *words):
-    command = ["train", "reco", folder / "model", "--memory", folder / "memory", "--data", folder / "pairs.csv"]
+    """As the memory's own model would be named, which it knows."""
+    command = ["train", "reco", "--memory", folder / "memory", "--data", folder / "pairs.csv"]
     return cli.main([str(word) for word in (*command, "--out", out, "--epochs", 1, "--k", 3, *words)])
 
 
@@ -61,6 +62,7 @@ def test_a_preset_and_options_decide_how_it_learns_to_read(pairs, tmp_path, word
     assert tuple(fusion.trained["newness"].values()) == newness
     recipe = json.loads((tmp_path / "run" / "recipe.json").read_text())
     assert (recipe["score_of"], recipe["mask"]) == (score_of, mask)
+    assert recipe["model"]["start"] == str(pairs / "model"), "so that the run can be told and begun again"
 
 
 @pytest.fixture

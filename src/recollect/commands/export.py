@@ -8,9 +8,9 @@ import tyro
 from recollect.apps.classify.classifier import Classifier
 from recollect.apps.export import export_all
 from recollect.commands.memory_options import MemoryOptions
-from recollect.commands.positionals import ModelPlace
+from recollect.commands.positionals import MaybeModelPlace
 from recollect.core.errors import UserError
-from recollect.core.files import check_writable
+from recollect.core.files import beside, check_writable
 from recollect.core.progress import output
 from recollect.models import load_model
 
@@ -23,8 +23,9 @@ class Export:
     classifier.onnx too: pixels in, calibrated probabilities out.
     """
 
-    model: ModelPlace
-    """A model: RUN/model, the folder of a checkpoint, or a hub id."""
+    model: MaybeModelPlace = None
+    """A model: RUN/model, the folder of a checkpoint, or a hub id; by default the one that --classifier was taught with,
+    or that embedded --memory."""
     out: Path = Path("exported")
     """A new folder."""
     classifier: Path | None = None
@@ -36,7 +37,12 @@ class Export:
         if self.reading.near is not None:
             raise UserError("--near: is for evaluation; here nothing is tested.")
         check_writable(self.out, "--out")
+        self.reading.check()
         classifier = Classifier.load(self.classifier) if self.classifier else None
-        encoder = self.reading.apply(load_model(self.model, "cpu"))
+        kept = beside(classifier.model.name, self.classifier or "") if classifier else self.reading.model
+        name = self.model or kept
+        if not name:
+            raise UserError("which model? Name it: recollect export MODEL; a classifier or a memory may say it too.")
+        encoder = self.reading.apply(load_model(name, "cpu"))
         folder = export_all(encoder, self.out, classifier)
         output().print(f"exported: {folder}", highlight=False, soft_wrap=True)

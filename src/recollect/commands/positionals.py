@@ -7,6 +7,7 @@ import tyro
 from tyro.conf import Positional
 
 ModelPlace = Annotated[Positional[str], tyro.conf.arg(metavar="MODEL")]
+MaybeModelPlace = Annotated[Positional[str | None], tyro.conf.arg(metavar="[MODEL]")]
 ModelPlaces = Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="MODEL [MODEL ...]")]
 SourcePlace = Annotated[Positional[str], tyro.conf.arg(metavar="SOURCE")]
 MemoryPlace = Annotated[Positional[str], tyro.conf.arg(metavar="MEMORY")]

@@ -6,7 +6,7 @@ from typing import Literal
 
 import tyro
 
-from recollect.commands.positionals import ModelPlace
+from recollect.commands.positionals import MaybeModelPlace
 from recollect.commands.train import config_in, recipe_of_run
 from recollect.commands.unread import refuse_unread, split_for
 from recollect.core.errors import UserError
@@ -21,6 +21,7 @@ from recollect.memory.fusion.learning import PRESETS, FusionRecipe, Preset, embe
 from recollect.memory.fusion.neighbours import ScoreOf
 from recollect.memory.fusion.newness import STRENGTHS, Newness, NewnessKind
 from recollect.memory.fusion.objective import TERMS, Mask, Term
+from recollect.memory.opening import open_model_of
 from recollect.memory.store import NEAR, Memory
 from recollect.models import load_model, loading
 from recollect.training.optimiser import Optimiser
@@ -42,12 +43,13 @@ class TrainReco:
     `recollect train reco --config OTHER/recipe.json` takes the options of another run.
     """
 
-    model: ModelPlace
-    """The frozen model: RUN/model, any folder of a CLIP-type checkpoint, or a hub id."""
     memory: str
     """Its memory: a folder, or milvus://host:port/collection."""
     data: tuple[str, ...]
     """Training pairs: one or more sources. They may also be in the memory: no pair reads itself."""
+    model: MaybeModelPlace = None
+    """The frozen model, which embedded the memory: RUN/model, any folder of a CLIP-type checkpoint, or a hub id; by
+    default where it was then."""
     out: Path = Path("runs/reco")
     """Folder of the run."""
     split: str | None = None
@@ -164,8 +166,8 @@ class TrainReco:
         check_free(self.out, self.resume)
         memory = Memory.open(self.memory)  # what is wrong with it should show before anything is embedded
         memory.check_k(self.k)
-        encoder = load_model(self.model, self.device)
-        memory.check_encoder(encoder, self.model)
+        encoder, name = open_model_of(memory, self.model, self.device, option="MODEL")
+        recipe = replace(recipe, model=Model(start=name))
         sources = tuple(open_source(spec, split=self._split(spec)) for spec in self.data)
         if self.limit is None and any(source.endless for source in sources):
             raise UserError("a built-in stream has no end. Say how many pairs to take with --limit N.")
@@ -189,7 +191,8 @@ class TrainReco:
         if len(self.crossfit) == 1:
             raise UserError("--crossfit takes two models or more: number I of N was trained with ?without=I/N.")
         for place in (self.model, *self.crossfit):
-            loading.check_place(place)
+            if place is not None:
+                loading.check_place(place)
 
     def _split(self, spec: str) -> str | None:
         """The split to open a source with."""
@@ -214,7 +217,7 @@ class TrainReco:
         start = self.start or preset.fusion.start
         return replace(
             preset,
-            model=Model(start=self.model),
+            model=Model(start=self.model or ""),
             data=Data(sources=self.data, split=self.split),
             objective=ObjectiveOptions(base="softmax", scale=self.scale),
             optimiser=self.optimiser,
