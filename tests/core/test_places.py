@@ -2,7 +2,7 @@
 
 import pytest
 
-from recollect.core.places import public_names, public_place
+from recollect.core.places import model_name, public_names, public_place
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,17 @@ def test_names_tell_places_apart():
     }  # fmt: skip
     assert list(public_names(("/a/one/model", "/b/one/model")).values()) == ["a/one/model", "b/one/model"]
     assert public_names(()) == {}
+
+
+def test_a_model_is_called_the_same_however_its_place_is_spelled(tmp_path, monkeypatch):
+    run, other = tmp_path / "here" / "runs" / "a" / "model", tmp_path / "there" / "a" / "model"
+    for folder in (run, other):
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "link").symlink_to(tmp_path / "here")
+    spelled = ("runs/a/model", "./runs/a/model/", "runs/../runs/a/model", run, tmp_path / "link" / "runs/a/model")
+    assert {model_name(str(place), "0123456789") for place in spelled} == {"runs/a/model"}
+    elsewhere = (other, "../there/a/model", f"{other}/")
+    assert {model_name(str(place), "0123456789") for place in elsewhere} == {"a/model 01234567"}
+    assert model_name("google/siglip2-base-patch16-224", "0") == "google/siglip2-base-patch16-224"
+    assert model_name(".", "0123456789") == "here 01234567"

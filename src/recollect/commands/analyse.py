@@ -9,6 +9,7 @@ from recollect.commands.positionals import ModelPlaces
 from recollect.commands.unread import split_for
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable, write_json
+from recollect.core.places import model_name, public_names
 from recollect.core.progress import output
 from recollect.data.sources import open_source
 from recollect.data.sources.derived import corpus
@@ -51,19 +52,23 @@ class Span:
             for spec in self.captions
             for text in list(corpus(open_source(spec, kind="caption"), MOST_CAPTIONS))[:MOST_CAPTIONS]
         ]
-        table = Table("model", "width", "rank of the span", *(f"outside, {spec}" for spec in self.data))
+        data = public_names(self.data)
+        table = Table("model", "width", "rank of the span", *(f"outside, {called}" for called in data.values()))
         rows = []
         for name in self.models:
             model = load_model(name)
             span = text_span(model.embed_texts(list(dict.fromkeys(texts))).numpy(), self.share)
             outside = {
-                spec: energy_outside(
+                called: energy_outside(
                     image_features(model, open_source(spec, split=split_for(spec, self.split, "test"))).images, span
                 )
-                for spec in self.data
+                for spec, called in data.items()
             }
-            rows.append({"model": name, "width": model.width, "rank": len(span), "outside": outside})
-            table.add_row(name, str(model.width), str(len(span)), *(f"{100 * each:.1f} %" for each in outside.values()))
+            called = model_name(name, model.fingerprint)
+            rows.append({"model": called, "width": model.width, "rank": len(span), "outside": outside})
+            table.add_row(
+                called, str(model.width), str(len(span)), *(f"{100 * each:.1f} %" for each in outside.values())
+            )
         output().print(table)
         if self.out:
             write_json(self.out, rows)

@@ -9,6 +9,7 @@ from recollect.commands.evaluate import DataOptions, ModelOptions
 from recollect.commands.memory_options import MemoryOptions
 from recollect.commands.positionals import ModelPlace
 from recollect.core.files import check_writable
+from recollect.core.places import model_name
 from recollect.core.progress import output
 from recollect.evaluation.embedded import FileForm, write_embedded
 from recollect.models import load_model
@@ -41,7 +42,7 @@ class Embed:
         encoder = load_model(self.model, self.device)
         for task in opened.tasks:
             reading = self.reading.apply(encoder, task.query)
-            name = self.reading.name(self.model, reading)
+            name = self.reading.name(model_name(self.model, encoder.fingerprint), reading)
             prefix = ModelOptions(()).prefix_for(reading)
             folder = self.out / task.name.replace("/", "-")
             write_embedded(reading, task, folder, model=name, form=self.form, prefix=prefix)

@@ -14,6 +14,7 @@ from recollect.commands.positionals import ModelPlaces
 from recollect.commands.unread import refuse_unread
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable
+from recollect.core.places import model_name
 from recollect.core.progress import output
 from recollect.core.types import Encoder, Kind, Source, caption_prefix
 from recollect.data.definitions import knowledge_prompts, open_definitions
@@ -181,7 +182,8 @@ class ModelOptions:
             encoder = load_model(name, self.device)
             for data, images in sets:
                 reading = self.reading.apply(encoder, images, cache)
-                yield self.reading.name(name, reading), reading, cache, data
+                called = model_name(name, encoder.fingerprint)
+                yield self.reading.name(called, reading), reading, cache, data
 
     def refuse(self, command: str, *options: str) -> None:
         """See `DataOptions.refuse`."""

@@ -24,8 +24,8 @@ class Export:
     """
 
     model: MaybeModelPlace = None
-    """A model: RUN/model, the folder of a checkpoint, or a hub id; by default the one that --classifier was taught with,
-    or that embedded --memory."""
+    """A model: RUN/model, the folder of a checkpoint, or a hub id; by default the one that --classifier was taught
+    with, or that embedded --memory."""
     out: Path = Path("exported")
     """A new folder."""
     classifier: Path | None = None

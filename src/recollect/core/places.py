@@ -1,5 +1,6 @@
 """What results call models, memories and files: no folder of this machine, no user and no key."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +26,20 @@ def public_place(place: str, parts: int = 1) -> str:
     path = Path(file)
     last = [part for part in path.parts if part not in ("/", "~", "..")][-(parts + (path.name == "model")) :]
     return f"{name}{equals}{'/'.join(last)}{mark}{query}"
+
+
+def model_name(place: str, fingerprint: str) -> str:
+    """What results call a model, however its place was spelled: no folder of this machine.
+
+    A folder in or below the one that a command runs in by its path from there; one elsewhere by its last part, and the
+    first eight digits of the model's fingerprint, since others may be called so too; a hub id as it is.
+    """
+    if not os.path.isdir(place):
+        return place
+    for path, here in ((os.path.abspath(place), os.getcwd()), (os.path.realpath(place), os.path.realpath("."))):
+        if path.startswith(os.path.join(here, "")):
+            return Path(os.path.relpath(path, here)).as_posix()
+    return f"{public_place(os.path.abspath(place))} {fingerprint[:8]}"
 
 
 def public_names(places: Sequence[str]) -> dict[str, str]:
