@@ -205,7 +205,7 @@ def test_rows_without_a_split_are_counted_and_a_column_without_any_is_no_column(
           for scale in ("0", "-1", "nan", "inf")),
         (["--features", "own.parquet", "--shots", "13", "--small-classes", "drop"], "Ask for fewer with --shots"),
         (["--features", "text.parquet"], "lists of floating-point numbers are needed"),
-        (["--features", "pickle.npy", "--feature-labels", "train-labels.npy"], "not a .npy file of numbers or text"),
+        (["--features", "pickle.npy", "--feature-labels", "train-labels.npy"], "Save words by np.save(file, np.array("),
     ],
 )  # fmt: skip
 def test_bad_files_are_one_clear_line(files, words, message, capsys, monkeypatch):

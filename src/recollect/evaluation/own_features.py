@@ -272,7 +272,8 @@ def _array(path: Path) -> np.ndarray:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (ValueError, OSError, EOFError) as error:
-        raise UserError(f"{path}: not a .npy file of numbers or text ({error})") from None
+        objects = ". Save words by np.save(file, np.array(labels, dtype=str))" if "Object arrays" in str(error) else ""
+        raise UserError(f"{path}: not a .npy file of numbers or text ({error}){objects}") from None
 
 
 def _table(path: Path) -> pa.Table:
