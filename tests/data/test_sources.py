@@ -106,6 +106,7 @@ def test_a_folder_of_images_for_each_class(make, shade):
     assert source.class_names == ("cat", "old bus")
     assert [(sample.label, shade(sample)) for sample in source] == [(0, 0), (1, 1)]
     assert len(open_source(str(root), split="validation")) == 2
+    assert repr(source) == "TableSource('pictures:train': 2 samples, labels, 2 classes)"
 
 
 def test_a_class_may_be_called_train_and_a_file_test(make):

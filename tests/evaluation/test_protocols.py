@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import recollect
 from recollect.core.errors import UserError
 from recollect.evaluation.protocols import PROTOCOLS, Measurement
 from recollect.evaluation.results import Result
+from recollect.fewshot.protocol import Protocol
 from recollect.testing import HashEncoder
 
 
@@ -51,6 +53,18 @@ def test_classes_with_too_few_examples_are_left_out_and_named(pictures, capfd):
     message = "1 of 2 classes have 8 examples or more, and two are needed; 'dog' has 1. Ask for fewer shots"
     with pytest.raises(UserError, match=message):
         PROTOCOLS["few-shot"].open(str(few))
+
+
+def test_evaluations_in_python_need_an_encoder_and_a_task_and_a_task_fits_on_a_screen(pictures):
+    encoder, task = HashEncoder(width=16), recollect.classification_task(pictures)
+    assert len(repr(task)) < 3000, "80 templates, and not every picture's file"
+    found = [recollect.zero_shot(encoder, task), recollect.linear_probe(encoder, task)]
+    found += [recollect.few_shot(encoder, task, Protocol(("prototype",), (1, 2), (0,)))]
+    pairs = recollect.retrieval_task(pictures)
+    found += [recollect.retrieval(encoder, pairs)]
+    assert {each.model for each in found} == {"model"}
+    with pytest.raises(UserError, match="fewer than 32 shots"):
+        recollect.few_shot(encoder, task)
 
 
 def test_draws_are_averaged_and_other_rows_left_out():

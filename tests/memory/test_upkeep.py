@@ -196,6 +196,22 @@ def test_of_doubles_the_one_that_was_removed_stays_away_while_the_other_is_there
     assert "photos:copy.png" in names(memory)
 
 
+def test_copies_that_a_build_left_out_come_with_the_first_look_and_not_with_some_later_change(
+    followed, photos, monkeypatch
+):
+    for module in ("building", "editions", "reading"):
+        monkeypatch.setattr(f"recollect.memory.build.{module}.ROWS_AT_ONCE", 8)
+    memory, encoder, watch = followed
+    (photos / "0 copy.png").write_bytes((photos / "0.png").read_bytes())
+    for number in range(8, 20):
+        scene(number).save(photos / f"{number}.png")
+    reader = Reader(encoder, open_source(str(photos), keep_textless=True), encoder.fingerprint)
+    assert (fill_memory(memory, reader, BuildOptions()).same, len(memory)) == (1, 20)
+    report = watch.look(settled=True)
+    assert (report.added, report.unchanged, len(memory)) == (1, 20, 21)
+    assert FolderWatch(memory, encoder, photos).look(settled=True).added == 0
+
+
 def test_an_emptied_or_missing_folder_takes_no_row_away(followed, photos):
     memory, _, watch = followed
     watch.look(settled=True)

@@ -101,7 +101,7 @@ def entities(
     task: ClassificationTask,
     seen: Bool[np.ndarray, " classes"],
     *,
-    model: str,
+    model: str = "model",
     seed: int = 0,
     prefix: Kind | None = None,
     cache: FeatureCache | None = None,

@@ -30,9 +30,9 @@ from recollect.tasks.classification import ClassificationTask, keep_classes
 def few_shot(
     encoder: Encoder,
     task: ClassificationTask,
-    protocol: Protocol,
+    protocol: Protocol = Protocol(),  # noqa: B008 - frozen
     *,
-    model: str,
+    model: str = "model",
     seed: int = 0,
     prefix: Kind | None = None,
     cache: FeatureCache | None = None,

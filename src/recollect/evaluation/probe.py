@@ -18,7 +18,7 @@ def linear_probe(
     task: ClassificationTask,
     metric: Metric = "top-1",
     *,
-    model: str,
+    model: str = "model",
     seed: int = 0,
     cache: FeatureCache | None = None,
 ) -> Result:

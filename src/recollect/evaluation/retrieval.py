@@ -34,7 +34,7 @@ def retrieval(
     encoder: Encoder,
     task: RetrievalTask,
     *,
-    model: str,
+    model: str = "model",
     seed: int = 0,
     prefix: Kind | None = None,
     cache: FeatureCache | None = None,

@@ -44,7 +44,7 @@ def zero_shot(
     encoder: Encoder,
     task: ClassificationTask,
     *,
-    model: str,
+    model: str = "model",
     seed: int = 0,
     prefix: Kind | None = None,
     cache: FeatureCache | None = None,

@@ -83,6 +83,10 @@ class TableSource(Source):
         if not self.origin.anywhere and self.origin.base is not None:
             self._refuse_paths_elsewhere(self.origin.base)
 
+    def __repr__(self) -> str:
+        classes = f", {len(self.class_names):,} classes" if self.class_names else ""
+        return f"TableSource({self.name!r}: {len(self):,} samples, {self.kind}s{classes})"
+
     def _refuse_paths_elsewhere(self, base: Path) -> None:
         """A table from a stranger must not make this machine open, and show, a file of its own."""
         column = self.table.data.column(self.columns.image).take(pa.array(self.rows))
