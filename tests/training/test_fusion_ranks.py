@@ -1,17 +1,31 @@
 """What reads a memory, learning over two processes: each keeps its rows, and together they have the step of one."""
 
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
+from recollect.memory.backends.base import Record
+from recollect.memory.conformance import ListBackend
+from recollect.memory.fusion import joint as joint_runs
 from recollect.memory.fusion.block import FusionModule, FusionSettings
 from recollect.memory.fusion.joint import ReadingTowers
 from recollect.memory.fusion.learning import FusionTowers
 from recollect.memory.fusion.objective import TERMS, FusionObjective
+from recollect.memory.rows import Pairs
 from recollect.memory.store import Memory
 from recollect.models import build_model
 from recollect.objectives import ContextObjective, ContrastiveObjective
+from recollect.testing import HashEncoder
+from recollect.training.options import Data
 from recollect.training.ranks import ranks, shard_of_this_process, sum_gradients
+from recollect.training.recipes import RECIPES
 from recollect.training.step import Inputs, StepOptions, train_step
 
 BATCH, PLACES, WIDTH, READS, K = 12, 4, 8, 6, 2
@@ -94,14 +108,54 @@ def joint(base, rank, shard):
     return {**report, **gradients(towers=model, objective=objective)}
 
 
-def test_two_processes_have_the_loss_and_gradients_of_one(in_processes, tmp_path):
+def same_runs(folder: Path, whole_run) -> None:
+    """Whole runs of RA-CLIP too: the first process finds what the pictures read, each reads it with its rows."""
+    whole_run("one", 0)
+    one, two = (
+        [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("one", "two")
+    )
+    assert len(one) == len(two) == 2
+    for alone, shared in zip(one, two, strict=True):
+        assert shared["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+        assert shared["gradient_norm"] == pytest.approx(alone["gradient_norm"], rel=1e-4)
+    file = Path("model", joint_runs.FUSION, "fusion.safetensors")
+    weights = [load_file(folder / name / file) for name in ("one", "two")]
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, atol=1e-5, rtol=1e-4)
+
+
+@pytest.fixture
+def whole_run(tmp_path, monkeypatch):
+    """A run of towers that read a memory in a list, from its pictures on; each process has a cache of its own."""
+    searcher, captions = HashEncoder(), [f"a caption, number {number}" for number in range(20)]
+    drawn = np.random.default_rng(0).normal(size=(2, 20, searcher.width)).astype(np.float32)
+    images, texts = drawn / np.linalg.norm(drawn, axis=2, keepdims=True)
+    memory = Memory(ListBackend(Record(searcher.width, searcher.fingerprint)))
+    memory.add(Pairs([f"m:{n}" for n in range(20)], images, texts, captions, searcher.fingerprint, ["m"] * 20))
+    monkeypatch.setattr(joint_runs.Memory, "open", lambda address: SimpleNamespace(snapshot=lambda: memory))
+    monkeypatch.setattr(joint_runs, "open_model_of", lambda *_: (searcher, "searcher"))
+    plain = joint_runs.joint_recipe(RECIPES["latents-siglip"]())
+    data = Data(sources=("latents:captions?size=24",))
+    recipe = replace(plain, data=data, memory="m", k=3, max_score=2.0, steps=2, batch_size=8, log_every=1)
+
+    def run(name, rank):
+        monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / f"{name}-cache-{rank}"))
+        joint_runs.train_joint(recipe, tmp_path / name, device="cpu")
+
+    return run
+
+
+def test_two_processes_have_the_loss_and_gradients_of_one(in_processes, tmp_path, whole_run):
     made = [(fused, case) for case in range(len(CASES))] + [(joint, base) for base in ("softmax", "context")]
 
     def work(rank):
         with ranks("cpu"):
             torch.save([make(case, rank, shard_of_this_process()) for make, case in made], tmp_path / f"{rank}.pt")
+        whole_run("two", rank)
 
     in_processes(work, 2)
+    same_runs(tmp_path, whole_run)
     shares = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     for place, (make, case) in enumerate(made):
         expected = make(case, 0, shard_of_this_process())
