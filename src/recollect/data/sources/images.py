@@ -37,6 +37,7 @@ _PHONES = {".heic", ".heif", ".hif", ".jxl", ".svg", ".avif"}
 _CAMERAS = {".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".pef"}
 _UNREAD_ENDINGS = frozenset(_PHONES | _CAMERAS) - PICTURE_ENDINGS
 """Of pictures that Pillow does not open, AVIF only in its older versions."""
+_UNREAD = "a kind of picture that is not read here. Convert it to JPEG, say."
 
 _ORIENTATION = 0x0112  # the EXIF tag
 _BITS, _ZERO, _FORM = 258, 262, 339
@@ -76,8 +77,10 @@ def decode(data: bytes | Path, where: str, *, needed: int = 0) -> Image.Image:
     except FileNotFoundError:
         raise BrokenImageError(f"{where}: no such file") from None
     except Exception as error:  # Pillow's decoders raise nearly anything on damaged bytes
-        known = isinstance(error, Image.UnidentifiedImageError)
-        raise BrokenImageError(f"{where}: {'not a picture' if known else f'cannot be read ({error})'}") from None
+        why = "not a picture" if isinstance(error, Image.UnidentifiedImageError) else f"cannot be read ({error})"
+        if isinstance(data, Path) and data.suffix.lower() in _UNREAD_ENDINGS:
+            why = _UNREAD
+        raise BrokenImageError(f"{where}: {why}") from None
 
 
 PIXEL_DIGESTS = 2
@@ -100,7 +103,7 @@ def find_images(folder: Path) -> list[Path]:
     """
     if folder.is_file():
         if folder.suffix.lower() in _UNREAD_ENDINGS:
-            raise UserError(f"{folder}: a kind of picture that is not read here. Convert it to JPEG, say.")
+            raise UserError(f"{folder}: {_UNREAD}")
         if folder.suffix.lower() not in PICTURE_ENDINGS:
             raise UserError(f"{folder}: not a picture, by its ending (.jpg, .png, .webp, ...)")
         return [folder]
