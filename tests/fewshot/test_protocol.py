@@ -5,7 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from recollect.fewshot import ApeTrained, ClassAdaptiveProbe, ClipAdapter, LinearProbePlusPlus, ResidualMap, Timo
+from recollect.fewshot import (
+    ApeTrained,
+    ClassAdaptiveProbe,
+    ClipAdapter,
+    LinearProbePlusPlus,
+    ResidualMap,
+    Timo,
+    engine,
+)
 from recollect.fewshot.calibration import expected_calibration_error
 from recollect.fewshot.draws import nested_supports
 from recollect.fewshot.engine import run_protocol
@@ -98,7 +106,9 @@ def test_the_tasks_are_neither_solved_nor_hopeless(task):
     assert 40 < min(values) < max(values) < 90
 
 
-def test_the_block_decides_memory_not_figures(task):
+def test_the_block_decides_memory_not_figures(task, monkeypatch):
+    monkeypatch.setattr(engine, "SET_QUERIES", 20)  # every eighth query has a set, wherever a block begins
+    monkeypatch.setattr(engine, "SET_ALPHA", 0.4)  # at which five examples can rule a class out
     names = ("prototype", "tip-adapter-cv", "softmax", "softmax+zero-shot", "gda")
     whole, small = (run_protocol(task, Protocol(names, SHOTS, SEEDS, memory=memory)) for memory in (2**28, 4_000))
     for one, other in zip(whole, small, strict=True):
