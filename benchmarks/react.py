@@ -1,13 +1,13 @@
 """REACT on real pictures: pairs that a memory holds of class names against as many pairs drawn from it at random.
 
-    python benchmarks/react.py FOLDER --start tiny --out results/reco/react.json
+    python benchmarks/react.py FOLDER --start patches --out results/reco/react.json
 
 FOLDER has the Parquet files of `recollect study lixp/real`. Half of its captioned training pictures train a base
 model; the other half, which it has not seen, is a memory. The pairs nearest to the class names of the sets in question
 are retrieved and train the model further: new gated blocks alone, the whole image tower, or its head; texts stay as
-they are. Every way has the same steps on as many pairs of the memory drawn at random. Rates are chosen on the choosing
-sets, with their class names and the first seed; the figures are of other sets. The tower of `patches` is no
-transformer, so no block can stand before its blocks: there the head alone is trained.
+they are. Every way is tried on as many pairs of the memory drawn at random too, and on the whole memory. Steps and
+rates are chosen on the choosing sets, with their class names and the first seed; the figures are of other sets. The
+tower of `patches` is no transformer, so no block can stand before its blocks: there the head alone is trained.
 """
 
 import shutil
@@ -50,12 +50,14 @@ Role = Literal["choosing", "testing"]
 Drawn = Literal["by image", "by text", "random"]
 DRAWN: tuple[Drawn, ...] = ("by image", "by text", "random")
 """How pairs come from the memory: retrieved by class names, compared with its images or its texts, or at random."""
+Pairs = Drawn | Literal["whole"]
 TEMPLATES = GENERAL_TEMPLATES[::8]
 SHOTS, DRAWS = 16, (0, 1)
 EXAMPLES, TESTED = 20, 600
 """Of every set so many examples of a class, and so many tested pictures, both drawn once."""
-NAMES: Mapping[Drawn, str] = {
-    "by image": "retrieved by image", "by text": "retrieved by text", "random": "drawn at random"
+NAMES: Mapping[Pairs, str] = {
+    "by image": "retrieved by image", "by text": "retrieved by text", "random": "drawn at random",
+    "whole": "of the whole memory",
 }  # fmt: skip
 BASE = "base model"
 MEASURES = {"zero-shot": "zero-shot top-1", "16-shot": "prototypes at 16 shots"}
@@ -178,12 +180,13 @@ class Trial:
             write_json(about, told | {"caption says some class": round(100 * spoken / len(hits), 1)})
         return out, read_json(about)
 
-    def further(self, way: str, setting: tuple[int, float], role: Role, drawn: Drawn) -> Path:
+    def further(self, way: str, setting: tuple[int, float], role: Role, drawn: Pairs) -> Path:
         """The base model, trained further."""
-        pairs, (steps, rate) = self.pairs(role, drawn)[0], setting
+        steps, rate = setting
+        data = self.half("1/2") if drawn == "whole" else Data(captions=(str(self.pairs(role, drawn)[0]),))
         recipe = RECIPES["post-train-react"]()
         recipe = replace(
-            recipe, model=Model(str(self.base), **WAYS[way].model), data=Data(captions=(str(pairs),)),
+            recipe, model=Model(str(self.base), **WAYS[way].model), data=data,
             objective=replace(self.recipe.objective, scale=None, bias=None), steps=steps, batch_size=self.options.batch,
             optimiser=replace(recipe.optimiser, learning_rate=rate), chunk=None, precision="float32", seed=self.seed,
         )  # fmt: skip
@@ -234,11 +237,11 @@ def mean(figures: Mapping[str, Mapping[str, float]], measure: str, names: Sequen
     return float(np.mean([figures[name][measure] for name in names]))
 
 
-def choose(trial: Trial, way: str) -> tuple[dict[Drawn, tuple[int, float]], dict[str, float]]:
+def choose(trial: Trial, way: str) -> tuple[dict[Pairs, tuple[int, float]], dict[str, float]]:
     """Steps and rate for each kind of pairs, by zero-shot accuracy on the choosing sets; and all that were tried."""
-    chosen: dict[Drawn, tuple[int, float]] = {}
+    chosen: dict[Pairs, tuple[int, float]] = {}
     tried: dict[str, float] = {}
-    for drawn in DRAWN:
+    for drawn in NAMES:
         found = {}
         for steps, rate in WAYS[way].tried:
             figures = trial.figures(trial.further(way, (steps, rate), "choosing", drawn), "choosing")
@@ -285,7 +288,7 @@ def main(options: Options) -> None:
     figures: dict[str, dict[str, list[dict[str, float]]]] = {}
     choices: dict[str, float] = {}
     pairs: dict[str, list[dict[str, float]]] = {}
-    settings: dict[str, dict[Drawn, tuple[int, float]]] = {}
+    settings: dict[str, dict[Pairs, tuple[int, float]]] = {}
     for number, seed in enumerate(options.seeds):
         trial = Trial(options, seed, tasks)
         if number == 0:
