@@ -15,6 +15,7 @@ from recollect import cli
 from recollect.core.errors import UserError
 from recollect.data.sources import open_source
 from recollect.memory import Memory
+from recollect.memory.build import watching
 from recollect.memory.build.building import BuildOptions, fill_memory, open_for_build
 from recollect.memory.build.looks import bits_apart, look_of, looks_array
 from recollect.memory.build.reading import Reader
@@ -120,6 +121,36 @@ def test_a_folder_whose_path_has_a_double_colon_is_followed(tmp_path):
     assert memory.ids_of([str(folder / "2.png")]) == ["2024::summer:2.png"]
     memory.delete(["2024::summer:2.png"])
     assert watch.look(settled=True) is None or set(names(memory)) == {"2024::summer:1.png", "2024::summer:new.png"}
+
+
+def test_a_picture_that_vanishes_under_the_first_look_ends_no_watch_and_a_wrong_folder_does(
+    followed, photos, monkeypatch, capsys
+):
+    memory, _, watch = followed
+    opened, told = watching.open_source, []
+
+    def vanish(*given, **options):
+        (photos / "5.png").unlink()
+        monkeypatch.setattr(watching, "open_source", opened)
+        raise UserError("photos: cannot be read (5.png does not exist)")
+
+    def told_once(report):
+        told.append(report)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watching, "open_source", vanish)
+    with pytest.raises(KeyboardInterrupt):
+        watch.follow(0.01, told_once)
+    assert (told[0].added, len(memory)) == (7, 7)
+    assert "5.png does not exist" in capsys.readouterr().err
+
+    def wrong(*given, **options):
+        raise UserError("photos: is no source")
+
+    monkeypatch.setattr(watching, "open_source", wrong)
+    scene(300).save(photos / "other.png")
+    with pytest.raises(UserError, match="is no source"):
+        watch.follow(0.01, told.append)
 
 
 def test_a_picture_that_is_half_copied_is_read_when_it_is_whole(followed, photos):

@@ -77,7 +77,7 @@ class FolderWatch:
 
     def follow(self, every: float, told: Callable[[BuildReport], None]) -> None:
         """Look every so many seconds, until interrupted; the first look takes everything as settled."""
-        report = self.look(settled=True)
+        report = self._first(every)
         while True:
             if report is not None:
                 told(report)
@@ -87,6 +87,17 @@ class FolderWatch:
             except UserError as error:  # a file that vanished while the folder was read; the next look sees it
                 note(str(error))
                 report = None
+
+    def _first(self, every: float) -> BuildReport | None:
+        """The first look, again where the folder changed under it; what is wrong whatever changes ends the command."""
+        while True:
+            try:
+                return self.look(settled=True)
+            except UserError as error:
+                if folder_state(self.folder) == self._before:
+                    raise
+                note(str(error))
+                time.sleep(every)
 
 
 def folder_state(folder: Path) -> State:
