@@ -134,15 +134,25 @@ def test_a_picture_that_vanishes_under_the_first_look_ends_no_watch_and_a_wrong_
         monkeypatch.setattr(watching, "open_source", opened)
         raise UserError("photos: cannot be read (5.png does not exist)")
 
-    def told_once(report):
-        told.append(report)
-        raise KeyboardInterrupt
+    def vanish_later(*given, **options):
+        monkeypatch.setattr(watching, "open_source", opened)
+        scene(301).save(photos / "5.png")
+        raise FileNotFoundError("no such file: 6.png")
+
+    def tell(report):
+        told.append((report.added, report.removed, len(memory)))
+        if len(told) == 2:
+            raise KeyboardInterrupt
+        (photos / "6.png").unlink()
+        monkeypatch.setattr(watching, "open_source", vanish_later)
 
     monkeypatch.setattr(watching, "open_source", vanish)
     with pytest.raises(KeyboardInterrupt):
-        watch.follow(0.01, told_once)
-    assert (told[0].added, len(memory)) == (7, 7)
-    assert "5.png does not exist" in capsys.readouterr().err
+        watch.follow(0.01, tell)
+    assert told == [(7, 0, 7), (1, 1, 7)]
+    said = capsys.readouterr().err
+    assert "5.png does not exist" in said
+    assert "no such file: 6.png" in said
 
     def wrong(*given, **options):
         raise UserError("photos: is no source")

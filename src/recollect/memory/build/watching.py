@@ -84,7 +84,8 @@ class FolderWatch:
             time.sleep(every)
             try:
                 report = self.look()
-            except UserError as error:  # a file that vanished while the folder was read; the next look sees it
+            except (UserError, FileNotFoundError) as error:
+                # a file that vanished while the folder was read; the next look sees it
                 note(str(error))
                 report = None
 
@@ -93,7 +94,7 @@ class FolderWatch:
         while True:
             try:
                 return self.look(settled=True)
-            except UserError as error:
+            except (UserError, FileNotFoundError) as error:
                 if folder_state(self.folder) == self._before:
                     raise
                 note(str(error))
