@@ -140,16 +140,16 @@ def test_lp_plus_plus_is_at_its_minimum_whatever_the_optimiser():
     start, alphas = model.start(support, labels)
 
     def loss(moved):
-        shift, stretch = moved[:18].reshape(3, 6), moved[18:]
+        shift, stretch, bias = moved[:18].reshape(3, 6), moved[18:21], moved[21:]
         total = 0.0
         for row, label in zip(support, labels, strict=True):
-            logits = [row @ (start[c] + shift[c] + alphas[c] * (1 + stretch[c]) * texts[c]) for c in range(3)]
+            logits = [row @ (start[c] + shift[c] + alphas[c] * (1 + stretch[c]) * texts[c]) + bias[c] for c in range(3)]
             total -= logits[label] - np.log(np.sum(np.exp(logits)))
-        return total / len(labels) + ridge / 2 * ((shift**2).sum() + (stretch**2).sum())
+        return total / len(labels) + ridge / 2 * ((shift**2).sum() + (stretch**2).sum() + (bias**2).sum())
 
-    slow = minimize(loss, np.zeros(21), method="BFGS", options={"gtol": 1e-6})
-    shift, stretch = slow.x[:18].reshape(3, 6), slow.x[18:]
-    scores = queries @ (start + shift + (alphas * (1 + stretch))[:, None] * texts).T
+    slow = minimize(loss, np.zeros(24), method="BFGS", options={"gtol": 1e-6})
+    shift, stretch, bias = slow.x[:18].reshape(3, 6), slow.x[18:21], slow.x[21:]
+    scores = queries @ (start + shift + (alphas * (1 + stretch))[:, None] * texts).T + bias
     found = model.scores(queries)
     np.testing.assert_allclose(found - found.mean(1, keepdims=True), scores - scores.mean(1, keepdims=True), atol=2e-3)
 

@@ -76,7 +76,7 @@ def kernel_form(estimator: EmbeddingClassifier) -> KernelForm | None:
             if len(weights) == 1:  # of two classes there is one score, the second's against the first's
                 weights, bias = np.concatenate([-weights, weights]) / 2, np.concatenate([-bias, bias]) / 2
         case LinearProbePlusPlus():
-            weights = estimator.coef_
+            weights, bias = estimator.coef_, estimator.intercept_
         case ClassAdaptiveProbe():
             weights = estimator.scale * estimator.coef_
         case Timo():

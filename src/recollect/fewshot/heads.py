@@ -154,13 +154,13 @@ class ClassAdaptiveProbe(_Anchored):
 
 
 class LinearProbePlusPlus(_Anchored):
-    """LP++: ``f·(w_c + alpha_c t_c)``, learned prototypes and learned text weights (Huang et al., 2024).
+    """LP++: ``f·(w_c + alpha_c t_c) + b_c``, learned prototypes and learned text weights (Huang et al., 2024).
 
     As published it starts from ``w_c`` the sum of the class's examples and ``alpha = 250 mean(x·t)``, and stops where a
     validation set says. The loss is convex, so here it is minimised (L-BFGS), and a ridge about the same start, chosen
-    on folds, stands for the early stop: mean cross-entropy ``+ ridge/2 (|w - w_0|^2 + |alpha / alpha_0 - 1|^2)``. It
-    has one minimum, since the ridge holds all that is learned: as in the paper there is no intercept (the public code
-    has one, from a random start), which classes that are far apart leave to the last digits.
+    on folds, stands for the early stop: mean cross-entropy ``+ ridge/2 (|w - w_0|^2 + |alpha / alpha_0 - 1|^2 +
+    |b|^2)``. It holds all that is learned, the intercept too (the public code starts that at random), which classes
+    that are far apart would leave to the last digits.
 
     Args:
         text_features: class texts W, in the order of ``classes_``.
@@ -208,12 +208,12 @@ class LinearProbePlusPlus(_Anchored):
         # which it does not, some 150 steps reach the minimum; else 500 do not, and where they end hangs on roundings.
         unit = np.sqrt(alphas**2 * (similarity**2).mean(axis=0) + 1)
 
-        def parts(moved: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            return moved[: sums.size].reshape(sums.shape), moved[sums.size :] / unit
+        def parts(moved: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            return moved[: sums.size].reshape(sums.shape), moved[sums.size : -classes] / unit, moved[-classes:]
 
         def loss(moved: np.ndarray) -> tuple[float, np.ndarray]:
-            shift, stretch = parts(moved)
-            logits = images @ (sums + shift).T + similarity * (alphas * (1 + stretch))
+            shift, stretch, bias = parts(moved)
+            logits = images @ (sums + shift).T + similarity * (alphas * (1 + stretch)) + bias
             errors = softmax(logits)
             peak = logits.max(axis=1)
             value = (peak + np.log(np.exp(logits - peak[:, None]).sum(axis=1)) - logits[rows, labels]).mean()
@@ -221,18 +221,20 @@ class LinearProbePlusPlus(_Anchored):
             errors /= count
             of_shift = errors.T @ images + strength * shift
             of_stretch = (errors * similarity).sum(axis=0) * alphas + strength * stretch
-            value += strength / 2 * float((shift**2).sum() + (stretch**2).sum())
-            return value, np.concatenate([of_shift.ravel(), of_stretch / unit])
+            of_bias = errors.sum(axis=0) + strength * bias
+            value += strength / 2 * float((shift**2).sum() + (stretch**2).sum() + (bias**2).sum())
+            return value, np.concatenate([of_shift.ravel(), of_stretch / unit, of_bias])
 
-        found = minimize(loss, np.zeros(classes * (width + 1)), jac=True, method="L-BFGS-B",
+        found = minimize(loss, np.zeros(classes * (width + 2)), jac=True, method="L-BFGS-B",
                          options={"maxiter": self.max_iter, "ftol": 1e-16, "gtol": 1e-10})  # fmt: skip
-        shift, stretch = parts(found.x)
+        shift, stretch, bias = parts(found.x)
         self.n_iter_ = max(1, int(found.nit))
         self.alpha_ = alphas * (1 + stretch)
         self.coef_ = (_without(sums + shift, basis) + self.alpha_[:, None] * self.texts_).astype(support.dtype)
+        self.intercept_ = bias.astype(support.dtype)
 
     def _scores(self, queries: np.ndarray) -> np.ndarray:
-        return queries @ self.coef_.T
+        return queries @ self.coef_.T + self.intercept_
 
 
 class ResidualMap(_Anchored):
