@@ -17,7 +17,7 @@ from recollect.memory import Memory, duplicates, near_pairs
 from recollect.memory.build.looks import bits_apart, looks_array, near_looks
 from recollect.memory.duplicates import LEVELS, LOOK_BITS, LOOK_COSINE, find_duplicates
 from recollect.memory.lookup import ROUNDING
-from recollect.memory.near_pairs import Bounds, Joined, join_all, join_between, join_neighbourhoods, kept_apart
+from recollect.memory.near_pairs import Bounds, DisjointSets, join_all, join_between, join_neighbourhoods, kept_apart
 from recollect.memory.rows import picture_of
 
 WIDTH = 16
@@ -200,7 +200,7 @@ def test_equal_rows_are_one_group_without_a_pair_of_each(monkeypatch):
         Bounds, "reach", lambda self, one, other, least: compared.append(len(one)) or reach(self, one, other, least)
     )
     vectors = np.tile(clustered(np.random.default_rng(0), 2), (10_000, 1))  # two kinds, one after the other
-    bounds, joined = Bounds(vectors, 0.94), Joined(len(vectors))
+    bounds, joined = Bounds(vectors, 0.94), DisjointSets(len(vectors))
     join_all(bounds, joined, 0.94)
     assert np.array_equal(joined.all(), np.arange(20_000) % 2)
     assert sum(compared) < 40 * len(vectors)
@@ -215,7 +215,7 @@ def test_a_bound_of_few_coordinates_loses_no_pair(monkeypatch):
     assert bounds.short.shape[1] < 96, "this is what is tested"
     bound = (bounds.short @ bounds.short.T).numpy()
     assert (bound >= products - 1e-5).all()
-    joined = Joined(len(vectors))
+    joined = DisjointSets(len(vectors))
     join_all(bounds, joined, 0.8)
     near = products >= 0.8
     assert near.sum() > 2 * len(vectors)
@@ -227,7 +227,7 @@ def test_all_of_it_runs_on_a_card_too(monkeypatch):
     for place in (nullcontext, card):
         with place() as device:
             monkeypatch.setattr(near_pairs, "best_device", lambda device=device: device or torch.device("cpu"))
-            bounds, exact, fast = Bounds(vectors, 0.9), Joined(500), Joined(500)
+            bounds, exact, fast = Bounds(vectors, 0.9), DisjointSets(500), DisjointSets(500)
             join_all(bounds, exact, 0.9)
             join_neighbourhoods(bounds, fast, 0.9)
             join_between(bounds, fast, np.arange(250), np.arange(250, 500), 0.9)
@@ -241,7 +241,7 @@ def test_neighbourhoods_join_nothing_that_is_not_near_and_miss_little(monkeypatc
     monkeypatch.setattr(near_pairs, "MOST_IN_CELL", 150)
     generator = np.random.default_rng(2)
     vectors = clustered(generator, 2_000, width=32, spread=0.03, centres=800)
-    exact, fast = (Joined(2_000) for _ in range(2))
+    exact, fast = (DisjointSets(2_000) for _ in range(2))
     bounds = Bounds(vectors, 0.94)
     join_all(bounds, exact, 0.94)
     assert join_neighbourhoods(bounds, fast, 0.94) >= 20

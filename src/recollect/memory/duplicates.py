@@ -14,7 +14,7 @@ from recollect.memory.lookup import ROUNDING
 from recollect.memory.naming import LABELLED, is_label_column
 from recollect.memory.near_pairs import (
     Bounds,
-    Joined,
+    DisjointSets,
     join_all,
     join_between,
     join_neighbourhoods,
@@ -102,7 +102,11 @@ def find_duplicates(memory: Memory, threshold: float = NEAR, everything: bool = 
     facts = _facts(memory)
     if not len(facts.pictures):
         return Duplicates({level: [] for level in LEVELS})
-    bounds, joined, left_out = Bounds(_vectors(memory, facts), threshold), Joined(len(facts.pictures)), list[str]()
+    bounds, joined, left_out = (
+        Bounds(_vectors(memory, facts), threshold),
+        DisjointSets(len(facts.pictures)),
+        list[str](),
+    )
     groups: dict[Level, list[list[int]]] = {}
     _join_equal(joined, facts.content)
     groups["same"] = _groups(joined.all(), np.arange(len(facts.pictures)))
@@ -187,7 +191,7 @@ def _vectors(memory: Memory, facts: _Facts) -> np.ndarray:
     return np.asarray(vectors[[row_of[id] for id in facts.ids]])
 
 
-def _join_equal(joined: Joined, keys: np.ndarray) -> None:
+def _join_equal(joined: DisjointSets, keys: np.ndarray) -> None:
     """Join what has one key; an empty one is none."""
     known = np.flatnonzero(keys != b"")
     order = known[np.argsort(keys[known], kind="stable")]
@@ -195,7 +199,7 @@ def _join_equal(joined: Joined, keys: np.ndarray) -> None:
     joined.join(order[:-1][equal], order[1:][equal])
 
 
-def _join_encoded(bounds: Bounds, joined: Joined, looks: np.ndarray, everything: bool) -> bool:
+def _join_encoded(bounds: Bounds, joined: DisjointSets, looks: np.ndarray, everything: bool) -> bool:
     """Join pictures whose hashes and embeddings are near; whether some were left out."""
     known = np.flatnonzero(looks)
     rows = known[np.argsort(looks[known], kind="stable")]

@@ -37,7 +37,7 @@ CELL, PROBES, MOST_IN_CELL = 1_000, 2, 8_192
 _ROUNDS, _TRAINED_ON = 4, 32
 
 
-class Joined:
+class DisjointSets:
     """Which rows hang together: a forest, whose trees are joined many at a time.
 
     Args:
@@ -125,7 +125,7 @@ class Bounds:
 
 
 def join_pairs(
-    bounds: Bounds, joined: Joined, one: Int64[np.ndarray, " n"], other: Int64[np.ndarray, " n"], threshold: float
+    bounds: Bounds, joined: DisjointSets, one: Int64[np.ndarray, " n"], other: Int64[np.ndarray, " n"], threshold: float
 ) -> None:
     """Join those of some pairs whose cosine reaches a threshold."""
     for start in range(0, len(one), _CHUNK):
@@ -136,7 +136,7 @@ def join_pairs(
         joined.join(first[near], second[near])
 
 
-def join_all(bounds: Bounds, joined: Joined, threshold: float) -> None:
+def join_all(bounds: Bounds, joined: DisjointSets, threshold: float) -> None:
     """Join every pair of rows whose cosine reaches a threshold; half of all pairs are looked at, each once."""
     # what is alike comes together, and a block whose rows all hang together is passed over
     spread = bounds.short[:, : bounds.axes.shape[1]].std(0, correction=0)
@@ -145,7 +145,7 @@ def join_all(bounds: Bounds, joined: Joined, threshold: float) -> None:
         _join_within(bounds, joined, rows, threshold, counter)
 
 
-def join_neighbourhoods(bounds: Bounds, joined: Joined, threshold: float) -> int:
+def join_neighbourhoods(bounds: Bounds, joined: DisjointSets, threshold: float) -> int:
     """Join pairs whose cosine reaches a threshold, of rows that share one of their nearest centres.
 
     Pairs on both sides of a border are missed where no other row joins them. The work grows as the rows do: no more
@@ -161,7 +161,7 @@ def join_neighbourhoods(bounds: Bounds, joined: Joined, threshold: float) -> int
     return len(cells)
 
 
-def _join_within(bounds: Bounds, joined: Joined, rows: np.ndarray, threshold: float, counter: Counter) -> None:
+def _join_within(bounds: Bounds, joined: DisjointSets, rows: np.ndarray, threshold: float, counter: Counter) -> None:
     short = bounds.short[torch.from_numpy(rows)]
     for start in range(0, len(rows), _STRIPE):
         stripe = rows[start : start + _STRIPE]
@@ -177,7 +177,7 @@ def _join_within(bounds: Bounds, joined: Joined, rows: np.ndarray, threshold: fl
         counter.advance(len(stripe) * (len(rows) - start - len(stripe) / 2) / _MILLION)
 
 
-def join_between(bounds: Bounds, joined: Joined, one: np.ndarray, other: np.ndarray, threshold: float) -> None:
+def join_between(bounds: Bounds, joined: DisjointSets, one: np.ndarray, other: np.ndarray, threshold: float) -> None:
     """Join each row of one kind with each of another, where their cosine reaches a threshold."""
     for start in range(0, len(one), _STRIPE):
         stripe = one[start : start + _STRIPE]
@@ -188,7 +188,11 @@ def join_between(bounds: Bounds, joined: Joined, one: np.ndarray, other: np.ndar
 
 
 def _join_between(
-    bounds: Bounds, joined: Joined, rows: tuple[np.ndarray, np.ndarray], short: tuple[Tensor, Tensor], threshold: float
+    bounds: Bounds,
+    joined: DisjointSets,
+    rows: tuple[np.ndarray, np.ndarray],
+    short: tuple[Tensor, Tensor],
+    threshold: float,
 ) -> None:
     one, other = (joined.roots(each) for each in rows)
     if one[0] == other[0] and (one == one[0]).all() and (other == one[0]).all():
