@@ -206,7 +206,7 @@ def test_examples_from_a_table_are_those_of_the_folders(folders):
         ("picture,label\na.png,cat", "needs a column of files"),
         ("file,label\n", "no rows"),
         ("file,label\na.png,", "line 2: no class"),
-        ("file,label\na.png,cat", "1 classes"),
+        ("file,label\na.png,cat", "1 class;"),
     ],
 )
 def test_tables_that_cannot_be_meant_are_errors(tmp_path, text, message):

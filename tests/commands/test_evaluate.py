@@ -238,7 +238,7 @@ def test_names_alone_classify_and_a_kept_classifier_grows(recollect, trained, sh
         (["--support", "ONE"], "1 sub-folders; a classifier needs"),
         (["--support", ""], "nothing to teach from"),
         (["--images", ""], "nothing to do"),
-        (["--support", "", "--names", "cat"], "1 classes; a classifier needs two or more"),
+        (["--support", "", "--names", "cat"], "1 class; a classifier needs two or more"),
         (["--with", "ONE"], "no classifier (it holds circle)"),
         (["--with", "KEPT", "--model", "OTHER"], "this is another model"),
         (["--alpha", "2"], "a share of errors lies between 0 and 1"),

@@ -145,7 +145,7 @@ def test_a_file_has_any_name_and_one_that_cannot_be_read_is_left_out_and_named(m
         pytest.skip("this file system takes no such names")
     source = open_source(str(root))
     assert [str(source.original(place)) for place in range(len(source))] == [str(root / name) for name in names]
-    said = "2 files are left out, because of a name that is not UTF-8, or has '::' in it: b'a::b.png', b'caf\\xe9.png'"
+    said = "2 files left out, because of a name that is not UTF-8, or has '::' in it: b'a::b.png', b'caf\\xe9.png'"
     assert said in capsys.readouterr().err
     table = make.text("list[2].csv", "path,caption\npictures/image[1].png,old\n")
     assert open_source(str(table))[0].texts == ("old",)

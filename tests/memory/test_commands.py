@@ -80,7 +80,7 @@ def test_a_build_leaves_out_the_broken_picture_and_says_so(model, table, tmp_pat
     words = ("memory", "build", model, table, "--out", tmp_path / "m", "--broken-share", 0.1)
     text = run(capsys, *words)
     assert "49 rows added; 1 left out as broken; 49 rows now" in text
-    assert "0 rows added; 50 samples were read before; 49 rows now" in run(capsys, *words)
+    assert "0 rows added; 50 samples read before; 49 rows now" in run(capsys, *words)
 
 
 def test_a_folder_of_splits_says_which_is_read(model, tmp_path, capsys):
@@ -302,9 +302,7 @@ def test_a_folder_of_photos_is_built_searched_captioned_and_followed(model, phot
     (photos / "0.png").unlink()
     Image.new("RGB", (20, 20), (9, 9, 200)).save(photos / "new.png")
     text = run(capsys, "memory", "add", memory, photos)
-    assert (
-        "1 rows added (1 without a text); 1 removed that this edition of photos has no more; 11 there already" in text
-    )
+    assert "1 row added (1 without a text); 1 removed that this edition of photos has no more; 11 there already" in text
     assert "2 with a text" in run(capsys, "memory", "info", memory)
     text = run(capsys, "memory", "remove", memory, "--ids", photos / "5.png")
     assert "1 of 12 rows (8.3%) removed, 11 left; they stay away (to bring them back: recollect memory add" in text
@@ -318,7 +316,7 @@ def test_a_folder_of_photos_is_built_searched_captioned_and_followed(model, phot
     )
     assert "no such picture" in refused(capsys, "memory", "add", memory, photos, "--bring-back", "4.png")
     text = run(capsys, "memory", "add", memory, photos, "--bring-back", photos / "5.png")
-    assert "1 rows added" in text
+    assert "1 row added" in text
     run(capsys, "memory", "remove", memory, "--ids", "newer.png")
     assert "12 left out" not in run(capsys, "memory", "add", memory, photos)
     other = tmp_path / "other" / "photos"

@@ -423,7 +423,7 @@ def test_the_commands_as_their_users_run_them(photos, tmp_path, capsys):
     assert "2 added; 10 rows" in run("memory", "watch", memory, photos, "--once")
     assert "nothing is damaged" in run("memory", "info", memory, "--check")
     text = run("memory", "duplicates", memory, "--out", tmp_path / "groups.json", "--remove", "same", "--dry-run")
-    assert "the same file: 1 groups, 1 rows to spare" in text
+    assert "the same file: 1 group, 1 row to spare" in text
     assert "1 of 10 rows (10.0%) would be removed" in text
     groups = json.loads((tmp_path / "groups.json").read_text())
     assert {row["path"] for row in groups["same"][0]} == {str(photos / "1.png"), str(photos / "copy.png")}

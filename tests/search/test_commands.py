@@ -217,7 +217,7 @@ def test_caption_fills_the_gaps_of_a_memory_and_search_learns_from_them(run, mem
     assert status == 0, err
     assert "11 captions written" in out
     assert "12 images had one" in out
-    assert "1 images cannot be opened" in out
+    assert "1 image cannot be opened" in out
     assert "0 captions written" in run("caption", memory.address, "--model", "scribe")[1]
     words = ["--rerank", "episode", "--episode.k", 24, "--episode.rank", 2, "--k", 24, "--device", "cpu"]
     status, out, err = run("search", memory.address, "queen", *words)

@@ -10,6 +10,7 @@ from recollect.commands.unread import refuse_unread, split_for
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable
 from recollect.core.progress import output, track
+from recollect.core.words import counted
 from recollect.data.sources import open_source
 from recollect.memory.opening import open_model_of
 from recollect.memory.store import Memory
@@ -85,12 +86,15 @@ class Caption:
         report = write_captions(blocks, captioner, file, self.batch_size)
         console = output()
         console.print(
-            f"{report.written:,} captions written to {path}; {report.known:,} images had one", highlight=False
+            f"{counted(report.written, 'caption')} written to {path}; {counted(report.known, 'image')} had one",
+            highlight=False,
         )
         if report.gone:
-            console.print(f"{report.gone:,} images cannot be opened any more and have none", style="yellow")
+            console.print(
+                f"{counted(report.gone, 'image')} cannot be opened any more, without a caption", style="yellow"
+            )
         if report.empty:
-            console.print(f"{report.empty:,} captions are empty: the model said nothing", style="yellow")
+            console.print(f"{counted(report.empty, 'empty caption')}: the model said nothing", style="yellow")
         if memory is not None:
             self._embed(memory, file)
 
@@ -127,7 +131,7 @@ class Caption:
             )
             return
         changed = memory.set_captions(new, encoder, by=self.model or "")
-        output().print(f"{changed:,} rows have a text now that had none", highlight=False)
+        output().print(f"{counted(changed, 'row')} without a text before, with one now", highlight=False)
 
     def _encoder(self, memory: Memory) -> DualEncoder:
         return open_model_of(memory, self.encoder, self.device, "--encoder")[0]

@@ -18,6 +18,7 @@ from recollect.core.errors import UserError
 from recollect.core.files import beside, check_writable, new_folder
 from recollect.core.progress import output
 from recollect.core.types import Encoder
+from recollect.core.words import counted
 from recollect.fewshot.methods import FEW_SHOT_METHODS
 from recollect.models import load_model
 
@@ -116,7 +117,7 @@ class Classify:
         found = classify(taught, encoder, images, alpha=self.alpha)
         model = self.reading.name(name, encoder)
         about = _about(taught) | {"model": model, "alpha": self.alpha}
-        summary = f"{len(found.predictions)} images; {_sentence(taught)}; model {model}"
+        summary = f"{counted(len(found.predictions), 'image')}; {_sentence(taught)}; model {model}"
         save_csv(found, self.out / "predictions.csv")
         save_json(found, self.out / "predictions.json", about)
         save_sheet(found, self.out / "predictions.html", summary, self.images)
@@ -136,7 +137,7 @@ def _about(taught: Classifier) -> dict[str, Any]:
 
 
 def _sentence(taught: Classifier) -> str:
-    said = f"{len(taught.classes)} classes, {len(taught.support)} examples, method {taught.method}"
+    said = f"{counted(len(taught.classes), 'class')}, {counted(len(taught.support), 'example')}, method {taught.method}"
     if not taught.calibration:
         kind = "the model's own" if taught.without_examples else "a guess"
         return f"{said}; confidence is not calibrated but {kind} (no two examples of a class)"

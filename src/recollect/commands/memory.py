@@ -12,6 +12,7 @@ from recollect.core.errors import UserError
 from recollect.core.files import check_writable
 from recollect.core.progress import output, printable
 from recollect.core.types import Source
+from recollect.core.words import counted
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.opening import left_by_default, split_of
@@ -271,12 +272,14 @@ class Watch:
         counts |= {"in another place now": report.moved, "not readable": report.broken}
         counts |= {"removed earlier and left out (`recollect memory add … --bring-back all`)": report.away}
         done = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "nothing to do"
-        output().print(printable(f"{self.folder}: {done}; {len(memory):,} rows"), highlight=False, soft_wrap=True)
+        output().print(
+            printable(f"{self.folder}: {done}; {counted(len(memory), 'row')}"), highlight=False, soft_wrap=True
+        )
 
 
 def _say(memory: Memory, report: BuildReport, name: str) -> None:
     console = output()
-    parts = [f"{report.added:,} rows added"]
+    parts = [f"{counted(report.added, 'row')} added"]
     if report.replaced:
         parts.append(f"{report.replaced:,} replaced")
     if report.wordless:
@@ -292,6 +295,6 @@ def _say(memory: Memory, report: BuildReport, name: str) -> None:
     if report.away:
         parts.append(f"{report.away:,} left out as removed earlier (--bring-back all brings them back)")
     if report.earlier:
-        parts.append(f"{report.earlier:,} samples were read before")
-    line = f"{memory.address}: {'; '.join(parts)}; {len(memory):,} rows now"
+        parts.append(f"{counted(report.earlier, 'sample')} read before")
+    line = f"{memory.address}: {'; '.join(parts)}; {counted(len(memory), 'row')} now"
     console.print(printable(line), highlight=False, soft_wrap=True)

@@ -9,6 +9,7 @@ from recollect.core.errors import UserError
 from recollect.core.files import check_writable, read_lines
 from recollect.core.progress import output, printable
 from recollect.core.types import Encoder
+from recollect.core.words import counted
 from recollect.data.prompts import GENERAL_TEMPLATES, read_templates
 from recollect.data.sources import open_source
 from recollect.evaluation.features import image_features
@@ -71,8 +72,8 @@ class Retrieve:
             )
         broken = write_retrieved(memory, hits, self.out)
         found = len({hit.name for hit in hits})
-        parts = [f"{len(hits) - broken:,} pairs of {found:,} of {len(names):,} classes"]
-        parts += [f"{broken:,} pictures could not be read"] if broken else []
+        parts = [f"{counted(len(hits) - broken, 'pair')} of {found:,} of {len(names):,} classes"]
+        parts += [f"{counted(broken, 'picture')} could not be read"] if broken else []
         parts += [f"{len(left):,} near-duplicates of {self.exclude} left out"] if self.exclude else []
         output().print(printable(f"{'; '.join(parts)}: {self.out}"), highlight=False, soft_wrap=True)
 

@@ -11,6 +11,7 @@ from recollect.commands.unread import refuse_unread
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable, write_json
 from recollect.core.progress import output, printable
+from recollect.core.words import counted
 from recollect.data.sources.images import note
 from recollect.memory.backends.cells import IndexRecord
 from recollect.memory.duplicates import LEVELS, Duplicates, Level, find_duplicates
@@ -97,7 +98,7 @@ class ExportMemory:
         """Write."""
         check_writable(self.out, "--out")
         rows = export_memory(Memory.open(self.memory), self.out, self.map, self.k)
-        output().print(printable(f"{rows:,} rows: {self.out}"), highlight=False, soft_wrap=True)
+        output().print(printable(f"{counted(rows, 'row')}: {self.out}"), highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,9 @@ class FindDuplicates:
         for level in LEVELS:
             groups = found.groups[level]
             spare = len(set(found.spare(level)) & {id for group in groups for id in group})
-            console.print(f"{_WORDS[level]}: {len(groups):,} groups, {spare:,} rows to spare", highlight=False)
+            console.print(
+                f"{_WORDS[level]}: {counted(len(groups), 'group')}, {counted(spare, 'row')} to spare", highlight=False
+            )
             for group in groups[:_SHOWN]:
                 console.print(printable("  " + "  ".join(paths[id] or id for id in group)), soft_wrap=True)
             if len(groups) > _SHOWN:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind
+from recollect.core.words import counted
 from recollect.memory.backends.base import Backend
 from recollect.memory.matching import check_encoder, check_k, check_model
 from recollect.memory.rows import check_vectors
@@ -65,7 +66,7 @@ class MemoryHandle:
         return len(self.backend)
 
     def __repr__(self) -> str:
-        return f"Memory({self.address!r}, {len(self):,} rows of width {self.width})"
+        return f"Memory({self.address!r}, {counted(len(self), 'row')} of width {self.width})"
 
     @property
     def texts(self) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, caption_prefix
+from recollect.core.words import counted
 from recollect.memory import Hits, Item
 from recollect.models import DualEncoder
 from recollect.search.counters import CostCounters
@@ -137,7 +138,7 @@ class Searcher:
     scored_by: str = MODEL
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self.pool):,} images, {self.encoder!r})"
+        return f"{type(self).__name__}({counted(len(self.pool), 'image')}, {self.encoder!r})"
 
     @overload
     def search(  # type: ignore[overload-overlap]  # a text is a sequence of texts to Python, but one query here

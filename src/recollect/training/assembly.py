@@ -18,6 +18,7 @@ from recollect.core.content import portable_hash, whole_hash, written_hash
 from recollect.core.errors import UserError
 from recollect.core.seeding import derive_seed
 from recollect.core.types import Batch, Kind, Source
+from recollect.core.words import counted
 from recollect.data.batches.mixture import DataMix
 from recollect.data.batches.stream import CONTEXT_VIEW, BatchStream
 from recollect.data.definitions import Knowledge, open_definitions
@@ -137,7 +138,8 @@ def assemble_recipe(
         for source, bound, count in zip(sources, stream.most_at_once, stream.most_until(recipe.steps), strict=True):
             if min(bound, count) > len(source):
                 note(
-                    f"{source.name}: {len(source):,} samples for {count:,} of a batch; copies are left out of the loss"
+                    f"{source.name}: {counted(len(source), 'sample')} for {count:,} of a batch; copies are left out of "
+                    "the loss"
                 )
     feed = _feed(stream, towers, objective.needs, recipe, place)
     return Parts(towers, objective, tuple(source.name for source in sources), feed, facts)

@@ -25,6 +25,7 @@ from recollect.apps.classify.teaching import (
 )
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind
+from recollect.core.words import counted
 from recollect.data.sources.images import PIXEL_DIGESTS
 from recollect.evaluation.features import learned_scale
 from recollect.fewshot import EmbeddingClassifier
@@ -76,7 +77,7 @@ class Classifier:
                 f"--method {self.asked}: no such method. Choose one of: best, {', '.join(FEW_SHOT_METHODS)}."
             )
         if len(self.classes) < 2:
-            raise UserError(f"{len(self.classes)} classes; a classifier needs two or more")
+            raise UserError(f"{counted(len(self.classes), 'class')}; a classifier needs two or more")
         if not self.without_examples:
             methods = CANDIDATES if self.asked == BEST else (self.asked,)
             method, estimator, accuracies = choose(
@@ -219,7 +220,7 @@ class Classifier:
     def __repr__(self) -> str:
         held = f", {100 * self.calibration['accuracy']:.1f} % right when held out" if self.calibrated else ""
         names = shorten(", ".join(self.classes), 60)
-        known = f"{len(self.classes)} classes: {names}; {len(self.support)} examples"
+        known = f"{counted(len(self.classes), 'class')}: {names}; {counted(len(self.support), 'example')}"
         return f"Classifier({known}; {self.method}{held})"
 
     @property

@@ -16,6 +16,7 @@ from recollect.core.errors import UserError
 from recollect.core.files import read_lines, read_text
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, ImageLike
+from recollect.core.words import counted
 from recollect.data.sources.images import (
     BrokenImageError,
     Picture,
@@ -78,7 +79,7 @@ def find_examples(place: Path, least: int = 2) -> list[tuple[Path, str]]:
         examples = _table_examples(place)
         found = sorted({name for _, name in examples})
         if len(found) < least:
-            raise UserError(f"{place}: {len(found)} classes; a classifier needs examples of two or more")
+            raise UserError(f"{place}: {counted(len(found), 'class')}; a classifier needs examples of two or more")
         return examples
     if not place.is_dir():
         raise UserError(f"{place}: no such folder")

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from recollect.apps.classify.pictures import Example, Examples, InMemory, embed_files, example_pairs, named_classes
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind, caption_prefix
+from recollect.core.words import counted
 from recollect.data.prompts import GENERAL_TEMPLATES, fill, readable
 from recollect.evaluation.features import prompt_ensemble, prompts_and_ensemble
 
@@ -158,7 +159,9 @@ def extended(
     described = {**known.class_texts, **{name: each for name, each in given.items() if each}}
     vectors = dict(zip(known.classes, known.texts, strict=True))
     if len(every) < 2:
-        raise UserError(f"{len(every)} classes; a classifier needs two or more: examples of each, or their names")
+        raise UserError(
+            f"{counted(len(every), 'class')}; a classifier needs two or more: examples of each, or their names"
+        )
     new = [name for name in every if name not in vectors or given.get(name)]
     if new:
         prompts = [class_prompts_of(name, described.get(name, ())) for name in new]

@@ -22,6 +22,7 @@ from recollect.apps.serve.orders import Order, Orders
 from recollect.apps.serve.teaching import Teaching
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder
+from recollect.core.words import counted
 from recollect.data.sources.images import decode
 from recollect.models import DualEncoder
 from recollect.search.cutoff import LearntCutOff, cut_off_of
@@ -293,13 +294,13 @@ class Session:
             some = (Alike(each.kind, tuple(row for row in each.rows if row in here)) for each in groups)
             groups = [each for each in some if len(each.rows) > 1]
         counts = {kind: [len(each.rows) for each in groups if each.kind == kind] for kind in KINDS}
-        said = "; ".join(f"{kind}: {_counted(sizes)}" for kind, sizes in counts.items())
+        said = "; ".join(f"{kind}: {_sizes(sizes)}" for kind, sizes in counts.items())
         part = f" ({'; '.join((*left_out, _ALL))})" if left_out else ""
         return groups, f"{said}{part}"
 
 
-def _counted(sizes: list[int]) -> str:
+def _sizes(sizes: list[int]) -> str:
     """Groups, and all pictures in them."""
     if not sizes:
         return "none"
-    return f"{len(sizes):,} group{'' if len(sizes) == 1 else 's'}, {sum(sizes):,} pictures"
+    return f"{counted(len(sizes), 'group')}, {counted(sum(sizes), 'picture')}"

@@ -24,6 +24,7 @@ from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable, near_names, read_text, refuse_slip
+from recollect.core.words import counted
 from recollect.data.sources.images import BROKEN_SHARE, PICTURE_ENDINGS, files_below, note, pictures_among, unread_among
 from recollect.data.sources.places import HUB_ID, by_top_folder, files_named, refuse_of_hub, split_groups
 from recollect.data.sources.published import is_published_shots, read_published, read_published_shots
@@ -149,9 +150,8 @@ def _readable_names(folder: Path, files: list[Path]) -> list[Path]:
     odd = [os.fsencode(file.relative_to(folder)) for file in files if _is_odd(file, folder)]
     if odd:
         shown = ", ".join(map(repr, odd[:3])) + (" …" if len(odd) > 3 else "")
-        count = f"{len(odd):,} files are" if len(odd) > 1 else "1 file is"
         why = "a name that is not UTF-8, or has '::' in it"
-        note(f"{folder}: {count} left out, because of {why}: {shown}. Rename what should be read.")
+        note(f"{folder}: {counted(len(odd), 'file')} left out, because of {why}: {shown}. Rename what should be read.")
     return [file for file in files if not _is_odd(file, folder)]
 
 

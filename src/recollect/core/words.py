@@ -1,0 +1,10 @@
+"""Words of what is said."""
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "row"), counted(2000, "row"), counted(3, "class")
+    ('1 row', '2,000 rows', '3 classes')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
