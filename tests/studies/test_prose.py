@@ -121,8 +121,8 @@ def smaller_batches_are_the_best(of):
 CLAIMS = {
     "next to nothing on foreign sets at 512, a third more at 8,192": the_batch_counts_at_equal_steps,
     "1,600 steps of 512 gain on foreign sets what 400 of 2,048 do and more where": and_not_at_equal_pairs,
-    "100 steps of 8,192 (one seed) nothing": a_hundred_large_steps_are_too_few,
-    "in one batch for 19 steps (one seed) context loses": nineteen_steps_lose,
+    "100 steps of 8,192 (two seeds) nothing": a_hundred_large_steps_are_too_few,
+    "in one batch for 19 steps (two seeds) context loses": nineteen_steps_lose,
     "gain next to nothing on foreign sets too, twice the steps two thirds as much again": steps_count,
     "a third of the pairs, half as much is gained on foreign sets and most of it where captions speak": pairs_count,
     "Alpha 0.9, the paper's, gains half as much in so short a run; 0.5 gains more than 0.7 where": alpha_counts,

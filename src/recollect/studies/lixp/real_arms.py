@@ -14,7 +14,7 @@ DROPOUT, ALPHA, TAU = 0.5, 0.7, 0.01
 BATCHES, ALPHAS, TAUS = (0.25, 4), (0.5, 0.9), (0.003, 0.03)
 """What the figures vary, one at a time, about the main setting; batches are factors of its own."""
 
-LENGTHS = {0.5: 3, 2: 2, 4: 1}
+LENGTHS = {0.5: 3, 2: 3, 4: 1}
 """Lengths as factors of the main setting's, and how many seeds each has: a long run takes what four others take."""
 
 EQUAL_PAIRS, ALPHA_AND_TAU = "batch of equal pairs", "alpha and tau"
@@ -85,7 +85,7 @@ def _grid(siglip: Recipe) -> list[Arm]:
     for factor in BATCHES:
         size, steps = max(2, round(siglip.batch_size * factor)), max(1, round(siglip.steps / factor))
         equal = replace(siglip, batch_size=size, steps=steps)
-        pair(f"batch {size:,}, {steps:,} steps", equal, (EQUAL_PAIRS, float(size)), seeds=3 if factor < 1 else 1)
+        pair(f"batch {size:,}, {steps:,} steps", equal, (EQUAL_PAIRS, float(size)), seeds=3 if factor < 1 else 2)
     pair("two sources", siglip, ("pairs", sum(_FEW_SOURCES)), _FEW_SOURCES)
     varied = [(f"alpha {alpha}", ("alpha", alpha), _with_context(siglip, alpha=alpha)) for alpha in ALPHAS]
     varied += [(f"tau {tau}", ("tau_context", tau), _with_context(siglip, tau=tau)) for tau in TAUS]
@@ -108,8 +108,8 @@ def _all_pairs(siglip: Recipe) -> list[Arm]:
     changed = replace(siglip, batch_size=TRAINING_PAIRS, steps=steps, log_every=1, checkpoint_every=1)
     axis = (EQUAL_PAIRS, float(TRAINING_PAIRS))
     return [
-        Arm(base, changed, "", 1, axis=axis),
-        Arm(f"SigLIxP, batch {TRAINING_PAIRS:,}, {steps} steps", _with_context(changed), base, 1, axis=axis),
+        Arm(base, changed, "", 2, axis=axis),
+        Arm(f"SigLIxP, batch {TRAINING_PAIRS:,}, {steps} steps", _with_context(changed), base, 2, axis=axis),
     ]
 
 
