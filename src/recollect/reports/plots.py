@@ -244,15 +244,27 @@ def _seeds_of(frame: pd.DataFrame, words: str) -> str:
     return "one training seed" if count == 1 else words.format(count)
 
 
+_NOTE_LINE = 0.125
+"""Inches of a line of a note."""
+
+
 def say_beneath(figure: Figure, words: str) -> None:
-    """A note below a figure, in lines that it is wide enough for."""
-    figure.supxlabel(_wrapped_to(words, figure), fontsize=7, color="0.35")
+    """A note below a figure, in lines that it is wide enough for; it grows by them, so that no panel shrinks."""
+    lines = _wrapped_to(words, figure)
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width, height + _NOTE_LINE * (lines.count("\n") + 1))
+    figure.supxlabel(lines, fontsize=7, color="0.35")
 
 
 def _sets_of(frame: pd.DataFrame) -> str:
-    """Which sets a mean is over."""
+    """Which sets a mean is over; what all names begin with stands once."""
     names = [str(name) for name in dict.fromkeys(frame["data"])]
-    return names[0] if len(names) == 1 else f"mean of {len(names)} sets: {', '.join(names)}"
+    if len(names) == 1:
+        return names[0]
+    words = zip(*(name.split("-")[:-1] for name in names), strict=False)
+    shared = "-".join(each[0] for each in itertools.takewhile(lambda each: len(set(each)) == 1, words))
+    own = ", ".join(name.removeprefix(f"{shared}-") for name in names)
+    return f"mean of {len(names)} sets{f' of {shared}' if shared else ''}: {own}"
 
 
 def _wrapped_to(words: str, figure: Figure) -> str:
