@@ -74,6 +74,17 @@ def steps_count(of):
     return of("steps", 200) < 0.25 * of("steps", 400) and 1.5 < of("steps", 800) / of("steps", 400) < 1.85
 
 
+def four_times_the_steps_gain_what_twice_do(of):
+    return all(
+        abs(of("steps", 1600, group=group) - of("steps", 800, group=group)) < 0.5 for group in ("foreign", "scenes")
+    )
+
+
+def four_times_the_pairs_are_as_good_a_baseline(of):
+    baselines = ("SigLIP, 1,600 steps", "SigLIP, batch 512, 1,600 steps")
+    return abs(np.subtract(*(of("SigLIxP", over=each) for each in baselines))) < 0.2
+
+
 def pairs_count(of):
     foreign, scenes = (
         of("pairs", 13759, group=group) / of("pairs", sets.TRAINING_PAIRS, group=group)
@@ -124,6 +135,8 @@ CLAIMS = {
     "100 steps of 8,192 (two seeds) nothing": a_hundred_large_steps_are_too_few,
     "in one batch for 19 steps (two seeds) context loses": nineteen_steps_lose,
     "gain next to nothing on foreign sets too, twice the steps two thirds as much again": steps_count,
+    "and four times the steps (one seed) what twice do": four_times_the_steps_gain_what_twice_do,
+    "one seed with four times the pairs, are as good": four_times_the_pairs_are_as_good_a_baseline,
     "a third of the pairs, half as much is gained on foreign sets and most of it where captions speak": pairs_count,
     "Alpha 0.9, the paper's, gains half as much in so short a run; 0.5 gains more than 0.7 where": alpha_counts,
     "with the context of other rows, hardly more is left than label smoothing": controls_gain_what_smoothing_does,
