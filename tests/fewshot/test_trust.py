@@ -1,5 +1,7 @@
 """Temperatures, calibration error, conformal sets and what is held out, against plain references."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -246,6 +248,20 @@ def test_stand_ins_are_the_examples_or_know_nothing_of_them(monkeypatch):
     assert (other**2).mean() == pytest.approx(np.mean((support - middle) ** 2), rel=0.2)
     two = fewshot.PrototypeClassifier().fit(support[:2], [0, 1])
     assert 0.5 <= two.predict_proba(support).max(axis=1).mean() < 0.7  # two examples tell very little
+
+
+def test_stand_ins_of_thousands_are_drawn_from_few_rows(monkeypatch):
+    monkeypatch.setattr(base, "LIKENESS", 0.0)
+    generator = np.random.default_rng(0)
+    spread = generator.normal(size=(3000, 6)) @ np.diag([3, 1, 1, 1, 1, 0.3]) @ generator.normal(size=(6, 6))
+    support = base.unit_or_zero(50 + spread)
+    tracemalloc.start()
+    made = base.stand_ins(support, generator)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20 * support.nbytes, "a square of the examples would be 500 times them"
+    wanted = np.cov(support.T)
+    np.testing.assert_allclose(np.cov(made.T), wanted, atol=0.1 * np.abs(wanted).max())
 
 
 def test_a_temperature_found_block_by_block_is_the_same(monkeypatch):

@@ -17,7 +17,7 @@ from recollect.fewshot.calibration import (
     expected_calibration_error,
     fit_temperature,
 )
-from recollect.fewshot.holdout import HoldOut, SupportSimilarity
+from recollect.fewshot.holdout import MOST_TUNING_ROWS, HoldOut, SupportSimilarity
 
 UNIT_TOLERANCE = 1e-2
 """Largest deviation from norm 1 that counts as rounding (half precision loses about 1e-3)."""
@@ -137,6 +137,7 @@ class EmbeddingClassifier(ClassifierMixin, BaseEstimator):
         return [stand_ins(support, generator) for _ in range(draws)]
 
     def _suited(self, models: Sequence[Any], support: np.ndarray, labels: np.ndarray) -> float:
+        support, labels = support[:MOST_TUNING_ROWS], labels[:MOST_TUNING_ROWS]
         scores = np.concatenate([model._scores(support) for model in models])
         return fit_temperature(self._logits(scores), np.tile(labels, len(models)))
 
@@ -313,7 +314,11 @@ def stand_ins(support: np.ndarray, generator: np.random.Generator) -> np.ndarray
     """
     middle = support.mean(axis=0)
     apart = support - middle
-    drawn = generator.standard_normal((len(apart), len(apart))).astype(support.dtype) @ apart
+    rows = apart
+    if len(apart) > apart.shape[1]:  # they span no more than the width: as few rows have the same covariance
+        rows = np.linalg.qr(apart, mode="r")
+        (generator,) = generator.spawn(1)  # made data of this shape may come from a generator of the same seed
+    drawn = generator.standard_normal((len(apart), len(rows))).astype(support.dtype) @ rows
     drawn *= ((1 - LIKENESS**2) / max(len(apart) - 1, 1)) ** 0.5
     return unit_or_zero(middle + LIKENESS * apart + drawn).astype(support.dtype, copy=False)
 
