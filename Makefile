@@ -11,9 +11,6 @@ SCALE  ?= default
 OUT    ?= demo
 BIN    := .venv/bin
 PYTHONS ?= python3.11 python3.12 python3.13
-# Of 24,000 modules that are installed we import a fifth: each is compiled when it is first imported, and kept; but those of
-# torch, which everything waits for, while pip keeps one core busy.
-INSTALL := --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 # A worker more than cores, since some always wait for a child or a disk; each takes 2 GB, so seventeen at most.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 16) + 1)')
@@ -26,10 +23,7 @@ setup: .venv/.installed
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "recollect needs Python 3.11 or newer; name one with: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install $(INSTALL) --upgrade pip  # a Python's own is old and takes half as long again
-	$(BIN)/python -m pip install $(INSTALL) torch
-	$(BIN)/python -m compileall -q $(BIN)/../lib/python*/site-packages/torch > /dev/null & \
-	  $(BIN)/python -m pip install $(INSTALL) --editable '.[dev]'; wait
+	$(BIN)/python .ci/install.py --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 demo: setup
