@@ -1,6 +1,7 @@
 """Clicks on disk: kills, full disks, flipped bits, two servers."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -90,6 +91,26 @@ def test_a_full_disk_is_said_and_leaves_the_log_whole(tmp_path, monkeypatch):
     log.append({"n": 3})
     log.close()
     assert Journal(tmp_path / "log").entries == [{"n": 1}, {"n": 3}]
+
+
+def test_a_click_that_did_not_fit_is_not_written_with_a_later_one(tmp_path):
+    log = Journal(tmp_path / "log")
+    log.append({"n": 1})
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    usual = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as on a full disk: an error, after a part is written
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))
+        for n in (2, 3):
+            with pytest.raises(UserError, match="could not be kept"):
+                log.append({"n": n, "ids": ["x" * 200]})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, usual)
+    log.append({"n": 4})
+    log.close()
+    again = Journal(tmp_path / "log")
+    again.close()
+    assert (again.damaged, again.entries) == (0, [{"n": 1}, {"n": 4}])
 
 
 def test_a_killed_process_loses_no_click_that_was_answered(tmp_path):

@@ -29,7 +29,7 @@ class Journal:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+b")
+            self._file = path.open("a+b", buffering=0)  # what cannot be written is not tried again with a later entry
             alone = hold(self._file, wait=False)
         except OSError as error:
             raise UserError(
@@ -62,11 +62,12 @@ class Journal:
         line = f"{zlib.crc32(text):08x} ".encode() + text + b"\n"
         end = self._file.seek(0, os.SEEK_END)
         try:
-            self._file.write(line)
-            self._file.flush()
+            left = memoryview(line)
+            while left:  # a disk that is nearly full takes a part
+                left = left[self._file.write(left) :]
             os.fsync(self._file.fileno())
         except OSError as error:
-            os.ftruncate(self._file.fileno(), end)
+            self._file.truncate(end)
             raise UserError(f"{self.path}: the click could not be kept ({error.strerror})") from None
         self.entries.append(entry)
 
