@@ -2,9 +2,11 @@ import fcntl
 import json
 import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from safetensors import SafetensorError
 
 from recollect.core.errors import UserError
 from recollect.core.files import (
@@ -18,7 +20,9 @@ from recollect.core.files import (
     read_json,
     read_lines,
     read_text,
+    reason,
     write_json,
+    write_text,
 )
 
 
@@ -28,6 +32,36 @@ def test_a_file_appears_only_when_it_is_whole(tmp_path):
         temporary.write_text("half")
         raise RuntimeError("interrupted")
     assert list(tmp_path.iterdir()) == []
+
+
+def _by_python(path):
+    with path.open("w") as file:
+        file.write("x")
+
+
+def _by_arrow(path):
+    import pyarrow as pa
+
+    with pa.OSFile(str(path), "wb") as file:
+        file.write(b"x")
+
+
+def _by_safetensors(_):
+    raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+@pytest.mark.parametrize("write", [_by_python, _by_arrow, _by_safetensors])
+def test_a_full_disk_is_said_in_one_way_whoever_wrote(tmp_path, write):
+    """Python, Arrow and safetensors have three kinds of errors for it, and none names what was to be written."""
+    write_text(tmp_path / "result", "old")
+    for whole in (atomic_path(tmp_path / "result"), atomic_folder(tmp_path / "folder")):
+        with pytest.raises(UserError, match=rf"^{tmp_path}/(result|folder): the disk is full") as caught, whole:
+            write(Path("/dev/full"))
+        assert isinstance(caught.value, OSError)
+        assert reason(caught.value) == "No space left on device"
+    assert [path.name for path in tmp_path.iterdir()] == ["result"]
+    assert read_text(tmp_path / "result") == "old"
 
 
 def test_a_failed_rewrite_keeps_the_old_file(tmp_path):

@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from recollect import cli
 from recollect.core.errors import UserError
 from recollect.memory import Memory, Pairs
-from recollect.memory.backends import lance
+from recollect.memory.backends import cells, lance
 from recollect.memory.backends.base import DamagedMemoryError
 from recollect.memory.backends.cells import Cells, CellSearch, nearest_centres
 from recollect.memory.backends.matrix import Matrices
@@ -221,6 +222,14 @@ def test_an_index_that_cannot_be_written_is_refused_in_our_own_words(indexed, mo
 
     monkeypatch.setattr("recollect.memory.backends.cells.atomic_path", refuse)
     with pytest.raises(UserError, match=rf"the index of images cannot be written \({error.strerror}\)"):
+        indexed.index(0.5)
+    monkeypatch.undo()
+
+    def full(*_):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(cells, "save_file", full)
+    with pytest.raises(UserError, match=r"the index of images cannot be written \(No space left on device\)"):
         indexed.index(0.5)
     monkeypatch.setattr("recollect.memory.backends.lance.locked", refuse)
     monkeypatch.setattr("recollect.memory.backends.lance.train_cells", lambda *_: pytest.fail("worked for nothing"))

@@ -1,7 +1,9 @@
 """Files that are either whole or absent, whatever happens while they are written."""
 
+import errno
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -13,6 +15,49 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from recollect.core.errors import UserError
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+_SAYS_NO_ROOM = re.compile(r"os error (28|122)\b|No space left|quota exceeded", re.IGNORECASE)
+
+
+class FullDiskError(UserError, OSError):
+    """A disk has no room for what is being written: an error of the system, in words for who can free some.
+
+    Args:
+        place: what was to be written.
+    """
+
+    def __init__(self, place: object) -> None:
+        super().__init__(f"{place}: the disk is full; nothing was changed. Free some space, and try again.")
+        self.errno, self.strerror = errno.ENOSPC, os.strerror(errno.ENOSPC)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@contextmanager
+def told_if_full(place: object) -> Iterator[None]:
+    """Say that the disk is full, whichever library noticed, and in whichever words.
+
+    Args:
+        place: what is being written in the block.
+
+    Raises:
+        FullDiskError: in place of what the library raised.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if getattr(error, "errno", None) not in _NO_ROOM and not _SAYS_NO_ROOM.search(str(error)):
+            raise
+        raise FullDiskError(place) from error
+
+
+def reason(error: Exception) -> str:
+    """What is wrong, where the message around it says of which place: of an error of the system its words alone."""
+    return str(getattr(error, "strerror", None) or error)
 
 
 def sync_folder(folder: Path) -> None:
@@ -48,8 +93,17 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
 
     A reader sees the old file or the new one, never a part. The sibling's name starts with a dot, so that
     what a ``kill -9`` leaves behind is not taken for a result.
+
+    Raises:
+        FullDiskError: there is no room.
     """
     path = Path(path)
+    with told_if_full(path), _moved_in(path) as temporary:
+        yield temporary
+
+
+@contextmanager
+def _moved_in(path: Path) -> Iterator[Path]:
     make_folder(path.parent)
     temporary = _sibling(path, path.suffix)
     temporary.touch(exist_ok=False)
@@ -74,8 +128,15 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
 
     Raises:
         FileExistsError: ``path`` exists when the folder is finished; nothing is overwritten.
+        FullDiskError: there is no room.
     """
     path = Path(path)
+    with told_if_full(path), _folder_moved_in(path) as temporary:
+        yield temporary
+
+
+@contextmanager
+def _folder_moved_in(path: Path) -> Iterator[Path]:
     make_folder(path.parent)
     temporary = _sibling(path)
     temporary.mkdir()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from recollect.core.errors import UserError
-from recollect.core.files import atomic_folder, read_json, sync_folder, write_json, write_text
+from recollect.core.files import atomic_folder, read_json, reason, sync_folder, write_json, write_text
 from recollect.data.sources.images import note
 from recollect.training.averages import Averages
 from recollect.training.optimiser import parameters
@@ -99,7 +99,7 @@ def _written(path: Path, last: Path | None) -> Iterator[Path]:
             yield unfinished
     except (OSError, SafetensorError) as error:
         go_on = f"then continue from {last} with --resume" if last else "then start again"
-        raise UserError(f"{path}: could not be written ({error}). Make room, {go_on}.") from error
+        raise UserError(f"{path}: could not be written ({reason(error)}). Make room, {go_on}.") from error
 
 
 def latest(folder: Path) -> Path | None:

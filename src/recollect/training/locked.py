@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from recollect.core.errors import UserError
+from recollect.core.files import reason
 from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed
 from recollect.core.types import NO_LABEL, BatchRead, ImageLike, Kind, Sample, Source
@@ -155,8 +156,8 @@ def lock_source(
         except OSError as error:
             size = kept["features"].nbytes / 2**20
             raise UserError(
-                f"{store.folder}: {size:,.0f} MiB of features could not be written ({error}). Make room, or name "
-                "another folder with RECOLLECT_CACHE."
+                f"{store.folder}: {size:,.0f} MiB of features could not be written ({reason(error)}). Make room, or "
+                "name another folder with RECOLLECT_CACHE."
             ) from error
     return LockedSource(source, kept["rows"].numpy(), kept["features"], f"{tower} {views} {key[-1]}")
 

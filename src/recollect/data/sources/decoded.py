@@ -12,7 +12,7 @@ from PIL import Image
 
 from recollect.core.content import content_hash
 from recollect.core.errors import UserError
-from recollect.core.files import atomic_folder, cache_folder, write_json, write_text
+from recollect.core.files import atomic_folder, cache_folder, reason, write_json, write_text
 from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed
 from recollect.core.types import BatchRead, ImageLike, Kind, Sample, Source
@@ -144,7 +144,7 @@ def decoded(source: Source, needed: int, folder: Path | None = None) -> Source:
         pass
     except OSError as error:
         raise UserError(
-            f"{place}: {source.name} could not be kept decoded ({error}). Make room, name another folder with "
+            f"{place}: {source.name} could not be kept decoded ({reason(error)}). Make room, name another folder with "
             "RECOLLECT_CACHE, or leave --data.decoded out."
         ) from error
     return DecodedSource(source, place, needed)

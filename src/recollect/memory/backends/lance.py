@@ -1,6 +1,5 @@
 """A memory on disk: one Lance table, versioned, every change of it whole or absent."""
 
-import re
 import shutil
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ import numpy as np
 from jaxtyping import Float32, Int64
 
 from recollect.core.errors import UserError
-from recollect.core.files import fresh_folder, locked
+from recollect.core.files import FullDiskError, fresh_folder, locked, reason, told_if_full
 from recollect.core.nearest import ExactNeighbours
 from recollect.memory.backends.arrow import as_item, vectors_of
 from recollect.memory.backends.base import Compaction, DamagedMemoryError, Hits
@@ -32,7 +31,6 @@ _LOCK = ".writers"
 
 _SCAN = 8_192
 _MOST_COSINE = 1.02
-_FULL = re.compile(r"os error (28|122)\b|No space left|quota exceeded", re.IGNORECASE)  # as Lance words it
 
 
 class LanceBackend:
@@ -76,7 +74,7 @@ class LanceBackend:
         Raises:
             UserError: something is there already.
         """
-        with _told_if_full(address), fresh_folder(address, "memory") as unfinished:
+        with told_if_full(address), fresh_folder(address, "memory") as unfinished:
             made = schema(record.width, record.precision, {_RECORD: record.text()})
             _database(unfinished).create_table(TABLE, schema=made)
         return cls(address)
@@ -137,8 +135,10 @@ class LanceBackend:
         """The file anew, whole or not at all; none where there is nothing to keep."""
         self._check_writable()
         try:
-            with _told_if_full(self.address):
+            with told_if_full(self.address):
                 write_removals(Path(self.address), removals)
+        except FullDiskError:
+            raise
         except OSError as error:
             raise self._unwritable(error) from error
 
@@ -262,7 +262,7 @@ class LanceBackend:
             cells = train_cells(matrices, modality, target, exact, self._index_path(modality), old)
         except OSError as error:
             raise UserError(
-                f"{self.address}: the index of {modality}s cannot be written ({error.strerror}); searches stay as "
+                f"{self.address}: the index of {modality}s cannot be written ({reason(error)}); searches stay as "
                 "they were"
             ) from error
         self._indexes[modality] = (self.version, cells, None)
@@ -426,21 +426,10 @@ class LanceBackend:
 
 
 @contextmanager
-def _told_if_full(address: str) -> Iterator[None]:
-    """Say that the disk is full, whoever noticed."""
-    try:
-        yield
-    except (OSError, RuntimeError, ValueError) as error:
-        if not _FULL.search(str(error)):
-            raise
-        raise UserError(f"{address}: the disk is full; nothing was changed. Free some space, and try again.") from error
-
-
-@contextmanager
 def _told(address: str) -> Iterator[None]:
     """Say in our own words what the library says of a memory."""
     try:
-        with _told_if_full(address):
+        with told_if_full(address):
             yield
     except (UserError, GeneratorExit):
         raise

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from recollect.core.errors import UserError
+from recollect.core.files import reason
 from recollect.core.places import public_place
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, Source
@@ -257,8 +258,8 @@ def _found(memory: Memory, searcher: Encoder, sources: Sequence[Source], recipe:
             store.save(kept, *key)
         except OSError as error:
             raise UserError(
-                f"{store.folder}: what the pictures read could not be written ({error}). Make room, or name another "
-                "folder with RECOLLECT_CACHE."
+                f"{store.folder}: what the pictures read could not be written ({reason(error)}). Make room, or name "
+                "another folder with RECOLLECT_CACHE."
             ) from error
     return kept
 
