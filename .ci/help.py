@@ -1,11 +1,11 @@
 """Write what `recollect COMMAND --help` prints; see recollect/commands/help.py."""
 
 from recollect.cli import COMMANDS, render_help
-from recollect.commands.help import TEXTS, help_file
+from recollect.commands.help import HELP_TEXTS, help_file
 from recollect.core.files import write_text
 
-TEXTS.mkdir(exist_ok=True)
+HELP_TEXTS.mkdir(exist_ok=True)
 for name in COMMANDS:
     write_text(help_file(name), render_help(name))
-for file in set(TEXTS.glob("*.txt")) - {help_file(name) for name in COMMANDS}:
+for file in set(HELP_TEXTS.glob("*.txt")) - {help_file(name) for name in COMMANDS}:
     file.unlink()

@@ -36,7 +36,7 @@ from torch.nn import functional
 from recollect.core.files import atomic_path
 from recollect.data.sources import open_source
 from recollect.evaluation.intervals import Kinds, percentiles
-from recollect.evaluation.retrieval import merged
+from recollect.evaluation.retrieval import merged_tasks
 from recollect.models import load_model
 from recollect.models.patches import PatchEncoder
 from recollect.search.captioning.corruption import CaptionCorruption, content_words, corrupted_captions, held_out
@@ -82,7 +82,7 @@ def open_pool(model: PatchEncoder, data: Path, split: str, most: int | None) -> 
     specs = [EMOJI[split], *(f"{name}?split={'val' if split == 'validation' else split}" for name in PHOTOS)]
     sources = [open_source(str(data / spec), kind="caption") for spec in specs]
     tasks = [retrieval_task(str(data / spec)) for spec in specs]
-    task = merged(tasks, "one pool")
+    task = merged_tasks(tasks, "one pool")
     features = torch.cat([lock_source(model, source).features[:, 0] for source in sources])
     assert len(features) == len(task.images), "a picture could not be read"
     sentences = [held_out(source) for source in sources[1:]]

@@ -328,12 +328,12 @@ def _search(sizes: Sizes, clock: Clock) -> Iterator[Row]:
 def _lora(sizes: Sizes, clock: Clock) -> Row:
     import peft
 
-    from recollect.training.adapted import adapt
+    from recollect.training.adapted import add_adapters
 
     rows = max(4, sizes.peer_rows // 32)
     texts = [f"{number} photos of a cat" for number in range(200)]
     mine, theirs = (build_model("tiny", texts=texts).to(clock.device) for _ in range(2))
-    towers = adapt(mine, 8, 8.0, "none", "tiny", 0)
+    towers = add_adapters(mine, 8, 8.0, "none", "tiny", 0)
     config = peft.LoraConfig(r=8, lora_alpha=8, target_modules=sorted(towers.adapters.down))
     peft.inject_adapter_in_model(config, theirs.model)
     inputs = random_inputs(mine, rows)

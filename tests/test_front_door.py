@@ -60,13 +60,31 @@ def test_importing_recollect_imports_nothing_heavy():
     assert done.stdout.split() == []
 
 
-def test_no_public_class_name_stands_for_two_things():
-    places = defaultdict(set)
+def names_of(node):
+    """What a statement of a module defines."""
+    if isinstance(node, ast.ClassDef | ast.FunctionDef):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+
+
+def test_no_public_name_stands_for_two_things():
+    """Of classes, functions, types and constants. The rooms of two papers are of one form (``studies/PAPER``): what has
+    one name in both is the same part of each."""
+    places = defaultdict(list)
     for file in PACKAGE.rglob("*.py"):
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].add(file.relative_to(PACKAGE).as_posix())
-    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+        where = file.relative_to(PACKAGE).parts
+        paper = where[1] if where[0] == "studies" and len(where) > 2 else ""
+        for name in set().union(*map(names_of, ast.parse(file.read_text(encoding="utf-8")).body)):
+            if not name.startswith("_"):
+                places[name].append((paper, "/".join(where)))
+    several = {name: sorted(found) for name, found in places.items() if len(found) > 1}
+    assert {name: found for name, found in several.items() if not all_of_different_papers(found)} == {}
+
+
+def all_of_different_papers(found):
+    papers = [paper for paper, _ in found]
+    return "" not in papers and len(set(papers)) == len(papers)
 
 
 def test_no_import_goes_in_a_circle():

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
-from recollect.commands.help import WIDTH, kept_help
+from recollect.commands.help import HELP_WIDTH, kept_help
 from recollect.core.errors import UserError
 from recollect.core.given import option_of, options_given
 
@@ -127,7 +127,7 @@ def parse(name: str, words: list[str]) -> Any:
 def render_help(name: str) -> str:
     """The help of the command ``name``, made from its options, as wide as what is kept of it."""
     text = io.StringIO()
-    with patch.dict(os.environ, {"COLUMNS": str(WIDTH)}), redirect_stdout(text), suppress(SystemExit):
+    with patch.dict(os.environ, {"COLUMNS": str(HELP_WIDTH)}), redirect_stdout(text), suppress(SystemExit):
         parse(name, ["--help"])
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from recollect.apps.classify import predictions
-from recollect.apps.classify.choosing import CANDIDATES, by_names, choose
+from recollect.apps.classify.choosing import CANDIDATES, by_names, choose_method
 from recollect.apps.classify.teaching import Support
 from recollect.fewshot import unknown
 from recollect.fewshot.unknown import least_similarity
@@ -23,14 +23,14 @@ def blobs(per_class, classes=4, width=16, seed=0, spread=0.8):
 def test_the_choice_is_the_best_held_out_accuracy():
     for spread in (0.5, 1.2, 2.5):
         support, labels, texts = blobs(8, spread=spread)
-        method, estimator, accuracies = choose(CANDIDATES, texts, 100.0, support, labels)
+        method, estimator, accuracies = choose_method(CANDIDATES, texts, 100.0, support, labels)
         assert accuracies[method] == max(accuracies.values()) == estimator.loo_accuracy_
         assert set(accuracies) == set(CANDIDATES)
 
 
 def test_one_example_of_each_class_leaves_nothing_to_choose_by():
     support, labels, texts = blobs(1)
-    method, estimator, accuracies = choose(CANDIDATES, texts, 100.0, support, labels)
+    method, estimator, accuracies = choose_method(CANDIDATES, texts, 100.0, support, labels)
     assert (method, accuracies) == (CANDIDATES[0], {})
     assert estimator.predict(support).tolist() == labels.tolist()
 
@@ -64,8 +64,8 @@ def test_examples_are_compared_block_by_block(monkeypatch):
     every = support @ support.T
     np.fill_diagonal(every, -np.inf)
     for rows in (1, 4, 100):
-        monkeypatch.setattr(unknown, "ROWS_AT_ONCE", rows)
-        monkeypatch.setattr(predictions, "ROWS_AT_ONCE", rows)
+        monkeypatch.setattr(unknown, "EXAMPLES_AT_ONCE", rows)
+        monkeypatch.setattr(predictions, "EXAMPLES_AT_ONCE", rows)
         assert least_similarity(support)[0] == pytest.approx(every.max(axis=1).min())
         named = tuple(str(row) for row in range(len(labels)))
         found = list(predictions._alike(Support(support, labels, named, named)))

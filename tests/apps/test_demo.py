@@ -109,7 +109,7 @@ def made(tmp_path_factory):
         patch.setattr(locked, "FIT_PICTURES", 200)
         for name, few in (("_PATCHES", 4000), ("_LEARNED_FROM", 4000), ("_ROUNDS", 1)):
             patch.setattr(patches, name, few)
-        patch.setitem(reading.SIZES, "smoke", replace(reading.SIZES["smoke"], tasks=1, asked=3))
+        patch.setitem(reading._SIZES, "smoke", replace(reading._SIZES["smoke"], tasks=1, asked=3))
         patch.setattr(context, "shortened", shorten)
         patch.setattr(context, "_LOOKED_UP", context._LOOKED_UP[:20])
         every = runs.open_tasks
@@ -163,14 +163,14 @@ def test_the_json_holds_every_sentence_and_figure_and_is_small(made):
 def test_names_that_look_things_up_are_read_as_what_they_look_up_and_choices_see_no_tested_character(made):
     *_, asked = made
     assert {prefix for looks_up, _, prefix in asked if looks_up} == {"caption"}
-    assert {prefix for looks_up, _, prefix in asked if not looks_up} == set(reading.READINGS)
+    assert {prefix for looks_up, _, prefix in asked if not looks_up} == set(reading._READINGS)
     tested = [looks_up for looks_up, name, _ in asked if "-test-" in name]
     assert tested == [False, True]  # once alone and once with the memory, after all choices
     assert all("-validation-" in name for _, name, _ in asked[:-2])
 
 
 def test_the_memory_holds_every_character_that_may_be_asked_for():
-    known, *new = reading.remembered(reading.SIZES["default"])
+    known, *new = reading.remembered(reading._SIZES["default"])
     for source, name in zip(new, ("validation", "test"), strict=True):
         assert set(source.characters.tolist()) == set(known.world.split[name].tolist())
 
@@ -186,7 +186,7 @@ def test_the_default_has_three_seeds_and_the_no_mask_control_where_the_effect_is
 
 
 def test_a_model_has_one_colour_in_every_figure_and_no_curve_lies_on_another():
-    colours = context.COLOURS
+    colours = context._COLOURS
     assert len(set(colours.values())) == len(colours) == 5
     frame = found(0.0, seeds=2).few.assign(shots=4)
     names = [SIGLIP, SIGLIXP, NO_MASK]
@@ -206,7 +206,7 @@ def test_a_model_has_one_colour_in_every_figure_and_no_curve_lies_on_another():
 def test_lines_of_equal_zero_shot_accuracy_fill_each_others_gaps():
     frame = found(0.0, seeds=1).few.assign(shots=4)
     zero = {SIGLIP: 50.0, SIGLIXP: 50.0}
-    axis = plots.few_shot_curves(frame, [SIGLIP, SIGLIXP], ["prototype"], zero, context.COLOURS).axes[0]
+    axis = plots.few_shot_curves(frame, [SIGLIP, SIGLIXP], ["prototype"], zero, context._COLOURS).axes[0]
     lines = [line for line in axis.get_lines() if list(line.get_ydata()) == [50.0, 50.0]]
     (first, dashes), (second, same) = (line._unscaled_dash_pattern for line in lines)
     assert dashes == same

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from recollect.data.batches.order import Plan, choose, endless, mix, shuffled
+from recollect.data.batches.order import Plan, endless, mix, number_below, shuffled
 
 
 @given(size=st.integers(1, 3000), key=st.integers(0, 2**62))
@@ -70,8 +70,8 @@ def test_a_hash_is_the_same_everywhere_and_depends_on_every_part():
 
 
 def test_choices_are_equally_likely():
-    assert chisquare(np.bincount(choose(mix(0, np.arange(70_000)), 7), minlength=7)).pvalue > 1e-3
-    assert choose(mix(np.arange(100)), 1).tolist() == [0] * 100
+    assert chisquare(np.bincount(number_below(mix(0, np.arange(70_000)), 7), minlength=7)).pvalue > 1e-3
+    assert number_below(mix(np.arange(100)), 1).tolist() == [0] * 100
 
 
 @given(

@@ -7,7 +7,15 @@ import torch
 from recollect.core.errors import UserError
 from recollect.data.worlds import glyph_table as glyph_table_module
 from recollect.data.worlds import open_world_source, world_of
-from recollect.data.worlds.glyph_table import ATTRIBUTES, FACES, HELD_OUT_FACES, SCRIPTS, SIZE, glyph_table, measure
+from recollect.data.worlds.glyph_table import (
+    ATTRIBUTES,
+    FACES,
+    HELD_OUT_FACES,
+    SCRIPTS,
+    SIZE,
+    glyph_table,
+    measure_glyphs,
+)
 from recollect.data.worlds.rendering import COLOURS
 from recollect.data.worlds.scenes import DETAILS, RELATIONS
 from recollect.tasks.retrieval import retrieval_task
@@ -61,7 +69,7 @@ def test_measured_attributes_are_what_the_words_say():
     ring[6:22, 6:22] = 255
     ring[9:19, 9:19] = 0
     bars[4:8, 6:22] = bars[18:22, 6:22] = 255
-    values = measure(np.stack([tall, wide, ring, bars]))
+    values = measure_glyphs(np.stack([tall, wide, ring, bars]))
     words = [[ATTRIBUTES[a][value] for a, value in enumerate(row)] for row in values]
     assert words[0][0] == "narrow"
     assert words[1][0] == "wide"

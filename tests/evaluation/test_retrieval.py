@@ -15,7 +15,7 @@ from recollect.evaluation.retrieval import (
     QueryGroups,
     compare_methods,
     first_match,
-    merged,
+    merged_tasks,
     recall_rows,
     retrieval,
 )
@@ -256,7 +256,7 @@ def test_a_caption_that_is_held_out_is_no_query(encoder):
 
 def test_a_merged_pool_keeps_every_match():
     first, second = scenes_task("first", 24), scenes_task("second", 20)
-    pool = merged([first, second])
+    pool = merged_tasks([first, second])
     assert len(pool.images) == 44
     assert pool.images[30].id == "second:scene-6"
     for text, found in zip(pool.texts, pool.matches, strict=True):

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.core.errors import UserError
-from recollect.search.normalisation import Normalisation, NormalisedPool, choose, normalised, reference_means
+from recollect.search.normalisation import (
+    Normalisation,
+    NormalisedPool,
+    choose_normalisation,
+    normalised,
+    reference_means,
+)
 from recollect.search.pool import SourcePool
 from recollect.search.searcher import Searcher
 
@@ -98,7 +104,7 @@ def test_the_choice_is_that_of_leaving_each_caption_out(seed):
                 scores = images.astype(np.float64) @ texts[text] - alpha * means
                 values.append(1 / (1 + (scores > scores[owners[text]] + 1e-9).sum()))
             slow[alpha, k] = np.mean(values)
-    found = choose(images, texts, owners, alphas=(0.0, 0.5, 1.0), nearest=(1, 3, 8))
+    found = choose_normalisation(images, texts, owners, alphas=(0.0, 0.5, 1.0), nearest=(1, 3, 8))
     assert found.reciprocal_rank == pytest.approx(max(slow.values()))
     assert slow[found.alpha, found.k] == pytest.approx(found.reciprocal_rank)
     assert found.plain == pytest.approx(slow[0.0, 1])

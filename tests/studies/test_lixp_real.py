@@ -288,7 +288,7 @@ def test_arms_differ_from_their_baseline_in_what_their_name_says(scale, tmp_path
 def small_world(tmp_path, monkeypatch):
     monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(locked, "MADE_ROWS", 300)
-    monkeypatch.setattr(real, "SHOTS", (1, 2))
+    monkeypatch.setattr(real, "_SHOTS", (1, 2))
     every = real.arms
     monkeypatch.setattr(real, "arms", lambda options: every(options)[:2])
 

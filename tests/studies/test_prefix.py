@@ -24,11 +24,11 @@ def few_pictures():
     """The world's tasks with a tenth of their pictures and prompts: what is tested here are tables, not accuracies."""
     with pytest.MonkeyPatch.context() as patch:
         few = replace(
-            worlds.TASKS["glyphs"],
+            worlds.WORLD_TASKS["glyphs"],
             label_set=partial(label_tasks.label_set_tasks, each=2),
             zero_shot_parts={"prompts": partial(label_tasks.prompt_tasks, queries=60, each=2)},
         )
-        patch.setitem(worlds.TASKS, "glyphs", few)
+        patch.setitem(worlds.WORLD_TASKS, "glyphs", few)
         patch.setattr(label_tasks, "GENERAL_TEMPLATES", label_tasks.GENERAL_TEMPLATES[:8])
         worlds._made.cache_clear()
         yield

@@ -12,7 +12,7 @@ from recollect.core.errors import UserError
 from recollect.evaluation.entities import final_score, harmonic_mean, open_entities
 from recollect.evaluation.results import Result
 from recollect.models import build_model
-from recollect.tasks.oven import CANDIDATES, open_oven, oven_pairs
+from recollect.tasks.oven import TITLES_FILE, open_oven, oven_pairs
 
 ENTITIES = {"Q1": "Dassault Falcon 900", "Q2": "Boeing 747", "Q3": "newt", "Q4": "red fox"}
 ROWS = [
@@ -66,7 +66,7 @@ def test_the_published_files_are_a_task_over_the_entities_of_all_annotations(fol
 
 def test_with_the_list_of_titles_all_of_wikipedia_is_a_candidate(folder):
     titles = [{"wikidata_id": f"Q{number}", "wikipedia_title": f"title {number}"} for number in range(2, 50)]
-    write(folder / CANDIDATES, titles)
+    write(folder / TITLES_FILE, titles)
     task, seen = open_oven(f"oven:{folder}", ("{}",))
     assert len(task.class_names) == len(seen) == 49  # and Q1, which the list lacks
     assert [task.class_names[label] for label in task.query.labels[:3]] == [ENTITIES["Q1"], "title 2", "title 3"]

@@ -24,7 +24,7 @@ from recollect.models import build_model, load_model
 from recollect.models.transformers.texts import TextTokens
 from recollect.objectives import tiles
 from recollect.training import compiled
-from recollect.training.adapted import ADAPTER, adapt
+from recollect.training.adapted import ADAPTER, add_adapters
 from recollect.training.assembly import marks_of, row_tokenizer, workers_of
 from recollect.training.compiled import CompiledTowers
 from recollect.training.loop import Hook, train
@@ -136,7 +136,7 @@ def test_lora_on_another_checkpoint_than_it_began_with_is_refused(start, pairs, 
 
 
 def test_a_frozen_tower_gets_no_adapters(start):
-    towers = adapt(load_model(start, "cpu"), 2, 4.0, "image", str(start), 0)
+    towers = add_adapters(load_model(start, "cpu"), 2, 4.0, "image", str(start), 0)
     assert towers.factor == 2.0
     assert towers.adapters.down
     assert all(name.startswith("text_model.") for name in towers.adapters.down)

@@ -27,7 +27,7 @@ from recollect.models.export import (
     write_text_graph,
 )
 
-CLASSIFIER_FILE = "classifier.onnx"
+_CLASSIFIER_GRAPH = "classifier.onnx"
 
 MOST_BYTES = 2**30
 """Of a memory's vectors in one file: the format ends at 2 GiB."""
@@ -166,7 +166,7 @@ def export_all(encoder: Encoder, folder: str | Path, classifier: Classifier | No
         if classifier is not None and form is not None:
             classifying = Classifying(form, torch.from_numpy(classifier.support.features))
             outputs = ["probabilities", "nearest"]
-            write_image_graph(_Chain(images, classifying), model, unfinished / CLASSIFIER_FILE, outputs)
+            write_image_graph(_Chain(images, classifying), model, unfinished / _CLASSIFIER_GRAPH, outputs)
             more |= {"classes": list(classifier.classes), "method": classifier.method}
             more["unknown_below"] = classifier.unknown_below if len(classifier.support) else None
         write_record(model, unfinished, more)

@@ -29,7 +29,7 @@ from recollect.reports.plots import save_figure
 from recollect.tasks.classification import ClassificationTask, Division, keep_classes
 from recollect.tasks.opening import Selection, open_tasks
 
-Reading = Literal["label", "caption", "none"]
+_Reading = Literal["label", "caption", "none"]
 FIGURE_ENDINGS = (".png", ".pdf", ".svg")
 
 
@@ -42,7 +42,7 @@ def _checked(out: Path) -> Path:
     return out
 
 
-def _readings(model: Encoder, asked: Sequence[Reading]) -> list[Kind | None]:
+def _readings(model: Encoder, asked: Sequence[_Reading]) -> list[Kind | None]:
     """The prefixes to read with: those asked for, or all that the model has; a model without any has one reading."""
     own = own_prefixes(model)
     if not own:
@@ -62,7 +62,7 @@ class Attention:
     """RUN/model, folders or hub ids; a second one without prefix tokens stands beside the first."""
     texts: tuple[str, ...] = ("a sculpture of an airplane",)
     """What to read; a row of the figure each."""
-    prefixes: tuple[Reading, ...] = ()
+    prefixes: tuple[_Reading, ...] = ()
     """In this order; by default all that the model has."""
     out: Path = Path("attention.png")
     """The figure; its ending (.png, .pdf, .svg) says the format."""
@@ -118,7 +118,7 @@ class Embeddings:
     """The source with the classes: a path, a hub id, or glyphs:labels."""
     captions: tuple[str, ...] = ()
     """Sources of captions, for --show captions and images."""
-    prefixes: tuple[Reading, ...] = ()
+    prefixes: tuple[_Reading, ...] = ()
     """For --show classes and prefixes; by default all that the model has."""
     classes: int = 20
     """At most this many classes, drawn at random."""

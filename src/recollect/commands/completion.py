@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from recollect.commands.help import TEXTS
+from recollect.commands.help import HELP_TEXTS
 
 _OPTION = re.compile(r"(?:^|[│ |] )(?:-\w, )?(--[a-z][\w.-]*)(?:, --no-[\w.-]+)?(?: \[?\{([^}]*)\})?", re.MULTILINE)
 """An option in a help text, which stands in a column of its own, and the values that it may have."""
@@ -65,7 +65,7 @@ class Completion:
 
 def _kept() -> dict[str, str]:
     """The help of every command by its name, which stands first in it."""
-    texts = [file.read_text(encoding="utf-8") for file in sorted(TEXTS.glob("*.txt"))]
+    texts = [file.read_text(encoding="utf-8") for file in sorted(HELP_TEXTS.glob("*.txt"))]
     return {found[1].strip(): text for text in texts if (found := _USAGE.match(text))}
 
 

@@ -20,7 +20,7 @@ from recollect.core.types import Encoder, Kind, Source, caption_prefix
 from recollect.data.definitions import knowledge_prompts, open_definitions
 from recollect.data.prompts import GENERAL_TEMPLATES, read_templates
 from recollect.data.sources.columns import Columns
-from recollect.evaluation.clip_benchmark import TASKS, save_clip_benchmark
+from recollect.evaluation.clip_benchmark import CLIP_BENCHMARK_TASKS, save_clip_benchmark
 from recollect.evaluation.features import FeatureCache
 from recollect.evaluation.probe import linear_probe
 from recollect.evaluation.results import Result, check_place, save_together
@@ -162,11 +162,11 @@ class ModelOptions:
             refuse_unread(self, "form", why="is of the files that are written. Add --out FOLDER.")
         elif self.form == "clip-benchmark" and self.out.suffix == ".json":
             raise UserError(f"--out {self.out}: CLIP_benchmark has one file for each model and set; name a folder.")
-        if self.form == "clip-benchmark" and protocol not in TASKS:
-            known = ", ".join(TASKS)
+        if self.form == "clip-benchmark" and protocol not in CLIP_BENCHMARK_TASKS:
+            known = ", ".join(CLIP_BENCHMARK_TASKS)
             raise UserError(f"--form clip-benchmark: it has no such task as {protocol}. It has {known}.")
         for name in self.models:  # of several, the last would be missed when the others are done
-            loading.check_place(name)
+            loading.check_model_place(name)
 
     def each_on(
         self, tested: Iterable[tuple[DataArgument, Source]]

@@ -15,7 +15,7 @@ from recollect.core.progress import output
 from recollect.core.types import Encoder
 from recollect.data.sources.columns import Columns
 from recollect.evaluation.pools import CaptionedPool, PoolKind, PoolSelection, open_pools
-from recollect.evaluation.results import Result, Row
+from recollect.evaluation.results import Result, ResultRow
 from recollect.evaluation.retrieval import DIRECTIONS, Comparison, compare_methods, retrieval
 from recollect.models import load_model
 from recollect.models.dual import DualEncoder
@@ -162,7 +162,7 @@ def _show(result: Result, console: Console, depths: Sequence[int]) -> None:
         console.print(_costs(methods, costs, result))
 
 
-def _cell(row: Row) -> str:
+def _cell(row: ResultRow) -> str:
     return f"{row['value']:.1f}" + (f" ({row['gain']:+.1f})" if "gain" in row else "")
 
 

@@ -8,20 +8,20 @@ import shutil
 import sys
 from pathlib import Path
 
-WIDTH = 100
+HELP_WIDTH = 100
 """Columns of the kept texts."""
 
-TEXTS = Path(__file__).parent / "texts"
+HELP_TEXTS = Path(__file__).parent / "texts"
 
 
 def help_file(name: str) -> Path:
     """Where the help of the command ``name`` lies."""
-    return TEXTS / f"{name.replace(' ', '-')}.txt"
+    return HELP_TEXTS / f"{name.replace(' ', '-')}.txt"
 
 
 def kept_help(name: str) -> str | None:
     """The help of the command ``name``; None where there is none for a terminal as narrow as this."""
     file = help_file(name)
-    if not file.is_file() or (sys.stdout.isatty() and shutil.get_terminal_size().columns < WIDTH):
+    if not file.is_file() or (sys.stdout.isatty() and shutil.get_terminal_size().columns < HELP_WIDTH):
         return None
     return file.read_text(encoding="utf-8")

@@ -29,7 +29,7 @@ from recollect.memory.build.building import (
 from recollect.memory.build.reading import KeepPictures, Reader, ReadOptions
 from recollect.memory.build.watching import FolderWatch
 from recollect.memory.opening import open_model_of
-from recollect.memory.rows import Precision
+from recollect.memory.rows import VectorPrecision
 from recollect.memory.store import NEAR, Memory
 from recollect.models import DualEncoder, load_model
 
@@ -125,7 +125,7 @@ class Build:
     """A folder of pictures; a table, shards or hub id with captions or classes; glyphs:captions or latents:captions."""
     out: str
     """The memory: a folder, or milvus://host:port/collection."""
-    precision: Precision = "float16"
+    precision: VectorPrecision = "float16"
     """Of the vectors that are kept: half precision changes a cosine by about 1e-5 and takes half the space."""
     pairs: tyro.conf.OmitArgPrefixes[PairOptions] = field(default_factory=PairOptions)
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 from rich.table import Table
 
-from recollect.commands.train_hooks import measurements
+from recollect.commands.train_hooks import measuring_hooks
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable, read_json
 from recollect.core.given import option_of
@@ -103,7 +103,7 @@ class Train:
         self.recipe.check()
         refuse_at_once(self.recipe, None, resumed=self.resume)  # before what is measured is opened
         every = self.recipe.checkpoint_every if self.evaluate_every is None else self.evaluate_every
-        return [Hook(every, measurements(self.evaluate))]
+        return [Hook(every, measuring_hooks(self.evaluate))]
 
     def run(self) -> None:
         """Train, or list the recipes."""

@@ -7,7 +7,7 @@ from recollect.evaluation.protocols import PROTOCOLS
 from recollect.training.step import Towers
 
 
-def measurements(wanted: tuple[str, ...]) -> Callable[[Towers], Mapping[str, float]]:
+def measuring_hooks(wanted: tuple[str, ...]) -> Callable[[Towers], Mapping[str, float]]:
     """A measurement of a model in training by each ``PROTOCOL=SOURCE``: figures in percent, by protocol, task and name.
 
     Sources are opened here, so that a misspelt one stops the run before its first step.

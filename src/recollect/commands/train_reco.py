@@ -17,10 +17,10 @@ from recollect.core.types import Source
 from recollect.data.sources import open_source
 from recollect.memory.fusion.block import FusionKind, FusionSettings, Read, Start
 from recollect.memory.fusion.crossfit import Fold, fold_of
-from recollect.memory.fusion.learning import PRESETS, FusionRecipe, Preset, embed_pairs, train_fusion
+from recollect.memory.fusion.learning import FUSION_PRESETS, FusionPreset, FusionRecipe, embed_pairs, train_fusion
 from recollect.memory.fusion.neighbours import ScoreOf
 from recollect.memory.fusion.newness import STRENGTHS, Newness, NewnessKind
-from recollect.memory.fusion.objective import TERMS, Mask, Term
+from recollect.memory.fusion.objective import TERMS, LossTerm, Mask
 from recollect.memory.opening import open_model_of
 from recollect.memory.store import NEAR, Memory
 from recollect.models import load_model, loading
@@ -56,7 +56,7 @@ class TrainReco:
     """Split of the sources; the training split by default."""
     limit: int | None = None
     """Take at most so many pairs of each source."""
-    preset: Preset = "reading"
+    preset: FusionPreset = "reading"
     """What --start, --mask, --newness and --score-of are where they are not given: what reads best on concepts held out
     for that choice, or the paper's own."""
     start: Start | None = None
@@ -91,7 +91,7 @@ class TrainReco:
     """Read the other modality of what was found, or the query's own (Table 3); or both, two tokens a row (RA-CLIP)."""
     modalities: Literal["both", "image", "text"] = "both"
     """Which embeddings are refined (Table 4)."""
-    terms: tuple[Term, ...] = TERMS
+    terms: tuple[LossTerm, ...] = TERMS
     """Terms of the loss: both refined, only the image, only the text (Eq. 2)."""
     epochs: int = 10
     """Over the training pairs."""
@@ -183,7 +183,7 @@ class TrainReco:
         if self.kind == "mlp":
             why = "is of what reads a memory, and --kind mlp reads none."
             refuse_unread(self, "k", "search", "read", "start", "max_score", "score_of", why=why)
-        newness = self.newness or PRESETS[self.preset]().newness.kind
+        newness = self.newness or FUSION_PRESETS[self.preset]().newness.kind
         if newness == "none":
             refuse_unread(self, "newness_strength", why="there is no simulated newness. Add --newness offsets.")
         if newness != "offsets":
@@ -192,7 +192,7 @@ class TrainReco:
             raise UserError("--crossfit takes two models or more: number I of N was trained with ?without=I/N.")
         for place in (self.model, *self.crossfit):
             if place is not None:
-                loading.check_place(place)
+                loading.check_model_place(place)
 
     def _split(self, spec: str) -> str | None:
         """The split to open a source with."""
@@ -208,7 +208,7 @@ class TrainReco:
 
     def recipe(self) -> FusionRecipe:
         """What these options ask for."""
-        preset = PRESETS[self.preset]()
+        preset = FUSION_PRESETS[self.preset]()
         newness = preset.newness
         if self.newness is not None:
             newness = Newness(self.newness, STRENGTHS[self.newness])

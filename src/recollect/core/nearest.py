@@ -71,7 +71,7 @@ def exact_neighbours(
     return ExactNeighbours(rows if among is None else among[rows], scores)
 
 
-def merged(found: Sequence[ExactNeighbours], k: int) -> ExactNeighbours:
+def best_of_all(found: Sequence[ExactNeighbours], k: int) -> ExactNeighbours:
     """The k best of what was found in several places, or all if there are fewer."""
     rows = np.concatenate([each.rows for each in found], axis=1)
     scores = np.concatenate([each.scores for each in found], axis=1)

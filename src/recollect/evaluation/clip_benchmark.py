@@ -14,7 +14,11 @@ from recollect.core.errors import UserError
 from recollect.core.files import write_json
 from recollect.evaluation.results import Result
 
-TASKS = {"zero-shot": "zeroshot_classification", "retrieval": "zeroshot_retrieval", "probe": "linear_probe"}
+CLIP_BENCHMARK_TASKS = {
+    "zero-shot": "zeroshot_classification",
+    "retrieval": "zeroshot_retrieval",
+    "probe": "linear_probe",
+}
 """Protocols of recollect that CLIP_benchmark has too."""
 
 _CLASSIFICATION = {"top-1": "acc1", "top-5": "acc5", "mean per class": "mean_per_class_recall"}
@@ -30,14 +34,14 @@ def as_clip_benchmark(result: Result) -> dict[str, Any]:
     Raises:
         UserError: the protocol has no counterpart there.
     """
-    if result.protocol not in TASKS:
-        known = ", ".join(TASKS)
+    if result.protocol not in CLIP_BENCHMARK_TASKS:
+        known = ", ".join(CLIP_BENCHMARK_TASKS)
         raise UserError(f"{result.protocol}: CLIP_benchmark has no such task. It has counterparts of {known}.")
     return {
         "dataset": result.data,
         "model": "recollect",
         "pretrained": result.model,
-        "task": TASKS[result.protocol],
+        "task": CLIP_BENCHMARK_TASKS[result.protocol],
         "metrics": _metrics(result),
         "language": "en",
     }

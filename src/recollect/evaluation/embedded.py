@@ -13,7 +13,7 @@ from recollect.evaluation.features import class_text_features, image_features
 from recollect.evaluation.few_shot import learned_scale
 from recollect.tasks.classification import ClassificationTask
 
-IMAGES, TEXTS, RECORD = "images", "texts", "embedded.json"
+_IMAGES, _TEXTS, _RECORD = "images", "texts", "embedded.json"
 
 FileForm = Literal["parquet", "npy"]
 
@@ -50,7 +50,7 @@ def write_embedded(
             for split, rows in found.items():
                 np.save(unfinished / f"{split}.npy", rows.images)
                 np.save(unfinished / f"{split}-labels.npy", names[rows.labels])
-            np.save(unfinished / f"{TEXTS}.npy", texts[np.argsort(names, kind="stable")])
+            np.save(unfinished / f"{_TEXTS}.npy", texts[np.argsort(names, kind="stable")])
         else:
             columns = {
                 "vector": _lists(np.concatenate([rows.images for rows in found.values()])),
@@ -58,12 +58,12 @@ def write_embedded(
                 "id": [id for rows in found.values() for id in rows.ids],
                 "split": [split for split, rows in found.items() for _ in rows.ids],
             }
-            pq.write_table(pa.table(columns), unfinished / f"{IMAGES}.parquet")
+            pq.write_table(pa.table(columns), unfinished / f"{_IMAGES}.parquet")
             pq.write_table(
-                pa.table({"vector": _lists(texts), "label": names.tolist()}), unfinished / f"{TEXTS}.parquet"
+                pa.table({"vector": _lists(texts), "label": names.tolist()}), unfinished / f"{_TEXTS}.parquet"
             )
         record = {"name": task.name, "model": model, "fingerprint": encoder.fingerprint, "metric": task.metric}
-        write_json(unfinished / RECORD, record | {"scale": learned_scale(encoder), "width": encoder.width})
+        write_json(unfinished / _RECORD, record | {"scale": learned_scale(encoder), "width": encoder.width})
     return Path(folder)
 
 

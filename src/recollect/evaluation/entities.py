@@ -17,7 +17,7 @@ from recollect.evaluation.features import (
     image_features,
     learned_scale,
 )
-from recollect.evaluation.results import Result, Row, content_of
+from recollect.evaluation.results import Result, ResultRow, content_of
 from recollect.evaluation.zero_shot import top_1
 from recollect.fewshot.calibration import calibration_error
 from recollect.tasks.classification import ClassificationTask, Division, classification_task
@@ -134,7 +134,7 @@ def entities(
     right = predictions == query.labels
     of = {"seen": is_seen, "unseen": ~is_seen, "harmonic mean": np.ones_like(is_seen)}
     values["harmonic mean"] = harmonic_mean(values["seen"], values["unseen"])
-    rows: list[Row] = [
+    rows: list[ResultRow] = [
         {"metric": metric, "value": value, "ece": 100 * calibration_error(confidence[of[metric]], right[of[metric]])}
         for metric, value in values.items()
     ]
@@ -162,7 +162,7 @@ def final_score(entity: Result, query: Result) -> Result:
     """
     means = {name: _value(found, "harmonic mean") for name, found in (("entity set", entity), ("query set", query))}
     values = means | {"final score": harmonic_mean(*means.values())}
-    rows: list[Row] = [{"metric": metric, "value": value} for metric, value in values.items()]
+    rows: list[ResultRow] = [{"metric": metric, "value": value} for metric, value in values.items()]
     settings = {"of": [entity.identity, query.identity]}
     return Result("entities", entity.model, entity.data.replace("entity-", ""), entity.seed, rows, settings)
 

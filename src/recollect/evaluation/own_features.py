@@ -21,8 +21,8 @@ from recollect.fewshot.engine import run_protocol
 from recollect.fewshot.protocol import FewShotTask, Protocol
 from recollect.tasks.classification import Division, tested_rows
 
-VECTORS = ("vector", "embedding", "image_vector", "features")
-LABELS = ("label", "class_name")
+_VECTORS = ("vector", "embedding", "image_vector", "features")
+_LABELS = ("label", "class_name")
 """Names of columns, the first that is there."""
 
 
@@ -70,8 +70,8 @@ def read_vectors(path: Path, label_column: str | None = None) -> LabelledVectors
     table = _table(path)
     if not len(table):
         raise UserError(f"{path}: no rows")
-    vectors = _unit(_matrix(path, table, _column(path, table, VECTORS, None, "vectors")), path)
-    labels = _named(table[_column(path, table, LABELS, label_column, "labels")].to_pylist(), path)
+    vectors = _unit(_matrix(path, table, _column(path, table, _VECTORS, None, "vectors")), path)
+    labels = _named(table[_column(path, table, _LABELS, label_column, "labels")].to_pylist(), path)
     return LabelledVectors(vectors, labels, _splits(table, path))
 
 

@@ -9,7 +9,7 @@ from recollect.core.errors import UserError
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
 from recollect.data.worlds import is_built_in
-from recollect.evaluation.retrieval import merged
+from recollect.evaluation.retrieval import merged_tasks
 from recollect.search.captioning.corruption import (
     CaptionCorruption,
     PoolCaptions,
@@ -103,7 +103,7 @@ def _captions(task: RetrievalTask, word: str, selection: PoolSelection, spec: st
 
 
 def _merged(pools: Sequence[CaptionedPool]) -> CaptionedPool:
-    task = merged([pool.task for pool in pools])
+    task = merged_tasks([pool.task for pool in pools])
     captions = [pool.captions for pool in pools if pool.captions is not None]
     if not captions:
         return CaptionedPool(task, None)

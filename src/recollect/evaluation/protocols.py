@@ -8,7 +8,7 @@ from typing import Any, Literal
 from recollect.core.types import Encoder
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
 from recollect.evaluation.probe import linear_probe
-from recollect.evaluation.results import Result, Row
+from recollect.evaluation.results import Result, ResultRow
 from recollect.evaluation.retrieval import retrieval
 from recollect.evaluation.zero_shot import zero_shot
 from recollect.fewshot.protocol import Protocol
@@ -32,7 +32,7 @@ class Measurement:
 
     open: Callable[[str], Sequence[Any]]
     evaluate: Callable[[Encoder, Any], Result]
-    figure: Callable[[Row], str | None]
+    figure: Callable[[ResultRow], str | None]
 
     def figures(self, encoder: Encoder, task: Any) -> dict[str, float]:
         """Each figure of a model on one task, averaged over draws."""
@@ -52,7 +52,7 @@ def _with_examples(spec: str) -> list[ClassificationTask]:
     return [with_enough_examples(task, _EXAMPLES.shots[-1]) for task in _labelled(spec, "few-shot")]
 
 
-def _recall(row: Row) -> str | None:
+def _recall(row: ResultRow) -> str | None:
     return f"{row['direction']} R@{row['k']}" if row["domain"] == "all" else None
 
 

@@ -20,7 +20,7 @@ from recollect.core.types import Encoder, Source
 RESULT_FORMAT = 1
 """Version of the files; raised when a reader of older files would misread newer ones."""
 
-Row = Mapping[str, Any]
+ResultRow = Mapping[str, Any]
 
 _LONGEST = 200
 
@@ -59,7 +59,7 @@ class Result:
     model: str
     data: str
     seed: int
-    rows: Sequence[Row]
+    rows: Sequence[ResultRow]
     settings: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=_environment)
     notes: Mapping[str, Any] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from recollect.data.sources.derived import Joined
 from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.intervals import Kinds, gain_kinds
 from recollect.evaluation.ranks import NO_RANK, TIE, streaming_ranks
-from recollect.evaluation.results import Result, Row, content_of
+from recollect.evaluation.results import Result, ResultRow, content_of
 from recollect.models import DualEncoder
 from recollect.search.captioning.corruption import PoolCaptions
 from recollect.search.cost import Cost, measured
@@ -69,7 +69,7 @@ def retrieval(
     if not asked.texts.asked.any():
         raise UserError(f"{task.name}: every picture is marked ambiguous, so that there is no text to ask by")
     ranks = streaming_ranks(images, texts, task.matches)
-    rows: list[Row] = []
+    rows: list[ResultRow] = []
     for direction, found in zip(DIRECTIONS, (ranks.texts, ranks.images), strict=True):
         rows += recall_rows("zero-shot", direction, *asked.only(direction, found), depths)
     settings: dict[str, Any] = {"images": len(task.images), "texts": len(task.texts), "prefix": prefix}
@@ -179,7 +179,7 @@ def recall_rows(
     groups: QueryGroups,
     depths: Sequence[int],
     baseline: Int64[np.ndarray, " n"] | None = None,
-) -> list[Row]:
+) -> list[ResultRow]:
     """Recall at each depth, for each domain, for all queries, and as the mean of domains.
 
     The mean of domains is the mean over sources of the mean over a source's domains. Intervals and tests resample
@@ -193,7 +193,7 @@ def recall_rows(
     """
     asked = ranks != NO_RANK
     names = sorted(set(groups.domains[asked].tolist()))
-    rows: list[Row] = []
+    rows: list[ResultRow] = []
     for k in depths:
         every = ranks <= k
         before = None if baseline is None else baseline <= k
@@ -219,7 +219,7 @@ def _mean_of_domains(values: np.ndarray, domains: np.ndarray, sources: np.ndarra
     return float(np.mean([mean(source) for source in sorted(set(sources.tolist()))]))
 
 
-def _figures(hit: np.ndarray, clusters: np.ndarray) -> Row:
+def _figures(hit: np.ndarray, clusters: np.ndarray) -> ResultRow:
     kinds = Kinds.of(hit, clusters)
     low, high = kinds.interval(least=0.0)
     return {
@@ -228,7 +228,7 @@ def _figures(hit: np.ndarray, clusters: np.ndarray) -> Row:
     }  # fmt: skip
 
 
-def _gain(hit: np.ndarray, before: np.ndarray, clusters: np.ndarray) -> Row:
+def _gain(hit: np.ndarray, before: np.ndarray, clusters: np.ndarray) -> ResultRow:
     kinds = gain_kinds(hit, before, clusters)
     low, high = kinds.interval(least=-1.0)
     gain = 100 * float(hit.mean() - before.mean())
@@ -296,7 +296,7 @@ def compare_methods(
     asked = _Asked.of(task, captions.reserved).sampled(comparison.queries, comparison.seed)
     if not asked.texts.asked.any():
         raise UserError(f"{task.name}: no text is left to ask by. Are all of them captions of the pool?")
-    rows: list[Row] = []
+    rows: list[ResultRow] = []
     notes: dict[str, object] = {}
     baseline: Mapping[str, np.ndarray] = {}
     for name in comparison.methods:
@@ -332,10 +332,10 @@ def _asked_content(task: RetrievalTask) -> list[Any]:
     return [task.texts, task.matches, task.domains, task.ambiguous]
 
 
-def _cost_rows(method: str, cost: Cost) -> list[Row]:
+def _cost_rows(method: str, cost: Cost) -> list[ResultRow]:
     figures = asdict(cost)
     memory = figures.pop("memory")
-    each: list[Row] = [{"metric": f"{name} per query", "value": value} for name, value in figures.items()]
+    each: list[ResultRow] = [{"metric": f"{name} per query", "value": value} for name, value in figures.items()]
     return [{"method": method, **row} for row in (*each, {"metric": "memory", "value": memory})]
 
 
@@ -373,7 +373,7 @@ def _image_ranks(
     return streaming_ranks(images, texts, [task.matches[number] for number in kept]).images
 
 
-def merged(tasks: Sequence[RetrievalTask], name: str = "") -> RetrievalTask:
+def merged_tasks(tasks: Sequence[RetrievalTask], name: str = "") -> RetrievalTask:
     """Several pools as one; a text that occurs in several is asked once and matches in all (EFSA, Table 3)."""
     if len(tasks) == 1:
         return tasks[0]

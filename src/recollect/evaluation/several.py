@@ -12,10 +12,10 @@ from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind
 from recollect.data.prompts import fill
 from recollect.evaluation.features import FeatureCache, image_features, prompt_ensemble
-from recollect.evaluation.results import Result, Row, content_of
+from recollect.evaluation.results import Result, ResultRow, content_of
 from recollect.tasks.several import SeveralLabelsTask
 
-STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
+_STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
 """Inverse regularisation strengths that the probe chooses from; the smallest of equals."""
 
 _HELD_SHARE = 4  # one picture in so many is held out to choose by
@@ -79,7 +79,7 @@ def several_labels(
         scored["probe"] = _probe(support.images, learned, query.images, strength)
         settings |= {"pool": len(learned), "C": strength}
         sources.append(task.support)
-    rows: list[Row] = []
+    rows: list[ResultRow] = []
     for method, scores in scored.items():
         for metric, of_class in (("mean average precision", average_precision), ("11 points", eleven_points)):
             each = [of_class(column, wanted) for column, wanted in zip(scores.T, shows.T, strict=True)]
@@ -94,11 +94,11 @@ def _choose(images: np.ndarray, shows: np.ndarray) -> float:
     if not judged.any():
         return 1.0
     found = []
-    for strength in STRENGTHS:
+    for strength in _STRENGTHS:
         scores = _probe(images[~held], shows[~held][:, judged], images[held], strength)
         columns = zip(scores.T, shows[held][:, judged].T, strict=True)
         found.append(np.mean([average_precision(column, wanted) for column, wanted in columns]))
-    return STRENGTHS[int(np.argmax(found))]
+    return _STRENGTHS[int(np.argmax(found))]
 
 
 def _probe(images: np.ndarray, shows: np.ndarray, asked: np.ndarray, strength: float) -> np.ndarray:

@@ -10,7 +10,7 @@ from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, ImageLike, Source
 from recollect.data.sources.derived import Subset
-from recollect.evaluation.results import Row
+from recollect.evaluation.results import ResultRow
 from recollect.evaluation.zero_shot import mean_per_class, top_1
 from recollect.fewshot.base import softmax
 from recollect.fewshot.calibration import conformal_thresholds, expected_calibration_error, fit_temperature
@@ -99,7 +99,7 @@ def tuned_rows(
     request: TuningRequest,
     orders: Mapping[int, np.ndarray],
     readable: np.ndarray,
-) -> Iterator[Row]:
+) -> Iterator[ResultRow]:
     """Rows of the few-shot protocol, one for each method, number of shots and draw.
 
     Args:

@@ -13,13 +13,13 @@ from recollect.evaluation.features import (
     image_features,
     learned_scale,
 )
-from recollect.evaluation.results import Result, Row, content_of
+from recollect.evaluation.results import Result, ResultRow, content_of
 from recollect.evaluation.unlabelled import UNLABELLED_METHODS, NamedPictures
 from recollect.fewshot.base import softmax
 from recollect.fewshot.calibration import calibration_error, expected_calibration_error
 from recollect.tasks.classification import ClassificationTask
 
-FEW = 5
+_FEW = 5
 """Top-5 says something only where there are more classes."""
 
 
@@ -30,7 +30,7 @@ def top_1(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 def top_5(scores: np.ndarray, labels: np.ndarray) -> float:
     """Share of images whose class is among the five with the highest scores (n, classes), in percent."""
-    best = np.argpartition(scores, -FEW, axis=1)[:, -FEW:]
+    best = np.argpartition(scores, -_FEW, axis=1)[:, -_FEW:]
     return 100.0 * float(np.mean((best == labels[:, None]).any(axis=1)))
 
 
@@ -73,11 +73,11 @@ def zero_shot(
     scores = query.images @ texts.T
     predictions = np.argmax(scores, axis=1)
     ece = expected_calibration_error(softmax(learned_scale(encoder) * scores), query.labels)
-    rows: list[Row] = [
+    rows: list[ResultRow] = [
         {"metric": "top-1", "value": top_1(predictions, query.labels), "ece": 100 * ece},
         {"metric": "mean per class", "value": mean_per_class(predictions, query.labels)},
     ]
-    if len(task.class_names) > FEW:
+    if len(task.class_names) > _FEW:
         rows.append({"metric": "top-5", "value": top_5(scores, query.labels)})
     given = NamedPictures(encoder, task.query, query.rows, query.images, texts, learned_scale(encoder))
     for name in methods:

@@ -10,7 +10,7 @@ import numpy as np
 
 from recollect.fewshot.base import softmax, unit_or_zero, unit_rows
 
-NEIGHBOURS = 3
+_NEIGHBOURS = 3
 SUREST = 8
 ROUNDS, STEPS = 10, 5
 LIKELIHOOD_SCALE = 1 / 50
@@ -121,8 +121,10 @@ POOL_METHODS = {"trans-clip": trans_clip, "stat-a": stat_a}
 def _checked(pool: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if pool.ndim != 2 or texts.ndim != 2 or pool.shape[1] != texts.shape[1]:
         raise ValueError(f"pool has shape {pool.shape}, texts {texts.shape}: both need rows of one width")
-    if len(pool) <= NEIGHBOURS:
-        raise ValueError(f"a pool of {len(pool)} rows has no {NEIGHBOURS} neighbours to each; classify them one by one")
+    if len(pool) <= _NEIGHBOURS:
+        raise ValueError(
+            f"a pool of {len(pool)} rows has no {_NEIGHBOURS} neighbours to each; classify them one by one"
+        )
     if not (np.isfinite(pool).all() and np.isfinite(texts).all()):
         raise ValueError("pool or texts: embeddings hold NaN or infinity")
     return unit_rows(pool.astype(np.float64), "pool"), unit_rows(texts.astype(np.float64), "texts")
@@ -140,12 +142,12 @@ def _graph(pool: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     import torch
 
     rows = torch.from_numpy(pool)
-    places, cosines = np.empty((2, len(pool), NEIGHBOURS))
+    places, cosines = np.empty((2, len(pool), _NEIGHBOURS))
     for start in range(0, len(pool), 512):
         near = rows[start : start + 512] @ rows.T
         own = torch.arange(len(near))
         near[own, start + own] = -torch.inf  # itself, not "the first column": a twin is a neighbour like any other
-        values, found = near.topk(NEIGHBOURS, dim=1)
+        values, found = near.topk(_NEIGHBOURS, dim=1)
         places[start : start + 512], cosines[start : start + 512] = found.numpy(), values.numpy()
     return places.astype(np.int64), np.maximum(cosines, 0)
 
@@ -164,9 +166,9 @@ def _assign(
     fixed = power * np.log(np.maximum(first, 1e-30)) + LIKELIHOOD_SCALE * _log_likelihood(pool, means, variances)
     for _ in range(STEPS):
         pulled = (cosines[:, :, None] * assigned[places]).sum(axis=1)
-        for neighbour in range(NEIGHBOURS):  # those that have it for a neighbour pull too
+        for neighbour in range(_NEIGHBOURS):  # those that have it for a neighbour pull too
             np.add.at(pulled, places[:, neighbour], cosines[:, neighbour, None] * assigned)
-        assigned = softmax(fixed + pulled / (2 * NEIGHBOURS))
+        assigned = softmax(fixed + pulled / (2 * _NEIGHBOURS))
     return assigned
 
 

@@ -7,7 +7,7 @@ import numpy as np
 UNKNOWN_RATE = 0.02
 """Share of pictures of the classes that may be called "none of these"."""
 
-ROWS_AT_ONCE = 1024
+EXAMPLES_AT_ONCE = 1024
 """Examples whose similarities to all others are in memory at a time."""
 
 
@@ -28,10 +28,10 @@ def least_similarity(features: np.ndarray, rate: float = UNKNOWN_RATE) -> tuple[
     if count < 2:
         return -1.0, 0.0
     nearest = np.empty(count, dtype=features.dtype)
-    for start in range(0, count, ROWS_AT_ONCE):  # all pairs of 40,000 examples would take 6 GB
-        similarity = features[start : start + ROWS_AT_ONCE] @ features.T
+    for start in range(0, count, EXAMPLES_AT_ONCE):  # all pairs of 40,000 examples would take 6 GB
+        similarity = features[start : start + EXAMPLES_AT_ONCE] @ features.T
         rows = np.arange(len(similarity))
         similarity[rows, start + rows] = -np.inf
-        nearest[start : start + ROWS_AT_ONCE] = similarity.max(axis=1)
+        nearest[start : start + EXAMPLES_AT_ONCE] = similarity.max(axis=1)
     rank = max(1, math.floor(rate * (count + 1)))
     return float(np.sort(nearest)[rank - 1]), rank / (count + 1)

@@ -17,8 +17,8 @@ from recollect.memory.backends.removals import Removal
 from recollect.memory.filters import Filter, parse_filter
 from recollect.memory.rows import COLUMNS, Item, Modality, Pairs, Record
 
-WIDTH = 8
-_RECORD = Record(WIDTH, "model", "the model", None, "float32", "key")
+_WIDTH = 8
+_RECORD = Record(_WIDTH, "model", "the model", None, "float32", "key")
 _SIGNS = [f"~{each}" for each in ("a\\b", "a\\n", "a\nb", 'say "x"', "it's", "tab\t", "ü%_", "\x01", "[1]", "p#1")]
 """Ids, each of them after those of the other rows."""
 _FILTERS = (
@@ -74,7 +74,7 @@ def check_backend(create: Callable[[Record], Backend], reopen: Callable[[], Back
 
 def _rows(count: int, first: int = 0, seed: int = 0) -> Pairs:
     draw = np.random.default_rng([seed, first])
-    both = draw.normal(size=(2, count, WIDTH))
+    both = draw.normal(size=(2, count, _WIDTH))
     images, texts = (both / np.linalg.norm(both, axis=2, keepdims=True)).astype(np.float32)
     numbers = range(first, first + count)
     texts[[number % 7 == 6 for number in numbers]] = 0  # pictures without a text

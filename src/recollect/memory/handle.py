@@ -11,7 +11,7 @@ from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind
 from recollect.core.words import counted
 from recollect.memory.backends.base import Backend
-from recollect.memory.matching import check_encoder, check_k, check_model
+from recollect.memory.matching import check_k, check_memory_encoder, check_model
 from recollect.memory.rows import check_vectors
 
 Vectors = Tensor | np.ndarray
@@ -81,7 +81,7 @@ class MemoryHandle:
         Raises:
             UserError: it is another model, or reads otherwise.
         """
-        check_encoder(self.backend, encoder, what)
+        check_memory_encoder(self.backend, encoder, what)
 
     def check_model(self, fingerprint: str, what: str) -> None:
         """Refuse another model than the one that embedded the memory.

@@ -35,7 +35,7 @@ class MemoryInfo:
     removed: dict[str, int] = field(default_factory=dict)
 
 
-def describe(backend: Backend) -> MemoryInfo:
+def memory_info(backend: Backend) -> MemoryInfo:
     """Count what is there."""
     sources: dict[str, int] = {}
     places: dict[str, dict[str, None]] = {}

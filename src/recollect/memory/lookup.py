@@ -128,11 +128,11 @@ def _reach(
         some = asked[start : start + 4096], places[start : start + 4096]
         distinct, rows = np.unique(found.ids[some], return_inverse=True)
         vectors = backend.vectors(distinct.tolist(), modality)[rows]
-        reach[some] = cosines(queries[some[0]], vectors) >= threshold - ROUNDING
+        reach[some] = _cosines(queries[some[0]], vectors) >= threshold - ROUNDING
     return reach
 
 
-def cosines(
+def _cosines(
     one: Shaped[np.ndarray, "rows width"], other: Shaped[np.ndarray, "rows width"]
 ) -> Float64[np.ndarray, " rows"]:
     """Of the rows of two matrices with each other, in double precision, whatever their norms."""

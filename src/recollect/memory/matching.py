@@ -19,7 +19,7 @@ def check_model(backend: Backend, fingerprint: str, what: str) -> None:
         )
 
 
-def check_encoder(backend: Backend, encoder: Encoder, what: str) -> None:
+def check_memory_encoder(backend: Backend, encoder: Encoder, what: str) -> None:
     """Refuse a model that reads texts otherwise than the memory's were read, or another model (see `Memory`).
 
     Raises:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Modality = Literal["image", "text"]
 """Which vector of a pair: that of its image, or that of its text."""
 
-Precision = Literal["float32", "float16"]
+VectorPrecision = Literal["float32", "float16"]
 """How vectors are kept; half the bytes cost a cosine about one part in a hundred thousand."""
 
 ROWS_FORMAT = 2
@@ -46,7 +46,7 @@ class Record:
     model: str
     model_name: str = ""
     prefix: Kind | None = None
-    precision: Precision = "float32"
+    precision: VectorPrecision = "float32"
     key: str = ""
     format: int = ROWS_FORMAT
 
@@ -201,7 +201,7 @@ class Pairs:
         if wrong := next((id for id in self.ids if not 0 < len(id.encode()) <= 512), None):
             raise UserError(f"{where}: id {wrong[:40]!r} has {len(wrong.encode())} bytes; an id has 1 to 512")
 
-    def table(self, precision: Precision = "float32") -> "pa.Table":
+    def table(self, precision: VectorPrecision = "float32") -> "pa.Table":
         """As Arrow, in `schema`."""
         import pyarrow as pa
 
@@ -286,7 +286,9 @@ COLUMNS = (
 """Of a memory, in their order."""
 
 
-def schema(width: int, precision: Precision = "float32", metadata: Mapping[str, str] | None = None) -> "pa.Schema":
+def schema(
+    width: int, precision: VectorPrecision = "float32", metadata: Mapping[str, str] | None = None
+) -> "pa.Schema":
     """The columns of a memory.
 
     Args:

@@ -12,7 +12,7 @@ from recollect.memory.backends.lance import LanceBackend
 from recollect.memory.backends.removals import Removal
 from recollect.memory.naming import set_captions, set_metadata
 from recollect.memory.removals import note_removals
-from recollect.memory.rows import Pairs, Precision, Record
+from recollect.memory.rows import Pairs, Record, VectorPrecision
 from recollect.memory.searching import NEAR as NEAR
 from recollect.memory.searching import SearchedMemory
 from recollect.memory.upkeep import KeptMemory
@@ -38,7 +38,7 @@ class Memory(SearchedMemory, KeptMemory):
         model: str,
         model_name: str = "",
         prefix: Kind | None = None,
-        precision: Precision = "float32",
+        precision: VectorPrecision = "float32",
     ) -> "Memory":
         """Make an empty memory.
 

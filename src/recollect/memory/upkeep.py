@@ -4,7 +4,7 @@ from recollect.core.errors import UserError
 from recollect.memory.backends.base import Compaction
 from recollect.memory.backends.cells import IndexRecord
 from recollect.memory.handle import MemoryHandle
-from recollect.memory.info import MemoryInfo, describe, metadata_keys
+from recollect.memory.info import MemoryInfo, memory_info, metadata_keys
 
 _FEW = 40  # texts that need no index
 
@@ -68,7 +68,7 @@ class KeptMemory(MemoryHandle):
 
     def info(self) -> MemoryInfo:
         """What it holds."""
-        return describe(self.backend)
+        return memory_info(self.backend)
 
     def metadata_keys(self) -> tuple[str, ...]:
         """Names that a filter may use, beside ``id``, ``caption`` and ``source``."""

@@ -50,7 +50,7 @@ def load_model(path_or_hub_id: str | Path, device: torch.device | str | None = N
             device.
     """
     name = str(path_or_hub_id)
-    check_place(name)
+    check_model_place(name)
     chosen = chosen_device(device)
     with asked_once(name), torch.inference_mode(False), MadeInFloat32():
         record, file = _record(name)
@@ -63,7 +63,7 @@ def load_model(path_or_hub_id: str | Path, device: torch.device | str | None = N
     return encoder.to(chosen).eval()
 
 
-def check_place(name: str) -> None:
+def check_model_place(name: str) -> None:
     """Refuse what cannot be a model: neither a folder of one nor an id that the hub may have.
 
     Raises:

@@ -25,7 +25,7 @@ from recollect.models.dual import DualEncoder, Tower
 from recollect.models.prefixes import SPREAD, prefix_words
 from recollect.models.tokenizers import WordTokenizer
 
-PADDING, END = "<pad>", "<end>"
+_PADDING, _END = "<pad>", "<end>"
 
 
 @dataclass(frozen=True)
@@ -276,7 +276,7 @@ class SmallEncoder(DualEncoder):
     @property
     def special_tokens(self) -> tuple[str, ...]:
         """Tokens that are no words of a text."""
-        return (PADDING, END, *(word for words in self.prefixes.values() for word in words))
+        return (_PADDING, _END, *(word for words in self.prefixes.values() for word in words))
 
     def text_attention(self, texts: Sequence[str], prefix: Kind | None = None) -> TextAttention:
         """What the end token of each text attends to, in every layer of the text tower.
@@ -288,10 +288,10 @@ class SmallEncoder(DualEncoder):
             raise UserError("this model's text tower reads a bag of words, so it has no attention to show")
         ids = self.tokenize(texts, prefix)["input_ids"]
         front = [word for words in self.prefixes.values() for word in words]
-        names = [PADDING, *self.words.words, *front, END]
+        names = [_PADDING, *self.words.words, *front, _END]
         with self._evaluating():
             _, layers = self.text_head.look(self.word_vectors(ids.to(self.device)), (ids != 0).to(self.device))
-        tokens = tuple((*(names[number] for number in row), END) for row in ids.tolist())
+        tokens = tuple((*(names[number] for number in row), _END) for row in ids.tolist())
         return TextAttention(tokens, torch.full((len(ids),), ids.shape[1]), tuple(layer.cpu() for layer in layers))
 
     def add_prefixes(self, kinds: Sequence[Kind], *, length: int = 1, seed: int = 0) -> None:

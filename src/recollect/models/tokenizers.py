@@ -16,7 +16,7 @@ from torch import Tensor
 
 from recollect.core.errors import UserError
 
-PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"  # ids 0, 1, 2; see store_end_token for why the end is not 2
+_PAD, _END, _UNKNOWN = "<pad>", "</s>", "<unk>"  # ids 0, 1, 2; see store_end_token for why the end is not 2
 
 _BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 _BYTE_SCORE = -100.0  # a byte is the last resort
@@ -42,7 +42,7 @@ def train_unigram(texts: Sequence[str], vocabulary: int, length: int) -> transfo
     read = list(texts[:: max(1, step)])
     if not any(text.strip() for text in read):
         raise UserError("the captions are empty: no tokenizer can be trained on them. Name a source with captions.")
-    special = [PAD, END, UNKNOWN]
+    special = [_PAD, _END, _UNKNOWN]
     draft = Tokenizer(models.Unigram())
     draft.normalizer, draft.pre_tokenizer = _normalizer(), pre_tokenizers.Metaspace(prepend_scheme="always")
     draft.train_from_iterator(
@@ -50,13 +50,13 @@ def train_unigram(texts: Sequence[str], vocabulary: int, length: int) -> transfo
         trainers.UnigramTrainer(
             vocab_size=max(len(special) + 1, vocabulary - len(_BYTES)),
             special_tokens=special,
-            unk_token=UNKNOWN,
+            unk_token=_UNKNOWN,
             show_progress=False,
         ),
     )
     pieces = _canonical([(piece, score) for piece, score in _pieces(draft) if piece not in special])
     table = [(word, 0.0) for word in special] + [(byte, _BYTE_SCORE) for byte in _BYTES] + pieces
-    return _finished(Tokenizer(models.Unigram(table, special.index(UNKNOWN), byte_fallback=True)), length)
+    return _finished(Tokenizer(models.Unigram(table, special.index(_UNKNOWN), byte_fallback=True)), length)
 
 
 def _normalizer() -> Any:
@@ -90,14 +90,14 @@ def _canonical(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
 def _finished(tokenizer: Tokenizer, length: int) -> transformers.PreTrainedTokenizerBase:
     tokenizer.normalizer, tokenizer.pre_tokenizer = _normalizer(), pre_tokenizers.Metaspace(prepend_scheme="always")
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {END}", special_tokens=[(END, tokenizer.token_to_id(END))]
+        single=f"$A {_END}", special_tokens=[(_END, tokenizer.token_to_id(_END))]
     )
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     special = {
         name: transformers.AddedToken(word, special=True, normalized=False)
-        for name, word in (("pad_token", PAD), ("eos_token", END), ("unk_token", UNKNOWN))
+        for name, word in (("pad_token", _PAD), ("eos_token", _END), ("unk_token", _UNKNOWN))
     }
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=length, **special)
 

@@ -22,7 +22,7 @@ from recollect.search.baselines.pool_wide import NO_CAPTIONS, has_caption, item_
 from recollect.search.counters import CostCounters
 from recollect.search.pool import Pool, nearest_of, satisfying
 
-ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
+_ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 NEAREST = (1, 8, 32, 128)
 _REFERENCES, _ASKED, _AMONG = 2_048, 512, 8_192
 _BLOCK = 1_024
@@ -141,7 +141,7 @@ def normalised(
         counters.forward(texts=len(chosen))
     if settings is None:
         rows = {id: row for row, id in enumerate(ids)}
-        settings = choose(vectors, texts, np.array([rows[id] for id in chosen]), seed=seed)
+        settings = choose_normalisation(vectors, texts, np.array([rows[id] for id in chosen]), seed=seed)
     return NormalisedPool(pool, ids, vectors, reference_means(vectors, texts, settings.k), settings)
 
 
@@ -152,12 +152,12 @@ def reference_means(
     return exact_neighbours(images, references, min(k, len(references))).scores.mean(axis=1)
 
 
-def choose(
+def choose_normalisation(
     images: Float32[np.ndarray, "images width"],
     texts: Float32[np.ndarray, "texts width"],
     owners: Int64[np.ndarray, " texts"],
     *,
-    alphas: Sequence[float] = ALPHAS,
+    alphas: Sequence[float] = _ALPHAS,
     nearest: Sequence[int] = NEAREST,
     seed: int = 0,
 ) -> Normalisation:

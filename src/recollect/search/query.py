@@ -197,7 +197,7 @@ def embed_queries(
     images = dict(zip(pictures, encoder.embed_images(opened), strict=True)) if opened else {}
 
     def vector(term: Term) -> Tensor:
-        return images[picture_key(term)] if term.words is None else texts[term.words]
+        return images[_picture_key(term)] if term.words is None else texts[term.words]
 
     rows = []
     for query in queries:
@@ -222,14 +222,14 @@ def check_terms(query: Query) -> None:
         raise UserError(f"{query}: one of its terms is empty. Say what to look for, or leave it out.")
 
 
-def picture_key(term: Term) -> tuple[str, str]:
+def _picture_key(term: Term) -> tuple[str, str]:
     """Equal for terms with the same file, or with the same opened picture."""
     named = isinstance(term.picture, Path)
     return ("file", str(term.picture)) if named else ("opened", str(id(term.picture)))
 
 
 def _pictures(queries: Sequence[Query]) -> dict[tuple[str, str], Term]:
-    return {picture_key(term): term for query in queries for term in query.terms if term.words is None}
+    return {_picture_key(term): term for query in queries for term in query.terms if term.words is None}
 
 
 def _sign(text: str, place: int, first: bool) -> tuple[int, int]:

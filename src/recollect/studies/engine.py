@@ -18,13 +18,16 @@ from matplotlib.figure import Figure
 
 from recollect.evaluation.results import summarise
 from recollect.reports.plots import save_figure
-from recollect.studies.measurements import Address, Measurements
+from recollect.studies.measurements import FigureAddress, Measurements
 from recollect.studies.study import Scale, StudyOptions, StudyReport, StudyTable
 
 Show = Literal["mean", "gain", "mean (gain)", "mean or gain", "relative", "number"]
 """``mean``: 67.6 ± 0.7; ``gain``: +7.3 ± 0.5, paired by seed; ``mean (gain)``: 67.6 ± 0.7 (+7.3); ``mean or gain``: a
 gain in rows that have something to gain over; ``relative``: mean relative change in percent; ``number``: by a pattern.
 """
+
+Formed = tuple[Sequence[StudyTable], Sequence[str]]
+"""What a study's form returns: tables, and remarks on all of them."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +79,11 @@ class Row:
     """
 
     head: tuple[str, ...]
-    at: Address | None = field(default_factory=dict)
+    at: FigureAddress | None = field(default_factory=dict)
     printed: str | None = None
-    over: Address | None = None
+    over: FigureAddress | None = None
     only: tuple[Show, ...] = ()
-    inset: Address | None = None
+    inset: FigureAddress | None = None
     spread: bool = True
 
 
@@ -98,9 +101,9 @@ class Column:
     """
 
     title: str
-    at: Address = field(default_factory=dict)
+    at: FigureAddress = field(default_factory=dict)
     show: Show = "mean"
-    over: Address = field(default_factory=dict)
+    over: FigureAddress = field(default_factory=dict)
     pattern: str = "{:.1f}"
     unit: float = 1.0
 
@@ -173,7 +176,7 @@ def _head(row: Row, found: Measurements) -> tuple[str, ...]:
     return tuple(text.replace("{}", str(found.summary(row.inset))) for text in row.head)
 
 
-def _show(found: Measurements, address: Address, base: Address, column: Column, row: Row) -> str | None:
+def _show(found: Measurements, address: FigureAddress, base: FigureAddress, column: Column, row: Row) -> str | None:
     """The text of a cell, None where it was not measured."""
     if column.show == "relative":
         return _relative(found, address, base)
@@ -197,7 +200,7 @@ def _show(found: Measurements, address: Address, base: Address, column: Column, 
     return f"{mean} ({gain.mean:+.1f})"
 
 
-def _relative(found: Measurements, address: Address, base: Address) -> str | None:
+def _relative(found: Measurements, address: FigureAddress, base: FigureAddress) -> str | None:
     """Mean over the values in the address of the relative change of means over seeds, where there is something."""
     if address == base:
         return ""
@@ -227,7 +230,7 @@ class TableStudy:
 
     name: str
     measure: Callable[[StudyOptions], Measurements]
-    form: Callable[[Measurements], tuple[Sequence[StudyTable], Sequence[str]]]
+    form: Callable[[Measurements], Formed]
     worlds: Mapping[Scale, str]
 
     def __call__(self, options: StudyOptions) -> StudyReport:
@@ -254,7 +257,7 @@ class FigureStudy:
     name: str
     measure: Callable[[StudyOptions], Measurements]
     draw: Callable[[Measurements], Figure]
-    form: Callable[[Measurements], tuple[Sequence[StudyTable], Sequence[str]]]
+    form: Callable[[Measurements], Formed]
     worlds: Mapping[Scale, str]
 
     def __call__(self, options: StudyOptions) -> StudyReport:

@@ -10,7 +10,7 @@ from scipy import stats
 
 from recollect.evaluation.results import Summary, summarise
 
-Address = Mapping[str, str | tuple[str, ...]]
+FigureAddress = Mapping[str, str | tuple[str, ...]]
 """What a figure is of, e.g. ``{"arm": "no mask", "measure": "16-shot"}``; of several values in one place, the mean."""
 
 
@@ -108,7 +108,7 @@ class Measurements:
             for seed, value in values.items():
                 self.add({**dict(address), **more}, seed, value)
 
-    def at(self, address: Address) -> dict[int, float]:
+    def at(self, address: FigureAddress) -> dict[int, float]:
         """The figure of each seed; with several values in a place of the address, their mean for seeds with all.
 
         Returns:
@@ -128,7 +128,7 @@ class Measurements:
         for address, values in self._figures.items():
             yield from ((dict(address), seed, value) for seed, value in values.items())
 
-    def summary(self, address: Address) -> Summary:
+    def summary(self, address: FigureAddress) -> Summary:
         """Mean ± std over seeds.
 
         Raises:
@@ -136,7 +136,7 @@ class Measurements:
         """
         return self._summarise(self.at(address), address)
 
-    def gain(self, address: Address, over: Address) -> Summary:
+    def gain(self, address: FigureAddress, over: FigureAddress) -> Summary:
         """The same of the differences from ``over``, paired by seed.
 
         Raises:
@@ -144,12 +144,12 @@ class Measurements:
         """
         return self._summarise(self.differences(address, over), address)
 
-    def differences(self, address: Address, over: Address) -> dict[int, float]:
+    def differences(self, address: FigureAddress, over: FigureAddress) -> dict[int, float]:
         """By seed, for the seeds that both have."""
         own, base = self.at(address), self.at(over)
         return {seed: own[seed] - base[seed] for seed in own if seed in base}
 
-    def paired(self, address: Address, over: Address, places: Sequence[str], along: str = "set") -> Paired:
+    def paired(self, address: FigureAddress, over: FigureAddress, places: Sequence[str], along: str = "set") -> Paired:
         """Gains of one address over another, each at every one of some places.
 
         Args:
@@ -167,7 +167,7 @@ class Measurements:
         return Paired({place: [each[seed] for seed in seeds] for place, each in zip(places, found, strict=True)})
 
     @staticmethod
-    def _summarise(values: Mapping[int, float], address: Address) -> Summary:
+    def _summarise(values: Mapping[int, float], address: FigureAddress) -> Summary:
         if not values:
             raise ValueError(f"{dict(address)}: not measured")
         return summarise(values.values())

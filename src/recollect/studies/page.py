@@ -34,7 +34,7 @@ _MARK = re.compile(r"<!-- (table|cell|words|value) ([^\n]*?) -->(.*?)<!-- end --
 RECORDS: Mapping[str, str] = {
     "lixp/real": "recollect.studies.lixp.real_tables:tables",
     "prefix/readings": "recollect.studies.prefix.real_tables:tables",
-    "page/clicks": "recollect.studies.clicks:tables",
+    "page/clicks": "recollect.studies.clicks:click_tables",
 }
 """Folders of runs, one file each, and what makes tables of them."""
 

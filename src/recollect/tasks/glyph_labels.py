@@ -12,7 +12,7 @@ from recollect.data.worlds.arrays import ArraySource
 from recollect.data.worlds.glyph_sources import GlyphLabels, unseen_part
 from recollect.data.worlds.glyph_table import ATTRIBUTES, SCRIPTS
 from recollect.data.worlds.glyphs import GlyphWorld
-from recollect.data.worlds.rendering import COLOUR_NAMES, PLAIN, Nuisance
+from recollect.data.worlds.rendering import COLOUR_NAMES, PLAIN_NUISANCE, Nuisance
 from recollect.tasks.classification import RENAMED, ClassificationTask
 from recollect.tasks.glyphs import as_pictures, new_pictures, unlike
 
@@ -42,7 +42,7 @@ def label_set_tasks(source: GlyphLabels, split: str, *, each: int = 10) -> list[
     query = ArraySource(f"{stem}-own-query", pictures, labels, source.class_names)
     tasks = [ClassificationTask(f"{stem}-own", learned, query, source.class_names, GENERAL_TEMPLATES, group="own")]
     tasks += [replace(_shifted(source, split, f"{stem}-{name}", labels, held_out, nuisance), group="own", shift=name)
-              for name, held_out, nuisance in (("faces", False, PLAIN), ("styles", False, world.nuisance),
+              for name, held_out, nuisance in (("faces", False, PLAIN_NUISANCE), ("styles", False, world.nuisance),
                                                ("held-out-faces", True, world.nuisance))]  # fmt: skip
     chosen = [number for number, other in enumerate(source.synonyms) if other is not None]
     if len(chosen) > 1:

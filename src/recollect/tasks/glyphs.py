@@ -15,7 +15,9 @@ _ALIKE = 0.93
 _FEWEST, _MOST = 14, 24
 
 
-def few_shot_tasks(world: GlyphWorld, split: str, *, shots: int = 32, queries: int = 12) -> list[ClassificationTask]:
+def glyph_few_shot_tasks(
+    world: GlyphWorld, split: str, *, shots: int = 32, queries: int = 12
+) -> list[ClassificationTask]:
     """One task for each script with 14 or more held-out characters that do not look alike (24 at most).
 
     Where every class has a mask in the held-out font faces, the query images are drawn in those: a shifted domain.
@@ -81,7 +83,7 @@ def new_pictures(world: GlyphWorld, key: int, count: int) -> tuple[np.ndarray, n
     return characters, masks, pictures
 
 
-def zero_shot_tasks(world: GlyphWorld, split: str, *, queries: int = 2000) -> list[ClassificationTask]:
+def glyph_zero_shot_tasks(world: GlyphWorld, split: str, *, queries: int = 2000) -> list[ClassificationTask]:
     """What captions say, in new pictures of training characters: their script, and each measured attribute.
 
     Neither has words of its own to learn from few examples; the splits differ in their pictures.

@@ -9,7 +9,7 @@ from recollect.data.worlds.latents import SYNONYM_COUNT, LatentWorld, coarse_wor
 from recollect.tasks.classification import ClassificationTask
 
 
-def few_shot_tasks(
+def latent_few_shot_tasks(
     world: LatentWorld, split: str, *, count: int = 8, ways: int = 20, shots: int = 32, queries: int = 25
 ) -> list[ClassificationTask]:
     """Tasks over fine classes that training never saw, those of the validation and the test split apart.
@@ -35,19 +35,19 @@ def few_shot_tasks(
     return tasks
 
 
-SIZES = (5, 8, 12, 20, 32, 50, 80, 120)
+_SIZES = (5, 8, 12, 20, 32, 50, 80, 120)
 
 
 def sized_few_shot_tasks(
     world: LatentWorld, split: str, *, shots: int = 32, queries: int = 25
 ) -> list[ClassificationTask]:
-    """Two broad tasks of each number of classes in `SIZES` that the split has (LIxP, Fig. 5): in a domain that training
-    saw, and in one that it never saw."""
+    """Two broad tasks of each number of classes in `_SIZES` that the split has (LIxP, Fig. 5): in a domain that
+    training saw, and in one that it never saw."""
     pool = _unseen(world, split)
     draw = numpy_generator(world.seed, "sized tasks", split)
     seen = world.domains - world.held_out_domains
     tasks = []
-    for ways in (size for size in SIZES if size <= len(pool)):
+    for ways in (size for size in _SIZES if size <= len(pool)):
         places = {"seen": draw.integers(seen), "unseen": seen + draw.integers(world.held_out_domains)}
         for place, domain in places.items():
             classes = draw.permutation(pool)[:ways]
@@ -84,7 +84,7 @@ def _task(
     return ClassificationTask(name, parts[0], parts[1], names, (), prompts)
 
 
-def zero_shot_tasks(
+def latent_zero_shot_tasks(
     world: LatentWorld, split: str, *, queries: int = 4000, shots: int = 32
 ) -> list[ClassificationTask]:
     """Tell the coarse classes apart over all fine classes and domains, by their words."""

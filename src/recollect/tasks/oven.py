@@ -32,10 +32,10 @@ from recollect.data.sources.images import BROKEN_SHARE
 from recollect.data.sources.table import Origin, TableSource
 from recollect.tasks.classification import ClassificationTask
 
-PREFIX = "oven:"
+_PREFIX = "oven:"
 """``oven:FOLDER?set=query&part=val`` is an address of such a folder."""
 
-CANDIDATES = "Wiki6M_ver_1_0_title_only.jsonl"
+TITLES_FILE = "Wiki6M_ver_1_0_title_only.jsonl"
 
 OvenSet = Literal["entity", "query"]
 OvenPart = Literal["train", "val", "test"]
@@ -52,7 +52,7 @@ class _Address:
 
 def is_oven(spec: str) -> bool:
     """Whether an address is one of OVEN."""
-    return spec.startswith(PREFIX)
+    return spec.startswith(_PREFIX)
 
 
 def open_oven(spec: str, templates: tuple[str, ...]) -> tuple[ClassificationTask, Bool[np.ndarray, " classes"]]:
@@ -94,12 +94,12 @@ def oven_pairs(specs: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def _parse(spec: str) -> _Address:
-    place, _, options = spec.removeprefix(PREFIX).partition("?")
+    place, _, options = spec.removeprefix(_PREFIX).partition("?")
     chosen = dict(parse_qsl(options, keep_blank_values=True))
     choices = {"set": ("entity", "query"), "part": ("train", "val", "test")}
     for key, value in chosen.items():
         if value not in choices.get(key, ()):
-            raise UserError(f"{spec}: write {PREFIX}FOLDER?set=entity|query&part=train|val|test, not {key}={value}")
+            raise UserError(f"{spec}: write {_PREFIX}FOLDER?set=entity|query&part=train|val|test, not {key}={value}")
     folder = Path(place).expanduser()
     if not folder.is_dir():
         raise UserError(f"{spec}: no folder {folder}")
@@ -121,7 +121,7 @@ def _read(file: Path, fields: tuple[str, ...]) -> pa.Table:
 def _candidates(folder: Path, asked: Path) -> tuple[list[str], tuple[str, ...]]:
     """Wikidata's ids and names of the candidates; those of the annotations that are asked are always among them."""
     parts = []
-    if (titles := folder / CANDIDATES).is_file():
+    if (titles := folder / TITLES_FILE).is_file():
         parts.append(_read(titles, ("wikidata_id", "wikipedia_title")))
         files = [asked]
     else:

@@ -32,13 +32,15 @@ class WorldTasks:
     zero_shot_parts: Mapping[str, Make] = field(default_factory=dict)
 
 
-TASKS: Mapping[str, WorldTasks] = {
+WORLD_TASKS: Mapping[str, WorldTasks] = {
     "latents": WorldTasks(
-        latents.few_shot_tasks, latents.zero_shot_tasks, few_shot_parts={"sizes": latents.sized_few_shot_tasks}
+        latents.latent_few_shot_tasks,
+        latents.latent_zero_shot_tasks,
+        few_shot_parts={"sizes": latents.sized_few_shot_tasks},
     ),
     "glyphs": WorldTasks(
-        glyphs.few_shot_tasks,
-        glyphs.zero_shot_tasks,
+        glyphs.glyph_few_shot_tasks,
+        glyphs.glyph_zero_shot_tasks,
         glyph_labels.label_set_tasks,
         zero_shot_parts={"prompts": glyph_labels.prompt_tasks},
     ),
@@ -70,7 +72,7 @@ def world_zero_shot_tasks(spec: str, split: str = "test") -> list[Classification
 def _made(name: str, world: Any, split: str, examples: bool) -> tuple[ClassificationTask, ...]:
     """Drawn once in a process: many models are evaluated on the same tasks."""
     kind, _, part = name.partition(":")
-    tasks = TASKS[kind]
+    tasks = WORLD_TASKS[kind]
     if name in LABEL_SETS and tasks.label_set:
         return tuple(tasks.label_set(SOURCES[name](world), split))
     if examples:

@@ -13,7 +13,7 @@ from recollect.core.files import read_json
 from recollect.core.types import Kind
 from recollect.models import DualEncoder
 from recollect.models.dual import Tower
-from recollect.models.lora.files import RECORD, load_adapters, save_adapters
+from recollect.models.lora.files import ADAPTER_RECORD, load_adapters, save_adapters
 from recollect.models.lora.layers import (
     AdapterOptions,
     Adapters,
@@ -108,7 +108,9 @@ class AdaptedTowers(nn.Module):
         return folder
 
 
-def adapt(encoder: DualEncoder, rank: int, alpha: float | None, freeze: str, base: str, seed: int) -> AdaptedTowers:
+def add_adapters(
+    encoder: DualEncoder, rank: int, alpha: float | None, freeze: str, base: str, seed: int
+) -> AdaptedTowers:
     """Adapters on every attention and MLP layer of the towers that are not frozen: A Xavier uniform, B zero.
 
     Args:
@@ -132,7 +134,7 @@ def adapt_again(encoder: DualEncoder, folder: Path, base: str) -> AdaptedTowers:
         UserError: the encoder is not the one that they change.
     """
     towers = AdaptedTowers(encoder, load_adapters(folder, encoder), base)
-    record = read_json(folder / RECORD)
+    record = read_json(folder / ADAPTER_RECORD)
     if record["base"] != towers.fingerprint:
         raise UserError(
             f"{base}: not the checkpoint that this run began with. Put that one back, or name another --out."

@@ -33,7 +33,7 @@ from recollect.data.worlds import is_built_in
 from recollect.models import PRESETS, DualEncoder, PatchEncoder, TransformersEncoder, build_model, load_model
 from recollect.models.transformers.texts import TextTokens
 from recollect.objectives import ContextObjective, ContrastiveObjective, Objective
-from recollect.training.adapted import AdaptedTowers, adapt, adapt_again
+from recollect.training.adapted import AdaptedTowers, adapt_again, add_adapters
 from recollect.training.checkpoints import CONTENT, WHOLE_CONTENT, WRITTEN, Facts
 from recollect.training.locked import LockedSource, fit_patches, lock_source
 from recollect.training.locked_towers import LockedTowers, TextFeatures
@@ -232,7 +232,7 @@ def _adapted(model: DualEncoder, recipe: Recipe, saved: Path | None) -> AdaptedT
     assert options.lora is not None, "asked for"
     if saved is not None:
         return adapt_again(model, saved, options.start)
-    return adapt(model, options.lora, options.lora_alpha, options.freeze, options.start, recipe.seed)
+    return add_adapters(model, options.lora, options.lora_alpha, options.freeze, options.start, recipe.seed)
 
 
 def workers_of(recipe: Recipe, sources: Sequence[Source], processes: int) -> int:

@@ -23,7 +23,7 @@ from recollect.core.files import reason
 from recollect.core.progress import progress
 from recollect.core.seeding import derive_seed
 from recollect.core.types import NO_LABEL, BatchRead, ImageLike, Kind, Sample, Source
-from recollect.data.batches.order import choose, mix
+from recollect.data.batches.order import mix, number_below
 from recollect.data.sources.images import BrokenImageError
 from recollect.data.sources.reading import BROKEN_SHARE, BrokenCounter, read_ahead
 from recollect.data.transforms import ImageTransform
@@ -107,7 +107,7 @@ class LockedSource(Source):
     def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
         """A view and a caption of each sample, drawn by the seed."""
         draws = mix(seed, indices)
-        views = choose(mix(draws, 1), self.features.shape[1])
+        views = number_below(mix(draws, 1), self.features.shape[1])
         features = self.features[torch.from_numpy(indices), torch.from_numpy(views)]
         if self.kind == "label":
             texts = [""] * len(indices)  # the stream words them, from the class names
@@ -115,7 +115,7 @@ class LockedSource(Source):
             texts = self.example_texts(indices)
         else:
             told = [self.texts(int(index)) for index in indices]
-            places = [choose(draw, len(each)) for draw, each in zip(draws, told, strict=True)]
+            places = [number_below(draw, len(each)) for draw, each in zip(draws, told, strict=True)]
             texts = [each[int(place)] for each, place in zip(told, places, strict=True)]
         return features, texts, torch.from_numpy(self.labels[indices])
 

@@ -44,9 +44,9 @@ from recollect.training.run_folder import (
     as_json,
     check_data,
     check_run_folder,
-    finished,
     leaves_no_failed_start,
     prepare_run_folder,
+    run_finished,
     run_lock,
     stop_requests,
 )
@@ -154,7 +154,7 @@ def _may_start(out: Path, recipe: Recipe, resume: bool, held: ExitStack) -> bool
     """Take the folder for this run alone, and see whether nothing is left to do."""
     held.enter_context(run_lock(out))
     check_run_folder(out, recipe, resume)
-    return finished(out, recipe)
+    return run_finished(out, recipe)
 
 
 def _last_checkpoint(out: Path, recipe: Recipe) -> str | None:

@@ -166,7 +166,7 @@ def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[
     return {name: (one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)}
 
 
-def finished(out: Path, recipe: Any) -> bool:
+def run_finished(out: Path, recipe: Any) -> bool:
     """Whether the run has made all its steps and its model is there."""
     return (out / "model").exists() and "steps" not in _changes(out / "recipe.json", recipe)
 

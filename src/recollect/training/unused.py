@@ -19,7 +19,7 @@ from recollect.data.sources.opening import split_of
 from recollect.data.worlds import is_built_in
 from recollect.models import PRESETS, DualEncoder, PatchEncoder
 from recollect.models.dual import Tower
-from recollect.models.loading import check_place
+from recollect.models.loading import check_model_place
 from recollect.models.lora.files import check_peft
 from recollect.models.patches import PatchTowers
 from recollect.models.presets import SmallPreset
@@ -67,7 +67,7 @@ def refuse_at_once(
         shares_nothing = recipe.shard_weights and not parts.recomputable, words
         _refuse((*_of_start(recipe.model, parts), _idle(recipe, parts), shares_nothing))
     elif not resumed:
-        check_place(recipe.model.start)
+        check_model_place(recipe.model.start)
     if recipe.model.lora is not None:
         check_peft()
     if recipe.shard_weights:

@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from recollect.apps.classify.clicked_cut import cut_off
-from recollect.apps.classify.clicks import FEW, ClickFit, ClickModel
+from recollect.apps.classify.clicks import FEW_CLICKS, ClickFit, ClickModel
 
 _SHORTLIST = 2_000
 
@@ -31,7 +31,7 @@ def next_to_label(
         return np.empty(0, dtype=np.int64)
     generator = np.random.default_rng([seed, len(fit.rows)])
     cut = cut_off(fit)
-    few = min((fit.marks > 0).sum(), (fit.marks < 0).sum()) < FEW
+    few = min((fit.marks > 0).sum(), (fit.marks < 0).sum()) < FEW_CLICKS
     if few or cut is None:
         top = free[np.argsort(-fit.scores[free], kind="stable")[: (count + 1) // 2]]
         others = np.setdiff1d(free, top)

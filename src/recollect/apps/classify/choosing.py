@@ -16,7 +16,7 @@ CANDIDATES = ("proker", "prototype", "zero-shot")
 where every class has a single example and nothing can be held out."""
 
 
-def choose(
+def choose_method(
     methods: Sequence[str],
     texts: np.ndarray,
     scale: float,

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from recollect.apps.classify.card import classifier_card
-from recollect.apps.classify.choosing import BEST, CANDIDATES, by_names, choose, settings_of
+from recollect.apps.classify.choosing import BEST, CANDIDATES, by_names, choose_method, settings_of
 from recollect.apps.classify.folder import load_classifier, save_classifier
 from recollect.apps.classify.pictures import Examples
 from recollect.apps.classify.teaching import (
@@ -80,7 +80,7 @@ class Classifier:
             raise UserError(f"{counted(len(self.classes), 'class')}; a classifier needs two or more")
         if not self.without_examples:
             methods = CANDIDATES if self.asked == BEST else (self.asked,)
-            method, estimator, accuracies = choose(
+            method, estimator, accuracies = choose_method(
                 methods, self.texts, self.model.scale, self.support.features, self.support.labels, self.prompts
             )
         elif self.asked in (BEST, "zero-shot"):

@@ -12,14 +12,14 @@ import torch
 from jaxtyping import Float, Float32, Int64
 from scipy.linalg import eigh
 
-SHARPNESS = (1.0, 3.0, 8.0)
-RIDGES = (0.03, 0.1, 0.3, 1.0, 3.0)
+_SHARPNESSES = (1.0, 3.0, 8.0)
+_RIDGES = (0.03, 0.1, 0.3, 1.0, 3.0)
 _SHARPNESS, _RIDGE, _PRIOR = 2.0, 0.3, 0.3  # until there are clicks to choose by
 
 WEAK_WEIGHT = 0.05
 """Weight of a random picture taken for a No: few of them are Yes, and each may be."""
 
-FEW = 4
+FEW_CLICKS = 4
 """Clicks of a kind, below which nothing is chosen by them."""
 
 _NEAREST_TO_MEAN = 1e-2  # of a row's distance from the pool's mean: below, its direction from there is rounding
@@ -139,7 +139,7 @@ class ClickModel:
 
     def _settings(self, system: "_System", clicked: np.ndarray) -> ClickSettings:
         """Chosen anew when half as many clicks more are there; with few of a kind, as given."""
-        if min((clicked > 0).sum(), (clicked < 0).sum()) < FEW:
+        if min((clicked > 0).sum(), (clicked < 0).sum()) < FEW_CLICKS:
             return ClickSettings(prior=_PRIOR if self.text is not None else 0.0)
         when, settings = self._chosen
         if not when <= len(clicked) < 1.5 * when:
@@ -206,9 +206,9 @@ class _System:
         own = self.y[: self.clicked]
         share = np.where(own > 0, 0.5 / (own > 0).sum(), 0.5 / (own < 0).sum())
         found = (np.inf, ClickSettings())
-        for sharpness in SHARPNESS:
+        for sharpness in _SHARPNESSES:
             values, vectors = eigh(root[:, None] * self._kernel(sharpness) * root)
-            for ridge in RIDGES:
+            for ridge in _RIDGES:
                 scaled = vectors / (values + ridge)
                 inverse_diagonal = (scaled * vectors).sum(1)[: self.clicked] * self.weights[: self.clicked]
                 errors = [

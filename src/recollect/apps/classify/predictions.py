@@ -11,7 +11,7 @@ from recollect.apps.classify.classifier import Classifier
 from recollect.apps.classify.pictures import embed_files
 from recollect.apps.classify.teaching import Support
 from recollect.core.types import Encoder
-from recollect.fewshot.unknown import ROWS_AT_ONCE
+from recollect.fewshot.unknown import EXAMPLES_AT_ONCE
 
 FEW_EXAMPLES = 4
 """Below this many examples of a class, its accuracy swings by many points with the choice of examples."""
@@ -110,10 +110,10 @@ def example_warnings(classifier: Classifier) -> list[str]:
 
 def _alike(support: Support) -> Iterator[tuple[int, int, float]]:
     """Pairs of examples of two classes that are nearly one picture, and their cosine."""
-    for start in range(0, len(support), ROWS_AT_ONCE):
-        similarity = support.features[start : start + ROWS_AT_ONCE] @ support.features.T
+    for start in range(0, len(support), EXAMPLES_AT_ONCE):
+        similarity = support.features[start : start + EXAMPLES_AT_ONCE] @ support.features.T
         near = np.triu(similarity >= NEAR_DUPLICATE, start + 1)
-        near &= support.labels[start : start + ROWS_AT_ONCE, None] != support.labels
+        near &= support.labels[start : start + EXAMPLES_AT_ONCE, None] != support.labels
         for row, second in np.argwhere(near).tolist():
             yield start + row, second, float(similarity[row, second])
 

@@ -55,7 +55,7 @@ def save_json(found: Classification, path: str | Path, about: Mapping[str, Any])
     write_json(path, {"format": 1, **about, "classes": classes, "warnings": warnings, "predictions": predictions})
 
 
-def thumbnail(file: Path, size: int) -> str:
+def _thumbnail(file: Path, size: int) -> str:
     """The picture as a small JPEG in a data URL; an empty one where it is gone."""
     try:
         picture = decode(file, str(file), needed=size)
@@ -73,7 +73,7 @@ def save_sheet(found: Classification, path: str | Path, summary: str, folder: Pa
     Args:
         folder: file names are shown relative to it.
     """
-    small: Callable[[Path], str] = cache(lambda file: thumbnail(file, 96))
+    small: Callable[[Path], str] = cache(lambda file: _thumbnail(file, 96))
     groups = {name: index for index, name in enumerate((NONE_OF_THESE, *found.class_names))}
     counts = Counter(NONE_OF_THESE if item.unknown else item.label for item in found.predictions)
 
@@ -82,7 +82,7 @@ def save_sheet(found: Classification, path: str | Path, summary: str, folder: Pa
             "file": str(item.file.relative_to(folder))
             if folder and item.file.is_relative_to(folder)
             else str(item.file),
-            "picture": thumbnail(item.file, 256),
+            "picture": _thumbnail(item.file, 256),
             "group": groups[NONE_OF_THESE if item.unknown else item.label],
             "label": item.label,
             "percent": f"{100 * item.confidence:.0f}",

@@ -28,7 +28,7 @@ SIGLIP, SIGLIXP, NO_MASK = "SigLIP", "SigLIxP", "SigLIxP, no mask"
 SPANS = {f"{name}+span": f"{name}, projected" for name in (SIGLIP, SIGLIXP)}
 """What a run's projection onto the span of its texts is called in results, and on the page."""
 
-COLOURS = dict(zip((SIGLIP, SIGLIXP, NO_MASK, *SPANS.values()), plots.LINE_COLOURS, strict=False))
+_COLOURS = dict(zip((SIGLIP, SIGLIXP, NO_MASK, *SPANS.values()), plots.LINE_COLOURS, strict=False))
 """One colour a model in every figure of the page."""
 
 
@@ -183,14 +183,14 @@ def section(page: Page, world: DemoWorld, found: DemoFindings, jobs: Sequence[Jo
     models = found.models()
     zero = {name: found.zero_shot(name).mean for name in world.recipes}
     page.figure(
-        plots.few_shot_curves(found.few, models, ("prototype", "tip-adapter", "softmax"), zero, COLOURS),
+        plots.few_shot_curves(found.few, models, ("prototype", "tip-adapter", "softmax"), zero, _COLOURS),
         "Accuracy over the examples (shots) of each class, for three classifiers. Dotted: zero-shot accuracy, on other "
         "tasks, which captions have words for. Points of one number of shots stand beside each other, so that none is "
         "hidden; bars: spread over training seeds.",
     )
     pairs = {name: (name, SIGLIP) for name in models if name != SIGLIP}
     page.figure(
-        plots.gain_per_classifier(found.few, pairs, PAPER_METHODS, found.shots, COLOURS),
+        plots.gain_per_classifier(found.few, pairs, PAPER_METHODS, found.shots, _COLOURS),
         f"Gain over SigLIP with {found.shots} examples a class, for each of the paper's six classifiers.",
     )
     rows = []
@@ -205,7 +205,7 @@ def section(page: Page, world: DemoWorld, found: DemoFindings, jobs: Sequence[Jo
     if world.span:
         _neighbours(page, {name: first[name] for name in world.recipes}, out)
     logs = {name: metrics(job, out) for name, job in first.items()}
-    page.figure(plots.training_dynamics(logs, COLOURS), f"Training, of seed 0. {_emergence(logs)}")
+    page.figure(plots.training_dynamics(logs, _COLOURS), f"Training, of seed 0. {_emergence(logs)}")
 
 
 def _emergence(logs: Mapping[str, pd.DataFrame]) -> str:
@@ -253,7 +253,7 @@ def _neighbours(page: Page, jobs: Mapping[str, Job], out: Path) -> None:
             ]
             rows.append((f"nearest by {name}", [plots.Tile(pictures[row], f"ASKED: {texts[row]}"), *tiles]))
     page.figure(
-        plots.picture_rows(rows, [COLOURS[name] for _ in _ASKED for name in jobs]),
+        plots.picture_rows(rows, [_COLOURS[name] for _ in _ASKED for name in jobs]),
         "Two pictures (left) and the five that each model holds to be most similar, out of a thousand that were not "
         "trained on; a green frame marks the same script. Of all thousand pictures' five nearest are of the same "
         f"script: {' and '.join(shares)}. In training with context, what such neighbours say must fit the picture's "
@@ -261,7 +261,7 @@ def _neighbours(page: Page, jobs: Mapping[str, Job], out: Path) -> None:
     )
 
 
-def as_json(found: DemoFindings) -> dict[str, Any]:
+def findings_as_json(found: DemoFindings) -> dict[str, Any]:
     """The figures of one part: means with spreads, and each run's accuracy, averaged over tasks and draws."""
 
     def plain(summary: Summary) -> dict[str, float | int | None]:

@@ -43,8 +43,8 @@ from recollect.training.recipes import RECIPES
 READER = "captions and labels"
 """The one model of these sections."""
 
-READINGS: tuple[Kind, ...] = ("caption", "label")
-LABELS, UNSEEN = "glyphs:labels-half", "glyphs:prompts"
+_READINGS: tuple[Kind, ...] = ("caption", "label")
+_LABELS, _UNSEEN = "glyphs:labels-half", "glyphs:prompts"
 """Classes of the label set that is trained on, and what only captions speak of."""
 
 _MODES: tuple[Mode, ...] = ("image", "text", "both")
@@ -82,7 +82,7 @@ class ReaderSize:
     asked: int
 
 
-SIZES: dict[DemoScale, ReaderSize] = {
+_SIZES: dict[DemoScale, ReaderSize] = {
     "default": ReaderSize(steps=400, batch=256, every=2, new=1, queries=60, tasks=8, asked=200),
     "smoke": ReaderSize(steps=6, batch=32, every=12, new=12, queries=10, tasks=2, asked=6),
 }
@@ -90,17 +90,17 @@ SIZES: dict[DemoScale, ReaderSize] = {
 
 def reading_job(scale: DemoScale) -> Job:
     """The reader: of captions and labels together, each kind with its prefix."""
-    size = SIZES[scale]
+    size = _SIZES[scale]
     recipe = replace(
         RECIPES["prefix-tiny"](),
-        model=Model("tiny-conv", prefixes=READINGS),
+        model=Model("tiny-conv", prefixes=_READINGS),
         data=Data(captions=(ADDRESS,), labels=("glyphs:labels",), sampling="debiased"),
         objective=ObjectiveOptions("softmax", scale=_TEMPERATURE),
         steps=size.steps,
         batch_size=size.batch,
         log_every=10,
     )
-    asked = StudyEvaluation(zero_shot=(LABELS, UNSEEN), methods=(), prefixes=READINGS, templates=16)
+    asked = StudyEvaluation(zero_shot=(_LABELS, _UNSEEN), methods=(), prefixes=_READINGS, templates=16)
     return Job(READER, recipe, asked)
 
 
@@ -179,10 +179,10 @@ def _better(cells: Mapping[str, float]) -> str:
 
 def readings(out: Path, scale: DemoScale) -> Readings:
     """Measure the three sections on the reader, which is trained unless it is there."""
-    job, size = reading_job(scale), SIZES[scale]
+    job, size = reading_job(scale), _SIZES[scale]
     zero = [result for result in run([job], out, 1) if result.protocol == "zero-shot"]
     model = load_model(job.folder(out) / "model", "cpu")
-    prefixes = {"label set": _by_reading(zero, LABELS), "captions only": _by_reading(zero, UNSEEN)}
+    prefixes = {"label set": _by_reading(zero, _LABELS), "captions only": _by_reading(zero, _UNSEEN)}
     plane, apart = _prompts(model)
     memory = _memory(model, out / "memory", size)
     search, ranking = _search(model, size)
@@ -193,7 +193,7 @@ def readings(out: Path, scale: DemoScale) -> Readings:
 def _by_reading(zero: Sequence[Result], source: str) -> dict[str, float]:
     """Mean top-1 over the source's tasks, read with each prefix."""
     names = {task.name for task in open_tasks(Selection((source,)), "zero-shot").tasks}
-    found: dict[str, list[float]] = {reading: [] for reading in READINGS}
+    found: dict[str, list[float]] = {reading: [] for reading in _READINGS}
     for result in zero:
         if result.data in names:
             found[str(result.settings["prefix"])] += [row["value"] for row in result.rows if row["metric"] == "top-1"]
@@ -205,9 +205,9 @@ def _by_reading(zero: Sequence[Result], source: str) -> dict[str, float]:
 
 def _prompts(model: DualEncoder) -> tuple[Figure, float]:
     """Prompts of twenty classes, each read with both prefixes, in the plane."""
-    names = open_tasks(Selection((LABELS,)), "zero-shot").tasks[0].class_names[::5][:20]
+    names = open_tasks(Selection((_LABELS,)), "zero-shot").tasks[0].class_names[::5][:20]
     texts = [fill(template, name) for name in names for template in GENERAL_TEMPLATES[::16]]
-    panel = prefixes_panel(model, texts, READINGS, in_plane)
+    panel = prefixes_panel(model, texts, _READINGS, in_plane)
     return clouds([replace(panel.cloud, title="prompts of 20 classes")], _PREFIX_COLOURS), float(panel.measured[APART])
 
 
@@ -254,7 +254,7 @@ def _memory(model: DualEncoder, folder: Path, size: ReaderSize) -> _Memory:
     readers = {
         (mode, k): RetrievalEnhancedEncoder(model, memory, fusion, mode, k) for mode in _MODES for k in _NEIGHBOURS
     }
-    own = max(READINGS, key=lambda reading: accuracy(model, validation, reading))
+    own = max(_READINGS, key=lambda reading: accuracy(model, validation, reading))
     captions = caption_prefix(model)  # names that look things up are read as the texts were that they are to find
     way = max(readers, key=lambda way: accuracy(readers[way], validation, captions))
     found = {"alone": accuracy(model, test, own), "with the memory": accuracy(readers[way], test, captions)}
@@ -407,8 +407,8 @@ def sections(page: Page, found: Readings, scale: DemoScale) -> None:
         "The same prompts, read with each prefix (t-SNE). "
         f"For {found.apart:.0f} % of them the nearest prompt was read with the same prefix.",
     )
-    rows = [(place, *(f"{cells[reading]:.1f}" for reading in READINGS)) for place, cells in found.prefixes.items()]
-    columns = ("zero-shot accuracy (%)", *(f"read as a {reading}" for reading in READINGS))
+    rows = [(place, *(f"{cells[reading]:.1f}" for reading in _READINGS)) for place, cells in found.prefixes.items()]
+    columns = ("zero-shot accuracy (%)", *(f"read as a {reading}" for reading in _READINGS))
     page.table("Classes of the label set, and what only captions speak of.", columns, rows)
     page.heading("Memory: concepts that training never showed")
     page.paragraph(
@@ -438,7 +438,7 @@ def sections(page: Page, found: Readings, scale: DemoScale) -> None:
     )
     page.figure(
         found.pictures[2],
-        f"Of {SIZES[scale].asked} queries the one whose picture rises most. "
+        f"Of {_SIZES[scale].asked} queries the one whose picture rises most. "
         "The green frame marks the right picture; captions are those that were learnt from.",
     )
     rows = [(when, *(f"{value:.1f}" for value in cells.values())) for when, cells in found.search.items()]

@@ -24,7 +24,7 @@ PAPERS = (
         "Huzaifa and Kementchedjhieva, Episodic Few-Shot Adaptation for Text-to-Image Retrieval.",
     ),
 )
-TERMS = (
+_TERMS = (
     ("zero-shot", "A picture gets the class whose prompt, such as “a photo of a river”, is nearest to it."),
     ("few-shot, shots", "Classes are learnt from so many example pictures each, by their embeddings alone."),
     ("prototype", "The mean of a class's examples; a picture gets the class of the nearest one."),
@@ -72,7 +72,7 @@ def demo(out: Path, scale: DemoScale, workers: int | None = None) -> Path:
         context.section(page, world, found[name], jobs[name], out)
     reading.sections(page, read, scale)
     page.heading("Words")
-    page.definitions("What the terms on this page mean.", TERMS)
+    page.definitions("What the terms on this page mean.", _TERMS)
     page.heading("Papers")
     page.definitions("None has public code; each formula here is tested against a slow reference.", PAPERS)
     page.heading("What to do next")
@@ -129,6 +129,6 @@ def _as_json(
         "scale": scale,
         "about": dict(about),
         "conclusions": [*conclusions(found), *read.sentences()],
-        "worlds": {name: context.as_json(each) for name, each in found.items()},
+        "worlds": {name: context.findings_as_json(each) for name, each in found.items()},
         "readings": read.as_json(),
     }

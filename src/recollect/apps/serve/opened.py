@@ -10,7 +10,7 @@ from recollect.apps.serve.session import Session
 from recollect.core.errors import UserError
 from recollect.memory.store import Memory
 
-Answer = TypeVar("Answer")
+_Answer = TypeVar("_Answer")
 
 _GRACE = 120.0
 """Seconds that answers of an older version may still take."""
@@ -55,7 +55,7 @@ class OpenMemory:
             closing.start()
             return self.session
 
-    def ask(self, question: Callable[[Session], Answer]) -> Answer:
+    def ask(self, question: Callable[[Session], _Answer]) -> _Answer:
         """An answer; where the version that is open cannot give it any more, that of the newest.
 
         Raises:

@@ -27,7 +27,7 @@ def mix(*parts: int | np.ndarray) -> np.ndarray:
     return np.asarray(state)
 
 
-def choose(hashes: np.ndarray | np.uint64, count: int) -> np.ndarray:
+def number_below(hashes: np.ndarray | np.uint64, count: int) -> np.ndarray:
     """Turn hashes into numbers below ``count``, all equally likely (to one in 2^32)."""
     return np.asarray((hashes >> np.uint64(32)) * np.uint64(count) >> np.uint64(32)).astype(np.int64)
 
@@ -46,8 +46,8 @@ def shuffled(positions: np.ndarray, size: int, key: int) -> np.ndarray:
     while len(astray):
         row, column = np.divmod(places[astray], width)
         for turn in range(0, _ROUNDS, 2):
-            row = (row + choose(mix(key, turn, column), height)) % height
-            column = (column + choose(mix(key, turn + 1, row), width)) % width
+            row = (row + number_below(mix(key, turn, column), height)) % height
+            column = (column + number_below(mix(key, turn + 1, row), width)) % width
         places[astray] = row * width + column
         astray = astray[places[astray] >= size]
     return places

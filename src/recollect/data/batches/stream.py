@@ -14,7 +14,7 @@ from recollect.core.seeding import derive_seed, text_key
 from recollect.core.types import NO_LABEL, Batch, Kind, Sample
 from recollect.data.batches.loading import Piece, RowTokenizer, iterate
 from recollect.data.batches.mixture import DataMix
-from recollect.data.batches.order import BlockOrder, choose, endless, mix, shuffled
+from recollect.data.batches.order import BlockOrder, endless, mix, number_below, shuffled
 from recollect.data.definitions import Knowledge
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect.data.sources.images import BrokenImageError
@@ -269,7 +269,7 @@ class _Draw:
         if source.kind == "label" and source.class_names:
             draws = mix(self.stream._key("text"), self.step, slots)
             names = [source.class_names[label] for label in labels.tolist()]
-            templates = [self.stream.templates[place] for place in choose(draws, len(self.stream.templates))]
+            templates = [self.stream.templates[place] for place in number_below(draws, len(self.stream.templates))]
             texts = [self._defined(fill(each, name), name) for each, name in zip(templates, names, strict=True)]
         else:
             texts = [self._defined(text, None) for text in texts]
@@ -318,11 +318,11 @@ class _Draw:
 
     def _text(self, sample: Sample, draw: np.uint64, name_draw: np.uint64) -> str:
         if sample.kind == "caption":
-            return self._defined(sample.texts[choose(draw, len(sample.texts))], None)
+            return self._defined(sample.texts[number_below(draw, len(sample.texts))], None)
         templates, source = self.stream.templates, self.stream.mixture.sources[self.number]
         names = sample.texts or (source.class_names[sample.label],)
-        name = names[choose(name_draw, len(names))]
-        return self._defined(fill(templates[choose(draw, len(templates))], name), name)
+        name = names[number_below(name_draw, len(names))]
+        return self._defined(fill(templates[number_below(draw, len(templates))], name), name)
 
     def _defined(self, text: str, name: str | None) -> str:
         """A prompt of a class, or a caption (no ``name``), with one of its definitions behind it: the same one for
@@ -332,7 +332,7 @@ class _Draw:
             return text
         endings = knowledge.of_caption(text) if name is None else knowledge.of_name(name)
         draw = mix(self.stream._key("definition"), self.step, text_key(text))
-        return text + endings[int(choose(draw, len(endings)))] if endings else text
+        return text + endings[int(number_below(draw, len(endings)))] if endings else text
 
     def _readable(self, index: int, slot: int, broken: list[str]) -> Sample:
         """The sample, or the first readable one of a fixed random sequence in its stead."""
@@ -345,5 +345,5 @@ class _Draw:
                 broken.append(f"{source.name}, {sample.id}: no caption")
             except BrokenImageError as error:
                 broken.append(str(error))
-            index = int(choose(mix(self.stream._key("replacement"), self.step, slot, attempt), len(source)))
+            index = int(number_below(mix(self.stream._key("replacement"), self.step, slot, attempt), len(source)))
         raise UserError(f"{broken[-_REPLACEMENTS]}; and so with {_REPLACEMENTS} images of {source.name} in a row")

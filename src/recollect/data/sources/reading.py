@@ -66,7 +66,7 @@ class BrokenCounter:
         return {name: len(messages) for name, messages in self.messages.items() if messages}
 
 
-Item = TypeVar("Item")
+_Read = TypeVar("_Read")
 
 Outcome = Sample | BrokenImageError
 """What reading a sample gave."""
@@ -101,8 +101,8 @@ def read_ahead(
 
 
 def blocks_ahead(
-    read: Callable[[int], Item], indices: Sequence[int], block: int, *, threads: int = 4
-) -> Iterator[list[Item]]:
+    read: Callable[[int], _Read], indices: Sequence[int], block: int, *, threads: int = 4
+) -> Iterator[list[_Read]]:
     """What ``read`` returns for each index, in order and in blocks, read in threads a block ahead of the caller.
 
     Args:

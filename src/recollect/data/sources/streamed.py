@@ -38,7 +38,7 @@ AT_ONCE = 16
 _MOST_TEXTS = 512
 """Row groups whose texts alone a process keeps."""
 
-Row = Callable[[int], dict[str, Any]]
+_Row = Callable[[int], dict[str, Any]]
 """From the number of a sample within its block to its columns."""
 
 
@@ -78,8 +78,8 @@ class StreamedSource(Source):
         folders = [file.split("/")[:-1] for file in dict.fromkeys(block.file for block in self.blocks)]
         shared = takewhile(lambda names: len(set(names)) == 1, zip(*folders, strict=False))
         self._folder = "".join(f"{names[0]}/" for names in shared)
-        self._open: OrderedDict[int, Row] = OrderedDict()
-        self._texts: OrderedDict[int, Row] = OrderedDict()
+        self._open: OrderedDict[int, _Row] = OrderedDict()
+        self._texts: OrderedDict[int, _Row] = OrderedDict()
         self._opening = threading.Lock()
         self.opened = 0
 
@@ -255,7 +255,7 @@ def _first_row(tar: Block, since: float) -> dict[str, Any]:
         raise UserError(str(error)) from error
 
 
-def _opened(block: Block, where: str, columns: Columns, since: float) -> Row:
+def _opened(block: Block, where: str, columns: Columns, since: float) -> _Row:
     """A block, for one of its samples.
 
     Raises:
@@ -276,7 +276,7 @@ def _opened(block: Block, where: str, columns: Columns, since: float) -> Row:
         raise
 
 
-def _open_block(block: Block, columns: Columns, since: float) -> Row:
+def _open_block(block: Block, columns: Columns, since: float) -> _Row:
     if block.group >= 0:
         file = _parquet(block.file)
         table = file.read_row_group(block.group, _needed(columns, file.schema_arrow.names))

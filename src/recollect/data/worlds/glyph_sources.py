@@ -16,13 +16,13 @@ from recollect.data.worlds.arrays import ENDLESS
 from recollect.data.worlds.glyph_synonyms import in_other_words
 from recollect.data.worlds.glyph_table import SCRIPTS
 from recollect.data.worlds.glyphs import GlyphWorld
-from recollect.data.worlds.rendering import COLOUR_NAMES, PLAIN
+from recollect.data.worlds.rendering import COLOUR_NAMES, PLAIN_NUISANCE
 
-Part = Literal["all", "half", "rest"]
-_PARTS: dict[Part, slice] = {"all": slice(None), "half": slice(0, None, 2), "rest": slice(1, None, 2)}
+_Part = Literal["all", "half", "rest"]
+_PARTS: dict[_Part, slice] = {"all": slice(None), "half": slice(0, None, 2), "rest": slice(1, None, 2)}
 
 
-def as_picture(pixels: Tensor) -> np.ndarray:
+def as_array(pixels: Tensor) -> np.ndarray:
     """(3, height, width) bytes as (height, width, 3)."""
     return pixels.permute(1, 2, 0).contiguous().numpy()
 
@@ -65,7 +65,7 @@ class GlyphCaptions(Source):
         if not 0 <= index < self.size:
             raise IndexError(f"{self.name}: no sample {index} of {self.size}")
         images, texts, _ = self.batch(np.array([index]), 0)
-        return Sample(as_picture(images[0]), (texts[0],), NO_LABEL, self.name, "caption", str(index))
+        return Sample(as_array(images[0]), (texts[0],), NO_LABEL, self.name, "caption", str(index))
 
     def subjects(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Character and mask of each sample."""
@@ -110,7 +110,7 @@ class GlyphLabels(Source):
     classes: int = 200
     per_class: int = 50
     offset: int = 0
-    part: Part = "all"
+    part: _Part = "all"
     renamed: bool = False
     name: str = "glyphs:labels"
     kind: Kind = field(default="label", init=False)
@@ -143,7 +143,7 @@ class GlyphLabels(Source):
         if not 0 <= index < len(self):
             raise IndexError(f"{self.name}: no sample {index} of {len(self)}")
         images, _, labels = self.batch(np.array([index]), 0)
-        return Sample(as_picture(images[0]), (), int(labels[0]), self.name, "label", str(index))
+        return Sample(as_array(images[0]), (), int(labels[0]), self.name, "label", str(index))
 
     @property
     def makes_batches(self) -> bool:
@@ -166,7 +166,7 @@ class GlyphLabels(Source):
         key = derive_seed(self.world.seed, "labels")
         moved = indices + self.offset
         colours = integers(uniforms(derive_seed(key, "colour"), moved, 1)[:, 0], len(COLOUR_NAMES))
-        return self.world.render(masks, colours, key, moved, PLAIN), labels
+        return self.world.render(masks, colours, key, moved, PLAIN_NUISANCE), labels
 
     def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
         """Pictures, each class name in a template drawn by ``seed``, and labels."""

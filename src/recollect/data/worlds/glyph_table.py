@@ -185,7 +185,7 @@ def _draw_table() -> GlyphTable:
         first.append(len(masks))
     stack = np.stack(masks)
     characters, blocks, starts, styles = (np.array(values) for values in (codes, scripts, first, faces))
-    return GlyphTable(characters, blocks, starts, styles, stack, measure(stack))
+    return GlyphTable(characters, blocks, starts, styles, stack, measure_glyphs(stack))
 
 
 def _wanted(code: int) -> bool:
@@ -210,7 +210,7 @@ def _mask(character: str, font: ImageFont.FreeTypeFont) -> np.ndarray | None:
     return mask if mask.max() >= 60 and (mask > 100).sum() >= 8 else None
 
 
-def measure(masks: np.ndarray) -> np.ndarray:
+def measure_glyphs(masks: np.ndarray) -> np.ndarray:
     """The value (0, 1, 2) of each of `ATTRIBUTES` for each mask: int64 (masks, 8). Tertiles, where it is a number."""
     ink = masks > 110
     rows, columns = ink.any(axis=2), ink.any(axis=1)

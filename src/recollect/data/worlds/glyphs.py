@@ -16,11 +16,11 @@ from recollect.data.worlds.rendering import (
     Nuisance,
     Subject,
     background,
-    finish,
     paint,
     rotated,
     set_apart,
     shades,
+    with_noise,
 )
 
 FILLERS = ("image", "glyph", "picture", "sign", "sample", "photo", "symbol", "drawn")
@@ -133,7 +133,7 @@ class GlyphWorld:
         canvas = set_apart(ground, shade)
         if nuisance.clutter:
             canvas = self._cluttered(canvas, key, indices, nuisance)
-        return finish(paint(canvas, subject, shade), derive_seed(key, "noise"), indices, nuisance.noise)
+        return with_noise(paint(canvas, subject, shade), derive_seed(key, "noise"), indices, nuisance.noise)
 
     def _cluttered(self, canvas: Tensor, key: int, indices: np.ndarray, nuisance: Nuisance) -> Tensor:
         """A faint stray character behind the subject."""

@@ -57,7 +57,7 @@ class Nuisance:
     shift: float = 0.12
 
 
-PLAIN = Nuisance(texture=0.0, noise=0.01, contrast=1.0, scale=(0.95, 1.05), rotation=0.0, shift=0.03)
+PLAIN_NUISANCE = Nuisance(texture=0.0, noise=0.01, contrast=1.0, scale=(0.95, 1.05), rotation=0.0, shift=0.03)
 """The narrow style of the label source: a clean character on a plain ground."""
 
 
@@ -155,7 +155,7 @@ def set_apart(ground: Tensor, shade: Tensor) -> Tensor:
     return ground - (difference / distance.clamp_min(1e-3) * missing)[:, :, None, None]
 
 
-def finish(canvas: Tensor, key: int, indices: np.ndarray, noise: float) -> Tensor:
+def with_noise(canvas: Tensor, key: int, indices: np.ndarray, noise: float) -> Tensor:
     """Add pixel noise (the same for the three channels) and round to bytes: uint8 (n, 3, edge, edge)."""
     if noise:
         edge = canvas.shape[-1]

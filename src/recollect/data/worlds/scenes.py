@@ -11,10 +11,10 @@ from recollect.core.hashing import integers, uniforms
 from recollect.core.seeding import derive_seed
 from recollect.core.types import NO_LABEL, BatchRead, Kind, Sample, Source
 from recollect.data.worlds.arrays import ENDLESS
-from recollect.data.worlds.glyph_sources import as_picture
+from recollect.data.worlds.glyph_sources import as_array
 from recollect.data.worlds.glyph_table import SCRIPTS
 from recollect.data.worlds.glyphs import GlyphWorld
-from recollect.data.worlds.rendering import COLOUR_NAMES, Nuisance, Subject, finish, paint, rotated, shades
+from recollect.data.worlds.rendering import COLOUR_NAMES, Nuisance, Subject, paint, rotated, shades, with_noise
 
 CHARACTER_SIZES = ("small", "large")
 RELATIONS = ("left of", "right of", "above", "below")
@@ -118,10 +118,10 @@ def render_scenes(world: GlyphWorld, scenes: Scenes, key: int, indices: np.ndarr
             (scenes.count > place).astype(np.float64),
         )
         canvas = paint(canvas, subject, shade)
-    return finish(canvas, derive_seed(key, "noise"), indices, nuisance.noise)
+    return with_noise(canvas, derive_seed(key, "noise"), indices, nuisance.noise)
 
 
-def describe(world: GlyphWorld, scenes: Scenes, turned: np.ndarray | None = None) -> list[str]:
+def scene_captions(world: GlyphWorld, scenes: Scenes, turned: np.ndarray | None = None) -> list[str]:
     """A caption for each scene, all of it true of the picture.
 
     Args:
@@ -153,7 +153,7 @@ class GlyphScenes(Source):
     """An endless-looking stream of scenes with their captions.
 
     Attributes:
-        turned: percentage of the captions that are said the other way round (see `describe`).
+        turned: percentage of the captions that are said the other way round (see `scene_captions`).
     """
 
     world: GlyphWorld
@@ -185,7 +185,7 @@ class GlyphScenes(Source):
         if not 0 <= index < self.size:
             raise IndexError(f"{self.name}: no sample {index} of {self.size}")
         images, texts, _ = self.batch(np.array([index]), 0)
-        return Sample(as_picture(images[0]), (texts[0],), NO_LABEL, self.name, "caption", str(index))
+        return Sample(as_array(images[0]), (texts[0],), NO_LABEL, self.name, "caption", str(index))
 
     @property
     def endless(self) -> bool:
@@ -203,9 +203,9 @@ class GlyphScenes(Source):
 
     def _describe(self, scenes: Scenes, indices: np.ndarray) -> list[str]:
         if not self.turned:
-            return describe(self.world, scenes)
+            return scene_captions(self.world, scenes)
         draws = uniforms(derive_seed(self.world.seed, self.name, "turned"), indices, 1)[:, 0]
-        return describe(self.world, scenes, draws < self.turned / 100)
+        return scene_captions(self.world, scenes, draws < self.turned / 100)
 
     def values(self, key: str) -> list[Any]:
         """``extra[key]`` of every picture: nothing."""
@@ -281,7 +281,7 @@ class HardScenes(Source):
             raise IndexError(f"{self.name}: no sample {index} of {len(self)}")
         images, texts, _ = self.batch(np.array([index]), 0)
         extra = self._extra(index)
-        return Sample(as_picture(images[0]), (texts[0],), NO_LABEL, self.name, "caption", str(index), extra)
+        return Sample(as_array(images[0]), (texts[0],), NO_LABEL, self.name, "caption", str(index), extra)
 
     @property
     def makes_batches(self) -> bool:
@@ -291,7 +291,7 @@ class HardScenes(Source):
         return tuple(self.example_texts(np.array([index])))
 
     def example_texts(self, indices: np.ndarray) -> list[str]:
-        return describe(self.world, self.scenes(indices))
+        return scene_captions(self.world, self.scenes(indices))
 
     def values(self, key: str) -> list[Any]:
         """``extra[key]`` of every picture."""
@@ -306,7 +306,7 @@ class HardScenes(Source):
         """Pictures uint8 (n, 3, edge, edge), one caption each, and no labels; the same for every ``seed``."""
         scenes = self.scenes(indices)
         images = render_scenes(self.world, scenes, derive_seed(self.world.seed, self.name), indices)
-        return images, describe(self.world, scenes), torch.full((len(indices),), NO_LABEL)
+        return images, scene_captions(self.world, scenes), torch.full((len(indices),), NO_LABEL)
 
 
 def _other(colours: np.ndarray, ground: np.ndarray, palette: int) -> np.ndarray:

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float32, Int64, Shaped
 
-from recollect.core.nearest import ExactNeighbours, exact_neighbours, merged
+from recollect.core.nearest import ExactNeighbours, best_of_all, exact_neighbours
 from recollect.memory.backends.parts import Part, Rows, new_part, part_damage, part_in_memory, stored_parts, within
-from recollect.memory.rows import Modality, Precision
+from recollect.memory.rows import Modality, VectorPrecision
 
 _SCAN = 16  # times as many rows as are looked for, from which one pass over all of them is faster than a table
 _PARTS = 8  # more are joined to one
@@ -46,7 +46,7 @@ class Matrices:
         cache: Path,
         version: int,
         there: tuple[np.ndarray, np.ndarray],
-        kind: tuple[int, Precision],
+        kind: tuple[int, VectorPrecision],
         rows: Rows,
         known: "Matrices | None" = None,
         tidy: bool = True,
@@ -124,7 +124,7 @@ class Matrices:
                 vectors, norms = part.modality(modality), part.norms_of(modality)
                 hits = exact_neighbours(queries, vectors, min(k, count), inside, norms=norms)
                 found.append(ExactNeighbours(hits.rows + start, hits.scores))
-        return merged(found, k)
+        return best_of_all(found, k)
 
     def searchable(self, with_text: bool) -> Int64[np.ndarray, " some"] | None:
         """Positions of the rows of this version, or of those with a text; None if that is all of them."""

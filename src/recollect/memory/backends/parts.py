@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Float32, Int64
 
 from recollect.core.files import atomic_folder
 from recollect.memory.backends.sums import checksum
-from recollect.memory.rows import Modality, Precision
+from recollect.memory.rows import Modality, VectorPrecision
 
 Rows = Callable[[int], Iterator[tuple[list[str], np.ndarray, np.ndarray, np.ndarray]]]
 """Ids, row numbers, image vectors and text vectors, in batches, of the rows from a number on."""
@@ -73,7 +73,7 @@ def within(some: Int64[np.ndarray, " some"], rising: Int64[np.ndarray, " all"]) 
     return rising[place] == some
 
 
-def stored_parts(cache: Path, kind: tuple[int, Precision]) -> list[Part]:
+def stored_parts(cache: Path, kind: tuple[int, VectorPrecision]) -> list[Part]:
     """The parts on disk that are whole, without overlaps; what is damaged is removed, to be made again."""
     found: list[Part] = []
     names = sorted(cache.iterdir(), key=lambda path: path.name) if cache.is_dir() else []
@@ -108,7 +108,7 @@ def _clear_if_left_behind(folder: Path) -> None:
         pass
 
 
-def new_part(cache: Path, numbers: np.ndarray, kind: tuple[int, Precision], rows: Rows) -> Part:
+def new_part(cache: Path, numbers: np.ndarray, kind: tuple[int, VectorPrecision], rows: Rows) -> Part:
     """A new part; in this process's memory alone where the disk is full or cannot be written to."""
     folder = cache / f"{int(numbers[0])}-{int(numbers[-1])}-{len(numbers)}"
     try:
@@ -137,7 +137,7 @@ def _batches(numbers: np.ndarray, rows: Rows) -> Iterator[tuple[list[str], np.nd
         raise RuntimeError("rows were not read in the order of their numbers")
 
 
-def _write(folder: Path, numbers: np.ndarray, kind: tuple[int, Precision], rows: Rows) -> None:
+def _write(folder: Path, numbers: np.ndarray, kind: tuple[int, VectorPrecision], rows: Rows) -> None:
     """Written row by row rather than mapped: on a full disk that is an error, while a map would kill the process."""
     import pyarrow as pa
 
@@ -187,7 +187,7 @@ def part_damage(folder: Path, names: Sequence[str] = _FILES) -> list[str]:
         return [f"{folder}: cannot be read ({error})"]
 
 
-def _read(folder: Path, kind: tuple[int, Precision]) -> Part:
+def _read(folder: Path, kind: tuple[int, VectorPrecision]) -> Part:
     """Open a part; the vectors of a large one are checked when they are used.
 
     Raises:
@@ -215,7 +215,7 @@ def _read(folder: Path, kind: tuple[int, Precision]) -> Part:
     return Part(folder, ids, numbers, images, texts, norms, {"image", "text"} if small else set())
 
 
-def part_in_memory(numbers: np.ndarray, kind: tuple[int, Precision], rows: Rows) -> Part:
+def part_in_memory(numbers: np.ndarray, kind: tuple[int, VectorPrecision], rows: Rows) -> Part:
     """For a folder that cannot be written to."""
     import pyarrow as pa
 

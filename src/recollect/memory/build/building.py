@@ -18,14 +18,14 @@ from recollect.memory.build.renamed import Exchange, hand_on, keep_said
 from recollect.memory.build.report import BuildOptions as BuildOptions
 from recollect.memory.build.report import BuildReport as BuildReport
 from recollect.memory.removals import KeptAway, removals_named
-from recollect.memory.rows import Pairs, Precision, join
+from recollect.memory.rows import Pairs, VectorPrecision, join
 from recollect.memory.store import Memory
 
 COMMIT = 16 * ROWS_AT_ONCE
 """Rows of a commit, at most: what a kill can lose. Small commits make a memory of many small files."""
 
 
-def open_for_build(address: str | Path, encoder: Encoder, name: str, precision: Precision = "float32") -> Memory:
+def open_for_build(address: str | Path, encoder: Encoder, name: str, precision: VectorPrecision = "float32") -> Memory:
     """The memory at an address, which is made if nothing is there.
 
     Raises:

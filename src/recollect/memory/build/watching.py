@@ -14,7 +14,7 @@ from recollect.memory.build.building import BuildOptions, BuildReport, check_nam
 from recollect.memory.build.reading import Reader, ReadOptions
 from recollect.memory.store import Memory
 
-State = dict[str, tuple[int, int]]
+_State = dict[str, tuple[int, int]]
 """Size and time of change of every picture below a folder."""
 
 _WATCHED = BuildOptions(same=False, broken_share=1.0, follow=True)
@@ -42,8 +42,8 @@ class FolderWatch:
     folder: Path
     name: str = ""
     options: ReadOptions = field(default_factory=ReadOptions)
-    _before: State = field(default_factory=dict)
-    _done: State = field(default_factory=dict)
+    _before: _State = field(default_factory=dict)
+    _done: _State = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.folder.is_dir():
@@ -101,9 +101,9 @@ class FolderWatch:
                 time.sleep(every)
 
 
-def folder_state(folder: Path) -> State:
+def folder_state(folder: Path) -> _State:
     """What is there now, without opening a file; hidden files and folders, and links to folders, are passed over."""
-    found: State = {}
+    found: _State = {}
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in files:

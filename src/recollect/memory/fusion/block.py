@@ -19,7 +19,7 @@ from recollect.core.files import fresh_folder, read_json, write_json
 from recollect.core.seals import check_seal, sealed
 from recollect.memory.rows import Modality
 
-WEIGHTS, RECORD = "fusion.safetensors", "fusion.json"
+_WEIGHTS, _RECORD = "fusion.safetensors", "fusion.json"
 FUSION_FORMAT = 3
 """1: before a block could start elsewhere than at the embedding; 2: before it could read another model's vectors."""
 HEAD = 64
@@ -191,7 +191,7 @@ class FusionModule(nn.Module):
     Args:
         settings: what to make.
         model: fingerprint of the model whose embeddings it was trained on; empty if that is not known.
-        trained: what else is known of its training, kept in `RECORD`.
+        trained: what else is known of its training, kept in `_RECORD`.
     """
 
     def __init__(self, settings: FusionSettings, model: str = "", trained: dict[str, Any] | None = None) -> None:
@@ -257,9 +257,9 @@ class FusionModule(nn.Module):
             UserError: something is there already.
         """
         with fresh_folder(folder, "fusion") as unfinished:
-            save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, unfinished / WEIGHTS)
+            save_file({name: tensor.contiguous() for name, tensor in self.state_dict().items()}, unfinished / _WEIGHTS)
             record = {"format": FUSION_FORMAT, "settings": self.settings.told(), "model": self.model}
-            write_json(unfinished / RECORD, sealed(record | {"trained": self.trained}, unfinished))
+            write_json(unfinished / _RECORD, sealed(record | {"trained": self.trained}, unfinished))
         return Path(folder)
 
     @classmethod
@@ -270,19 +270,19 @@ class FusionModule(nn.Module):
             UserError: there is none, or a file of it is missing or damaged.
         """
         folder = Path(folder)
-        if not (folder / RECORD).is_file():
-            hint = f" Its model is {folder / 'model'}; name that." if (folder / "model" / RECORD).is_file() else ""
-            raise UserError(f"{folder}: no fusion ({RECORD} is not there).{hint}")
-        record = read_json(folder / RECORD)
+        if not (folder / _RECORD).is_file():
+            hint = f" Its model is {folder / 'model'}; name that." if (folder / "model" / _RECORD).is_file() else ""
+            raise UserError(f"{folder}: no fusion ({_RECORD} is not there).{hint}")
+        record = read_json(folder / _RECORD)
         if not isinstance(record, dict) or record.get("format", FUSION_FORMAT + 1) > FUSION_FORMAT:
-            raise UserError(f"{folder / RECORD}: written by a newer recollect, or by none. Update recollect.")
+            raise UserError(f"{folder / _RECORD}: written by a newer recollect, or by none. Update recollect.")
         try:
             # what was saved before there was a choice started at the embedding
             settings = FusionSettings(**({"start": "embedding"} | record["settings"]))
             fusion = cls(settings, record["model"], record["trained"])
-            fusion.load_state_dict(load_file(folder / WEIGHTS))
+            fusion.load_state_dict(load_file(folder / _WEIGHTS))
         except (OSError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
             reason = str(error).strip().splitlines()[0][:200]
             raise UserError(f"{folder}: the fusion cannot be opened ({reason}). Copy or train it again.") from error
-        check_seal(record, folder / RECORD)
+        check_seal(record, folder / _RECORD)
         return fusion.eval()

@@ -27,7 +27,7 @@ from recollect.memory.fusion.block import FusionModule, FusionSettings
 from recollect.memory.fusion.crossfit import Fold, cross_neighbours
 from recollect.memory.fusion.neighbours import Neighbours, ScoreOf, find_neighbours
 from recollect.memory.fusion.newness import Disturbance, Newness
-from recollect.memory.fusion.objective import CLIP_SCALE, TERMS, FusionObjective, Mask, Term
+from recollect.memory.fusion.objective import CLIP_SCALE, TERMS, FusionObjective, LossTerm, Mask
 from recollect.memory.rows import Modality, Pairs, join
 from recollect.memory.store import NEAR, Memory
 from recollect.training.assembly import Parts
@@ -43,7 +43,7 @@ _NEIGHBOURS_FORMAT = 3
 NEIGHBOURS = "neighbours.safetensors"
 _KEY = "key.json"
 
-Preset = Literal["reading", "paper"]
+FusionPreset = Literal["reading", "paper"]
 """What decides how a fusion learns to read: our choice on held-out concepts, or RECO as it is printed."""
 
 
@@ -73,7 +73,7 @@ class FusionRecipe(Recipe):
 
     fusion: FusionSettings = field(default_factory=lambda: FusionSettings(1))
     memory: str = ""
-    terms: tuple[Term, ...] = TERMS
+    terms: tuple[LossTerm, ...] = TERMS
     k: int = 10
     max_score: float = NEAR
     score_of: ScoreOf = "image"
@@ -107,7 +107,7 @@ class FusionRecipe(Recipe):
             raise UserError("--kind mean: a mean has nothing to learn; use it as it is.")
 
     @property
-    def active_terms(self) -> tuple[Term, ...]:
+    def active_terms(self) -> tuple[LossTerm, ...]:
         """The terms that the fusion's sides have (Table 4: one side leaves one term)."""
         modalities = self.fusion.modalities
         return tuple(term for term in TERMS if term in self.terms and modalities in {"both", term})
@@ -119,7 +119,7 @@ def paper_recipe() -> FusionRecipe:
     return FusionRecipe(fusion=fusion, score_of="searched", mask="none", newness=Newness("none"))
 
 
-PRESETS: Mapping[Preset, Callable[[], FusionRecipe]] = {"reading": FusionRecipe, "paper": paper_recipe}
+FUSION_PRESETS: Mapping[FusionPreset, Callable[[], FusionRecipe]] = {"reading": FusionRecipe, "paper": paper_recipe}
 
 
 class FusionTowers(nn.Module):

@@ -11,14 +11,14 @@ from recollect.objectives import softmax_contrastive
 from recollect.objectives.base import LossTerms, Objective, unit
 from recollect.objectives.shards import WHOLE, Shard
 
-Term = Literal["refined", "image", "text"]
+LossTerm = Literal["refined", "image", "text"]
 """``L(v̂, t̂)``, ``L(v̂, t)`` or ``L(v, t̂)``, the terms of Eq. 2."""
 
 Mask = Literal["none", "caption", "id", "both"]
 """Pairs of a batch that are no negatives of each other: none; those of equal captions (but for case and spaces); those
 of one picture with several captions (ids that differ in ``#1``, ``#2``, … only); or either."""
 
-TERMS: tuple[Term, ...] = ("refined", "image", "text")
+TERMS: tuple[LossTerm, ...] = ("refined", "image", "text")
 CLIP_SCALE = 1 / 0.07
 
 _TILE = 4_096  # rows whose logits are formed at once
@@ -73,7 +73,7 @@ class FusionObjective(Objective):
         scale: inverse temperature at the start.
     """
 
-    def __init__(self, terms: tuple[Term, ...] = TERMS, scale: float = CLIP_SCALE) -> None:
+    def __init__(self, terms: tuple[LossTerm, ...] = TERMS, scale: float = CLIP_SCALE) -> None:
         super().__init__()
         self.terms = terms
         self.term = LossTerms("softmax", scale, 0.0, "auto")

@@ -16,8 +16,8 @@ from recollect.core.files import fresh_folder, read_json, write_json
 from recollect.core.seals import check_seal, sealed
 from recollect.models.lora.layers import Adapters, named_sites
 
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-RECORD = "adapted.json"
+_WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+ADAPTER_RECORD = "adapted.json"
 """What recollect knows beside PEFT's two files, which PEFT passes over: checksums, and what it was asked to keep."""
 _PREFIX = "base_model.model."
 # Settings under which W + scale·B A is not what PEFT computes.
@@ -33,7 +33,7 @@ def save_adapters(
         folder: a new folder.
         adapters: of one query, or of all (not several sets: choose with ``adapters.of(query)``).
         base: path or hub id of the model they belong to, for PEFT's record.
-        about: what else to keep, as JSON, in `RECORD`.
+        about: what else to keep, as JSON, in `ADAPTER_RECORD`.
 
     Raises:
         UserError: something is at ``folder`` already, or PEFT is not installed.
@@ -52,8 +52,8 @@ def save_adapters(
     weights |= {f"{_PREFIX}{name}.lora_B.weight": up for name, up in adapters.up.items()}
     with fresh_folder(folder, "adapter") as unfinished:
         config.save_pretrained(str(unfinished))
-        save_file({name: each.detach().cpu().contiguous() for name, each in weights.items()}, unfinished / WEIGHTS)
-        write_json(unfinished / RECORD, sealed(about, unfinished))
+        save_file({name: each.detach().cpu().contiguous() for name, each in weights.items()}, unfinished / _WEIGHTS)
+        write_json(unfinished / ADAPTER_RECORD, sealed(about, unfinished))
     return Path(folder)
 
 
@@ -66,18 +66,18 @@ def load_adapters(folder: str | Path, encoder: nn.Module) -> Adapters:
     folder = Path(folder)
     if not (folder / CONFIG).exists():
         raise UserError(f"{folder}: no {CONFIG} there. Name the folder of a PEFT adapter.")
-    if (folder / RECORD).exists():
-        check_seal(read_json(folder / RECORD), folder / RECORD)
+    if (folder / ADAPTER_RECORD).exists():
+        check_seal(read_json(folder / ADAPTER_RECORD), folder / ADAPTER_RECORD)
     config = read_json(folder / CONFIG)
     scale = _scale(config, folder)
     try:
-        weights = load_file(folder / WEIGHTS)
+        weights = load_file(folder / _WEIGHTS)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{folder}: {WEIGHTS} is missing or damaged ({error}). Copy the adapter again.") from None
+        raise UserError(f"{folder}: {_WEIGHTS} is missing or damaged ({error}). Copy the adapter again.") from None
     like = next(encoder.parameters())
     down, up = (_half(weights, half, like) for half in ("lora_A", "lora_B"))
     if not down or down.keys() != up.keys() or len(weights) != 2 * len(down):
-        raise UserError(f"{folder}: {WEIGHTS} holds other things than the A and B of LoRA. Export it again with PEFT.")
+        raise UserError(f"{folder}: {_WEIGHTS} holds other things than the A and B of LoRA. Export it again with PEFT.")
     adapters = Adapters(down, up, scale)
     try:
         named_sites(encoder, adapters)

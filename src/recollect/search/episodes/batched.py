@@ -48,7 +48,7 @@ class Episodes:
         with frozen(self.encoder):
             adapters, losses = self._adapt(batch)
             scores = self._scores(batch, adapters)
-        return finished(batch, scores, losses)
+        return as_reranked(batch, scores, losses)
 
     def adapt(self, batch: EpisodeBatch) -> Adapters:
         """Every query's adapters after its episode."""
@@ -219,7 +219,7 @@ def similarities(
     return torch.einsum("qkd,qd->qk", F.normalize(images, dim=2), F.normalize(asked, dim=1))
 
 
-def finished(batch: EpisodeBatch, scores: Float[Tensor, "queries k"], losses: Float[Tensor, " queries"]) -> Reranked:
+def as_reranked(batch: EpisodeBatch, scores: Float[Tensor, "queries k"], losses: Float[Tensor, " queries"]) -> Reranked:
     """Scores on the CPU, with those that say nothing taken out, and which queries broke down."""
     there = batch.images >= 0
     scores = scores.double().cpu()

@@ -13,7 +13,7 @@ from recollect.models import DualEncoder
 from recollect.models.lora.layers import Adapters, adapter_sites, initial_adapters, transformers_model
 from recollect.search.counters import CostCounters
 from recollect.search.episodes.batch import EpisodeBatch, Reranked
-from recollect.search.episodes.batched import LEAST_PAIRS, contrast_scale, embed_asked, finished, similarities
+from recollect.search.episodes.batched import LEAST_PAIRS, as_reranked, contrast_scale, embed_asked, similarities
 from recollect.search.episodes.loss import episode_loss, negatives
 from recollect.search.episodes.options import EpisodeOptions
 
@@ -45,7 +45,7 @@ class OneAtATime:
             losses.append(self._learn(alone))
             scores.append(self._scores(alone))
             self._reset()
-        return finished(batch, torch.cat(scores), torch.stack(losses))
+        return as_reranked(batch, torch.cat(scores), torch.stack(losses))
 
     def _learn(self, batch: EpisodeBatch) -> Float[Tensor, ""]:
         options = self.options

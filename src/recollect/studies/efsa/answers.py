@@ -19,7 +19,7 @@ from recollect.tasks.retrieval import RetrievalTask
 SHOWN = 4
 """Images of a query that are kept."""
 
-Picture = tuple[ImageLike, bool]
+_Picture = tuple[ImageLike, bool]
 """An image and whether it is a true match."""
 
 
@@ -35,11 +35,11 @@ class Answer:
     """
 
     query: str
-    zero_shot: tuple[Picture, ...]
-    episode: tuple[Picture, ...]
+    zero_shot: tuple[_Picture, ...]
+    episode: tuple[_Picture, ...]
     zero_shot_rank: int
     episode_rank: int
-    truth: Picture
+    truth: _Picture
 
 
 def answered(where: EfsaWorld, options: StudyOptions, search: SearchRun) -> list[list[Answer]]:
@@ -76,6 +76,6 @@ def _answer(task: RetrievalTask, text: int, before: SearchResult, after: SearchR
     )  # fmt: skip
 
 
-def _pictures(result: SearchResult, true: set[str]) -> tuple[Picture, ...]:
+def _pictures(result: SearchResult, true: set[str]) -> tuple[_Picture, ...]:
     hits: Sequence = result.hits[:SHOWN]
     return tuple((hit.item.read(), hit.item.id in true) for hit in hits)

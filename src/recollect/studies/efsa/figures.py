@@ -18,7 +18,6 @@ from recollect.studies.efsa.tables import (
     ABLATED,
     DEPTHS,
     Differs,
-    Made,
     ask,
     domains_of,
     held_out_note,
@@ -28,8 +27,8 @@ from recollect.studies.efsa.tables import (
     summary_at,
     together,
 )
-from recollect.studies.efsa.world import WORLDS, EfsaWorld, SearchRun, efsa_world, searched
-from recollect.studies.engine import FigureStudy, TableForm, papers_words
+from recollect.studies.efsa.world import WORLDS_BY_SCALE, EfsaWorld, SearchRun, efsa_world, searched
+from recollect.studies.engine import FigureStudy, Formed, TableForm, papers_words
 from recollect.studies.measurements import Measurements
 from recollect.studies.study import StudyOptions, StudyReport
 
@@ -237,13 +236,13 @@ def _draw_4(found: Measurements) -> Figure:
     )
 
 
-def _form_4(found: Measurements) -> Made:
+def _form_4(found: Measurements) -> Formed:
     rows = {name: {"method": method} for name, method in _KINDS.items()}
     title = "Figure 4. What an episode changes"
     return [recall_form(title, "parameters", rows, found, found.context["notes"]).fill(found)], ()
 
 
-figure_4 = FigureStudy("efsa/figure-4", _measure_4, _draw_4, _form_4, WORLDS)
+figure_4 = FigureStudy("efsa/figure-4", _measure_4, _draw_4, _form_4, WORLDS_BY_SCALE)
 
 
 def _measure_5(options: StudyOptions) -> Measurements:
@@ -300,11 +299,11 @@ def _draw_over(found: Measurements) -> Figure:
     return curves(panels, list(rows), found.context["label"])
 
 
-def _form_over(found: Measurements, number: int) -> Made:
+def _form_over(found: Measurements, number: int) -> Formed:
     label = found.context["label"]
     form = recall_form(f"Figure {number}. EFSA over {label}", label, _places(found), found, found.context["notes"])
     return [form.fill(found)], tuple(found.context["remarks"])
 
 
-figure_5 = FigureStudy("efsa/figure-5", _measure_5, _draw_over, partial(_form_over, number=5), WORLDS)
-figure_6 = FigureStudy("efsa/figure-6", _measure_6, _draw_over, partial(_form_over, number=6), WORLDS)
+figure_5 = FigureStudy("efsa/figure-5", _measure_5, _draw_over, partial(_form_over, number=5), WORLDS_BY_SCALE)
+figure_6 = FigureStudy("efsa/figure-6", _measure_6, _draw_over, partial(_form_over, number=6), WORLDS_BY_SCALE)

@@ -18,10 +18,10 @@ from recollect.evaluation.results import Result, Summary
 from recollect.evaluation.retrieval import DIRECTIONS
 from recollect.objectives import Base
 from recollect.search.episodes.options import EpisodeOptions
-from recollect.studies.efsa.world import TRUE, WORLDS, Captions, EfsaWorld, SearchRun, efsa_world, searched
-from recollect.studies.engine import Column, Printed, Row, TableForm, TableStudy, printed
+from recollect.studies.efsa.world import TRUE, WORLDS_BY_SCALE, Captions, EfsaWorld, SearchRun, efsa_world, searched
+from recollect.studies.engine import Column, Formed, Printed, Row, TableForm, TableStudy, printed
 from recollect.studies.measurements import Measurements
-from recollect.studies.study import StudyOptions, StudyTable, over
+from recollect.studies.study import StudyOptions, over
 
 DEPTHS = (1, 5, 10)
 AVERAGE = "average"
@@ -35,7 +35,6 @@ _NAMES = {
     "episode-full": "full parameters",
 }
 """The paper's names of the methods, and one that it has only in a figure."""
-Made = tuple[Sequence[StudyTable], Sequence[str]]
 ABLATED = ("zero-shot", "episode")
 
 
@@ -165,7 +164,7 @@ def _measure_methods(options: StudyOptions, loss: Base, pool: PoolKind) -> Measu
     return measurements(ask(options, where, pool, methods, depths=(*DEPTHS, k)), note)
 
 
-def _every_method(found: Measurements, number: int, pool: PoolKind) -> Made:
+def _every_method(found: Measurements, number: int, pool: PoolKind) -> Formed:
     context, k = found.context, found.context["k"]
     paper = printed("efsa", f"table-{number}")
     paper = paper.only(_printed_columns(paper, tuple(domains_of(found))))
@@ -203,7 +202,7 @@ def _printed_columns(paper: Printed, domains: Sequence[str]) -> list[str]:
 
 def _methods_study(number: int, loss: Base, pool: PoolKind) -> TableStudy:
     measure, form = partial(_measure_methods, loss=loss, pool=pool), partial(_every_method, number=number, pool=pool)
-    return TableStudy(f"efsa/table-{number}", measure, form, WORLDS)
+    return TableStudy(f"efsa/table-{number}", measure, form, WORLDS_BY_SCALE)
 
 
 table_2 = _methods_study(2, "softmax", "single")
@@ -214,7 +213,7 @@ table_7 = _methods_study(7, "sigmoid", "merged")
 # --- Tables 4, 5 and 6: ablations, all domains in one pool ------------------------------------------------------------
 
 
-def _ablation(found: Measurements, number: int, title: str, head: str) -> Made:
+def _ablation(found: Measurements, number: int, title: str, head: str) -> Formed:
     """Zero-shot of the first arm, then what an episode finds in every arm."""
     paper, context = printed("efsa", f"table-{number}"), found.context
     rows = [Row(("zero-shot",), {"arm": context["arms"][0], "method": "zero-shot"})]
@@ -296,7 +295,7 @@ def held_out_note(kinds: Iterable[Captions]) -> list[str]:
 
 def _ablation_study(number: int, measure: Callable[[StudyOptions], Measurements], title: str, head: str) -> TableStudy:
     form = partial(_ablation, number=number, title=title, head=head)
-    return TableStudy(f"efsa/table-{number}", measure, form, WORLDS)
+    return TableStudy(f"efsa/table-{number}", measure, form, WORLDS_BY_SCALE)
 
 
 table_4 = _ablation_study(4, _measure_4, "Loss of an episode", "loss")

@@ -29,7 +29,7 @@ from recollect.training.options import Data, Recipe
 from recollect.training.recipes import RECIPES
 
 SCENES = "glyphs:scenes?turned=50"
-WORLDS: Mapping[Scale, str] = {
+WORLDS_BY_SCALE: Mapping[Scale, str] = {
     "smoke": "glyphs (drawn characters, not photographs), a few steps and queries: shows that it runs",
     "small": (
         "glyphs (drawn characters, not photographs) at 32 px: look-alike scenes and other scenes; base models with "
@@ -121,7 +121,7 @@ def efsa_world(options: StudyOptions, loss: Base = "softmax") -> EfsaWorld:
     Raises:
         UserError: ``full`` without data or captions.
     """
-    world = WORLDS[options.scale]
+    world = WORLDS_BY_SCALE[options.scale]
     if options.scale == "full":
         return _full(options, loss, world)
     number: int = options.seeds or {"smoke": 1, "small": 3}[options.scale]

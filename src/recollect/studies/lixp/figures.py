@@ -13,9 +13,9 @@ from recollect.evaluation.tables import gain_by_examples, log_linear_fit
 from recollect.evaluation.tables import sample_efficiency as efficiency
 from recollect.fewshot.methods import PAPER_METHODS
 from recollect.reports import plots
-from recollect.studies.engine import Column, FigureStudy, Row, TableForm, papers_words
+from recollect.studies.engine import Column, FigureStudy, Formed, Row, TableForm, papers_words
 from recollect.studies.lixp.world import (
-    WORLDS,
+    WORLDS_BY_SCALE,
     LixpWorld,
     evaluation_of,
     main_setting,
@@ -28,10 +28,9 @@ from recollect.studies.lixp.world import (
 )
 from recollect.studies.measurements import Measurements
 from recollect.studies.runs import Job, StudyEvaluation, frames, metrics, run, with_seeds
-from recollect.studies.study import StudyOptions, StudyTable, over
+from recollect.studies.study import StudyOptions, over
 from recollect.training.options import Model
 
-Made = tuple[Sequence[StudyTable], Sequence[str]]
 _TIP = "tip-adapter"
 
 
@@ -90,7 +89,7 @@ def _draw_1(found: Measurements) -> Figure:
     return plots.few_shot_curves(few, pair, found.context["methods"], {name: mean_of(zero, name).mean for name in pair})
 
 
-def _form_1(found: Measurements) -> Made:
+def _form_1(found: Measurements) -> Formed:
     few, _ = _frames(found)
     plain, context = found.context["pair"]
     saved = {method: efficiency(few, context, plain, method) for method in found.context["methods"]}
@@ -105,7 +104,7 @@ def _draw_2(found: Measurements) -> Figure:
     return plots.gain_per_data_set(_frames(found)[0], context, plain, _TIP, found.context["shots"])
 
 
-def _form_2(found: Measurements) -> Made:
+def _form_2(found: Measurements) -> Formed:
     few, _ = _frames(found)
     plain, context = found.context["pair"]
     means = (select(few, method=_TIP, shots=found.context["shots"]).groupby(["model", "data"])["value"].mean()).unstack(
@@ -123,7 +122,7 @@ def _draw_3(found: Measurements) -> Figure:
     return plots.gain_per_classifier(few, pairs, found.context["methods"], found.context["shots"], colours)
 
 
-def _form_3(found: Measurements) -> Made:
+def _form_3(found: Measurements) -> Formed:
     return (), found.context["notes"][:1]
 
 
@@ -132,7 +131,7 @@ def _draw_5(found: Measurements) -> Figure:
     return plots.gain_against_examples(_frames(found)[0], context, plain, _TIP, found.context["shots"])
 
 
-def _form_5(found: Measurements) -> Made:
+def _form_5(found: Measurements) -> Formed:
     """The fits of the gains against the number of examples: of the suite's sets, or of made ones."""
     plain, context = found.context["pair"]
     table = gain_by_examples(_frames(found)[0], context, plain, _TIP, found.context["shots"])
@@ -213,7 +212,7 @@ def _draw_4(found: Measurements) -> Figure:
     return figure
 
 
-def _form_4(found: Measurements) -> Made:
+def _form_4(found: Measurements) -> Formed:
     at, notes = _at_4(found), tuple(found.context["notes"])
     arms = ["SigLIP", *(f"SigLIP + {length} x {name}" for length in POST_LENGTHS for name in ("SigLIP", "SigLIxP"))]
     columns = (Column("accuracy", at), Column("gain", at, "gain", {"arm": "SigLIP"}))
@@ -256,7 +255,7 @@ def _draw_6(found: Measurements) -> Figure:
     return plots.training_dynamics(_logs(found))
 
 
-def _form_6(found: Measurements) -> Made:
+def _form_6(found: Measurements) -> Formed:
     ends = ", ".join(
         f"{name.removeprefix(_START)}: {log['tau_context'].iloc[-1]:.2g}"
         for name, log in _logs(found).items()
@@ -267,9 +266,9 @@ def _form_6(found: Measurements) -> Made:
 
 def _study(
     number: int, measure: Callable[[StudyOptions], Measurements], draw: Callable[[Measurements], Figure],
-    form: Callable[[Measurements], Made],
+    form: Callable[[Measurements], Formed],
 ) -> FigureStudy:  # fmt: skip
-    return FigureStudy(f"lixp/figure-{number}", measure, draw, form, WORLDS)
+    return FigureStudy(f"lixp/figure-{number}", measure, draw, form, WORLDS_BY_SCALE)
 
 
 figure_1 = _study(1, _measure_pair, _draw_1, _form_1)

@@ -15,7 +15,7 @@ from recollect.studies.study import Scale, StudyOptions, StudyTable
 from recollect.training.options import Recipe
 from recollect.training.recipes import RECIPES
 
-PLAIN, CONTEXT = "SigLIP", "SigLIxP"
+_PLAIN, _CONTEXT = "SigLIP", "SigLIxP"
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Peer:
     method: str | None
     printed: str | None
     free: bool = False
-    model: str = PLAIN
+    model: str = _PLAIN
 
 
 VOTING = "softmax+zero-shot"
@@ -53,14 +53,14 @@ PEERS = (
     Peer("CasPL", "caspl", "caspl"),
     Peer("DMN", None, "dmn", model=""),
     Peer(METHOD_NAMES[VOTING], VOTING, None, True),
-    Peer(METHOD_NAMES[VOTING], VOTING, "siglixp", True, CONTEXT),
+    Peer(METHOD_NAMES[VOTING], VOTING, "siglixp", True, _CONTEXT),
 )
 """Every row of Table 2 in its order, with the baseline's zero-shot, CoOp and the baseline's own voting besides."""
 
 TUNED = tuple(peer.method for peer in PEERS if peer.method in ("coop", "maple", "promptsrc", "caspl"))
-READING = tuple(dict.fromkeys(peer.method for peer in PEERS if peer.method and peer.method not in TUNED))
+_READING = tuple(dict.fromkeys(peer.method for peer in PEERS if peer.method and peer.method not in TUNED))
 
-WORLDS: Mapping[Scale, str] = {
+_WORLDS: Mapping[Scale, str] = {
     "smoke": "glyphs (pictures of characters that training never saw), a few steps: shows that it runs",
     "small": "glyphs (pictures of characters that training never saw), a ViT of 3 layers at 32 px",
     "full": "the paper's ViT-B/16 pair and its teacher ViT-L/16, trained on your data; its five sets or --suite's",
@@ -102,12 +102,12 @@ def _evaluations(options: StudyOptions, teacher: Recipe) -> dict[str, StudyEvalu
     if options.scale == "full":
         common = replace(common, few_shot=(), suite=options.suite or "lixp-5")
     tuning = StudyTuning(TUNED, size.effort, flip=options.scale == "full", teacher=teacher)
-    return {PLAIN: replace(common, methods=READING, tuning=tuning), CONTEXT: replace(common, methods=(VOTING,))}
+    return {_PLAIN: replace(common, methods=_READING, tuning=tuning), _CONTEXT: replace(common, methods=(VOTING,))}
 
 
 def _measure(options: StudyOptions) -> Measurements:
     setting, teacher = _pair(options)
-    asked, recipes = _evaluations(options, teacher), {PLAIN: setting.base, CONTEXT: setting.context()}
+    asked, recipes = _evaluations(options, teacher), {_PLAIN: setting.base, _CONTEXT: setting.context()}
     seeds = range(seeds_of(options))
     jobs = [Job(name, replace(recipes[name], seed=seed), asked[name]) for seed in seeds for name in recipes]
     few, _ = frames(run(jobs, options.out, options.workers))
@@ -152,4 +152,4 @@ def _form(found: Measurements) -> tuple[Sequence[StudyTable], Sequence[str]]:
     return [form.fill(found)], ()
 
 
-table_2 = TableStudy("lixp/table-2", _measure, _form, WORLDS)
+table_2 = TableStudy("lixp/table-2", _measure, _form, _WORLDS)

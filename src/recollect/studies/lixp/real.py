@@ -45,8 +45,8 @@ from recollect.training.locked import lock_source
 from recollect.training.locked_towers import FeatureEncoder
 from recollect.training.options import Data, Recipe
 
-FORMAT = 1
-SHOTS = (4, 16)
+_FORMAT = 1
+_SHOTS = (4, 16)
 METHODS = ("prototype", "softmax")
 
 _SPAN_TEXTS = 4000
@@ -69,7 +69,7 @@ def real(options: StudyOptions) -> StudyReport:
         data = _data_folder(options)
         files = RunFiles(folder, _origins(data, options))
         for arm, seed in _jobs(options):
-            files.make(arm.name, seed, partial(run_one, arm, seed, data, options))
+            files.make(arm.name, seed, partial(_run_one, arm, seed, data, options))
         records = files.read()
     else:
         records = read_records(folder)
@@ -111,7 +111,7 @@ def _origins(data: Path | None, options: StudyOptions) -> Callable[[str, int], R
     content = digests(Path(place(data, spec.split("?")[0])) for spec in set(places)) if data else {}
     asked = {name: {set_: asdict(one) for set_, one in sets.items()} for name, sets in
              (("choosing", CHOOSING), ("testing", TESTING))}  # fmt: skip
-    measured = content_key(FORMAT, METHODS, SHOTS, _SPAN_TEXTS, _TEMPLATES, asked, dict(RETRIEVAL))
+    measured = content_key(_FORMAT, METHODS, _SHOTS, _SPAN_TEXTS, _TEMPLATES, asked, dict(RETRIEVAL))
 
     def origin(name: str, seed: int) -> RunOrigin | None:
         if name not in by_name:
@@ -129,7 +129,7 @@ def recipe_of(arm: Arm, seed: int, data: Path | None) -> Recipe:
     return replace(arm.recipe, data=Data(captions=captions, weights=weights), seed=seed)
 
 
-def run_one(arm: Arm, seed: int, data: Path | None, options: StudyOptions) -> dict[str, Any]:
+def _run_one(arm: Arm, seed: int, data: Path | None, options: StudyOptions) -> dict[str, Any]:
     """Train one arm with one seed and measure it: what its file holds.
 
     The run is kept under the arm's name and what decides the model, so that one of other data or another recipe is
@@ -142,13 +142,13 @@ def run_one(arm: Arm, seed: int, data: Path | None, options: StudyOptions) -> di
     seconds = None if resumed else round(time.perf_counter() - start)  # of a part it would say little
     named = "--data FOLDER " if data else ""
     command = f"recollect study lixp/real --scale {options.scale} {named}--seeds {options.seeds or seed + 1}"
-    return describe(arm, recipe, command, seconds) | measure(model, data, recipe)
+    return _describe(arm, recipe, command, seconds) | _measure(model, data, recipe)
 
 
-def describe(arm: Arm, recipe: Recipe, command: str, seconds: int | None) -> dict[str, Any]:
+def _describe(arm: Arm, recipe: Recipe, command: str, seconds: int | None) -> dict[str, Any]:
     """What a file says of a run beside its figures; no path of the machine."""
     return {
-        "format": FORMAT,
+        "format": _FORMAT,
         "arm": arm.name,
         "against": arm.against,
         "axis": list(arm.axis),
@@ -171,7 +171,7 @@ def _told(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def measure(model: DualEncoder, data: Path | None, recipe: Recipe) -> dict[str, Any]:
+def _measure(model: DualEncoder, data: Path | None, recipe: Recipe) -> dict[str, Any]:
     """Few-shot accuracy with and without the projection onto the texts' span, zero-shot accuracy, retrieval, energy."""
     encoder = FeatureEncoder(model)
     texts = [text for spec in recipe.data.captions for text in list(corpus(open_source(spec), _SPAN_TEXTS))]
@@ -203,7 +203,7 @@ def _tasks(model: DualEncoder, data: Path | None) -> Iterator[tuple[str, str, Cl
     for role, sets in (("choosing", CHOOSING), ("testing", TESTING)):
         for name, one in sets.items():
             group = "choosing" if role == "choosing" else ("scenes" if one.scenes else "foreign")
-            yield name, group, with_enough_examples(_locked(model, _open(data, name, one)), SHOTS[-1]), one.named
+            yield name, group, with_enough_examples(_locked(model, _open(data, name, one)), _SHOTS[-1]), one.named
 
 
 def _open(data: Path, name: str, one: RealSet) -> ClassificationTask:
@@ -228,8 +228,8 @@ def _by_class(support: Features, query: Features, names: Sequence[str]) -> dict[
 
 def _few_shot(encoder: Encoder, task: ClassificationTask) -> dict[str, float]:
     """Accuracy by method and shots, a mean over five draws."""
-    rows = few_shot(encoder, task, Protocol(METHODS, SHOTS), model="model").rows
-    return {f"{method} {shots}": _mean(rows, method=method, shots=shots) for method in METHODS for shots in SHOTS}
+    rows = few_shot(encoder, task, Protocol(METHODS, _SHOTS), model="model").rows
+    return {f"{method} {shots}": _mean(rows, method=method, shots=shots) for method in METHODS for shots in _SHOTS}
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], **keys: Any) -> float:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from recollect.studies.measurements import Address, Measurements
+from recollect.studies.measurements import FigureAddress, Measurements
 
-Record = Mapping[str, Any]
+RunRecord = Mapping[str, Any]
 
 PAIRS = {"SigLIxP": "SigLIP", "CLIxP": "CLIP"}
 """Each model with context, and the one without."""
@@ -39,12 +39,12 @@ class RealRuns:
     """
 
     found: Measurements
-    arms: Mapping[str, Record]
+    arms: Mapping[str, RunRecord]
     groups: Mapping[str, tuple[str, ...]]
 
     def seeds(self, arm: str) -> int:
         """How many runs the arm has."""
-        return len(self.found.at(few_shot(arm, self.groups)))
+        return len(self.found.at(few_shot_accuracy(arm, self.groups)))
 
     def tested(self) -> tuple[str, ...]:
         """Every set that no choice was made on."""
@@ -52,16 +52,16 @@ class RealRuns:
 
     def comparable(self, arm: str, against: str = "") -> bool:
         """Whether some seed of the arm has one of its baseline beside it, or of another arm."""
-        own, other = (few_shot(name, self.groups) for name in (arm, against or self.arms[arm]["against"]))
+        own, other = (few_shot_accuracy(name, self.groups) for name in (arm, against or self.arms[arm]["against"]))
         return bool(self.found.differences(own, other))
 
 
-def few_shot(arm: str, groups: Mapping[str, Sequence[str]]) -> Address:
+def few_shot_accuracy(arm: str, groups: Mapping[str, Sequence[str]]) -> FigureAddress:
     """The address of an arm's mean over all sets."""
     return {"arm": arm, "measure": FEW_SHOT, "set": tuple(name for names in groups.values() for name in names)}
 
 
-def runs_of(records: Sequence[Record]) -> RealRuns:
+def runs_of(records: Sequence[RunRecord]) -> RealRuns:
     """What the files say."""
     found = Measurements()
     for record in records:
@@ -74,7 +74,7 @@ def runs_of(records: Sequence[Record]) -> RealRuns:
     return RealRuns(found, arms, {group: groups[group] for group in GROUPS if group in groups})
 
 
-def _figures(record: Record) -> Iterator[tuple[dict[str, str], float]]:
+def _figures(record: RunRecord) -> Iterator[tuple[dict[str, str], float]]:
     for measure in (FEW_SHOT, ON_THE_SPAN):
         for name, cells in record[measure].items():
             mean = float(np.mean([value for key, value in cells.items() if key != "group"]))

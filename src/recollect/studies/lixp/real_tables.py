@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from recollect.studies.engine import Column, Row, TableForm
 from recollect.studies.lixp.real_arms import EQUAL_PAIRS
 from recollect.studies.lixp.real_effects import alpha_and_tau, classes_most_changed, split_by_class, varied
-from recollect.studies.lixp.real_records import FEW_SHOT, GROUPS, ON_THE_SPAN, PAIRS, RealRuns, Record, runs_of
+from recollect.studies.lixp.real_records import FEW_SHOT, GROUPS, ON_THE_SPAN, PAIRS, RealRuns, RunRecord, runs_of
 from recollect.studies.lixp.sets import MOVED
 from recollect.studies.measurements import Paired, corrected
 from recollect.studies.study import StudyTable
@@ -13,7 +13,7 @@ from recollect.studies.study import StudyTable
 SPAN = "+ projection onto the span of the texts"
 
 
-def tables(records: Sequence[Record]) -> tuple[StudyTable, ...]:
+def tables(records: Sequence[RunRecord]) -> tuple[StudyTable, ...]:
     """Gains by group with their controls, gains by set, zero-shot and retrieval, where the energy lies, by class."""
     runs = runs_of(records)
     order = sorted(runs.arms, key=lambda arm: (arm.startswith("CL"), bool(runs.arms[arm]["against"]), arm))

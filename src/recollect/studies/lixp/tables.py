@@ -11,7 +11,7 @@ from recollect.reports import plots
 from recollect.studies.engine import Column, Printed, Row, TableForm, TableStudy, printed
 from recollect.studies.lixp.world import (
     WITH_CONTEXT,
-    WORLDS,
+    WORLDS_BY_SCALE,
     LixpWorld,
     evaluation_of,
     main_setting,
@@ -21,7 +21,7 @@ from recollect.studies.lixp.world import (
     sets_note,
     settings,
 )
-from recollect.studies.measurements import Address, Measurements
+from recollect.studies.measurements import FigureAddress, Measurements
 from recollect.studies.study import StudyOptions, StudyTable
 from recollect.training.options import Recipe
 
@@ -52,7 +52,7 @@ def _scales(found: Measurements, number: int, name: str) -> tuple[Sequence[Study
     for method in PAPER_METHODS:
         beside = method if method in paper.rows else None
         rows.append(Row((plots.METHOD_NAMES[method],), {"classifier": method, "shots": str(most)}, beside))
-    every: Address = {"classifier": tuple(PAPER_METHODS), "shots": str(most)}
+    every: FigureAddress = {"classifier": tuple(PAPER_METHODS), "shots": str(most)}
     beside = "average gain" if "average gain" in paper.rows else None
     rows.append(Row(("average few-shot gain",), every, beside, only=("gain",), spread=False))
     title = f"Table {number}. {plain} and {context}, {most} shots"
@@ -60,10 +60,10 @@ def _scales(found: Measurements, number: int, name: str) -> tuple[Sequence[Study
 
 
 table_1 = TableStudy(
-    "lixp/table-1", partial(_measure_scales, base="sigmoid"), partial(_scales, number=1, name="SigLIP"), WORLDS
+    "lixp/table-1", partial(_measure_scales, base="sigmoid"), partial(_scales, number=1, name="SigLIP"), WORLDS_BY_SCALE
 )
 table_3 = TableStudy(
-    "lixp/table-3", partial(_measure_scales, base="softmax"), partial(_scales, number=3, name="CLIP"), WORLDS
+    "lixp/table-3", partial(_measure_scales, base="softmax"), partial(_scales, number=3, name="CLIP"), WORLDS_BY_SCALE
 )
 
 
@@ -173,7 +173,7 @@ def _printed(key: str, paper: Printed) -> str | None:
 
 def _ablation_study(table: str) -> TableStudy:
     measure, form = partial(_measure_ablations, table=table), partial(_ablation_tables, table=table)
-    return TableStudy(f"lixp/table-{table}", measure, form, WORLDS)
+    return TableStudy(f"lixp/table-{table}", measure, form, WORLDS_BY_SCALE)
 
 
 table_4, table_5, table_6 = map(_ablation_study, "456")

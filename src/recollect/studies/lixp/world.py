@@ -54,7 +54,7 @@ class LixpWorld:
 
 
 WITH_CONTEXT = {"SigLIP": "SigLIxP", "CLIP": "CLIxP"}
-WORLDS: Mapping[Scale, str] = {
+WORLDS_BY_SCALE: Mapping[Scale, str] = {
     "smoke": "latents (vectors of latent factors, not images), a few steps: shows that it runs, not what it finds",
     "small": "latents (vectors of latent factors, not images), linear towers, batch 512, 800 steps unless it says so",
     "full": "the paper's recipes on your data",

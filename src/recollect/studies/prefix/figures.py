@@ -26,7 +26,7 @@ from recollect.reports.panels import (
 )
 from recollect.reports.plots import save_figure
 from recollect.studies.engine import papers_words
-from recollect.studies.prefix.world import WORLDS, PrefixArm, figures, job_of, prefix_world
+from recollect.studies.prefix.world import WORLDS_BY_SCALE, PrefixArm, figures, job_of, prefix_world
 from recollect.studies.study import StudyOptions, StudyReport, StudyTable
 from recollect.tasks.classification import ClassificationTask, keep_classes
 from recollect.tasks.opening import Selection, open_tasks
@@ -49,7 +49,7 @@ def _report(
 ) -> StudyReport:
     name = f"prefix-figure-{number}-{options.scale}.png"
     notes = (*notes, f"paper: {papers_words('prefix', f'figure-{number}')}")
-    return StudyReport(f"prefix/figure-{number}", options.scale, WORLDS[options.scale], tables, (name,), notes)
+    return StudyReport(f"prefix/figure-{number}", options.scale, WORLDS_BY_SCALE[options.scale], tables, (name,), notes)
 
 
 # --- Attention --------------------------------------------------------------------------------------------------------

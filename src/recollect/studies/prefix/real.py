@@ -27,10 +27,10 @@ from recollect.studies.prefix.real_arms import (
     ARMS,
     CAPTIONS,
     FOREIGN,
+    KINDS_READ,
     LABELS,
     OWN,
     POOLS,
-    READINGS,
     SETS,
     TOLD,
     ReadingArm,
@@ -48,7 +48,7 @@ from recollect.training.locked_towers import FeatureEncoder
 from recollect.training.options import Data, Recipe
 from recollect.training.recipes import RECIPES
 
-FORMAT = 1
+_FORMAT = 1
 _TEMPLATES = 8  # every eighth of CLIP's 80
 _WORLD = (
     "real pictures of 32 × 32, a locked tower of patches: sentences of aerial (RSICD) and everyday photographs "
@@ -69,7 +69,7 @@ def real(options: StudyOptions) -> StudyReport:
         files = RunFiles(folder, _origins(data, options))
         for seed in range(options.seeds or {"smoke": 1, "small": 3, "full": 5}[options.scale]):
             for arm in ARMS:
-                files.make(arm.name, seed, partial(run_one, arm, seed, data, options))
+                files.make(arm.name, seed, partial(_run_one, arm, seed, data, options))
         records = files.read()
     else:
         records = read_records(folder)
@@ -83,7 +83,7 @@ def _origins(data: tuple[Path, Path] | None, options: StudyOptions) -> Callable[
     by_name = {arm.name: arm for arm in ARMS}
     content = digests(data[0] / name for name in _needed()) if data else {}
     asked = {name: asdict(one) for name, one in SETS.items()}
-    measured = content_key(FORMAT, _TEMPLATES, READINGS, asked, POOLS)
+    measured = content_key(_FORMAT, _TEMPLATES, KINDS_READ, asked, POOLS)
 
     def origin(name: str, seed: int) -> RunOrigin | None:
         if name not in by_name:
@@ -133,7 +133,7 @@ def recipe_of(arm: ReadingArm, seed: int, data: tuple[Path, Path] | None, option
     """An arm's training; all take as many steps of as many pairs."""
     recipe = RECIPES["clip-locked"]()
     start = "patches-transformer" if arm.attends else "patches"
-    model = replace(recipe.model, start=start, dropout=0.5, prefixes=READINGS if arm.prefix else ())
+    model = replace(recipe.model, start=start, dropout=0.5, prefixes=KINDS_READ if arm.prefix else ())
     captions: tuple[str, ...] = ("glyphs:captions",)
     labels: tuple[str, ...] = ("glyphs:labels",)
     if data is not None:
@@ -153,7 +153,7 @@ def recipe_of(arm: ReadingArm, seed: int, data: tuple[Path, Path] | None, option
     )
 
 
-def run_one(arm: ReadingArm, seed: int, data: tuple[Path, Path] | None, options: StudyOptions) -> dict[str, Any]:
+def _run_one(arm: ReadingArm, seed: int, data: tuple[Path, Path] | None, options: StudyOptions) -> dict[str, Any]:
     """Train one arm with one seed and measure it: what its file holds."""
     recipe = recipe_of(arm, seed, data, options)
     folder = options.out / "runs" / f"readings-{slug(arm.name)}-seed{seed}-{run_key(recipe)}"
@@ -163,13 +163,13 @@ def run_one(arm: ReadingArm, seed: int, data: tuple[Path, Path] | None, options:
     named = "--data FOLDER " if data else ""
     command = f"recollect study prefix/real --scale {options.scale} {named}--seeds {options.seeds or seed + 1}"
     return {
-        "format": FORMAT,
+        "format": _FORMAT,
         "arm": arm.name,
         "seed": seed,
         "command": command,
         "recipe": _told(recipe),
         "training_seconds": seconds,
-        **measure(model, data),
+        **_measure(model, data),
         "model": model.fingerprint,
         "environment": dict(Result("", "", "", 0, ()).environment),
     }
@@ -186,10 +186,12 @@ def _told(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def measure(model: DualEncoder, data: tuple[Path, Path] | None) -> dict[str, Any]:
+def _measure(model: DualEncoder, data: tuple[Path, Path] | None) -> dict[str, Any]:
     """Zero-shot accuracy and recall at 10 with each reading; a model without prefixes has one, ``plain``."""
     encoder = FeatureEncoder(model)
-    readings: dict[str, Kind | None] = dict(zip(READINGS, READINGS, strict=True)) if model.prefixes else {"plain": None}
+    readings: dict[str, Kind | None] = (
+        dict(zip(KINDS_READ, KINDS_READ, strict=True)) if model.prefixes else {"plain": None}
+    )
     found: dict[str, Any] = {"zero-shot": {}, "groups": {}, "retrieval": {}}
     for name, group, task in _tasks(model, data):
         found["groups"][name] = group

@@ -69,4 +69,4 @@ ARMS = (
     ReadingArm(ATTENDING_PLAIN, attends=True),
     ReadingArm(ATTENDING_PREFIX, prefix=True, attends=True),
 )
-READINGS: tuple[Kind, ...] = ("caption", "label")
+KINDS_READ: tuple[Kind, ...] = ("caption", "label")

@@ -5,7 +5,7 @@ from typing import Any
 
 from recollect.studies.engine import Column, Row, Show, TableForm
 from recollect.studies.measurements import Measurements, corrected
-from recollect.studies.prefix.real_arms import ARMS, ATTENDING_PLAIN, ATTENDING_PREFIX, PLAIN, PREFIX, READINGS
+from recollect.studies.prefix.real_arms import ARMS, ATTENDING_PLAIN, ATTENDING_PREFIX, KINDS_READ, PLAIN, PREFIX
 from recollect.studies.study import StudyTable
 
 READ = {"caption": "caption", "label": "label", "plain": ""}
@@ -14,7 +14,7 @@ READ = {"caption": "caption", "label": "label", "plain": ""}
 
 def tables(records: Sequence[Mapping[str, Any]]) -> tuple[StudyTable, ...]:
     """Accuracy by group of sets, gains of the prefixes paired by seed, and every set."""
-    found = measured(records)
+    found = _measured(records)
     there = {record["arm"]: record for record in records}
     lines = [
         (arm.name, reading)
@@ -32,7 +32,7 @@ def tables(records: Sequence[Mapping[str, Any]]) -> tuple[StudyTable, ...]:
     return tuple(form.fill(found) for form in forms)
 
 
-def measured(records: Sequence[Mapping[str, Any]]) -> Measurements:
+def _measured(records: Sequence[Mapping[str, Any]]) -> Measurements:
     """The files' figures by arm, reading, measure and set."""
     found = Measurements()
     for record in records:
@@ -67,12 +67,12 @@ def _by_group(records: Sequence[Mapping[str, Any]], groups: Groups, lines: Lines
 
 
 COMPARED = (
-    *((f"{reading} reading over no prefixes", (PREFIX, reading), (PLAIN, "plain")) for reading in READINGS),
+    *((f"{reading} reading over no prefixes", (PREFIX, reading), (PLAIN, "plain")) for reading in KINDS_READ),
     ("caption over label reading", (PREFIX, "caption"), (PREFIX, "label")),
     ("caption reading over captions alone", (PREFIX, "caption"), ("captions alone", "plain")),
     *(
         (f"transformer: {reading} reading over no prefixes", (ATTENDING_PREFIX, reading), (ATTENDING_PLAIN, "plain"))
-        for reading in READINGS
+        for reading in KINDS_READ
     ),
     ("transformer: caption over label reading", (ATTENDING_PREFIX, "caption"), (ATTENDING_PREFIX, "label")),
 )

@@ -12,12 +12,12 @@ from typing import Any
 from recollect.core.errors import UserError
 from recollect.core.types import Kind
 from recollect.evaluation.retrieval import DIRECTIONS
-from recollect.studies.engine import Column, Printed, Row, TableForm, TableStudy, printed
+from recollect.studies.engine import Column, Formed, Printed, Row, TableForm, TableStudy, printed
 from recollect.studies.measurements import Measurements
 from recollect.studies.prefix.world import (
     PROBED,
     READINGS,
-    WORLDS,
+    WORLDS_BY_SCALE,
     LabelSets,
     PrefixArm,
     PrefixWorld,
@@ -30,11 +30,11 @@ from recollect.studies.study import StudyOptions, StudyTable, over
 from recollect.tasks.classification import RENAMED
 from recollect.tasks.opening import Selection, open_tasks
 
-LABELS: dict[LabelSets, str] = {
+_LABELS: dict[LabelSets, str] = {
     "none": "–", "small": "IN-1K", "large": "IN-21K", "rest": "IN-21K w/o IN-1K", "renamed": "IN-21K",
 }  # fmt: skip
 CAPTION_COLUMNS = {"none": "–", "small": "CC-3M", "all": "CC-12M"}
-OBJECTIVES = {"softmax": "CLIP", "label": "UniCL", "sigmoid": "SigLIP"}
+_OBJECTIVES = {"softmax": "CLIP", "label": "UniCL", "sigmoid": "SigLIP"}
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,6 @@ def _apart(form: TableForm, found: Measurements, printed_title: str) -> list[Stu
     return [replace(form, paper=None).fill(found), form.as_printed(printed_title)]
 
 
-Made = tuple[Sequence[StudyTable], Sequence[str]]
-
 TABLE_1_ARMS = (
     PrefixArm("none", captions="small"),
     PrefixArm("none"),
@@ -151,11 +149,11 @@ CONTEXT_ARMS = (
 """Nobody's: LIxP's context objective with and without prefix tokens."""
 
 
-def _table_1(found: Measurements) -> Made:
+def _table_1(found: Measurements) -> Formed:
     """Labels, captions and both, with and without prefixes; then with context."""
     sets, rows = _sets(found), []
     for arm in (*TABLE_1_ARMS, *CONTEXT_ARMS):
-        parts = [LABELS[arm.labels], CAPTION_COLUMNS[arm.captions], OBJECTIVES[arm.base]]
+        parts = [_LABELS[arm.labels], CAPTION_COLUMNS[arm.captions], _OBJECTIVES[arm.base]]
         key = None if arm.context else " / ".join([*parts, *(["prefix"] if arm.prefix else [])])
         if arm.context:
             parts[2] = {"CLIP": "CLIxP", "UniCL": "UniCL with context"}[parts[2]]
@@ -178,7 +176,7 @@ TABLE_2_ARMS = tuple(
 )
 
 
-def _table_2(found: Measurements) -> Made:
+def _table_2(found: Measurements) -> Formed:
     """Sampling with and without prefixes."""
     rows = []
     for arm in TABLE_2_ARMS:
@@ -210,11 +208,11 @@ def _measure_3(options: StudyOptions) -> Measurements:
     return found
 
 
-def _table_3(found: Measurements) -> Made:
+def _table_3(found: Measurements) -> Formed:
     """Linear probes."""
     rows = []
     for arm in TABLE_3_ARMS:
-        data = LABELS[arm.labels] + ("" if arm.captions == "none" else " + CC-12M")
+        data = _LABELS[arm.labels] + ("" if arm.captions == "none" else " + CC-12M")
         rows.append(Row((data, "✓" if arm.prefix else ""), _at(arm), f"{data} / prefix" if arm.prefix else data))
     columns = [_top(title, part, PROBED) for title, part in found.context["parts"].items()]
     paper = printed("prefix", "table-3")
@@ -225,13 +223,13 @@ def _table_3(found: Measurements) -> Made:
 TABLE_4_BLOCKS: tuple[LabelSets, ...] = ("small", "large", "rest")
 
 
-def _table_4(found: Measurements) -> Made:
+def _table_4(found: Measurements) -> Formed:
     """The prefix at the test."""
     rows = []
     for labels in TABLE_4_BLOCKS:
         for prefix, name in READINGS.items():
             arm = PrefixArm(labels, prefix=prefix is not None)
-            rows.append(Row((f"{LABELS[labels]} + CC-12M", name), _at(arm, prefix), f"{LABELS[labels]} / {name}"))
+            rows.append(Row((f"{_LABELS[labels]} + CC-12M", name), _at(arm, prefix), f"{_LABELS[labels]} / {name}"))
     columns, paper = _set_columns(_sets(found)), printed("prefix", "table-4")
     form = _table(found, "Table 4. Test-time prefix", ("training data", "test-time prefix"), rows, columns, paper)
     return _apart(form, found, "Table 4 as the paper prints it"), ()
@@ -249,11 +247,11 @@ TABLE_5_LINES: tuple[tuple[PrefixArm, Kind | None], ...] = tuple(
 )
 
 
-def _table_5(found: Measurements) -> Made:
+def _table_5(found: Measurements) -> Formed:
     """Shift of image domain."""
     rows, own = [], _sets(found).own
     for arm, prefix in TABLE_5_LINES:
-        data = LABELS[arm.labels] + ("" if arm.captions == "none" else " + CC-12M")
+        data = _LABELS[arm.labels] + ("" if arm.captions == "none" else " + CC-12M")
         head = (data, "✓" if arm.prefix else "", READINGS[prefix])
         rows.append(Row(head, _at(arm, prefix), f"{data} / {READINGS[prefix]}"))
     shared = own[0].removesuffix("own") if own[0].endswith("own") else ""  # one's own sets keep their names
@@ -271,11 +269,11 @@ TABLE_7_LINES: tuple[tuple[PrefixArm, Kind | None], ...] = tuple(
 )
 
 
-def _table_7(found: Measurements) -> Made:
+def _table_7(found: Measurements) -> Formed:
     """Shift of class names."""
     rows, sets = [], _sets(found)
     for arm, prefix in TABLE_7_LINES:
-        renamed, data = arm.labels == "renamed", LABELS[arm.labels]
+        renamed, data = arm.labels == "renamed", _LABELS[arm.labels]
         head = (f"{data} + CC-12M", "✓" if renamed else "", "✓" if arm.prefix else "", READINGS[prefix])
         key = " / ".join([data, *(["renamed"] if renamed else []), READINGS[prefix]])
         rows.append(Row(head, _at(arm, prefix), key))
@@ -315,7 +313,7 @@ def _measure_8(options: StudyOptions) -> Measurements:
     return found
 
 
-def _table_8(found: Measurements) -> Made:
+def _table_8(found: Measurements) -> Formed:
     """Retrieval with each prefix."""
     rows = [
         Row(("" if prefix is None else "✓", name), _at(PrefixArm(prefix=prefix is not None), prefix), name)
@@ -359,11 +357,11 @@ def _measure_9(options: StudyOptions) -> Measurements:
     return found
 
 
-def _table_9(found: Measurements) -> Made:
+def _table_9(found: Measurements) -> Formed:
     """Batch size and length."""
     rows, sets = [], _sets(found)
     for (arm, key), (name, batch, examples) in zip(TABLE_9_ARMS.items(), found.context["lines"], strict=True):
-        head = (OBJECTIVES[arm.base], str(batch), f"{examples:,}")
+        head = (_OBJECTIVES[arm.base], str(batch), f"{examples:,}")
         row = " / ".join([*key[:3], f"{key[3]:,}", f"{key[4]} epochs"])
         rows.append(Row(head, {"arm": name, "read": "caption"}, row))
     columns = [_top("own set", sets.own[:1]), _top("zero-shot", sets.everything_unseen)]
@@ -374,18 +372,18 @@ def _table_9(found: Measurements) -> Made:
     return [form.fill(found)], ()
 
 
-def _zero_shot_study(number: int, arms: Sequence[PrefixArm], form: Callable[[Measurements], Made]) -> TableStudy:
+def _zero_shot_study(number: int, arms: Sequence[PrefixArm], form: Callable[[Measurements], Formed]) -> TableStudy:
     measure = partial(_classified, arms=arms)
-    return TableStudy(f"prefix/table-{number}", measure, form, WORLDS)
+    return TableStudy(f"prefix/table-{number}", measure, form, WORLDS_BY_SCALE)
 
 
 table_1 = _zero_shot_study(1, (*TABLE_1_ARMS, *CONTEXT_ARMS), _table_1)
 table_2 = _zero_shot_study(2, TABLE_2_ARMS, _table_2)
-table_3 = TableStudy("prefix/table-3", _measure_3, _table_3, WORLDS)
+table_3 = TableStudy("prefix/table-3", _measure_3, _table_3, WORLDS_BY_SCALE)
 table_4 = _zero_shot_study(
     4, [PrefixArm(labels, prefix=prefix) for labels in TABLE_4_BLOCKS for prefix in (False, True)], _table_4
 )
-table_5 = TableStudy("prefix/table-5", _measure_5, _table_5, WORLDS)
-table_7 = TableStudy("prefix/table-7", _measure_7, _table_7, WORLDS)
-table_8 = TableStudy("prefix/table-8", _measure_8, _table_8, WORLDS)
-table_9 = TableStudy("prefix/table-9", _measure_9, _table_9, WORLDS)
+table_5 = TableStudy("prefix/table-5", _measure_5, _table_5, WORLDS_BY_SCALE)
+table_7 = TableStudy("prefix/table-7", _measure_7, _table_7, WORLDS_BY_SCALE)
+table_8 = TableStudy("prefix/table-8", _measure_8, _table_8, WORLDS_BY_SCALE)
+table_9 = TableStudy("prefix/table-9", _measure_9, _table_9, WORLDS_BY_SCALE)

@@ -23,7 +23,7 @@ READINGS: dict[Kind | None, str] = {None: "N/A", "label": "label", "caption": "c
 PROBED = "accuracy of the probe"
 """Of a linear probe, in each set's own metric."""
 
-WORLDS: Mapping[Scale, str] = {
+WORLDS_BY_SCALE: Mapping[Scale, str] = {
     "smoke": "glyphs (pictures of characters), a few steps: shows that it runs, not what it finds",
     "small": (
         "glyphs (pictures of characters): captions of any script in any style, of which half name the character; "

@@ -24,8 +24,8 @@ from recollect.memory.build.building import BuildOptions, fill_memory, open_for_
 from recollect.memory.build.reading import Reader
 from recollect.memory.fusion.block import FusionModule, FusionSettings
 from recollect.memory.fusion.encoder import Mode, RetrievalEnhancedEncoder
-from recollect.memory.fusion.learning import PRESETS, Preset, embed_pairs, train_fusion
-from recollect.memory.fusion.objective import TERMS, Term
+from recollect.memory.fusion.learning import FUSION_PRESETS, FusionPreset, embed_pairs, train_fusion
+from recollect.memory.fusion.objective import TERMS, LossTerm
 from recollect.memory.rows import Pairs
 from recollect.memory.store import NEAR, Memory
 from recollect.models import DualEncoder
@@ -56,13 +56,13 @@ class FusionArm:
 
     fusion: FusionSettings = field(default_factory=lambda: FusionSettings(1))
     mode: Mode = "both"
-    terms: tuple[Term, ...] = TERMS
+    terms: tuple[LossTerm, ...] = TERMS
     k: int = 10
     test_k: int | None = None
     share: float = 1.0
     test_share: float | None = None
     more: bool = False
-    preset: Preset = "paper"
+    preset: FusionPreset = "paper"
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Bench:
 
     def fusion(self, arm: FusionArm) -> FusionModule:
         """The trained fusion of an arm."""
-        preset, learning = PRESETS[arm.preset](), self.learning
+        preset, learning = FUSION_PRESETS[arm.preset](), self.learning
         settings = replace(arm.fusion, width=self.model.width, start=preset.fusion.start)
         if settings.kind == "mean":
             return FusionModule(settings)

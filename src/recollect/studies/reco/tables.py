@@ -14,13 +14,23 @@ from recollect.evaluation.results import Summary
 from recollect.memory.fusion.block import FusionSettings
 from recollect.memory.fusion.encoder import Mode
 from recollect.reports import plots
-from recollect.studies.engine import Column, FigureStudy, Row, TableForm, TableStudy, paper_rows, papers_words, printed
+from recollect.studies.engine import (
+    Column,
+    FigureStudy,
+    Formed,
+    Row,
+    TableForm,
+    TableStudy,
+    paper_rows,
+    papers_words,
+    printed,
+)
 from recollect.studies.measurements import Measurements
 from recollect.studies.reco import figures as pictures
 from recollect.studies.reco.bench import Bench, FusionArm, MemoryPart
 from recollect.studies.reco.world import (
     PAPERS_SETS,
-    WORLDS,
+    WORLDS_BY_SCALE,
     benches,
     columns_like,
     entity_bench,
@@ -43,7 +53,7 @@ SHARES = (0.01, 0.1, 1.0)
 _SMOKE_SHARES = (0.05, 0.2, 1.0)  # of a small memory, which must hold k rows
 MODES: tuple[Mode, ...] = ("image", "text", "both")
 
-MODEL = "model alone"
+_MODEL = "model alone"
 """The arm without memory, which every gain is over."""
 
 
@@ -93,16 +103,15 @@ def _left_out(bench: Bench, part: MemoryPart) -> str:
     return f"{len(near):,} of {rows:,} rows of the memory are near-duplicates of {_TESTED[part]} and are not read"
 
 
-def _gains(measures: Sequence[str], base: str = MODEL) -> list[Column]:
+def _gains(measures: Sequence[str], base: str = _MODEL) -> list[Column]:
     """A column for each measure: its mean, and in brackets the gain over the model alone."""
     return [Column(measure, {"measure": measure}, "mean (gain)", {"arm": base}) for measure in measures]
 
 
 def _report(options: StudyOptions, name: str, **parts: object) -> StudyReport:
-    return StudyReport(f"reco/{name}", options.scale, WORLDS[options.scale], **parts)  # type: ignore[arg-type]
+    return StudyReport(f"reco/{name}", options.scale, WORLDS_BY_SCALE[options.scale], **parts)  # type: ignore[arg-type]
 
 
-Made = tuple[Sequence[StudyTable], Sequence[str]]
 _SIZE = "parameters (M)"
 
 
@@ -111,19 +120,19 @@ def _measure_1(options: StudyOptions) -> Measurements:
     found = Measurements({"models": list(models(options))})
     for label in models(options):
         mine = list(benches(options, label))
-        _add(found, mine, {MODEL: None, "RECO": RECO, READS: READING}, model=label)
+        _add(found, mine, {_MODEL: None, "RECO": RECO, READS: READING}, model=label)
         size = parameter_count(mine[0].model)
         more = sum(value.numel() for value in mine[0].fusion(RECO).parameters()) / 1e6
-        for arm, parameters in ((MODEL, size), ("RECO", size + more), (READS, size + more)):
+        for arm, parameters in ((_MODEL, size), ("RECO", size + more), (READS, size + more)):
             found.add({"arm": arm, "measure": _SIZE, "model": label}, 0, parameters)
         found.context |= {"columns": list(mine[0].tasks), "notes": _notes(options, mine, _mode_note(options))}
     return found
 
 
-def _table_1(found: Measurements) -> Made:
+def _table_1(found: Measurements) -> Formed:
     paper, rows = printed("reco", "table-1"), []
     for label in found.context["models"]:
-        rows.append(Row((label,), {"model": label, "arm": MODEL}))
+        rows.append(Row((label,), {"model": label, "arm": _MODEL}))
         rows += [Row((f"{label} + {arm}",), {"model": label, "arm": arm}) for arm in ("RECO", READS)]
     columns = [Column(_SIZE, {"measure": _SIZE}, "number", pattern="{:.2f}"), *_gains(found.context["columns"])]
     title, notes = "Table 1. Zero-shot classification", (*found.context["notes"], _PLACED)
@@ -136,7 +145,7 @@ def _mode_note(options: StudyOptions) -> str:
 
 
 ENTITY_ARMS: Mapping[str, FusionArm | None] = {
-    MODEL: None,
+    _MODEL: None,
     "RECO": RECO,
     READS: READING,
     "RECO, images only": replace(RECO, mode="image"),
@@ -160,9 +169,9 @@ def _measure_2(options: StudyOptions) -> Measurements:
     return found
 
 
-def _table_2(found: Measurements) -> Made:
+def _table_2(found: Measurements) -> Formed:
     paper, label = printed("reco", "table-2"), found.context["model"]
-    rows = [Row((label if arm == MODEL else f"{label} + {arm}",), {"arm": arm}) for arm in ENTITY_ARMS]
+    rows = [Row((label if arm == _MODEL else f"{label} + {arm}",), {"arm": arm}) for arm in ENTITY_ARMS]
     columns, notes = _gains(("seen", "unseen", "harmonic mean")), tuple(found.context["notes"])
     form = TableForm("Table 2. Entity recognition", ("method",), [*rows, *paper_rows(paper)], columns, paper, notes)
     return [form.fill(found)], ()
@@ -197,7 +206,7 @@ def _measure_3(options: StudyOptions) -> Measurements:
     return found
 
 
-def _table_3(found: Measurements) -> Made:
+def _table_3(found: Measurements) -> Formed:
     paper, measures = printed("reco", "table-3"), tuple(found.context["columns"])
     rows = []
     for arm in SEARCHES:
@@ -228,7 +237,7 @@ def _measure_4(options: StudyOptions) -> Measurements:
     return found
 
 
-def _table_4(found: Measurements) -> Made:
+def _table_4(found: Measurements) -> Formed:
     paper = printed("reco", "table-4")
     rows = [Row((arm,), {"arm": arm}, arm if arm in paper.rows else None) for arm in ("none", "text", "image", "both")]
     columns = [
@@ -261,10 +270,10 @@ def _main_column(bench: Bench) -> str:
     return (*columns_like(bench.tasks, ("CUB",)), *bench.tasks)[0]
 
 
-table_1 = TableStudy("reco/table-1", _measure_1, _table_1, WORLDS)
-table_2 = TableStudy("reco/table-2", _measure_2, _table_2, WORLDS)
-table_3 = TableStudy("reco/table-3", _measure_3, _table_3, WORLDS)
-table_4 = TableStudy("reco/table-4", _measure_4, _table_4, WORLDS)
+table_1 = TableStudy("reco/table-1", _measure_1, _table_1, WORLDS_BY_SCALE)
+table_2 = TableStudy("reco/table-2", _measure_2, _table_2, WORLDS_BY_SCALE)
+table_3 = TableStudy("reco/table-3", _measure_3, _table_3, WORLDS_BY_SCALE)
+table_4 = TableStudy("reco/table-4", _measure_4, _table_4, WORLDS_BY_SCALE)
 
 
 def figure_2(options: StudyOptions) -> StudyReport:
@@ -275,7 +284,7 @@ def figure_2(options: StudyOptions) -> StudyReport:
 
 
 TRAININGS: Mapping[str, FusionArm | None] = {
-    MODEL: None,
+    _MODEL: None,
     "MLP, training pairs": FusionArm(FusionSettings(1, "mlp")),
     "MLP, training pairs and what they find": FusionArm(FusionSettings(1, "mlp"), more=True),
     "RECO": RECO,
@@ -313,7 +322,7 @@ def _draw_figure_3(found: Measurements) -> Figure:
     return pictures.additional_training(training, grown, read, column)
 
 
-def _form_figure_3(found: Measurements) -> Made:
+def _form_figure_3(found: Measurements) -> Formed:
     column = found.context["column"]
     tables = (
         _trainings_table(found),
@@ -324,7 +333,7 @@ def _form_figure_3(found: Measurements) -> Made:
     return tables, (*notes, *found.context["remarks"])
 
 
-figure_3 = FigureStudy("reco/figure-3", _measure_figure_3, _draw_figure_3, _form_figure_3, WORLDS)
+figure_3 = FigureStudy("reco/figure-3", _measure_figure_3, _draw_figure_3, _form_figure_3, WORLDS_BY_SCALE)
 
 
 def _trainings_table(found: Measurements) -> StudyTable:

@@ -32,7 +32,7 @@ from recollect.tasks.retrieval import RetrievalTask, retrieval_task
 from recollect.training.options import Data, Recipe
 from recollect.training.recipes import RECIPES
 
-WORLDS: Mapping[Scale, str] = {
+WORLDS_BY_SCALE: Mapping[Scale, str] = {
     "smoke": "glyphs (pictures of characters), a few steps: shows that it runs, not what it finds",
     "small": "glyphs (pictures of characters): pretraining on half of the characters, fusion training on these and on "
     "others, memory of all, tasks on characters that neither training has seen, in held-out faces",
