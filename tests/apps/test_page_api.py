@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import json
+import shutil
 import time
 
 import numpy as np
@@ -16,6 +17,7 @@ from pictures import encoded
 from recollect.apps.classify.classifier import Classifier
 from recollect.commands.serve import Serve
 from recollect.core.errors import UserError
+from recollect.memory.rows import Pairs
 from recollect.memory.store import Memory
 
 
@@ -360,23 +362,76 @@ def test_a_memory_that_vanishes_is_said_and_clicks_stay(page):
 
 
 def test_rows_that_another_process_removed_cost_no_other_picture(page):
-    """Writing labels brings the page's own memory to the newest version, where they are gone."""
+    """Labels are written on the rows of today, and from then on the page shows these."""
     version = page.session.collection.version
-    page.call("/api/classes", {"name": "reds", "text": "red"})
+    page.call("/api/classes", {"name": "reds"})
     page.call("/api/classes/1/marks", {"rows": [0, 3], "mark": 1, "version": version})
     Memory.open(page.folder).delete(["red/3.png", "green/4.png"])
-    assert page.call("/api/labels/memory", b"")[1]["changed"] == 1
+    assert len(search(page)) == 60, "what was opened stays as it is"
+    written = page.call("/api/labels/memory", b"")[1]
+    assert (written["changed"], written["version"] != version) == (1, True)
     found = {tile["id"]: tile["caption"] for tile in search(page)}
-    assert len(found) == 60
-    assert [id for id, caption in found.items() if "no longer in the memory" in caption] == ["red/3.png", "green/4.png"]
+    assert len(found) == page.call("/api/info")[1]["rows"] == 58
     assert found["red/0.png"] == "red number 0"
-    assert page.call(f"/api/thumbs/{version}/3", raw=True)[0] == 404
-    assert page.call(f"/api/items/{version}/3")[0] == 200
-    assert page.call("/api/info")[1]["rows"] == 58, "the page loaded again shows what there is"
     assert page.call(f"/api/thumbs/{version}/3", raw=True)[0] == 409, "no number means a picture of another version"
     assert page.call("/api/classes/1/marks", {"rows": [9], "mark": 1, "version": version})[0] == 409
     (reds,) = page.call("/api/classes")[1]["classes"]
     assert (reds["name"], reds["yes"]) == ("reds", 2)
+
+
+def painted_rows(folder, colours, names, create=True):
+    """Rows whose pixels are known, as `recollect memory build` writes them."""
+    images = [shade(COLOURS[colour], number) for number, colour in enumerate(colours)]
+    encoder = ColourEncoder()
+    memory = Memory.create(folder, width=3, model="colour", model_name="colours") if create else Memory.open(folder)
+    vectors, texts = encoder.embed_images(images).numpy(), encoder.embed_texts(list(colours)).numpy()
+    digests = [f"pixels of {colour}" for colour in colours]
+    data = [encoded(image) for image in images]
+    memory.upsert(Pairs(names, vectors, texts, list(colours), "colour", images=data, digests=digests))
+    return memory
+
+
+def test_clicks_stay_with_their_pictures_where_files_are_exchanged_and_renamed(tmp_path, restart):
+    """As `memory add` leaves rows in another process: an id is the name of a file, which may be another's tomorrow."""
+    memory = painted_rows(tmp_path / "memory", ["red", "green", "blue"], ["a", "b", "c"])
+    page = restart(tmp_path / "memory")
+    version = page.call("/api/info")[1]["version"]
+    page.call("/api/classes", {"name": "reds"})
+    page.call("/api/classes/1/marks", {"rows": [0], "mark": 1, "version": version})
+    painted_rows(tmp_path / "memory", ["green", "red"], ["a", "b"], create=False)
+    assert page.call("/api/labels/memory", b"")[1]["changed"] == 1
+    memory.refresh()
+    assert [item.metadata.get("clicked") for item in memory.fetch(["a", "b", "c"])] == [None, "reds", None]
+    memory.delete(["b"])
+    assert page.call("/api/info")[1]["rows"] == 2
+    assert page.call("/api/classes")[1]["classes"][0]["yes"] == 1, "of a picture that is not there any more"
+    assert page.call("/api/classes/1/order?show=clicked")[1]["total"] == 0
+    painted_rows(tmp_path / "memory", ["red"], ["renamed"], create=False)
+    page.call("/api/info")
+    assert names(tiles(page, page.call("/api/classes/1/order?show=clicked")[1]["order"])) == ["renamed"]
+
+
+def test_no_picture_that_a_browser_has_kept_is_taken_for_one_of_another_memory(tmp_path, restart):
+    """Browsers keep pictures for a week, by the address of the page, at which another memory may be served."""
+    made = {name: painted_rows(tmp_path / name, ["red", "green"], ["a", "b"]) for name in ("one", "two")}
+    assert made["one"].version == made["two"].version
+    one, two = (restart(tmp_path / name).call("/api/info")[1]["version"] for name in made)
+    assert one != two
+    assert max(one, two) < 2**53, "a number that a script of the page can hold"
+
+
+def test_a_memory_that_was_built_anew_in_its_place_is_seen_and_clicks_into_nothing_are_refused(tmp_path, restart):
+    painted_rows(tmp_path / "memory", ["red", "green"], ["a", "b"])
+    page = restart(tmp_path / "memory")
+    version = page.call("/api/info")[1]["version"]
+    page.call("/api/classes", {"name": "reds"})
+    shutil.rmtree(tmp_path / "memory")
+    painted_rows(tmp_path / "memory", ["blue", "red", "green"], ["c", "d", "e"])
+    assert page.call("/api/info")[1]["rows"] == 3
+    assert page.call(f"/api/thumbs/{version}/0", raw=True)[0] == 409
+    version = page.call("/api/info")[1]["version"]
+    status, said = page.call("/api/classes/1/marks", {"rows": [0], "mark": 1, "version": version})
+    assert (status, "Start the page again" in said["error"]) == (400, True), "its log went with the memory"
 
 
 def test_a_page_goes_on_where_its_version_of_the_memory_was_cleared_away(page):

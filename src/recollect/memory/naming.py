@@ -23,7 +23,8 @@ it with something else, ``clicked_2``, ``clicked_3``, … (`is_label_column`).""
 
 _LABEL_COLUMN = re.compile(rf"{LABELLED}(_\d+)?")
 
-_AT_ONCE = 2_048  # rows of a commit where rows are changed
+ROWS_OF_A_COMMIT = 2_048
+"""Where texts or metadata of rows are changed."""
 
 
 def ids_of(backend: Backend, names: Sequence[str], folder: Path | None = None) -> list[str]:
@@ -62,13 +63,13 @@ def set_captions(backend: Backend, captions: Mapping[str, str], encoder: Encoder
         zip(ids_of(backend, list(captions), folder), (each.strip() for each in captions.values()), strict=True)
     )
     before: dict[str, str] = {}
-    for start in range(0, len(texts), _AT_ONCE):
-        some = list(texts)[start : start + _AT_ONCE]
+    for start in range(0, len(texts), ROWS_OF_A_COMMIT):
+        some = list(texts)[start : start + ROWS_OF_A_COMMIT]
         before |= {item.id: item.caption for item in backend.fetch(some, False)}
     wanted = [id for id, text in texts.items() if before[id] != text]
     return sum(
-        _set_some(backend, {id: texts[id] for id in wanted[start : start + _AT_ONCE]}, encoder, by)
-        for start in range(0, len(wanted), _AT_ONCE)
+        _set_some(backend, {id: texts[id] for id in wanted[start : start + ROWS_OF_A_COMMIT]}, encoder, by)
+        for start in range(0, len(wanted), ROWS_OF_A_COMMIT)
     )
 
 
@@ -121,9 +122,11 @@ def set_metadata(backend: Backend, key: str, values: Mapping[str, Any], among: C
             if (some is None or id in some) and json.loads(text).get(key) != values.get(id):
                 wanted[id] = values.get(id)
     changed = 0
-    for start in range(0, len(wanted), _AT_ONCE):
+    for start in range(0, len(wanted), ROWS_OF_A_COMMIT):
         with backend.writing():
-            ids = sorted(backend.known(list(wanted)[start : start + _AT_ONCE]))  # another process may have removed some
+            ids = sorted(
+                backend.known(list(wanted)[start : start + ROWS_OF_A_COMMIT])
+            )  # another process may have removed some
             if not ids:
                 continue
             rows = backend.rows(ids)

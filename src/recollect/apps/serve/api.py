@@ -355,7 +355,9 @@ def _keeping(app: FastAPI, opened: OpenMemory) -> None:
     @app.post("/api/labels/memory")
     def write(body: WriteBody | None = None) -> dict[str, Any]:
         where = body.where if body else None
-        return asdict(opened.ask(lambda session: session.keeper.write_labels(where)))
+        opened.refresh()  # an id may be another picture's now: what is written is of the rows of today
+        written = opened.ask(lambda session: session.keeper.write_labels(where))
+        return {**asdict(written), "version": opened.refresh().collection.version}
 
     @app.get("/api/labels.csv")
     def as_csv(where: _Filter = None) -> Response:

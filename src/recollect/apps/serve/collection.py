@@ -1,5 +1,6 @@
 """The memory as the page reads it: rows by number, their vectors, and small pictures of them."""
 
+import hashlib
 import io
 import threading
 from collections import OrderedDict
@@ -78,8 +79,9 @@ class Collection:
         memory: what is shown.
 
     Attributes:
-        version: of the memory.
-        known: the newest version that has these rows: writing labels makes others of it.
+        version: a number of this version of this memory, and of no other: a browser keeps pictures by it, also those of
+            a memory that was served at the same address before.
+        known: fingerprint of the newest version that has these rows: writing labels makes others of it.
         ids: of every row.
         vectors: unit-norm image embeddings (rows, width), float32.
 
@@ -89,12 +91,13 @@ class Collection:
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
-        self.version = self.known = memory.version
+        self.known = memory.fingerprint
+        self.version = int.from_bytes(hashlib.blake2b(self.known.encode(), digest_size=6).digest())
         self.ids, self.vectors = memory.matrix("image")
         if not self.ids:
             raise UserError(f"{memory.address}: the memory is empty. Add pictures with `recollect memory add`.")
         self._thumbs = _Thumbnails(self)
-        self._copy_of: np.ndarray | None = None
+        self._copies: tuple[np.ndarray, list[str]] | None = None
         self._shown: OrderedDict[tuple[str, int], PictureSelection] = OrderedDict()
 
     def __len__(self) -> int:
@@ -118,10 +121,24 @@ class Collection:
         A picture that is there twice is one picture, for clicks and for everything that is counted of them. Where the
         memory cannot be read (any more) each row is its own.
         """
-        if self._copy_of is None:
+        if self._copies is None:
             with suppress(UserError, OSError):
-                self._copy_of = self._find_copies()
-        return np.arange(len(self)) if self._copy_of is None else self._copy_of
+                self._copies = self._find_copies()
+        return np.arange(len(self)) if self._copies is None else self._copies[0]
+
+    @property
+    def digests(self) -> list[str]:
+        """Of each row's pixels, by which a picture is known whatever its file is called; "" where that is not known."""
+        _ = self.copy_of
+        return [""] * len(self) if self._copies is None else self._copies[1]
+
+    def row_of_picture(self, key: str) -> int | None:
+        """The first row of a picture by the digest of its pixels, else by its id; None where it is not there."""
+        if self._copies is not None and self._of_digest is None:
+            rows = np.flatnonzero(self._copies[0] == np.arange(len(self))).tolist()
+            self._of_digest = {digest: row for row in rows if (digest := self._copies[1][row])}
+        found = (self._of_digest or {}).get(key)
+        return self.row_of.get(key) if found is None else found
 
     @cached_property
     def tile_of(self) -> np.ndarray:
@@ -137,7 +154,9 @@ class Collection:
         """How many pictures there are, each with all its captions once."""
         return int((self.tile_of == np.arange(len(self))).sum())
 
-    def _find_copies(self) -> np.ndarray:
+    _of_digest: dict[str, int] | None = None
+
+    def _find_copies(self) -> tuple[np.ndarray, list[str]]:
         digests, start = [""] * len(self), 0
         for batch in self.memory.columns(["id", "digest"]):
             ids, end = batch["id"], start + len(batch["id"])
@@ -153,7 +172,7 @@ class Collection:
         found, first = np.arange(len(self)), dict[str, int]()
         for row in np.flatnonzero(counts[group] > 1).tolist():  # few, and told by the whole key
             found[row] = first.setdefault(keys[row], row)
-        return found
+        return found, digests
 
     def shown(self, where: str | None = None) -> PictureSelection:
         """What satisfies a filter, or everything; the latest few are kept.

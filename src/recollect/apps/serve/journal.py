@@ -56,10 +56,15 @@ class Journal:
         """Keep an entry; it is on disk when this returns.
 
         Raises:
-            UserError: the disk is full or gone; then the log is as it was.
+            UserError: the disk is full, or it or the log is gone; then the log is as it was.
         """
         text = json.dumps(entry, ensure_ascii=False, separators=(",", ":")).encode()
         line = f"{zlib.crc32(text):08x} ".encode() + text + b"\n"
+        if not self._there():
+            raise UserError(
+                f"{self.path}: was removed or replaced while its page is open, so no click can be kept. Start the page "
+                "again."
+            )
         end = self._file.seek(0, os.SEEK_END)
         try:
             left = memoryview(line)
@@ -70,6 +75,13 @@ class Journal:
             self._file.truncate(end)
             raise UserError(f"{self.path}: the click could not be kept ({error.strerror})") from None
         self.entries.append(entry)
+
+    def _there(self) -> bool:
+        """Whether the file that is open is the one that will be read again."""
+        try:
+            return os.path.samestat(self.path.stat(), os.fstat(self._file.fileno()))
+        except OSError:
+            return False
 
     def close(self) -> None:
         """Let another page open it."""

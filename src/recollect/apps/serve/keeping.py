@@ -27,7 +27,7 @@ from recollect.apps.serve.teaching import Teaching
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder
 from recollect.evaluation.features import learned_scale, prompt_ensemble
-from recollect.memory.naming import label_columns
+from recollect.memory.naming import ROWS_OF_A_COMMIT, label_columns
 
 _NAME = re.compile(r"[^\W_][\w .-]{0,80}")
 _LONGEST = 200  # bytes of a folder's name
@@ -312,15 +312,14 @@ class Keeper:
         ids = {self.collection.ids[row]: picture for row, picture in copy_of.items()}
         values = {id: "; ".join(sorted(names[picture])) for id, picture in ids.items() if picture in names}
         memory = self.collection.memory
-        memory.refresh()
-        before = memory.version
         there = label_columns(memory.backend)
         key, foreign = labels.free_column(there)
         with self._lock:
             labels.wrote(key)
         before_of = there.get(key, {})
         pictures = {picture for id, picture in ids.items() if before_of.get(id) != values.get(id)}
+        before = memory.version
         changed = memory.set_metadata(key, values, list(ids) if shown.where else None)
-        if before == self.collection.known:
-            self.collection.known = memory.version
+        if memory.version - before == -(-changed // ROWS_OF_A_COMMIT):  # nobody else has changed anything meanwhile
+            self.collection.known = memory.fingerprint
         return Written(changed, len(pictures), key, foreign)

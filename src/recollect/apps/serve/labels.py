@@ -1,9 +1,9 @@
 """Classes and their clicks: the state that the journal's entries add up to."""
 
 import unicodedata
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, zip_longest
 from typing import Any
 
 from recollect.apps.classify.predictions import looks_of
@@ -23,7 +23,8 @@ class ClickedClass:
         key: does not change.
         name: what people call it.
         text: words that describe it, the prior of its order.
-        marks: +1 or −1 by the picture's id, in the order of the clicks.
+        marks: +1 or −1 by the digest of the picture's pixels, or by its id where that is not known, in the order of the
+            clicks.
     """
 
     key: int
@@ -76,13 +77,19 @@ class ClickedLabels:
         self._do({"do": "class", "class": key, "name": name, "text": text})
         return self.classes[key]
 
-    def mark(self, key: int, ids: list[str], mark: int) -> ClickedClass:
-        """Say that pictures are (+1) or are not (−1) of a class, or take a mark away (0)."""
+    def mark(self, key: int, ids: list[str], mark: int, digests: Sequence[str] = ()) -> ClickedClass:
+        """Say that pictures are (+1) or are not (−1) of a class, or take a mark away (0).
+
+        Args:
+            ids: of the pictures.
+            digests: of their pixels, "" where that is not known: an id may be another picture's tomorrow.
+        """
         found = self.get(key)
         if mark not in (-1, 0, 1):
             raise UserError("a mark is 1, -1 or 0")
         if ids:
-            self._do({"do": "mark", "class": key, "ids": ids, "mark": mark})
+            more = {"digests": list(digests)} if any(digests) else {}
+            self._do({"do": "mark", "class": key, "ids": ids, "mark": mark, **more})
         return found
 
     def drop(self, key: int) -> None:
@@ -175,10 +182,11 @@ class ClickedLabels:
             self.classes.pop(key, None)
         elif key in self.classes:
             marks = self.classes[key].marks
-            for id in entry["ids"]:
-                marks.pop(id, None)
+            for id, digest in zip_longest(entry["ids"], entry.get("digests", ())):
+                marks.pop(id, None)  # of before the log said which picture it was
+                marks.pop(picture := digest or id, None)
                 if entry["mark"]:
-                    marks[id] = entry["mark"]
+                    marks[picture] = entry["mark"]
 
 
 def _label_names() -> Iterator[str]:

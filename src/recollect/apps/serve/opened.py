@@ -45,7 +45,7 @@ class OpenMemory:
             if "://" in session.collection.memory.address:  # which shows every change at once, and no versions
                 return session
             newest = Memory.open(session.collection.memory.address)
-            if newest.version == session.collection.known:
+            if newest.fingerprint == session.collection.known:
                 return session
             newest.check_encoder(session.encoder, session.model_name)
             self.session = session.on(Collection(newest))

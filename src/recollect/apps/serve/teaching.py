@@ -86,7 +86,8 @@ class Teaching:
         same = np.flatnonzero(np.isin(copy_of, copy_of[asked]))
         every = asked + sorted(set(same.tolist()) - set(asked))
         with self._lock:
-            self.labels.mark(key, [self.collection.ids[row] for row in every], mark)
+            ids, digests = self.collection.ids, self.collection.digests
+            self.labels.mark(key, [ids[row] for row in every], mark, [digests[row] for row in every])
         return every
 
     def clicked(self, found: ClickedClass) -> dict[int, int]:
@@ -95,9 +96,9 @@ class Teaching:
         Pictures that are no longer in the memory are left out.
         """
         marks: dict[int, int] = {}
-        row_of, copy_of = self.collection.row_of, self.collection.copy_of
-        for id, mark in found.marks.items():
-            if (row := row_of.get(id)) is not None:
+        copy_of = self.collection.copy_of
+        for key, mark in found.marks.items():
+            if (row := self.collection.row_of_picture(key)) is not None:
                 picture = int(copy_of[row])
                 marks.pop(picture, None)
                 marks[picture] = mark
@@ -106,7 +107,7 @@ class Teaching:
     def counts(self, found: ClickedClass) -> tuple[int, int]:
         """How many pictures are Yes and No, of the whole memory and of what was removed from it since."""
         marks = list(self.clicked(found).values())
-        marks += [mark for id, mark in found.marks.items() if id not in self.collection.row_of]
+        marks += [mark for key, mark in found.marks.items() if self.collection.row_of_picture(key) is None]
         return marks.count(1), marks.count(-1)
 
     def undo(self) -> dict[str, Any] | None:

@@ -184,7 +184,8 @@ get("toggle-classes").addEventListener("click", () => panel(get("panel").hidden)
 
 const moves = { ArrowLeft: () => -1, ArrowRight: () => 1, ArrowUp: () => -grid.columns, ArrowDown: () => grid.columns, PageDown: () => 4 * grid.columns, PageUp: () => -4 * grid.columns, Home: () => -Infinity, End: () => Infinity };
 
-document.addEventListener("changed", () => grid.again()); // the memory: a list of its rows today
+// the memory, where its version is another: a list of its rows today
+document.addEventListener("changed", ({ detail }) => { if (detail !== state.version) grid.again(); });
 
 document.addEventListener("keydown", (event) => {
   const { key } = event;

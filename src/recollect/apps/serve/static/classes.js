@@ -114,7 +114,8 @@ export class Classes {
   }
 
   async write() {
-    const where = this.where(), { changed, pictures, key, foreign } = await api.write(where);
+    const where = this.where(), { changed, pictures, key, foreign, version } = await api.write(where);
+    document.dispatchEvent(new CustomEvent("changed", { detail: version }));
     const stays = foreign.length ? ` What was in ${foreign.join(", ")} before is not of these clicks and stays.` : "";
     if (!changed && !this.list.some((each) => each.yes)) { notice("No picture has a ✓ yet: there is nothing to write."); return; }
     notice((changed ? `${counted(pictures)} labelled in the memory${where ? ", of what the filter leaves" : ""}; filter by ${key} = 'NAME'.` : `The memory has these labels already, in ${key}.`) + stays);
