@@ -12,6 +12,7 @@ from recollect.fewshot import (
     ClassAdaptiveProbe,
     ClipAdapter,
     GaussianDiscriminant,
+    LinearProbe,
     LinearProbePlusPlus,
     ResidualMap,
     Timo,
@@ -232,6 +233,32 @@ def test_timo_chooses_by_what_it_held_out_and_names_prompts_that_do_not_fit():
     assert (model.predict(queries) == asked).mean() > 0.7
     with pytest.raises(ValueError, match=r"needs \(4, prompts, 12\)"):
         Timo(prompts(texts[:3], 6)).fit(support, labels)
+
+
+def test_of_choices_that_are_right_alike_the_first_is_taken():
+    """Clusters so far apart that everything is right."""
+    support, labels, _, _, texts = world((2, 2, 2), noise=0.05)
+    timo = Timo(prompts(texts, 2)).fit(support, labels)
+    assert timo.loo_accuracy_ == 1
+    assert (timo.gamma_, timo.prompts_) == (1.0, 0.5)
+    assert ClassAdaptiveProbe(texts, epochs=1).fit(support, labels).factor_ == 10.0
+    assert LinearProbe(strengths=(0.1, 1.0, 10.0)).fit(support, labels).C_ == 0.1
+
+
+def test_lp_plus_plus_starts_its_texts_weight_off_zero_where_they_say_nothing():
+    """From exactly 0 it could not move."""
+    support, labels = np.repeat(np.eye(4, 6)[:2], 2, axis=0), np.repeat([0, 1], 2)
+    model = LinearProbePlusPlus(np.eye(6)[4:], ridge=0.1, max_iter=5).fit(support, labels)
+    assert model.start(support, labels)[1].tolist() == [1e-3, 1e-3]
+
+
+def test_a_class_whose_spread_is_one_examples_is_held_out_as_if_fitted_without_it():
+    """Without that example all are copies, and nothing is left to measure a spread by."""
+    support, labels, _, _, texts = world((6, 6, 6), noise=0.0)
+    support[0] = unit(support[0] + 0.1 * np.arange(12))
+    model = GaussianDiscriminant(texts, alpha=1.0).fit(support, labels)
+    alone = GaussianDiscriminant(texts, alpha=1.0).fit(support[1:], labels[1:]).scores(support[:1])
+    np.testing.assert_allclose(model.loo_scores_[:1], alone, rtol=1e-6)
 
 
 @pytest.mark.parametrize("model", [GaussianDiscriminant(alpha=1.0), Timo(gamma=50.0, prompts=1.0, alpha=1.0)], ids=str)

@@ -200,6 +200,10 @@ def test_the_surest_view_decides_alone_or_a_tie():
     assert vote_of_views(views, texts, scale=10.0, share=0.5) == 1  # classes 1 and 2, one vote each
     assert vote_of_views(views, texts, scale=10.0, share=1.0) == 0
     assert counted_vote(views, texts, scale=10.0, share=0.5) == (1, 0.5)
+    assert counted_vote(views[:, ::-1], texts, scale=10.0, share=0.5) == (
+        1,
+        0.5,
+    )  # classes 1 and 0: the surer, not the first
     assert sure[0] < sure[-1]
     with pytest.raises(ValueError, match="there must be some"):
         vote_of_views(views[:0], texts)

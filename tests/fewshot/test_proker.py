@@ -94,6 +94,31 @@ def test_nothing_on_the_grid_is_right_more_often():
                 assert fixed.loo_accuracy_ <= model.loo_accuracy_ + 1e-12
 
 
+def test_of_what_is_right_alike_the_least_squared_error_is_chosen_and_then_the_larger_ridge(monkeypatch):
+    support, labels, _, _, texts = world((6, 6, 6), noise=0.3)
+
+    monkeypatch.setattr(proker, "BANDWIDTHS", (0.5, 2.0, 8.0))
+    monkeypatch.setattr(proker, "RIDGES", (1e-3, 0.03, 0.3, 10.0))
+
+    def errors(model):
+        return -model.loo_accuracy_, np.square(model.loo_scores_ - np.eye(3)[labels]).mean()
+
+    chosen = ProKeR(texts).fit(support, labels)
+    others = [
+        errors(ProKeR(texts, bandwidth=bandwidth, ridge=ridge).fit(support, labels))
+        for bandwidth in proker.BANDWIDTHS for ridge in proker.RIDGES
+    ]  # fmt: skip
+    assert sum(other[0] == -1.0 for other in others) > 6  # a choice among many that are all right
+    assert errors(chosen) == pytest.approx(min(others))
+
+    def alike(targets, plan, bandwidth, ridges, features):
+        (first,) = ridge_path(targets, plan, 2.0, ridges[:1], features)
+        return ((first[0].copy(), first[1].copy()) for _ in ridges)
+
+    monkeypatch.setattr(proker, "ridge_path", alike)
+    assert ProKeR(texts).fit(support, labels).ridge_ == max(proker.RIDGES)
+
+
 def test_one_shot_takes_the_published_values():
     support, labels, _, _, texts = world((1, 1, 1))
     model = ProKeR(texts).fit(support, labels)
@@ -180,6 +205,14 @@ def test_conformal_p_values_are_those_of_the_augmented_support(preset):
                 errors.append(1 - refit(rows, own, texts, learn, rows[row : row + 1], weight=weight)[0, label])
             worse = sum(error >= errors[-1] - 1e-12 for error in errors)
             assert found[number, label] == pytest.approx(worse / len(members))
+
+
+def test_a_picture_of_the_support_fits_its_class_as_well_as_itself():
+    """It ties with its copy, whatever the last digits: no p-value of a class of n is below 2 / (n + 1)."""
+    support, labels, _, _, texts = world((1, 2, 7), noise=1.5)
+    model = ProKeR(texts, **SETTINGS).fit(support, labels)
+    own = model.conformal_p(support)[np.arange(len(labels)), labels]
+    assert (own >= 2 / (np.bincount(labels)[labels] + 1) - 1e-12).all()
 
 
 def test_sets_hold_the_class_as_often_as_promised():

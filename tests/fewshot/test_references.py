@@ -269,6 +269,28 @@ def test_dmns_published_weight_is_the_best_of_the_public_codes_thirteen(world):
     assert model.alpha_ == weights[int(np.argmax(right))]
 
 
+def test_published_presets_keep_to_the_public_codes_ranges():
+    """With texts that are always right nothing should be added, and with useless ones as much as can be."""
+    labels = np.tile(np.arange(3), 6)
+    generator = np.random.default_rng(5)
+    support = np.eye(3, WIDTH)[labels] + 0.25 * generator.normal(size=(len(labels), WIDTH))
+    support /= np.linalg.norm(support, axis=1, keepdims=True)
+    right, wrong = np.eye(3, WIDTH), np.roll(np.eye(3, WIDTH), 1, axis=0)
+    assert fewshot.TipX(right).fit(support, labels).gamma_ == 0
+    assert fewshot.TipX(wrong).fit(support, labels).alpha_ > 50
+    assert fewshot.ApeClassifier(wrong).fit(support, labels).alpha_ > 7
+    for texts in (right, wrong):
+        tip_x = fewshot.TipX(texts, preset="published").fit(support, labels)
+        assert 0.1 <= tip_x.alpha_ <= 50
+        assert 1 <= tip_x.beta_ <= 50
+        assert 0.1 <= tip_x.gamma_ <= 30
+        ape = fewshot.ApeClassifier(texts, preset="published").fit(support, labels)
+        assert 0.1 <= ape.alpha_ <= 7
+        assert 0.1 <= ape.beta_ <= 7
+        assert ape.gamma_ in (0, 0.1, 0.2, 0.3, 0.4)
+        assert (ape.similarity_weight_, len(ape.channels_)) == (0.7, round(500 / 1024 * WIDTH))
+
+
 def test_clip_adapter_scores_by_its_formula_and_trains_as_long_as_published(world):
     support, labels, queries, texts = world
     model = fewshot.ClipAdapter(texts, epochs=3, ratio=0.3).fit(support, labels)

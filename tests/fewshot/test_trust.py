@@ -57,6 +57,16 @@ def test_every_example_is_held_out_once_but_the_only_one_of_a_class(counts, seed
     assert plan.one_by_one == (max(counts) > 4)
 
 
+def test_familiarity_counts_the_held_out_examples_that_look_no_more_familiar():
+    """By scores that do not hang on the examples, so that each is as familiar held out as asked."""
+    support, labels, asked, _, texts = world((4, 5, 6), queries=9)
+    model = fewshot.ZeroShotClassifier(texts).fit(support, labels)
+    known = model.scores(support).max(axis=1)
+    for rows in (support, asked):
+        wanted = [(1 + sum(known <= score)) / (len(known) + 1) for score in model.scores(rows).max(axis=1)]
+        np.testing.assert_allclose(model.known_p(rows), wanted)
+
+
 def test_a_shortened_plan_stays_even_over_the_classes():
     labels = np.repeat(np.arange(5), 20)
     plan = HoldOut.of(labels).first(15)

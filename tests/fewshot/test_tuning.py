@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from recollect import fewshot
 from recollect.fewshot.holdout import HoldOut
-from recollect.fewshot.tip import held_out_sums
+from recollect.fewshot.tip import best_mixture, held_out_sums
 from recollect.fewshot.trained import LinearProbe
 from recollect.fewshot.tuning import best_of_intervals, best_weight, correct_interval
 
@@ -54,6 +54,16 @@ def test_the_answer_is_the_centre_of_the_best_plateau():
     # The row is right where 1 + 0 a < 0 + a (a > 1) and 5 > 2 a + ... (a < 2.5): on (1, 2.5).
     base, extra = np.array([[1.0, 0.0, -2.5]]), np.array([[0.0, 1.0, 2.0]])
     assert best_weight(base, extra, np.array([1])) == (pytest.approx(1.75), 1.0)
+
+
+def test_the_first_of_equal_mixtures_wins():
+    base, extra, labels = scores(0)
+    rows = np.arange(len(labels))
+    worse = extra.copy()
+    worse[rows, labels] -= 9
+    best = best_mixture([(rows, base[None], [worse, extra, extra])], labels, [(3.0,), (2.0,), (1.0,)])
+    assert best.parameters == (2.0,)
+    assert (best.weight, best.right) == best_weight(base, extra, labels)
 
 
 def test_the_lowest_of_equal_plateaus_wins():
