@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.core import nearest as exact
-from recollect.core.nearest import best_of, exact_neighbours
+from recollect.core.nearest import ExactNeighbours, best_of, best_of_all, exact_neighbours
 
 
 def loop(queries, matrix, k):
@@ -13,6 +13,17 @@ def loop(queries, matrix, k):
     scores = queries.astype(np.float64) @ matrix.astype(np.float64).T
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return order, np.take_along_axis(scores, order, 1)
+
+
+def test_of_equal_ones_in_several_places_the_first_place_comes_first():
+    parts = [
+        ExactNeighbours(np.array([[start, start + 1]]), np.array([scores], dtype=np.float32))
+        for start, scores in ((0, [0.5, 0.25]), (10, [0.75, 0.5]), (20, [0.5, 0.5]))
+    ]
+    found = best_of_all(parts, 4)
+    assert found.rows.tolist() == [[10, 0, 11, 20]]
+    assert found.scores.tolist() == [[0.75, 0.5, 0.5, 0.5]]
+    assert best_of_all(parts[:1], 1).rows.tolist() == [[0]]
 
 
 @given(

@@ -23,6 +23,7 @@ from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.derived import Subset
 from recollect.data.transforms import ImageTransform
+from recollect.testing import SampleList
 
 TRANSFORM = ImageTransform(size=6, training=True, scale=(0.2, 1.0))
 
@@ -78,6 +79,7 @@ def test_definitions_stand_behind_prompts_and_captions_and_nothing_else_changes(
     name, word = labels.class_names[0], captions[0].texts[0].split()[-1].strip(".").lower()
     known = {name.lower(): ("one thing", "another (thing)"), word: ("said",)}
     knowledge, seen = Knowledge(Glossary(known)), set()
+    mixed = 0
     for step in range(8):
         plain, defined = stream(both).batch(step), stream(both, knowledge=knowledge).batch(step)
         assert torch.equal(plain.images, defined.images)
@@ -91,6 +93,10 @@ def test_definitions_stand_behind_prompts_and_captions_and_nothing_else_changes(
             assert after[len(before) :] in (possible or ("",))
             seen.add(after[len(before) :])
         assert len(set(zip(plain.texts, defined.texts, strict=True))) == len(set(plain.texts)), "copies stay copies"
+        mixed += (
+            sum(any(text.endswith(part) for text in defined.texts) for part in ("one thing", "another ( thing )")) == 2
+        )
+    assert mixed, "texts of one class are defined each for itself"
     assert seen >= {f" ; {name} , one thing", f" ; {name} , another ( thing )", ""}
     assert same(*(stream(both, knowledge=Knowledge(Glossary(known))).batch(5) for _ in range(2)))
 
@@ -216,6 +222,7 @@ def test_weights_act_within_a_kind_when_kinds_are_balanced(captions, labels):
     for sampling in ("equal", "debiased"):
         mixture = DataMix((captions, more, labels), weights=(1.0, 4.0, 7.0), sampling=sampling)
         np.testing.assert_allclose(mixture.shares, [0.1, 0.4, 0.5])
+        np.testing.assert_allclose(DataMix((captions, more), weights=(1.0, 4.0), sampling=sampling).shares, [0.2, 0.8])
 
 
 # --- purity ------------------------------------------------------------------------------------------------------
@@ -373,6 +380,8 @@ def test_a_worlds_pictures_are_normalised_and_its_names_put_into_the_streams_tem
         assert text in {f"one {names[label]}.", f"two {names[label]}."}
     assert batch.texts == other.texts
     assert not torch.equal(batch.images, other.images)
+    words = [[text.split()[0] for text in sampler.batch(step).texts] for step in range(3)]
+    assert words[0] != words[1] or words[1] != words[2]  # the template of a place is drawn anew at each step
 
 
 def test_a_worlds_pictures_are_resized_to_what_the_model_reads():
@@ -426,6 +435,8 @@ def test_a_broken_image_is_replaced_by_the_same_other_one_everywhere(partly_brok
     assert sum((part.ids for part in ranks), ()) == batch.ids
     assert same(next(iter(stream(mixture, 120, broken_share=0.1).iterate(0, 1, workers=2))), batch)
     assert whole.batch(0, view=1).ids == batch.ids
+    broken = np.isin(whole.rows(0)[1], (7, 50, 90))
+    assert len(set(np.array(batch.ids)[broken])) == 3  # each by another one, drawn for its own place
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -516,6 +527,22 @@ def test_sources_of_one_length_are_passed_through_in_orders_of_their_own(caption
     assert sorted(orders[0]) == sorted(orders[1])
     places = [stream(two, 2 * len(captions))._order(number, everything) for number in (0, 1)]
     assert not np.array_equal(*places)
+
+
+class InBlocks(SampleList):
+    """A source that lies in blocks of one sample each."""
+
+    @property
+    def block_sizes(self):
+        return np.ones(len(self), dtype=np.int64)
+
+
+def test_sources_in_blocks_too_are_passed_through_in_orders_of_their_own():
+    mixture = DataMix(tuple(InBlocks.of_pictures(name, 60, 6) for name in ("one", "two")), sampling="equal")
+    both = stream(mixture, 4)
+    one, two = ([int(index) for index in both._order(number, np.arange(60))] for number in (0, 1))
+    assert sorted(one) == sorted(two) == list(range(60))
+    assert one != two
 
 
 def test_the_synonym_of_a_class_does_not_depend_on_the_template(make):

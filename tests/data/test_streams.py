@@ -135,6 +135,12 @@ def test_texts_of_parquet_are_read_without_their_pictures(tmp_path, monkeypatch)
     assert asked[2:] == [["image", "json", "b.c"]]
 
 
+def test_a_block_is_shuffled_anew_at_each_pass():
+    order = BlockOrder(np.array([50]), 1, partial(derive_seed, 0))
+    passes = order(np.arange(150)).reshape(3, 50).tolist()
+    assert len({tuple(each) for each in passes}) == 3
+
+
 def test_few_blocks_are_shuffled_as_one(places):
     assert BlockOrder.of(np.array([100] * 20), 10, partial(derive_seed, 0)) is None
     assert BlockOrder.of(np.array([5] * 60), 12, partial(derive_seed, 0)) is not None

@@ -13,6 +13,7 @@ from PIL import Image
 from sklearn.metrics import average_precision_score
 
 from recollect.core.errors import UserError
+from recollect.evaluation import several
 from recollect.evaluation.several import average_precision, eleven_points, several_labels
 from recollect.tasks.several import several_labels_task
 from recollect.testing import HashEncoder
@@ -40,9 +41,16 @@ def test_average_precision_is_scikit_learns_where_no_scores_are_equal(seed):
 
 
 def test_of_equal_scores_the_wrong_come_first():
-    assert average_precision(np.ones(4), np.array([True, False, False, False])) == 0.25
+    for of_class in (average_precision, eleven_points):
+        assert of_class(np.ones(4), np.array([True, False, False, False])) == 0.25
     with pytest.raises(ValueError, match="needs a picture"):
         average_precision(np.ones(2), np.zeros(2, dtype=bool))
+
+
+def test_of_strengths_that_do_alike_the_probe_takes_the_smallest():
+    shows = np.arange(40)[:, None] % 8 < np.array([4, 2])
+    images = np.where(shows, 1.0, -1.0) + 0.01 * np.random.default_rng(0).normal(size=shows.shape)
+    assert several._choose(images, shows) == 0.01
 
 
 def picture(row):

@@ -5,9 +5,11 @@ import io
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from PIL import Image
 
 from recollect.core.errors import UserError
+from recollect.core.types import EncoderBase
 from recollect.data.sources import open_source
 from recollect.memory import Memory
 from recollect.memory.by_class import ClassHit, retrieve_by_class, write_retrieved
@@ -45,6 +47,23 @@ def test_each_class_gets_what_is_nearest_to_its_prompts_and_each_picture_one_cla
     assert len({hit.id for hit in found}) == len(found)
     assert not {hit.id for hit in found} & set(excluded)
     assert [hit.name for hit in found] == sorted((hit.name for hit in found), key=NAMES.index)
+
+
+class OneText(EncoderBase):
+    """Reads every text alike."""
+
+    width, fingerprint = 16, "model-a"
+
+    def embed_images(self, images):
+        raise NotImplementedError
+
+    def embed_texts(self, texts, prefix=None):
+        return torch.eye(16)[:1].repeat(len(texts), 1)
+
+
+def test_a_picture_as_near_to_several_classes_goes_to_the_first(on_disk):
+    found = retrieve_by_class(on_disk, OneText(), NAMES, TEMPLATES, 5)
+    assert [hit.name for hit in found] == ["cat"] * 5
 
 
 def test_a_picture_with_several_captions_is_retrieved_once(pairs, encoder, tmp_path):

@@ -116,6 +116,12 @@ def encoder(make_encoder):
     return make_encoder("clip")
 
 
+def test_of_settings_that_do_alike_the_smaller_alpha_and_then_the_smaller_k_is_chosen():
+    images = np.eye(6, dtype=np.float32)
+    found = choose_normalisation(images, images, np.arange(6), nearest=(4, 2, 1))
+    assert (found.alpha, found.k, found.reciprocal_rank) == (0.0, 1, 1.0)
+
+
 def test_a_pool_is_searched_by_normalised_scores(encoder, make_pool):
     pool = make_pool(encoder)
     plain = normalised(encoder, pool, Normalisation(0.0, 8))

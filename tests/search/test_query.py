@@ -98,6 +98,7 @@ def test_what_asks_for_nothing_is_refused(encoder, tmp_path):
     (tmp_path / "text.png").write_text("not a picture")
     for query, said in (
         (Query.words("queen") - Query.words("queen"), "cancel out"),
+        (3e6 * Query.words("queen") - 1e6 * Query.words("queen") - 2e6 * Query.words("queen"), "cancel out"),
         (Query.picture(tmp_path / "gone.png"), "no such picture"),
         (Query.picture(tmp_path / "text.png"), "text.png"),
     ):

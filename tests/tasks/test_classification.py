@@ -5,7 +5,7 @@ from recollect.core.errors import UserError
 from recollect.core.types import NO_LABEL
 from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.data.sources.columns import Columns
-from recollect.tasks.classification import Division, class_name_shift, classification_task
+from recollect.tasks.classification import Division, class_name_shift, classification_task, tested_rows
 from recollect.tasks.retrieval import retrieval_task
 
 
@@ -100,6 +100,14 @@ def test_how_a_class_is_divided_does_not_depend_on_the_other_classes(make):
     part = classification_task(f"{path}?label=letter 1,letter 2", division=division)
     chosen = {sample.id for sample in whole.query if sample.label == 1}
     assert chosen == {sample.id for sample in part.query if sample.label == 0}
+
+
+def test_each_class_is_divided_by_a_draw_of_its_own():
+    labels = np.repeat([0, 1], 40)
+    for names in ((), ("cat", "dog")):
+        tested = tested_rows(labels, names, Division(within="all")).reshape(2, 40)
+        assert tested.sum(axis=1).tolist() == [20, 20]
+        assert (tested[0] != tested[1]).any()
 
 
 def test_a_zero_shot_task_has_no_examples(animals):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from recollect.core.errors import UserError
+from recollect.fewshot.trained import Schedule
 from recollect.models import build_model
 from recollect.tuning import (
     BoostingPrompts,
@@ -23,7 +24,7 @@ from recollect.tuning import (
 from recollect.tuning.cascade import match_loss
 from recollect.tuning.learners import EpochAverage, Lesson, Tokens
 from recollect.tuning.prompts import Prompts, prompt_tokens, prompted
-from recollect.tuning.shots import Crops, class_loss, frozen_copy, learned_factor
+from recollect.tuning.shots import Crops, class_loss, descend, frozen_copy, learned_factor
 
 QUICK = {"epochs": 1, "batch": 3}
 LEARNERS = [CoOp(tokens=3, **QUICK), CoOp(tokens=2, per_class=True, **QUICK), KgCoOp(**QUICK), MaPLe(**QUICK),
@@ -58,6 +59,28 @@ def test_prompts_learn_and_the_towers_do_not(encoder, shots, learner):
     assert moved
     assert all(moved)
     assert tuned.scores(shots.pictures).shape == (6, 3)
+
+
+def test_another_seed_draws_other_crops_another_order_and_other_tokens(encoder, shots):
+    rows = torch.arange(len(shots.pictures))
+    one, same, other = (Crops(encoder, shots.pictures, seed=seed).stream()(rows) for seed in (0, 0, 1))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    orders = []
+    for seed in (0, 0, 1):
+        seen, weight = [], torch.nn.Parameter(torch.zeros(()))
+
+        def loss(rows, seen=seen, weight=weight):
+            seen += rows.tolist()
+            return weight * 1.0
+
+        descend("test", torch.optim.SGD([weight], lr=0.0), loss, 20, Schedule(2, 4), seed)
+        orders.append(seen)
+    assert orders[0] == orders[1] != orders[2]
+    tokens = [PromptSRC(seed=seed).start(encoder, shots) for seed in (0, 1)]
+    assert not torch.equal(tokens[0].image[0], tokens[1].image[0])
+    for layers in (tokens[0].image, tokens[0].text):  # each block draws for itself
+        assert len({layer.detach().numpy().tobytes() for layer in layers}) == len(layers) > 1
 
 
 def test_the_same_seed_gives_the_same_prompts_and_a_folder_keeps_them(encoder, shots, tmp_path):
