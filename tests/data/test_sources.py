@@ -516,3 +516,13 @@ def test_a_pattern_over_several_folders_is_one_source(make):
         (make.folder / name).mkdir()
         (make.folder / name / "x.parquet").write_bytes(path.read_bytes())
     assert len(open_source(f"{make.folder}/{{one,two}}/*.parquet")) == 4
+
+
+def test_a_table_of_the_same_size_and_time_is_read_anew(make):
+    """Whoever unpacks a file may set its time; what was read of it before is kept in the user's cache folder."""
+    path = make.folder / "pairs.csv"
+    for word in ("cat", "dog"):
+        make.pictures(["1.png"], ".")
+        path.write_text(f"path,caption\n1.png,{word}\n")
+        os.utime(path, (1e9, 1e9))
+        assert open_source(str(path))[0].texts == (word,)

@@ -103,6 +103,22 @@ def test_a_watched_folder_is_followed(followed, photos):
     assert watch.look() is None
 
 
+def test_files_of_one_size_and_time_that_exchange_their_names_are_followed(followed, photos):
+    """As of uncompressed pictures that were unpacked: whoever writes a file may set the time of its bytes."""
+    memory, encoder, watch = followed
+    for number in (0, 1):
+        (photos / f"{number}.png").unlink()
+        scene(number).save(photos / f"{number}.bmp")
+        os.utime(photos / f"{number}.bmp", (1e9, 1e9))
+    watch.look(settled=True)
+    (photos / "0.bmp").rename(photos / "other")
+    (photos / "1.bmp").rename(photos / "0.bmp")
+    (photos / "other").rename(photos / "1.bmp")
+    watch.look()
+    assert watch.look().replaced == 2
+    assert memory.search(encoder.embed_images([scene(1)]).numpy(), 1).ids.tolist() == [["photos:0.bmp"]]
+
+
 def test_a_folder_whose_path_has_a_double_colon_is_followed(tmp_path):
     folder, encoder = tmp_path / "2024::summer", Thumbnails()
     folder.mkdir()

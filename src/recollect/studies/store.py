@@ -56,7 +56,8 @@ def _stamp(path: Path) -> tuple[int, ...]:
         files = sorted(file for file in path.rglob("*") if file.is_file())
     else:
         return ()
-    return tuple(number for file in files for number in (file.stat().st_size, file.stat().st_mtime_ns))
+    facts = [file.stat() for file in files]
+    return tuple(number for each in facts for number in (each.st_size, each.st_mtime_ns, each.st_ctime_ns))
 
 
 def kept_or_made(path: Path, make: Callable[[], Any]) -> Any:

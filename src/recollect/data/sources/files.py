@@ -266,7 +266,8 @@ def _as_named(names: Sequence[str]) -> DataFilesList:
     "image[1].jpg", and ask the disk once more about every file."""
     paths = [os.path.abspath(name) for name in names]
     facts = [os.stat(path) for path in paths]
-    return DataFilesList(paths, [(f"{each.st_mtime_ns} {each.st_size}",) for each in facts])
+    # The time of the bytes alone is not enough: whoever unpacks or copies a file may set it.
+    return DataFilesList(paths, [(f"{each.st_mtime_ns} {each.st_ctime_ns} {each.st_size}",) for each in facts])
 
 
 def _shard_features(shard: Path, where: str) -> datasets.Features:

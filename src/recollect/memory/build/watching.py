@@ -14,8 +14,9 @@ from recollect.memory.build.building import BuildOptions, BuildReport, check_nam
 from recollect.memory.build.reading import Reader, ReadOptions
 from recollect.memory.store import Memory
 
-_State = dict[str, tuple[int, int]]
-"""Size and time of change of every picture below a folder."""
+_State = dict[str, tuple[int, int, int]]
+"""Size and times of change of every picture below a folder: of its bytes, which whoever unpacks or copies a file may
+set, and of the file itself, which nobody can, and which is another where two files have exchanged their names."""
 
 _WATCHED = BuildOptions(same=False, broken_share=1.0, follow=True)
 """Each file has its row; one that is half-written is read again."""
@@ -114,5 +115,5 @@ def folder_state(folder: Path) -> _State:
                 facts = os.stat(path)
             except OSError:
                 continue  # gone since
-            found[path] = (facts.st_size, facts.st_mtime_ns)
+            found[path] = (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
     return found
