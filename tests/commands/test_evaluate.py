@@ -196,6 +196,24 @@ def test_classify_folders_of_examples(recollect, trained, shapes, tmp_path):
     assert page.count("data:image/jpeg;base64") >= 8
 
 
+def test_predictions_of_a_full_disk_are_none_and_those_of_before_stay(recollect, shapes, kept, tmp_path, monkeypatch):
+    """A table of today beside a sheet of yesterday would be of other pictures."""
+    words = ("classify", "--with", kept, "--images", shapes / "test" / "circle", "--out", tmp_path / "out")
+    recollect(*words)
+    before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("recollect.commands.classify.save_sheet", full)
+    done = recollect(*words, "--alpha", 0.3, check=False)
+    assert (done.returncode, f"{tmp_path}/out: the disk is full; nothing was changed" in done.stderr) == (2, True)
+    assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
+    monkeypatch.undo()
+    recollect(*words, "--alpha", 0.3)
+    assert (tmp_path / "out" / "predictions.json").read_bytes() != before["predictions.json"]
+
+
 @pytest.fixture(scope="module")
 def kept(recollect, trained, shapes, tmp_path_factory):
     """A classifier that a command kept."""

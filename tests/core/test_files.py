@@ -56,7 +56,8 @@ def test_a_full_disk_is_said_in_one_way_whoever_wrote(tmp_path, write):
     """Python, Arrow and safetensors have three kinds of errors for it, and none names what was to be written."""
     write_text(tmp_path / "result", "old")
     for whole in (atomic_path(tmp_path / "result"), atomic_folder(tmp_path / "folder")):
-        with pytest.raises(UserError, match=rf"^{tmp_path}/(result|folder): the disk is full") as caught, whole:
+        said = pytest.raises(UserError, match=rf"^{tmp_path}/(result|folder): the disk is full")
+        with said as caught, whole, atomic_path(tmp_path / "what is in it"):
             write(Path("/dev/full"))
         assert isinstance(caught.value, OSError)
         assert reason(caught.value) == "No space left on device"

@@ -568,6 +568,7 @@ def test_a_full_disk_is_called_full_and_not_damaged(on_disk, pairs, monkeypatch,
         ask()
     monkeypatch.undo()
     assert not os.path.exists(on_disk.address + "-new")
+    assert on_disk.removals() == [], "what is not removed is not kept away, under whatever name it comes"
     assert not isinstance(caught.value, DamagedMemoryError)
     assert "writer.rs" not in str(caught.value)
     assert Memory.examine(on_disk.address) == []

@@ -1,5 +1,6 @@
 """``recollect classify``: examples or names in, a classifier that can be kept and predictions out."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from recollect.apps.classify.sheet import save_csv, save_json, save_sheet
 from recollect.commands.memory_options import MemoryOptions
 from recollect.commands.unread import refuse_unread
 from recollect.core.errors import UserError
-from recollect.core.files import beside, check_writable, new_folder
+from recollect.core.files import atomic_path, beside, check_writable, new_folder, told_if_full
 from recollect.core.progress import output
 from recollect.core.types import Encoder
 from recollect.core.words import counted
@@ -118,9 +119,13 @@ class Classify:
         model = self.reading.name(name, encoder)
         about = _about(taught) | {"model": model, "alpha": self.alpha}
         summary = f"{counted(len(found.predictions), 'image')}; {_sentence(taught)}; model {model}"
-        save_csv(found, self.out / "predictions.csv")
-        save_json(found, self.out / "predictions.json", about)
-        save_sheet(found, self.out / "predictions.html", summary, self.images)
+        with told_if_full(self.out), ExitStack() as stack:  # all of them or none, so that they are of the same images
+            table, values, sheet = (
+                stack.enter_context(atomic_path(self.out / f"predictions.{kind}")) for kind in ("csv", "json", "html")
+            )
+            save_csv(found, table)
+            save_json(found, values, about)
+            save_sheet(found, sheet, summary, self.images)
         _show(found)
         output().print(f"predictions: {self.out}", highlight=False, soft_wrap=True)
 

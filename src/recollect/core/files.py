@@ -40,16 +40,16 @@ def told_if_full(place: object) -> Iterator[None]:
     """Say that the disk is full, whichever library noticed, and in whichever words.
 
     Args:
-        place: what is being written in the block.
+        place: what is being written in the block; of a file in a folder that is being written, the folder is named.
 
     Raises:
         FullDiskError: in place of what the library raised.
     """
     try:
         yield
-    except UserError:
-        raise
     except Exception as error:
+        if isinstance(error, UserError) and not isinstance(error, FullDiskError):
+            raise
         if getattr(error, "errno", None) not in _NO_ROOM and not _SAYS_NO_ROOM.search(str(error)):
             raise
         raise FullDiskError(place) from error

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -182,9 +183,16 @@ class Memory(SearchedMemory, KeptMemory):
             return 0
         with self.backend.writing():
             self._check_known(wanted)
+            before = self.backend.removals() if stay_away else []
             if stay_away:  # before they go: a kill between both leaves rows that are there, which none keeps away
                 note_removals(self.backend, wanted)
-            self.backend.delete(wanted)
+            try:
+                self.backend.delete(wanted)
+            except UserError:  # a full disk: their pictures, under another name, would stay away all the same
+                if stay_away:
+                    with suppress(UserError):
+                        self.backend.keep_removals(before)
+                raise
         return len(wanted)
 
     def removals(self, source: str | None = None) -> list[Removal]:
