@@ -1,18 +1,34 @@
-"""A loss, an objective and sources of one's own: what adding one takes, and that a run treats them as its own."""
+"""A loss, an objective, sources, a world, a classifier and a study of one's own: what adding one takes, and that
+commands and runs treat them as their own."""
 
 import json
-from dataclasses import replace
+import sys
+from dataclasses import dataclass, field, replace
+from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
+from recollect.cli import main
 from recollect.core.errors import UserError
+from recollect.core.types import NO_LABEL, Sample, Source
+from recollect.data import worlds
+from recollect.data.sources import open_source
+from recollect.fewshot import EmbeddingClassifier
+from recollect.fewshot.engine import run_protocol
+from recollect.fewshot.methods import FEW_SHOT_METHODS
+from recollect.fewshot.protocol import FewShotTask, Protocol
 from recollect.models import load_model
 from recollect.objectives import OBJECTIVES, BaseLoss, ContextObjective, ContrastiveObjective, Objective
 from recollect.objectives.shards import WHOLE
 from recollect.objectives.terms import weighted_sum
-from recollect.testing import SampleList
+from recollect.studies import STUDIES, Study
+from recollect.studies.engine import Column, Row, TableForm, TableStudy
+from recollect.studies.measurements import Measurements
+from recollect.tasks.worlds import WORLD_TASKS, WorldTasks, world_tasks, world_zero_shot_tasks
+from recollect.testing import SampleList, check_estimator, check_source
 from recollect.training.card import model_card
 from recollect.training.loop import train
 from recollect.training.options import Model, Recipe
@@ -100,3 +116,106 @@ def test_a_recipe_that_speaks_of_python_objects_says_so_when_they_are_missing(tm
 def test_sources_beside_an_assembly_of_ones_own_are_refused(small, tmp_path):
     with pytest.raises(ValueError, match="either sources"):
         train(RECIPE, tmp_path / "run", sources=[SampleList.of_pictures("own", 3)], assemble=small.parts)
+
+
+@dataclass(frozen=True)
+class Light:
+    """How pictures of dots are lit."""
+
+    brightness: int = 200
+
+
+@dataclass(frozen=True)
+class DotWorld:
+    """Pictures of one bright dot; a world's numbers are its settings."""
+
+    edge: int = 8
+    light: Light = field(default_factory=Light)
+
+
+@dataclass(frozen=True)
+class Dots(Source):
+    """Each place of the dot in turn, and its row for a caption."""
+
+    world: DotWorld = field(default_factory=DotWorld)
+    size: int = 64
+    name: str = "dots:captions"
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        if not 0 <= index < self.size:
+            raise IndexError(index)
+        picture = np.zeros((self.world.edge, self.world.edge, 3), dtype=np.uint8)
+        picture[divmod(index % self.world.edge**2, self.world.edge)] = self.world.light.brightness
+        return Sample(picture, (f"row {index // self.world.edge}",), NO_LABEL, self.name, "caption", str(index))
+
+
+def test_one_line_in_the_table_adds_a_world_whose_numbers_an_address_sets(monkeypatch):
+    entry = worlds.BuiltInWorld(DotWorld, {"captions": Dots})
+    monkeypatch.setitem(worlds.WORLDS, "dots", entry)
+    monkeypatch.setitem(worlds.SOURCES, "dots:captions", Dots)  # which is read from the table when it is imported
+    check_source(open_source("dots:captions"))
+    small = open_source("dots:captions?edge=4&brightness=9&size=5")
+    assert (len(small), small[0].image.shape, small[0].image.max()) == (5, (4, 4, 3), 9)
+    assert small.fingerprint != open_source("dots:captions?edge=4&size=5").fingerprint
+    for wrong, said in (("edges=4", "Choose one of: edge, brightness"), ("groups=3", "no 'groups'")):
+        with pytest.raises(UserError, match=said):
+            open_source(f"dots:captions?{wrong}")
+    with pytest.raises(UserError, match="a world without tasks"):
+        world_tasks("dots")
+    asked = []
+
+    def tasks(world, split):
+        asked.append((world.edge, split))
+        return []
+
+    monkeypatch.setitem(WORLD_TASKS, "dots", WorldTasks(tasks, tasks))
+    assert world_tasks("dots") == world_zero_shot_tasks("dots?edge=5", "validation") == []
+    assert asked == [(8, "test"), (5, "validation")]
+
+
+class Medoid(EmbeddingClassifier):
+    """Nearest example that is nearest to its own class."""
+
+    def _fit(self, support, labels):
+        classes = [support[labels == label] for label in range(len(self.classes_))]
+        self.medoids_ = np.stack([rows[(rows @ rows.T).sum(axis=1).argmax()] for rows in classes])
+
+    def _scores(self, queries):
+        return queries @ self.medoids_.T
+
+
+def test_one_line_in_the_table_adds_a_classifier_to_the_protocol(monkeypatch):
+    monkeypatch.setitem(FEW_SHOT_METHODS, "medoid", lambda texts, scale: Medoid())
+    check_estimator(Medoid())
+    draw, labels = np.random.default_rng(0), np.arange(40) % 4
+    rows = np.eye(4, 6)[labels] + 0.2 * draw.normal(size=(40, 6))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    task = FewShotTask(rows[:24], labels[:24], rows[24:], labels[24:], None)
+    found = run_protocol(task, Protocol(("medoid", "prototype"), (1, 5), (0,)))
+    assert [(row["method"], row["shots"]) for row in found] == [
+        (name, k) for name in ("medoid", "prototype") for k in (1, 5)
+    ]
+    assert all(row["value"] > 90 for row in found)
+
+
+def test_one_file_and_one_line_add_a_study(monkeypatch, tmp_path, capsys):
+    def measure(options):
+        found = Measurements()
+        for seed, (arm, value) in enumerate([("one", 1.0), ("one", 2.0), ("two", 5.0)]):
+            found.add({"arm": arm}, seed, value)
+        return found
+
+    def form(found):
+        rows = [Row((arm,), {"arm": arm}) for arm in ("one", "two")]
+        return [TableForm("Arms", ("arm",), rows, [Column("figure")]).fill(found)], ["a remark"]
+
+    module = ModuleType("recollect.studies.own")
+    module.table_1 = TableStudy("own/table-1", measure, form, dict.fromkeys(("smoke", "small", "full"), "no world"))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(STUDIES, "own/table-1", Study("own", "table_1", "two arms"))
+    assert main(["study", "own/table-1", "--scale", "smoke", "--out", str(tmp_path)]) == 0
+    assert "1.5 ± 0.7" in capsys.readouterr().out
+    assert json.loads((tmp_path / "own-table-1.json").read_text())["world"] == "no world"

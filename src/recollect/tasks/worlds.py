@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from recollect.core.errors import UserError
-from recollect.data.worlds import LABEL_SETS, SOURCES, world_of
+from recollect.data.worlds import LABEL_SETS, SOURCES, WORLDS, world_of
 from recollect.tasks import glyph_labels, glyphs, latents
 from recollect.tasks.classification import RENAMED, ClassificationTask
 
@@ -84,4 +84,7 @@ def _checked(spec: str, split: str) -> str:
     """The address without its settings."""
     if split not in {"validation", "test"}:
         raise UserError(f"{spec}: no split {split!r} of its tasks; choose validation or test")
-    return spec.partition("?")[0]
+    name = spec.partition("?")[0]
+    if (world := name.partition(":")[0]) in WORLDS and world not in WORLD_TASKS:
+        raise UserError(f"{spec}: a world without tasks. Choose one of: {', '.join(WORLD_TASKS)}.")
+    return name

@@ -1,7 +1,7 @@
 """Worlds that a fresh machine can make for itself: pictures of characters, and vectors of latent factors."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
@@ -11,10 +11,7 @@ from recollect.core.types import Source
 from recollect.data.worlds.glyph_sources import GlyphCaptions, GlyphLabels, unseen_part
 from recollect.data.worlds.glyphs import GlyphWorld
 from recollect.data.worlds.latents import LatentCaptions, LatentWorld
-from recollect.data.worlds.rendering import Nuisance
 from recollect.data.worlds.scenes import GlyphScenes, HardScenes
-
-World = LatentWorld | GlyphWorld
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,7 @@ def _sized(make: Callable[..., Source], spec: str) -> Any:
     for key, text in settings:
         if key not in _AMOUNTS:
             continue
-        if not hasattr(source, key):
+        if key not in _settings(source):
             raise UserError(f"{spec}: {name} has no {key!r}")
         if not text.isdecimal() or int(text) < 1:
             raise UserError(f"{spec}: {key}={text!r} is not a number of at least 1")
@@ -106,7 +103,7 @@ def _sized(make: Callable[..., Source], spec: str) -> Any:
     return source
 
 
-def world_of(spec: str) -> World:
+def world_of(spec: str) -> Any:
     """The world that a source or task is taken from, with the settings of its address.
 
     Raises:
@@ -116,25 +113,28 @@ def world_of(spec: str) -> World:
     kind = name.split(":")[0]
     if kind not in WORLDS:
         raise UserError(f"{spec}: no such built-in world. Choose one of: {', '.join(WORLDS)}.")
-    world: World = WORLDS[kind].make()
+    world = WORLDS[kind].make()
     for key, text in parse_qsl(query, keep_blank_values=True):
         world = _with_setting(world, key, text, spec)
     return world
 
 
-def _with_setting(world: World, key: str, text: str, spec: str) -> World:
-    settings = {field.name: getattr(world, field.name) for field in fields(world)}
-    inner = settings["nuisance"]
-    nuisance: dict[str, Any] = {}
-    if isinstance(inner, Nuisance):
-        nuisance = {field.name: getattr(inner, field.name) for field in fields(Nuisance)}
-    known = {name: value for name, value in {**settings, **nuisance}.items() if isinstance(value, int | float)}
+def _with_setting(world: Any, key: str, text: str, spec: str) -> Any:
+    own = _settings(world)
+    inner = {name: _settings(value) for name, value in own.items() if is_dataclass(value)}
+    known = {name: value for part in (own, *inner.values()) for name, value in part.items()
+             if isinstance(value, int | float)}  # fmt: skip
     if key not in known:
         raise UserError(f"{spec}: no setting {key!r}. Choose one of: {', '.join(known)}.")
     try:
         value = type(known[key])(text)
     except ValueError:
         raise UserError(f"{spec}: {key}={text!r} is not a number of the kind of {known[key]!r}") from None
-    if key in nuisance:
-        return replace(world, nuisance=replace(inner, **{key: value}))
-    return replace(world, **{key: value})  # type: ignore[arg-type]
+    if key in own:
+        return replace(world, **{key: value})
+    name = next(name for name, part in inner.items() if key in part)
+    return replace(world, **{name: replace(own[name], **{key: value})})
+
+
+def _settings(of: Any) -> dict[str, Any]:
+    return {field.name: getattr(of, field.name) for field in fields(of)} if is_dataclass(of) else {}
