@@ -1,7 +1,9 @@
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recollect.core.seeding import derive_seed, numpy_generator, torch_generator
+from recollect.core.seeding import derive_seed, numpy_generator, seed_default_generators, torch_generator
 
 
 def test_seeds_are_the_same_in_every_process():
@@ -22,3 +24,22 @@ def test_a_number_and_its_text_are_different_parts():
 def test_generators_repeat():
     assert numpy_generator(1, "x").integers(1 << 30) == numpy_generator(1, "x").integers(1 << 30)
     assert torch_generator(1, "x").initial_seed() == torch_generator(1, "x").initial_seed()
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_the_default_generator_draws_as_after_torchs_own_seeding(seed):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        expected = torch.rand(3)
+        seed_default_generators(seed)
+        assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_accelerators_are_seeded_where_there_are_any(there, monkeypatch):
+    seeded = []
+    monkeypatch.setattr(torch, "manual_seed", seeded.append)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: there)
+    with torch.random.fork_rng(devices=[]):
+        seed_default_generators(3)
+    assert seeded == [3] * there

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recollect.core.seeding import derive_seed
+from recollect.core.seeding import derive_seed, seed_default_generators
 from recollect.models.patches import PatchEncoder, PatchTowers
 from recollect.models.small import (
     BagOfWords,
@@ -30,7 +30,7 @@ ENCODERS: dict[type, type[SmallEncoder]] = {
 def build_small(settings: AnyTowers, words: WordTokenizer, preset: str, seed: int) -> SmallEncoder:
     """Towers as ``settings`` say, initialised from ``seed`` alone."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(seed, "model"))
+        seed_default_generators(derive_seed(seed, "model"))
         return ENCODERS[type(settings)](settings, words, preset)  # type: ignore[call-arg]
 
 

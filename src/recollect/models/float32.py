@@ -27,10 +27,10 @@ class MadeInFloat32(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Call a function of torch."""
-        given = dict(kwargs or {})
+        given = kwargs or {}
         makes = func in _MADE or (func in _MADE_OF_NUMBERS and _has_float(args, given))
         if makes and given.get("dtype") is None:
-            given["dtype"] = torch.float32
+            given = {**given, "dtype": torch.float32}
         return func(*args, **given)
 
 

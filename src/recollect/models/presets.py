@@ -12,7 +12,7 @@ import transformers
 
 from recollect.core.errors import UserError
 from recollect.core.files import refuse_slip
-from recollect.core.seeding import derive_seed
+from recollect.core.seeding import derive_seed, seed_default_generators
 from recollect.core.types import ImageLike, Kind
 from recollect.data.transforms import ImageTransform
 from recollect.models.architectures import AnyTowers, build_small
@@ -277,7 +277,7 @@ def _build_transformers(
     if reader.pad_token_id is None or reader.eos_token_id is None:
         raise UserError(f"{name}: the tokenizer has no padding token or no end token. Use another one.")
     with torch.random.fork_rng(devices=[]), quiet():
-        torch.manual_seed(derive_seed(seed, "model"))
+        seed_default_generators(derive_seed(seed, "model"))
         model, processor, transform = preset.build(reader)
         encoder = TransformersEncoder(model, processor, transform, name)
     encoder.set_scale(10.0, -10.0)  # SigLIP's values at the start; an objective brings its own

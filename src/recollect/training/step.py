@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from recollect.core.seeding import derive_seed
+from recollect.core.seeding import derive_seed, seed_default_generators
 from recollect.core.types import Encoder
 from recollect.objectives import Objective
 from recollect.training.precision import Precision, autocast
@@ -131,7 +131,7 @@ def embed(
     """
 
     def encode_chunk(chunk: EmbeddingColumns, seed: int) -> Tensor:
-        torch.manual_seed(seed)
+        seed_default_generators(seed)
         with autocast(device, options.precision):
             rows = encode({name: column.to(device, non_blocking=True) for name, column in chunk.items()})
         return rows.float() if rows.dtype in (torch.bfloat16, torch.float16) else rows

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
-from recollect.core.seeding import derive_seed
+from recollect.core.seeding import derive_seed, seed_default_generators
 from recollect.core.types import TEXT_SCALE, ImageLike
 from recollect.fewshot.trained import Schedule, fit_by_gradient
 from recollect.models.dual import DualEncoder
@@ -137,5 +137,5 @@ def descend(
 def own_randomness(seed: int) -> Iterator[None]:
     """Dropout and such draw from ``seed`` inside, and the caller's draws go on untouched."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed("dropout", seed) % 2**63)
+        seed_default_generators(derive_seed("dropout", seed) % 2**63)
         yield

@@ -22,6 +22,7 @@ from recollect.core.errors import UserError
 from recollect.core.files import reason
 from recollect.core.places import public_place
 from recollect.core.progress import progress
+from recollect.core.seeding import seed_default_generators
 from recollect.core.types import Encoder, Source
 from recollect.data.sources.reading import readable_blocks
 from recollect.memory.fusion.block import FusionModule, FusionSettings, Start
@@ -229,7 +230,7 @@ def train_joint(
         if saved is not None:
             fusion = FusionModule.open(saved / FUSION)
         else:
-            torch.manual_seed(given.seed)
+            seed_default_generators(given.seed)
             settings = replace(_READS, width=_dual(towers).width, reads=memory.width, start=recipe.start)
             about = {"k": recipe.k, "memory": public_place(recipe.memory), "searcher": searcher.fingerprint}
             fusion = FusionModule(settings, trained=about)

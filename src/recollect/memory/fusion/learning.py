@@ -17,7 +17,7 @@ from recollect.core.files import read_json, write_json
 from recollect.core.places import public_place
 from recollect.core.progress import progress
 from recollect.core.seals import check_seal, sealed, unsealed
-from recollect.core.seeding import torch_generator
+from recollect.core.seeding import seed_default_generators, torch_generator
 from recollect.core.types import Encoder, Source
 from recollect.data.prompts import SIMPLE_TEMPLATES
 from recollect.data.sources.images import note
@@ -235,7 +235,7 @@ def train_fusion(
         return {name: seen, recipe.memory: {"content": key["memory"]}}
 
     def assemble(given: Recipe, place: ProcessRanks, saved: Path | None) -> Parts:
-        torch.manual_seed(given.seed)
+        seed_default_generators(given.seed)
         trained = {
             "k": recipe.k,
             "memory": public_place(recipe.memory),

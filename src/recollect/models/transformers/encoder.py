@@ -96,8 +96,8 @@ class TransformersEncoder(DualEncoder):
 
     def text_lengths(self, texts: Sequence[str], kinds: Sequence[Kind] | Kind | None = None) -> list[int]:
         """Tokens of each text before anything is cut off, prefix and special tokens included."""
-        with quiet():  # that some are too long is what is asked
-            tokens = self.tokenizer(self.text_tokens.prefixed(texts, kinds), padding=False, truncation=False)
+        given = self.text_tokens.prefixed(texts, kinds)
+        tokens = self.tokenizer(given, padding=False, truncation=False, verbose=False)  # too long is what is asked
         return [len(ids) for ids in tokens["input_ids"]]
 
     def encode_images(self, pixels: Float[Tensor, "n ..."]) -> Float[Tensor, "n width"]:
