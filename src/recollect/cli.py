@@ -116,12 +116,12 @@ def parse(name: str, words: list[str]) -> Any:
         UserError: a wrong option that the command itself finds.
         SystemExit: help was asked for, or an option is wrong.
     """
-    import tyro
+    from recollect.commands.parsing import parse_options
 
     command = COMMANDS[name]
     options = getattr(import_module(f"recollect.commands.{command.module}"), command.name)
     prog = f"recollect {name}"
-    return options.parse(words, prog) if hasattr(options, "parse") else tyro.cli(options, args=words, prog=prog)
+    return options.parse(words, prog) if hasattr(options, "parse") else parse_options(options, words, prog)
 
 
 def render_help(name: str) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated
 import tyro
 from rich.table import Table
 
+from recollect.commands.parsing import parse_options
 from recollect.commands.train_hooks import measuring_hooks
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable, read_json
@@ -83,7 +84,7 @@ class Train:
         _refuse_twice(rest)
         default = cls(recipe, name=name)
         config = (tyro.conf.AvoidSubcommands,)
-        command = tyro.cli(cls, args=rest, default=default, prog=f"{prog} {name or 'RECIPE'}", config=config)
+        command = parse_options(cls, rest, f"{prog} {name or 'RECIPE'}", config, default=default)
         if not name and rest:
             raise UserError(f"{rest[0]}: of which recipe? Name one first; `recollect train` lists them.")
         return command

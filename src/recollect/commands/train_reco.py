@@ -4,8 +4,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-import tyro
-
+from recollect.commands.parsing import parse_options
 from recollect.commands.positionals import MaybeModelPlace
 from recollect.commands.train import config_in, recipe_of_run
 from recollect.commands.unread import refuse_unread, split_for
@@ -123,13 +122,13 @@ class TrainReco:
         """
         given = config_in(words)
         if given is None:
-            return tyro.cli(cls, args=words, prog=prog)
+            return parse_options(cls, words, prog)
         file, rest = given
         recipe = recipe_of_run(file, FusionRecipe, "train reco")
         begun = cls._of(recipe, file)
         if any(option_of(word) == "preset" for word in rest):
             begun = replace(begun, **{name: getattr(cls, name) for name in _OF_PRESET})
-        command = tyro.cli(cls, args=rest, prog=prog, default=begun)
+        command = parse_options(cls, rest, prog, default=begun)
         if command.newness != begun.newness and not is_given("newness_strength"):
             command = replace(command, newness_strength=None)  # the other run's is a measure of something else
         return command
