@@ -150,7 +150,11 @@ def _check_sample(source: Source, index: int, sample: Sample) -> None:
     assert again.texts == sample.texts == tuple(source.texts(index)), f"{where}: texts() are its texts"
     assert np.array_equal(np.asarray(again.image), np.asarray(sample.image)), f"{where} is the same picture each time"
     assert source.read(index, extra=False).texts == sample.texts, f"{where} without extra is otherwise the same"
+    assert source.facts(index) == source.facts(index), f"{where} has the same facts each time"
     stored = source.original(index)
+    key = source.picture_key(index, stored)
+    assert key == source.picture_key(index, stored), f"{where} has the same key each time"
+    assert key is None or key, f"{where}: a key is a name, or None"
     if isinstance(stored, bytes):
         from PIL import Image
 

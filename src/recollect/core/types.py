@@ -171,6 +171,34 @@ class Source(ABC):
         """The picture as it is stored, encoded bytes or its file, not decoded; None where it is made or a vector."""
         return None
 
+    def picture_key(self, index: int, original: bytes | Path | None) -> str | None:
+        """A name that a picture keeps when samples are added, removed or sorted, and when the source is moved; two
+        samples of one file share it. None where the sample's id is as stable, as where the source makes its pictures.
+
+        Args:
+            original: what `original` returned.
+        """
+        return None
+
+    def facts(self, index: int, sample: Sample | None = None) -> str:
+        """All that it says of a picture (texts, class, other columns), as a text that changes when any of it does.
+
+        Args:
+            sample: as it was read; without it a source that knows its facts need not make the picture.
+        """
+        sample = self[index] if sample is None else sample
+        return repr((sample.texts, sample.label, dict(sample.extra)))
+
+    @property
+    def place(self) -> str:
+        """Where it lies: a file, a folder, a hub id; its name where it lies nowhere."""
+        return self.name
+
+    @property
+    def source_names(self) -> list[str]:
+        """The name of the source that each sample comes from: of several in a pool."""
+        return [self.name] * len(self)
+
     def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
         """A whole batch by the source itself, where `makes_batches`: final images, texts and labels.
 

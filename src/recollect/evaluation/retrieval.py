@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int64, Shaped
 
 from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator
-from recollect.core.types import Encoder, Kind, Source, caption_prefix
+from recollect.core.types import Encoder, Kind, caption_prefix
 from recollect.data.sources.derived import Joined
 from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.intervals import Kinds, gain_kinds
@@ -113,7 +113,7 @@ class _Asked:
         certain = np.array([not ambiguous[list(found)].all() for found in task.matches])
         free = np.array([text not in reserved for text in task.texts])
         first = np.array([found[0] for found in task.matches])
-        origins = np.array(_origins(task.images))
+        origins = np.array(task.images.source_names)
         told = np.arange(len(task.images)) - len(task.images)  # an image without a text is about itself
         for text, found in reversed(list(enumerate(task.matches))):
             told[list(found)] = text
@@ -157,13 +157,6 @@ def _text_domains(task: RetrievalTask, origins: np.ndarray) -> list[str]:
         source if source in whole else max(domains, key=domains.count)
         for source, domains in zip(sources, found, strict=True)
     ]
-
-
-def _origins(images: Source) -> list[str]:
-    """The name of the source that each image comes from."""
-    if isinstance(images, Joined):
-        return [name for source in images.sources for name in _origins(source)]
-    return [images.name] * len(images)
 
 
 def asked_texts(task: RetrievalTask, captions: PoolCaptions | None, queries: int | None, seed: int = 0) -> list[int]:

@@ -98,6 +98,16 @@ class Subset(Source):
     def original(self, index: int) -> bytes | Path | None:
         return self.source.original(int(self.indices[index]))
 
+    def picture_key(self, index: int, original: bytes | Path | None) -> str | None:
+        return self.source.picture_key(int(self.indices[index]), original)
+
+    def facts(self, index: int, sample: Sample | None = None) -> str:
+        return self.source.facts(int(self.indices[index])) if sample is None else super().facts(index, sample)
+
+    @property
+    def place(self) -> str:
+        return self.source.place
+
     def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
         images, texts, labels = self.source.batch(self.indices[indices], seed)
         return images, texts, torch.from_numpy(self._renumbered(labels.numpy()))
@@ -156,6 +166,19 @@ class Joined(Source):
     def original(self, index: int) -> bytes | Path | None:
         source, inner = self._place(index)
         return source.original(inner)
+
+    def picture_key(self, index: int, original: bytes | Path | None) -> str | None:
+        source, inner = self._place(index)
+        key = source.picture_key(inner, original)
+        return None if key is None else f"{source.name}:{key}"
+
+    def facts(self, index: int, sample: Sample | None = None) -> str:
+        source, inner = self._place(index)
+        return source.facts(inner) if sample is None else super().facts(index, sample)
+
+    @property
+    def source_names(self) -> list[str]:
+        return [name for source in self.sources for name in source.source_names]
 
     def values(self, key: str) -> list[Any]:
         """``extra[key]`` of every sample."""

@@ -148,6 +148,39 @@ class TableSource(Source):
             value = value.get("bytes") or value.get("path")
         return (self.origin.base or Path()) / value if isinstance(value, str) else value
 
+    def picture_key(self, index: int, original: bytes | Path | None) -> str | None:
+        """The row's own id where there is a column of ids; the file below the source's folder, which may be a link to
+        elsewhere; or a digest of the picture's bytes."""
+        if self.columns.id:
+            return str(self._readers["id"](int(self.rows[index])))
+        if isinstance(original, Path):
+            base, named = self.origin.base or Path(), self.named(index)
+            assert isinstance(named, Path)
+            for path, folder in ((os.path.abspath(named), os.path.abspath(base)), map(os.path.realpath, (named, base))):
+                below = Path(os.path.relpath(path, folder))
+                if below.parts[0] != "..":
+                    return below.as_posix()
+            return str(original)
+        return None if original is None else hashlib.blake2b(original, digest_size=12).hexdigest()
+
+    def facts(self, index: int, sample: Sample | None = None) -> str:
+        row, label = int(self.rows[index]), int(self.labels[index])
+        extra = {name: column[row].as_py() for name, column in self._extra.items()}
+        return repr((self.texts(index), self.class_names[label : label + 1] if label >= 0 else (), extra))
+
+    @property
+    def place(self) -> str:
+        where, base = self.origin.where, self.origin.base
+        if base is None:
+            shards = [os.path.abspath(file) for file in self.origin.files if file.suffix == ".tar"]
+            if not shards:
+                return where
+            return shards[0] if len(shards) == 1 else os.path.commonpath(shards)
+        folder = Path(os.path.abspath(base))
+        if folder.name == where:
+            return str(folder)
+        return str(folder / where) if (folder / where).exists() else str(folder)
+
     def texts(self, index: int) -> tuple[str, ...]:
         """The texts of one sample, without opening its image: captions, or synonyms of its class."""
         reader = self._readers.get("texts")

@@ -15,7 +15,6 @@ from recollect.core.errors import UserError
 from recollect.core.types import NO_LABEL, Encoder, ImageLike, Sample, Source, caption_prefix
 from recollect.data.prompts import fill
 from recollect.data.sources.images import BrokenImageError, pixel_digest
-from recollect.data.sources.keys import picture_key, sample_facts, source_place
 from recollect.data.sources.reading import blocks_ahead
 from recollect.memory.build.looks import look_of
 from recollect.memory.removals import KeptAway
@@ -100,7 +99,7 @@ class Reader:
     @cached_property
     def place(self) -> str:
         """Where the source lies."""
-        return source_place(self.source)
+        return self.source.place
 
     def blocks(self, start: int, stop: int) -> Iterator[RowBlock]:
         """Embedded blocks in order; samples are decoded in threads while the encoder has the block before.
@@ -117,12 +116,12 @@ class Reader:
         picture = ""
         try:
             original = self.source.original(index)
-            key = picture_key(self.source, index, original)
+            key = self.source.picture_key(index, original)
             picture = "" if key is None else self._id(key)
             encoded = _bytes_of(original)
             if key is not None and encoded is not None:
                 content = _hash(encoded)
-                stamp = self._stamp(content, sample_facts(self.source, index))
+                stamp = self._stamp(content, self.source.facts(index))
                 if stamp in self.known.get(picture, ()):
                     return _Unchanged(picture, stamp, index, self._path(original))
                 if self.away.has(picture, content):
@@ -131,7 +130,7 @@ class Reader:
             pixels = pixel_digest(sample.image)
             if key is None or encoded is None:
                 picture = self._id(sample.id)
-                stamp = self._stamp(pixels, sample_facts(self.source, index, sample))
+                stamp = self._stamp(pixels, self.source.facts(index, sample))
                 if stamp in self.known.get(picture, ()):
                     return _Unchanged(picture, stamp, index, self._path(original))
             if self.away.has(picture, pixels):

@@ -10,7 +10,6 @@ from typing import BinaryIO
 from recollect.core.errors import UserError
 from recollect.core.files import held, make_folder, sync_folder
 from recollect.core.types import Source
-from recollect.data.sources.keys import picture_key
 
 
 class CaptionFile:
@@ -129,7 +128,7 @@ def key_of(source: Source, index: int) -> str:
 
     Never the number of a row, which names another image once the rows are sorted otherwise.
     """
-    key = picture_key(source, index, source.original(index))
+    key = source.picture_key(index, source.original(index))
     return source.read(index, extra=False).id if key is None else key
 
 
