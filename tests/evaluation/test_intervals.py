@@ -5,7 +5,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recollect.evaluation.intervals import Kinds, gain_interval, gain_kinds, gain_test, mean_interval
+from recollect.evaluation.intervals import Kinds, gain_kinds
+
+
+def mean_interval(hit, clusters):
+    return Kinds.of(hit, clusters).interval(least=0.0)
+
+
+def gain_interval(hit, before, clusters):
+    return gain_kinds(hit, before, clusters).interval(least=-1.0)
+
+
+def gain_test(hit, before, clusters):
+    return gain_kinds(hit, before, clusters).sign_test()
 
 
 def five_captions(generator, pictures=200, share=0.3):

@@ -102,35 +102,8 @@ def surprise(clusters: int) -> float:
     return 1 - float(((1 - LEVEL) / 2) ** (1 / clusters))
 
 
-def mean_interval(hit: Bool[np.ndarray, " queries"], clusters: Shaped[np.ndarray, " queries"]) -> tuple[float, float]:
-    """95 % interval of a share of queries.
-
-    Where all queries agree, it is the exact interval of as many independent trials as there are clusters, so that 0 of
-    125 is no certainty.
-
-    Args:
-        hit: at least one.
-        clusters: queries with the same entry stand or fall together.
-    """
-    return Kinds.of(hit, clusters).interval(least=0.0)
-
-
 def gain_kinds(
     hit: Bool[np.ndarray, " queries"], before: Bool[np.ndarray, " queries"], clusters: Shaped[np.ndarray, " queries"]
 ) -> Kinds:
     """The clusters by what they gain: those of differences of the same queries, which are resampled together."""
     return Kinds.of(hit.astype(np.int64) - before.astype(np.int64), clusters)
-
-
-def gain_interval(
-    hit: Bool[np.ndarray, " queries"], before: Bool[np.ndarray, " queries"], clusters: Shaped[np.ndarray, " queries"]
-) -> tuple[float, float]:
-    """95 % interval of the difference of two shares of the same queries."""
-    return gain_kinds(hit, before, clusters).interval(least=-1.0)
-
-
-def gain_test(
-    hit: Bool[np.ndarray, " queries"], before: Bool[np.ndarray, " queries"], clusters: Shaped[np.ndarray, " queries"]
-) -> float:
-    """Two-sided p-value of no difference between two shares of the same queries (paired, clustered)."""
-    return gain_kinds(hit, before, clusters).sign_test()

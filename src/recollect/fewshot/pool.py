@@ -114,10 +114,6 @@ def stat_a(
     return Assignment(assigned, means, variances)
 
 
-POOL_METHODS = {"trans-clip": trans_clip, "stat-a": stat_a}
-"""Transductive methods by their names."""
-
-
 def _checked(pool: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if pool.ndim != 2 or texts.ndim != 2 or pool.shape[1] != texts.shape[1]:
         raise ValueError(f"pool has shape {pool.shape}, texts {texts.shape}: both need rows of one width")

@@ -302,22 +302,6 @@ def training_dynamics(metrics: Mapping[str, pd.DataFrame], colours: Mapping[str,
     return figure
 
 
-def image_sheet(images: Sequence[np.ndarray], captions: Sequence[str], columns: int = 6) -> Figure:
-    """A sheet of pictures with their captions underneath.
-
-    Args:
-        images: (height, width, 3) uint8 arrays.
-    """
-    rows = -(-len(images) // columns)
-    figure, axes = new_figure(columns=columns, rows=rows, width=1.9, height=2.2)
-    for axis in axes.flat:
-        axis.axis("off")
-    for axis, image, caption in zip(axes.flat, images, captions, strict=False):
-        axis.imshow(image, interpolation="nearest")
-        axis.set_title(textwrap.fill(caption, 30), fontsize=6)
-    return figure
-
-
 @dataclass(frozen=True)
 class Tile:
     """One picture of a row.

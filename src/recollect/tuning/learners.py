@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -405,6 +405,3 @@ def _layers(encoder: TransformersEncoder, tower: str, words: str, tokens: int, d
     count = min(depth, token_layers(encoder, tower))
     drawn = [_draw((tokens, width), seed, f"{tower} {number}", like) for number in range(count)]
     return [_begin(encoder, words, tokens, seed), *drawn[1:]] if words else drawn
-
-
-MakeLearner = Callable[[], PromptLearning]
