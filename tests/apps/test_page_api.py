@@ -15,6 +15,7 @@ from colours import COLOURS, ColourEncoder, shade
 from pages import HOSTILE, colour_memory, start
 from pictures import encoded
 from recollect.apps.classify.classifier import Classifier
+from recollect.commands import serve
 from recollect.commands.serve import Serve
 from recollect.core.errors import UserError
 from recollect.memory.rows import Pairs
@@ -491,6 +492,24 @@ def test_serving_is_refused_in_one_line(tmp_path, capsys):
         said = capsys.readouterr().err
         assert message in said
         assert said.count("\n") == 1
+
+
+def test_a_memory_that_takes_no_labels_is_said_before_anybody_clicks(tmp_path, painted, monkeypatch, capsys):
+    monkeypatch.setattr(serve, "open_model_of", lambda *_: (ColourEncoder(), "colours"))
+    opened = [Serve(str(painted), log=tmp_path / "log")._session()]
+    assert "cannot be written" not in capsys.readouterr().out
+    opened[0].labels.journal.close()
+
+    def refuse(*_):
+        raise UserError("a disk that may only be read")
+
+    monkeypatch.setattr(serve, "check_writable", refuse)
+    opened.append(Serve(str(painted), log=tmp_path / "log")._session())
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"{painted} cannot be written to: clicks are kept in {tmp_path / 'log'}, but no labels" in said
+    for session in opened:
+        session.labels.journal.close()
+        session.collection.close()
 
 
 def test_json_of_the_log_is_what_was_clicked(page):

@@ -169,6 +169,26 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path):
     assert new_folder(tmp_path / "new", "run") == tmp_path / "new"
 
 
+def test_what_may_not_be_looked_at_cannot_be_written(tmp_path, monkeypatch):
+    """Of another user's home, as where a container runs under a number of one's own."""
+    stat_of = os.stat
+
+    def stat(path, **options):
+        if str(path).startswith(f"{tmp_path}/home/"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat_of(path, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    (tmp_path / "home").mkdir()
+    check_writable(tmp_path / "home", "HF_HOME")
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda dir: os.stat(f"{dir}/new"))
+    for place in ("home/cache/datasets", "home/cache"):
+        with pytest.raises(
+            UserError, match=rf"HF_HOME {tmp_path}/{place}: cannot be written there \(Permission denied\)"
+        ):
+            check_writable(tmp_path / place, "HF_HOME")
+
+
 def test_a_place_that_cannot_be_written_is_said_before_the_work(tmp_path):
     (tmp_path / "file").write_text("mine")
     check_writable(None, "--out")

@@ -1,6 +1,7 @@
 """Pictures that are kept decoded: the same samples, batches of the same rows, and nothing damaged is read."""
 
 import errno
+import os
 import pickle
 from dataclasses import replace
 
@@ -143,6 +144,20 @@ def test_no_room_is_one_line_and_leaves_nothing(source, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"could not be kept decoded .*No space left.*leave --data\.decoded out"):
         decoded(source, NEEDED, tmp_path / "kept")
     assert not list((tmp_path / "kept").iterdir())
+    monkeypatch.setattr(os, "stat", _closed(tmp_path / "home"))
+    with pytest.raises(UserError, match=r"could not be kept decoded .*Permission denied.*RECOLLECT_CACHE"):
+        decoded(source, NEEDED, tmp_path / "home" / "kept")
+
+
+def _closed(folder, stat=os.stat):
+    """A folder that may not be looked into, as another user's home."""
+
+    def refused(path, **options):
+        if str(path).startswith(f"{folder}/"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **options)
+
+    return refused
 
 
 def test_a_run_on_decoded_pictures_takes_the_same_steps(folder, tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from recollect.apps.serve.stopping import end_in_time
 from recollect.commands.positionals import MemoryPlace
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable
-from recollect.core.progress import output
+from recollect.core.progress import output, printable
 from recollect.memory.opening import open_model_of
 from recollect.memory.store import Memory
 
@@ -122,4 +122,15 @@ class Serve:
         session = Session(collection, encoder, ClickedLabels(journal), out, name)
         threading.Thread(target=session.prepare, name="prepare", daemon=True).start()  # nobody waits for it
         output().print(f"memory opened in {time.perf_counter() - began:.1f} s", highlight=False)
+        self._say_what_cannot_be_written(journal.path)
         return session
+
+    def _say_what_cannot_be_written(self, log: Path) -> None:
+        """Now, rather than when somebody has clicked for an hour."""
+        if "://" in self.memory:
+            return
+        try:
+            check_writable(self.memory, "MEMORY")
+        except UserError:
+            text = f"note: {self.memory} cannot be written to: clicks are kept in {log}, but no labels in the memory"
+            output().print(printable(text), style="yellow", highlight=False, soft_wrap=True)

@@ -400,9 +400,10 @@ def check_writable(path: str | Path | None, option: str) -> None:
     if path is None:
         return
     place = Path(path).absolute()
-    place = place if place.is_dir() else place.parent
-    there = next(folder for folder in (place, *place.parents) if folder.exists())
-    if not there.is_dir():
+    # os.path: what may not be looked at is not there, while Path raises, as of another user's home.
+    place = place if os.path.isdir(place) else place.parent
+    there = next(folder for folder in (place, *place.parents) if os.path.exists(folder))
+    if not os.path.isdir(there):
         raise UserError(f"{option} {path}: {there} is a file, not a folder. Name another place.")
     try:
         with tempfile.TemporaryFile(dir=there):

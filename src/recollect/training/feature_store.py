@@ -25,14 +25,11 @@ class FeatureStore:
 
     def load(self, *key: int | str) -> dict[str, Tensor] | None:
         """The tensors of a key, mapped into memory; None if they are not there or not as they were written."""
-        path = self.path(*key)
-        if not path.exists():
-            return None
         try:
-            with safe_open(path, framework="pt") as file:
+            with safe_open(self.path(*key), framework="pt") as file:
                 digest = (file.metadata() or {}).get("digest")
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except Exception:  # cut short, or not ours: it can be made again
+        except Exception:  # not there, cut short, or not ours: it can be made again
             return None
         return tensors if digest == _digest(tensors) else None
 

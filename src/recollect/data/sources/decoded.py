@@ -1,6 +1,7 @@
 """Pictures decoded once: bytes in a file that is mapped into memory, so that reading one needs no decoder."""
 
 import json
+import os
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -132,7 +133,7 @@ def decoded(source: Source, needed: int, folder: Path | None = None) -> Source:
         return source
     key = f"{derive_seed('decoded', source.fingerprint, needed, len(source)):016x}"
     place = (folder or cache_folder() / "decoded") / key
-    if place.exists():
+    if os.path.exists(place):  # which may not be looked at in another user's home
         try:
             return DecodedSource(source, place, needed)
         except (OSError, ValueError):  # damaged: it is made again

@@ -150,7 +150,7 @@ def _sizes(place: str) -> Mapping[str, Any]:
 def _counted(tar: Path) -> tuple[int, ShardState]:
     name = hashlib.blake2b(repr(stamp(str(tar))).encode(), digest_size=12).hexdigest()
     kept = cache_folder() / "streams" / f"{name}.json"
-    if kept.exists():
+    if os.path.exists(kept):
         try:
             found = read_json(kept)
             if found.pop("digest") == _digest(found):
@@ -196,7 +196,7 @@ def _handle(file: str, since: float) -> int:
     path = folder / f"{hashlib.blake2b(file.encode(), digest_size=12).hexdigest()}.tar"
     make_folder(folder)
     with locked(folder / f".{path.stem[:2]}.lock"):  # the workers of a machine fetch it once
-        if not (path.exists() and _still_the_same(file, path, since)):
+        if not (os.path.exists(path) and _still_the_same(file, path, since)):
             try:
                 with atomic_path(path) as unfinished, unfinished.open("wb") as target:
                     version = download(file, target)

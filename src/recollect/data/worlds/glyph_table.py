@@ -124,14 +124,13 @@ def glyph_table() -> GlyphTable:
     """The table, from the cache or drawn now."""
     path = _cache_file()
     fields = GlyphTable.__dataclass_fields__
-    if path.exists():
-        try:
-            with safe_open(path, framework="numpy") as file:
-                tensors = {name: file.get_tensor(name) for name in fields}
-                if (file.metadata() or {}).get("digest") == _digest(tensors):
-                    return GlyphTable(**tensors)
-        except Exception:  # damaged, or of another version: drawing it again is cheap
-            pass
+    try:
+        with safe_open(path, framework="numpy") as file:
+            tensors = {name: file.get_tensor(name) for name in fields}
+            if (file.metadata() or {}).get("digest") == _digest(tensors):
+                return GlyphTable(**tensors)
+    except Exception:  # not there, damaged, or of another version: drawing it again is cheap
+        pass
     table = _draw_table()
     try:
         with atomic_path(path) as temporary:
