@@ -235,6 +235,34 @@ def test_timo_chooses_by_what_it_held_out_and_names_prompts_that_do_not_fit():
         Timo(prompts(texts[:3], 6)).fit(support, labels)
 
 
+def test_timo_as_published_has_its_gamma_all_prompts_and_the_best_of_nine_weights():
+    support, labels, queries, _, texts = world((6, 6, 6), noise=1.5)
+    several = prompts(texts, 4)
+    model = Timo(several, preset="published").fit(support, labels)
+    fixed = [Timo(several, alpha=10.0**power, gamma=50.0, prompts=1.0).fit(support, labels) for power in range(-4, 5)]
+    assert (model.gamma_, model.prompts_) == (50.0, 1.0)
+    best = fixed[int(np.argmax([each.loo_accuracy_ for each in fixed]))]
+    assert model.alpha_ == best.alpha_
+    np.testing.assert_allclose(model.scores(queries), best.scores(queries))
+
+
+@pytest.mark.parametrize("shots", [1, 5])
+def test_a_residual_map_as_published_is_held_by_one_over_the_shots(shots):
+    support, labels, queries, _, texts = world((shots,) * 3)
+    model = ResidualMap(texts, epochs=4, preset="published").fit(support, labels)
+    assert model.penalty_ == 1 / shots
+    given = ResidualMap(texts, epochs=4, penalty=1 / shots).fit(support, labels)
+    np.testing.assert_array_equal(model.scores(queries), given.scores(queries))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("kind", [Timo, ResidualMap])
+def test_an_unknown_preset_is_refused(kind):
+    support, labels, _, _, texts = world((2, 2))
+    with pytest.raises(ValueError, match="preset must be default or published"):
+        kind(texts, preset="paper").fit(support, labels)
+
+
 def test_of_choices_that_are_right_alike_the_first_is_taken():
     """Clusters so far apart that everything is right."""
     support, labels, _, _, texts = world((2, 2, 2), noise=0.05)

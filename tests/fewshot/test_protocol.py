@@ -26,6 +26,11 @@ def quick(monkeypatch):
     """Trained methods with few steps: what is tested is the engine."""
     monkeypatch.setitem(FEW_SHOT_METHODS, "clap", lambda texts, scale: ClassAdaptiveProbe(texts, 1.0, 10, 0.01, scale))
     monkeypatch.setitem(FEW_SHOT_METHODS, "rla", lambda texts, scale: ResidualMap(texts, 0.1, 10, scale=scale))
+    monkeypatch.setitem(
+        FEW_SHOT_METHODS,
+        "rla-published",
+        lambda texts, scale: ResidualMap(texts, None, 10, scale=scale, preset="published"),
+    )
     monkeypatch.setitem(FEW_SHOT_METHODS, "ape-t", lambda texts, scale: ApeTrained(texts, epochs=3, scale=scale))
     monkeypatch.setitem(FEW_SHOT_METHODS, "lp++", lambda texts, scale: LinearProbePlusPlus(texts, 0.01))
     monkeypatch.setitem(

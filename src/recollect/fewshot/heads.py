@@ -1,7 +1,7 @@
 """Linear heads held near the class texts: CLAP, LP++, and a residual map of the image embeddings (RLA, ProLIP)."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from recollect.core.types import TEXT_SCALE
 from recollect.fewshot.base import class_means, softmax
 from recollect.fewshot.holdout import MOST_TUNING_ROWS, HoldOut
+from recollect.fewshot.tip import check_preset
 from recollect.fewshot.together import Problem, TrainedHead, stacked
 from recollect.fewshot.trained import Schedule, fit_by_gradient, make_generator, summed_loss
 
@@ -248,6 +249,7 @@ class ResidualMap(_Anchored):
         penalty: None chooses.
         epochs, learning_rate: of Adam.
         scale: inverse temperature of the text scores.
+        preset: ``published`` has the penalty 1/K.
     """
 
     strength_name = "penalty"
@@ -259,15 +261,20 @@ class ResidualMap(_Anchored):
         epochs: int = 300,
         learning_rate: float = 1e-3,
         scale: float = TEXT_SCALE,
+        preset: Literal["default", "published"] = "default",
     ) -> None:
         self.text_features = text_features
         self.penalty = penalty
+        self.preset = preset
         self.epochs = epochs
         self.learning_rate = learning_rate
         self.scale = scale
 
     def _values(self, labels: np.ndarray) -> tuple[float, ...]:
+        check_preset(self.preset)
         shots = len(labels) / len(self.classes_)
+        if self.preset == "published":
+            return (1 / shots,)
         return tuple(dict.fromkeys((1 / shots, 1 / shots**2, 1.0, 10.0)))
 
     def _train_stack(

@@ -37,9 +37,11 @@ FEW_SHOT_METHODS: Mapping[str, MakeEstimator] = {
     "dmn-tf": lambda texts, scale: DualMemory(texts, scale=scale),
     "dmn-tf-published": lambda texts, scale: DualMemory(texts, scale=scale, preset="published"),
     "timo": lambda texts, scale: Timo(texts),
+    "timo-published": lambda texts, scale: Timo(texts, preset="published"),
     "clap": lambda texts, scale: ClassAdaptiveProbe(texts, scale=scale),
     "lp++": lambda texts, scale: LinearProbePlusPlus(texts),
     "rla": lambda texts, scale: ResidualMap(texts, scale=scale),
+    "rla-published": lambda texts, scale: ResidualMap(texts, scale=scale, preset="published"),
     "linear-probe": lambda texts, scale: LinearProbe(),
     "clip-adapter": lambda texts, scale: ClipAdapter(texts, scale=scale),
     "tip-adapter-f": lambda texts, scale: TipAdapterF(texts, scale=scale),
@@ -47,7 +49,7 @@ FEW_SHOT_METHODS: Mapping[str, MakeEstimator] = {
 }
 """Every method by its name in tables. ``zero-shot`` reads no support."""
 
-PROMPT_METHODS = ("timo",)
+PROMPT_METHODS = ("timo", "timo-published")
 """Methods that weigh the prompts of a class, and are given each by itself where the task has them."""
 
 PAPER_METHODS = ("prototype", "tip-adapter", "tip-adapter-cv", "plurality", "rank", "softmax")

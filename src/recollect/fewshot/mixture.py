@@ -23,6 +23,9 @@ class Mixture(EmbeddingClassifier):
     weight_name = "alpha"
     weight_bounds = (0.0, np.inf)
     default_weight = 1.0
+    preset = "default"
+    published_weights: tuple[float, ...] = ()
+    """Among which ``published`` chooses the weight: the first of those that are right most often."""
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
         self._learn_extra(support, labels)
@@ -34,7 +37,10 @@ class Mixture(EmbeddingClassifier):
         setattr(self, self.weight_name + "_", self.default_weight if weight is None else weight)
 
     def _weigh(self, base: np.ndarray, extra: np.ndarray, labels: np.ndarray) -> float:
-        return best_weight(base, extra, labels, self.weight_bounds)[0]
+        if self.preset == "default":
+            return best_weight(base, extra, labels, self.weight_bounds)[0]
+        right = [((base + weight * extra).argmax(axis=1) == labels).mean() for weight in self.published_weights]
+        return self.published_weights[int(np.argmax(right))]
 
     def _chosen(self) -> dict[str, Any]:
         return {self.weight_name: getattr(self, self.weight_name + "_")}
@@ -174,6 +180,8 @@ class DualMemory(Mixture):
         preset: ``published`` chooses alpha among the public code's 13 values, 1e-3 to 1e3.
     """
 
+    published_weights = tuple(np.geomspace(1e-3, 1e3, 13).tolist())
+
     def __init__(
         self,
         text_features: Any = None,
@@ -191,13 +199,6 @@ class DualMemory(Mixture):
     def _learn_extra(self, support: np.ndarray, labels: np.ndarray) -> None:
         check_preset(self.preset)
         self.support_, self.labels_ = support, labels
-
-    def _weigh(self, base: np.ndarray, extra: np.ndarray, labels: np.ndarray) -> float:
-        if self.preset == "default":
-            return super()._weigh(base, extra, labels)
-        weights = np.geomspace(1e-3, 1e3, 13)
-        right = [((base + weight * extra).argmax(axis=1) == labels).mean() for weight in weights]
-        return float(weights[int(np.argmax(right))])
 
     def _components(self, queries: np.ndarray) -> Pair:
         return softmax(self.scale * queries @ self.texts_.T), softmax(self.scale * self._read(queries))

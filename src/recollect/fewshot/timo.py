@@ -1,6 +1,6 @@
 """TIMO: prompts weighed by the shots, then discriminant analysis with the prompts as samples (Li et al., 2025)."""
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from sklearn.utils.validation import check_array
@@ -8,6 +8,7 @@ from sklearn.utils.validation import check_array
 from recollect.fewshot.base import as_numpy, class_means, softmax, unit_or_zero, unit_rows
 from recollect.fewshot.holdout import MOST_TUNING_ROWS, HoldOut
 from recollect.fewshot.mixture import Mixture, discriminant
+from recollect.fewshot.tip import check_preset
 from recollect.fewshot.tuning import Pair, best_weight
 
 SHARPNESSES = (1.0, 5.0, 20.0, 50.0, 100.0)
@@ -27,9 +28,12 @@ class Timo(Mixture):
         alpha: weight of the texts; None chooses it within 1e-4…1e4, exactly.
         gamma: sharpness of the prompts' weights; None chooses, on held-out folds.
         prompts: how many prompts join, as a share of all; None chooses.
+        preset: ``published`` has gamma 50 and all prompts once, and chooses alpha among the powers of ten of its range
+            (the public code has another gamma for two data sets, by their names).
     """
 
     weight_bounds = (1e-4, 1e4)
+    published_weights = tuple(10.0**power for power in range(-4, 5))
     default_weight = 100.0
 
     def __init__(
@@ -38,11 +42,13 @@ class Timo(Mixture):
         alpha: float | None = None,
         gamma: float | None = None,
         prompts: float | None = None,
+        preset: Literal["default", "published"] = "default",
     ) -> None:
         self.text_features = text_features
         self.alpha = alpha
         self.gamma = gamma
         self.prompts = prompts
+        self.preset = preset
 
     def _texts(self, support: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """The prompts (classes, prompts, width)."""
@@ -59,6 +65,7 @@ class Timo(Mixture):
         return rows.reshape(given.shape).astype(support.dtype, copy=False)
 
     def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
+        check_preset(self.preset)
         plan = HoldOut.of(labels).first(MOST_TUNING_ROWS)
         self.gamma_, self.prompts_ = self._choose(support, labels, plan)
         super()._fit(support, labels)
@@ -66,7 +73,7 @@ class Timo(Mixture):
     def _choose(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> tuple[float, float]:
         gammas = SHARPNESSES if self.gamma is None else (self.gamma,)
         shares = PROMPT_SHARES if self.prompts is None else (self.prompts,)
-        if not len(plan.rows) or len(gammas) * len(shares) == 1:
+        if not len(plan.rows) or len(gammas) * len(shares) == 1 or self.preset == "published":
             return (50.0 if self.gamma is None else self.gamma), (1.0 if self.prompts is None else self.prompts)
         held = np.empty((len(shares), len(plan.rows), len(self.classes_)), dtype=support.dtype)
         near = np.empty((len(gammas), *held.shape[1:]), dtype=support.dtype)
