@@ -8,11 +8,12 @@ import { Sorted } from "./sorted.js";
 import { Viewer } from "./viewer.js";
 
 const get = (id) => document.getElementById(id);
-// list: what the grid shows, with how to ask for it again and what is said of it; searched: the latest search's;
+// list: what the grid shows, with how to ask for it again and what is said of an answer; searched: the latest search's;
 // where: the filter of that, which limits every list and count
 const state = { version: 0, searched: null, list: null, listing: "search", left: 0, stale: false, where: "" };
 const where = () => state.where;
 const status = (text) => { get("status").textContent = text; };
+const said = (list) => (list ? list.said(list.answer) : "");
 
 let turn = 0;
 function begin(waiting) { // a question: says of its answer, however late it comes, whether nothing else was asked for since
@@ -45,12 +46,15 @@ function present(list, options = {}) {
     button.classList.toggle("chosen", button.dataset.show === state.listing);
     button.setAttribute("aria-pressed", button.dataset.show === state.listing);
   }
-  status(list.said);
+  status(said(list));
 }
 
-async function renew(list) {
+async function renew(list) { // what is said of it too: the memory may hold others than before
+  const { version } = list.answer;
   list.answer = await list.ask();
   state.version = list.answer.version;
+  if (list === state.list && !get("grid").hidden) status(said(list));
+  if (version !== state.version) classes.tell();
   return list.answer;
 }
 
@@ -63,25 +67,26 @@ function back(options) { // to what was searched for last
 const classes = new Classes(begin, (answer, mode, ask, options) => {
   Object.assign(state, { listing: mode, left: answer.total });
   view("grid");
-  const said = { likely: "likeliest first", next: "what to label next", cut: "nearest to the cut first", clicked: "your clicks, latest first" }[mode];
+  const order = { likely: "likeliest first", next: "what to label next", cut: "nearest to the cut first", clicked: "your clicks, latest first" }[mode];
   const none = { next: ": all of these are clicked", clicked: ": none of these is clicked" }[mode];
-  present({ answer, ask, said: `${counted(answer.total)}${answer.total || !none ? `, ${said}` : none} (${answer.milliseconds} ms)` }, options);
+  present({ answer, ask, said: ({ total, milliseconds }) => `${counted(total)}${total || !none ? `, ${order}` : none} (${milliseconds} ms)` }, options);
 }, guarded(changed), where);
 
 const episode = new Episode(look);
 const sorted = new Sorted(begin, (answer, ask, options) => {
   state.listing = "sorted";
   view("sorted");
-  present({ answer, ask, said: `${counted(answer.total)} (${answer.milliseconds} ms)` }, options);
+  present({ answer, ask, said: ({ total, milliseconds }) => `${counted(total)} (${milliseconds} ms)` }, options);
 }, where);
 
 const search = new SearchBox(begin, (answer, { count, ask, where: filter, current }) => {
-  const said = `${counted(answer.total)}${count ? ", best first" : ""}${cutOff(answer)} (${answer.milliseconds} ms)${(answer.notes ?? []).map((note) => `; ${note}`).join("")}`;
-  state.searched = { answer, ask, said };
+  const told = (found) => `${counted(found.total)}${count ? ", best first" : ""}${cutOff(found)} (${found.milliseconds} ms)${(found.notes ?? []).map((note) => `; ${note}`).join("")}`;
+  const again = async () => { const found = await ask(); limit(filter, found); return found; };
+  state.searched = { answer, ask: again, said: told };
   limit(filter, answer);
   episode.show(answer);
   if (current || state.listing === "search" && !get("grid").hidden) back();
-}, () => status(state.list?.said ?? ""));
+}, () => status(said(state.list)));
 
 // what the filter leaves is all that is listed, counted and written from here on; it is said above whatever is shown
 function limit(filter, { total, of }) {
@@ -113,7 +118,7 @@ async function clicked(tile, mark, key = classes.active) {
   const list = { ...state.list, answer };
   if (state.listing === "next") { state.left = answer.total; present(list); return; }
   if (state.listing === "clicked") { grid.refresh(); return; }
-  present({ ...list, said: `${counted(answer.total)}, sorted anew (${answer.milliseconds} ms)` }, { keep: true }); // the next picture comes under the same place
+  present({ ...list, said: ({ total, milliseconds }) => `${counted(total)}, sorted anew (${milliseconds} ms)` }, { keep: true }); // the next picture comes under the same place
 }
 
 const step = (on) => { if (on) grid.move(grid.focus + 1); };
@@ -144,7 +149,7 @@ get("show-grid").addEventListener("click", guarded(async () => {
   begin();
   if (state.listing === "sorted" || state.listing === "search" && state.list !== state.searched) { back(); return; }
   view("grid");
-  status(state.list?.said ?? "");
+  status(said(state.list));
   if (state.stale) await changed();
 }));
 get("show-sorted").addEventListener("click", guarded(() => { if (narrow.matches) panel(false); return sorted.load("doubtful"); }));

@@ -45,7 +45,12 @@ export class Classes {
     const key = this.active, where = this.where(), current = this.begin(), answer = await api.ranked(key, mode, where);
     if (!current() || this.active !== key) return;
     this.told(answer, where);
-    this.show(answer, mode, () => api.ranked(key, mode, where), options);
+    const again = async () => {
+      const found = await api.ranked(key, mode, where);
+      if (this.active === key) this.told(found, where);
+      return found;
+    };
+    this.show(answer, mode, again, options);
   }
 
   // what is known of the active class, beside a list of something else

@@ -12,6 +12,16 @@ export class Sorted {
     const where = this.where(), current = this.begin(), answer = await api.sorted(show, where);
     if (!current()) return;
     this.chosen = show;
+    this.draw(answer, show, where);
+    const again = async () => {
+      const found = await api.sorted(show, where);
+      if (this.chosen === show) this.draw(found, show, where);
+      return found;
+    };
+    this.show(answer, again, options);
+  }
+
+  draw(answer, show, where) {
     const { held_out: held, none_rate: rate } = answer;
     const trust = held.accuracy === undefined ? "Too few clicks to hold any out." : `${percent(held.accuracy)} of ${held.examples} held-out clicks right, calibration error ${percent(held.calibration_error)}.`;
     const none = rate ? ` None of these: unlike every example; about ${percent(rate)} of pictures of the classes fall there by mistake.` : "";
@@ -23,6 +33,5 @@ export class Sorted {
       button.addEventListener("click", () => this.choose(key));
       return button;
     }));
-    this.show(answer, () => api.sorted(show, where), options);
   }
 }
