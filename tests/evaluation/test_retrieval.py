@@ -13,6 +13,7 @@ from recollect.evaluation.retrieval import (
     MISSED,
     Comparison,
     QueryGroups,
+    asked_texts,
     compare_methods,
     first_match,
     merged_tasks,
@@ -26,6 +27,7 @@ from recollect.search.episodes.options import EpisodeOptions, TuningOptions
 from recollect.search.methods import SEARCH_METHODS, MethodOptions
 from recollect.search.searcher import Hit, SearchResult
 from recollect.tasks.retrieval import RetrievalTask
+from recollect.testing import SampleList
 
 
 class Fixed(EncoderBase):
@@ -100,6 +102,18 @@ def test_a_source_is_divided_into_domains_or_is_one(problem):
         queries = {row["domain"]: row["queries"] for row in rows if row["k"] == 1 and row.get("queries")
                    and row["direction"] == "text to image"}  # fmt: skip
         assert queries == expected
+
+
+def test_each_domain_has_a_sample_of_its_own():
+    """Two domains of one text for each image, one after the other: their queries are drawn apart."""
+    pool, places = SampleList.of_pictures("pool", 40), range(40)
+    matches, domains = tuple((place,) for place in places), ("a",) * 20 + ("b",) * 20
+    task = RetrievalTask("pool", pool, tuple(map(str, places)), matches, (1,) * 40, domains, (False,) * 40)
+    asked = asked_texts(task, None, 5, seed=3)
+    first, second = [row for row in asked if row < 20], [row - 20 for row in asked if row >= 20]
+    assert (len(first), len(second)) == (5, 5)
+    assert first != second
+    assert asked_texts(task, None, 5, seed=3) == asked != asked_texts(task, None, 5, seed=4)
 
 
 def test_a_pool_of_ambiguous_pictures_alone_is_refused(problem):

@@ -51,6 +51,8 @@ def test_of_strengths_that_do_alike_the_probe_takes_the_smallest():
     shows = np.arange(40)[:, None] % 8 < np.array([4, 2])
     images = np.where(shows, 1.0, -1.0) + 0.01 * np.random.default_rng(0).normal(size=shows.shape)
     assert several._choose(images, shows) == 0.01
+    shows = np.concatenate([shows, np.arange(40)[:, None] % 8 != 7], axis=1)  # all that is learned from show it
+    assert several._choose(images, shows) == 0.01
 
 
 def picture(row):

@@ -87,6 +87,12 @@ def test_gains_are_paired_by_draw():
     ])  # fmt: skip
     gain = gain_over_draws(frame, "model", "base", "prototype", 4)
     assert (gain.mean, gain.std, gain.count) == (2.0, 0.0, 3)
+    again = tidy([
+        few_shot(name, "one", seed, {("prototype", 4, draw): 40.0 + gain * seed for draw in range(3)})
+        for name, gain in (("base", 0), ("model", 2)) for seed in (0, 1)
+    ])  # fmt: skip
+    gain = gain_over_draws(again, "model", "base", "prototype", 4)
+    assert (gain.mean, gain.count) == (1.0, 6)  # each draw of each training
 
 
 def test_two_sets_of_one_name_are_not_one_set():

@@ -8,8 +8,10 @@ import torch
 
 from recollect.core.errors import UserError
 from recollect.core.types import EncoderBase, Sample, Source
-from recollect.evaluation.unlabelled import UNLABELLED_METHODS, views_of
+from recollect.evaluation import unlabelled
+from recollect.evaluation.unlabelled import UNLABELLED_METHODS, NamedPictures, views_of
 from recollect.evaluation.zero_shot import zero_shot
+from recollect.fewshot import OnlineCache
 from recollect.tasks.classification import ClassificationTask
 
 FOR_VECTORS = tuple(name for name in UNLABELLED_METHODS if name != "zero")
@@ -86,6 +88,37 @@ def test_views_vote_and_are_the_same_each_time():
     assert {np.asarray(view).shape for view in first[1:]} == {(16, 16, 3)}
     assert all(np.array_equal(one, other) for one, other in zip(first, again, strict=True))
     assert not np.array_equal(first[1], views_of(source, 3, seed=1)[1])
+
+
+class OneColour(Colours):
+    """The same picture again and again."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(0)
+
+
+def test_each_picture_has_views_of_its_own():
+    one, other = (views_of(OneColour(), row) for row in (0, 1))
+    assert np.array_equal(one[0], other[0])
+    assert not np.array_equal(one[1], other[1])
+
+
+def test_a_stream_comes_in_an_order_that_the_seed_draws(monkeypatch):
+    seen = []
+
+    class Watched(OnlineCache):
+        def scores(self, rows):
+            seen.append(rows[:, 0].tolist())
+            return super().scores(rows)
+
+    rows = np.stack([np.cos(np.arange(30) / 30), np.sin(np.arange(30) / 30)], axis=1)
+    found = []
+    for seed in (0, 0, 1):
+        given = NamedPictures(MeanColour(), Colours(), np.arange(30), rows, np.eye(2), 10.0, seed)
+        found.append(unlabelled._stream(Watched)(given))
+    assert seen[0] == seen[1] != seen[2]
+    assert sorted(seen[0]) == sorted(seen[2]) == sorted(rows[:, 0].tolist())
+    assert found[0].labels[:20].tolist() == [0] * 20  # in the order of the pictures again
 
 
 def test_vectors_have_no_views_and_unknown_methods_are_named(encoder, task):

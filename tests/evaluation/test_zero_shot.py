@@ -10,6 +10,8 @@ from recollect.evaluation.features import FeatureCache, class_text_features
 from recollect.evaluation.probe import linear_probe
 from recollect.evaluation.zero_shot import mean_per_class, top_1, zero_shot
 from recollect.fewshot.calibration import expected_calibration_error
+from recollect.tasks.classification import ClassificationTask
+from recollect.testing import HashEncoder, SampleList
 
 
 def test_zero_shot_is_the_share_of_queries_nearest_to_their_own_class_text(encoder, task):
@@ -39,6 +41,16 @@ def test_the_prefix_reaches_the_text_tower_and_the_result(encoder, task):
 def test_the_cache_changes_nothing(encoder, task, tmp_path):
     cached = [zero_shot(encoder, task, model="m", cache=FeatureCache(tmp_path)).rows for _ in range(2)]
     assert cached[0] == cached[1] == zero_shot(encoder, task, model="m").rows
+
+
+@pytest.mark.parametrize("classes", [5, 6])
+def test_the_best_five_are_told_where_there_are_more(classes):
+    pictures = SampleList.of_pictures("some", classes).samples
+    names = tuple(f"class {label}" for label in range(classes))
+    labelled = [replace(each, kind="label", label=label, texts=()) for label, each in enumerate(pictures)]
+    source = SampleList("some", labelled, "label", names)
+    rows = zero_shot(HashEncoder(), ClassificationTask("some", source, source, names, ("{}",))).rows
+    assert ("top-5" in [row["metric"] for row in rows]) == (classes > 5)
 
 
 def test_mean_per_class_weighs_rare_classes_like_common_ones():

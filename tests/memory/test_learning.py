@@ -426,6 +426,7 @@ def test_every_pair_is_seen_once_an_epoch(world):
     for epoch in (steps[:8], steps[8:]):
         seen = torch.cat([inputs.images[:, 0] for inputs, _ in epoch])
         assert len(torch.unique(seen, dim=0)) == 800
+    assert not torch.equal(steps[0][0].images, steps[8][0].images)  # and in another order in the next
     halves = [
         list(
             learning._feed(found, recipe_of(memory), learning.ProcessRanks(rank, 2, torch.device("cpu")), "train")(3, 4)

@@ -1,5 +1,7 @@
 """The stand-in of a captioner says the truth in another way, the same in every run."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from recollect.search.captioning.corruption import (
     reword,
     true_captions,
 )
+from recollect.testing import SampleList
 
 EXACT = CaptionCorruption(dropped=0.0, wrong=0.0)
 
@@ -42,6 +45,17 @@ def test_without_errors_every_word_is_one_of_the_truth_and_one_is_always_left(wo
     assert set(content_words(said)) <= set(truth)
     assert bool(content_words(said)) == bool(truth)
     assert said == said.strip(" ,")
+
+
+def test_each_picture_is_told_wrong_by_draws_of_its_own():
+    text = " ".join(f"word{number}" for number in range(40))
+    (sample,) = SampleList.of_pictures("copies", 1).samples
+    copies = SampleList("copies", [replace(sample, texts=(text,), id=str(place)) for place in range(4)])
+    options = CaptionCorruption(dropped=0.3, wrong=0.0)
+    said = corrupted_captions(copies, options).captions
+    assert len(set(said)) == 4
+    assert corrupted_captions(copies, options).captions == said
+    assert not set(corrupted_captions(copies, replace(options, seed=1)).captions) & set(said)
 
 
 def test_as_many_words_are_dropped_or_wrong_as_asked():

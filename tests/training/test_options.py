@@ -182,11 +182,12 @@ def test_float16_scales_the_loss_and_gives_the_gradients_of_float32_nearly(small
 def test_a_gradient_too_large_for_float16_leaves_the_step_out_and_halves_the_scale(small, tmp_path, monkeypatch):
     from recollect.training import loop
 
-    real, calls = loop.train_step, []
+    real, calls, seeds = loop.train_step, [], set()
 
     def burst(model, objective, inputs, options):
         report = real(model, objective, inputs, options)
         calls.append(options.loss_scale)
+        seeds.add(options.seed)
         if len(calls) in (2, 3):
             next(iter(model.parameters())).grad.fill_(math.inf)
         return report
@@ -195,6 +196,7 @@ def test_a_gradient_too_large_for_float16_leaves_the_step_out_and_halves_the_sca
     monkeypatch.setattr(loop.LossScale, "of", lambda precision: LossScale(2.0**8))
     train(replace(RECIPE, precision="float16"), tmp_path / "run", device="cpu", assemble=small.parts)
     assert calls == [2.0**8] * 2 + [2.0**7] + [2.0**6] * 3
+    assert len(seeds) == 6  # no step draws what another did
     lines = metrics(tmp_path / "run")
     assert [line["loss_scale"] for line in lines] == calls
     assert ["gradient_norm" in line for line in lines] == [True, False, False, True, True, True]

@@ -79,7 +79,10 @@ def test_another_seed_draws_other_crops_another_order_and_other_tokens(encoder, 
     assert orders[0] == orders[1] != orders[2]
     tokens = [PromptSRC(seed=seed).start(encoder, shots) for seed in (0, 1)]
     assert not torch.equal(tokens[0].image[0], tokens[1].image[0])
-    for layers in (tokens[0].image, tokens[0].text):  # each block draws for itself
+    maps = [each.weight for each in MaPLe().start(encoder, shots).maps]
+    sites = {name: torch.nn.Linear(6, 6) for name in ("one", "two")}
+    downs = list(ClipLora().start(sites).down.values())
+    for layers in (tokens[0].image, tokens[0].text, maps, downs):  # each block, map and layer draws for itself
         assert len({layer.detach().numpy().tobytes() for layer in layers}) == len(layers) > 1
 
 
