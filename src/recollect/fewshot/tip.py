@@ -261,8 +261,21 @@ class TipX(EmbeddingClassifier):
         self.support_, self.labels_ = support, labels
         self._logs = log_softmax(TIP_X_SCALE * support @ self.texts_.T)
         self._class_logs = class_sums(torch.from_numpy(self._logs), labels, len(self.classes_)).numpy()
-        self._cosines, self._divergences = map(_range_of_others, (support @ support.T, self._divergence(support)))
+        self._cosines, self._divergences = self._ranges(support)
         self.alpha_, self.beta_, self.gamma_ = self._choose(support, labels)
+
+    def _ranges(self, support: np.ndarray, block: int = 128) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Least and greatest cosine and divergence of two examples, some rows at a time: all pairs of 32,000 examples
+        would take 12 GB."""
+        ends = np.tile([np.inf, -np.inf], (2, 1))
+        for start in range(0, len(support), block):
+            rows = support[start : start + block]
+            own = np.arange(len(rows)), np.arange(start, start + len(rows))
+            for place, matrix in enumerate((rows @ support.T, self._divergence(rows))):
+                matrix[own] = matrix[own[0], own[1] - 1]  # with another one, not with itself
+                ends[place] = min(ends[place, 0], matrix.min()), max(ends[place, 1], matrix.max())
+        (nearest, farthest), (low, high) = ends.tolist()
+        return (nearest, farthest), (low, high)
 
     def _choose(self, support: np.ndarray, labels: np.ndarray) -> tuple[float, float, float]:
         check_preset(self.preset)
@@ -338,12 +351,6 @@ class TipX(EmbeddingClassifier):
         cache = class_sums(near, self.labels_, len(self.classes_)).T.numpy()
         likeness = self._likeness_sums(queries)
         return self.scale * queries @ self.texts_.T + self.alpha_ * cache + self.gamma_ * likeness
-
-
-def _range_of_others(matrix: np.ndarray) -> tuple[float, float]:
-    """Least and greatest entry off the diagonal, which is overwritten."""
-    np.fill_diagonal(matrix, matrix[0, 1])
-    return float(matrix.min()), float(matrix.max())
 
 
 def check_preset(preset: str) -> None:
