@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from sklearn.base import clone
 from torch import Tensor
 
@@ -156,8 +157,6 @@ def _check_sample(source: Source, index: int, sample: Sample) -> None:
     assert key == source.picture_key(index, stored), f"{where} has the same key each time"
     assert key is None or key, f"{where}: a key is a name, or None"
     if isinstance(stored, bytes):
-        from PIL import Image
-
         Image.open(io.BytesIO(stored)).verify()
 
 

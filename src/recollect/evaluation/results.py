@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from recollect import __version__
 from recollect.core.errors import UserError
@@ -27,8 +28,7 @@ _LONGEST = 200
 
 @cache
 def _environment() -> dict[str, str]:
-    import torch
-    import transformers
+    import transformers  # which loads more than a table of results needs
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
     return {

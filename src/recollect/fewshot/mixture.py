@@ -10,6 +10,7 @@ from recollect.fewshot.base import EmbeddingClassifier, class_means, softmax
 from recollect.fewshot.holdout import MOST_TUNING_ROWS, HoldOut
 from recollect.fewshot.tip import check_preset
 from recollect.fewshot.tuning import Pair, best_weight
+from recollect.fewshot.voting import SoftmaxVoting
 
 
 class Mixture(EmbeddingClassifier):
@@ -274,8 +275,6 @@ class ZeroShotMix(Mixture):
     weight_name = "weight"
 
     def _learn_extra(self, support: np.ndarray, labels: np.ndarray) -> None:
-        from recollect.fewshot.voting import SoftmaxVoting
-
         new = SoftmaxVoting() if self.estimator is None else clone(self.estimator)
         if self._similarity is not None and isinstance(new, SoftmaxVoting):
             self.estimator_ = new.fit_checked(support, labels, self._similarity)

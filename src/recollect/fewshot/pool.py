@@ -7,6 +7,7 @@ picture by itself; they are not in the table of few-shot methods.
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from recollect.fewshot.base import softmax, unit_or_zero, unit_rows
 
@@ -135,8 +136,6 @@ def _surest_means(pool: np.ndarray, first: np.ndarray) -> np.ndarray:
 
 def _graph(pool: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The nearest other rows of each row, and their cosines, negative ones as 0: (pool, neighbours) each."""
-    import torch
-
     rows = torch.from_numpy(pool)
     places, cosines = np.empty((2, len(pool), _NEIGHBOURS))
     for start in range(0, len(pool), 512):

@@ -11,6 +11,7 @@ from jaxtyping import Float32
 
 from recollect.core.errors import UserError
 from recollect.core.nearest import exact_neighbours
+from recollect.memory.backends.arrow import as_item
 from recollect.memory.backends.base import Backend, Hits, matrix_of_columns
 from recollect.memory.backends.cells import IndexRecord
 from recollect.memory.backends.removals import Removal
@@ -322,8 +323,6 @@ class ListBackend:
 
     def fetch(self, ids: Sequence[str], pictures: bool) -> list[Item]:
         """Rows in the order of their ids."""
-        from recollect.memory.backends.arrow import as_item
-
         return [as_item(self._held[id] | ({} if pictures else {"image": None}), self.address) for id in ids]
 
     def rows(self, ids: Sequence[str]) -> Pairs:

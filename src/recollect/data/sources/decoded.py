@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -195,6 +196,4 @@ def _bytes(rows: np.ndarray) -> np.ndarray:
 
 
 def _remove(place: Path) -> None:
-    import shutil
-
     shutil.rmtree(place, ignore_errors=True)
