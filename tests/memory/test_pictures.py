@@ -74,6 +74,23 @@ def test_a_folder_of_pictures_without_a_word_can_be_searched_and_each_hit_traced
         memory.search(encoder.embed_texts(["a"]), 1, "text")
 
 
+@BOTH
+def test_a_file_that_holds_another_picture_now_is_not_shown_for_it(address, photos, encoder):
+    """Two files exchange their names before anybody reads the folder again: rows still have their old vectors."""
+    memory = open_for_build(address, encoder, "m")
+    fill(memory, encoder, photos)
+    (photos / "0.png").write_bytes(encoded(1))
+    draw(2).save(photos / "2.png", "PNG", compress_level=0)  # as where a program has noted something in the file
+    assert (photos / "2.png").read_bytes() != encoded(2)
+    items = {item.id: item for item in memory.fetch([f"photos:{number}.png" for number in range(3)])}
+    with pytest.raises(UserError, match=r"0.png holds another picture now, which `recollect memory add` or"):
+        items["photos:0.png"].open()
+    for number in (1, 2):
+        assert np.asarray(items[f"photos:{number}.png"].open()).tobytes() == pixels(number)
+    fill(memory, encoder, photos, BuildOptions(same=False))
+    assert np.asarray(memory.fetch(["photos:0.png"])[0].open()).tobytes() == pixels(1)
+
+
 def test_a_link_to_a_picture_is_known_by_its_own_name_wherever_it_leads(photos, tmp_path, encoder):
     """Somebody's selection: a folder of links, of which some lead into each other, and which may itself be a link."""
     chosen = tmp_path / "chosen"

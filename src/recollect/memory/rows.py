@@ -1,5 +1,6 @@
 """Rows of a memory: both vectors of a pair with its caption, picture and whatever else is known of it."""
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from PIL import Image
 
 from recollect.core.errors import UserError
 from recollect.core.types import ImageLike, Kind
-from recollect.data.sources.images import BrokenImageError, decode
+from recollect.data.sources.images import BrokenImageError, decode, pixel_digest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,6 +75,11 @@ class Record:
             raise UserError(f"{where}: no memory of recollect (its record cannot be read: {error}).") from None
 
 
+def content_digest(content: bytes) -> str:
+    """Equal for the same bytes."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
 @dataclass(frozen=True)
 class Item:
     """One row as a reader sees it.
@@ -86,6 +92,8 @@ class Item:
         image: the picture's encoded bytes, or its path, or what opens it, or None.
         where: what to call it in errors.
         path: the file that the picture was read from, if it was one.
+        content: hash of that file's bytes when its row was made; "" where that is not known.
+        digest: of the picture's pixels.
     """
 
     id: str
@@ -95,16 +103,33 @@ class Item:
     image: bytes | Path | Callable[[], ImageLike] | None
     where: str
     path: Path | None = None
+    content: str = ""
+    digest: str = ""
 
     def read(self) -> ImageLike:
         """What an image tower reads: the picture, or the vector of a world without pictures.
 
         Raises:
-            BrokenImageError: the memory keeps none, the file is gone, or the bytes are damaged.
+            BrokenImageError: the memory keeps none, the file is gone or holds another picture now, or the bytes are
+                damaged.
         """
         if self.image is None:
             raise BrokenImageError(f"{self.where}: the memory keeps no picture of it")
+        if isinstance(self.image, Path) and self.content:
+            return self._of_file(self.image)
         return self.image() if callable(self.image) else decode(self.image, self.where)
+
+    def _of_file(self, file: Path) -> Image.Image:
+        try:
+            data = file.read_bytes()
+        except OSError:
+            return decode(file, self.where)  # which says why
+        picture = decode(data, self.where)
+        if content_digest(data) != self.content and pixel_digest(picture) != self.digest:
+            raise BrokenImageError(
+                f"{self.where}: {file} holds another picture now, which `recollect memory add` or `watch` takes up"
+            )
+        return picture
 
     def open(self) -> Image.Image:
         """Decode the picture.

@@ -18,7 +18,8 @@ def as_item(row: Mapping[str, Any], address: str) -> Item:
     metadata = row["metadata"]
     if not isinstance(metadata, Mapping):
         metadata = json.loads(metadata)
-    return Item(row["id"], row["caption"], row["source"], metadata, image, f"{address}, row '{row['id']}'", path)
+    where, content = f"{address}, row '{row['id']}'", row.get("stamp", "").partition("-")[0]
+    return Item(row["id"], row["caption"], row["source"], metadata, image, where, path, content, row.get("digest", ""))
 
 
 def vectors_of(column: Any) -> Float32[np.ndarray, "rows width"]:

@@ -175,7 +175,7 @@ class LanceBackend:
 
     def fetch(self, ids: Sequence[str], pictures: bool) -> list[Item]:
         """Rows in the order of their ids."""
-        names = ["id", "caption", "source", "metadata", "path", *(("image",) if pictures else ())]
+        names = ["id", "caption", "source", "metadata", "path", "stamp", "digest", *(("image",) if pictures else ())]
         places = self._places(ids)
         with self._told():
             if self._loaded is None or places is None:

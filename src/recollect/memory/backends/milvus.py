@@ -188,7 +188,8 @@ class MilvusBackend:
 
     def fetch(self, ids: Sequence[str], pictures: bool) -> list[Item]:
         """Rows in the order of their ids."""
-        found = self._by_id(ids, ["caption", "source", "metadata", "path", *(("image",) if pictures else ())])
+        names = ["caption", "source", "metadata", "path", "stamp", "digest", *(("image",) if pictures else ())]
+        found = self._by_id(ids, names)
         for row in found.values():
             if pictures:
                 row["image"] = base64.b64decode(row["image"])

@@ -18,7 +18,7 @@ from recollect.data.sources.images import BrokenImageError, pixel_digest
 from recollect.data.sources.reading import blocks_ahead
 from recollect.memory.build.looks import look_of
 from recollect.memory.removals import KeptAway
-from recollect.memory.rows import Pairs, plain
+from recollect.memory.rows import Pairs, content_digest, plain
 
 ROWS_AT_ONCE = 256
 """Samples embedded at a time. Commits are of whole blocks, so a resumed build has the blocks of an unbroken one."""
@@ -120,7 +120,7 @@ class Reader:
             picture = "" if key is None else self._id(key)
             encoded = _bytes_of(original)
             if key is not None and encoded is not None:
-                content = _hash(encoded)
+                content = content_digest(encoded)
                 stamp = self._stamp(content, self.source.facts(index))
                 if stamp in self.known.get(picture, ()):
                     return _Unchanged(picture, stamp, index, self._path(original))
