@@ -17,6 +17,7 @@ from recollect.fewshot import (
     ResidualMap,
     Timo,
     TipAdapterF,
+    heads,
     together,
 )
 from recollect.fewshot.holdout import HoldOut
@@ -271,6 +272,14 @@ def test_of_choices_that_are_right_alike_the_first_is_taken():
     assert (timo.gamma_, timo.prompts_) == (1.0, 0.5)
     assert ClassAdaptiveProbe(texts, epochs=1).fit(support, labels).factor_ == 10.0
     assert LinearProbe(strengths=(0.1, 1.0, 10.0)).fit(support, labels).C_ == 0.1
+
+
+def test_lp_plus_plus_reads_examples_block_by_block_to_the_same_minimum(monkeypatch):
+    support, labels, queries, _, texts = world((5, 6, 7, 8))
+    whole = LinearProbePlusPlus(texts, ridge=0.01).fit(support, labels)
+    monkeypatch.setattr(heads, "_LOGITS", 20)  # five examples at a time
+    parts = LinearProbePlusPlus(texts, ridge=0.01).fit(support, labels)
+    np.testing.assert_allclose(parts.scores(queries), whole.scores(queries), rtol=1e-5, atol=1e-6)
 
 
 def test_lp_plus_plus_starts_its_texts_weight_off_zero_where_they_say_nothing():

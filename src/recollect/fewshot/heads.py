@@ -154,6 +154,10 @@ class ClassAdaptiveProbe(_Anchored):
         return self.scale * queries @ self.coef_.T
 
 
+_LOGITS = 2**22
+"""Logits of LP++ (examples x classes) at a time: 32 MiB in double precision, of which a few are there at once."""
+
+
 class LinearProbePlusPlus(_Anchored):
     """LP++: ``f·(w_c + alpha_c t_c) + b_c``, learned prototypes and learned text weights (Huang et al., 2024).
 
@@ -201,30 +205,47 @@ class LinearProbePlusPlus(_Anchored):
 
     def _minimise(self, support: np.ndarray, labels: np.ndarray, strength: float) -> None:
         sums, alphas = self.start(support, labels)
-        basis, similarity = _basis(support), (support @ self.texts_.T).astype(np.float64)
+        basis, count = _basis(support), len(labels)
         images, sums = (_within(rows, basis).astype(np.float64) for rows in (support, sums))
         classes, width = sums.shape
-        rows, count = np.arange(len(labels)), len(labels)
+        block = max(1, _LOGITS // classes)
+        blocks = [slice(start, start + block) for start in range(0, count, block)]
+
+        def near(rows: slice) -> np.ndarray:
+            return (support[rows] @ self.texts_.T).astype(np.float64)
+
+        whole = near(blocks[0]) if len(blocks) == 1 else None
+
+        def similar(rows: slice) -> np.ndarray:  # of several blocks they are computed again at each step
+            return near(rows) if whole is None else whole
+
+        squares = sum((similar(rows) ** 2).sum(axis=0) for rows in blocks)
         # The loss bends this much more along a text's weight (alpha is near 100) than along an entry of w. In units in
         # which it does not, some 150 steps reach the minimum; else 500 do not, and where they end hangs on roundings.
-        unit = np.sqrt(alphas**2 * (similarity**2).mean(axis=0) + 1)
+        unit = np.sqrt(alphas**2 * squares / count + 1)
 
         def parts(moved: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             return moved[: sums.size].reshape(sums.shape), moved[sums.size : -classes] / unit, moved[-classes:]
 
         def loss(moved: np.ndarray) -> tuple[float, np.ndarray]:
             shift, stretch, bias = parts(moved)
-            logits = images @ (sums + shift).T + similarity * (alphas * (1 + stretch)) + bias
-            errors = softmax(logits)
-            peak = logits.max(axis=1)
-            value = (peak + np.log(np.exp(logits - peak[:, None]).sum(axis=1)) - logits[rows, labels]).mean()
-            errors[rows, labels] -= 1
-            errors /= count
-            of_shift = errors.T @ images + strength * shift
-            of_stretch = (errors * similarity).sum(axis=0) * alphas + strength * stretch
-            of_bias = errors.sum(axis=0) + strength * bias
+            value, of_shift, of_stretch, of_bias = 0.0, np.zeros_like(shift), np.zeros(classes), np.zeros(classes)
+            for rows in blocks:
+                close, own = similar(rows), (np.arange(len(labels[rows])), labels[rows])
+                logits = images[rows] @ (sums + shift).T + close * (alphas * (1 + stretch)) + bias
+                errors = softmax(logits)
+                peak = logits.max(axis=1)
+                value += (peak + np.log(np.exp(logits - peak[:, None]).sum(axis=1)) - logits[own]).sum() / count
+                errors[own] -= 1
+                errors /= count
+                of_shift += errors.T @ images[rows]
+                of_stretch += (errors * close).sum(axis=0)
+                of_bias += errors.sum(axis=0)
             value += strength / 2 * float((shift**2).sum() + (stretch**2).sum() + (bias**2).sum())
-            return value, np.concatenate([of_shift.ravel(), of_stretch / unit, of_bias])
+            of_stretch = of_stretch * alphas + strength * stretch
+            return value, np.concatenate(
+                [(of_shift + strength * shift).ravel(), of_stretch / unit, of_bias + strength * bias]
+            )
 
         found = minimize(loss, np.zeros(classes * (width + 2)), jac=True, method="L-BFGS-B",
                          options={"maxiter": self.max_iter, "ftol": 1e-16, "gtol": 1e-10})  # fmt: skip

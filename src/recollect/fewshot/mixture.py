@@ -212,6 +212,7 @@ class DualMemory(Mixture):
 
     def _read(self, queries: np.ndarray, plan: HoldOut | None = None, block: int = 1024) -> np.ndarray:
         """Similarity of each query with what it reads from each class; held-out examples do not read what is absent."""
+        block = min(block, max(1, 2**25 // len(self.labels_)))  # of 160,000 examples 128 MiB
         read = np.empty((len(queries), len(self.classes_)), dtype=queries.dtype)
         order = np.argsort(self.labels_, kind="stable")
         examples = np.split(order, np.cumsum(np.bincount(self.labels_))[:-1])
