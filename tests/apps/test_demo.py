@@ -140,7 +140,7 @@ def test_the_page_is_one_file_with_a_picture_for_each_paper(made):
     assert not re.search(r'(src|href)="(?!data:|#)', page)  # one file, nothing to load
     for words in ("LIxP", "Saito et al.", "Iscen et al.", "Huzaifa", "Command: recollect demo", "Machine:", "Time:"):
         assert words in page
-    for term, meaning in (*module.TERMS, *((f"<code>{command}</code>", what) for command, what in module.NEXT)):
+    for term, meaning in (*module._TERMS, *((f"<code>{command}</code>", what) for command, what in module.NEXT)):
         assert f"<dt>{term}</dt>" in page
         assert meaning.replace("'", "&#39;").split("“")[0] in page
 
