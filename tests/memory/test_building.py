@@ -403,11 +403,11 @@ def test_ray_gives_the_rows_of_one_process_though_a_worker_is_killed_and_leaves_
 
     def build():
         os.environ.update(environment)
-        with said.open("wb") as file:
+        with said.open("w") as file:
             for number in (1, 2):
                 os.dup2(file.fileno(), number)
-        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # not what pytest reads
-        built_by("ray", tmp_path)
+            with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):  # pytest reads its own
+                built_by("ray", tmp_path)
 
     child = multiprocessing.get_context("fork").Process(target=build)
     child.start()
