@@ -244,7 +244,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_run(world, tmp_path, monkeypatch,
 
     monkeypatch.setattr(joint.FeatureStore, "save", full)
     assert command(world, tmp_path / "run") == 2
-    assert "what the pictures read could not be written ([Errno 28]" in capsys.readouterr().err
+    assert "what the pictures read could not be written (No space left" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
