@@ -315,7 +315,7 @@ def reco_options(own, papers, tmp_path_factory):
         patch.setattr(reco_world, "NEAR", 0.99998)  # pictures of one class are alike here
         arms = ("none", "transformer / uni / cross", "mean / uni / cross")
         patch.setattr(reco_tables, "SEARCHES", {arm: reco_tables.SEARCHES[arm] for arm in arms})
-        patch.setattr(reco_tables, "TRAININGS", {reco_tables.MODEL: None, "RECO": FusionArm()})
+        patch.setattr(reco_tables, "TRAININGS", {reco_tables._MODEL: None, "RECO": FusionArm()})
         patch.setattr(reco_world, "Learning", partial(Learning, epochs=1))
         yield StudyOptions("full", out, data=data, search=search)
 

@@ -5,7 +5,8 @@ from recollect.core.errors import UserError
 from recollect.core.types import NO_LABEL
 from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.data.sources.columns import Columns
-from recollect.tasks.classification import Division, class_name_shift, classification_task, tested_rows
+from recollect.tasks import classification
+from recollect.tasks.classification import Division, class_name_shift, classification_task
 from recollect.tasks.retrieval import retrieval_task
 
 
@@ -105,7 +106,7 @@ def test_how_a_class_is_divided_does_not_depend_on_the_other_classes(make):
 def test_each_class_is_divided_by_a_draw_of_its_own():
     labels = np.repeat([0, 1], 40)
     for names in ((), ("cat", "dog")):
-        tested = tested_rows(labels, names, Division(within="all")).reshape(2, 40)
+        tested = classification.tested_rows(labels, names, Division(within="all")).reshape(2, 40)
         assert tested.sum(axis=1).tolist() == [20, 20]
         assert (tested[0] != tested[1]).any()
 
