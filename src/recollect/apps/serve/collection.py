@@ -98,6 +98,7 @@ class Collection:
             raise UserError(f"{memory.address}: the memory is empty. Add pictures with `recollect memory add`.")
         self._thumbs = _Thumbnails(self)
         self._copies: tuple[np.ndarray, list[str]] | None = None
+        self._of_digest: dict[str, int] | None = None
         self._shown: OrderedDict[tuple[str, int], PictureSelection] = OrderedDict()
 
     def __len__(self) -> int:
@@ -153,8 +154,6 @@ class Collection:
     def tiles(self) -> int:
         """How many pictures there are, each with all its captions once."""
         return int((self.tile_of == np.arange(len(self))).sum())
-
-    _of_digest: dict[str, int] | None = None
 
     def _find_copies(self) -> tuple[np.ndarray, list[str]]:
         digests, start = [""] * len(self), 0
