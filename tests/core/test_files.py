@@ -1,6 +1,8 @@
+import errno
 import fcntl
 import json
 import os
+import pickle
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +12,7 @@ from safetensors import SafetensorError
 
 from recollect.core.errors import UserError
 from recollect.core.files import (
+    FullDiskError,
     atomic_folder,
     atomic_path,
     beside,
@@ -199,3 +202,9 @@ def test_a_place_that_cannot_be_written_is_said_before_the_work(tmp_path):
         check_writable(tmp_path / "file" / "result.json", "--out")
     with pytest.raises(UserError, match="--save /proc/none/x: cannot be written there"):
         check_writable("/proc/none/x", "--save")
+
+
+def test_a_full_disk_is_told_once_by_another_process_too():
+    told = pickle.loads(pickle.dumps(FullDiskError("runs/model")))
+    assert str(told) == str(FullDiskError("runs/model"))
+    assert told.errno == errno.ENOSPC

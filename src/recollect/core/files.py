@@ -29,10 +29,15 @@ class FullDiskError(UserError, OSError):
 
     def __init__(self, place: object) -> None:
         super().__init__(f"{place}: the disk is full; nothing was changed. Free some space, and try again.")
+        self.place = str(place)
         self.errno, self.strerror = errno.ENOSPC, os.strerror(errno.ENOSPC)
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+    def __reduce__(self) -> tuple[type["FullDiskError"], tuple[str]]:
+        """Made again of the place, where it comes from another process."""
+        return FullDiskError, (self.place,)
 
 
 @contextmanager
