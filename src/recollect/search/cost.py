@@ -2,14 +2,13 @@
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -72,12 +71,11 @@ class Meter(TorchDispatchMode):
                 self.forward += products
             else:
                 self.backward += products
-        given = {each.untyped_storage()._cdata for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
-        for each in tree_leaves(out):
-            if isinstance(each, Tensor):
-                storage = each.untyped_storage()
-                if storage._cdata not in given:  # no view, and not in place
-                    self._hold(storage)
+        given = {each.untyped_storage()._cdata for each in _tensors((*args, *kwargs.values()))}
+        for each in _tensors((out,)):
+            storage = each.untyped_storage()
+            if storage._cdata not in given:  # no view, and not in place
+                self._hold(storage)
         return out
 
     def _hold(self, storage: torch.UntypedStorage) -> None:
@@ -91,6 +89,15 @@ class Meter(TorchDispatchMode):
 
     def _let_go(self, size: int) -> None:
         self.held -= size
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Those that an operator takes or returns: alone, or in lists."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
 
 
 def measured(search: TextSearch, queries: Sequence[str], k: int, probe: int = 8) -> tuple[list[SearchResult], Cost]:
