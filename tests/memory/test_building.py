@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -399,22 +398,14 @@ def test_ray_gives_the_rows_of_one_process_though_a_worker_is_killed_and_leaves_
         pytest.skip("Ray is not installed: pip install 'recollect[ray]'")
     mark = uuid.uuid4().hex
     environment = {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0", "RECOLLECT_MARK": mark}
-    said = tmp_path / "said"
-
-    def build():
-        os.environ.update(environment)
-        with said.open("w") as file:
-            for number in (1, 2):
-                os.dup2(file.fileno(), number)
-            with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):  # pytest reads its own
-                built_by("ray", tmp_path)
-
-    child = multiprocessing.get_context("fork").Process(target=build)
-    child.start()
-    child.join(240)
-    lines = [line for line in said.read_text().splitlines() if not line.startswith("embed latents:captions")]
-    assert lines == [], "of Ray, and of the worker that died, nothing is printed"
-    assert child.exitcode == 0
+    program = "import sys, pathlib, test_building; test_building.built_by('ray', pathlib.Path(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program, str(tmp_path)],
+        capture_output=True, text=True, timeout=240, cwd=Path(__file__).parent, env=os.environ | environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("embed latents:captions")]
+    assert said == [], "of Ray, and of the worker that died, nothing is printed"
     assert (tmp_path / "killed").exists()
     built_by("local", tmp_path)
     assert rows_of(Memory.open(tmp_path / "ray")) == rows_of(Memory.open(tmp_path / "local"))
