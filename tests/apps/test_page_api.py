@@ -15,6 +15,7 @@ from colours import COLOURS, ColourEncoder, shade
 from pages import HOSTILE, colour_memory, start
 from pictures import encoded
 from recollect.apps.classify.classifier import Classifier
+from recollect.apps.serve.collection import Collection
 from recollect.commands import serve
 from recollect.commands.serve import Serve
 from recollect.core.errors import UserError
@@ -390,6 +391,13 @@ def painted_rows(folder, colours, names, create=True):
     data = [encoded(image) for image in images]
     memory.upsert(Pairs(names, vectors, texts, list(colours), "colour", images=data, digests=digests))
     return memory
+
+
+def test_a_picture_is_found_by_its_pixels_before_anybody_asked_for_copies(tmp_path):
+    memory = painted_rows(tmp_path / "memory", ["red", "green"], ["a", "b"])
+    assert Collection(memory).row_of_picture("pixels of green") == 1
+    assert Collection(memory).row_of_picture("b") == 1
+    assert Collection(memory).row_of_picture("pixels of blue") is None
 
 
 def test_clicks_stay_with_their_pictures_where_files_are_exchanged_and_renamed(tmp_path, restart):

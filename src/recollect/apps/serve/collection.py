@@ -135,9 +135,10 @@ class Collection:
 
     def row_of_picture(self, key: str) -> int | None:
         """The first row of a picture by the digest of its pixels, else by its id; None where it is not there."""
-        if self._copies is not None and self._of_digest is None:
-            rows = np.flatnonzero(self._copies[0] == np.arange(len(self))).tolist()
-            self._of_digest = {digest: row for row in rows if (digest := self._copies[1][row])}
+        copy_of, digests = self.copy_of, self.digests
+        if self._of_digest is None and self._copies is not None:  # else asked again when the memory can be read
+            rows = np.flatnonzero(copy_of == np.arange(len(self))).tolist()
+            self._of_digest = {digest: row for row in rows if (digest := digests[row])}
         found = (self._of_digest or {}).get(key)
         return self.row_of.get(key) if found is None else found
 
