@@ -14,26 +14,26 @@ PYTHONS ?= python3.11 python3.12 python3.13
 unexport PYTHONDONTWRITEBYTECODE
 # A worker more than cores, since some always wait for a child or a disk; each takes 2 GB, so seventeen at most.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 16) + 1)')
-PYTEST := -n $(WORKERS) --dist worksteal --jaxtyping-packages=recollect,beartype.beartype
+PYTEST := -n $(WORKERS) --dist worksteal --jaxtyping-packages=recollect,recollect_papers,beartype.beartype
 
 .PHONY: demo test lint style types suite help bench bench-gpu docs results figures notebooks matrix lowest setup clean
 
 setup: .venv/.installed
 
-.venv/.installed: pyproject.toml constraints.txt
+.venv/.installed: pyproject.toml papers/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "recollect needs Python 3.11 or newer; name one with: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python .ci/install.py --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python .ci/install.py --constraint constraints.txt --editable '.[dev]' --editable ./papers
 	touch $@
 
 demo: setup
-	$(BIN)/recollect demo --out $(OUT) --scale $(SCALE)
+	$(BIN)/recollect-papers demo --out $(OUT) --scale $(SCALE)
 
 lint: style types
 
 style: setup
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src papers tests benchmarks
+	$(BIN)/ruff format --check src papers tests benchmarks
 
 types: setup
 	$(BIN)/mypy
@@ -69,17 +69,17 @@ docs: setup
 
 # Every table and figure between the marks of the pages, from the files in results/.
 results: setup
-	for page in $$(grep -rlE '<!-- (table|cell|words|value) ' README.md docs --include=*.md); do $(BIN)/recollect results $$page; done
+	for page in $$(grep -rlE '<!-- (table|cell|words|value) ' README.md docs --include=*.md); do $(BIN)/recollect-papers results $$page; done
 
 # The guide's pictures of numbers, from the files in results/ that keep their points.
 figures: setup
-	for name in lixp/figure-4 reco/figure-3; do $(BIN)/recollect study $$name --kept results/$$name.json --out docs/images; done
+	for name in lixp/figure-4 reco/figure-3; do $(BIN)/recollect-papers $$name --kept results/$$name.json --out docs/images; done
 
 matrix:
 	for python in $(PYTHONS); do \
 	  $$python --version > /dev/null 2>&1 || { echo "$$python: not here, left out"; continue; }; \
 	  test -x .venv-$$python/bin/python || $$python -m venv .venv-$$python; \
-	  .venv-$$python/bin/pip install --quiet --constraint constraints.txt --editable '.[dev]'; \
+	  .venv-$$python/bin/pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable ./papers; \
 	  .venv-$$python/bin/pytest $(PYTEST); \
 	done
 
@@ -87,9 +87,9 @@ matrix:
 lowest:
 	test -x .venv-lowest/bin/python || $(PYTHON) -m venv .venv-lowest
 	$(PYTHON) .ci/lowest.py > .venv-lowest/constraints.txt
-	.venv-lowest/bin/pip install --quiet --constraint .venv-lowest/constraints.txt --editable '.[adapters,memory,milvus,onnx,web]' \
+	.venv-lowest/bin/pip install --quiet --constraint .venv-lowest/constraints.txt --editable '.[adapters,memory,milvus,onnx,web]' --editable ./papers \
 	  beartype build grimp hypothesis pytest pytest-xdist sentence-transformers setuptools
 	.venv-lowest/bin/pytest -n $(WORKERS) --dist worksteal # the lowest jaxtyping cannot watch a package that a plugin has imported
 
 clean:
-	rm -rf .venv .venv-* site .site.log build dist *.egg-info src/*.egg-info
+	rm -rf .venv .venv-* site .site.log build dist *.egg-info src/*.egg-info papers/src/*.egg-info

@@ -1,7 +1,7 @@
-"""Write what `recollect COMMAND --help` prints; see recollect/commands/help.py."""
+"""Write what `recollect COMMAND --help` prints; see recollect/cli/help.py."""
 
 from recollect.cli import COMMANDS, render_help
-from recollect.commands.help import HELP_TEXTS, help_file
+from recollect.cli.help import HELP_TEXTS, help_file
 from recollect.core.files import write_text
 
 HELP_TEXTS.mkdir(exist_ok=True)

@@ -37,13 +37,13 @@ from recollect.core.files import atomic_path
 from recollect.data.sources import open_source
 from recollect.evaluation.intervals import Kinds, percentiles
 from recollect.evaluation.retrieval import merged_tasks
+from recollect.evaluation.tasks.retrieval import RetrievalTask, retrieval_task
 from recollect.models import load_model
 from recollect.models.patches import PatchEncoder
 from recollect.search.captioning.corruption import CaptionCorruption, content_words, corrupted_captions, held_out
 from recollect.search.episodes.batch import Asked, EpisodeBatch, number_texts
 from recollect.search.episodes.batched import Episodes
 from recollect.search.episodes.options import EpisodeOptions
-from recollect.tasks.retrieval import RetrievalTask, retrieval_task
 from recollect.training.locked import lock_source
 from recording import this_command
 

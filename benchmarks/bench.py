@@ -3,7 +3,7 @@
 python benchmarks/bench.py --out results/bench/cpu.json              (make bench: at most half an hour)
 python benchmarks/bench.py --scale gpu --out results/bench/gpu.json  (make bench-gpu)
 python benchmarks/bench.py --scale large --sections objectives steps --rounds 1 --out results/bench/large.json
-recollect results docs/bench.md                                      (its tables on the page)
+recollect-papers results docs/bench.md                                      (its tables on the page)
 
 What is compared is measured in turns, so that whatever else the machine does meets all of it, and the best of the
 rounds is taken, of which long works have fewer. On one thread of a CPU the clock counts the seconds of this process
@@ -44,9 +44,9 @@ from recollect.data.sources.decoded import decoded
 from recollect.data.transforms import ImageTransform
 from recollect.models import build_model
 from recollect.objectives import ContextObjective, ContrastiveObjective
-from recollect.studies.study import StudyTable
 from recollect.training.precision import Precision
 from recollect.training.step import Inputs, StepOptions
+from recollect_papers.study import StudyTable
 from training import alone, peak_memory, random_inputs, step_of
 
 Scale = Literal["tiny", "full", "large", "gpu"]
@@ -482,7 +482,7 @@ SECTIONS: Mapping[Section, Callable[[Sizes, Clock], Iterator[Row]]] = {
 
 
 def tables(about: Mapping[str, Any], sections: Mapping[str, Sequence[Row]]) -> list[StudyTable]:
-    """The ratios of a run, in the form that `recollect results` puts on a page."""
+    """The ratios of a run, in the form that `recollect-papers results` puts on a page."""
     note = f"{about['cpu']}, {about['device']}, {about['threads']} thread(s), torch {about['versions']['torch']}"
     return [
         StudyTable(title, head, tuple(tuple(cells(row)) for row in sections[section]), (note,))
@@ -562,7 +562,7 @@ def main(options: Options) -> None:
     """Measure and write."""
     measure(options)
     if options.out:
-        print(f"written: {options.out}; `recollect results docs/bench.md` puts its tables on the page")
+        print(f"written: {options.out}; `recollect-papers results docs/bench.md` puts its tables on the page")
 
 
 if __name__ == "__main__":

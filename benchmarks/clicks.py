@@ -1,7 +1,7 @@
 """How many clicks find a class: a simulated clicker on labelled sets, beside a forest's loop and random order.
 
     python benchmarks/clicks.py MODEL eurosat.parquet emoji.parquet:group:test --classes 5 --clicks 300 --rows 2500
-    recollect results docs/page.md
+    recollect-papers results docs/page.md
 
 Each class of a set is looked for among its pictures by a clicker who is always right. What counts is the list
 that the page would show: clicked Yes first, clicked No last, the others by score; its average precision after every
@@ -31,7 +31,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
-from recollect.apps.classify.asking import next_to_label
+from recollect.apps.classify.active_learning import next_to_label
 from recollect.apps.classify.clicked_cut import cut_off
 from recollect.apps.classify.clicks import ClickModel
 from recollect.core.files import write_json

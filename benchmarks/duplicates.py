@@ -1,37 +1,43 @@
-"""Duplicates of a large memory: the processor's time and the memory that it takes to find them, and how many are found.
+"""Precision and recall of "the same picture", decided on pixels, over pairs made from real pictures.
 
-    python benchmarks/duplicates.py --rows 1000000 --no-exact --out results/bench/duplicates-1m.json
+    python benchmarks/duplicates.py ../shared/data
 
-Makes a memory of embeddings around centres, as photographs of many subjects have them, with doubles of which it knows:
-the same file, the same picture encoded again (a hash a few bits apart, cosine 0.98), similar shots (0.955), and a
-dense group of equal ones. Both ways of finding them run in one process: among neighbours, as the page does of a large
-memory, and exactly. *Memory* is what the process took at most beyond what it had with the memory opened, without the
-files that it maps (the vectors); *found* is the share of the known pairs that are in one group.
+Positive pairs: a picture and an edit of it. Negative pairs: the most similar different pictures of a source (by
+pixels), screenshots that differ in one line of text, frames of a burst, and scenes in which one object moved. The
+limits of `recollect.memory.same_picture` were chosen on the sources in `CHOSEN_ON`; the others are the test.
 """
 
+import io
+import itertools
 import json
-import os
-import shutil
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
+import pyarrow.parquet as pq
 import tyro
+from PIL import Image, ImageDraw, ImageFont
 
 from recollect.core.files import write_json
 from recollect.core.progress import progress
-from recollect.memory import Memory, Pairs
-from recollect.memory.duplicates import LEVELS, Duplicates, find_duplicates
+from recollect.memory.build.looks import look_of
+from recollect.memory.duplicates import LOOK_BITS
+from recollect.memory.same_picture import PreparedPicture, near_identical
 from recording import this_command
 
-_BLOCK = 50_000
-COSINES = {"same": 1.0, "encoded": 0.98, "similar": 0.955}
-"""Of a double with what it is a double of."""
+CHOSEN_ON = ("fashion", "pacs sketch", "flickr8k", "caltech101", "windows", "grocery", "pacs cartoon", "terminals")
+TESTED_ON = ("coco_captions", "butterfly10")
+TWINS = {
+    ("fashion", 2671, 2672), ("fashion", 2695, 2696), ("caltech101", 375, 415), ("caltech101", 391, 407),
+    ("caltech101", 865, 869), ("caltech101", 889, 911), ("caltech101", 893, 894), ("pacs cartoon", 303, 342),
+    ("pacs cartoon", 1004, 1098),
+}  # fmt: skip
+"""Rows of one source that show the same picture: looked at one by one, and left out."""
+
+Edit = Callable[[Image.Image], Image.Image]
 
 
 @dataclass(frozen=True)
@@ -39,149 +45,175 @@ class Options:
     """What to measure.
 
     Attributes:
-        rows: of the memory.
-        width: of a vector.
-        doubles: share of the rows that are doubles of others, in each of three ways.
-        dense: share of the rows that are all equal.
-        exact: also compare all with all.
-        work: folder for the memory, made anew.
+        data: folder of the Parquet files of pictures.
+        rows: pictures of each source among which the most similar ones are sought.
+        edited: pictures of each source of which every edit is made.
+        near: negative pairs of each source.
         out: JSON file for the figures.
     """
 
-    rows: int = 100_000
-    width: int = 256
-    doubles: float = 0.01
-    dense: float = 0.02
-    exact: bool = True
-    work: Path = Path("duplicates-benchmark")
-    out: Path = Path("results/bench/duplicates.json")
+    data: Annotated[Path, tyro.conf.Positional]
+    rows: int = 3_000
+    edited: int = 60
+    near: int = 500
+    out: Path = Path("results/bench/duplicates-pixels.json")
 
 
-def made(options: Options) -> tuple[Path, dict[str, tuple[np.ndarray, np.ndarray]]]:
-    """The memory, and its pairs of doubles by level."""
+def encoded(image: Image.Image, form: str, **options: int) -> Image.Image:
+    """Through a file format and back."""
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return Image.open(io.BytesIO(buffer.getvalue())).convert("RGB")
+
+
+def resized(image: Image.Image, factor: float) -> Image.Image:
+    """To a share of its size."""
+    size = max(1, round(image.width * factor)), max(1, round(image.height * factor))
+    return image.resize(size, Image.Resampling.LANCZOS)
+
+
+def cropped(image: Image.Image, share: float) -> Image.Image:
+    """Without this share of each side, at each edge; at least a pixel."""
+    x, y = max(1, round(image.width * share)), max(1, round(image.height * share))
+    return image.crop((x, y, image.width - x, image.height - y))
+
+
+def marked(image: Image.Image, alpha: int) -> Image.Image:
+    """With a line of white text in a corner."""
+    over = Image.new("RGBA", image.size, (0, 0, 0, 0))
+    draw, font = ImageDraw.Draw(over), ImageFont.load_default(max(6, image.height // 14))
+    _, _, right, bottom = draw.textbbox((0, 0), "(c) photo", font=font)
+    place = image.width - right - 2, image.height - bottom - 2
+    draw.text(place, "(c) photo", font=font, fill=(255, 255, 255, alpha))
+    return Image.alpha_composite(image.convert("RGBA"), over).convert("RGB")
+
+
+EDITS: dict[str, Edit] = {
+    **{f"JPEG {q}": lambda image, q=q: encoded(image, "JPEG", quality=q) for q in (30, 50, 75, 95)},
+    **{f"WebP {q}": lambda image, q=q: encoded(image, "WEBP", quality=q) for q in (50, 80)},
+    **{f"resized {f:.0%}": lambda image, f=f: resized(image, f) for f in (0.5, 0.7, 1.3, 2.0)},
+    "resized 50%, JPEG 60": lambda image: encoded(resized(image, 0.5), "JPEG", quality=60),
+    "GIF": lambda image: encoded(image, "GIF"),
+    "palette of 256": lambda image: image.quantize(256).convert("RGB"),
+    "web palette": lambda image: image.convert("P").convert("RGB"),
+    "gray": lambda image: image.convert("L").convert("RGB"),
+    "gray, JPEG 75": lambda image: encoded(image.convert("L"), "JPEG", quality=75),
+    "crop of 2%": lambda image: cropped(image, 0.02),
+    "crop of 2%, JPEG 75": lambda image: encoded(cropped(image, 0.02), "JPEG", quality=75),
+    "watermark, half transparent": lambda image: marked(image, 128),
+    "watermark, opaque": lambda image: marked(image, 255),
+}
+
+
+def pictures(options: Options, source: str) -> list[Image.Image]:
+    """Of a Parquet file, of one domain of it, or drawn screenshots."""
+    if source in ("windows", "terminals"):
+        return [screenshot(seed, dark=source == "terminals") for seed in range(120)]
+    name, _, domain = source.partition(" ")
+    table = pq.read_table(options.data / f"{name}.parquet")
+    domains = table["domain"].to_pylist() if domain else [""] * len(table)
+    rows = [row for row, each in enumerate(domains) if each == domain][: options.rows]
+    return [Image.open(io.BytesIO(table["image"][row].as_py())).convert("RGB") for row in rows]
+
+
+def screenshot(seed: int, dark: bool, other_line: bool = False) -> Image.Image:
+    """A window or a terminal with text; with one line that reads otherwise."""
+    generator = np.random.default_rng([seed, dark])
+    size = (320, 480) if dark else (480, 320)
+    back, ink = ((20, 20, 24), (200, 220, 200)) if dark else ((255, 255, 255), (20, 20, 20))
+    image = Image.new("RGB", size, back)
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(12)
+    left = 6 if dark else 100
+    if not dark:
+        draw.rectangle((0, 0, size[0], 28), fill=(60, 90, 160))
+        draw.rectangle((0, 28, 90, size[1]), fill=(235, 235, 240))
+    changed = int(generator.integers(1, 12))
+    for line, y in enumerate(range(40, size[1] - 16, 18)):
+        letters = ["".join(map(chr, generator.integers(97, 123, generator.integers(2, 8)))) for _ in range(6)]
+        if other_line and line == changed:
+            letters.reverse()
+        draw.text((left, y), " ".join(letters), fill=ink, font=font)
+    return image
+
+
+def noisy(image: Image.Image, seed: int) -> Image.Image:
+    """With the noise of a sensor."""
+    noise = np.random.default_rng(seed).normal(size=(image.height, image.width, 1)) * 3
+    return Image.fromarray((np.asarray(image) + noise).clip(0, 255).astype(np.uint8))
+
+
+def negatives(
+    options: Options, source: str, images: list[Image.Image]
+) -> Iterator[tuple[str, Image.Image, Image.Image]]:
+    """Pairs of different pictures, the most similar that there are."""
+    for one, other in nearest(images, options.near):
+        if (source, one, other) not in TWINS:
+            yield "most similar pictures", images[one], images[other]
+    if source in ("windows", "terminals"):
+        for seed, image in enumerate(images):
+            yield "one other line of text", image, screenshot(seed, source == "terminals", other_line=True)
+        return
     generator = np.random.default_rng(0)
-    count, some = options.rows, int(options.doubles * options.rows)
-    centres = unit(generator.normal(size=(max(1, count // 500), options.width)))
-    vectors = np.empty((count, options.width), np.float32)
-    for start in range(0, count, _BLOCK):
-        size = min(_BLOCK, count - start)
-        noise = unit(generator.normal(size=(size, options.width)))
-        vectors[start : start + size] = unit(centres[generator.integers(len(centres), size=size)] + noise)
-    looks = generator.integers(1, 2**63, count, dtype=np.uint64)
-    files = np.arange(count)
-    rows = generator.permutation(count)
-    dense = rows[: int(options.dense * count)]
-    vectors[dense] = vectors[dense[0]]
-    pairs, rest = {}, rows[len(dense) :]
-    for place, level in enumerate(LEVELS):
-        own, double = (rest[(2 * place + side) * some : (2 * place + side + 1) * some] for side in range(2))
-        aside = unit(generator.normal(size=(some, options.width)))
-        aside = unit(aside - (aside * vectors[own]).sum(1, keepdims=True) * vectors[own])
-        cosine = COSINES[level]
-        vectors[double] = unit(cosine * vectors[own] + np.sqrt(1 - cosine**2) * aside)
-        if level == "encoded":
-            looks[double] = looks[own]
-            for _ in range(4):
-                looks[double] ^= np.uint64(1) << generator.integers(0, 63, some).astype(np.uint64)
-        if level == "same":
-            files[double] = files[own]
-        pairs[level] = own, double
-    folder = options.work / f"memory-{count}"
-    shutil.rmtree(folder, ignore_errors=True)
-    memory = Memory.create(folder, width=options.width, model="made")
-    with progress("made pictures", count, "pictures") as counter:
-        for start in range(0, count, _BLOCK):
-            numbers = range(start, min(start + _BLOCK, count))
-            block = vectors[start : start + len(numbers)]
-            named = [f"made/{number}" for number in numbers]
-            keys = [f"{file:064x}" for file in files[start : start + len(numbers)].tolist()]
-            memory.add(
-                Pairs(
-                    named, block, np.zeros_like(block), [""] * len(block), "made", digests=keys,
-                    stamps=[f"{key}-" for key in keys],
-                    looks=[f"{look:016x}" for look in looks[start : start + len(numbers)].tolist()],
-                )
-            )  # fmt: skip
-            counter.advance(len(numbers))
-    memory.prepare()
-    pairs["dense"] = np.full(len(dense) - 1, dense[0]), dense[1:]
-    return folder, pairs
+    for number in range(options.edited):
+        image, patch = (images[int(place)] for place in generator.choice(len(images), 2, replace=False))
+        width, height = image.size
+        edge = max(3, round(0.05 * width))
+        frames = [image.crop((edge + x, edge, width - edge + x, height - edge)) for x in (0, edge)]
+        yield "burst", noisy(frames[0], number), noisy(frames[1], number + 1)
+        side = max(5, round(min(width, height) * generator.uniform(0.1, 0.22)))
+        scenes = [image.copy(), image.copy()]
+        for scene in scenes:
+            place = int(generator.integers(width - side)), int(generator.integers(height - side))
+            scene.paste(patch.resize((side, side), Image.Resampling.LANCZOS), place)
+        yield "an object moved", noisy(scenes[0], number), noisy(scenes[1], number + 1)
 
 
-def unit(rows: np.ndarray) -> np.ndarray:
-    """Of unit norm."""
-    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), dtype=np.float32)
-
-
-@contextmanager
-def most_memory() -> Iterator[list[float]]:
-    """Megabytes of the process that are in no file: at first, and at most."""
-    done, said = threading.Event(), [own_megabytes()] * 2
-
-    def watch() -> None:
-        while not done.wait(0.1):
-            said[-1] = max(said[-1], own_megabytes())
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    yield said
-    done.set()
-    thread.join()
-
-
-def own_megabytes() -> float:
-    """Of this process, now."""
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(lines["RssAnon"].split()[0]) / 1024
-
-
-def found(known: dict[str, tuple[np.ndarray, np.ndarray]], duplicates: Duplicates) -> dict[str, float]:
-    """Of the known pairs of each kind, the share that is in one group of its level or a wider one."""
-    group_of: dict[str, dict[str, int]] = {}
-    for level in LEVELS:
-        numbers = group_of[level] = {}
-        for number, group in enumerate(duplicates.groups[level]):
-            numbers |= dict.fromkeys(group, number)
-    shares = {}
-    for kind, (own, other) in known.items():
-        levels = LEVELS[LEVELS.index(kind) :] if kind in LEVELS else LEVELS  # type: ignore[arg-type]
-        together = [
-            any(
-                f"made/{one}" in group_of[level]
-                and group_of[level][f"made/{one}"] == group_of[level].get(f"made/{two}")
-                for level in levels
-            )
-            for one, two in zip(own.tolist(), other.tolist(), strict=True)
-        ]
-        shares[kind] = round(float(np.mean(together)), 4)
-    return shares
+def nearest(images: list[Image.Image], count: int) -> list[tuple[int, int]]:
+    """The pairs whose pixels differ least, relative to their contrast."""
+    rows = np.stack(
+        [np.asarray(each.resize((32, 32), Image.Resampling.BOX), np.float32).reshape(-1) for each in images]
+    )
+    square, contrast = (rows**2).sum(1), rows.var(1)
+    apart = square[:, None] + square - 2 * rows @ rows.T
+    apart /= np.minimum(contrast[:, None], contrast) + 20
+    apart[np.tril_indices(len(apart))] = np.inf
+    best = np.argpartition(apart.reshape(-1), count)[:count]
+    return [divmod(int(each), len(images)) for each in best]
 
 
 def main() -> None:
     """Measure, print and write."""
     options = tyro.cli(Options)
-    folder, known = made(options)
-    memory = Memory.open(folder)
-    memory.matrix("image")
-    said: dict[str, Any] = {"rows": options.rows, "width": options.width, "processors": os.cpu_count()}
-    for name in ("neighbours", "exact") if options.exact else ("neighbours",):
-        began, worked = time.perf_counter(), time.process_time()
-        with most_memory() as most:
-            duplicates = find_duplicates(memory, everything=name == "exact")
-        said[name] = {
-            "processor_s": round(time.process_time() - worked, 1),
-            "s": round(time.perf_counter() - began, 1),
-            "memory_mb": round(most[-1] - most[0]),
+    report = {"format": 1, "command": this_command()}
+    for part, sources in {"chosen_on": CHOSEN_ON, "tested_on": TESTED_ON}.items():
+        found: dict[str, list[bool]] = defaultdict(list)
+        wrong: dict[str, list[bool]] = defaultdict(list)
+        hashed: list[bool] = []
+        for source in sources:
+            images = pictures(options, source)
+            drawn = np.random.default_rng(1).permutation(len(images))[: options.edited].tolist()
+            with progress(f"pairs of {source}", len(drawn), "pictures") as counter:
+                for place in drawn:
+                    prepared, look = PreparedPicture(images[place]), int(look_of(images[place]) or "0", 16)
+                    for name, edit in EDITS.items():
+                        edited = edit(images[place])
+                        found[name].append(near_identical(prepared, PreparedPicture(edited)))
+                        hashed.append((look ^ int(look_of(edited) or "0", 16)).bit_count() <= LOOK_BITS)
+                    counter.advance(1)
+            for kind, one, other in negatives(options, source, images):
+                wrong[f"{source}: {kind}"].append(near_identical(PreparedPicture(one), PreparedPicture(other)))
+        right, false = (sum(itertools.chain(*each.values())) for each in (found, wrong))
+        report[part] = {
+            "sources": list(sources),
+            "positive_pairs": sum(map(len, found.values())),
+            "negative_pairs": sum(map(len, wrong.values())),
+            "precision": round(right / (right + false), 5),
+            "recall": {name: round(float(np.mean(each)), 4) for name, each in found.items()},
+            "called_the_same": {kind: sum(each) for kind, each in wrong.items()},
+            "within_the_hash": round(float(np.mean(hashed)), 4),
         }
-        began = time.process_time()
-        said[name]["spare"] = len(duplicates.spare("similar"))
-        said[name]["spare_processor_s"] = round(time.process_time() - began, 1)
-        said[name] |= {
-            "groups": {level: len(duplicates.groups[level]) for level in LEVELS},
-            "found": found(known, duplicates),
-        }
-        write_json(options.out, {"format": 1, "command": this_command(), **said})
-        print(json.dumps(said, indent=2), flush=True)
+        print(json.dumps(report[part], indent=2), flush=True)
+    write_json(options.out, report)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Few-shot classification: what is shared against the plain way, in one run; the most memory of large fits.
 
 python benchmarks/fewshot.py --out results/bench/few-shot.json   (a quarter of an hour on one core)
-recollect results docs/bench.md                                  (its tables on the page)
+recollect-papers results docs/bench.md                                  (its tables on the page)
 """
 
 import json
@@ -29,12 +29,12 @@ from recollect.fewshot.calibration import expected_calibration_error
 from recollect.fewshot.draws import nested_supports
 from recollect.fewshot.engine import SET_QUERIES, run_protocol
 from recollect.fewshot.holdout import HoldOut
-from recollect.fewshot.kernel import Landmarks, Targets
+from recollect.fewshot.kernel import Landmarks, RidgeTargets
 from recollect.fewshot.methods import FEW_SHOT_METHODS, PAPER_METHODS
 from recollect.fewshot.protocol import FewShotTask, Protocol
 from recollect.fewshot.scoring import SET_ALPHA
 from recollect.fewshot.tuning import best_weight
-from recollect.studies.study import StudyTable
+from recollect_papers.study import StudyTable
 
 Figures = dict[str, Any]
 
@@ -147,9 +147,9 @@ def engine(options: Options, methods: Sequence[str], what: str, seeds: int) -> F
     fast, rows = seconds(lambda: run_protocol(task, Protocol(methods, options.shots, range(seeds))))
     one, expected = seconds(lambda: loop_over_estimators(task, Protocol(methods, options.shots, (0,))))
     mine = [row for row in rows if row["seed"] == 0]
-    figures = [[row[name] for name in ("value", "ece", "coverage", "set_size")] for row in mine]
+    figures = [[row.get(name, np.nan) for name in ("value", "ece", "coverage", "set_size")] for row in mine]
     theirs = [expected[row["method"], row["shots"], row["seed"]] for row in mine]
-    apart = np.abs(np.array(figures) - np.array(theirs)).max(axis=0).tolist()
+    apart = np.nanmax(np.abs(np.array(figures) - np.array(theirs)), axis=0).tolist()
     shots, several = f"K = {options.shots[0]}…{options.shots[-1]}", "s" * (len(methods) > 1)
     return {
         "what": f"{len(methods)} method{several} {what}, {shots}, {seeds} draw{'s' * (seeds > 1)}",
@@ -223,7 +223,7 @@ def left_out(options: Options) -> Figures:
     with sought(timed, RIDGES):
         some, _ = seconds(lambda: model._choose(plan))
     search = some * len(BANDWIDTHS) / len(timed)
-    refit, alone = _refits(options, Targets(support, labels, task.texts), plan, model)
+    refit, alone = _refits(options, RidgeTargets(support, labels, task.texts), plan, model)
     settings = len(BANDWIDTHS) * len(RIDGES)
     return {
         "examples": len(labels), "classes": options.left_out_classes, "held_out": len(plan.rows),
@@ -234,7 +234,7 @@ def left_out(options: Options) -> Figures:
     }  # fmt: skip
 
 
-def _refits(options: Options, targets: Targets, plan: HoldOut, model: ProKeR) -> tuple[float, float]:
+def _refits(options: Options, targets: RidgeTargets, plan: HoldOut, model: ProKeR) -> tuple[float, float]:
     """Seconds of one refit, and of all held-out rows at one ridge by the closed form with a factor of its own."""
     every = np.arange(len(targets.labels))
     if len(every) > proker.CHOICE_ROWS:
@@ -362,7 +362,7 @@ memory of large fits."""
 
 
 def tables(found: Mapping[str, Sequence[Figures]], about: Mapping[str, Any]) -> list[StudyTable]:
-    """The figures in the form that `recollect results` puts on a page."""
+    """The figures in the form that `recollect-papers results` puts on a page."""
     note = f"{about['cpu']}, {about['threads']} thread(s), numpy {about['versions']['numpy']}"
     ratios = [row for part, make in _RATIOS.items() for figures in found.get(part, ()) for row in make(figures)]
     sizes = [

@@ -9,7 +9,7 @@ any. ``--split validation`` withholds concepts of the training split, for choice
 
 The base of emoji and products is what a laptop trains in half a minute: whitened k-means patches (Coates and Ng, 2011),
 on which a small head beside a bag of words is trained by the sigmoid loss. That of characters is the convnet of
-``recollect study reco/table-3 --scale small``. Fusions are trained and asked by the package itself.
+``recollect-papers reco/table-3 --scale small``. Fusions are trained and asked by the package itself.
 """
 
 import argparse
@@ -367,9 +367,9 @@ def fashion(data: Path, work: Path, split: str, seed: int) -> World:
 def characters(work: Path, split: str, seed: int, *, new: bool) -> World:
     """Half of the characters are trained on. The study's fusion also meets pairs that the model has not: ``new``."""
     from recollect.memory.fusion.learning import embed_pairs
-    from recollect.studies.reco.glyphs import glyph_entities, memory_sources
-    from recollect.studies.reco.world import benches
-    from recollect.studies.study import StudyOptions
+    from recollect_papers.reco.glyphs import glyph_entities, memory_sources
+    from recollect_papers.reco.world import benches
+    from recollect_papers.study import StudyOptions
 
     options = StudyOptions("small", work / "glyphs", seeds=seed + 1, workers=1)
     bench = list(benches(options, "convnet", split))[seed]

@@ -1,7 +1,7 @@
 """Confidence with one example of each class: how far the guess of `recollect.fewshot.base.stand_ins` can be trusted.
 
 python benchmarks/one_shot.py --models RUN0/model RUN1/model --data FOLDER --out results/few-shot/one-shot.json
-recollect results docs/few-shot.md
+recollect-papers results docs/few-shot.md
 
 A model is one on a locked image tower (`recollect train siglip-locked ...`), so that pictures are embedded once.
 """
@@ -24,12 +24,12 @@ from recollect.fewshot.draws import nested_supports
 from recollect.fewshot.methods import FEW_SHOT_METHODS
 from recollect.models import load_model
 from recollect.models.dual import DualEncoder
-from recollect.studies.study import StudyTable
 from recollect.training.locked_towers import FeatureEncoder
+from recollect_papers.study import StudyTable
 from which_method import locked_task
 
 CHOOSING = ("eurosat", "dtd10", "tiny_imagenet")
-TESTING = ("cifar10", "caltech101", "flowers12", "cars196", "gtsrb", "resisc12", "imagenette", "butterfly10", "grocery")
+TESTING = ("cifar10", "caltech101", "flowers12", "gtsrb", "resisc12", "imagenette", "butterfly10", "grocery")
 METHODS = (
     "prototype", "tip-adapter", "softmax", "rank", "softmax+zero-shot", "dmn-tf", "proker", "tip-x", "ape", "gda",
     "timo", "linear-probe",
@@ -121,7 +121,7 @@ def main(options: Options) -> None:
     whole |= {"sets tested": len(TESTING)}
     whole["tested"] = {method: _mean(figures, method, TESTING) for method in METHODS}
     write_json(options.out, whole)
-    output().print(f"written: {options.out}; `recollect results docs/few-shot.md` puts its table on the page")
+    output().print(f"written: {options.out}; `recollect-papers results docs/few-shot.md` puts its table on the page")
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ import tyro
 from recollect import cli
 from recollect.core.files import read_json, write_json
 from recollect.evaluation.results import summarise
-from recollect.studies.lixp.sets import HELD_STYLES
-from recollect.studies.study import StudyTable
+from recollect_papers.lixp.sets import HELD_STYLES
+from recollect_papers.study import StudyTable
 from recording import this_command, where
 
 STYLE = HELD_STYLES[0]

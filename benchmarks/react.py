@@ -2,7 +2,7 @@
 
     python benchmarks/react.py FOLDER --start patches --out results/reco/react.json
 
-FOLDER has the Parquet files of `recollect study lixp/real`. Half of its captioned training pictures train a base
+FOLDER has the Parquet files of `recollect-papers lixp/real`. Half of its captioned training pictures train a base
 model; the other half, which it has not seen, is a memory. The pairs nearest to the class names of the sets in question
 are retrieved and train the model further: new gated blocks alone, the whole image tower, or its head; texts stay as
 they are. Every way is tried on as many pairs of the memory drawn at random too, and on the whole memory. Steps and
@@ -28,21 +28,21 @@ from recollect.data.prompts import GENERAL_TEMPLATES
 from recollect.data.sources.derived import Subset
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
 from recollect.evaluation.results import summarise
+from recollect.evaluation.tasks.classification import ClassificationTask, Division, classification_task
 from recollect.evaluation.zero_shot import zero_shot
 from recollect.fewshot.protocol import Protocol
 from recollect.memory import Memory
 from recollect.memory.by_class import ClassHit, retrieve_by_class, write_retrieved
 from recollect.memory.rows import Modality
 from recollect.models import DualEncoder, load_model
-from recollect.studies.lixp.sets import CHOOSING, TESTING, TRAINING, RealSet, place, times_spoken
-from recollect.studies.runs import made_once, run_key
-from recollect.studies.study import StudyTable
-from recollect.studies.study import over as over_seeds
-from recollect.tasks.classification import ClassificationTask, Division, classification_task
 from recollect.training.locked import lock_source
 from recollect.training.locked_towers import FeatureEncoder
 from recollect.training.options import Data, Model, Recipe
 from recollect.training.recipes import RECIPES
+from recollect_papers.lixp.sets import CHOOSING, TESTING, TRAINING, RealSet, place, present, times_spoken
+from recollect_papers.runs import made_once, run_key
+from recollect_papers.study import StudyTable
+from recollect_papers.study import over as over_seeds
 from recording import this_command, where
 
 Start = Literal["tiny", "patches"]
@@ -218,7 +218,7 @@ class Trial:
 def tasks_of(data: Path, role: Role) -> dict[str, ClassificationTask]:
     """The sets of a role whose class names mean something, without classes of too few examples."""
     sets = {"choosing": CHOOSING, "testing": TESTING}[role]
-    return {name: capped(name, place(data, one.file), one) for name, one in sets.items() if one.named}
+    return {name: capped(name, place(data, one.file), one) for name, one in present(data, sets).items() if one.named}
 
 
 def capped(name: str, spec: str, one: RealSet) -> ClassificationTask:
@@ -253,8 +253,9 @@ def choose(trial: Trial, way: str) -> tuple[dict[Pairs, tuple[int, float]], dict
 
 def table(figures: Mapping[str, Mapping[str, list[dict[str, float]]]], seeds: int) -> StudyTable:
     """Mean and deviation over seeds; gains over the base model of the same seed."""
-    groups = {"sets that captions speak of": [name for name, one in TESTING.items() if one.named and one.scenes],
-              "other sets": [name for name, one in TESTING.items() if one.named and not one.scenes]}  # fmt: skip
+    measured = {name: one for name, one in TESTING.items() if name in figures[BASE]}
+    groups = {"sets that captions speak of": [name for name, one in measured.items() if one.scenes],
+              "other sets": [name for name, one in measured.items() if not one.scenes]}  # fmt: skip
     columns = [(measure, group, names) for measure in MEASURES for group, names in groups.items()]
 
     def cell(arm: str, over: str, measure: str, names: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ file takes to open, here; and, by `benchmarks/memory.py` and `benchmarks/data.py
 searches and how many pictures a core prepares.
 
 python benchmarks/scale.py --preset vit-b-16 --pairs 15e9 --batch 32768 --devices 64 --out results/bench/scale.json
-recollect results docs/scale.md
+recollect-papers results docs/scale.md
 """
 
 import tempfile
@@ -29,8 +29,8 @@ from recollect.data.sources.streamed import AT_ONCE, open_stream
 from recollect.models import DualEncoder, build_model
 from recollect.objectives import ContextObjective, ContrastiveObjective
 from recollect.objectives.shards import Shard
-from recollect.studies.study import StudyTable
 from recollect.training.precision import autocast
+from recollect_papers.study import StudyTable
 
 KEPT = Path(__file__).parents[1] / "results" / "bench"
 MEMORY, READING = KEPT / "memory-1m.json", KEPT / "data.json"
@@ -261,7 +261,7 @@ def derive(options: Options) -> tuple[Figures, Figures]:
 
 
 def tables(options: Options, run: Figures, held: Figures) -> list[StudyTable]:
-    """What `recollect results` puts on a page."""
+    """What `recollect-papers results` puts on a page."""
     setting = f"{options.preset}, {options.pairs:.3g} pairs, batch {options.batch:,}, {options.devices} devices"
 
     def listed(title: str, figures: Figures) -> StudyTable:

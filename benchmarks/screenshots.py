@@ -49,7 +49,7 @@ def served(memory: Path) -> Iterator[str]:
     """The page's address."""
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
-            [sys.executable, "-m", "recollect", "serve", str(memory), "--port", "0", "--log", f"{folder}/clicks.jsonl"],
+            [sys.executable, "-m", "recollect", "serve", str(memory), "--port", "0", "--log", f"{folder}/log.sqlite"],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         try:

@@ -5,7 +5,7 @@ The rule is read off the choosing sets alone and then held against the others:
 python benchmarks/which_method.py measure --models strong=RUN0/model strong=RUN1/model weak=RUN2/model \
     --data FOLDER --out FIGURES
 python benchmarks/which_method.py rule --figures FIGURES --out results/few-shot/which-method.json
-recollect results docs/which-method.md
+recollect-papers results docs/results/few-shot.md
 
 A model is one on a locked image tower (`recollect train siglip-locked ...`), so that pictures are embedded once.
 """
@@ -26,14 +26,14 @@ from recollect.core.types import Source
 from recollect.data.sources.derived import Subset
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
 from recollect.evaluation.results import summarise
+from recollect.evaluation.tasks.classification import ClassificationTask, classification_task
 from recollect.fewshot.protocol import Protocol
 from recollect.models import load_model
 from recollect.models.dual import DualEncoder
-from recollect.studies.lixp.sets import place
-from recollect.studies.study import StudyTable, over
-from recollect.tasks.classification import ClassificationTask, classification_task
 from recollect.training.locked import lock_source
 from recollect.training.locked_towers import FeatureEncoder
+from recollect_papers.lixp.sets import place
+from recollect_papers.study import StudyTable, over
 
 CHOOSING = ("eurosat", "dtd10", "cifar10")
 TESTING = ("resisc12", "flowers12", "butterfly10", "imagenette")
@@ -146,7 +146,7 @@ class Rule:
         about = {role: _sets(frame, role) for role in ("choosing", "testing")} | {"queries": QUERIES}
         whole = {"command": command, **about, "tables": [asdict(each) for each in [_rules(frame), *made]]}
         write_json(self.out, whole | {"measured": {name: _short(record) for name, record in measured.items()}})
-        output().print(f"written: {self.out}; `recollect results docs/which-method.md` puts its tables on the page")
+        output().print(f"written: {self.out}; for the page: recollect-papers results docs/results/few-shot.md")
 
 
 def _short(record: Mapping[str, Any]) -> dict[str, Any]:

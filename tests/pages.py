@@ -70,13 +70,12 @@ class Page:
 def start(folder, token=None, encoder=None, name="colours"):
     """Serve the memory in a thread; returns the page and how to stop it."""
     uvicorn = pytest.importorskip("uvicorn", reason="needs the web extra")
-    from recollect.apps.serve.api import create_app
-    from recollect.apps.serve.collection import Collection
-    from recollect.apps.serve.journal import Journal
-    from recollect.apps.serve.labels import ClickedLabels
-    from recollect.apps.serve.session import Session
+    from recollect.web.api import create_app
+    from recollect.web.collection import Collection
+    from recollect.web.label_store import LabelStore
+    from recollect.web.session import Session
 
-    labels = ClickedLabels(Journal(folder / "page" / "clicks.jsonl"))
+    labels = LabelStore(folder / "annotations.sqlite")
     kept = folder / "page/classifiers"
     session = Session(Collection(Memory.open(folder)), encoder or ColourEncoder(), labels, kept, name)
     session.prepare()
@@ -92,7 +91,7 @@ def start(folder, token=None, encoder=None, name="colours"):
     def stop():
         server.should_exit = True
         thread.join(10)
-        labels.journal.close()
+        labels.close()
         session.collection.close()
 
     return Page(f"http://127.0.0.1:{listening.getsockname()[1]}", session, folder), stop

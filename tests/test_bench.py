@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from recollect.evaluation.intervals import Kinds
-from recollect.studies.page import read_results
+from recollect_papers.page import read_results
 
 ROOT = Path(__file__).parents[1]
 

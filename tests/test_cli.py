@@ -34,11 +34,11 @@ def test_errors_of_the_user_are_one_line_without_traceback(monkeypatch, capsys, 
         raise error
 
     monkeypatch.setattr(cli, "_run", fail)
-    assert cli.main(["study"]) == status
+    assert cli.main(["serve"]) == status
     printed = capsys.readouterr().err
     assert printed.startswith("error: ")
     assert printed.count("\n") == 1
-    assert cli.main(["study", "--debug"]) == status
+    assert cli.main(["serve", "--debug"]) == status
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -60,7 +60,7 @@ def test_an_interrupt_leaves_with_130(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "_run", interrupt)
-    assert cli.main(["study"]) == 130
+    assert cli.main(["serve"]) == 130
 
 
 @pytest.mark.parametrize("group", ["memory", "evaluate"])

@@ -8,7 +8,7 @@ import pytest
 
 from recollect import cli
 from recollect.cli import render_help
-from recollect.commands.help import kept_help
+from recollect.cli.help import kept_help
 
 
 def words(text):

@@ -24,7 +24,6 @@ import guide_shell
 import guide_world
 import recollect
 from recollect import cli
-from recollect.studies import STUDIES
 from recollect.training import loop
 
 ROOT = Path(__file__).parents[1]
@@ -37,14 +36,12 @@ NOT_RUN = {
     r"^memory index\b": "needs thousands of rows; tests/memory makes and measures an index",
     r"^serve\b": "goes on until it is stopped; tests/apps drives the page",
     r"^memory watch\b": "goes on until it is stopped; tests/memory follows a folder",
-    r"glyphs:labels glyphs:prompts": "draws thousands of pictures; tests/tasks and tests/studies open the same sets",
     r"^export\b.*--classifier": "writes five graphs; tests/apps writes them, and runs each against the model",
-    r"runs/studies/runs/real-": "asks a model that a study of hours has trained; tests/studies trains and asks one",
-    r"^(study|demo)\b": "takes minutes to hours; tests/studies and tests/apps run each one at smoke scale",
 }
 # Shell lines that are no `recollect`: they set this very environment up.
 NO_COMMAND = re.compile(
-    r"^(make|pip|python3 -m venv|source|\.venv/bin|pipx|docker|torchrun|git|uv|pre-commit|mkdir -p ~)\b"
+    r"^(recollect-papers|make|pip|python3 -m venv|source|\.venv/bin|pipx|docker|torchrun|git|uv|pre-commit|"
+    r"mkdir -p ~)\b"
 )
 
 
@@ -82,8 +79,6 @@ def reason_not_to_run(words):
 def options_exist(words):
     """Parses a command that is not run, so that its options and choices are right."""
     name, rest = cli._choose(words)
-    if name == "study":
-        assert rest[0] in STUDIES, words
     help_text = io.StringIO()
     with contextlib.redirect_stdout(help_text), contextlib.suppress(SystemExit):  # help is kept, or made
         cli.main([*name.split(), "--help"])
@@ -156,7 +151,7 @@ def given(page, names):
         }
     if page.name == "README.md":
         return {}  # what stands first can be pasted as it is
-    if page.name in {"memory.md", "search.md", "few-shot.md", "embeddings.md"}:
+    if page.name in {"memory.md", "search.md", "few-shot.md"}:
         from recollect.models import load_model
 
         return names | {"model": load_model("MODEL")}

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 # What a distribution is called where that is not the name it is imported by.
-IMPORTED_AS = {"scikit-learn": "sklearn", "pillow": "PIL", "milvus-lite": "milvus_lite"}
+IMPORTED_AS = {"scikit-learn": "sklearn", "pillow": "PIL", "milvus-lite": "milvus_lite", "faiss-cpu": "faiss"}
 # Extras that nothing here imports: pymilvus opens milvus-lite, torch.onnx writes through onnx and onnxscript, and
 # users (not the package) run exported models.
 BEHIND_ANOTHER = {"milvus_lite", "onnx", "onnxscript", "onnxruntime"}

@@ -9,11 +9,11 @@ import torch
 from recollect.core.types import Sample
 from recollect.data.sources import open_source
 from recollect.data.sources.derived import Joined, Subset
-from recollect.data.worlds import SOURCES
-from recollect.data.worlds.arrays import ArraySource
 from recollect.fewshot import PrototypeClassifier
 from recollect.models import build_model
 from recollect.testing import HashEncoder, SampleList, check_encoder, check_estimator, check_source
+from recollect_papers.worlds import SOURCES
+from recollect_papers.worlds.arrays import ArraySource
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -3,7 +3,7 @@
 from . import fewshot as fewshot
 from . import objectives as objectives
 from . import testing as testing
-from .apps.classify.asking import next_to_label as next_to_label
+from .apps.classify.active_learning import next_to_label as next_to_label
 from .apps.classify.classifier import Classifier as Classifier
 from .apps.classify.clicked_cut import cut_off as cut_off
 from .apps.classify.clicks import ClickModel as ClickModel
@@ -25,6 +25,12 @@ from .evaluation.few_shot import few_shot as few_shot
 from .evaluation.probe import linear_probe as linear_probe
 from .evaluation.results import Result as Result
 from .evaluation.retrieval import retrieval as retrieval
+from .evaluation.tasks.catalogue import suite as suite
+from .evaluation.tasks.classification import ClassificationTask as ClassificationTask
+from .evaluation.tasks.classification import Division as Division
+from .evaluation.tasks.classification import classification_task as classification_task
+from .evaluation.tasks.retrieval import RetrievalTask as RetrievalTask
+from .evaluation.tasks.retrieval import retrieval_task as retrieval_task
 from .evaluation.zero_shot import zero_shot as zero_shot
 from .memory import Memory as Memory
 from .memory.fusion.block import FusionModule as FusionModule
@@ -42,12 +48,6 @@ from .search.episodes.searcher import EpisodicSearcher as EpisodicSearcher
 from .search.opening import open_searcher as open_searcher
 from .search.query import Query as Query
 from .search.searcher import Searcher as Searcher
-from .tasks.catalogue import suite as suite
-from .tasks.classification import ClassificationTask as ClassificationTask
-from .tasks.classification import Division as Division
-from .tasks.classification import classification_task as classification_task
-from .tasks.retrieval import RetrievalTask as RetrievalTask
-from .tasks.retrieval import retrieval_task as retrieval_task
 from .training.loop import train as train
 from .training.options import Data as Data
 from .training.options import Recipe as Recipe

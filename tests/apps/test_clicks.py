@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import minimize
 from sklearn.metrics import average_precision_score
 
-from recollect.apps.classify.asking import farthest_first, next_to_label
+from recollect.apps.classify.active_learning import farthest_first, next_to_label
 from recollect.apps.classify.clicked_cut import cut_off, platt, stop_rule
 from recollect.apps.classify.clicks import WEAK_WEIGHT, ClickModel
 
@@ -177,3 +177,30 @@ def test_stopping_needs_nineteen_of_each_kind():
     assert not stop_rule(18, 19, 1.0, 1.0, 1.0)
     assert not stop_rule(30, 30, 0.9, 1.0, 1.0)
     assert not stop_rule(30, 30, None, 0.0, 1.0)
+
+
+def test_precision_and_coverage_are_measured_on_clicks_that_were_left_out():
+    """Marks without any pattern: a model that sees its own clicks looks right, one that does not is a coin toss."""
+    generator = np.random.default_rng(3)
+    rows = generator.normal(size=(400, 64)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    marks = {row: 1 if generator.random() < 0.5 else -1 for row in range(80)}
+    cut = cut_off(ClickModel(rows).fit(marks))
+    shares = [share for share in (cut.precision, cut.coverage) if share is not None]
+    assert shares
+    assert min(shares) < 0.75
+
+
+def test_stopping_needs_the_expected_share_above_the_cut():
+    assert not stop_rule(30, 30, 1.0, 1.0, 0.9)
+    assert not stop_rule(30, 30, 1.0, 0.9, 1.0)
+
+
+def test_a_fifth_of_what_to_label_next_is_the_likeliest():
+    rows, truth, text = pool(600)
+    model = ClickModel(rows, text)
+    fit = model.fit(clicked(model, truth, 40))
+    p = cut_off(fit).probability.copy()
+    p[fit.rows] = -1
+    likeliest = set(np.argsort(-p, kind="stable")[:4].tolist())
+    assert likeliest <= set(next_to_label(model, fit, 20).tolist())

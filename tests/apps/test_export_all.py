@@ -111,7 +111,7 @@ def test_tower_memory_fusion_and_classifier_are_one_graph(place, encoder, tmp_pa
     np.testing.assert_allclose(run("text.onnx", **tokens)[0], texts, atol=1e-5)
     probabilities, nearest = run("classifier.onnx", pixels=pixels)
     np.testing.assert_allclose(probabilities, taught.predict_proba(vectors), atol=1e-4)
-    np.testing.assert_allclose(nearest, taught.similarity(vectors).max(axis=1), atol=1e-4)
+    np.testing.assert_allclose(nearest, taught.unknown_rule.similarity(vectors), atol=1e-4)
     record = json.loads((folder / "export.json").read_text(encoding="utf-8"))
     assert record["classes"] == list(taught.classes)
     assert (nearest < record["unknown_below"]).tolist() == taught.is_unknown(vectors).tolist()
@@ -120,7 +120,7 @@ def test_tower_memory_fusion_and_classifier_are_one_graph(place, encoder, tmp_pa
 
 def test_the_command_takes_memory_and_classifier(place, tmp_path, capsys, monkeypatch):
     """That both reach the export; what it writes is tested above."""
-    from recollect.commands import export as command
+    from recollect.cli import export as command
 
     seen = []
     monkeypatch.setattr(command, "export_all", lambda *given: seen.append(given) or given[1])

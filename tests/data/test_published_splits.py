@@ -8,7 +8,7 @@ from PIL import Image
 
 from recollect.core.errors import UserError
 from recollect.data.sources import open_source
-from recollect.tasks.classification import classification_task
+from recollect.evaluation.tasks.classification import classification_task
 
 ROWS = {
     "train": [["cat_1.png", 0, "cat"], ["dog_1.png", 1, "dog"]],

@@ -22,7 +22,7 @@ from recollect.data.sources.columns import Columns
 from recollect.data.sources.images import BrokenImageError
 from recollect.data.sources.streamed import open_stream
 from recollect.objectives.shards import WHOLE, find_copies
-from recollect.training.assembly import marks_of
+from recollect.training.assembly import duplicate_ids_of
 from shards import png, stream, tar_of, texts
 
 SHARDS, EACH = 60, 5
@@ -117,7 +117,7 @@ def test_keys_that_are_counted_anew_in_each_shard_are_not_taken_for_copies(tmp_p
     ids = [source[index].id for index in range(9)]
     assert len(set(ids)) == 9
     assert ids[4] == "a/1.tar/000001"
-    assert find_copies(marks_of(stream(source, batch=9).batch(0), "ids"), WHOLE) is None
+    assert find_copies(duplicate_ids_of(stream(source, batch=9).batch(0), "ids"), WHOLE) is None
 
 
 def test_texts_of_parquet_are_read_without_their_pictures(tmp_path, monkeypatch):

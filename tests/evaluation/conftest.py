@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from recollect.core.types import EncoderBase, Sample, Source
-from recollect.tasks.classification import ClassificationTask
+from recollect.evaluation.tasks.classification import ClassificationTask
 
 
 @dataclass

@@ -9,9 +9,9 @@ from recollect.data.sources.images import BrokenImageError
 from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.few_shot import few_shot
 from recollect.evaluation.retrieval import retrieval
+from recollect.evaluation.tasks.classification import ClassificationTask
+from recollect.evaluation.tasks.retrieval import RetrievalTask
 from recollect.fewshot.protocol import Protocol
-from recollect.tasks.classification import ClassificationTask
-from recollect.tasks.retrieval import RetrievalTask
 from recollect.testing import HashEncoder, SampleList
 
 

@@ -9,7 +9,7 @@ import torch
 from recollect.core.errors import UserError
 from recollect.core.types import EncoderBase, Sample, Source
 from recollect.evaluation.entities import best_and_confidence, entities, harmonic_mean, open_entities
-from recollect.tasks.classification import ClassificationTask
+from recollect.evaluation.tasks.classification import ClassificationTask
 
 NAMES = ("a cat", "an owl", "a fox", "a newt")
 

@@ -8,9 +8,9 @@ from PIL import Image
 
 from recollect.core.errors import UserError
 from recollect.evaluation.language import _word_of, attention_map, in_plane, own_prefixes, scatter, told_apart
+from recollect.evaluation.reports.maps import Cloud, attention_figure, clouds
+from recollect.evaluation.reports.plots import save_figure
 from recollect.models import build_model
-from recollect.reports.maps import Cloud, attention_figure, clouds
-from recollect.reports.plots import save_figure
 
 TEXTS = ["a photo of a red house", "a drawing of an airplane", "some captions about two dogs"]
 

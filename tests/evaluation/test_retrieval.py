@@ -20,13 +20,13 @@ from recollect.evaluation.retrieval import (
     recall_rows,
     retrieval,
 )
+from recollect.evaluation.tasks.retrieval import RetrievalTask
 from recollect.memory import Item
 from recollect.models import build_model
 from recollect.search.captioning.corruption import corrupted_captions, held_out, true_captions
 from recollect.search.episodes.options import EpisodeOptions, TuningOptions
 from recollect.search.methods import SEARCH_METHODS, MethodOptions
 from recollect.search.searcher import Hit, SearchResult
-from recollect.tasks.retrieval import RetrievalTask
 from recollect.testing import SampleList
 
 

@@ -15,7 +15,7 @@ from sklearn.metrics import average_precision_score
 from recollect.core.errors import UserError
 from recollect.evaluation import several
 from recollect.evaluation.several import average_precision, eleven_points, several_labels
-from recollect.tasks.several import several_labels_task
+from recollect.evaluation.tasks.several import several_labels_task
 from recollect.testing import HashEncoder
 
 NAMES = ("cat", "dog", "owl")
@@ -143,7 +143,7 @@ def test_other_labels_are_refused(shows, tmp_path):
 
 def test_the_command_prints_and_writes_both(shows, tmp_path, monkeypatch, capsys):
     from recollect import cli
-    from recollect.commands import evaluate
+    from recollect.cli import evaluate
 
     monkeypatch.setattr(evaluate, "load_model", lambda name, device: HashEncoder())
     spec = table(tmp_path / "set.parquet", [np.flatnonzero(row).tolist() for row in shows])

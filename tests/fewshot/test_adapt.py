@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fewshot.test_pool import crowd, zero_shot
+from fewshot.test_transductive import crowd, zero_shot
 from recollect.fewshot import OnlineGaussians, adapt
 from recollect.fewshot.adapt import bank_gaussians
 from recollect.fewshot.mixture import discriminant

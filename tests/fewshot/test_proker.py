@@ -9,7 +9,8 @@ import pytest
 from fewshot.worlds import unit, world
 from recollect.fewshot import ProKeR, proker
 from recollect.fewshot.holdout import HoldOut
-from recollect.fewshot.kernel import Landmarks, Targets, gaussian, ridge_path
+from recollect.fewshot.kernel import Landmarks, RidgeTargets, gaussian, ridge_path
+from recollect.fewshot.proker import trusted_text_weight
 
 SETTINGS = {"bandwidth": 2.0, "ridge": 0.3, "text_weight": 1.7}
 
@@ -55,7 +56,7 @@ def test_the_search_sees_the_predictions_of_refits_at_every_ridge(counts, exact)
     plan, ridges = HoldOut.of(labels), np.array([1e-2, 0.5, 4.0])
     features = None if exact else Landmarks(support, 2.0)(support)
     for ridge, (ones, similarity) in zip(
-        ridges, ridge_path(Targets(support, labels, texts), plan, 2.0, ridges, features), strict=True
+        ridges, ridge_path(RidgeTargets(support, labels, texts), plan, 2.0, ridges, features), strict=True
     ):
         model = ProKeR(texts, bandwidth=2.0, ridge=ridge, text_weight=3.0).fit(support, labels)
         found = ones + 3.0 * (support[plan.rows] @ texts.T - similarity)
@@ -119,11 +120,40 @@ def test_of_what_is_right_alike_the_least_squared_error_is_chosen_and_then_the_l
     assert ProKeR(texts).fit(support, labels).ridge_ == max(proker.RIDGES)
 
 
-def test_one_shot_takes_the_published_values():
+def test_one_shot_published_takes_the_published_values():
     support, labels, _, _, texts = world((1, 1, 1))
-    model = ProKeR(texts).fit(support, labels)
+    model = ProKeR(texts, preset="published").fit(support, labels)
     assert (model.bandwidth_, model.ridge_, model.text_weight_, model.residual_weight_) == (3.0, 0.05, 1.0, 0.05)
     assert np.isnan(model.loo_accuracy_)
+
+
+def test_at_one_shot_texts_count_as_far_as_they_agree_with_the_examples():
+    """Against statsmodels' formula in words: the slope of a regression through the origin, minus its standard error."""
+    generator = np.random.default_rng(0)
+    similarity, labels = generator.normal(size=(6, 6)) + 2 * np.eye(6), np.arange(6)
+    x = (similarity - similarity.mean(axis=1, keepdims=True)).ravel()
+    y = (np.eye(6) - 1 / 6).ravel()
+    slope = x @ y / (x @ x)
+    error = np.sqrt(((y - slope * x) ** 2).sum() / 29 / (x @ x))
+    assert trusted_text_weight(similarity, labels) == pytest.approx(slope - error)
+    assert trusted_text_weight(-similarity, labels) == trusted_text_weight(np.zeros((6, 6)), labels) == 0
+
+
+@pytest.mark.parametrize("noise", [0.3, 30.0], ids=["good texts", "random texts"])
+def test_at_one_shot_it_is_as_good_as_the_better_of_names_and_class_means(noise):
+    right = {"proker": [], "names": [], "means": []}
+    for seed in range(20):
+        generator = np.random.default_rng(seed)
+        centres = generator.normal(size=(10, 40))
+        support, queries = (unit(centres[rows] + 1.5 * generator.normal(size=(len(rows), 40)))
+                            for rows in (np.arange(10), np.arange(200) % 10))  # fmt: skip
+        texts = unit(centres + noise * generator.normal(size=centres.shape))
+        scores = {"proker": ProKeR(texts).fit(support, np.arange(10)).scores(queries),
+                  "names": queries @ texts.T, "means": queries @ support.T}  # fmt: skip
+        for name, each in scores.items():
+            right[name].append((each.argmax(axis=1) == np.arange(200) % 10).mean())
+    means = {name: np.mean(each) for name, each in right.items()}
+    assert means["proker"] > max(means["names"], means["means"]) - 0.03
 
 
 def test_one_single_example_does_not_switch_the_choice_off():
@@ -194,7 +224,7 @@ def test_conformal_p_values_are_those_of_the_augmented_support(preset):
     support, labels, queries, _, texts = world((4, 3, 5), queries=4)
     model = ProKeR(texts, preset=preset, **SETTINGS).fit(support, labels)
     weight = 1.0 if preset == "default" else 0.3
-    found = model.conformal_p(queries)
+    found = model.conformal_p(queries, 0.5)  # an error rate at which three examples are enough
     for number, query in enumerate(queries):
         for label in range(3):
             rows, own = np.concatenate([support, query[None]]), np.append(labels, label)
@@ -211,7 +241,7 @@ def test_a_picture_of_the_support_fits_its_class_as_well_as_itself():
     """It ties with its copy, whatever the last digits: no p-value of a class of n is below 2 / (n + 1)."""
     support, labels, _, _, texts = world((1, 2, 7), noise=1.5)
     model = ProKeR(texts, **SETTINGS).fit(support, labels)
-    own = model.conformal_p(support)[np.arange(len(labels)), labels]
+    own = model.conformal_p(support, 0.5)[np.arange(len(labels)), labels]
     assert (own >= 2 / (np.bincount(labels)[labels] + 1) - 1e-12).all()
 
 

@@ -149,7 +149,7 @@ def test_a_trained_fusion_is_read_with_the_memory(built, model, table, tmp_path,
     enhanced = open_encoder(encoder, built, out / "model", "both", 4)
     assert enhanced.embed_texts(["a red square"]).shape == (1, encoder.width)
     assert len((out / "metrics.jsonl").read_text().splitlines()) >= 1
-    assert "a run is there already" in refused(capsys, "train", "reco", model, *words, "--batch-size", 5)
+    assert "already contains a run" in refused(capsys, "train", "reco", model, *words, "--batch-size", 5)
 
 
 def test_bad_input_is_one_line_and_nothing_is_lost(memory, model, table, tmp_path, capsys):
@@ -198,7 +198,7 @@ def test_bad_input_is_one_line_and_nothing_is_lost(memory, model, table, tmp_pat
 def test_bad_input_of_training_shows_before_anything_is_embedded(built, model, table, tmp_path, capsys, monkeypatch):
     other = build_model("vector-mlp", texts=["a"]).save(tmp_path / "other")
     empty = Memory.create(tmp_path / "empty", width=load_model(model).width, model=load_model(model).fingerprint)
-    monkeypatch.setattr("recollect.commands.train_reco.embed_pairs", lambda *_: pytest.fail("embedded"))
+    monkeypatch.setattr("recollect.cli.train_reco.embed_pairs", lambda *_: pytest.fail("embedded"))
     data = ("--data", table)
     refusals = {
         (other, "--memory", built, *data): "is another model",
@@ -257,11 +257,11 @@ def test_in_a_process_of_its_own_a_command_loads_no_more_than_it_uses_and_says_n
     slow = {"datasets", "sklearn", "pandas", "matplotlib", "scipy.stats", "torch._dynamo",
             "transformers.modeling_utils"}  # fmt: skip
     code = (
-        "import sys; from recollect import cli; import recollect.commands.memory_upkeep\n"
+        "import sys; import recollect.cli.memory_upkeep\n"
         f"print('loaded', *({slow | {'transformers'}} & sys.modules.keys()))\n"
-        "import recollect.commands.search\n"
+        "import recollect.cli.search\n"
         f"print('loaded', *({slow} & sys.modules.keys()))\n"
-        "sys.exit(cli.main(sys.argv[1:]))"
+        "from recollect import cli; sys.exit(cli.main(sys.argv[1:]))"
     )
     words = [sys.executable, "-c", code, "memory", "info", built]
     result = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -305,7 +305,7 @@ def test_a_folder_of_photos_is_built_searched_captioned_and_followed(model, phot
     assert "1 row added (1 without a text); 1 removed that this edition of photos has no more; 11 there already" in text
     assert "2 with a text" in run(capsys, "memory", "info", memory)
     text = run(capsys, "memory", "remove", memory, "--ids", photos / "5.png")
-    assert "1 of 12 rows (8.3%) removed, 11 left; they stay away (to bring them back: recollect memory add" in text
+    assert "1 of 12 rows (8.3%) removed, 11 left" in text
     Image.new("RGB", (20, 20), (90, 9, 200)).save(photos / "newer.png")
     text = run(capsys, "memory", "watch", memory, photos, "--once")
     assert "1 added, 1 removed earlier and left out (`recollect memory add … --bring-back all`); 12 rows" in text

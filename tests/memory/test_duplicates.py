@@ -1,30 +1,22 @@
 """Which pictures are there more than once: every level against a slow reference, dense groups, and bounded work."""
 
-import hashlib
-import itertools
 from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elsewhere import CARD, card
 from recollect.core.errors import UserError
 from recollect.memory import Memory, duplicates, near_pairs
-from recollect.memory.build.looks import bits_apart, looks_array, near_looks
-from recollect.memory.duplicates import LEVELS, LOOK_BITS, LOOK_COSINE, find_duplicates
-from recollect.memory.lookup import ROUNDING
-from recollect.memory.near_pairs import Bounds, DisjointSets, join_all, join_between, join_neighbourhoods, kept_apart
-from recollect.memory.rows import picture_of
+from recollect.memory.build.looks import bits_apart, near_looks
+from recollect.memory.duplicates import LEVELS, find_duplicates
+from recollect.memory.near_pairs import Bounds, DisjointSets, join_all, join_neighbourhoods
 
 WIDTH = 16
-
-
-def hash_of(*parts):
-    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
 def clustered(generator, count, width=WIDTH, spread=0.25, centres=4):
@@ -51,63 +43,6 @@ def slow_components(count, edges):
     return [found[row] for row in range(count)]
 
 
-def slow_groups(pairs, threshold):
-    """Each level by all pairs, in double precision."""
-    vectors = pairs.image_vectors.astype(np.float64)
-    cosines = vectors @ vectors.T
-    looks, count = looks_array(pairs.looks), len(pairs)
-    levels = {level: [] for level in LEVELS}
-    for one, other in itertools.combinations(range(count), 2):
-        looked, content = looks[[one, other]], [pairs.stamps[each].split("-")[0] for each in (one, other)]
-        if picture_of(pairs.ids[one]) == picture_of(pairs.ids[other]) or (content[0] and content[0] == content[1]):
-            levels["same"].append((one, other))
-        elif (pairs.digests[one] and pairs.digests[one] == pairs.digests[other]) or (
-            looked.all() and bits_apart(looked[:1], looked[1:])[0] <= LOOK_BITS and cosines[one, other] >= LOOK_COSINE
-        ):
-            levels["encoded"].append((one, other))
-        elif cosines[one, other] >= threshold - ROUNDING:
-            levels["similar"].append((one, other))
-    edges, before, groups = [], [picture_of(id) for id in pairs.ids], {}
-    for level in LEVELS:
-        edges += levels[level]
-        member = slow_components(count, edges)
-        parts = {}
-        for row in range(count):
-            parts.setdefault(member[row], []).append(row)
-        groups[level] = {
-            frozenset(picture_of(pairs.ids[row]) for row in part)
-            for part in parts.values()
-            if len({before[row] for row in part}) > 1
-        }
-        before = member
-    return groups, cosines
-
-
-@st.composite
-def memories(draw):
-    """Rows with everything that makes duplicates, some of it dense."""
-    count, seed = draw(st.integers(1, 40)), draw(st.integers(0, 2**32))
-    generator = np.random.default_rng(seed)
-    vectors = clustered(generator, count, spread=draw(st.sampled_from([0.0, 0.1, 0.2, 0.3])))
-    looks = generator.integers(0, 2**63, draw(st.integers(1, 4)), dtype=np.uint64)[:, None].repeat(count, 1)
-    looks = looks[generator.integers(len(looks), size=count), np.arange(count)]
-    for _ in range(draw(st.integers(0, 5))):
-        looks ^= np.uint64(1) << generator.integers(0, 64, count).astype(np.uint64)
-    unknown = generator.random(count) < 0.2
-    files, pixels = generator.integers(0, 2 * count, count), generator.integers(0, 2 * count, count)
-    owner = np.where(generator.random(count) < 0.2, np.arange(count) // 2 * 2, np.arange(count))
-    return vectors, [
-        {
-            "id": f"s:{own}.png" + ("" if own == row else f"#{row}"),
-            "vector": vectors[own],
-            "look": "" if unknown[own] else f"{int(looks[own]):016x}",
-            "stamp": "" if unknown[own] else f"{hash_of('file', int(files[own]))}-texts",
-            "digest": "" if unknown[own] else hash_of("pixels", int(pixels[own])),
-        }
-        for row, own in enumerate(owner.tolist())
-    ]
-
-
 class Rows(Memory):
     """As much of a memory as duplicates are found by."""
 
@@ -126,50 +61,6 @@ class Rows(Memory):
 
     def matrix(self, modality):
         return [row["id"] for row in self.rows], np.stack([row["vector"] for row in self.rows])
-
-
-@pytest.fixture
-def small_blocks(monkeypatch):
-    """Everything that goes block by block does so in a small memory too."""
-    for name, value in {"_STRIPE": 3, "_BLOCK": 5, "_CHUNK": 4, "_SAMPLE": 20, "_TRIED": 12, "_WIDTHS": (4, 8)}.items():
-        monkeypatch.setattr(near_pairs, name, value)
-    monkeypatch.setattr("recollect.memory.build.looks._AT_ONCE", 16)
-    monkeypatch.setattr(duplicates, "_SHARED", 6)
-
-
-@pytest.mark.usefixtures("small_blocks")
-def test_every_level_is_that_of_all_pairs_one_by_one(pairs):
-    @settings(max_examples=25, deadline=None, phases=(Phase.generate,))
-    @given(memories(), st.sampled_from([0.9, 0.94, 0.97, 1.0]))
-    def check(made, threshold):
-        _, rows = made
-        plain = pairs(len(rows))
-        given_ = replace(
-            plain,
-            ids=[row["id"] for row in rows],
-            image_vectors=np.stack([row["vector"] for row in rows]),
-            **{f"{name}s": [row[name] for row in rows] for name in ("look", "stamp", "digest")},
-        )
-        expected, cosines = slow_groups(given_, threshold)
-        close = [threshold - ROUNDING, LOOK_COSINE]
-        if min(np.abs(cosines - each).min() for each in close) < 1e-6 and threshold < 1:
-            return  # single precision may say either
-        found = find_duplicates(Rows(rows), threshold)
-        assert {
-            level: {frozenset(map(picture_of, group)) for group in found.groups[level]} for level in LEVELS
-        } == expected
-        row_of = {row["id"]: place for place, row in enumerate(rows)}
-        spare = set(found.spare("similar"))
-        for group in found.groups["similar"]:
-            stays = [id for id in group if id not in spare]
-            assert stays[0] == group[0]
-            for one, other in itertools.combinations(stays, 2):
-                assert cosines[row_of[one], row_of[other]] < threshold, "of two that are alike one goes"
-            doubles = set(found.spare("encoded"))
-            for id in set(group) & spare - doubles:
-                assert any(cosines[row_of[id], row_of[other]] >= threshold - 1e-6 for other in stays)
-
-    check()
 
 
 @settings(max_examples=12, deadline=None)
@@ -204,7 +95,6 @@ def test_equal_rows_are_one_group_without_a_pair_of_each(monkeypatch):
     join_all(bounds, joined, 0.94)
     assert np.array_equal(joined.all(), np.arange(20_000) % 2)
     assert sum(compared) < 40 * len(vectors)
-    assert kept_apart(bounds, np.arange(20_000), 0.94).nonzero()[0].tolist() == [0, 1]
 
 
 def test_a_bound_of_few_coordinates_loses_no_pair(monkeypatch):
@@ -230,8 +120,7 @@ def test_all_of_it_runs_on_a_card_too(monkeypatch):
             bounds, exact, fast = Bounds(vectors, 0.9), DisjointSets(500), DisjointSets(500)
             join_all(bounds, exact, 0.9)
             join_neighbourhoods(bounds, fast, 0.9)
-            join_between(bounds, fast, np.arange(250), np.arange(250, 500), 0.9)
-            found.append([exact.all().tolist(), fast.all().tolist(), kept_apart(bounds, np.arange(500), 0.9).tolist()])
+            found.append([exact.all().tolist(), fast.all().tolist()])
     assert bounds.short.device == CARD
     assert found[0] == found[1]
 
@@ -277,11 +166,6 @@ def test_what_need_not_all_be_compared_says_what_was_not(tmp_path, pairs, monkey
     first, _ = find_duplicates(memory, everything=False).left_out
     assert first == "of pictures whose perceptual hashes are near to those of thousands, not all were compared"
     assert find_duplicates(memory).left_out == ()
-    monkeypatch.undo()
-    monkeypatch.setattr(duplicates, "MOST_SHARING", 10)
-    monkeypatch.setattr(duplicates, "_SHARED", 10)
-    memory.upsert(replace(pairs(30), looks=["1" * 16] * 30))
-    assert len(find_duplicates(memory, everything=False).left_out) == 2
     assert find_duplicates(Memory.create(tmp_path / "empty", width=4, model="m")).groups == {
         each: [] for each in LEVELS
     }

@@ -3,7 +3,9 @@
 import os
 import shutil
 import threading
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,13 +13,14 @@ import torch
 from safetensors import SafetensorError
 
 from recollect import cli
+from recollect.core import checksums
 from recollect.core.errors import UserError
+from recollect.core.files import hold
 from recollect.memory import Memory, Pairs
 from recollect.memory.backends import cells, lance
 from recollect.memory.backends.base import DamagedMemoryError
-from recollect.memory.backends.cells import Cells, CellSearch, nearest_centres
-from recollect.memory.backends.matrix import Matrices
-from recollect.memory.backends.sums import checksum as crc
+from recollect.memory.backends.cells import Cells, CellSearch, _recalls, nearest_centres
+from recollect.memory.backends.matrix import ExactNeighbours, Matrices
 from recollect.memory.fusion.block import FusionSettings
 from recollect.memory.fusion.neighbours import find_neighbours
 from recollect.search.memory_pool import MemoryPool
@@ -81,6 +84,19 @@ def test_the_recall_that_an_index_states_is_the_one_it_has(tmp_path):
             if record.probes:  # another sample: three standard errors of 500 queries
                 assert recall(memory.search(queries, 11, record.modality), truth) >= target - 0.05
     assert {record.modality for record in memory.info().indexes} == {"image", "text"}
+
+
+def test_a_row_that_finds_only_itself_has_found_nothing():
+    """Of eleven results one is the query's own row; recall counts the ten others."""
+    own = np.array([0, 1])
+    places, best = np.array([[0, *range(10, 20)], [1, *range(20, 30)]]), np.linspace(1, 0.5, 11, dtype=np.float32)
+    truth = ExactNeighbours(places, np.stack([best, best]))
+    missed = ExactNeighbours(
+        np.array([[0, *[-1] * 10], [1, *range(20, 25), *[-1] * 5]]),
+        np.stack([np.r_[best[:1], np.full(10, -1)], np.r_[best[:6], np.full(5, -1)]]).astype(np.float32),
+    )
+    assert _recalls(truth, truth, own).tolist() == [1.0, 1.0]
+    assert _recalls(missed, truth, own).tolist() == [0.0, 0.5]
 
 
 @pytest.mark.usefixtures("always_indexed")
@@ -312,7 +328,7 @@ def test_without_its_cache_a_memory_is_the_same(on_disk, pairs):
     assert Memory.open(on_disk.address).search(query, 5, "text").ids.tolist() == found
 
 
-@pytest.mark.parametrize("name", ["numbers.npy", "ids.arrow", "images.npy", "texts.npy", "sums.json"])
+@pytest.mark.parametrize("name", ["numbers.npy", "ids.arrow", "images.npy", "texts.npy", "checksums.json"])
 @pytest.mark.parametrize("damage", ["gone", "empty", "cut", "flipped", "longer"])
 def test_a_damaged_cache_is_made_again(on_disk, pairs, name, damage):
     query = pairs(3, seed=4).text_vectors
@@ -474,7 +490,8 @@ def test_a_flipped_bit_of_a_large_part_is_found_when_its_vectors_are_used(on_dis
         opened.seek(400)
         opened.write(bytes([byte ^ 1]))  # the lowest bit of a number: still a cosine below 1
     again, read = Memory.open(on_disk.address), []
-    monkeypatch.setattr("recollect.memory.backends.parts.checksum", lambda path: read.append(path.name) or crc(path))
+    crc = checksums.checksum
+    monkeypatch.setattr(checksums, "checksum", lambda path: read.append(path.name) or crc(path))
     again.search(query, 40, "text")
     assert "images.npy" not in read
     for made in (again.search(query, 40), Memory.open(on_disk.address).search(query, 40)):
@@ -634,6 +651,24 @@ def test_two_handles_never_add_an_id_twice(on_disk, pairs):
     assert all("50 of 50 ids are there already" in line for line in refused)
 
 
+@pytest.mark.parametrize("change", ["add", "upsert"])
+def test_rows_are_written_only_by_who_holds_the_lock(on_disk, pairs, monkeypatch, change):
+    held, backend = [], on_disk.backend
+    for name in ("append", "upsert"):
+        write = getattr(backend, name)
+
+        def checked(rows, write=write):
+            with (Path(on_disk.address) / ".writers").open("a+b") as file:
+                held.append(not hold(file, wait=False))
+            return write(rows)
+
+        monkeypatch.setattr(backend, name, checked)
+    getattr(on_disk, change)(pairs(5, first=500))
+    if change == "upsert":
+        on_disk.upsert(pairs(5, first=500, seed=1))
+    assert held == [True] * len(held) != []
+
+
 def test_a_folder_of_something_else_is_no_memory(tmp_path):
     import lancedb
     import pyarrow as pa
@@ -645,3 +680,17 @@ def test_a_folder_of_something_else_is_no_memory(tmp_path):
     (tmp_path / "notes" / "a.txt").write_text("a")
     with pytest.raises(UserError, match=r"no memory \(it holds a.txt\)"):
         Memory.open(tmp_path / "notes")
+
+
+def test_an_index_states_what_a_search_takes_and_not_its_kernel_alone(indexed, monkeypatch):
+    """A search that is slowed down by a pause is stated to take at least the pause."""
+    search = type(indexed.backend).search
+
+    def slow(self, *args, **options):
+        time.sleep(0.005)
+        return search(self, *args, **options)
+
+    monkeypatch.setattr(type(indexed.backend), "search", slow)
+    for record in indexed.index(0.9):
+        if record.probes:
+            assert min(record.single_ms) >= 5

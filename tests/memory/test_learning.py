@@ -401,7 +401,7 @@ def test_a_changed_memory_is_looked_up_anew_and_no_run_goes_on_with_it(world, tm
     train_fusion(recipe_of(memory, epochs=1), Frozen(), train, tmp_path / "run", device="cpu")
     stored = tmp_path / "run.neighbours" / "neighbours.safetensors"
     before = stored.read_bytes()
-    with pytest.raises(UserError, match="a run is there already"):  # whose neighbours stay
+    with pytest.raises(UserError, match="already contains a run"):  # whose neighbours stay
         train_fusion(recipe_of(memory, epochs=1, k=2), Frozen(), train, tmp_path / "run", device="cpu")
     assert stored.read_bytes() == before
     shutil.rmtree(tmp_path / "run" / "model")  # as where a run was killed before it wrote its model

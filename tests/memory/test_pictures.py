@@ -345,11 +345,11 @@ def test_half_precision_keeps_cosines_to_a_ten_thousandth(tmp_path, pairs):
     best = half.search(own, 1)
     assert best.ids[:, 0].tolist() == list(pairs(40).ids)
     np.testing.assert_allclose(best.scores, 1, atol=2**-21 + 18 * 2**-24)
-    assert np.abs(np.linalg.norm(half.vectors(list(pairs(40).ids), "image"), axis=1) - 1).max() > 1e-6  # it did change
+    assert np.abs(np.linalg.norm(half.vectors(list(pairs(40).ids), "image"), axis=1) - 1).max() < 3e-7
     assert set(half.near_duplicates(own, 0.999999)) == set(pairs(40).ids)
     assert half.near_duplicates(own[:1], 1.0) == ["row 0"]
     apart = own[:1] * 0.999 + 0.0447 * own[1:2]
     apart /= np.linalg.norm(apart)
     cosine = float(apart.astype(np.float64)[0] @ half.vectors(["row 0"], "image")[0].astype(np.float64))
     assert half.near_duplicates(apart, cosine + 1e-3) == []
-    np.testing.assert_allclose(half.vectors(["row 3"], "text"), whole.vectors(["row 3"], "text"), rtol=2**-11)
+    np.testing.assert_allclose(half.vectors(["row 3"], "text"), whole.vectors(["row 3"], "text"), rtol=2**-10)

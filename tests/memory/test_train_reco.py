@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from recollect import cli
-from recollect.commands import train_reco
+from recollect.cli import train_reco
 from recollect.memory.fusion.block import FusionModule
 from recollect.memory.fusion.joint import JointRecipe
 from recollect.memory.fusion.learning import paper_recipe
@@ -172,7 +172,7 @@ def test_cross_fitting_trains_on_what_other_models_have_not_seen(pairs, tmp_path
         patch.delattr(train_reco, "embed_pairs")
         capsys.readouterr()
         for out, words, message in (
-            ("run", ("--seed", 1), "a run is there already. Add --resume"),
+            ("run", ("--seed", 1), "already contains a run"),
             ("one", ("--crossfit", models[0]), "--crossfit takes two models or more"),
             ("gone", ("--crossfit", models[0], "./modle-1"), "./modle-1: no such folder"),
         ):

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -240,9 +241,10 @@ def test_what_somebody_has_removed_stays_away_until_it_is_brought_back(followed,
 
 
 def test_of_doubles_the_one_that_was_removed_stays_away_while_the_other_is_there(followed, photos):
-    memory, _, watch = followed
+    memory, encoder, watch = followed
     (photos / "copy.png").write_bytes((photos / "1.png").read_bytes())
-    watch.look(settled=True)
+    source = open_source(str(photos), keep_textless=True)
+    fill_memory(memory, Reader(encoder, source, encoder.fingerprint), BuildOptions(same=False))
     memory.delete(["photos:copy.png"])
     (photos / "1.png").rename(photos / "renamed.png")
     assert watch.look(settled=True).away == 1
@@ -253,19 +255,18 @@ def test_of_doubles_the_one_that_was_removed_stays_away_while_the_other_is_there
     assert "photos:copy.png" in names(memory)
 
 
-def test_copies_that_a_build_left_out_come_with_the_first_look_and_not_with_some_later_change(
-    followed, photos, monkeypatch
-):
-    for module in ("building", "editions", "reading"):
-        monkeypatch.setattr(f"recollect.memory.build.{module}.ROWS_AT_ONCE", 8)
+def test_build_watch_and_duplicates_agree_about_copies(followed, photos):
+    """A copy is no row of its own, whoever reads the folder; it takes over when its original goes."""
     memory, encoder, watch = followed
     (photos / "0 copy.png").write_bytes((photos / "0.png").read_bytes())
-    for number in range(8, 20):
-        scene(number).save(photos / f"{number}.png")
     reader = Reader(encoder, open_source(str(photos), keep_textless=True), encoder.fingerprint)
-    assert (fill_memory(memory, reader, BuildOptions()).same, len(memory)) == (1, 20)
+    assert (fill_memory(memory, reader, BuildOptions()).same, len(memory)) == (1, 8)
     report = watch.look(settled=True)
-    assert (report.added, report.unchanged, len(memory)) == (1, 20, 21)
+    assert (report.added, report.same, len(memory)) == (0, 1, 8)
+    assert find_duplicates(memory).groups["identical"] == []
+    kept = next(id for id in names(memory) if id.startswith("photos:0"))
+    (photos / kept.removeprefix("photos:")).unlink()
+    assert (watch.look(settled=True).added, len(memory)) == (1, 8)
     assert FolderWatch(memory, encoder, photos).look(settled=True).added == 0
 
 
@@ -360,11 +361,13 @@ def doubles(tmp_path, photos):
 
 def test_duplicates_come_in_three_levels_apart(doubles):
     found = find_duplicates(doubles, threshold=0.7)
-    assert found.groups["same"] == [["photos:1.png", "photos:copy of 1.png"]]
-    assert found.groups["encoded"] == [["photos:2 again.jpg", "photos:2 small.png", "photos:2.png"]]
+    assert found.groups["identical"] == [["photos:1.png", "photos:copy of 1.png"]]
+    assert [(group[0], set(group)) for group in found.groups["near-identical"]] == [
+        ("photos:2 again.jpg", {"photos:2 again.jpg", "photos:2 small.png", "photos:2.png"})
+    ]
     assert ["photos:3 later.png", "photos:3.png"] in found.groups["similar"]
-    assert found.spare("same") == ["photos:copy of 1.png"]
-    assert set(found.spare("encoded")) == {"photos:copy of 1.png", "photos:2 small.png", "photos:2.png"}
+    assert found.spare("identical") == ["photos:copy of 1.png"]
+    assert set(found.spare("near-identical")) == {"photos:copy of 1.png", "photos:2 small.png", "photos:2.png"}
     assert find_duplicates(doubles, threshold=1.0).groups["similar"] == []
     assert find_duplicates(doubles, threshold=0.7, everything=False).groups == found.groups, "of few, none is left out"
     with pytest.raises(UserError, match="a cosine lies above 0"):
@@ -375,30 +378,17 @@ def test_duplicates_come_in_three_levels_apart(doubles):
     doubles.upsert(said)
     doubles.add(replace(rows.take([2]), ids=["photos:2.png#1"]))
     found = find_duplicates(doubles, threshold=0.7)
-    assert found.groups["same"] == [["photos:copy of 1.png", "photos:1.png"]], "what somebody has worked at stays"
-    assert found.groups["encoded"] == [["photos:2 small.png", "photos:2 again.jpg", "photos:2.png"]]
+    assert found.groups["identical"] == [["photos:copy of 1.png", "photos:1.png"]], "what somebody has worked at stays"
+    (near,) = found.groups["near-identical"]
+    assert near[0] == "photos:2 small.png"
     gone = {"photos:1.png", "photos:2 again.jpg", "photos:2.png", "photos:2.png#1"}
-    assert set(found.spare("encoded")) == gone, "with all captions of a picture"
+    assert set(found.spare("near-identical")) == gone, "with all captions of a picture"
 
 
-def test_removing_duplicates_never_removes_the_last_of_a_group():
-    found = Duplicates({"same": [["b", "c"]], "encoded": [["a", "b", "c"]], "similar": [["a", "b", "c", "d"]]})
-    assert set(found.spare("same")) == {"c"}
-    assert set(found.spare("encoded")) == {"b", "c"}
-    assert set(found.spare("similar")) == {"b", "c", "d"}
-
-
-def test_of_a_series_only_shots_that_are_like_one_that_stays_are_spared(tmp_path, pairs):
-    """Each vector is near the next, the ends are not near each other: one group, of which every other one stays."""
-    memory = Memory.create(tmp_path / "series", width=16, model="model-a")
-    angles = np.arange(5) * np.arccos(0.95)
-    turned = np.zeros((5, 16), np.float32)
-    turned[:, 0], turned[:, 1] = np.cos(angles), np.sin(angles)
-    memory.add(replace(pairs(5), image_vectors=turned))
-    found = find_duplicates(memory, threshold=0.94)
-    (group,) = found.groups["similar"]
-    assert len(group) == 5
-    assert found.spare("similar") == [group[1], group[3]]
+def test_removing_duplicates_never_removes_the_first_of_a_group():
+    found = Duplicates({"identical": [["b", "c"]], "near-identical": [["a", "b", "d"]]})
+    assert set(found.spare("identical")) == {"c"}
+    assert set(found.spare("near-identical")) == {"b", "c", "d"}
 
 
 def test_an_exported_memory_opens_as_parquet_with_a_map_and_true_neighbours(memory, pairs, tmp_path):
@@ -436,14 +426,22 @@ def test_the_commands_as_their_users_run_them(photos, tmp_path, capsys):
     run("memory", "build", model, photos, "--out", memory)
     scene(50).save(photos / "new.png")
     (photos / "copy.png").write_bytes((photos / "1.png").read_bytes())
-    assert "2 added; 10 rows" in run("memory", "watch", memory, photos, "--once")
+    scene(1).save(photos / "smaller.jpg", quality=60)
+    assert "2 added; 10 rows" in run("memory", "watch", memory, photos, "--once"), "a copy is not added"
     assert "nothing is damaged" in run("memory", "info", memory, "--check")
-    text = run("memory", "duplicates", memory, "--out", tmp_path / "groups.json", "--remove", "same", "--dry-run")
-    assert "the same file: 1 group, 1 row to spare" in text
+    remove = ("memory", "duplicates", memory, "--remove", "near-identical")
+    text = run(*remove, "--out", tmp_path / "groups.json")
+    assert "1 group, 1 picture to spare" in text
     assert "1 of 10 rows (10.0%) would be removed" in text
+    assert len(Memory.open(memory)) == 10, "nothing goes before it is confirmed"
     groups = json.loads((tmp_path / "groups.json").read_text())
-    assert {row["path"] for row in groups["same"][0]} == {str(photos / "1.png"), str(photos / "copy.png")}
-    assert "1 of 10 rows (10.0%) removed, 9 left" in run("memory", "duplicates", memory, "--remove", "same")
+    assert {row["path"] for row in groups["near-identical"][0]} == {str(photos / "1.png"), str(photos / "smaller.jpg")}
+    text = run(*remove, "--yes")
+    assert "1 of 10 rows (10.0%) removed, 9 left" in text
+    (command,) = [line for line in text.splitlines() if line.startswith("  recollect ")]
+    assert "9 rows" in run("memory", "watch", memory, photos, "--once"), "what was removed stays out"
+    assert "10 rows" in run(*shlex.split(command)[1:]), "and comes back by the command that was shown"
+    run(*remove, "--yes")
     near = ("--near", photos, "--model", model, "--threshold", "-1")
     text = run("memory", "remove", memory, *near, "--dry-run")
     assert "has no split 'test'; all of it is compared" in text

@@ -165,6 +165,11 @@ def checkpoint(tmp_path_factory) -> Callable[[str], Path]:
     return folder
 
 
+@pytest.fixture(scope="session")
+def bert_words() -> BertTokenizer:
+    return bert_tokenizer()
+
+
 @pytest.fixture(params=FAMILIES)
 def family(request) -> str:
     return request.param

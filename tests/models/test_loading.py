@@ -19,7 +19,7 @@ from recollect.core.errors import UserError
 from recollect.core.seals import sealed
 from recollect.evaluation.features import prompt_ensemble
 from recollect.models import build_model, load_model
-from recollect.models.asking import asked_once
+from recollect.models.hub_check import asked_once
 
 TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
 
@@ -306,7 +306,7 @@ def test_a_hub_that_does_not_answer_is_asked_once_and_briefly(tmp_path):
     """A server that takes the call and stays silent: the libraries alone would try for a minute."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         program = (
-            "import time; from recollect.models import asking, load_model; asking.SECONDS = 0.3\n"
+            "import time; from recollect.models import hub_check, load_model; hub_check.SECONDS = 0.3\n"
             "from recollect.data.sources import files; files._HUB_SECONDS = 0.3\n"
             "for open_it, name in (load_model, 'MODLE'), (load_model, 'runs/none'), (files.open_tables, 'no/set'):\n"
             "    start = time.perf_counter()\n"

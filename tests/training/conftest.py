@@ -90,8 +90,8 @@ class SmallObjective(Objective):
         labels: Tensor | None = None,
         views: Tensor | None = None,
         context: Tensor | None = None,
-        marks: Tensor | None = None,
-        context_marks: Tensor | None = None,
+        duplicate_ids: Tensor | None = None,
+        context_duplicate_ids: Tensor | None = None,
         seed: int = 0,
         shard: Shard = WHOLE,
     ) -> tuple[Tensor, dict[str, Tensor]]:

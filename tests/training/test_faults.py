@@ -163,7 +163,7 @@ def test_captions_that_were_written_survive_any_kill_or_power_cut(tmp_path, reco
 @pytest.fixture
 def study(small, monkeypatch):
     """A study of two trainings, of stand-ins, with two results each."""
-    from recollect.studies import runs
+    from recollect_papers import runs
 
     def quick(recipe, folder, resume=False):
         return train(recipe, folder, resume=resume, device="cpu", assemble=small.parts)

@@ -10,10 +10,10 @@ from PIL import Image
 
 from recollect.core.errors import UserError
 from recollect.models import build_model, load_model
-from recollect.studies.runs import run_key
 from recollect.training.loop import Hook, train
 from recollect.training.options import Data, Model
 from recollect.training.recipes import RECIPES
+from recollect_papers.runs import run_key
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_a_run_resumes_to_the_same_bits_and_its_card_says_what_opens_it(run, rec
     assert load_model(tmp_path / "run" / "model", "cpu").fingerprint == load_model(run[0] / "model", "cpu").fingerprint
     card = (run[0] / "model" / "README.md").read_text()
     assert "library_name: recollect" in card
-    assert "recollect opens it, and not transformers alone" in card
+    assert "open it with recollect" in card
 
 
 def test_recomputed_activations_change_nothing_and_a_model_with_blocks_goes_on(run, recipe, tmp_path):

@@ -165,7 +165,7 @@ def test_data_that_changed_since_a_run_stopped_is_named(pairs, tmp_path):
     before = picture.read_bytes()
     picture.write_bytes((pairs.parent / "8.png").read_bytes())
     try:
-        with pytest.raises(UserError, match=rf"but {table}\?paths=anywhere had content \w+, has content \w+\. Put"):
+        with pytest.raises(UserError, match=rf"but {table}\?paths=anywhere had content \w+, has content \w+\."):
             train(replace(recipe, steps=2), out, resume=True, device="cpu")
     finally:
         picture.write_bytes(before)
@@ -191,7 +191,7 @@ def test_bytes_that_changed_in_the_middle_of_a_large_file_are_seen_and_a_copy_is
     else:
         pytest.fail("every caption is in one of the parts, so this shows nothing")
     os.utime(table, ns=(before.st_atime_ns, before.st_mtime_ns))
-    with pytest.raises(UserError, match=r"own\.csv\?paths=anywhere had whole content \w+, has whole content \w+\. Put"):
+    with pytest.raises(UserError, match=r"own\.csv\?paths=anywhere had whole content \w+, has whole content \w+\."):
         train(replace(recipe, steps=2), out, resume=True, device="cpu")
 
     table.write_text(text)  # put back, which is another time of change
@@ -202,9 +202,9 @@ def test_bytes_that_changed_in_the_middle_of_a_large_file_are_seen_and_a_copy_is
     monkeypatch.setattr(content, "_THOROUGH", 0)  # too large to be read whole
     train(replace(recipe, steps=2), out, resume=True, device="cpu")
     said = " ".join(capfd.readouterr().err.split())
-    assert "copied or written to since step-00000001, and too large to be read whole" in said
+    assert "too large to compare" in said
     train(replace(recipe, steps=3), out, resume=True, device="cpu")
-    assert "taken on trust" not in capfd.readouterr().err, "nobody wrote to it"
+    assert "too large to compare" not in capfd.readouterr().err, "nobody wrote to it"
 
 
 def test_a_batch_that_is_embedded_in_chunks_waits_as_bytes(pairs):
@@ -257,7 +257,7 @@ def test_a_full_disk_ends_the_command_in_one_line(in_child, tmp_path, capfd):
     assert in_child(work) == 2
     errors = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error:")]
     assert len(errors) == 1
-    assert "could not be written" in errors[0]
+    assert "cannot be written" in errors[0]
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
     assert in_child(lambda: recollect("train", *RUNS["vectors"], "--out", tmp_path / "run", "--resume")) == 0
     assert (tmp_path / "run" / "model").exists()

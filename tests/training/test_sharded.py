@@ -61,7 +61,9 @@ def outcome(place, case, shard):
     base, form, options = CASES[case]
     objective = objective_of(base, form, options)
     part = slice(place * BATCH // shard.size, (place + 1) * BATCH // shard.size)
-    marks = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 8, 97])[:, None] if case % 2 else torch.arange(BATCH)[:, None]
+    duplicate_ids = (
+        torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 8, 97])[:, None] if case % 2 else torch.arange(BATCH)[:, None]
+    )
     found = []
     for step in range(2):
         rows = {name: numbers(BATCH, WIDTH, seed=10 * step + number)[part].requires_grad_()
@@ -71,7 +73,11 @@ def outcome(place, case, shard):
             given["labels"] = (torch.arange(BATCH) % 4 - 1)[part]
         objective.zero_grad()
         loss, report = objective(
-            **given, marks=marks[part], context_marks=(marks.flip(0) + 1)[part], seed=step, shard=shard
+            **given,
+            duplicate_ids=duplicate_ids[part],
+            context_duplicate_ids=(duplicate_ids.flip(0) + 1)[part],
+            seed=step,
+            shard=shard,
         )
         loss.backward()
         sum_gradients(objective.parameters())

@@ -90,29 +90,29 @@ def _readable(encoder: RetrievalEnhancedEncoder, with_text: bool, vectors: int) 
 
 
 class Classifying(nn.Module):
-    """Unit embeddings to calibrated probabilities, and the cosine with the nearest example."""
+    """Unit embeddings to calibrated probabilities, and the cosine with the nearest class mean."""
 
     weights: Tensor
     bias: Tensor
     keys: Tensor
     values: Tensor
-    support: Tensor
+    means: Tensor
 
-    def __init__(self, form: KernelForm, support: Float[Tensor, "examples width"]) -> None:
+    def __init__(self, form: KernelForm, means: Float[Tensor, "classes width"]) -> None:
         super().__init__()
         self.sharpness, self.temperature = form.sharpness, form.temperature
         for name in ("weights", "bias", "keys", "values"):
             self.register_buffer(name, torch.from_numpy(getattr(form, name)))
-        self.register_buffer("support", support)
+        self.register_buffer("means", means)
 
     def forward(self, embeddings: Float[Tensor, "n width"]) -> tuple[Float[Tensor, "n classes"], Float[Tensor, " n"]]:
         scores = embeddings @ self.weights.T + self.bias
         if len(self.keys):
             scores = scores + torch.exp(self.sharpness * (embeddings @ self.keys.T - 1)) @ self.values
         probabilities = (scores / self.temperature).softmax(dim=1)
-        if not len(self.support):
+        if not len(self.means):
             return probabilities, torch.ones_like(embeddings[:, 0])
-        return probabilities, (embeddings @ self.support.T).amax(dim=1)
+        return probabilities, (embeddings @ self.means.T).amax(dim=1)
 
 
 class _Chain(nn.Module):
@@ -137,7 +137,7 @@ def export_all(encoder: Encoder, folder: str | Path, classifier: Classifier | No
     ``image.onnx`` and ``text.onnx`` are the towers (`export_onnx`), and where ``encoder`` reads a memory in that
     modality, search and fusion behind them: the memory's vectors are in the file, as they are now. ``classifier.onnx``
     takes ``pixels`` and gives calibrated ``probabilities`` (n, classes) and ``nearest`` (n,), the cosine with the
-    nearest example, below ``unknown_below`` of ``export.json`` a picture is none of the classes.
+    nearest class mean, below ``unknown_below`` of ``export.json`` a picture is none of the classes.
 
     Raises:
         UserError: the extra ``onnx`` is not installed, a method that has no such form, a memory that is too large, the
@@ -164,11 +164,11 @@ def export_all(encoder: Encoder, folder: str | Path, classifier: Classifier | No
             lambda names: _TextChain(TextTower(model, names), read), model, unfinished / TEXT_FILE, ["embeddings"]
         )
         if classifier is not None and form is not None:
-            classifying = Classifying(form, torch.from_numpy(classifier.support.features))
+            classifying = Classifying(form, torch.from_numpy(classifier.unknown_rule.means))
             outputs = ["probabilities", "nearest"]
             write_image_graph(_Chain(images, classifying), model, unfinished / _CLASSIFIER_GRAPH, outputs)
             more |= {"classes": list(classifier.classes), "method": classifier.method}
-            more["unknown_below"] = classifier.unknown_below if len(classifier.support) else None
+            more["unknown_below"] = classifier.unknown_rule.threshold if len(classifier.unknown_rule.means) else None
         write_record(model, unfinished, more)
     return Path(folder)
 

@@ -1,6 +1,8 @@
 """One way to show progress: a bar with a rate and the time left, on standard error."""
 
+import math
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -8,20 +10,32 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 Step = TypeVar("Step")
 
+FIRST_LINE_SECONDS = 2.0
+"""When a log, which is not a terminal, gets its first line of progress; the pause then doubles from line to line."""
+
 LINE_SECONDS = 30.0
-"""Between two lines of progress where there is no terminal: a log that one can follow and still read."""
+"""Longest pause between two lines of progress in a log."""
 
 
 class _AsItIs(Console):
-    """Says every string as it is: names of files, classes and models are other people's, and nearly every line has one.
+    """Prints strings literally, since nearly every line has a file, class or model name in it.
 
-    No markup is read ("[/b]" in a name is no end of bold text, nor ":train:" a picture of a train), and no control
-    character reaches the terminal (an escape could do there what it likes).
+    Markup is off ("[/b]" in a name does not end bold text, ":train:" is not an emoji), and control characters are
+    escaped, so that a name cannot send commands to the terminal.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -31,7 +45,7 @@ class _AsItIs(Console):
         return super().render_str(inert(text, keep="\n\t"), **options)
 
     def on_broken_pipe(self) -> None:
-        """Leave a reader that has gone to `recollect.cli`, as of all that is written; rich would end the process."""
+        """Raise, so that `recollect.cli` handles it as for all other output; rich would end the process."""
         self.quiet = True
         raise BrokenPipeError
 
@@ -40,17 +54,17 @@ console = _AsItIs(stderr=True)
 
 
 def output() -> Console:
-    """Standard output; where it is no terminal, wide enough for the widest table."""
+    """Standard output; wide enough for the widest table when it is not a terminal."""
     return _AsItIs(width=None if sys.stdout.isatty() else 160)
 
 
 def printable(text: str) -> Text:
-    """What others wrote, on one line of a terminal."""
+    """Text from files or users, as one line that is safe to print on a terminal."""
     return Text(inert(text))
 
 
 def inert(text: str, keep: str = "") -> str:
-    """Text without control characters: white space is a space, the others are named. Those in ``keep`` stay."""
+    """Replace white space by spaces and escape other control characters, except those in ``keep``."""
     return "".join(each if each.isprintable() or each in keep else _escaped(each) for each in text)
 
 
@@ -69,44 +83,63 @@ class _Rate(ProgressColumn):
 
 
 class Counter:
-    """Advances one bar; made by `progress`."""
+    """Advances one bar, or writes lines to a log; made by `progress`."""
 
-    def __init__(self, bar: Progress, task: int, unit: str, lines: bool) -> None:
+    def __init__(self, bar: Progress, task: TaskID, unit: str, lines: bool) -> None:
         self._bar = bar
         self._task = task
         self._unit = unit
-        self._lines = lines
-        self._start = self._said = time.monotonic()
+        self._start = time.monotonic()
         self._before = bar.tasks[-1].completed
+        self._pause = FIRST_LINE_SECONDS
+        self._next_line = self._start + self._pause if lines else math.inf
+        self._writing = threading.Lock()
+        # A first step may take minutes; the timer shows that it has begun.
+        self._timer = threading.Timer(FIRST_LINE_SECONDS, self._write_line)
+        self._timer.daemon = True
+        if lines:
+            self._timer.start()
 
     def advance(self, amount: int | float = 1, note: str = "") -> None:
-        """Add ``amount`` to what is done, and show ``note`` (a loss, a file) behind the bar."""
-        self._bar.update(self._task, advance=amount, note=inert(note))  # type: ignore[arg-type]
-        now = time.monotonic()
-        if self._lines and now - self._said >= LINE_SECONDS:
-            self._said = now
+        """Add ``amount`` to the count and show ``note`` (a loss, a file) after the bar."""
+        self._bar.update(self._task, advance=amount, note=inert(note))
+        if time.monotonic() >= self._next_line:
+            self._write_line(note)
+
+    def stop(self) -> None:
+        """Write no more lines."""
+        self._timer.cancel()
+
+    def _write_line(self, note: str = "") -> None:
+        with self._writing:
+            now = time.monotonic()
+            if now < self._next_line and self._bar.tasks[-1].completed > self._before:
+                return  # the timer and a step that ended at the same moment
             console.print(self._line(now - self._start, note), highlight=False, soft_wrap=True)
+            self._pause = min(2 * self._pause, LINE_SECONDS)
+            self._next_line = now + self._pause
 
     def _line(self, seconds: float, note: str) -> str:
         task = self._bar.tasks[-1]
-        rate = (task.completed - self._before) / seconds
-        of, left = "", ""
+        line = f"{task.description}: {task.completed:,.0f}"
         if task.total:
-            of = f" of {task.total:,.0f} ({task.completed / task.total:.1%})"
-            left = f", {timedelta(seconds=round((task.total - task.completed) / rate))} left" if rate else ""
-        speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
-        words = f"{task.description}: {task.completed:,.0f}{of}, {speed} {self._unit}/s{left}"
-        return f"{words}, {note}" if note else words
+            line += f" of {task.total:,.0f} ({task.completed / task.total:.1%})"
+        if (made := task.completed - self._before) and seconds:
+            rate = made / seconds
+            line += f", {rate:,.0f} {self._unit}/s" if rate >= 10 else f", {rate:.2g} {self._unit}/s"
+            if task.total:
+                line += f", {timedelta(seconds=round((task.total - task.completed) / rate))} left"
+        return f"{line}, {note}" if note else line
 
 
 @contextmanager
 def progress(
     description: str, total: int | float | None, unit: str = "it", done: int | float = 0, *, shown: bool = True
 ) -> Iterator[Counter]:
-    """Show a bar on standard error while the block runs; where it is no terminal, a plain line now and then.
+    """Show a bar on standard error while the block runs, or plain lines when standard error is not a terminal.
 
     Args:
-        shown: of several processes that do the same, one shows it.
+        shown: False in all but one of several processes that do the same work.
     """
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -119,7 +152,11 @@ def progress(
     terminal = sys.stderr.isatty()
     with Progress(*columns, console=console, disable=not (terminal and shown)) as bar:
         task = bar.add_task(inert(description), total=total, completed=int(done), note="")
-        yield Counter(bar, task, unit, shown and not terminal)
+        counter = Counter(bar, task, unit, shown and not terminal)
+        try:
+            yield counter
+        finally:
+            counter.stop()
 
 
 def track(

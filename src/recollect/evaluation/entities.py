@@ -18,10 +18,10 @@ from recollect.evaluation.features import (
     learned_scale,
 )
 from recollect.evaluation.results import Result, ResultRow, content_of
+from recollect.evaluation.tasks.classification import ClassificationTask, Division, classification_task
+from recollect.evaluation.tasks.oven import is_oven, open_oven
 from recollect.evaluation.zero_shot import top_1
 from recollect.fewshot.calibration import calibration_error
-from recollect.tasks.classification import ClassificationTask, Division, classification_task
-from recollect.tasks.oven import is_oven, open_oven
 
 _IMAGES, _TEXTS = 512, 4096
 """Images and entities whose scores are computed at a time (8 MB: they stay in a cache)."""

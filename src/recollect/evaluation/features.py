@@ -18,7 +18,7 @@ from recollect.core.seeding import derive_seed
 from recollect.core.types import TEXT_SCALE, Encoder, Kind, Source
 from recollect.data.prompts import fill
 from recollect.data.sources.reading import MOST_BROKEN, readable_blocks
-from recollect.tasks.classification import ClassificationTask
+from recollect.evaluation.tasks.classification import ClassificationTask
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ from recollect.evaluation.features import (
     prompts_and_ensemble,
 )
 from recollect.evaluation.results import Result, content_of
+from recollect.evaluation.tasks.classification import ClassificationTask, keep_classes
 from recollect.evaluation.tuned import TuningRequest, tuned_rows
 from recollect.fewshot.draws import NO_ROW
 from recollect.fewshot.engine import run_protocol
 from recollect.fewshot.methods import PROMPT_METHODS
 from recollect.fewshot.protocol import FewShotTask, Protocol, draw
-from recollect.tasks.classification import ClassificationTask, keep_classes
 
 
 def few_shot(

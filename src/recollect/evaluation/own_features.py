@@ -17,9 +17,9 @@ from recollect.core.progress import progress
 from recollect.core.types import TEXT_SCALE
 from recollect.data.sources.images import note
 from recollect.evaluation.results import Result
+from recollect.evaluation.tasks.classification import Division, tested_rows
 from recollect.fewshot.engine import run_protocol
 from recollect.fewshot.protocol import FewShotTask, Protocol
-from recollect.tasks.classification import Division, tested_rows
 
 _VECTORS = ("vector", "embedding", "image_vector", "features")
 _LABELS = ("label", "class_name")

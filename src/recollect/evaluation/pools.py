@@ -8,8 +8,9 @@ from typing import Literal
 from recollect.core.errors import UserError
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
-from recollect.data.worlds import is_built_in
+from recollect.data.sources.generated import is_generated
 from recollect.evaluation.retrieval import merged_tasks
+from recollect.evaluation.tasks.retrieval import RetrievalTask, retrieval_task
 from recollect.search.captioning.corruption import (
     CaptionCorruption,
     PoolCaptions,
@@ -18,7 +19,6 @@ from recollect.search.captioning.corruption import (
     true_captions,
 )
 from recollect.search.captioning.file import captions_of
-from recollect.tasks.retrieval import RetrievalTask, retrieval_task
 
 PoolKind = Literal["single", "merged"]
 
@@ -85,7 +85,7 @@ def _open(spec: str, word: str | None, selection: PoolSelection) -> CaptionedPoo
 
 
 def _split(spec: str, split: str) -> str | None:
-    return None if is_built_in(spec) or "split=" in spec else split
+    return None if is_generated(spec) or "split=" in spec else split
 
 
 def _captions(task: RetrievalTask, word: str, selection: PoolSelection, spec: str) -> PoolCaptions:

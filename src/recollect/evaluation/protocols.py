@@ -10,11 +10,11 @@ from recollect.evaluation.few_shot import few_shot, with_enough_examples
 from recollect.evaluation.probe import linear_probe
 from recollect.evaluation.results import Result, ResultRow
 from recollect.evaluation.retrieval import retrieval
+from recollect.evaluation.tasks.classification import ClassificationTask, Division
+from recollect.evaluation.tasks.opening import Selection, open_tasks
+from recollect.evaluation.tasks.retrieval import retrieval_task
 from recollect.evaluation.zero_shot import zero_shot
 from recollect.fewshot.protocol import Protocol
-from recollect.tasks.classification import ClassificationTask, Division
-from recollect.tasks.opening import Selection, open_tasks
-from recollect.tasks.retrieval import retrieval_task
 
 _EXAMPLES = Protocol(methods=("prototype", "proker"), shots=(8,), seeds=(0, 1, 2))
 """Few-shot while training: one number of examples, two methods that take no time, three draws."""

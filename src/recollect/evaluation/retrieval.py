@@ -15,6 +15,7 @@ from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.intervals import Kinds, gain_kinds
 from recollect.evaluation.ranks import NO_RANK, TIE, streaming_ranks
 from recollect.evaluation.results import Result, ResultRow, content_of
+from recollect.evaluation.tasks.retrieval import RetrievalTask, keep_images
 from recollect.models import DualEncoder
 from recollect.search.captioning.corruption import PoolCaptions
 from recollect.search.cost import Cost, measured
@@ -22,7 +23,6 @@ from recollect.search.methods import SEARCH_METHODS, MethodOptions, Prepared, Se
 from recollect.search.pixels import PixelCache
 from recollect.search.pool import SourcePool
 from recollect.search.searcher import SearchResult
-from recollect.tasks.retrieval import RetrievalTask, keep_images
 
 DIRECTIONS = ("text to image", "image to text")
 

@@ -13,7 +13,7 @@ from recollect.core.types import Encoder, Kind
 from recollect.data.prompts import fill
 from recollect.evaluation.features import FeatureCache, image_features, prompt_ensemble
 from recollect.evaluation.results import Result, ResultRow, content_of
-from recollect.tasks.several import SeveralLabelsTask
+from recollect.evaluation.tasks.several import SeveralLabelsTask
 
 _STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
 """Inverse regularisation strengths that the probe chooses from; the smallest of equals."""

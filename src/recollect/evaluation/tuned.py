@@ -11,6 +11,7 @@ from recollect.core.progress import progress
 from recollect.core.types import Encoder, ImageLike, Source
 from recollect.data.sources.derived import Subset
 from recollect.evaluation.results import ResultRow
+from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.evaluation.zero_shot import mean_per_class, top_1
 from recollect.fewshot.base import softmax
 from recollect.fewshot.calibration import conformal_thresholds, expected_calibration_error, fit_temperature
@@ -18,8 +19,8 @@ from recollect.fewshot.draws import support_of
 from recollect.fewshot.holdout import HoldOut
 from recollect.fewshot.protocol import Protocol
 from recollect.fewshot.scoring import SET_ALPHA
+from recollect.fewshot.trust import conformal_groups, enough_to_tell
 from recollect.models.dual import DualEncoder
-from recollect.tasks.classification import ClassificationTask
 from recollect.tuning.cascade import BoostingPrompts, CascadedPrompts
 from recollect.tuning.classifier import TunedClassifier
 from recollect.tuning.learners import PromptSRC
@@ -158,10 +159,14 @@ def _trust(scores: np.ndarray, labels: np.ndarray, held: tuple[np.ndarray, np.nd
     known, own = held
     temperature = fit_temperature(known, own) if len(own) else 1.0
     probabilities, fits = softmax(scores / temperature), softmax(known / temperature)[np.arange(len(own)), own]
-    kept = probabilities >= conformal_thresholds(fits, own, scores.shape[1], SET_ALPHA)
+    error = {"ece": 100 * expected_calibration_error(probabilities, labels)}
+    if not enough_to_tell(len(own)):
+        return error
+    group = conformal_groups(np.bincount(own, minlength=scores.shape[1]), SET_ALPHA)
+    kept = probabilities >= conformal_thresholds(fits, group[own], int(group.max()) + 1, SET_ALPHA)[group]
     return {
-        **({"loo": 100 * float((known.argmax(axis=1) == own).mean())} if len(own) else {}),
-        "ece": 100 * expected_calibration_error(probabilities, labels),
+        "loo": 100 * float((known.argmax(axis=1) == own).mean()),
+        **error,
         "coverage": 100 * float(kept[np.arange(len(labels)), labels].mean()),
         "set_size": float(kept.sum(axis=1).mean()),
     }

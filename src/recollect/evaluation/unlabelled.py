@@ -16,7 +16,7 @@ from recollect.data.transforms import ImageTransform
 from recollect.fewshot.adapt import OnlineGaussians, adapt
 from recollect.fewshot.base import softmax
 from recollect.fewshot.online import OnlineCache, counted_vote
-from recollect.fewshot.pool import Assignment, stat_a, trans_clip
+from recollect.fewshot.transductive import Assignment, stat_a, trans_clip
 
 VIEWS = 64
 """As published: a picture as it is and 63 random crops of it, mirrored by halves."""

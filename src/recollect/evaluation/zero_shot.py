@@ -14,10 +14,10 @@ from recollect.evaluation.features import (
     learned_scale,
 )
 from recollect.evaluation.results import Result, ResultRow, content_of
+from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.evaluation.unlabelled import UNLABELLED_METHODS, NamedPictures
 from recollect.fewshot.base import softmax
 from recollect.fewshot.calibration import calibration_error, expected_calibration_error
-from recollect.tasks.classification import ClassificationTask
 
 _FEW = 5
 """Top-5 says something only where there are more classes."""

@@ -12,8 +12,6 @@ from .mixture import GaussianDiscriminant as GaussianDiscriminant
 from .mixture import ZeroShotMix as ZeroShotMix
 from .online import OnlineCache as OnlineCache
 from .online import vote_of_views as vote_of_views
-from .pool import stat_a as stat_a
-from .pool import trans_clip as trans_clip
 from .proker import ProKeR as ProKeR
 from .prototype import PrototypeClassifier as PrototypeClassifier
 from .timo import Timo as Timo
@@ -25,6 +23,8 @@ from .trained import ApeTrained as ApeTrained
 from .trained import ClipAdapter as ClipAdapter
 from .trained import LinearProbe as LinearProbe
 from .trained import TipAdapterF as TipAdapterF
+from .transductive import stat_a as stat_a
+from .transductive import trans_clip as trans_clip
 from .tuning import best_weight as best_weight
 from .voting import PluralityVoting as PluralityVoting
 from .voting import RankVoting as RankVoting

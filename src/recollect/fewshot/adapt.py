@@ -8,7 +8,7 @@ import numpy as np
 from recollect.fewshot.base import softmax, unit_rows
 from recollect.fewshot.calibration import log_softmax
 from recollect.fewshot.mixture import NO_SPREAD
-from recollect.fewshot.pool import Assignment
+from recollect.fewshot.transductive import Assignment
 
 STREAM_BANK, POOL_BANK = 16, 6
 """Rows of least entropy that are kept for each predicted class: of a stream, and of a folder read at once."""

@@ -93,7 +93,13 @@ def calibration_error(confidence: np.ndarray, right: np.ndarray, bins: int = BIN
 
 
 def conformal_thresholds(known: np.ndarray, known_labels: np.ndarray, classes: int, alpha: float) -> np.ndarray:
-    """The least fit at which `conformal_p` is above ``alpha``, -inf where a class has too few examples: (classes,)."""
+    """The least fit at which `conformal_p` is above ``alpha``, -inf where a group has too few examples: (classes,).
+
+    Args:
+        known: how well each held-out example fits its own class (n,).
+        known_labels: its class, or the group of its class (n,).
+        classes: how many classes or groups there are.
+    """
     least = np.full(classes, -np.inf)
     order = np.lexsort((known, known_labels))
     counts = np.bincount(known_labels, minlength=classes)
@@ -105,21 +111,23 @@ def conformal_thresholds(known: np.ndarray, known_labels: np.ndarray, classes: i
     return least
 
 
-def conformal_p(known: np.ndarray, known_labels: np.ndarray, asked: np.ndarray) -> np.ndarray:
-    """Conformal p-value of each class for each query, class by class (Mondrian): (queries, classes).
+def conformal_p(known: np.ndarray, known_groups: np.ndarray, asked: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """Conformal p-value of each class for each query, group by group (Mondrian): (queries, classes).
 
-    ``p_c = (1 + #{i of c: known_i <= asked_c}) / (n_c + 1)``: how many of the class's own held-out examples fit it no
-    better than the query would. The class is kept at error rate alpha if ``p_c > alpha``.
+    ``p_c = (1 + #{i of c's group: known_i <= asked_c}) / (n + 1)``: how many of the group's own n held-out examples fit
+    their class no better than the query would fit c. The class is kept at error rate alpha if ``p_c > alpha``.
 
     Args:
         known: (n,), how well each held-out example fits its own class; larger is better.
-        known_labels: (n,).
+        known_groups: (n,), the group of its class.
         asked: (queries, classes), how well each query would fit each class.
+        group: of each class (classes,).
     """
     p = np.ones(asked.shape)
-    order = np.lexsort((known, known_labels))
-    ends = np.cumsum(np.bincount(known_labels, minlength=asked.shape[1]))
-    for label, (start, end) in enumerate(zip(np.r_[0, ends[:-1]], ends, strict=True)):
+    order = np.lexsort((known, known_groups))
+    ends = np.cumsum(np.bincount(known_groups, minlength=int(group.max()) + 1))
+    starts = np.r_[0, ends[:-1]]
+    for label, (start, end) in enumerate(zip(starts[group], ends[group], strict=True)):
         if end > start:
             less = np.searchsorted(known[order[start:end]], asked[:, label], side="right")
             p[:, label] = (1 + less) / (end - start + 1)

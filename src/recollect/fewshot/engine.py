@@ -31,9 +31,10 @@ def run_protocol(
 
     Returns:
         Rows ``{"method", "shots", "seed", "metric", "value"}``; ``zero-shot`` has one row, of 0 shots and seed 0. And
-        in percent: ``loo``, accuracy on held-out examples (absent at one shot); ``ece``, the expected calibration error
-        of the probabilities of the queries; ``coverage``, how often a set at an error rate of 0.1 holds the class; and
-        ``set_size``, the mean number of classes in a set.
+        in percent: ``loo``, accuracy on held-out examples; ``ece``, the expected calibration error of the probabilities
+        of the queries; ``coverage``, how often a set at an error rate of 0.1 holds the class; and ``set_size``, the
+        mean number of classes in a set. All but ``ece`` are absent where there are too few held-out examples to tell
+        (`enough_to_tell`), as always at one shot.
 
     Raises:
         ValueError: more shots than a class has examples.

@@ -24,7 +24,7 @@ def gaussian(left: np.ndarray, right: np.ndarray, bandwidth: float) -> np.ndarra
 
 
 @dataclass(frozen=True)
-class Targets:
+class RidgeTargets:
     """What a few-shot classifier regresses on, never written out in full: one-hot labels, and text similarities.
 
     Attributes:
@@ -68,7 +68,7 @@ Predictions = tuple[np.ndarray, np.ndarray]
 
 
 def ridge_path(
-    targets: Targets, plan: HoldOut, bandwidth: float, ridges: np.ndarray, features: np.ndarray | None = None
+    targets: RidgeTargets, plan: HoldOut, bandwidth: float, ridges: np.ndarray, features: np.ndarray | None = None
 ) -> Iterator[Predictions]:
     """Held-out predictions at every ridge, from one eigendecomposition (one for each fold at few shots).
 
@@ -93,7 +93,7 @@ def ridge_path(
 
 
 def _alone(
-    targets: Targets, rows: np.ndarray, bandwidth: float, ridges: np.ndarray, features: np.ndarray | None
+    targets: RidgeTargets, rows: np.ndarray, bandwidth: float, ridges: np.ndarray, features: np.ndarray | None
 ) -> Iterator[Predictions]:
     """With A = K + ridge I: ``y - (A^-1 y)_i / (A^-1)_ii``; in features ``y - (y - prediction) / (1 - leverage)``."""
     known = targets.one_hot(rows), targets.similarity(rows)
@@ -122,7 +122,7 @@ def _held_out(solved: np.ndarray, known: np.ndarray, over: np.ndarray, kernel: b
 
 
 def _fold(
-    targets: Targets,
+    targets: RidgeTargets,
     learn: np.ndarray,
     choose: np.ndarray,
     bandwidth: float,
@@ -168,7 +168,7 @@ class Landmarks:
             found[block] = gaussian(rows[block], self.centres, self.bandwidth) @ self.whiten
         return found
 
-    def normal(self, targets: Targets) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def normal(self, targets: RidgeTargets) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """``Phi' Phi`` of the examples (landmarks, landmarks), ``Phi' Y`` and ``Phi' Z`` (landmarks, classes), float64.
 
         Block by block: the features of 160,000 examples in double precision would take gigabytes.
@@ -181,7 +181,7 @@ class Landmarks:
         )
         for start in range(0, len(targets.labels), ROW_BLOCK):
             block = slice(start, start + ROW_BLOCK)
-            part = Targets(targets.support[block], targets.labels[block], targets.texts)
+            part = RidgeTargets(targets.support[block], targets.labels[block], targets.texts)
             features = self(part.support).astype(np.float64)
             gram += features.T @ features
             ones += part.sums(features)

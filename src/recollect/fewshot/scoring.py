@@ -10,6 +10,7 @@ import numpy as np
 from recollect.core.types import Metric
 from recollect.fewshot.base import EmbeddingClassifier
 from recollect.fewshot.calibration import BINS
+from recollect.fewshot.trust import enough_to_tell
 
 SET_ALPHA = 0.1
 """Error rate of the conformal sets whose coverage is measured."""
@@ -34,7 +35,7 @@ class Score:
     right: dict[Key, np.ndarray] = field(default_factory=dict)
     gaps: dict[Key, np.ndarray] = field(default_factory=dict)
     sets: dict[Key, np.ndarray] = field(default_factory=dict)
-    fits: dict[Key, float] = field(default_factory=dict)
+    fits: dict[Key, tuple[float, int]] = field(default_factory=dict)
     lock: Any = field(default_factory=Lock)
 
     def add(self, key: Key, rows: slice, scores: np.ndarray, probabilities: np.ndarray) -> None:
@@ -51,8 +52,8 @@ class Score:
             self.gaps[key] = self.gaps.get(key, 0) + gaps
 
     def add_fit(self, key: Key, estimator: EmbeddingClassifier) -> None:
-        """Its accuracy on held-out examples."""
-        self.fits[key] = estimator.loo_accuracy_
+        """Its accuracy on held-out examples, and how many there were."""
+        self.fits[key] = estimator.loo_accuracy_, len(estimator.loo_rows_)
 
     def add_sets(self, key: Key, rows: slice, kept: np.ndarray) -> None:
         """How many sets hold the class, and of how many classes they are."""
@@ -64,11 +65,13 @@ class Score:
 
     def _trust(self, key: Key) -> dict[str, float]:
         found = {}
-        if np.isfinite(self.fits.get(key, np.nan)):
-            found["loo"] = 100.0 * self.fits[key]
+        accuracy, examples = self.fits.get(key, (np.nan, 0))
+        enough = enough_to_tell(examples)
+        if enough and np.isfinite(accuracy):
+            found["loo"] = 100.0 * accuracy
         if key in self.gaps:
             found["ece"] = 100.0 * float(np.abs(self.gaps[key]).sum()) / _UNIT / len(self.labels)
-        if key in self.sets:
+        if enough and key in self.sets:
             held, size, count = self.sets[key].tolist()
             found |= {"coverage": 100.0 * held / count, "set_size": size / count}
         return found

@@ -16,7 +16,7 @@ from recollect.memory.backends.base import Backend, Hits, matrix_of_columns
 from recollect.memory.backends.cells import IndexRecord
 from recollect.memory.backends.removals import Removal
 from recollect.memory.filters import Filter, parse_filter
-from recollect.memory.rows import COLUMNS, Item, Modality, Pairs, Record
+from recollect.memory.rows import COLUMNS, Item, Modality, Pairs, Record, VectorPrecision
 
 _WIDTH = 8
 _RECORD = Record(_WIDTH, "model", "the model", None, "float32", "key")
@@ -258,6 +258,7 @@ class ListBackend:
 
     whole_commits = False
     address = "a list"
+    stored_precision: VectorPrecision = "float32"
 
     def __init__(self, record: Record) -> None:
         self.record = record

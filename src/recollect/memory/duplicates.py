@@ -1,97 +1,80 @@
-"""Duplicates in three levels, each apart: the same file, the same picture encoded again, and similar shots."""
+"""Duplicates: identical pictures, near-identical ones (decided on pixels), and similar ones (by embedding)."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
+from jaxtyping import Int64
 
 from recollect.core.errors import UserError
+from recollect.core.nearest import exact_neighbours
+from recollect.core.progress import progress
+from recollect.core.types import ImageLike
+from recollect.data.sources.images import BrokenImageError
 from recollect.memory.build.looks import expanded, looks_array, near_looks
 from recollect.memory.lookup import ROUNDING
 from recollect.memory.naming import LABELLED, is_label_column
-from recollect.memory.near_pairs import (
-    Bounds,
-    DisjointSets,
-    join_all,
-    join_between,
-    join_neighbourhoods,
-    join_pairs,
-    kept_apart,
-)
+from recollect.memory.near_pairs import Bounds, DisjointSets, join_all, join_neighbourhoods
 from recollect.memory.rows import picture_of
+from recollect.memory.same_picture import PreparedPicture, near_identical, worth_comparing
 from recollect.memory.store import NEAR, Memory
 
-Level = Literal["same", "encoded", "similar"]
-LEVELS: tuple[Level, ...] = ("same", "encoded", "similar")
+Level = Literal["identical", "near-identical", "similar"]
+LEVELS: tuple[Level, ...] = ("identical", "near-identical", "similar")
 
-LOOK_BITS = 6
-"""Bits of 64 in which the perceptual hashes of one picture, encoded or resized again, may differ."""
+LOOK_BITS = 7
+"""Pictures whose perceptual hashes differ in at most this many bits are compared, pixel by pixel."""
 
-LOOK_COSINE = 0.95
-"""And the cosine that its embedding keeps: a hash alone takes two plain pictures for one."""
+NEIGHBORS, LEAST_COSINE = 8, 0.9
+"""So are pictures with their nearest neighbors by embedding, down to this cosine."""
 
-_SHARED = 4_096
-"""Pairs of pictures with two given hashes from which they are compared by matrices."""
+MOST_HASHES, MOST_PAIRS = 3 * 10**9, 10**7
+"""Comparisons of hashes, and pairs of pictures with near hashes, beyond which `find_duplicates` skips some unless it
+has to compare everything."""
 
-MOST_HASHES, MOST_SHARING = 3 * 10**9, 3 * 10**9
-"""Comparisons of hashes, and of pictures whose hashes are near, from which `find_duplicates` leaves some out when it
-need not compare all."""
+_PREPARED = 256  # pictures kept in memory, about 200 KB each
 
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Groups of pictures, by level; a group of a level joins pictures that no stricter level does.
+    """Groups of pictures, by level. Identical pictures appear once, by the first of them, in groups of wider levels.
 
     Attributes:
-        groups: for each level its groups of ids, one for each picture, each sorted: first those with a caption or a
-            label of the page's, which are work of somebody's; the first of a group is the one to keep.
+        groups: for each level its groups of ids, one for each picture. The first of a group is the one to keep: one
+            with a caption or a label of the user's where there is one, then color before gray, then the largest. In the
+            first two levels every other picture of a group was compared with it.
         further: other rows of a picture in a group, for its further captions, by the id that the group has.
-        find_unlike: finds those of similar groups that are similar to none before them that stays.
         left_out: what was not compared, a sentence each.
+        unread: pictures with near neighbors that could not be read, and whose pixels were not compared.
     """
 
     groups: dict[Level, list[list[str]]] = field(default_factory=dict)
     further: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    find_unlike: Callable[[], frozenset[str]] = frozenset
     left_out: tuple[str, ...] = ()
+    unread: int = 0
 
-    @cached_property
-    def unlike(self) -> frozenset[str]:
-        """Ids of similar groups that stay, beside the first: none that stays is similar to them."""
-        return self.find_unlike()
-
-    def spare(self, level: Level) -> list[str]:
-        """All but the first of each group of a level and of those that are stricter.
-
-        Similarity is handed on from picture to picture, and the ends of a long series are not alike: of similar shots
-        only those can be spared that are similar to one that stays.
-        """
-        spare: list[str] = []
-        covered: set[str] = set()
-        for each in reversed(LEVELS[: LEVELS.index(level) + 1]):  # wide groups hold the stricter ones
-            for group in self.groups.get(each, []):
-                if covered.isdisjoint(group):
-                    spare += [id for id in group[1:] if each != "similar" or id not in self.unlike]
-                    covered.update(group)
-        return [row for id in spare for row in (id, *self.further.get(id, ()))]
+    def spare(self, level: Literal["identical", "near-identical"]) -> list[str]:
+        """Rows of all but the first picture of each group, of a level and of those that are stricter."""
+        wider = LEVELS[: LEVELS.index(level) + 1]
+        ids = dict.fromkeys(id for each in wider for group in self.groups.get(each, []) for id in group[1:])
+        return [row for id in ids for row in (id, *self.further.get(id, ()))]
 
 
 def find_duplicates(memory: Memory, threshold: float = NEAR, everything: bool = True) -> Duplicates:
-    """Compare the pictures of a memory with one another, in memory that grows with the rows alone, not with groups.
+    """Compare the pictures of a memory with one another.
 
-    Two pictures are the *same* where the encoded bytes are; the same picture *encoded* again where the decoded pixels
-    are the same, or perceptual hashes differ in at most `LOOK_BITS` and embeddings agree to `LOOK_COSINE`; and
-    *similar* where embeddings agree to ``threshold``. Rows of one picture with several captions are no duplicates.
+    Pictures are *identical* if their decoded pixels are equal, *near-identical* if `same_picture.near_identical` says
+    so, and *similar* if their embeddings agree to ``threshold``. Only pictures with near hashes or embeddings are
+    decoded. Rows of one picture with several captions are no duplicates.
 
     Args:
         memory: what is searched.
         threshold: cosine from which two pictures count as similar.
-        everything: compare all pictures with all: hours for millions. Else similar ones are looked for among those
-            that are near to the same centres (`join_neighbourhoods`), and what was left out is said; the same files,
-            and those encoded again, are all found but where thousands share a hash.
+        everything: compare all embeddings with all: hours for millions. Otherwise similar pictures are looked for among
+            those that are near to the same centers (`join_neighbourhoods`).
 
     Raises:
         UserError: a threshold outside of (0, 1].
@@ -100,39 +83,146 @@ def find_duplicates(memory: Memory, threshold: float = NEAR, everything: bool = 
         raise UserError(f"--threshold {threshold}: a cosine lies above 0 and at most at 1")
     memory = memory.snapshot() if memory.backend.whole_commits else memory
     facts = _facts(memory)
-    if not len(facts.pictures):
+    count = len(facts.pictures)
+    if not count:
         return Duplicates({level: [] for level in LEVELS})
-    bounds, joined, left_out = (
-        Bounds(_vectors(memory, facts), threshold),
-        DisjointSets(len(facts.pictures)),
-        list[str](),
-    )
-    groups: dict[Level, list[list[int]]] = {}
-    _join_equal(joined, facts.content)
-    groups["same"] = _groups(joined.all(), np.arange(len(facts.pictures)))
-    stricter = joined.all()
-    _join_equal(joined, facts.digests)
-    if _join_encoded(bounds, joined, facts.looks, everything):
+    vectors, left_out = _vectors(memory, facts), list[str]()
+    identical = DisjointSets(count)
+    _join_equal(identical, facts.content)
+    _join_equal(identical, facts.digests)
+    groups: dict[Level, list[list[int]]] = {"identical": _groups(identical.all(), np.arange(count))}
+    groups["identical"] = [facts.ordered(group) for group in groups["identical"]]
+    first = np.arange(count)
+    for group in groups["identical"]:
+        first[group] = group[0]
+    pairs, cut = candidate_pairs(facts.looks, vectors, everything)
+    if cut:
         left_out.append("of pictures whose perceptual hashes are near to those of thousands, not all were compared")
-    groups["encoded"] = _groups(joined.all(), stricter)
+    pairs = np.unique(np.sort(first[pairs], axis=1), axis=0)
+
+    def read(place: int) -> ImageLike:
+        (item,) = memory.fetch([facts.ids[place]])
+        return item.read()
+
+    prefer = {place: (place not in facts.said, facts.pictures[place]) for place in np.unique(pairs).tolist()}
+    found = near_identical_groups(pairs[pairs[:, 0] != pairs[:, 1]], read, prefer)
+    groups["near-identical"] = found.groups
+    joined = DisjointSets(count)
+    for group in groups["identical"] + found.groups:
+        joined.join(np.array(group[1:]), np.full(len(group) - 1, group[0]))
     stricter = joined.all()
+    bounds = Bounds(vectors, threshold)
     if everything:
         join_all(bounds, joined, threshold - ROUNDING)
     else:
-        count = join_neighbourhoods(bounds, joined, threshold - ROUNDING)
+        cells = join_neighbourhoods(bounds, joined, threshold - ROUNDING)
         left_out.append(
-            f"similar ones were looked for within {count:,} neighbourhoods, and a few on their borders may be missing"
+            f"similar ones were looked for within {cells:,} neighbourhoods, and a few on their borders may be missing"
         )
-    groups["similar"] = _groups(joined.all(), stricter)
-    ordered = {level: [facts.ordered(group) for group in found] for level, found in groups.items()}
-
-    def unlike() -> frozenset[str]:
-        return frozenset(_unlike(bounds, ordered["similar"], stricter, threshold - ROUNDING, facts))
-
-    named = {level: sorted([facts.ids[each] for each in group] for group in found) for level, found in ordered.items()}
-    grouped = {each for found in ordered.values() for group in found for each in group}
+    groups["similar"] = [facts.ordered(group) for group in _groups(joined.all(), stricter)]
+    named = {level: sorted([facts.ids[each] for each in group] for group in found) for level, found in groups.items()}
+    grouped = {each for found in groups.values() for group in found for each in group}
     further = {facts.ids[each]: facts.further[each] for each in grouped if each in facts.further}
-    return Duplicates(named, further, unlike, tuple(left_out))
+    return Duplicates(named, further, tuple(left_out), found.unread)
+
+
+@dataclass(frozen=True)
+class NearIdentical:
+    """Groups of near-identical pictures, the one to keep first, and how many pictures could not be read."""
+
+    groups: list[list[int]]
+    unread: int
+
+
+def near_identical_groups(
+    pairs: Int64[np.ndarray, "pairs 2"],
+    read: Callable[[int], ImageLike],
+    prefer: Mapping[int, tuple[object, ...]],
+) -> NearIdentical:
+    """Group pictures around the one that stays: every other member is near-identical to that one.
+
+    Args:
+        pairs: which pictures to compare, by number.
+        read: decodes a picture; may raise `BrokenImageError`.
+        prefer: sort key of each picture; of equal first entries, color is kept before gray and large before small.
+    """
+    places = np.unique(pairs).tolist()
+    sketches: dict[int, np.ndarray] = {}
+    order: list[tuple[tuple[object, ...], int]] = []
+    unread = 0
+    prepared = lru_cache(_PREPARED)(lambda place: PreparedPicture(read(place)))
+    with progress("compare pixels", len(places), "pictures") as counter:
+        for place in places:
+            counter.advance(1)
+            try:
+                picture = read(place)
+            except BrokenImageError:
+                unread += 1
+                continue
+            if isinstance(picture, np.ndarray) and picture.ndim != 3:
+                continue  # a vector of a made world
+            small = PreparedPicture(picture)
+            sketches[place] = small.sketch
+            key = prefer[place]
+            order.append(((key[0], small.gray, -small.width * small.height, *key[1:]), place))
+    near: dict[int, list[int]] = {}
+    for one, other in pairs.tolist():
+        if one in sketches and other in sketches and worth_comparing(sketches[one], sketches[other]):
+            near.setdefault(one, []).append(other)
+            near.setdefault(other, []).append(one)
+    groups, taken = list[list[int]](), set[int]()
+    with progress("compare pixels", len(order), "pictures") as counter:
+        for _, place in sorted(order):
+            counter.advance(1)
+            others = [other for other in near.get(place, ()) if other not in taken]
+            if place in taken or not others:
+                continue
+            taken.add(place)
+            try:
+                members = [other for other in others if near_identical(prepared(place), prepared(other))]
+            except BrokenImageError:  # removed meanwhile
+                continue
+            taken.update(members)
+            if members:
+                groups.append([place, *members])
+    return NearIdentical(groups, unread)
+
+
+def candidate_pairs(
+    looks: np.ndarray, vectors: np.ndarray, everything: bool = True
+) -> tuple[Int64[np.ndarray, "pairs 2"], bool]:
+    """Pictures that may be the same: those with near hashes, and neighbors by embedding.
+
+    Args:
+        looks: perceptual hashes as numbers, 0 where unknown.
+        vectors: (pictures, width) image embeddings.
+        everything: do not cut, however many hashes are near.
+
+    Returns:
+        Pairs of numbers, and whether some were left out.
+    """
+    found = [np.empty((0, 2), dtype=np.int64)]
+    known = np.flatnonzero(looks)
+    rows = known[np.argsort(looks[known], kind="stable")]
+    distinct, first, counts = np.unique(looks[rows], return_index=True, return_counts=True)
+    total, cut = 0, False
+    for one, other, some in _near_hashes(distinct, counts, everything):
+        cut |= some
+        for ours, theirs in _placed(first[one], counts[one], first[other], counts[other]):
+            total += len(ours)
+            if total > MOST_PAIRS and not everything:
+                cut = True
+                break
+            found.append(np.stack([rows[ours], rows[theirs]], axis=1))
+    k = min(NEIGHBORS + 1, len(vectors))
+    unit = np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), dtype=np.float32)
+    for start in range(0, len(unit), 8192):
+        block = exact_neighbours(unit[start : start + 8192], unit, k)
+        near = np.asarray(block.scores) >= LEAST_COSINE
+        row, column = np.nonzero(near)
+        found.append(np.stack([row + start, np.asarray(block.rows)[row, column]], axis=1))
+    pairs = np.sort(np.concatenate(found), axis=1)
+    return np.unique(pairs[pairs[:, 0] != pairs[:, 1]], axis=0), cut
 
 
 @dataclass(frozen=True)
@@ -199,26 +289,6 @@ def _join_equal(joined: DisjointSets, keys: np.ndarray) -> None:
     joined.join(order[:-1][equal], order[1:][equal])
 
 
-def _join_encoded(bounds: Bounds, joined: DisjointSets, looks: np.ndarray, everything: bool) -> bool:
-    """Join pictures whose hashes and embeddings are near; whether some were left out."""
-    known = np.flatnonzero(looks)
-    rows = known[np.argsort(looks[known], kind="stable")]
-    distinct, first, counts = np.unique(looks[rows], return_index=True, return_counts=True)
-    shared, cut = 0, False
-    for one, other, some in _near_hashes(distinct, counts, everything):
-        products = counts[one] * counts[other]
-        few, cut = products <= _SHARED, cut or some
-        for pairs, place in _placed(first[one[few]], counts[one[few]], first[other[few]], counts[other[few]]):
-            join_pairs(bounds, joined, rows[pairs], rows[place], LOOK_COSINE)
-        for a, b, product in zip(one[~few].tolist(), other[~few].tolist(), products[~few].tolist(), strict=True):
-            shared += product
-            if shared > MOST_SHARING and not everything:
-                return True
-            own, others = (rows[first[each] : first[each] + counts[each]] for each in (a, b))
-            join_between(bounds, joined, own, others, LOOK_COSINE)
-    return cut
-
-
 def _near_hashes(
     distinct: np.ndarray, counts: np.ndarray, everything: bool
 ) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
@@ -245,14 +315,3 @@ def _groups(roots: np.ndarray, stricter: np.ndarray) -> list[list[int]]:
     several = np.flatnonzero(np.diff(edges) > 1)
     parts = (order[edges[each] : edges[each + 1]] for each in several.tolist())
     return [part.tolist() for part in parts if (stricter[part] != stricter[part[0]]).any()]
-
-
-def _unlike(
-    bounds: Bounds, groups: list[list[int]], doubles: np.ndarray, threshold: float, facts: _Facts
-) -> Iterator[str]:
-    """Of similar groups, beside the first: pictures that are similar to none before them that stays."""
-    for group in groups:
-        rows = np.array(group, dtype=np.int64)
-        rows = rows[np.sort(np.unique(doubles[rows], return_index=True)[1])]  # of one picture encoded again, the first
-        stays = rows[kept_apart(bounds, rows, threshold)]
-        yield from (facts.ids[each] for each in stays[1:].tolist())

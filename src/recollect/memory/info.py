@@ -16,6 +16,8 @@ class MemoryInfo:
         texts: rows that have a text.
         sources: rows of each source.
         places: where each source lies.
+        precision: that vectors are rounded to.
+        stored: precision of the numbers on disk.
         prefix: how texts are read by a model with prefix tokens.
         removed: pictures that were removed and stay away, of each source.
     """
@@ -29,6 +31,7 @@ class MemoryInfo:
     version: int
     prefix: str | None
     precision: str
+    stored: str
     sources: dict[str, int]
     places: dict[str, tuple[str, ...]]
     indexes: tuple[IndexRecord, ...] = ()
@@ -54,6 +57,7 @@ def memory_info(backend: Backend) -> MemoryInfo:
         version=backend.version,
         prefix=record.prefix,
         precision=record.precision,
+        stored=backend.stored_precision,
         sources=sources,
         places={source: tuple(filter(None, known)) for source, known in places.items()},
         indexes=tuple(backend.indexes()),

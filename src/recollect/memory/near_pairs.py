@@ -177,16 +177,6 @@ def _join_within(bounds: Bounds, joined: DisjointSets, rows: np.ndarray, thresho
         counter.advance(len(stripe) * (len(rows) - start - len(stripe) / 2) / _MILLION)
 
 
-def join_between(bounds: Bounds, joined: DisjointSets, one: np.ndarray, other: np.ndarray, threshold: float) -> None:
-    """Join each row of one kind with each of another, where their cosine reaches a threshold."""
-    for start in range(0, len(one), _STRIPE):
-        stripe = one[start : start + _STRIPE]
-        for first in range(0, len(other), _BLOCK):
-            block = other[first : first + _BLOCK]
-            short = bounds.short[torch.from_numpy(stripe)], bounds.short[torch.from_numpy(block)]
-            _join_between(bounds, joined, (stripe, block), short, threshold)
-
-
 def _join_between(
     bounds: Bounds,
     joined: DisjointSets,
@@ -233,36 +223,6 @@ def _cells(bounds: Bounds) -> Iterator[np.ndarray]:
     for start, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         for first in range(start, end, MOST_IN_CELL):
             yield order[first : min(first + MOST_IN_CELL, end)] // probes
-
-
-def kept_apart(bounds: Bounds, rows: Int64[np.ndarray, " n"], threshold: float) -> Bool[np.ndarray, " n"]:
-    """Which of some rows have no row before them that stays with at least this cosine; those stay themselves."""
-    stays = np.zeros(len(rows), dtype=bool)
-    for start in range(0, len(rows), _STRIPE):
-        own = rows[start : start + _STRIPE]
-        free = ~_any_near(bounds, own, rows[:start][stays[:start]], threshold)
-        near = bounds.cosines(own, own) >= threshold
-        for place in range(len(own)):
-            if free[place]:
-                stays[start + place] = True
-                free[place + 1 :] &= ~near[place, place + 1 :]
-    return stays
-
-
-def _any_near(bounds: Bounds, rows: np.ndarray, others: np.ndarray, threshold: float) -> np.ndarray:
-    found = np.zeros(len(rows), dtype=bool)
-    for start in range(0, len(others), _BLOCK):
-        block, open_ = others[start : start + _BLOCK], np.flatnonzero(~found)
-        if not len(open_):
-            break
-        products = bounds.short[torch.from_numpy(rows[open_])] @ bounds.short[torch.from_numpy(block)].T
-        one, other = (products >= threshold - _SLACK).nonzero().T.cpu().numpy()
-        for first in range(0, len(one), _CHUNK):
-            some, more = open_[one[first : first + _CHUNK]], block[other[first : first + _CHUNK]]
-            asked = ~found[some]
-            near = bounds.reach(rows[some[asked]], more[asked], threshold)
-            found[some[asked][near]] = True
-    return found
 
 
 def _coordinates(vectors: Tensor, axes: Tensor) -> Tensor:

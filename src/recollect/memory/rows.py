@@ -27,6 +27,7 @@ VectorPrecision = Literal["float32", "float16"]
 
 ROWS_FORMAT = 2
 _FURTHER = re.compile(r"#\d+$")
+_UNIT = 2.5e-7  # what rounding to single precision does to the norm of a unit vector
 
 
 @dataclass(frozen=True)
@@ -234,7 +235,7 @@ class Pairs:
         kept = schema(width, precision)
 
         def vectors(values: np.ndarray) -> "pa.Array":
-            flat = pa.array(np.ascontiguousarray(values, dtype=precision).reshape(-1))
+            flat = pa.array(np.ascontiguousarray(unit_norm(values), dtype=precision).reshape(-1))
             return pa.FixedSizeListArray.from_arrays(flat, width)
 
         metadata = [json.dumps(dict(each), ensure_ascii=False) for each in self.metadata] or ["{}"] * count
@@ -345,6 +346,22 @@ def further_id(picture: str, number: int) -> str:
     ('beach.jpg', 'beach.jpg#2', 'C#1#0')
     """
     return f"{picture}#{number}" if number or _FURTHER.search(picture) else picture
+
+
+def unit_norm(vectors: np.ndarray) -> Float32[np.ndarray, "rows width"]:
+    """Divide out what rounding did to the norms of vectors; zeros stay zeros, and unit-norm rows keep every bit."""
+    vectors = vectors.astype(np.float32, copy=False)
+    norms = np.sqrt(np.einsum("rw,rw->r", vectors, vectors, dtype=np.float64))
+    off = np.flatnonzero((np.abs(norms - 1) > _UNIT) & (norms > 0))
+    if len(off):
+        vectors = vectors.copy()
+        vectors[off] /= norms[off, None].astype(np.float32)
+    return vectors
+
+
+def rounded(vectors: np.ndarray, precision: VectorPrecision) -> Float32[np.ndarray, "rows width"]:
+    """Unit-norm vectors as a store of this precision hands them out."""
+    return unit_norm(unit_norm(vectors).astype(precision))
 
 
 def check_vectors(vectors: np.ndarray, width: int, what: str, among: np.ndarray | None = None) -> None:

@@ -9,11 +9,13 @@ from recollect.models.dual import DualEncoder
 from recollect.models.loading import load_model
 from recollect.models.patches import PatchEncoder
 from recollect.models.presets import PRESETS, build_model
+from recollect.models.pretrained import PRETRAINED
 from recollect.models.small import GlyphEncoder, SmallEncoder, VectorEncoder
 from recollect.models.transformers.encoder import TransformersEncoder
 
 __all__ = [
     "PRESETS",
+    "PRETRAINED",
     "DualEncoder",
     "GlyphEncoder",
     "PatchEncoder",

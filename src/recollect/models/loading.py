@@ -21,9 +21,9 @@ from recollect.core.seals import check_seal
 from recollect.core.types import chosen_device
 from recollect.data.transforms import ImageTransform
 from recollect.models.architectures import ENCODERS, restore_small
-from recollect.models.asking import asked_once
 from recollect.models.dual import MODEL_FORMAT, RECORD, DualEncoder
 from recollect.models.float32 import MadeInFloat32
+from recollect.models.hub_check import asked_once
 from recollect.models.presets import PRESETS
 from recollect.models.small import WEIGHTS, SmallEncoder
 from recollect.models.transformers.encoder import TransformersEncoder, quiet
@@ -121,9 +121,11 @@ def _open_small(name: str, record: dict[str, Any]) -> SmallEncoder:
 
 
 def _open_checkpoint(name: str, record: dict[str, Any]) -> TransformersEncoder:
-    config = _open_config(name)
+    import recollect.models.towers  # noqa: F401  transformers opens pairs of towers once it is imported
+
+    config = _dual_config(name)
     gated = _gated_tensors(name) if record.get("gated") else None
-    model = _open_weights(name, config) if gated is None else _unfilled(name, config)
+    model = open_weights(name, config) if gated is None else _unfilled(name, config)
     processor = _open_processor(name)
     try:
         transform = _saved_transform(record) or transform_of(processor.image_processor, config, name)
@@ -142,23 +144,45 @@ def _open_checkpoint(name: str, record: dict[str, Any]) -> TransformersEncoder:
     return encoder
 
 
-def _open_config(name: str) -> transformers.PreTrainedConfig:
+def open_config(name: str) -> transformers.PreTrainedConfig:
+    """The config of any model of transformers.
+
+    Raises:
+        UserError: there is none.
+    """
     try:
         with quiet():
-            config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+            return transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
     except _FAILURES as error:
         raise _unreachable(name, error) from error
+
+
+def _dual_config(name: str) -> transformers.PreTrainedConfig:
+    config = open_config(name)
     model_class = transformers.AutoModel._model_mapping.get(type(config), None)
     wanted = ("get_image_features", "get_text_features")
     if model_class is None or isinstance(model_class, tuple) or not all(hasattr(model_class, each) for each in wanted):
         raise UserError(
             f"{name}: a {config.model_type} model, which has no image and text tower. "
-            "Name a dual encoder: CLIP, SigLIP, SigLIP 2, ALIGN, a VisionTextDualEncoder, …"
+            "Name a dual encoder: CLIP, SigLIP, SigLIP 2, ALIGN, a VisionTextDualEncoder, … (`pair_towers` makes one "
+            "of a vision model and a text encoder.)"
         )
     return config
 
 
-def _open_weights(name: str, config: transformers.PreTrainedConfig) -> transformers.PreTrainedModel:
+def open_weights(
+    name: str, config: transformers.PreTrainedConfig, optional: tuple[str, ...] = ()
+) -> transformers.PreTrainedModel:
+    """The model with its weights in float32, read from safetensors only.
+
+    Args:
+        name: a folder or hub id.
+        config: what `open_config` returned.
+        optional: beginnings of names of weights that may be missing, and are then initialised.
+
+    Raises:
+        UserError: there are no weights, only pickled ones, or not all.
+    """
     folder = Path(name)
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
         pickled = [file for file in _PICKLES if (folder / file).exists()]
@@ -179,7 +203,7 @@ def _open_weights(name: str, config: transformers.PreTrainedConfig) -> transform
         if "use_safetensors" in str(error):
             raise _pickled(name) from error
         raise UserError(f"{name}: its weights cannot be read ({_line(error)}). Copy or download them again.") from error
-    missing = sorted(report["missing_keys"])
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith(optional))
     if missing:
         raise UserError(f"{name}: {len(missing)} weights are missing, {missing[0]} first. Copy or download it again.")
     return _float32(model)
@@ -221,12 +245,17 @@ def _open_processor(name: str) -> transformers.ProcessorMixin:
                 return processor
     except _FAILURES:
         pass  # an older checkpoint may have the two parts, but nothing that joins them
-    tokenizer = _open_part(transformers.AutoTokenizer, name, "tokenizer")
-    images = _open_part(transformers.AutoImageProcessor, name, "image processor")
+    tokenizer = open_part(transformers.AutoTokenizer, name, "tokenizer")
+    images = open_part(transformers.AutoImageProcessor, name, "image processor")
     return transformers.VisionTextDualEncoderProcessor(images, tokenizer)
 
 
-def _open_part(opener: Any, name: str, what: str) -> Any:
+def open_part(opener: Any, name: str, what: str) -> Any:
+    """A tokenizer or an image processor, opened by a class of transformers.
+
+    Raises:
+        UserError: it cannot be opened; ``what`` says what it is.
+    """
     try:
         with quiet():
             return opener.from_pretrained(name, trust_remote_code=False)

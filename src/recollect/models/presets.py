@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,14 @@ import transformers
 
 from recollect.core.errors import UserError
 from recollect.core.files import refuse_slip
+from recollect.core.plugins import Table
 from recollect.core.seeding import derive_seed, seed_default_generators
 from recollect.core.types import ImageLike, Kind
 from recollect.data.transforms import ImageTransform
 from recollect.models.architectures import AnyTowers, build_small
 from recollect.models.dual import DualEncoder
 from recollect.models.patches import PatchEncoder, PatchTowers
-from recollect.models.small import BagOfWords, GlyphTowers, VectorTowers, WordTransformer
+from recollect.models.small import BagOfWords, GlyphTowers, WordTransformer
 from recollect.models.tokenizers import WordTokenizer, train_unigram
 from recollect.models.transformers.encoder import TransformersEncoder, quiet
 from recollect.models.transformers.processors import processor_of
@@ -165,62 +166,47 @@ class SmallPreset:
 
 Preset = SiglipPreset | SwinPreset | SmallPreset
 
-PRESETS: Mapping[str, Preset] = {
-    "tiny": SiglipPreset(
-        "for a CPU: 32 px, ViT of 3 layers",
-        Transformer(96, 3, 3, mlp=2),
-        Transformer(64, 2, 2, mlp=2),
-        size=32,
-        patch=8,
-        length=24,
-        vocabulary=4_000,
-        activation="gelu",
-    ),
-    "small": SiglipPreset(
-        "for a CPU: 64 px, ViT of 4 layers",
-        Transformer(128, 4, 4, mlp=2),
-        Transformer(96, 2, 3, mlp=2),
-        size=64,
-        patch=8,
-        length=32,
-        vocabulary=8_000,
-        activation="gelu",
-    ),
-    "vit-s-16": SiglipPreset("LIxP's ViT-S/16 at 256 px", Transformer(384, 12, 6), Transformer(384, 12, 6)),
-    "vit-b-16": SiglipPreset("LIxP's ViT-B/16 at 256 px", Transformer(768, 12, 12), Transformer(768, 12, 12)),
-    "vit-l-16": SiglipPreset("LIxP's ViT-L/16 at 256 px", Transformer(1024, 24, 16), Transformer(1024, 24, 16)),
-    "swin-t": SwinPreset("prefix conditioning's Swin-T at 224 px with CLIP's text tower"),
-    "vector-mlp": SmallPreset(
-        "vector world: linear image tower, word vectors and an MLP", VectorTowers(BagOfWords(64, hidden=256))
-    ),
-    "vector-linear": SmallPreset(
-        "vector world, the stronger variant: linear text tower of rank 48", VectorTowers(BagOfWords(48))
-    ),
-    "glyph-held-back": SmallPreset(
-        "glyph world, setting A: convnet, head three times too large, linear text tower of rank 24",
-        GlyphTowers(BagOfWords(24), gain=3.0),
-    ),
-    "glyph-random": SmallPreset(
-        "glyph world, setting B: frozen random filters and a linear head, linear text tower of rank 24",
-        GlyphTowers(BagOfWords(24), image="random"),
-    ),
-    "glyph-strong": SmallPreset(
-        "glyph world, to stand beside A: the same convnet, plain head, linear text tower of full rank",
-        GlyphTowers(BagOfWords(256)),
-    ),
-    "tiny-conv": SmallPreset(
-        "for a CPU: 32 px, convnet of two layers, transformer over words; learns much faster than tiny in short runs",
-        GlyphTowers(WordTransformer(64)),
-    ),
-    "patches": SmallPreset(
-        "for a CPU: 32 px, patches compared with a fitted dictionary, a head that learns; a bag of words and an MLP",
-        PatchTowers(BagOfWords(128, hidden=256)),
-    ),
-    "patches-transformer": SmallPreset(
-        "for a CPU: patches beside a transformer over words, in which a prefix and word order count; slower to train",
-        PatchTowers(WordTransformer(64)),
-    ),
-}
+PRESETS: Table[Preset] = Table(
+    "presets",
+    {
+        "tiny": SiglipPreset(
+            "for a CPU: 32 px, ViT of 3 layers",
+            Transformer(96, 3, 3, mlp=2),
+            Transformer(64, 2, 2, mlp=2),
+            size=32,
+            patch=8,
+            length=24,
+            vocabulary=4_000,
+            activation="gelu",
+        ),
+        "small": SiglipPreset(
+            "for a CPU: 64 px, ViT of 4 layers",
+            Transformer(128, 4, 4, mlp=2),
+            Transformer(96, 2, 3, mlp=2),
+            size=64,
+            patch=8,
+            length=32,
+            vocabulary=8_000,
+            activation="gelu",
+        ),
+        "vit-s-16": SiglipPreset("LIxP's ViT-S/16 at 256 px", Transformer(384, 12, 6), Transformer(384, 12, 6)),
+        "vit-b-16": SiglipPreset("LIxP's ViT-B/16 at 256 px", Transformer(768, 12, 12), Transformer(768, 12, 12)),
+        "vit-l-16": SiglipPreset("LIxP's ViT-L/16 at 256 px", Transformer(1024, 24, 16), Transformer(1024, 24, 16)),
+        "swin-t": SwinPreset("prefix conditioning's Swin-T at 224 px with CLIP's text tower"),
+        "tiny-conv": SmallPreset(
+            "for a CPU: 32 px, small convnet and a transformer over words; learns much faster than tiny in short runs",
+            GlyphTowers(WordTransformer(64)),
+        ),
+        "patches": SmallPreset(
+            "for a CPU: 32 px, a fitted dictionary of patches and a head; a bag of words and an MLP",
+            PatchTowers(BagOfWords(128, hidden=256)),
+        ),
+        "patches-transformer": SmallPreset(
+            "for a CPU: patches and a transformer over words, so that prefixes and word order count; slower",
+            PatchTowers(WordTransformer(64)),
+        ),
+    },
+)
 
 
 def build_model(

@@ -6,7 +6,7 @@ from recollect.objectives.contextual import ContextObjective
 from recollect.objectives.options import ContextOptions
 from recollect.objectives.sigmoid import sigmoid_contrastive
 from recollect.objectives.softmax import label_contrastive, softmax_contrastive
-from recollect.objectives.terms import BaseLoss, ImageSet, Partners
+from recollect.objectives.terms import BaseLoss, LossInputs, Targets
 from recollect.objectives.tiles import Form
 
 __all__ = [
@@ -18,9 +18,9 @@ __all__ = [
     "ContextOptions",
     "ContrastiveObjective",
     "Form",
-    "ImageSet",
+    "LossInputs",
     "Objective",
-    "Partners",
+    "Targets",
     "attend",
     "contextualize",
     "label_contrastive",

@@ -1,4 +1,4 @@
-"""The base objectives as modules that own their temperature and bias: CLIP, SigLIP, UniCL."""
+"""CLIP, SigLIP and UniCL as modules with a learned temperature and bias."""
 
 import math
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ from torch.nn import functional
 from recollect.objectives.shards import WHOLE, Shard
 from recollect.objectives.sigmoid import SIGMOID
 from recollect.objectives.softmax import LABEL, SOFTMAX
-from recollect.objectives.terms import BaseLoss, ImageSet, Losses, Partners
+from recollect.objectives.terms import BaseLoss, Losses, LossInputs, Targets
 from recollect.objectives.tiles import Form, check_pairs, full_precision
 
 OBJECTIVES: Mapping[str, BaseLoss] = {
@@ -20,11 +20,11 @@ OBJECTIVES: Mapping[str, BaseLoss] = {
     "softmax": SOFTMAX,
     "label": LABEL,
 }
-"""Every base loss by name; one line adds one."""
+"""All base losses by name. Add yours here."""
 
 
 def smoothed() -> list[str]:
-    """The base losses that label smoothing is defined for."""
+    """Names of the base losses that support label smoothing."""
     return [name for name, loss in OBJECTIVES.items() if loss.smooths]
 
 
@@ -32,11 +32,11 @@ Base = str
 """The name of a base loss."""
 
 Report = dict[str, Tensor]
-"""Scalars without graph, by name."""
+"""Detached scalars by name."""
 
 
 def logarithm(value: float) -> nn.Parameter:
-    """A temperature as the exponential of a learned scalar, which keeps it positive and its steps relative.
+    """A learned scalar whose exponential is the temperature: always positive, with relative steps.
 
     Raises:
         ValueError: ``value`` is not positive.
@@ -47,12 +47,12 @@ def logarithm(value: float) -> nn.Parameter:
 
 
 def unit(embeddings: Float[Tensor, "rows width"]) -> Float[Tensor, "rows width"]:
-    """Normalised rows, at least float32."""
+    """Rows scaled to unit norm, in float32 or wider."""
     return functional.normalize(full_precision(embeddings), dim=1)
 
 
 class LossTerms(nn.Module):
-    """Temperature and bias of one loss term, for whichever base.
+    """Temperature and bias of one loss term.
 
     Raises:
         ValueError: an unknown base, or a scale that is not positive.
@@ -68,28 +68,28 @@ class LossTerms(nn.Module):
         self.bias = nn.Parameter(torch.tensor(float(bias))) if self.loss.biased else None
 
     def scale_and_bias(self) -> tuple[float, float | None]:
-        """The temperature and bias as they are now."""
+        """Current inverse temperature and bias."""
         return self.log_scale.exp().item(), None if self.bias is None else self.bias.item()
 
-    def set_of(self, images: Tensor, weight: float, log_scale: Tensor | None = None) -> ImageSet:
-        """These images under this term's temperature (or another, where temperatures are tied)."""
+    def set_of(self, images: Tensor, weight: float, log_scale: Tensor | None = None) -> LossInputs:
+        """Images with this term's temperature (or ``log_scale``, when temperatures are tied) and bias."""
         scale = (self.log_scale if log_scale is None else log_scale).exp()
-        return ImageSet(images, scale, scale.new_zeros(()) if self.bias is None else self.bias, weight)
+        return LossInputs(images, scale, scale.new_zeros(()) if self.bias is None else self.bias, weight)
 
     def losses(
-        self, sets: list[ImageSet], texts: Tensor, labels: Tensor | None, marks: Tensor | None, shard: Shard
+        self, sets: list[LossInputs], texts: Tensor, labels: Tensor | None, duplicate_ids: Tensor | None, shard: Shard
     ) -> Losses:
-        """The weighted sum of the base loss over several sets of images, and each, of all processes, without graph."""
-        total, losses = self.loss.losses(sets, Partners(texts, labels, marks, self.form, shard))
+        """The weighted sum of the base loss over all sets, and each loss detached and summed over processes."""
+        total, losses = self.loss.losses(sets, Targets(texts, labels, duplicate_ids, self.form, shard))
         return total, list(shard.total(torch.stack(losses)))
 
 
-def smoothing_slope(images: ImageSet, texts: Tensor, smoothing: float, shard: Shard = WHOLE) -> Tensor:
-    """What label smoothing adds to a contrastive loss, sigmoid or softmax (after Szegedy et al., 2016).
+def smoothing_slope(images: LossInputs, texts: Tensor, smoothing: float, shard: Shard = WHOLE) -> Tensor:
+    """The term that label smoothing adds to a sigmoid or softmax loss (after Szegedy et al., 2016).
 
-    The target of a pair becomes ``1 - s`` and that of each other text of the batch ``s / (B - 1)``. Both losses are
-    linear in their targets, so that this adds ``s/B sum_i (l_ii - mean_{j != i} l_ij)`` with the logits ``l``: no B × B
-    tensor is needed. It is the same for texts over images, so softmax, the mean of both directions, has it once.
+    The target of a matching pair becomes ``1 - s`` and that of every other text ``s / (B - 1)``. Both losses are linear
+    in their targets, so smoothing adds ``s/B sum_i (l_ii - mean_{j != i} l_ij)`` for logits ``l``, without a B × B
+    tensor. Both directions of the softmax get the same term, so their mean has it once.
     """
     everything = shard.gather(texts)
     own = torch.linalg.vecdot(images.images, texts)
@@ -98,12 +98,12 @@ def smoothing_slope(images: ImageSet, texts: Tensor, smoothing: float, shard: Sh
 
 
 class Objective(nn.Module, ABC):
-    """What training minimises: from the raw embeddings of a batch to a loss, with parameters of its own.
+    """What training minimises: maps the raw embeddings of a batch to a loss; may have parameters.
 
-    `recollect.training.train` takes any; `ContrastiveObjective` and `ContextObjective` are those of the recipes.
+    `recollect.training.train` accepts any; the recipes use `ContrastiveObjective` and `ContextObjective`.
 
     Attributes:
-        needs: what else than images and texts `forward` must be given: ``labels``, ``views``, ``context``.
+        needs: the extra arguments that `forward` requires: ``labels``, ``views``, ``context``.
     """
 
     @property
@@ -111,11 +111,11 @@ class Objective(nn.Module, ABC):
         return frozenset()
 
     def temperatures(self) -> list[nn.Parameter]:
-        """Parameters that take no weight decay and a learning rate of their own."""
+        """Parameters without weight decay and with their own learning rate."""
         return list(self.parameters())
 
     def scale_and_bias(self) -> tuple[float, float | None] | None:
-        """The inverse temperature and bias that are saved with the model; None where the loss has none."""
+        """The inverse temperature and bias to save with the model; None if the loss has none."""
         return None
 
     @abstractmethod
@@ -127,8 +127,8 @@ class Objective(nn.Module, ABC):
         labels: Int[Tensor, "batch ..."] | None = None,
         views: Float[Tensor, "batch width"] | None = None,
         context: Float[Tensor, "rows width"] | None = None,
-        marks: Int[Tensor, "batch marks"] | None = None,
-        context_marks: Int[Tensor, "rows marks"] | None = None,
+        duplicate_ids: Int[Tensor, "batch columns"] | None = None,
+        context_duplicate_ids: Int[Tensor, "rows columns"] | None = None,
         seed: int = 0,
         shard: Shard = WHOLE,
     ) -> tuple[Tensor, Report]:
@@ -137,16 +137,16 @@ class Objective(nn.Module, ABC):
         Args:
             images: raw image embeddings.
             texts: raw text embeddings; row i describes image i.
-            labels: the class of each sample; negative where it has none.
+            labels: class of each sample; negative for none.
             views: raw embeddings of a second view of each image.
-            context: raw embeddings of a separate batch to attend to.
-            marks: rows that share a number (not negative) in a column are copies of one sample.
-            context_marks: the same of ``context``.
-            seed: of whatever is random; each step has its own.
-            shard: which rows of the batch these are; the losses of all processes add up to that of the batch.
+            context: raw embeddings of a separate batch to look up.
+            duplicate_ids: rows that share a non-negative number in any column are copies of one sample.
+            context_duplicate_ids: the same for ``context``.
+            seed: for anything random; use a new one for each step.
+            shard: which rows of the batch these are; summed over processes, the losses give that of the batch.
 
         Returns:
-            The loss (of these rows) and a report (of the batch), which has at least ``loss``.
+            The loss of these rows, and a report on the whole batch with at least ``loss``.
         """
 
 
@@ -157,12 +157,12 @@ class ContrastiveObjective(Objective):
         base: which loss.
         scale: inverse temperature at the start.
         bias: SigLIP's bias at the start; the other losses have none.
-        smoothing: share of a pair's target that the batch's other texts get; see `smoothing_slope`.
+        smoothing: share of each target that goes to the other texts of the batch; see `smoothing_slope`.
         form: see `sigmoid_contrastive`.
 
     Raises:
-        ValueError: an unknown base, a scale that is not positive, or a smoothing outside [0, 1) or of another
-            loss than `smoothed` names.
+        ValueError: an unknown base, a scale that is not positive, smoothing outside [0, 1), or smoothing for a loss
+            that does not support it (`smoothed`).
     """
 
     def __init__(
@@ -197,8 +197,8 @@ class ContrastiveObjective(Objective):
         labels: Int[Tensor, " batch"] | None = None,
         views: Float[Tensor, "batch width"] | None = None,
         context: Float[Tensor, "rows width"] | None = None,
-        marks: Int[Tensor, "batch marks"] | None = None,
-        context_marks: Int[Tensor, "rows marks"] | None = None,
+        duplicate_ids: Int[Tensor, "batch columns"] | None = None,
+        context_duplicate_ids: Int[Tensor, "rows columns"] | None = None,
         seed: int = 0,
         shard: Shard = WHOLE,
     ) -> tuple[Tensor, Report]:
@@ -207,19 +207,19 @@ class ContrastiveObjective(Objective):
         Args:
             images: raw image embeddings.
             texts: raw text embeddings; row i describes image i.
-            labels: classes, for UniCL; negative where a sample is a caption.
-            views: unused, as are ``context`` and ``seed``; they are there so that all objectives are called alike.
-            marks: rows that share a number (not negative) in a column are copies of one sample: no negatives of each
-                other.
-            shard: which rows of the batch these are; the losses of all processes add up to that of the batch.
+            labels: classes, for UniCL; negative for captions.
+            views: unused, like ``context`` and ``seed``; all objectives share one signature.
+            duplicate_ids: rows that share a non-negative number in any column are copies of one sample and are not
+                negatives of each other.
+            shard: which rows of the batch these are; summed over processes, the losses give that of the batch.
 
         Returns:
-            The loss (of these rows) and a report (of the batch) with ``loss``, ``base_loss``, ``scale`` and, for
+            The loss of these rows, and a report on the whole batch with ``loss``, ``base_loss``, ``scale`` and, for
             SigLIP, ``bias``.
         """
         check_pairs(images, texts)
         own, unit_texts = self.term.set_of(unit(images), 1.0), unit(texts)
-        loss, (whole,) = self.term.losses([own], unit_texts, labels, marks, shard)
+        loss, (whole,) = self.term.losses([own], unit_texts, labels, duplicate_ids, shard)
         if self.smoothing:
             slope = smoothing_slope(own, unit_texts, self.smoothing, shard)
             loss, whole = loss + slope, whole + shard.total(slope.detach())

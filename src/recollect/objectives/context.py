@@ -1,4 +1,4 @@
-"""The look-up: each embedding is replaced by what it finds among others (LIxP, Eq. 5 and 8)."""
+"""The look-up in training: replace each embedding by what it finds among the others (LIxP, Eq. 5 and 8)."""
 
 import math
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from recollect.objectives.tiles import Form, accumulator, full_precision, no_aut
 
 
 class Attended(NamedTuple):
-    """What a look-up returns: the mixed values, and for each query the entropy of its attention in nats."""
+    """Result of a look-up: the attended values and the entropy of each query's attention in nats."""
 
     values: Tensor
     entropy: Tensor
@@ -36,8 +36,8 @@ def contextualize(
     Args:
         images: raw tower outputs, not normalised; at least two rows.
         temperature: tau_context > 0; small values sharpen the look-up.
-        form: block-wise keeps no B × B tensor for the backward pass and has the same value and gradients.
-        tile: edge of a tile of the block-wise form.
+        form: blockwise keeps no B × B tensor for the backward pass; value and gradients are the same.
+        tile: edge length of a tile in the blockwise form.
 
     Returns:
         Unit-norm contextualised embeddings, at least float32.
@@ -63,23 +63,23 @@ def attend(
     form: Form = "auto",
     tile: int | None = None,
 ) -> Attended:
-    """``softmax(scale q·k) v`` over all keys but a query's own (LIxP, Eq. 5).
+    """``softmax(scale q·k) v`` over all keys except the query's own (LIxP, Eq. 5).
 
     Args:
-        queries: what looks up.
-        keys: what is compared with.
-        values: what is returned, one for each key.
+        queries: embeddings that look something up.
+        keys: what queries are compared with.
+        values: one per key; what a look-up returns.
         scale: factor of the logits, ``1 / (tau_context sqrt(d))``.
-        own: the key that each query must not see, -1 where it may see all; None lets every query see every key.
-        copies: keys that a query must not see either; one that sees none finds zeros.
-        form: block-wise keeps no queries × keys tensor for the backward pass.
-        tile: edge of a tile of the block-wise form.
+        own: index of the key hidden from each query, -1 for none; None hides nothing.
+        copies: further keys to hide; a query with no visible key gets zeros.
+        form: blockwise keeps no queries × keys tensor for the backward pass.
+        tile: edge length of a tile in the blockwise form.
 
     Returns:
-        The mixed values (queries, value_width) and the attention's entropy (queries,), the latter without graph.
+        Attended values (queries, value_width) and the entropy of the attention (queries,), detached.
 
     Raises:
-        ValueError: there is nothing to look up: no key, or only the query's own.
+        ValueError: nothing to look up: no key, or only the query's own.
     """
     seen = len(keys) - (1 if own is not None else 0)
     if seen < 1:
@@ -111,7 +111,7 @@ def _dense(
 def _hidden_in_tile(
     own: Tensor | None, copies: Copies | None, rows: slice, columns: slice
 ) -> Tensor | tuple[Tensor, Tensor] | None:
-    """What a tile's queries must not see, as an index of it; None for the many tiles where they may see all."""
+    """Index of the hidden entries of a tile; None for the many tiles without any."""
     hidden: tuple[Tensor, Tensor] | None = None
     if own is not None:
         place = own[rows] - columns.start
@@ -147,7 +147,7 @@ class _Tiled(torch.autograd.Function):
         statistics = torch.empty(3, len(queries), dtype=queries.dtype, device=queries.device)
         for rows in tiles(len(queries), tile):
             scaled = queries[rows] * scale
-            # Not minus infinity: a tile may hold only a query's own key, and inf - inf would be NaN.
+            # Not -inf: a tile may contain nothing but a query's own key, and inf - inf is NaN.
             peak = scaled.new_full((len(scaled),), torch.finfo(scaled.dtype).min / 2)
             mass, energy = torch.zeros_like(peak), torch.zeros_like(peak)
             mixed = torch.zeros_like(found[rows])
@@ -167,7 +167,7 @@ class _Tiled(torch.autograd.Function):
                 mass = mass * kept + weights.sum(1)
                 mixed = torch.addmm(mixed * kept[:, None], weights, values[columns])
                 peak = new_peak
-            mass = mass.clamp_min(torch.finfo(mass.dtype).tiny)  # of a query that may see no key at all: it finds zeros
+            mass = mass.clamp_min(torch.finfo(mass.dtype).tiny)  # a query with no visible key gets zeros
             found[rows] = mixed / mass[:, None]
             statistics[:, rows] = torch.stack([peak, mass, energy / mass])
         ctx.save_for_backward(queries, keys, values, scale, own, found, statistics)
@@ -191,14 +191,14 @@ class _Tiled(torch.autograd.Function):
                 scaled, incoming, about = queries[rows] * scale, gradient[rows], statistics[:, rows, None]
                 mean = torch.linalg.vecdot(incoming, found[rows])
                 if _is_steep(scale):
-                    # The same products as below, so that a row with one neighbour has a slope of exactly zero there.
+                    # The same products as below, so a row with a single neighbour gets a gradient of exactly zero.
                     mean = torch.zeros_like(mean)
                     for columns, weights, _ in pass_over(scaled, about, rows):
                         mean += torch.linalg.vecdot(weights, incoming @ values[columns].T)
                 for columns, weights, logits in pass_over(scaled, about, rows):
                     value_gradient[columns].addmm_(weights.T, incoming)
                     slope = (incoming @ values[columns].T).sub_(mean[:, None]).mul_(weights)
-                    # A row's slopes add up to zero but for rounding: only about their mean are its logits small.
+                    # A row's slopes sum to zero up to rounding; centring the logits keeps that rounding error small.
                     centred = logits.sub_(about[2])
                     scale_gradient += torch.linalg.vecdot(slope, centred).sum(dtype=scale_gradient.dtype)
                     query_gradient[rows].addmm_(slope, keys[columns])
@@ -208,17 +208,17 @@ class _Tiled(torch.autograd.Function):
 
 
 def _is_steep(scale: Tensor) -> bool:
-    """Whether logits are so large that the mean of a row must be formed of the very numbers it is subtracted from."""
+    """Whether logits are so large that a row's mean must be computed from exactly the numbers it is subtracted from."""
     return float(scale) * torch.finfo(scale.dtype).eps > 2.0**-16
 
 
 def _weights(
     scaled: Tensor, about: Tensor, rows: slice, *, keys: Tensor, own: Tensor | None, copies: Copies | None, tile: int
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Of one row of tiles, each tile's columns, weights, and logits below their peak (0 where a key is hidden)."""
+    """For each tile in a row of tiles: its columns, weights, and logits minus their peak (0 for hidden keys)."""
     peak, mass, _ = about
     for columns in tiles(len(keys), tile):
-        # Equal products are equal bits on one device, but for libraries that promise it not: hence the clamp.
+        # Recomputed products are usually bit-identical, but no library guarantees it; hence the clamp.
         logits = (scaled @ keys[columns].T).sub_(peak).clamp_max_(0.0)
         weights = logits.exp().div_(mass)
         hidden = _hidden_in_tile(own, copies, rows, columns)

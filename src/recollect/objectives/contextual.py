@@ -1,4 +1,4 @@
-"""The context objective: a base loss on the embeddings and one on what they find in their context (LIxP, Eq. 6)."""
+"""The context objective: a base loss on the embeddings plus one on their contextualised versions (LIxP, Eq. 6)."""
 
 import math
 from typing import Any, NamedTuple
@@ -13,15 +13,15 @@ from recollect.objectives.context import Attended, attend
 from recollect.objectives.options import ContextOptions
 from recollect.objectives.shards import WHOLE, Copies, Shard, find_copies
 from recollect.objectives.softmax import softmax_contrastive
-from recollect.objectives.terms import ImageSet, Losses
+from recollect.objectives.terms import Losses, LossInputs
 from recollect.objectives.tiles import Form, check_pairs, full_precision
 
 _UNKNOWN = -1
-"""The mark of a key that is nobody's copy, or of which that is not known."""
+"""Duplicate id of a key without known copies."""
 
 
 class Buffer(NamedTuple):
-    """Where a batch looks things up: keys, values, and for each query the key that is its own (-1: none)."""
+    """What a batch looks up: keys, values, the index of each query's own key (-1: none), and copies to hide."""
 
     keys: Tensor
     values: Tensor
@@ -36,19 +36,19 @@ class ContextObjective(Objective):
         base: the loss L.
         alpha: weight of the loss without context, 0.9 in the paper, 0.95 in its longest runs.
         options: the ablations; the default is the paper's objective.
-        width: of the embeddings; needed by the options that have parameters or rows as wide as they are.
-        scale: tau_1 and tau_2 at the start.
-        bias: both biases of the sigmoid loss at the start.
-        tau_context: at the start; 1 in the paper (uniform attention), smaller in short runs.
+        width: of the embeddings; required by options with parameters or buffers of that width.
+        scale: initial tau_1 and tau_2.
+        bias: initial value of both biases of the sigmoid loss.
+        tau_context: initial value; 1 in the paper (uniform attention), smaller for short runs.
         form: see `contextualize`.
 
     Raises:
-        ValueError: alpha outside [0, 1], a temperature that is not positive, or a width that is missing.
+        ValueError: alpha outside [0, 1], a temperature that is not positive, or a missing width.
     """
 
     stale: Tensor | None
     stale_count: Tensor
-    stale_marks: Tensor | None
+    stale_duplicate_ids: Tensor | None
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class ContextObjective(Objective):
     ) -> None:
         super().__init__()
         if not 0 <= alpha <= 1:
-            raise ValueError(f"alpha must lie between 0 and 1, got {alpha}")
+            raise ValueError(f"alpha must be between 0 and 1, got {alpha}")
         self.alpha = alpha
         self.options = options
         self.form: Form = form
@@ -75,15 +75,17 @@ class ContextObjective(Objective):
         self.log_tau = self._context_temperature(tau_context)
         self.log_scale_views = logarithm(scale) if options.augmented == "all+infonce" else None
         if options.needs_width and width is None:
-            raise ValueError("these options have parameters as wide as the embeddings: give width")
+            raise ValueError("these options need the width of the embeddings: pass width")
         self.map, self.head, self.key_norm, self.value_norm = _heads(options, width or 0)
         rows = options.stale_rows
         self.register_buffer("stale", torch.zeros(rows, width or 0) if rows else None)
         self.register_buffer("stale_count", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("stale_marks", None)  # made with the first marks, which say how many columns there are
+        self.register_buffer(
+            "stale_duplicate_ids", None
+        )  # created with the first batch, which defines the number of columns
 
     def _context_temperature(self, start: float) -> nn.Parameter:
-        """tau_context: its own parameter, or the one it is tied to."""
+        """tau_context: a separate parameter, or the one it is tied to."""
         if self.options.tied == "all":
             return self.term.log_scale
         if self.options.tied == "context":
@@ -118,48 +120,48 @@ class ContextObjective(Objective):
         labels: Int[Tensor, " batch"] | None = None,
         views: Float[Tensor, "batch width"] | None = None,
         context: Float[Tensor, "rows width"] | None = None,
-        marks: Int[Tensor, "batch marks"] | None = None,
-        context_marks: Int[Tensor, "rows marks"] | None = None,
+        duplicate_ids: Int[Tensor, "batch columns"] | None = None,
+        context_duplicate_ids: Int[Tensor, "rows columns"] | None = None,
         seed: int = 0,
         shard: Shard = WHOLE,
     ) -> tuple[Tensor, Report]:
         """The loss of a batch of raw tower outputs.
 
         Args:
-            images: raw image embeddings; their norm is a value that others may look up.
+            images: raw image embeddings; not normalised, since others look up the raw values.
             texts: raw text embeddings; row i describes image i.
-            labels: classes, for UniCL; negative where a sample is a caption.
+            labels: classes, for UniCL; negative for captions.
             views: raw embeddings of a second view of each image, for ``augmented``.
             context: raw embeddings of a separate batch, for ``separate``.
-            marks: rows that share a number (not negative) in a column are copies of one sample: no negatives of each
-                other, and, unless the mask is off, no context, be they of this batch or stale.
-            context_marks: the same of ``context``.
-            seed: of the random subset, for ``active_rows``; give each step its own.
-            shard: which rows of the batch these are; the losses of all processes add up to that of the batch.
+            duplicate_ids: rows that share a non-negative number in any column are copies of one sample: they are not
+                negatives of each other and, unless the mask is off, not context either, stale rows included.
+            context_duplicate_ids: the same for ``context``.
+            seed: for the random subset of ``active_rows``; use a new one for each step.
+            shard: which rows of the batch these are; summed over processes, the losses give that of the batch.
 
         Returns:
-            The loss (of these rows) and a report (of the batch): ``loss``, ``base_loss``, ``context_loss``, ``scale``,
-            ``scale_context``, ``tau_context``, ``bias``, ``bias_context``, ``effective_neighbours``.
+            The loss of these rows, and a report on the whole batch: ``loss``, ``base_loss``, ``context_loss``,
+            ``scale``, ``scale_context``, ``tau_context``, ``bias``, ``bias_context``, ``effective_neighbours``.
 
         Raises:
-            ValueError: the shapes differ, something that the options need is missing, or nothing is left to look up.
+            ValueError: the shapes differ, a required argument is missing, or there is nothing to look up.
         """
         check_pairs(images, texts)
         images, texts = full_precision(images), unit(texts)
         unit_images = unit(images)
-        rows = _Rows(images, unit_images, texts, labels, marks, shard)
-        buffer = self._buffer(rows, views, context, context_marks, seed)
+        rows = _Rows(images, unit_images, texts, labels, duplicate_ids, shard)
+        buffer = self._buffer(rows, views, context, context_duplicate_ids, seed)
         found = self._attend(rows, buffer)
         if self.context_term is None:
             loss, report = self._residual_loss(rows, found)
         else:
             loss, report = self._two_losses(rows, found, views)
-        self._remember(images, marks, shard)
+        self._remember(images, duplicate_ids, shard)
         return loss, report
 
     def _two_losses(self, rows: "_Rows", found: Attended, views: Tensor | None) -> tuple[Tensor, Report]:
-        """One loss on the embeddings and one on what they find (Eq. 6), and what the views add (Table 6)."""
-        assert self.context_term is not None  # else the loss is the residual one
+        """One loss on the embeddings, one on their context (Eq. 6), and the losses on views (Table 6)."""
+        assert self.context_term is not None  # None only for the residual loss
         sets = [self.term.set_of(rows.unit_images, self.alpha)]
         if views is not None and self.options.augmented.startswith("all"):
             sets = [self.term.set_of(seen, self.alpha / 2) for seen in (rows.unit_images, unit(views))]
@@ -169,14 +171,14 @@ class ContextObjective(Objective):
         if views is not None and self.log_scale_views is not None:
             scale = self.log_scale_views.exp()
             alike = softmax_contrastive(
-                rows.unit_images, unit(views), scale, marks=rows.marks, form=self.form, shard=rows.shard
+                rows.unit_images, unit(views), scale, duplicate_ids=rows.duplicate_ids, form=self.form, shard=rows.shard
             )
             loss, whole = loss + alike, whole + rows.shard.total(alike.detach().clone())
         base = torch.stack(parts[:-1]).mean()
         return loss, self._report(whole, base, parts[-1], found, rows.shard)
 
     def _residual_loss(self, rows: "_Rows", found: Attended) -> tuple[Tensor, Report]:
-        """One loss on the mixture of an embedding and what it finds (Table 4c)."""
+        """A single loss on a mixture of embedding and context (Table 4c)."""
         mixed = functional.normalize(self.alpha * rows.unit_images + (1 - self.alpha) * unit(found.values), dim=1)
         loss, (whole,) = rows.losses(self.term, [self.term.set_of(mixed, 1.0)])
         return loss, self._report(whole, whole, None, found, rows.shard)
@@ -187,7 +189,7 @@ class ContextObjective(Objective):
         found = attend(queries, buffer.keys, buffer.values, scale, buffer.own, copies=buffer.copies, form=self.form)
         if self.map is None:
             return found
-        # Second stage (Eq. 9): what was found looks up again, among mapped keys and values.
+        # Second stage (Eq. 9): the result looks up mapped keys and values.
         mapped = rows.shard.gather(self.map(rows.images))
         return attend(unit(found.values), unit(mapped), mapped, scale, buffer.own, copies=buffer.copies, form=self.form)
 
@@ -196,12 +198,12 @@ class ContextObjective(Objective):
         batch: "_Rows",
         views: Tensor | None,
         context: Tensor | None,
-        context_marks: Tensor | None,
+        context_duplicate_ids: Tensor | None,
         seed: int,
     ) -> Buffer:
         options, shard = self.options, batch.shard
         rows, own = batch.images, batch.numbers() if options.mask else None
-        copies = find_copies(batch.marks, shard) if options.mask else None
+        copies = find_copies(batch.duplicate_ids, shard) if options.mask else None
         if options.separate or options.augmented != "none":
             given = context if options.separate else views
             if given is None:
@@ -209,14 +211,18 @@ class ContextObjective(Objective):
                     f"these options need {'context' if options.separate else 'views'} to look things up in"
                 )
             rows, own = full_precision(given), None
-            copies = _copies_in(context_marks, batch.marks, shard) if options.separate and options.mask else None
+            copies = (
+                _copies_in(context_duplicate_ids, batch.duplicate_ids, shard)
+                if options.separate and options.mask
+                else None
+            )
         keys = rows
         if options.normalise_keys:
             keys = batch.unit_images if rows is batch.images else unit(rows)
         values = batch.texts if options.values == "texts" else rows
-        # Shaped before they are gathered, so that no process does another's work.
+        # Transformed before gathering, so that each row is transformed once.
         keys, values = (shard.gather(part) for part in self._shape(keys, values))
-        if options.shuffled:  # all processes draw the same order
+        if options.shuffled:  # the same order in every process
             order = torch.randperm(len(values), generator=torch.Generator().manual_seed(seed))
             values = values[order.to(values.device)]
         if options.active_rows is not None and options.active_rows < len(keys):
@@ -225,17 +231,17 @@ class ContextObjective(Objective):
             keys, values = keys[chosen], values[chosen]
             copies = copies and copies._replace(columns=copies.columns[chosen], first=None)
         if self.stale is not None and int(self.stale_count) > 0:
-            # A copy, since this step's rows take the place of the oldest before the backward pass has read them.
+            # Copied, because this step overwrites the oldest rows before the backward pass reads them.
             filled = slice(0, int(self.stale_count.clamp_max(len(self.stale))))
             past = self.stale[filled].to(rows, copy=True)
             past_keys, past_values = self._shape(unit(past) if options.normalise_keys else past, past)
             if options.mask and options.augmented == "none":
-                copies = _with_past(copies, len(keys), batch.marks, self.stale_marks, filled)
+                copies = _with_past(copies, len(keys), batch.duplicate_ids, self.stale_duplicate_ids, filled)
             keys, values = torch.cat([keys, past_keys]), torch.cat([values, past_values])
         return Buffer(keys, values, own, copies)
 
     def _shape(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """LayerNorm, value head and cut gradients (Tables 4e, 5b, 5d)."""
+        """Apply LayerNorm, value head and stop-gradient (Tables 4e, 5b, 5d)."""
         keys = keys if self.key_norm is None else self.key_norm(keys)
         values = values if self.value_norm is None else self.value_norm(values)
         values = values if self.head is None else self.head(values)
@@ -244,8 +250,8 @@ class ContextObjective(Objective):
         return keys, values
 
     @torch.no_grad()
-    def _remember(self, images: Tensor, marks: Tensor | None, shard: Shard) -> None:
-        """Put this step's rows in the stale buffer, over the oldest; every process remembers all."""
+    def _remember(self, images: Tensor, duplicate_ids: Tensor | None, shard: Shard) -> None:
+        """Overwrite the oldest stale rows with this step's; every process keeps the rows of all."""
         if self.stale is None or not self.training:
             return
         images = shard.gather(images.detach())
@@ -254,16 +260,20 @@ class ContextObjective(Objective):
         places = (first + torch.arange(len(rows), device=images.device)) % len(self.stale)
         self.stale[places] = rows.to(self.stale)
         self.stale_count += len(images)
-        if marks is not None and (self.stale_marks is None or self.stale_marks.shape[1] != marks.shape[1]):
-            self.stale_marks = marks.new_full((len(self.stale), marks.shape[1]), _UNKNOWN)
-        if self.stale_marks is not None:
-            self.stale_marks[places] = _UNKNOWN if marks is None else shard.gather(marks)[-len(rows) :]
+        if duplicate_ids is not None and (
+            self.stale_duplicate_ids is None or self.stale_duplicate_ids.shape[1] != duplicate_ids.shape[1]
+        ):
+            self.stale_duplicate_ids = duplicate_ids.new_full((len(self.stale), duplicate_ids.shape[1]), _UNKNOWN)
+        if self.stale_duplicate_ids is not None:
+            self.stale_duplicate_ids[places] = (
+                _UNKNOWN if duplicate_ids is None else shard.gather(duplicate_ids)[-len(rows) :]
+            )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        """Make room for the marks of stale rows, where a checkpoint has any."""
-        marks, self.stale_marks = state_dict.get(f"{prefix}stale_marks"), None
-        if marks is not None and self.stale is not None:
-            self.stale_marks = torch.empty_like(marks, device=self.stale.device)
+        """Allocate the duplicate ids of stale rows if the checkpoint has them."""
+        duplicate_ids, self.stale_duplicate_ids = state_dict.get(f"{prefix}stale_duplicate_ids"), None
+        if duplicate_ids is not None and self.stale is not None:
+            self.stale_duplicate_ids = torch.empty_like(duplicate_ids, device=self.stale.device)
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     @torch.no_grad()
@@ -282,40 +292,40 @@ class ContextObjective(Objective):
 
 
 class _Rows(NamedTuple):
-    """What one process holds of a batch; texts and the unit images are unit-norm."""
+    """This process's part of a batch; texts and ``unit_images`` are unit-norm."""
 
     images: Tensor
     unit_images: Tensor
     texts: Tensor
     labels: Tensor | None
-    marks: Tensor | None
+    duplicate_ids: Tensor | None
     shard: Shard
 
     def numbers(self) -> Tensor:
-        """The number of each row in the whole batch."""
+        """Index of each row in the whole batch."""
         return self.shard.first(len(self.images)) + torch.arange(len(self.images), device=self.images.device)
 
-    def losses(self, term: LossTerms, sets: list[ImageSet]) -> Losses:
+    def losses(self, term: LossTerms, sets: list[LossInputs]) -> Losses:
         """See `LossTerms.losses`."""
-        return term.losses(sets, self.texts, self.labels, self.marks, self.shard)
+        return term.losses(sets, self.texts, self.labels, self.duplicate_ids, self.shard)
 
 
 def _with_past(
-    copies: Copies | None, keys: int, marks: Tensor | None, past: Tensor | None, filled: slice
+    copies: Copies | None, keys: int, duplicate_ids: Tensor | None, past: Tensor | None, filled: slice
 ) -> Copies | None:
-    """The copies among ``keys`` keys and, behind them, the stale rows, which ``past`` has the marks of."""
-    seen = None if marks is None or past is None or past.shape[1] != marks.shape[1] else past[filled]
-    again = _copies_in(seen, marks, WHOLE)  # every process has all stale rows
-    if marks is None or (copies is None and again is None):
+    """Copies among the ``keys`` keys followed by the stale rows, whose duplicate ids are ``past``."""
+    seen = None if duplicate_ids is None or past is None or past.shape[1] != duplicate_ids.shape[1] else past[filled]
+    again = _copies_in(seen, duplicate_ids, WHOLE)  # every process holds all stale rows
+    if duplicate_ids is None or (copies is None and again is None):
         return None
-    size = filled.stop, marks.shape[1]
-    stale = marks.new_full(size, _UNKNOWN) if seen is None else seen
-    here = marks.new_full((keys, size[1]), _UNKNOWN) if copies is None else copies.columns
-    return Copies(marks, torch.cat([here, stale]), None if copies is None else copies.first)
+    size = filled.stop, duplicate_ids.shape[1]
+    stale = duplicate_ids.new_full(size, _UNKNOWN) if seen is None else seen
+    here = duplicate_ids.new_full((keys, size[1]), _UNKNOWN) if copies is None else copies.columns
+    return Copies(duplicate_ids, torch.cat([here, stale]), None if copies is None else copies.first)
 
 
 def _copies_in(columns: Tensor | None, rows: Tensor | None, shard: Shard) -> Copies | None:
-    """The samples of another batch that are in this one too."""
+    """Samples of another batch that also occur in this one."""
     if rows is None or columns is None:
         return None
     columns = shard.gather(columns)
@@ -324,7 +334,7 @@ def _copies_in(columns: Tensor | None, rows: Tensor | None, shard: Shard) -> Cop
 
 
 def _subset(rows: int, size: int, seed: int, own: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """A random subset of the batch, and where in it each of the rows ``own`` finds itself: only members are masked."""
+    """A random subset of the batch, and the position in it of each row in ``own`` (-1: not a member, so not masked)."""
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(rows, generator=generator)[:size].sort().values
     if own is None:
@@ -337,7 +347,7 @@ def _subset(rows: int, size: int, seed: int, own: Tensor | None) -> tuple[Tensor
 def _heads(
     options: ContextOptions, width: int
 ) -> tuple[nn.Linear | None, nn.Sequential | None, nn.LayerNorm | None, nn.LayerNorm | None]:
-    """The learned parts of the ablations, each None unless its option is on."""
+    """Learned parts of the ablations; None unless the option is set."""
     second_stage = None
     if options.stages == 2:
         second_stage = nn.Linear(width, width)

@@ -1,4 +1,4 @@
-"""Every choice of the context objective that the paper ablates (LIxP, Tables 4, 5, 6)."""
+"""The ablations of the context objective (LIxP, Tables 4, 5 and 6)."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,28 +8,29 @@ from recollect.core.choices import check_choices
 
 @dataclass(frozen=True)
 class ContextOptions:
-    """The defaults are the paper's own objective (LIxP, Eq. 6 and 8); each field is one ablation.
+    """Defaults give the paper's objective (LIxP, Eq. 6 and 8); each field is one ablation.
 
     Attributes:
-        mask: a row does not see itself (Table 4a).
-        residual: one loss on ``norm(alpha x + (1 - alpha) x_ctx)`` in place of two (Table 4c).
-        values: what a look-up returns: raw image embeddings, or the texts (Table 4c, "multimodal"; needs the mask).
-        stages: 2 looks up twice, with a learned linear map of the second stage's keys and values (Eq. 9, Table 4c).
+        mask: a row never attends to itself (Table 4a).
+        residual: a single loss on ``norm(alpha x + (1 - alpha) x_ctx)`` instead of two losses (Table 4c).
+        values: what the look-up returns: raw image embeddings or texts (Table 4c, "multimodal"; requires the mask).
+        stages: 2 looks up twice, with a learned linear map of the keys and values of the second stage (Eq. 9,
+            Table 4c).
         tied: ``all``: tau_1 = tau_2 = tau_context; ``context``: tau_2 = tau_context; ``scales``: tau_1 = tau_2
             (Table 4d).
-        freeze_temperature: tau_context keeps its start value (Table 4d).
+        freeze_temperature: tau_context is not trained (Table 4d).
         stop_gradient: no gradient through the keys, the values or both (Table 4e).
-        separate: look up in a second batch, given as ``context`` (Table 5a).
-        value_head: layers of a learned map of the values, 0 to 3 (Table 5b).
+        separate: look up in a second batch, passed as ``context`` (Table 5a).
+        value_head: number of layers of a learned map of the values, 0 to 3 (Table 5b).
         normalise_keys: queries and keys are unit-norm (Table 5c).
         layer_norm: LayerNorm of the keys, the values or both (Table 5d).
-        stale_rows: rows of past steps kept as further context, first in first out, without gradient (Table 5e); a
-            row that is met again does not see its old self.
-        active_rows: look up in a random subset of the batch of this size; None takes all (Table 5f).
-        augmented: look up in a second view of each image, without a mask: ``buffer`` only; ``all``: the views are
-            trained on too; ``all+infonce``: and images and views are contrasted (Table 6).
-        shuffled: a control that is not in the paper: a row attends as ever, but each key carries the value of another
-            row drawn at random, so that the second loss is there and what it reads says nothing.
+        stale_rows: number of detached rows from past steps to keep as extra context, first in, first out (Table 5e).
+            A sample does not attend to its own stale copy.
+        active_rows: look up in a random subset of the batch of this size; None means the whole batch (Table 5f).
+        augmented: look up in a second view of each image, without a mask. ``buffer``: the views are context only;
+            ``all``: they are trained on too; ``all+infonce``: plus an image-view InfoNCE loss (Table 6).
+        shuffled: a control that is not in the paper: each key carries the value of a random other row, so the second
+            loss exists but what it reads is uninformative.
     """
 
     mask: bool = True
@@ -52,7 +53,7 @@ class ContextOptions:
         check_choices(self)
         foreign = self.separate or self.augmented != "none"
         if self.separate and self.augmented != "none":
-            raise ValueError("separate and augmented both name the buffer; choose one")
+            raise ValueError("separate and augmented both define the buffer; choose one")
         if self.values == "texts" and (not self.mask or foreign or self.stale_rows):
             raise ValueError("values='texts' needs the mask and the batch itself as the buffer")
         if self.stale_rows < 0:
@@ -84,13 +85,13 @@ class ContextOptions:
 
     @property
     def needs_width(self) -> bool:
-        """Whether the objective has parameters or buffers as wide as the embeddings."""
+        """Whether any parameter or buffer has the width of the embeddings."""
         return self.stages == 2 or self.value_head > 0 or self.layer_norm != "none" or self.stale_rows > 0
 
     def stops(self, part: Literal["keys", "values"]) -> bool:
-        """Whether the gradient through ``part`` of the buffer is cut."""
+        """Whether ``part`` of the buffer is detached."""
         return self.stop_gradient in {part, "both"}
 
     def normalises(self, part: Literal["keys", "values"]) -> bool:
-        """Whether ``part`` of the buffer passes a LayerNorm."""
+        """Whether ``part`` of the buffer goes through a LayerNorm."""
         return self.layer_norm in {part, "both"}

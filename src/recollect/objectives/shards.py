@@ -1,7 +1,7 @@
-"""One loss over many processes: each keeps its rows of the batch and sees all columns.
+"""One loss over many processes: each process holds some rows of the batch and sees all columns.
 
-The loss of the whole batch is the sum of what the processes return. Rows that others look at or are compared with are
-gathered with their gradient, which comes back summed; column sums of a softmax are joined by their logarithms.
+The loss of the batch is the sum over processes. Rows that other processes need are gathered together with their
+gradients, which are summed on the way back; the column sums of a softmax are combined in log space.
 """
 
 from typing import NamedTuple
@@ -11,30 +11,30 @@ from torch import Tensor
 
 
 class Shard:
-    """The rows of the batch that a process holds: here all of them; `recollect.training.ranks` has a part's.
+    """The rows of the batch that one process holds. This class holds all; `recollect.training.ranks` splits them.
 
     Attributes:
-        size: processes that share the batch; each holds as many rows.
-        place: of this one among them.
+        size: number of processes; each holds equally many rows.
+        place: rank of this process.
     """
 
     size: int = 1
     place: int = 0
 
     def first(self, rows: int) -> int:
-        """Number in the batch of the first of this process's ``rows`` rows."""
+        """Index in the batch of this process's first row, given that it holds ``rows`` rows."""
         return self.place * rows
 
     def gather(self, rows: Tensor) -> Tensor:
-        """All processes' rows in their order; the gradient of each row is the sum of what all processes found."""
+        """The rows of all processes, in rank order. Gradients are summed over processes."""
         return rows
 
     def log_sum(self, parts: Float[Tensor, " columns"]) -> Float[Tensor, " columns"]:
-        """``log sum exp`` over the processes, entry by entry."""
+        """Elementwise ``log sum exp`` over processes."""
         return parts
 
     def total(self, numbers: Tensor) -> Tensor:
-        """Sum over the processes, without graph."""
+        """Sum over processes, detached."""
         return numbers
 
 
@@ -42,22 +42,22 @@ WHOLE = Shard()
 
 
 class Copies(NamedTuple):
-    """Which pairs of rows and columns are two copies of one sample, and so neither negatives nor context.
+    """Which (row, column) pairs are copies of one sample, and therefore neither negatives nor context.
 
     Attributes:
-        rows, columns: numbers of each row and column; where any of them agree, the two are copies.
-        first: column that is row 0's own pair, row 1's is the next; None where no column is a row's own.
-        row_groups, column_groups: classes; of one class, two copies are positives and stay.
+        rows, columns: ids of each row and column; two samples that share an id are copies.
+        first: the column paired with row 0 (row 1 has the next, and so on); None if rows have no paired column.
+        row_groups, column_groups: classes; copies of the same class remain positives.
     """
 
-    rows: Int[Tensor, "rows marks"]
-    columns: Int[Tensor, "columns marks"]
+    rows: Int[Tensor, "rows columns"]
+    columns: Int[Tensor, "others columns"]
     first: int | None
     row_groups: Tensor | None = None
     column_groups: Tensor | None = None
 
     def among(self, rows: slice, columns: slice) -> Tensor:
-        """True for the copies in a tile."""
+        """Boolean mask of the copies in a tile."""
         mask = self.rows[rows, None, 0] == self.columns[None, columns, 0]
         for mark in range(1, self.rows.shape[1]):
             mask |= self.rows[rows, None, mark] == self.columns[None, columns, mark]
@@ -70,24 +70,26 @@ class Copies(NamedTuple):
 
 
 def own_diagonal(tile: Tensor, first: int, rows: slice, columns: slice) -> Tensor | None:
-    """The entries of a tile that hold a row's own pair, as a view; None where there are none."""
+    """A view of the tile's entries that pair a row with its own column; None if it has none."""
     offset = first + rows.start - columns.start
     return tile.diagonal(offset) if -tile.shape[0] < offset < tile.shape[1] else None
 
 
-def find_copies(marks: Int[Tensor, "rows marks"] | None, shard: Shard, groups: Tensor | None = None) -> Copies | None:
-    """The copies in a batch, None where no two rows share a mark.
+def find_copies(
+    duplicate_ids: Int[Tensor, "rows columns"] | None, shard: Shard, groups: Tensor | None = None
+) -> Copies | None:
+    """The copies in a batch; None if all rows are distinct.
 
     Args:
-        marks: of this process's rows, not negative; rows that share one are copies.
-        shard: which rows those are.
-        groups: of the whole batch; see `Copies`.
+        duplicate_ids: non-negative ids of this process's rows; rows that share one are copies.
+        shard: which rows this process holds.
+        groups: classes of the whole batch; see `Copies`.
     """
-    if marks is None:
+    if duplicate_ids is None:
         return None
-    everything = shard.gather(marks)
+    everything = shard.gather(duplicate_ids)
     if all(len(column.unique()) == len(column) for column in everything.T):
         return None
-    first = shard.first(len(marks))
-    own = None if groups is None else groups[first : first + len(marks)]
-    return Copies(marks, everything, first, own, groups)
+    first = shard.first(len(duplicate_ids))
+    own = None if groups is None else groups[first : first + len(duplicate_ids)]
+    return Copies(duplicate_ids, everything, first, own, groups)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recollect.objectives.shards import WHOLE, Copies, Shard, find_copies, own_diagonal
-from recollect.objectives.terms import BaseLoss, ImageSet, Losses, Partners, weighted_sum
+from recollect.objectives.terms import BaseLoss, Losses, LossInputs, Targets, weighted_sum
 from recollect.objectives.tiles import (
     Form,
     accumulator,
@@ -29,12 +29,12 @@ def sigmoid_contrastive(
     scale: Float[Tensor, ""],
     bias: Float[Tensor, ""],
     *,
-    marks: Int[Tensor, "batch marks"] | None = None,
+    duplicate_ids: Int[Tensor, "batch columns"] | None = None,
     form: Form = "auto",
     tile: int | None = None,
     shard: Shard = WHOLE,
 ) -> Float[Tensor, ""]:
-    """Every image against every text, each pair judged by itself (LIxP, Eq. 2, with SigLIP's sign).
+    """SigLIP: a binary decision for every (image, text) pair (LIxP, Eq. 2, with SigLIP's sign).
 
     ``-1/B sum_ij log sigmoid(z_ij (scale x_i·t_j + bias))`` with ``z = +1`` for pairs and ``-1`` elsewhere. The paper
     prints the other sign inside; with its bias of -10 random embeddings would then start at a loss of about ``10 B``.
@@ -44,10 +44,11 @@ def sigmoid_contrastive(
         texts: unit-norm text embeddings; row i describes image i.
         scale: inverse temperature, 10 at the start in the paper.
         bias: -10 at the start; about ``-log B`` for small batches.
-        marks: rows that share a number (not negative) in a column are copies of one sample: no negatives of each other.
-        form: block-wise keeps no B × B tensor for the backward pass and has the same value and gradients.
-        tile: edge of a tile of the block-wise form.
-        shard: which rows of the batch these are; the losses of all processes add up to that of the batch.
+        duplicate_ids: rows that share a non-negative number in any column are copies of one sample and are not
+            negatives of each other.
+        form: blockwise keeps no B × B tensor for the backward pass; value and gradients are the same.
+        tile: edge length of a tile in the blockwise form.
+        shard: which rows of the batch these are; summed over processes, the losses give that of the batch.
 
     Returns:
         The loss, a scalar, at least float32.
@@ -56,13 +57,13 @@ def sigmoid_contrastive(
         ValueError: the shapes differ.
     """
     check_pairs(images, texts)
-    sets = [ImageSet(images, scale, bias, 1.0)]
-    total, _ = sigmoid_sets(sets, texts, find_copies(marks, shard), form=form, tile=tile, shard=shard)
+    sets = [LossInputs(images, scale, bias, 1.0)]
+    total, _ = sigmoid_sets(sets, texts, find_copies(duplicate_ids, shard), form=form, tile=tile, shard=shard)
     return total
 
 
 def sigmoid_sets(
-    sets: Sequence[ImageSet],
+    sets: Sequence[LossInputs],
     texts: Float[Tensor, "batch width"],
     copies: Copies | None = None,
     *,
@@ -70,9 +71,9 @@ def sigmoid_sets(
     tile: int | None = None,
     shard: Shard = WHOLE,
 ) -> tuple[Float[Tensor, ""], list[Float[Tensor, ""]]]:
-    """The weighted sum of several sigmoid losses against the same texts, and each of them without graph.
+    """The weighted sum of several sigmoid losses against the same texts, and each loss detached.
 
-    Together they keep one gradient of the texts for the backward pass instead of one for each loss.
+    Computing them together keeps a single gradient of the texts for the backward pass instead of one per loss.
     """
     with no_autocast(texts.device):
         first = shard.first(len(texts))
@@ -87,17 +88,17 @@ def sigmoid_sets(
         return total, parts
 
 
-def _dense(member: ImageSet, texts: Tensor, first: int, copies: Copies | None) -> Tensor:
+def _dense(member: LossInputs, texts: Tensor, first: int, copies: Copies | None) -> Tensor:
     logits = member.scale * (member.images @ texts.T) + member.bias
     attraction = logits.diagonal(first).sum()
     if copies is not None:
         logits = logits.masked_fill(copies.among(slice(0, len(logits)), slice(0, len(texts))), -torch.inf)
-    # log sigmoid(-l) = -softplus(l) and log sigmoid(l) = l - softplus(l): stable, and no matrix of signs.
+    # log sigmoid(-l) = -softplus(l) and log sigmoid(l) = l - softplus(l): stable, and needs no sign matrix.
     return (functional.softplus(logits).sum() - attraction) / len(texts)
 
 
 class _Tiled(torch.autograd.Function):
-    """Forms the gradients in the tile of the forward pass: nothing of size B × B is ever kept."""
+    """Computes the gradients during the forward pass, tile by tile, so nothing of size B × B is ever kept."""
 
     @staticmethod
     def forward(
@@ -109,7 +110,7 @@ class _Tiled(torch.autograd.Function):
         saved: list[Tensor] = []
         for place, weight in enumerate(weights):
             images, scale, bias = flat[3 * place : 3 * place + 3]
-            member = ImageSet(images, scale, bias, weight / len(texts))
+            member = LossInputs(images, scale, bias, weight / len(texts))
             loss, gradients = _one_set(member, texts, first, copies, tile, text_gradient)
             losses.append((loss / len(texts)).to(texts.dtype))
             total = total + weight * losses[-1]
@@ -126,9 +127,9 @@ class _Tiled(torch.autograd.Function):
 
 
 def _one_set(
-    member: ImageSet, texts: Tensor, first: int, copies: Copies | None, tile: int, text_gradient: Tensor | None
+    member: LossInputs, texts: Tensor, first: int, copies: Copies | None, tile: int, text_gradient: Tensor | None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Sum of one set's terms, and its gradients times its weight; adds to the texts' gradient, which None spares."""
+    """Sum of one set's terms and its weighted gradients; accumulates into ``text_gradient`` unless that is None."""
     images, scale, bias, factor = member
     image_gradient = torch.zeros_like(images)
     loss, bias_gradient = accumulator(texts), accumulator(texts)
@@ -152,15 +153,15 @@ def _one_set(
             text_gradient[columns].addmm_(slope.T, scaled, alpha=factor)
     if text_gradient is None:
         return loss, ()
-    # sum_ij slope_ij x_i·t_j, of which every row's part is at hand
+    # sum_ij slope_ij x_i·t_j, reusing each row's sum over j
     scale_gradient = torch.linalg.vecdot(image_gradient, images).sum(dtype=loss.dtype)
     image_gradient.mul_(scale * factor)
     return loss, (image_gradient, (scale_gradient * factor).to(scale), (bias_gradient * factor).to(bias))
 
 
-def _losses(sets: list[ImageSet], partners: Partners) -> Losses:
-    copies = find_copies(partners.marks, partners.shard)
-    return sigmoid_sets(sets, partners.texts, copies, form=partners.form, shard=partners.shard)
+def _losses(sets: list[LossInputs], targets: Targets) -> Losses:
+    copies = find_copies(targets.duplicate_ids, targets.shard)
+    return sigmoid_sets(sets, targets.texts, copies, form=targets.form, shard=targets.shard)
 
 
 SIGMOID = BaseLoss(_losses, "SigLIP", "SigLIxP", biased=True, smooths=True)

@@ -1,4 +1,4 @@
-"""The softmax losses: CLIP's, and UniCL's in which samples of one class are positives of each other."""
+"""Softmax losses: CLIP, and UniCL, where samples of the same class are positives of each other."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from recollect.objectives.shards import WHOLE, Copies, Shard, find_copies
-from recollect.objectives.terms import BaseLoss, ImageSet, Losses, Partners, weighted_sum
+from recollect.objectives.terms import BaseLoss, Losses, LossInputs, Targets, weighted_sum
 from recollect.objectives.tiles import (
     Form,
     accumulator,
@@ -25,12 +25,12 @@ def softmax_contrastive(
     texts: Float[Tensor, "batch width"],
     scale: Float[Tensor, ""],
     *,
-    marks: Int[Tensor, "batch marks"] | None = None,
+    duplicate_ids: Int[Tensor, "batch columns"] | None = None,
     form: Form = "auto",
     tile: int | None = None,
     shard: Shard = WHOLE,
 ) -> Float[Tensor, ""]:
-    """Each image picks its text out of the batch, and each text its image (CLIP; LIxP, Eq. 1; prefix, Eq. 1–3).
+    """CLIP: each image must pick out its text among the batch, and each text its image (LIxP, Eq. 1; prefix, Eq. 1–3).
 
     The mean of both cross-entropies of the logits ``scale x_i·t_j``. LIxP's Eq. 1 lacks its minus sign.
 
@@ -38,10 +38,11 @@ def softmax_contrastive(
         images: unit-norm image embeddings.
         texts: unit-norm text embeddings; row i describes image i.
         scale: inverse temperature.
-        marks: rows that share a number (not negative) in a column are copies of one sample: no negatives of each other.
-        form: block-wise keeps no B × B tensor for the backward pass and has the same value and gradients.
-        tile: edge of a tile of the block-wise form.
-        shard: which rows of the batch these are; the losses of all processes add up to that of the batch.
+        duplicate_ids: rows that share a non-negative number in any column are copies of one sample and are not
+            negatives of each other.
+        form: blockwise keeps no B × B tensor for the backward pass; value and gradients are the same.
+        tile: edge length of a tile in the blockwise form.
+        shard: which rows of the batch these are; summed over processes, the losses give that of the batch.
 
     Returns:
         The loss, a scalar, at least float32.
@@ -50,7 +51,7 @@ def softmax_contrastive(
         ValueError: the shapes differ.
     """
     check_pairs(images, texts)
-    return _contrastive(images, texts, scale, None, marks, form, tile, shard)
+    return _contrastive(images, texts, scale, None, duplicate_ids, form, tile, shard)
 
 
 def label_contrastive(
@@ -59,7 +60,7 @@ def label_contrastive(
     labels: Int[Tensor, " batch"],
     scale: Float[Tensor, ""],
     *,
-    marks: Int[Tensor, "batch marks"] | None = None,
+    duplicate_ids: Int[Tensor, "batch columns"] | None = None,
     form: Form = "auto",
     tile: int | None = None,
     shard: Shard = WHOLE,
@@ -72,11 +73,11 @@ def label_contrastive(
     Args:
         images: unit-norm image embeddings.
         texts: unit-norm text embeddings; row i describes image i.
-        labels: class of each sample; a negative one marks a caption, whose only positive is its own pair.
+        labels: class of each sample; a negative one duplicate_ids a caption, whose only positive is its own pair.
         scale: inverse temperature.
-        marks: see `softmax_contrastive`; copies of one class stay positives.
-        form: block-wise keeps no B × B tensor for the backward pass and has the same value and gradients.
-        tile: edge of a tile of the block-wise form.
+        duplicate_ids: see `softmax_contrastive`; copies of the same class remain positives.
+        form: blockwise keeps no B × B tensor for the backward pass; value and gradients are the same.
+        tile: edge length of a tile in the blockwise form.
         shard: see `softmax_contrastive`.
 
     Returns:
@@ -90,7 +91,7 @@ def label_contrastive(
         raise ValueError(f"need one label for each of {len(images)} rows, got labels of shape {tuple(labels.shape)}")
     labels = shard.gather(labels)
     alone = -1 - torch.arange(len(labels), device=labels.device)
-    return _contrastive(images, texts, scale, torch.where(labels < 0, alone, labels), marks, form, tile, shard)
+    return _contrastive(images, texts, scale, torch.where(labels < 0, alone, labels), duplicate_ids, form, tile, shard)
 
 
 def _contrastive(
@@ -98,28 +99,28 @@ def _contrastive(
     texts: Tensor,
     scale: Tensor,
     groups: Tensor | None,
-    marks: Tensor | None,
+    duplicate_ids: Tensor | None,
     form: Form,
     tile: int | None,
     shard: Shard,
 ) -> Tensor:
-    """``groups`` are the whole batch's."""
+    """``groups`` covers the whole batch."""
     with no_autocast(images.device):
         images, texts = full_precision(images), shard.gather(full_precision(texts))
-        copies = find_copies(marks, shard, groups)
+        copies = find_copies(duplicate_ids, shard, groups)
         of_rows, of_columns = log_sums(images, texts, scale, copies, form, tile)
         first = shard.first(len(images))
         own = slice(first, first + len(images))
-        # Every process answers for the columns of its own rows, so that each is counted once.
+        # Each process adds only its own columns, so every column counts once.
         wide = accumulator(images).dtype
         partition = of_rows.sum(dtype=wide) + shard.log_sum(of_columns)[own].sum(dtype=wide)
         attraction = scale * torch.linalg.vecdot(images, _positives(texts, groups, own)).sum(dtype=wide)
-        # A class is as large seen from its rows as from its columns, so both directions attract alike.
+        # A class has equally many rows and columns, so the attraction is the same in both directions.
         return ((partition - 2 * attraction) / (2 * len(texts))).to(images.dtype)
 
 
 def _positives(texts: Tensor, groups: Tensor | None, own: slice) -> Tensor:
-    """For each of the rows ``own`` the mean of its positives: its text, or all those of its class."""
+    """The mean positive of each row in ``own``: its own text, or the mean of the texts of its class."""
     if groups is None:
         return texts[own]
     _, inverse, counts = groups.unique(return_inverse=True, return_counts=True)
@@ -130,22 +131,22 @@ def _positives(texts: Tensor, groups: Tensor | None, own: slice) -> Tensor:
 def log_sums(
     images: Tensor, texts: Tensor, scale: Tensor, copies: Copies | None, form: Form, tile: int | None
 ) -> tuple[Tensor, Tensor]:
-    """``log sum exp`` of the logits of every row, and of every column over these rows; copies do not count."""
+    """``log sum exp`` of the logits over columns (per row) and over these rows (per column), without copies."""
     if resolve(form, len(texts)) == "dense":
         logits = scale * (images @ texts.T)
         if copies is not None:
             logits = logits.masked_fill(copies.among(slice(0, len(images)), slice(0, len(texts))), -torch.inf)
-        # Of a column that consists of copies, these rows add nothing; autograd would make NaN of its slope.
+        # A column of nothing but copies contributes nothing; left at -inf its gradient would be NaN.
         columns = logits if copies is None else logits.masked_fill(logits.isneginf().all(0), _LEAST)
         return logits.logsumexp(1), columns.logsumexp(0)
     return _LogSums.apply(images, texts, scale, copies, tile or tile_size(images.device))
 
 
-_LEAST = -1e30  # the logarithm of nothing, as a number that can be subtracted from itself
+_LEAST = -1e30  # log(0) as a finite number, since inf - inf is NaN
 
 
 class _LogSums(torch.autograd.Function):
-    """Row and column statistics from one pass over the tiles; the backward pass computes each tile again."""
+    """Row and column log-sums in one pass over the tiles; the backward pass recomputes each tile."""
 
     @staticmethod
     def forward(
@@ -172,7 +173,7 @@ class _LogSums(torch.autograd.Function):
         with no_autocast(images.device):
             image_gradient, text_gradient = torch.zeros_like(images), torch.zeros_like(texts)
             for rows in tiles(len(images), ctx.tile):
-                scaled = images[rows] * scale  # as in the forward pass: equal products of equal factors
+                scaled = images[rows] * scale  # the same product as in the forward pass, bit for bit
                 for columns in tiles(len(texts), ctx.tile):
                     logits = scaled @ texts[columns].T
                     slope = (logits - of_rows[rows, None]).exp_().mul_(row_gradient[rows, None])
@@ -181,27 +182,33 @@ class _LogSums(torch.autograd.Function):
                         slope.masked_fill_(ctx.copies.among(rows, columns), 0.0)
                     image_gradient[rows].addmm_(slope, texts[columns])
                     text_gradient[columns].addmm_(slope.T, scaled)
-            # sum_ij slope_ij x_i·t_j, of which every row's part is at hand
+            # sum_ij slope_ij x_i·t_j, reusing each row's sum over j
             wide = accumulator(scale).dtype
             scale_gradient = torch.linalg.vecdot(image_gradient, images).sum(dtype=wide).to(scale.dtype)
             return image_gradient.mul_(scale), text_gradient, scale_gradient, None, None
 
 
-def _losses(sets: list[ImageSet], partners: Partners) -> Losses:
-    texts, _, marks, form, shard = partners
+def _losses(sets: list[LossInputs], targets: Targets) -> Losses:
+    texts, _, duplicate_ids, form, shard = targets
     return weighted_sum(
         sets,
-        [softmax_contrastive(one.images, texts, one.scale, marks=marks, form=form, shard=shard) for one in sets],
+        [
+            softmax_contrastive(one.images, texts, one.scale, duplicate_ids=duplicate_ids, form=form, shard=shard)
+            for one in sets
+        ],
     )
 
 
-def _label_losses(sets: list[ImageSet], partners: Partners) -> Losses:
-    texts, labels, marks, form, shard = partners
+def _label_losses(sets: list[LossInputs], targets: Targets) -> Losses:
+    texts, labels, duplicate_ids, form, shard = targets
     if labels is None:
         raise ValueError("the 'label' objective needs labels; use -1 for samples that have none")
     return weighted_sum(
         sets,
-        [label_contrastive(one.images, texts, labels, one.scale, marks=marks, form=form, shard=shard) for one in sets],
+        [
+            label_contrastive(one.images, texts, labels, one.scale, duplicate_ids=duplicate_ids, form=form, shard=shard)
+            for one in sets
+        ],
     )
 
 

@@ -1,4 +1,4 @@
-"""What a base loss is: how several sets of images are held against the same texts."""
+"""The interface of a base loss: several sets of images scored against the same texts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from recollect.objectives.shards import Shard
 from recollect.objectives.tiles import Form
 
 
-class ImageSet(NamedTuple):
-    """One set of images that is held against the texts, with its own temperature, bias and weight."""
+class LossInputs(NamedTuple):
+    """One set of images to score against the texts, with its own temperature, bias and weight in the total."""
 
     images: Tensor
     scale: Tensor
@@ -19,46 +19,46 @@ class ImageSet(NamedTuple):
     weight: float
 
 
-class Partners(NamedTuple):
-    """What the images of a batch are held against, of this process; texts are unit-norm.
+class Targets(NamedTuple):
+    """What the images are scored against; this process's rows, with unit-norm texts.
 
     Attributes:
         texts: (n, width); row i describes image i.
-        labels: int64 (n,), negative where a sample has no class; None where none were given.
-        marks: int64 (n, marks); rows that share a number (not negative) in a column are copies of one sample.
-        form: dense or block-wise.
+        labels: int64 (n,), negative for samples without a class; None without labels.
+        duplicate_ids: int64 (n, columns); rows that share a non-negative number in any column are copies of one
+            sample.
+        form: dense or blockwise.
         shard: which rows of the batch these are.
     """
 
     texts: Tensor
     labels: Tensor | None
-    marks: Tensor | None
+    duplicate_ids: Tensor | None
     form: Form
     shard: Shard
 
 
 Losses = tuple[Tensor, list[Tensor]]
-"""The weighted sum of one loss over several sets of images, of these rows and with graph, and each loss, without."""
+"""The weighted sum over all sets (with gradients), and the loss of each set (detached); this process's rows only."""
 
 
 @dataclass(frozen=True)
 class BaseLoss:
-    """A base loss L(x, t), which training minimises by itself or with context (LIxP, Eq. 6).
+    """A base loss L(x, t), minimised on its own or together with context (LIxP, Eq. 6).
 
-    To add one is to write its function in a file of its own and to name it in `recollect.objectives.OBJECTIVES`.
+    To add a loss, write its function in a new file and list it in `recollect.objectives.OBJECTIVES`.
 
     Attributes:
-        losses: the loss of each set of images against the partners. The losses of all processes add up to that of the
-            batch.
-        name: what a model trained by it is called.
-        name_with_context: the same with the context objective.
+        losses: scores each set of images against the targets. Summed over all processes, this is the loss of the batch.
+        name: what to call a model trained with it.
+        name_with_context: what to call one trained with context.
         biased: whether its logits have a learned bias.
         labelled: whether it needs labels.
-        smooths: whether it is a sum of logits times targets and of what no target touches, so that label smoothing is
+        smooths: whether it is linear in its targets, so that label smoothing is
             `recollect.objectives.base.smoothing_slope`.
     """
 
-    losses: Callable[[list[ImageSet], Partners], Losses]
+    losses: Callable[[list[LossInputs], Targets], Losses]
     name: str
     name_with_context: str
     biased: bool = False
@@ -66,7 +66,7 @@ class BaseLoss:
     smooths: bool = False
 
 
-def weighted_sum(sets: list[ImageSet], losses: list[Tensor]) -> Losses:
-    """The losses of the sets by their weights, and each without graph."""
+def weighted_sum(sets: list[LossInputs], losses: list[Tensor]) -> Losses:
+    """Weighted sum of the losses, and each loss detached."""
     total = sum((one.weight * loss for one, loss in zip(sets, losses, strict=True)), losses[0].new_zeros(()))
     return total, [loss.detach() for loss in losses]

@@ -1,4 +1,4 @@
-"""What the block-wise forms share: tiles, precision, and which form to take."""
+"""Shared by the blockwise losses: tiles, precision, and the choice between dense and blockwise."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 Form = Literal["auto", "dense", "blockwise"]
-"""How a B × B interaction is computed: one matrix that autograd keeps, tiles of which none is kept, or by size."""
+"""How to compute a B × B interaction: as one matrix, tile by tile without keeping any tile, or whichever is faster."""
 
 BLOCKWISE_FROM = 1024
-"""Rows from which ``auto`` takes the block-wise form: it was faster from there on (benchmarks/objectives.py)."""
+"""Batch size from which ``auto`` chooses blockwise, because it is faster there (benchmarks/objectives.py)."""
 
 
 def resolve(form: Form, rows: int) -> Literal["dense", "blockwise"]:
-    """The form that ``auto`` stands for at this size.
+    """Resolve ``auto`` for this batch size.
 
     Raises:
         ValueError: an unknown form.
@@ -28,7 +28,7 @@ def resolve(form: Form, rows: int) -> Literal["dense", "blockwise"]:
 
 
 def tile_size(device: torch.device) -> int:
-    """Edge of a tile: on a CPU one that stays in cache, on an accelerator one that fills it."""
+    """Edge length of a tile: small enough for a CPU's cache, large enough to keep an accelerator busy."""
     return 512 if device.type == "cpu" else 4096
 
 
@@ -39,26 +39,27 @@ def tiles(rows: int, size: int) -> Iterator[slice]:
 
 
 def full_precision(tensor: Tensor) -> Tensor:
-    """At least float32: losses of half-precision embeddings are computed in float32, float64 stays."""
+    """Promote half precision to float32; leave float32 and float64 alone."""
     return tensor.float() if tensor.dtype in {torch.float16, torch.bfloat16} else tensor
 
 
 def accumulator(like: Tensor) -> Tensor:
-    """A zero that sums of many tiles add up in: float64, where the device has it."""
+    """A zero for summing many tiles: float64 where the device supports it."""
     return torch.zeros((), dtype=like.dtype if like.device.type == "mps" else torch.float64, device=like.device)
 
 
 def add_up(tile: Tensor, like: Tensor) -> Tensor:
-    """Sum of a tile, of the accumulator's type: each row, which is short, in its own precision, then those in that.
+    """Sum a tile in the accumulator's dtype.
 
-    Summed at once, a tile is first copied in the wider type, which took a tenth to a quarter of SigLIP's time.
+    Rows are summed in their own precision first: summing the whole tile at once would copy it to the wider dtype, which
+    took 10 to 25 % of SigLIP's time.
     """
     return tile.sum(1).sum(dtype=like.dtype)
 
 
 @contextmanager
 def no_autocast(device: torch.device) -> Iterator[None]:
-    """Keep autocast and TF32 from rounding the logits of a loss, in forward and block-wise backward alike."""
+    """Disable autocast and TF32, which would round the logits, in the forward and the blockwise backward pass."""
     matmul = torch.backends.cuda.matmul
     rounds = device.type == "cuda" and matmul.allow_tf32
     if rounds:
@@ -72,12 +73,12 @@ def no_autocast(device: torch.device) -> Iterator[None]:
 
 
 def check_pairs(images: Tensor, texts: Tensor) -> None:
-    """Raise unless ``images`` and ``texts`` are matrices of the same shape.
+    """Check that ``images`` and ``texts`` are matrices of the same shape.
 
     Raises:
-        ValueError: they are not; both shapes are named.
+        ValueError: with both shapes.
     """
     if images.ndim != 2 or images.shape != texts.shape:
         raise ValueError(
-            f"images and texts must be matrices of one shape, got {tuple(images.shape)} and {tuple(texts.shape)}"
+            f"images and texts must be matrices of the same shape, got {tuple(images.shape)} and {tuple(texts.shape)}"
         )

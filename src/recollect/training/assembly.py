@@ -26,10 +26,10 @@ from recollect.data.sources import open_source
 from recollect.data.sources.address import parse_address
 from recollect.data.sources.decoded import decoded
 from recollect.data.sources.derived import corpus
+from recollect.data.sources.generated import is_generated
 from recollect.data.sources.images import note
 from recollect.data.sources.opening import split_of
 from recollect.data.transforms import ImageTransform
-from recollect.data.worlds import is_built_in
 from recollect.models import PRESETS, DualEncoder, PatchEncoder, TransformersEncoder, build_model, load_model
 from recollect.models.transformers.texts import TextTokens
 from recollect.objectives import ContextObjective, ContrastiveObjective, Objective
@@ -162,7 +162,7 @@ def _tell_apart(specs: Sequence[str], sources: Sequence[Source]) -> None:
     """Give sources of one name, such as ``a/train.parquet`` and ``b/train.parquet``, as much of their folders as it
     takes. What is named twice by one address keeps its name, and is refused."""
     files = [(spec, source) for spec, source in zip(specs, sources, strict=True)
-             if not (spec.startswith(OBJECT) or is_built_in(spec))]  # fmt: skip
+             if not (spec.startswith(OBJECT) or is_generated(spec))]  # fmt: skip
     for name, count in Counter(source.name for source in sources).items():
         alike = {Path(os.path.abspath(parse_address(spec).place)).parts[1:-1]: source
                  for spec, source in files if source.name == name}  # fmt: skip
@@ -178,7 +178,7 @@ def _data_facts(data: Data, sources: Sequence[Source]) -> Facts:
     facts: dict[str, Mapping[str, int | str]] = {}
     for (spec, _), source in zip(data.specs, sources, strict=True):
         counted = {} if source.endless else {"samples": len(source)}
-        if not (spec.startswith(OBJECT) or is_built_in(spec)):  # which change with their names
+        if not (spec.startswith(OBJECT) or is_generated(spec)):  # which change with their names
             counted |= _size(Path(parse_address(spec).place).expanduser())
         content = source.content
         facts[spec] = counted if content is None else {**counted, CONTENT: content, **_large_facts(source)}
@@ -249,9 +249,16 @@ def workers_of(recipe: Recipe, sources: Sequence[Source], processes: int) -> int
 def start_model(
     options: Model, sources: tuple[Source, ...], seed: int, knowledge: Knowledge | None = None
 ) -> DualEncoder:
-    """A new model of a preset, its tokenizer trained on the sources' texts and their definitions; or a checkpoint to go
-    on from."""
-    if options.start not in PRESETS:
+    """The model to train: a pair of towers, a checkpoint, or a new model of a preset.
+
+    A preset's tokenizer is trained on the sources' texts and their definitions.
+    """
+    if options.text is not None:
+        from recollect.models.pairing import pair_towers
+
+        model: DualEncoder = pair_towers(options.start, options.text, width=options.width, seed=seed)
+        refuse_unfit(options, model)
+    elif options.start not in PRESETS:
         model = load_model(options.start, "cpu")
         refuse_unfit(options, model)
     else:
@@ -349,12 +356,14 @@ def _feed(
             tokens = model.tokenize(batch.texts, batch.kinds) if batch.tokens is None else batch.tokens
             labels = batch.labels if "labels" in needs else None
             prepare = stream.normalised if raw else None
-            inputs = Inputs(batch.images, tokens, labels, marks=marks_of(batch, recipe.data.copies), prepare=prepare)
+            inputs = Inputs(
+                batch.images, tokens, labels, duplicate_ids=duplicate_ids_of(batch, recipe.data.copies), prepare=prepare
+            )
             if view is not None:
                 inputs = replace(inputs, views=view.images)
             if context is not None:
-                marks = marks_of(context, recipe.data.copies)
-                inputs = replace(inputs, context=context.images, context_marks=marks)
+                duplicate_ids = duplicate_ids_of(context, recipe.data.copies)
+                inputs = replace(inputs, context=context.images, context_duplicate_ids=duplicate_ids)
             yield inputs, stream.composition(step)
 
     return feed
@@ -369,8 +378,8 @@ def row_tokenizer(model: DualEncoder | LockedTowers | AdaptedTowers) -> TextToke
     return tokens if tokens is not None and tokens.by_row else None
 
 
-def marks_of(batch: Batch, copies: CopiesBy) -> Tensor:
-    """Numbers by which objectives know copies of one sample: of its id and, where asked, of its text; int64 (n, marks).
+def duplicate_ids_of(batch: Batch, copies: CopiesBy) -> Tensor:
+    """Ids shared by copies of one sample, from its id and optionally its caption; int64 (n, columns).
 
     The same in every process; 63 bits, so that two of a billion samples share one by chance once in ten billion steps.
     """
@@ -381,5 +390,5 @@ def marks_of(batch: Batch, copies: CopiesBy) -> Tensor:
 
 
 def sample_mark(source: str, id: str) -> int:
-    """The first of a sample's `marks_of`, from the name of its source and its id there."""
+    """The first of a sample's `duplicate_ids_of`, from the name of its source and its id there."""
     return derive_seed("copy", f"{source}\0{id}")

@@ -1,4 +1,4 @@
-"""A running mean of the weights (EMA), which often embeds better than the last ones."""
+"""Exponential moving average of the weights (EMA), which often embeds better than the last weights."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,12 +10,11 @@ from recollect.training.sharded import part_like
 
 
 class Averages:
-    """The exponential moving mean of parameters; of every one that learns, in float32.
+    """EMA of parameters, in float32.
 
     Args:
         parameters: by name.
-        decay: what is kept of the mean at each step, at most; the first steps keep less, (1 + t) / (10 + t) at step t,
-            so that the random start is forgotten.
+        decay: maximum decay; step t uses at most (1 + t) / (10 + t), so that the random start is forgotten.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float) -> None:
@@ -24,7 +23,7 @@ class Averages:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Take in the weights after update ``step`` (from 1)."""
+        """Update the means after step ``step`` (counted from 1)."""
         share = 1 - min(self.decay, (1 + step) / (10 + step))
         for name, mean in self.means.items():
             mean.lerp_(self.parameters[name].detach().float(), share)
@@ -35,14 +34,14 @@ class Averages:
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from what `tensors` returned; means that are not there stay what they are."""
+        """Load what `tensors` returned; missing means stay as they are."""
         for name, mean in self.means.items():
             if name in tensors:
                 mean.copy_(part_like(tensors[name], mean))
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Let the model have the means for its weights while the block runs."""
+        """Swap the means into the model while the block runs."""
         kept = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
         try:
             self._set(self.means)

@@ -1,4 +1,4 @@
-"""The model card that lies beside a trained model: what it is, what it was made of, how to open it."""
+"""The model card of a trained model."""
 
 import json
 from collections.abc import Mapping
@@ -10,13 +10,13 @@ from recollect.objectives import OBJECTIVES
 
 
 def model_card(recipe: Mapping[str, Any], seen: Mapping[str, int], last: Mapping[str, Any], plain: bool = True) -> str:
-    """A ``README.md``; the same for the same run, so no dates and no clock, and fit to be shown to strangers.
+    """Text of a ``README.md``: the same for the same run (no dates), and safe to publish (no local paths).
 
     Args:
         recipe: as in ``recipe.json``.
         seen: samples seen of each source.
-        last: the last line of the metrics.
-        plain: whether transformers opens it by itself.
+        last: last line of the metrics.
+        plain: whether plain transformers opens the model.
     """
     recipe = _public(recipe)
     library, opened = ("transformers", "") if plain else ("recollect", _NOT_PLAIN)
@@ -50,8 +50,8 @@ model.embed_images(pictures), model.embed_texts(["a photo of a cat"])
 
 {sources}
 
-It knows what these hold, with their errors and their one-sidedness; evaluate it on your own data before you rely on it.
-State their licence with the model's.
+The model reflects the errors and biases of this data. Evaluate it on your own data before relying on it. The data's
+licenses apply.
 
 ## The last step
 
@@ -68,7 +68,7 @@ State their licence with the model's.
 
 
 def _public(value: Any) -> Any:
-    """A recipe without what is nobody else's: of paths of this machine the names, of addresses no user and no key."""
+    """A recipe without local paths, user names or keys."""
     if isinstance(value, Mapping):
         return {name: _public(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -78,6 +78,6 @@ def _public(value: Any) -> Any:
     return public_place(value)
 
 
-_NOT_PLAIN = " It has parts of recollect's own:\nrecollect opens it, and not transformers alone."
+_NOT_PLAIN = " It has parts that plain transformers does not know;\nopen it with recollect."
 
 _CLOCK = frozenset({"examples_per_second"})

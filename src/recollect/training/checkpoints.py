@@ -1,7 +1,7 @@
-"""Checkpoints: whole or absent, the last few kept, safe to open, and enough to go on bit for bit.
+"""Checkpoints: written atomically, safe to open, and enough to resume bit for bit.
 
-A checkpoint holds a complete model (which opens wherever models open), the objective, the optimiser and how far the
-run has come. No random state: every random number of a step is a function of the recipe's seed and the step.
+A checkpoint holds a complete model (which opens like any other), the objective, the optimiser and the state of the run.
+There is no random state: every random number of a step is a function of the recipe's seed and the step.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from recollect.core.checksums import CHECKSUMS
 from recollect.core.errors import UserError
 from recollect.core.files import atomic_folder, read_json, reason, sync_folder, write_json, write_text
 from recollect.data.sources.images import note
@@ -25,30 +26,28 @@ from recollect.training.optimiser import parameters
 from recollect.training.sharded import part_like, whole
 from recollect.training.step import Towers
 
-CHECKSUMS = "checksums.json"
-
 Facts = Mapping[str, Mapping[str, int | str]]
-"""Facts of several things, by name."""
+"""Facts about the data a run reads, by name."""
 
 CONTENT = "content"
-"""Of these facts, a digest of what a thing holds, or of parts of it where it is large."""
+"""Key of a digest of the content; of parts of it for large files."""
 
 WHOLE_CONTENT = "whole content"
-"""The same of all bytes, where `CONTENT` is of parts."""
+"""Key of a digest of all bytes, if `CONTENT` covers only parts."""
 
 WRITTEN = "times of change"
-"""Of a large thing, what changes when somebody writes to it; other for a copy."""
+"""Key of the modification times of large files."""
 
 
 @dataclass(frozen=True)
 class State:
-    """How far a run has come.
+    """State of a run.
 
     Attributes:
-        step: updates made.
-        seen: examples seen of each source.
+        step: number of updates.
+        seen: number of examples seen, by source.
         loss_scale: factor of the loss, and good steps since it last changed (`LossScale`).
-        data: what is cheap to know of each thing that the run reads, by what the user calls it.
+        data: facts about everything the run reads, by the name the user gave it.
     """
 
     step: int = 0
@@ -67,10 +66,10 @@ def save(
     """Write ``folder/step-XXXXXXXX`` atomically, then remove all but the last ``keep``.
 
     Args:
-        tensors: of everything else that learns (`training_tensors`).
+        tensors: everything else that learns (`training_tensors`).
 
     Raises:
-        UserError: it cannot be written (no space left, say); the checkpoints before it are untouched.
+        UserError: cannot be written (no space left, for example); earlier checkpoints are untouched.
     """
     path = folder / f"step-{state.step:08d}"
     with _written(path, latest(folder)) as unfinished:
@@ -82,10 +81,10 @@ def save(
 
 
 def save_model(path: Path, model: Towers, card: str) -> None:
-    """Write the model, and its card, to the folder ``path``, whole or not at all.
+    """Write the model and its card to the folder ``path``, atomically.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: cannot be written.
     """
     with _written(path, latest(path.parent / "checkpoints")) as unfinished:
         model.publish(unfinished)
@@ -99,20 +98,20 @@ def _written(path: Path, last: Path | None) -> Iterator[Path]:
             yield unfinished
     except (OSError, SafetensorError) as error:
         go_on = f"then continue from {last} with --resume" if last else "then start again"
-        raise UserError(f"{path}: could not be written ({reason(error)}). Make room, {go_on}.") from error
+        raise UserError(f"{path}: cannot be written ({reason(error)}). Make room, {go_on}.") from error
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest checkpoint in ``folder``, if there is one."""
+    """The newest checkpoint in ``folder``; None if there is none."""
     found = _checkpoints(folder)
     return found[-1] if found else None
 
 
 def newest_whole(folder: Path) -> Path | None:
-    """The newest checkpoint whose every file is as it was written, if there is any; damaged ones are said.
+    """The newest checkpoint whose files all match their checksums; damaged ones are reported.
 
     Raises:
-        UserError: there are checkpoints, and all are damaged.
+        UserError: all checkpoints are damaged.
     """
     found = _checkpoints(folder)
     for checkpoint in reversed(found):
@@ -127,7 +126,7 @@ def newest_whole(folder: Path) -> Path | None:
 
 
 def remove_newer(folder: Path, checkpoint: Path) -> None:
-    """Remove what is newer than the checkpoint that a run goes on from: the damaged ones."""
+    """Remove the damaged checkpoints newer than the one the run resumes from."""
     for path in _checkpoints(folder):
         if path.name > checkpoint.name:
             _put_away(path)
@@ -135,7 +134,7 @@ def remove_newer(folder: Path, checkpoint: Path) -> None:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """blake2b of every file, by its path."""
+    """blake2b digest of every file, by relative path."""
     found = {}
     for file in sorted(folder.rglob("*")):
         if file.is_file() and file != folder / CHECKSUMS:
@@ -145,7 +144,7 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def _damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint, if anything."""
+    """What is wrong with a checkpoint; None if nothing is."""
     try:
         written, found = read_json(checkpoint / CHECKSUMS), _digests(checkpoint)
     except (UserError, OSError) as error:
@@ -153,14 +152,14 @@ def _damage(checkpoint: Path) -> str | None:
     if not isinstance(written, dict):
         return f"{CHECKSUMS} is not a list of files"
     names = [name for name in sorted(written.keys() | found) if written.get(name) != found.get(name)]
-    return f"{names[0]} is {'not as it was written' if names[0] in found else 'missing'}" if names else None
+    return f"{names[0]} {'has the wrong checksum' if names[0] in found else 'is missing'}" if names else None
 
 
 def restore(checkpoint: Path, objective: nn.Module, optimiser: AdamW, averages: Averages | None = None) -> State:
-    """Give objective, optimiser and averages a checkpoint's tensors; its model is opened from ``checkpoint/model``.
+    """Load a checkpoint into objective, optimiser and averages; the model is opened from ``checkpoint/model``.
 
     Returns:
-        How far the run had come.
+        State of the run.
 
     Raises:
         UserError: the checkpoint is damaged, or belongs to another objective or model.
@@ -177,7 +176,7 @@ def restore(checkpoint: Path, objective: nn.Module, optimiser: AdamW, averages: 
     for name, parameter in parameters(optimiser).items():
         entries = _under(f"{name}/", moments)
         if any(entry.shape not in (parameter.shape, ()) for entry in entries.values()):
-            raise UserError(f"{file}: {name} has another shape in this model. Was the recipe changed?")
+            raise UserError(f"{file}: {name} has a different shape in this model. Was the recipe changed?")
         if entries:
             optimiser.state[parameter] = {key: part_like(value, parameter) for key, value in entries.items()}
     state = read_json(checkpoint / "state.json")
@@ -185,37 +184,37 @@ def restore(checkpoint: Path, objective: nn.Module, optimiser: AdamW, averages: 
 
 
 def prune_checkpoints(folder: Path, keep: int) -> None:
-    """Remove all but the last ``keep`` checkpoints, and what a killed process left unfinished."""
+    """Remove all but the last ``keep`` checkpoints, and unfinished files of killed processes."""
     for old in _checkpoints(folder)[:-keep]:
         _put_away(old)
     remove_leftovers(folder)
 
 
 def put_model_away(path: Path) -> None:
-    """Remove a model that a longer run is to take the place of."""
+    """Remove a model that a longer run will replace."""
     if path.exists():
         _put_away(path)
     remove_leftovers(path.parent)
 
 
 def _put_away(path: Path) -> None:
-    # Renamed first: a kill half-way must not leave a part of a folder under its own name.
+    # Renamed first, so that a kill half-way does not leave part of a folder under its own name.
     path.rename(path.with_name(f".{path.name}.tmp"))
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete what was being written, or removed, in ``folder`` when a process was killed."""
+    """Delete what a killed process was writing or removing in ``folder``."""
     found = list(folder.glob(".*.tmp*"))
     for path in found:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    if found:  # what was pruned does not come back with the power
+    if found:  # so that pruned files do not reappear after a power failure
         sync_folder(folder)
 
 
 def training_tensors(
     objective: nn.Module, optimiser: AdamW, averages: Averages | None, kept: bool = True
 ) -> dict[str, Tensor]:
-    """What a checkpoint holds beside the model; where it is split, every process must ask, and some may not keep it."""
+    """Everything in a checkpoint except the model. A collective call; only processes with ``kept`` keep the tensors."""
     tensors = {f"objective/{name}": tensor for name, tensor in objective.state_dict().items()}
     for name, parameter in parameters(optimiser).items():
         for key, value in optimiser.state.get(parameter, {}).items():
@@ -234,5 +233,5 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """From the oldest on; what else lies there, such as somebody's copy of one, is left alone."""
+    """Checkpoints, oldest first; other files in the folder are ignored."""
     return sorted(path for path in folder.glob("step-*") if path.name[5:].isdecimal() and path.is_dir())

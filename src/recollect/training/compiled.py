@@ -1,4 +1,4 @@
-"""Towers compiled by `torch.compile`, behind the same methods."""
+"""Towers compiled with `torch.compile`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,10 +16,10 @@ BACKEND = "inductor"
 
 
 class CompiledTowers:
-    """Towers whose forward passes are compiled at the first call for each shape; everything else is the towers' own.
+    """Compiles the forward passes of towers on first use; everything else is delegated.
 
     Args:
-        towers: what is trained, saved and evaluated; it is not changed.
+        towers: trained, saved and evaluated as they are.
     """
 
     def __init__(self, towers: Towers) -> None:
@@ -29,28 +29,28 @@ class CompiledTowers:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.towers.device
 
     @property
     def encoder(self) -> Encoder | None:
-        """The towers' own, not compiled."""
+        """The uncompiled encoder."""
         return self.towers.encoder
 
     def encode_images(self, pixels: Tensor) -> Tensor:
-        """Raw image embeddings, with graph.
+        """Raw image embeddings, with gradients.
 
         Raises:
-            UserError: the towers cannot be compiled here.
+            UserError: torch cannot compile the towers here.
         """
         with compiling():
             return self._images(pixels)
 
     def encode_texts(self, tokens: dict[str, Tensor]) -> Tensor:
-        """Raw text embeddings, with graph.
+        """Raw text embeddings, with gradients.
 
         Raises:
-            UserError: the towers cannot be compiled here.
+            UserError: torch cannot compile the towers here.
         """
         with compiling():
             return self._texts(tokens)
@@ -68,28 +68,28 @@ class CompiledTowers:
         self.towers.set_scale(scale, bias)
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The towers' own."""
+        """Delegates."""
         return self.towers.parameters()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The towers' own."""
+        """Delegates."""
         return self.towers.named_parameters()
 
     def train(self, mode: bool = True) -> Any:
-        """The towers' own."""
+        """Delegates."""
         return self.towers.train(mode)
 
     def to(self, device: torch.device) -> Any:
-        """The towers' own."""
+        """Delegates."""
         return self.towers.to(device)
 
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Say in one line that towers cannot be compiled here; their backward pass is, too, when it is first called.
+    """Turn torch's compilation errors into one line. The backward pass is compiled on its first call, too.
 
     Raises:
-        UserError: in place of what torch raises.
+        UserError: torch cannot compile the towers here.
     """
     from torch._dynamo.exc import TorchDynamoException
     from torch._inductor.exc import InductorError
@@ -98,4 +98,4 @@ def compiling() -> Iterator[None]:
         yield
     except (TorchDynamoException, InductorError) as error:
         first = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UserError(f"--compile: torch cannot compile these towers here ({first[:200]}). Leave it out.") from error
+        raise UserError(f"--compile: torch cannot compile these towers here ({first[:200]}). Omit it.") from error

@@ -1,4 +1,4 @@
-"""Features that are computed once and kept in the user's cache folder."""
+"""Cached features in the user's cache folder."""
 
 import hashlib
 from collections.abc import Mapping
@@ -14,27 +14,27 @@ from recollect.core.seeding import derive_seed
 
 
 class FeatureStore:
-    """Tensors in files named by a key, in the user's cache folder; a file that is damaged counts as absent."""
+    """Tensors in files named by a key. A damaged file counts as missing."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or cache_folder() / "features"
 
     def path(self, *key: int | str) -> Path:
-        """Where the tensors of a key are, or will be, kept."""
+        """File for a key."""
         return self.folder / f"{derive_seed(*key):016x}.safetensors"
 
     def load(self, *key: int | str) -> dict[str, Tensor] | None:
-        """The tensors of a key, mapped into memory; None if they are not there or not as they were written."""
+        """Memory-mapped tensors of a key; None if missing or damaged."""
         try:
             with safe_open(self.path(*key), framework="pt") as file:
                 digest = (file.metadata() or {}).get("digest")
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except Exception:  # not there, cut short, or not ours: it can be made again
+        except Exception:  # missing or damaged: it is computed again
             return None
         return tensors if digest == _digest(tensors) else None
 
     def save(self, tensors: Mapping[str, Tensor], *key: int | str) -> None:
-        """Keep tensors, whole or not at all; of two processes that do so at once, the later one's file stays."""
+        """Write tensors atomically; if two processes do so at once, the later file wins."""
         with atomic_path(self.path(*key)) as temporary:
             save_file(dict(tensors), temporary, metadata={"digest": _digest(tensors)})
 

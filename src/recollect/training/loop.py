@@ -55,16 +55,16 @@ from recollect.training.step import Inputs, StepOptions, Towers, train_step
 from recollect.training.trackers import Tracker, check_trackers, open_trackers
 
 Assemble = Callable[[Recipe, ProcessRanks, Path | None], Parts]
-"""Recipe, process and, when resuming, the folder of the saved model, to what a run trains and reads."""
+"""Maps a recipe, this process and, when resuming, the folder of the saved model to the parts of a run."""
 
 
 @dataclass(frozen=True)
 class Hook:
-    """What is measured while a run goes on.
+    """An evaluation during training.
 
     Attributes:
-        every: steps between two measurements; there is one after the last step too.
-        measure: from the model, in evaluation mode, to figures by name; one process calls it.
+        every: steps between evaluations; there is always one after the last step.
+        measure: maps the model, in evaluation mode, to numbers by name; called in one process.
     """
 
     every: int
@@ -83,42 +83,41 @@ def train(
     hooks: Sequence[Hook] = (),
     trackers: Sequence[Tracker] = (),
 ) -> Path:
-    """Train by ``recipe`` in the folder ``out``.
+    """Train ``recipe`` in the folder ``out``.
 
-    ``out`` receives ``recipe.json``, ``metrics.jsonl`` (a line for each logged step), ``checkpoints/`` and, at the
-    end, ``model/``. A run that was killed at any moment and resumed has the weights and metrics of an unbroken one,
-    bit for bit on the same machine.
+    ``out`` receives ``recipe.json``, ``metrics.jsonl`` (one line per logged step), ``checkpoints/`` and finally
+    ``model/``. A run that is killed at any moment and resumed ends with the same weights and metrics as an
+    uninterrupted one, bit for bit on the same machine.
 
     Args:
-        recipe: what to train, on what and how.
+        recipe: model, data, objective and options.
         out: folder of the run; must not exist unless ``resume`` is set.
-        resume: go on from the last checkpoint, or from the start if there is none.
-        device: where to compute; the best device of the machine by default.
-        sources: Python objects to train on, after those that the recipe names. ``recipe.json`` holds their names and
-            fingerprints, so that a run is resumed with the same ones only.
-        objective: what to minimise in place of the recipe's objective; it is not part of ``recipe.json``.
-        assemble: makes model, objective and batches in place of all that is said above of sources and objectives.
-        hooks: what to measure every so many steps; each adds a line ``{"step": ..., "evaluation": {...}}`` to the
-            metrics. They change nothing in the run.
-        trackers: where else the lines of the metrics are shown.
+        resume: continue from the last checkpoint, or from the start if there is none.
+        device: where to compute; by default the best device of the machine.
+        sources: Python objects to train on, in addition to the recipe's. ``recipe.json`` records their names and
+            fingerprints, and a run resumes only with the same ones.
+        objective: replaces the recipe's objective; not recorded in ``recipe.json``.
+        assemble: builds model, objective and batches; replaces ``sources`` and ``objective``.
+        hooks: evaluations during training; each adds a line ``{"step": ..., "evaluation": {...}}`` to the metrics.
+            They do not affect the run.
+        trackers: where else to log the metrics.
 
     Returns:
         Folder of the trained model.
 
     Raises:
-        UserError: bad input, a loss that is not a number, no space left, no memory left.
-        ValueError: both ``assemble`` and what it makes; or a recipe of another kind without it.
+        UserError: bad input, a loss that is not a number, no disk space or memory left.
+        ValueError: both ``assemble`` and what it replaces; or a recipe subclass without ``assemble``.
         KeyboardInterrupt, SystemExit: after Ctrl-C or SIGTERM, once a checkpoint is written.
     """
     out = Path(out)
     objects = {object_spec(source): source for source in sources}
     if assemble is None:
         if type(recipe) is not Recipe:
-            own = "train_joint, train_fusion or whatever it is of reads them; or pass assemble."
-            raise ValueError(f"train() does not read what a {type(recipe).__name__} says beside a Recipe: {own}")
+            raise ValueError(f"train() cannot assemble a {type(recipe).__name__}; pass assemble")
         assemble = partial(assemble_recipe, objects=objects, objective=objective)
     elif sources or objective:
-        raise ValueError("train() takes either sources and an objective, or assemble, which makes both")
+        raise ValueError("pass either sources and objective, or assemble, which builds both")
     recipe = replace(recipe, data=replace(recipe.data, sources=(*recipe.data.sources, *objects)))
     recipe.check()
     check_trackers(trackers)
@@ -136,7 +135,7 @@ def train(
         parts = assemble(recipe, place, last / "model" if last else None)
         if last:
             first_decides(partial(check_data, last, parts.data))
-        wait_for_all()  # every process has read the folder before the first one writes to it
+        wait_for_all()  # all processes read the folder before the first one writes to it
         if place.first:
             held.enter_context(leaves_no_failed_start(out))
         first_decides(lambda: prepare_run_folder(out, recipe, last))
@@ -151,28 +150,28 @@ def train(
 
 
 def _may_start(out: Path, recipe: Recipe, resume: bool, held: ExitStack) -> bool:
-    """Take the folder for this run alone, and see whether nothing is left to do."""
+    """Lock the folder; return whether the run is already finished."""
     held.enter_context(run_lock(out))
     check_run_folder(out, recipe, resume)
     return run_finished(out, recipe)
 
 
 def _last_checkpoint(out: Path, recipe: Recipe) -> str | None:
-    """Name of the checkpoint to go on from."""
+    """Name of the checkpoint to resume from."""
     last = checkpoints.newest_whole(out / "checkpoints")
     done = int(last.name.removeprefix("step-")) if last else 0
     if done > recipe.steps:
-        raise UserError(f"{out}: {done} steps were made already, more than --steps {recipe.steps}.")
+        raise UserError(f"{out}: already at step {done}, beyond --steps {recipe.steps}.")
     if (out / "model").exists() and not last:
         raise UserError(
-            f"{out}: its checkpoints are gone, so it cannot be made longer. Start from {out}/model instead."
+            f"{out}: its checkpoints are missing, so it cannot be extended. Start a new run from {out}/model."
         )
     return last.name if last else None
 
 
 @contextmanager
 def _evaluating(model: Towers) -> Iterator[None]:
-    """The model in evaluation mode, and the random numbers of the run untouched."""
+    """Evaluation mode, without touching the run's random numbers."""
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), torch.no_grad():
         model.train(False)
@@ -183,7 +182,7 @@ def _evaluating(model: Towers) -> Iterator[None]:
 
 
 class _Run:
-    """What changes from step to step, and what changes it."""
+    """The state of a run and everything that updates it."""
 
     def __init__(
         self, recipe: Recipe, out: Path, parts: Parts, place: ProcessRanks, last: Path | None, hooks: Sequence[Hook]
@@ -210,7 +209,7 @@ class _Run:
         self.measured, self.saved = True, self.state.step
 
     def finish(self, request: StopRequest) -> None:
-        """Make the steps that are left, then write the model."""
+        """Run the remaining steps, then write the model."""
         size, steps = self.recipe.batch_size, self.recipe.steps
         done = self.state.step * size
         if done and first_decides(self.was_not_measured):
@@ -223,7 +222,7 @@ class _Run:
                 if self.state.step in (1, steps) or self.state.step % self.recipe.log_every == 0:
                     self.log(report)
                 if self.state.step == steps or self.state.step % self.recipe.checkpoint_every == 0:
-                    self.save()  # before it is measured, which may take long, fail or be killed
+                    self.save()  # before the evaluation, which may fail or be killed
                 self.measure(request)
                 stop = self.stop_requested(request)
                 counter.advance(size, f"loss {report['loss']:.4g}")
@@ -235,17 +234,17 @@ class _Run:
             first_decides(self.write_model)
 
     def due(self) -> list[Hook]:
-        """The hooks whose turn it is."""
+        """Hooks due at this step."""
         step = self.state.step
         return [hook for hook in self.hooks if step % hook.every == 0 or step == self.recipe.steps]
 
     def was_not_measured(self) -> bool:
-        """Whether the run was asked to stop before the step that it goes on from was measured."""
+        """Whether the run was stopped before the step it resumes from was evaluated."""
         assert self.metrics is not None, "the first process has the metrics"
         return bool(self.due()) and self.metrics.measured < self.state.step
 
     def measure(self, request: StopRequest) -> None:
-        """Let the hooks whose turn it is look at the model as it would be saved; where they fail, the step is kept."""
+        """Run the hooks due on the model as it would be saved; if one fails, save the step first."""
         due = self.due()
         if not due:
             return
@@ -253,23 +252,23 @@ class _Run:
         with self.averages.in_place() if self.averages else nullcontext(), whole_weights(self.model):
             try:
                 self.measured = first_decides(lambda: self.write_figures(due, request))
-            except Exception as error:  # the first process's, and so everybody's
+            except Exception as error:  # raised in all processes
                 failed = error
         self.last_line = (self.last_line[0], self.last_line[1] + time.perf_counter() - began)
         if failed is not None:
-            with suppress(UserError):  # no room: the checkpoint before is there
+            with suppress(UserError):  # if there is no room, the previous checkpoint remains
                 self.save()
                 if self.place.first:
-                    note(f"{self.out}: could not be measured at step {self.state.step}, which --resume goes on from")
+                    note(f"{self.out}: evaluation failed at step {self.state.step}; --resume continues there")
             raise failed
 
     def write_figures(self, hooks: Sequence[Hook], request: StopRequest) -> bool:
-        """Measure, in the first process, and add a line to the metrics for each hook.
+        """Evaluate in the first process and add a line to the metrics for each hook.
 
-        One who asks to stop does not wait for it: the run that is resumed measures first.
+        A stop request interrupts the evaluation; the resumed run repeats it.
 
         Returns:
-            Whether all was measured.
+            Whether all hooks ran.
         """
         assert self.metrics is not None, "the first process has the metrics"
         found: list[Mapping[str, float]] = []
@@ -278,13 +277,13 @@ class _Run:
                 found += [dict(hook.measure(self.model)) for hook in hooks]
         for figures in found:
             self.metrics.write({"step": self.state.step, "evaluation": figures})
-        self.metrics.sync()  # the checkpoint of this step is there already
+        self.metrics.sync()  # the checkpoint of this step is already written
         return len(found) == len(hooks)
 
     def write_model(self) -> None:
-        """Write the finished model, in the first process."""
+        """Write the finished model (first process only)."""
         assert self.metrics is not None, "the first process has the metrics"
-        # From the file: a run that was killed after its last step has made none since.
+        # From the file, because a run resumed after its last step logs nothing more.
         encoder = self.model.encoder
         own = isinstance(encoder, SmallEncoder) or (
             isinstance(encoder, TransformersEncoder) and encoder.gated is not None
@@ -293,14 +292,14 @@ class _Run:
         checkpoints.save_model(self.out / "model", self.model, card)
 
     def step(self, inputs: Inputs, composition: Mapping[str, int]) -> dict[str, float]:
-        """One update; leaves the weights alone if loss or gradient is not a number.
+        """One update; the weights stay unchanged if the loss or gradient is not a number.
 
         Args:
             inputs: this process's rows.
-            composition: how many samples each source gave to the whole batch.
+            composition: number of samples per source in the whole batch.
 
         Returns:
-            The objective's report, the norm of the gradient before clipping, and the learning rate.
+            The objective's report, the gradient norm before clipping, and the learning rate.
         """
         recipe, number = self.recipe, self.state.step + 1
         rate = learning_rate(recipe.optimiser, number, recipe.steps)
@@ -318,7 +317,7 @@ class _Run:
             raise UserError(self.divergence(numbers, number))
         if finite:
             self.optimiser.step()
-        else:  # too large for float16: the next step is scaled less
+        else:  # float16 overflow: scale the next step less
             del numbers["gradient_norm"]
         if self.averages:
             self.averages.update(number)
@@ -330,7 +329,7 @@ class _Run:
         return numbers | {"learning_rate": rate}
 
     def stop_requested(self, request: StopRequest) -> bool:
-        """Whether any process was asked to stop: all must agree on the step after which they do."""
+        """Whether any process was asked to stop; all must stop after the same step."""
         return bool(total(torch.tensor(int(request.signal > 0), device=self.place.device)))
 
     def log(self, report: dict[str, float]) -> None:
@@ -345,10 +344,7 @@ class _Run:
         self.metrics.write(line | {"seen": self.state.seen})
 
     def save(self) -> None:
-        """Write a checkpoint, whose model carries the objective's temperature, as CLIP's does; one process writes.
-
-        Of a step that has one already none is written.
-        """
+        """Write a checkpoint of this step, unless it has one."""
         if self.saved == self.state.step:
             return
         tensors = checkpoints.training_tensors(self.objective, self.optimiser, self.averages, kept=self.place.first)
@@ -357,7 +353,7 @@ class _Run:
         self.saved = self.state.step
 
     def write_checkpoint(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Write a checkpoint, in the first process."""
+        """Write a checkpoint (first process only). The model stores the objective's temperature, as CLIP does."""
         assert self.metrics is not None, "the first process has the metrics"
         if learned := self.objective.scale_and_bias():
             self.model.set_scale(*learned)
@@ -366,10 +362,10 @@ class _Run:
         checkpoints.save(folder, self.state, self.model, tensors, keep)
 
     def leave(self, request: StopRequest) -> None:
-        """Say where the run stands, and end the process as the signal would have."""
+        """Print the state of the run and exit as the signal would have."""
         if self.place.first:
             done = f"stopped after step {self.state.step} of {self.recipe.steps}"
-            print(f"{done}; the same command with --resume goes on from there", file=sys.stderr)
+            print(f"{done}; run the same command with --resume to continue", file=sys.stderr)
         request.leave()
 
     def divergence(self, numbers: dict[str, float], step: int) -> str:

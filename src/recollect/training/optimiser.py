@@ -1,4 +1,4 @@
-"""AdamW with the groups that contrastive training wants, and its learning rate as a function of the step."""
+"""AdamW with the parameter groups of contrastive training, and the learning rate schedule."""
 
 import math
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ class Optimiser:
     """AdamW, warm-up and cosine decay; the defaults are those of LIxP, Appendix A.
 
     Attributes:
-        learning_rate: at the end of the warm-up.
-        weight_decay: of matrices and larger tensors; never of biases, norms, temperatures.
+        learning_rate: peak, at the end of the warm-up.
+        weight_decay: for matrices and larger tensors; never for biases, norms or temperatures.
         beta1: decay of the mean of the gradients.
         beta2: decay of the mean of their squares.
-        clip_norm: the gradient of all parameters together is scaled down to this norm.
-        warmup: share of the steps over which the learning rate rises from 0.
-        temperature_factor: temperatures and biases of the objective learn at this multiple of the rate. Adam moves
-            a log-temperature by about one learning rate a step, so short runs need 10 to 20.
+        clip_norm: maximum norm of the gradient of all parameters.
+        warmup: fraction of the steps over which the learning rate rises from 0.
+        temperature_factor: learning rate multiplier for temperatures and biases of the objective. Adam moves a
+            log-temperature by about one learning rate per step, so short runs need 10 to 20.
     """
 
     learning_rate: float = 1e-3
@@ -44,10 +44,10 @@ def learning_rate(options: Optimiser, step: int, steps: int) -> float:
 
 
 def build_optimiser(model: Towers, objective: Objective, options: Optimiser) -> AdamW:
-    """AdamW over every parameter that learns, in three groups: decayed, not decayed, temperatures; those that are split
-    over processes in three of their own, since one step of AdamW takes either kind.
+    """AdamW over all trainable parameters in three groups: decayed, not decayed, temperatures.
 
-    Each group carries ``factor``, its multiple of the learning rate.
+    Parameters that are split over processes get groups of their own, since a fused step takes only one kind. Each group
+    carries ``factor``, its learning rate multiplier.
     """
     temperatures = {id(parameter) for parameter in objective.temperatures()}
     groups: dict[tuple[str, bool], list[tuple[str, nn.Parameter]]] = {
@@ -71,18 +71,18 @@ def build_optimiser(model: Towers, objective: Objective, options: Optimiser) -> 
         ],
         lr=options.learning_rate,
         betas=(options.beta1, options.beta2),
-        fused=True,  # one pass over the weights: on a CPU the loop form is bound by memory traffic
+        fused=True,  # one pass over the weights; on a CPU the loop is bound by memory bandwidth
     )
 
 
 def set_learning_rate(optimiser: AdamW, rate: float) -> None:
-    """Give every group its multiple of ``rate``."""
+    """Set the learning rate of every group to its multiple of ``rate``."""
     for group in optimiser.param_groups:
         group["lr"] = rate * group["factor"]
 
 
 def parameters(optimiser: AdamW) -> dict[str, nn.Parameter]:
-    """Every parameter that learns, by name."""
+    """All trainable parameters, by name."""
     return {
         name: parameter
         for group in optimiser.param_groups

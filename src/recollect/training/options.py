@@ -27,6 +27,9 @@ class Model:
     Attributes:
         start: a preset (tiny, small, vit-s-16, ...) to start from nothing, or a checkpoint to go on from: the folder of
             any CLIP-type model of transformers, RUN/model of another run, or a hub id.
+        text: a text encoder (BERT, MiniLM, ...) to pair with ``start``, which is then a vision backbone (ViT, DINOv2,
+            Swin, ConvNeXt, ResNet, EfficientNet, ...); new linear heads join them.
+        width: number of entries of an embedding of such a pair.
         tokenizer: folder or hub id of a tokenizer for a preset; by default one is trained on the captions.
         prefixes: kinds of source whose texts begin with a learned prefix token (prefix conditioning); a kind that is
             named twice gets two.
@@ -43,6 +46,8 @@ class Model:
     """
 
     start: str = "tiny"
+    text: str | None = None
+    width: int = 512
     tokenizer: str | None = None
     prefixes: tuple[Kind, ...] = ()
     freeze: Literal["none", "image", "text"] = "none"
@@ -190,6 +195,7 @@ _LIMITS: Mapping[str, tuple[Callable[[float], bool], str]] = {
             "checkpoints_kept",
             "model.views",
             "model.lora",
+            "model.width",
         ),
         _COUNT,
     ),

@@ -1,4 +1,4 @@
-"""In which numbers the towers compute: float32, TF32, bfloat16 or float16; weights, loss and optimiser stay float32."""
+"""Precision of the towers: float32, TF32, bfloat16 or float16. Weights, loss and optimiser stay float32."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,16 +13,16 @@ _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
-    """Let matrix products compute in half precision while the block runs, where that was asked for."""
+    """Autocast to half precision, if requested."""
     dtype = _AUTOCAST.get(precision)
     return torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None)
 
 
 @contextmanager
 def tensor_cores(precision: Precision) -> Iterator[None]:
-    """Let a GPU's float32 products of the towers round their factors to TF32 while the block runs.
+    """Allow TF32 in the towers' float32 products on a GPU, if requested.
 
-    The objectives switch it off for their own (`recollect.objectives.tiles.no_autocast`).
+    Objectives switch it off for their own products (`recollect.objectives.tiles.no_autocast`).
     """
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
@@ -35,14 +35,13 @@ def tensor_cores(precision: Precision) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class LossScale:
-    """By what a loss is multiplied before the backward pass, so that gradients in float16 do not vanish.
+    """Loss scaling, so that float16 gradients do not underflow (Micikevicius et al., 2018, section 3.2).
 
-    Micikevicius et al. (2018), section 3.2: halved when a gradient is not finite, whose step is left out, and doubled
-    after `_PATIENCE` good steps.
+    Halved when a gradient is not finite (that step is skipped), doubled after `_PATIENCE` good steps.
 
     Attributes:
-        factor: a power of two, so that nothing is rounded; 1 where the precision needs none.
-        good: steps since it last changed.
+        factor: a power of two, so scaling never rounds; 1 if the precision needs none.
+        good: steps since the factor last changed.
     """
 
     factor: float = 1.0
@@ -50,16 +49,16 @@ class LossScale:
 
     @classmethod
     def of(cls, precision: Precision) -> "LossScale":
-        """Where a run in this precision begins."""
+        """Initial scale for a precision."""
         return cls(2.0**16) if precision == "float16" else cls()
 
     @property
     def may_shrink(self) -> bool:
-        """Whether a gradient that is not finite may be the factor's fault."""
+        """Whether a non-finite gradient may be caused by the scale."""
         return self.factor > 1
 
     def after(self, finite: bool) -> "LossScale":
-        """The next step's, where this one's gradient was finite or not."""
+        """Scale for the next step."""
         if self.factor == 1.0 and self.good == 0 and finite:
             return self
         if not finite:

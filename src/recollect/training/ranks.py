@@ -1,7 +1,7 @@
 """Many processes, one batch: start-up, gathered embeddings, summed gradients.
 
-`torchrun` and `accelerate launch` set the same environment variables; a run without them is one process, and every
-function here then returns what it was given.
+`torchrun` and `accelerate launch` set the same environment variables. Without them a run is a single process, and every
+function here returns its input.
 """
 
 import os
@@ -25,7 +25,7 @@ Decision = TypeVar("Decision")
 
 @dataclass(frozen=True, slots=True)
 class ProcessRanks:
-    """Which of how many processes this is, and the device it computes on."""
+    """This process's rank, the number of processes, and its device."""
 
     rank: int
     size: int
@@ -33,19 +33,19 @@ class ProcessRanks:
 
     @property
     def first(self) -> bool:
-        """Whether this is the one process that writes files and shows progress."""
+        """Whether this process writes files and shows progress."""
         return self.rank == 0
 
 
 @contextmanager
 def ranks(device: str | None = None) -> Iterator[ProcessRanks]:
-    """Join the other processes of this launch, if there are any, and leave them at the end.
+    """Join the process group of this launch, if there is one, and leave it at the end.
 
     Args:
-        device: where to compute; the best device of the machine by default, one GPU to a process.
+        device: where to compute; by default the best device of the machine, one GPU per process.
 
     Raises:
-        UserError: this machine, or this build of torch, has no such device.
+        UserError: no such device.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     chosen = chosen_device(device)
@@ -56,7 +56,7 @@ def ranks(device: str | None = None) -> Iterator[ProcessRanks]:
         chosen = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(chosen)
     elif chosen.type == "mps":
-        chosen = torch.device("cpu")  # one machine has one MPS device, and it has no collectives
+        chosen = torch.device("cpu")  # MPS has no collectives
     dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
     _PATIENT.append(dist.new_group(backend="gloo", timeout=timedelta(days=30)))
     try:
@@ -67,8 +67,8 @@ def ranks(device: str | None = None) -> Iterator[ProcessRanks]:
 
 
 _PATIENT: list[dist.ProcessGroup] = []
-"""The group by which processes wait for what one of them does alone: an evaluation may take longer than the ten minutes
-that a backend gives a collective. A process that ends closes its connections, and so ends the others' waiting."""
+"""Process group with a long timeout, for waiting while one process works alone: an evaluation may take longer than the
+default ten minutes. If a process dies, its connections close and the others stop waiting."""
 
 
 def in_parallel() -> bool:
@@ -77,12 +77,12 @@ def in_parallel() -> bool:
 
 
 def rank() -> int:
-    """The place of this process among those that share each batch."""
+    """Rank of this process; 0 if there is only one."""
     return dist.get_rank() if in_parallel() else 0
 
 
 class RankShard(Shard):
-    """The rows that this process holds of a batch that all share; every process holds as many."""
+    """This process's rows of a shared batch; every process holds equally many."""
 
     def __init__(self) -> None:
         self.size, self.place = dist.get_world_size(), dist.get_rank()
@@ -98,7 +98,7 @@ class RankShard(Shard):
 
 
 def shard_of_this_process() -> Shard:
-    """Which part of each batch this process holds."""
+    """This process's part of each batch."""
     return RankShard() if in_parallel() else WHOLE
 
 
@@ -109,7 +109,7 @@ def _all_rows(rows: Tensor) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """The rows of all processes; what all of them found to be the gradient of this one's is added up."""
+    """Gather the rows of all processes; the backward pass sums the gradients of each row over processes."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _LogSum(torch.autograd.Function):
-    """``log sum exp`` over processes of a vector that each has a part of."""
+    """Elementwise ``log sum exp`` over processes."""
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor) -> Tensor:
@@ -144,12 +144,12 @@ class _LogSum(torch.autograd.Function):
 
 
 def is_split(tensor: Tensor) -> bool:
-    """Whether each process holds a part of it alone, whose gradients it has been given whole."""
+    """Whether the tensor is split over processes (FSDP), whose gradients are already summed."""
     return isinstance(tensor, DTensor)
 
 
 def sum_gradients(modules: Iterable[nn.Parameter]) -> None:
-    """Make the gradients of all processes those of the whole batch: each found those of its rows."""
+    """Sum gradients over processes: each computed those of its own rows."""
     if not in_parallel():
         return
     found = [each.grad for each in modules if each.grad is not None and not is_split(each)]
@@ -158,10 +158,10 @@ def sum_gradients(modules: Iterable[nn.Parameter]) -> None:
 
 
 def first_decides(decide: Callable[[], Decision]) -> Decision:
-    """What the first process finds, for all of them, however long it takes; its error is everybody's.
+    """Run ``decide`` in the first process and return its result in all; its error is raised in all.
 
     Raises:
-        UserError: the first process met it; in the others also whatever else it met, in one line.
+        UserError: raised by the first process; the other processes get any other error as one line.
     """
     if not in_parallel():
         return decide()
@@ -183,11 +183,11 @@ def first_decides(decide: Callable[[], Decision]) -> Decision:
 def _one_line(error: Exception) -> str:
     if isinstance(error, UserError):
         return str(error)
-    return f"the first process of this run has failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return f"the first process of this run failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def first_makes(make: Callable[[], Decision]) -> Decision:
-    """What ``make`` gives; the first process runs it before the others, who find what it has kept on the disk.
+    """Run ``make`` in the first process, then in the others, which find what it left on disk.
 
     Raises:
         UserError: see `first_decides`.
@@ -198,10 +198,10 @@ def first_makes(make: Callable[[], Decision]) -> Decision:
 
 
 def check_agreement(held: Mapping[str, str]) -> None:
-    """Refuse to train where processes hold different things under one name: another copy of the data, say.
+    """Check that all processes hold the same things, such as the same copy of the data.
 
     Args:
-        held: what this process has, in words or as a digest.
+        held: by name, a value or digest of what this process has.
 
     Raises:
         UserError: in every process, naming one that differs from the first.
@@ -214,13 +214,13 @@ def check_agreement(held: Mapping[str, str]) -> None:
         for name, value in everybody[0].items():
             if theirs.get(name) != value:
                 raise UserError(
-                    f"{name}: process {number} of this run has another than process 0 ({theirs.get(name)}; {value}). "
-                    "Copy it to every machine from one place."
+                    f"{name}: process {number} and process 0 differ ({theirs.get(name)}; {value}). "
+                    "Copy the same files to every machine."
                 )
 
 
 def share_from_first(modules: Iterable[object]) -> None:
-    """Give every process the first one's weights, so that what another machine rounds otherwise is nobody's own."""
+    """Broadcast the first process's weights, since another machine may round differently."""
     if in_parallel():
         for module in modules:
             for tensor in module.state_dict().values() if isinstance(module, nn.Module) else ():
@@ -231,10 +231,10 @@ def share_from_first(modules: Iterable[object]) -> None:
 
 @contextmanager
 def dead_ranks(where: str) -> Iterator[None]:
-    """Say in one line that another process has ended, where a collective cannot go on without it.
+    """Turn the errors that a collective raises when another process has died into one line.
 
     Raises:
-        UserError: in place of what torch's backend raises.
+        UserError: another process ended.
     """
     try:
         yield
@@ -243,8 +243,8 @@ def dead_ranks(where: str) -> Iterator[None]:
         if not (in_parallel() and gone):
             raise
         raise UserError(
-            f"{where}: another process of this run has ended, or its machine cannot be reached. The same command with "
-            "--resume goes on from the last checkpoint, on any number of processes."
+            f"{where}: another process of this run ended or cannot be reached. Run the same command with "
+            "--resume to continue from the last checkpoint, on any number of processes."
         ) from error
 
 
@@ -252,13 +252,13 @@ _GONE = ("gloo", "Connection closed by peer", "Connection reset by peer", "Broke
 
 
 def total(numbers: Tensor) -> Tensor:
-    """Sum of ``numbers`` over all processes."""
+    """Sum ``numbers`` over all processes, in place."""
     if in_parallel():
         dist.all_reduce(numbers)
     return numbers
 
 
 def wait_for_all() -> None:
-    """Return when every process has come this far."""
+    """Barrier."""
     if in_parallel():
         dist.barrier()

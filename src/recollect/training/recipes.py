@@ -1,13 +1,14 @@
 """Recipes: functions that return a full configuration, listed in `RECIPES`.
 
-Those named after a paper's models have the paper's values; those for the built-in worlds have the values of short runs
-(a log-temperature moves by about one learning rate a step, so there temperatures learn 10 to 20 times faster and
-tau_context starts low).
+Recipes named after a paper's models have the paper's values. The tiny, small and locked recipes have values for short
+runs: a log-temperature moves by about one learning rate a step, so temperatures learn 10 times faster and tau_context
+starts low.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
+from recollect.core.plugins import Table
 from recollect.training.optimiser import Optimiser
 from recollect.training.options import Context, Data, Model, ObjectiveOptions, Recipe
 
@@ -21,7 +22,7 @@ def with_context(recipe: Recipe, tau: float, alpha: float = 0.9) -> Recipe:
     return replace(recipe, objective=replace(recipe.objective, context=Context(alpha=alpha, tau=tau)))
 
 
-def _as_clip(recipe: Recipe) -> Recipe:
+def as_clip(recipe: Recipe) -> Recipe:
     """The same run with CLIP's loss; LIxP transfers every other value unchanged (section 4.1)."""
     return replace(recipe, objective=replace(recipe.objective, base="softmax"))
 
@@ -49,7 +50,7 @@ def siglixp_tiny() -> Recipe:
 
 def clip_tiny() -> Recipe:
     """CLIP with tiny towers at 32 px: minutes on a CPU."""
-    return _as_clip(siglip_tiny())
+    return as_clip(siglip_tiny())
 
 
 def clixp_tiny() -> Recipe:
@@ -90,96 +91,12 @@ def siglixp_locked() -> Recipe:
 
 def clip_locked() -> Recipe:
     """CLIP on a locked tower of patches: batch 4,096, minutes on a CPU."""
-    return _as_clip(siglip_locked())
+    return as_clip(siglip_locked())
 
 
 def clixp_locked() -> Recipe:
     """CLIxP: clip-locked with the context objective."""
     return with_context(clip_locked(), tau=0.01, alpha=0.7)
-
-
-# --- The built-in worlds, for studies ---------------------------------------------------------------------------------
-
-
-def latents_siglip() -> Recipe:
-    """SigLIP on the vector world: less than a minute on one core."""
-    return Recipe(
-        model=Model("vector-mlp"),
-        data=Data(captions=("latents:captions",)),
-        objective=ObjectiveOptions(scale=10.0, bias=-10.0),
-        optimiser=Optimiser(learning_rate=1e-3, temperature_factor=10.0),
-        steps=600,
-        batch_size=512,
-        checkpoint_every=200,
-    )
-
-
-def latents_siglixp() -> Recipe:
-    """SigLIxP on the vector world."""
-    return with_context(latents_siglip(), tau=0.02)
-
-
-def latents_strong_siglip() -> Recipe:
-    """SigLIP on the vector world, in the variant with the larger effect: linear text tower, scale 30, 800 steps."""
-    recipe = replace(latents_siglip(), model=Model("vector-linear"), steps=800)
-    return replace(recipe, objective=replace(recipe.objective, scale=30.0))
-
-
-def latents_strong_siglixp() -> Recipe:
-    """SigLIxP on the vector world, in the variant with the larger effect."""
-    return with_context(latents_strong_siglip(), tau=0.003)
-
-
-def latents_strong_clip() -> Recipe:
-    """CLIP on the vector world, in the variant with the larger effect."""
-    return _as_clip(latents_strong_siglip())
-
-
-def latents_strong_clixp() -> Recipe:
-    """CLIxP on the vector world, in the variant with the larger effect."""
-    return with_context(latents_strong_clip(), tau=0.003)
-
-
-def _glyphs(model: str, steps: int, rate: float) -> Recipe:
-    return Recipe(
-        model=Model(model),
-        data=Data(captions=("glyphs:captions",)),
-        objective=ObjectiveOptions(scale=30.0, bias=-10.0),
-        optimiser=Optimiser(learning_rate=rate, weight_decay=1e-2, temperature_factor=20.0),
-        steps=steps,
-        batch_size=512,
-        checkpoint_every=500,
-    )
-
-
-def glyphs_a_siglip() -> Recipe:
-    """SigLIP on glyphs, setting A: a convnet held back by its head and a text tower of rank 24."""
-    return _glyphs("glyph-held-back", 1500, 5e-4)
-
-
-def glyphs_a_siglixp() -> Recipe:
-    """SigLIxP on glyphs, setting A."""
-    return with_context(glyphs_a_siglip(), tau=0.005)
-
-
-def glyphs_b_siglip() -> Recipe:
-    """SigLIP on glyphs, setting B: frozen random filters and a linear head."""
-    return _glyphs("glyph-random", 500, 1e-3)
-
-
-def glyphs_b_siglixp() -> Recipe:
-    """SigLIxP on glyphs, setting B."""
-    return with_context(glyphs_b_siglip(), tau=0.005)
-
-
-def glyphs_strong_siglip() -> Recipe:
-    """SigLIP on glyphs, not held back: to stand beside setting A, always."""
-    return _glyphs("glyph-strong", 1500, 1e-3)
-
-
-def glyphs_strong_siglixp() -> Recipe:
-    """SigLIxP on glyphs, not held back."""
-    return with_context(glyphs_strong_siglip(), tau=0.005)
 
 
 # --- LIxP's own runs (section 4.1, Appendix A) ------------------------------------------------------------------------
@@ -252,7 +169,7 @@ def post_train_siglixp() -> Recipe:
 
 def post_train_clip() -> Recipe:
     """Continue a CLIP checkpoint as it was: the baseline of post-train-clixp."""
-    return _as_clip(replace(post_train_siglip(), model=Model("openai/clip-vit-base-patch16")))
+    return as_clip(replace(post_train_siglip(), model=Model("openai/clip-vit-base-patch16")))
 
 
 def post_train_clixp() -> Recipe:
@@ -290,7 +207,7 @@ def post_train_heads_siglixp() -> Recipe:
 
 def post_train_projection_clip() -> Recipe:
     """Train only the image projection of a CLIP checkpoint, texts as they are (after ProLIP, Fahes et al., 2024)."""
-    recipe = _as_clip(_heads("openai/clip-vit-base-patch16"))
+    recipe = as_clip(_heads("openai/clip-vit-base-patch16"))
     return replace(recipe, model=replace(recipe.model, freeze="text"))
 
 
@@ -336,45 +253,36 @@ def prefix_tiny() -> Recipe:
     )
 
 
-RECIPES: Mapping[str, Callable[[], Recipe]] = {
-    "siglip-tiny": siglip_tiny,
-    "siglixp-tiny": siglixp_tiny,
-    "clip-tiny": clip_tiny,
-    "clixp-tiny": clixp_tiny,
-    "siglip-small": siglip_small,
-    "siglixp-small": siglixp_small,
-    "siglip-locked": siglip_locked,
-    "siglixp-locked": siglixp_locked,
-    "clip-locked": clip_locked,
-    "clixp-locked": clixp_locked,
-    "latents-siglip": latents_siglip,
-    "latents-siglixp": latents_siglixp,
-    "latents-strong-siglip": latents_strong_siglip,
-    "latents-strong-siglixp": latents_strong_siglixp,
-    "latents-strong-clip": latents_strong_clip,
-    "latents-strong-clixp": latents_strong_clixp,
-    "glyphs-a-siglip": glyphs_a_siglip,
-    "glyphs-a-siglixp": glyphs_a_siglixp,
-    "glyphs-b-siglip": glyphs_b_siglip,
-    "glyphs-b-siglixp": glyphs_b_siglixp,
-    "glyphs-strong-siglip": glyphs_strong_siglip,
-    "glyphs-strong-siglixp": glyphs_strong_siglixp,
-    "siglip-vit-s-16": siglip_vit_s_16,
-    "lixp-vit-s-16": lixp_vit_s_16,
-    "siglip-vit-b-16": siglip_vit_b_16,
-    "lixp-vit-b-16": lixp_vit_b_16,
-    "siglip-vit-l-16": siglip_vit_l_16,
-    "lixp-vit-l-16": lixp_vit_l_16,
-    "post-train-siglip": post_train_siglip,
-    "post-train-siglixp": post_train_siglixp,
-    "post-train-clip": post_train_clip,
-    "post-train-clixp": post_train_clixp,
-    "post-train-react": post_train_react,
-    "post-train-heads-siglip": post_train_heads_siglip,
-    "post-train-heads-siglixp": post_train_heads_siglixp,
-    "post-train-projection-clip": post_train_projection_clip,
-    "post-train-projection-clixp": post_train_projection_clixp,
-    "lit": lit,
-    "prefix-swin-t": prefix_swin_t,
-    "prefix-tiny": prefix_tiny,
-}
+RECIPES: Table[Callable[[], Recipe]] = Table(
+    "recipes",
+    {
+        "siglip-tiny": siglip_tiny,
+        "siglixp-tiny": siglixp_tiny,
+        "clip-tiny": clip_tiny,
+        "clixp-tiny": clixp_tiny,
+        "siglip-small": siglip_small,
+        "siglixp-small": siglixp_small,
+        "siglip-locked": siglip_locked,
+        "siglixp-locked": siglixp_locked,
+        "clip-locked": clip_locked,
+        "clixp-locked": clixp_locked,
+        "siglip-vit-s-16": siglip_vit_s_16,
+        "lixp-vit-s-16": lixp_vit_s_16,
+        "siglip-vit-b-16": siglip_vit_b_16,
+        "lixp-vit-b-16": lixp_vit_b_16,
+        "siglip-vit-l-16": siglip_vit_l_16,
+        "lixp-vit-l-16": lixp_vit_l_16,
+        "post-train-siglip": post_train_siglip,
+        "post-train-siglixp": post_train_siglixp,
+        "post-train-clip": post_train_clip,
+        "post-train-clixp": post_train_clixp,
+        "post-train-react": post_train_react,
+        "post-train-heads-siglip": post_train_heads_siglip,
+        "post-train-heads-siglixp": post_train_heads_siglixp,
+        "post-train-projection-clip": post_train_projection_clip,
+        "post-train-projection-clixp": post_train_projection_clixp,
+        "lit": lit,
+        "prefix-swin-t": prefix_swin_t,
+        "prefix-tiny": prefix_tiny,
+    },
+)

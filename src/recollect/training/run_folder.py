@@ -30,15 +30,15 @@ from recollect.training.trackers import MetricsTracker
 _MAY_CHANGE = frozenset(
     {"workers", "chunk", "steps", "log_every", "checkpoint_every", "checkpoints_kept", "shard_weights"}
 )
-"""What a run may go on with another value of: where and how it computes, what it keeps, and how long it is."""
+"""Options that may change on resume: where and how to compute, what to keep, and the number of steps."""
 
 
 @contextmanager
 def run_lock(out: Path) -> Iterator[None]:
-    """Keep every other process out of the folder of a run.
+    """Lock the folder of a run.
 
     Raises:
-        UserError: another process trains there.
+        UserError: another process is training there.
     """
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     make_folder(out)
@@ -47,9 +47,9 @@ def run_lock(out: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            with suppress(PermissionError):  # Windows removes no file that is open
+            with suppress(PermissionError):  # Windows cannot remove an open file
                 path.unlink(missing_ok=True)
-            for folder in made:  # a run that did not begin leaves no folder, nor those above it
+            for folder in made:  # remove the folders we created if the run did not start
                 if any(folder.iterdir()):
                     break
                 folder.rmdir()
@@ -60,18 +60,18 @@ def _locked(path: Path) -> Iterator[None]:
     while True:
         with path.open("ab") as file:
             if not hold(file, wait=False):
-                raise UserError(f"{path.parent}: another process trains there. Wait for it, or name another --out.")
-            # The one before may have removed its file between our opening and our locking it.
+                raise UserError(f"{path.parent}: another process trains there. Wait for it, or choose another --out.")
+            # The previous holder may have removed the file between our open and our lock.
             if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
                 yield
                 return
 
 
 def check_run_folder(out: Path, recipe: Any, resume: bool) -> None:
-    """Refuse to start over an existing run, or to resume one whose recipe was another.
+    """Check that a run may start, or resume with this recipe.
 
     Raises:
-        UserError: saying which, and what differs.
+        UserError: a run exists, or its recipe differs; the message says how.
     """
     check_free(out, resume)
     file = out / "recipe.json"
@@ -81,41 +81,41 @@ def check_run_folder(out: Path, recipe: Any, resume: bool) -> None:
     if changed:
         words = "; ".join(f"{name} was {then}, is {now}" for name, (then, now) in changed.items())
         moved = all(_same_names(*values) for values in changed.values())
-        what = " If the files only moved, leave links to them in the old place (ln -s)." if moved else ""
-        raise UserError(f"{file}: --resume needs the same recipe, but {words}. Name another --out.{what}")
+        what = " If files only moved, put links in the old place (ln -s)." if moved else ""
+        raise UserError(f"{file}: --resume needs the same recipe, but {words}. Choose another --out.{what}")
 
 
 def _same_names(then: Any, now: Any) -> bool:
-    """Whether two values are paths, or lists of them, of which only the folders differ."""
+    """Whether two values are paths, or lists of paths, with the same file names."""
     if isinstance(then, list) and isinstance(now, list):
         return len(then) == len(now) and all(map(_same_names, then, now))
     return isinstance(then, str) and isinstance(now, str) and Path(then).name == Path(now).name
 
 
 def check_free(out: Path, resume: bool) -> None:
-    """Refuse a folder that a run cannot begin in, or go on in, whatever the run.
+    """Check that a run may start or resume in this folder.
 
     Raises:
-        UserError: a run is there that is not to be resumed, or something else.
+        UserError: there is a run that should not be resumed, or other files.
     """
     file = out / "recipe.json"
     seen = [path for path in out.iterdir() if not path.name.startswith(".")] if out.is_dir() else []
     if file.exists() and not resume:
-        raise UserError(f"{out}: a run is there already. Add --resume to continue it, or name another --out.")
+        raise UserError(f"{out}: already contains a run. Add --resume to continue it, or choose another --out.")
     if not file.exists() and seen:
-        what = "no run to resume there, and the folder" if resume else "already exists and"
-        raise UserError(f"{out}: {what} is not empty. Name another --out.")
+        what = "contains no run to resume and" if resume else "already exists and"
+        raise UserError(f"{out}: {what} is not empty. Choose another --out.")
 
 
 def check_data(checkpoint: Path, data: Facts) -> None:
-    """Refuse to go on with other data than a checkpoint's, as far as one can tell without reading all of it.
+    """Check that the data is the checkpoint's, as far as possible without reading all of it.
 
     Args:
-        checkpoint: that the run goes on from; what it does not know is not compared, and of contents that is said.
-        data: as it is now (`recollect.training.assembly.Parts`).
+        checkpoint: to resume from; facts it does not record are not compared, with a note about contents.
+        data: current facts (`recollect.training.assembly.Parts`).
 
     Raises:
-        UserError: saying what differs.
+        UserError: the data differs; the message says how.
     """
     before: Facts = read_json(checkpoint / "state.json").get("data", {})
     words = []
@@ -126,7 +126,7 @@ def check_data(checkpoint: Path, data: Facts) -> None:
         words += [f"{name} had {_counted(facts[fact], fact)}, has {_counted(data[name][fact], fact)}" for fact in shown]
     if words:
         raise UserError(
-            f"{checkpoint}: --resume needs the same data, but {'; '.join(words)}. Put it back, or name another --out."
+            f"{checkpoint}: --resume needs the same data, but {'; '.join(words)}. Restore it, or choose another --out."
         )
     for name, facts in before.items():
         now = data.get(name, {})
@@ -135,12 +135,12 @@ def check_data(checkpoint: Path, data: Facts) -> None:
             and WHOLE_CONTENT not in facts.keys() & now.keys()
         ):
             note(
-                f"{name}: copied or written to since {checkpoint.name}, and too large to be read whole; its size and "
-                "parts of it are as they were, the rest is taken on trust"
+                f"{name}: modified or copied since {checkpoint.name} and too large to compare in full; its size and "
+                "samples of it match"
             )
     if unknown := [name for name, facts in data.items() if CONTENT in facts and CONTENT not in before.get(name, {})]:
         names = ", ".join(unknown[:3]) + (" …" if len(unknown) > 3 else "")
-        note(f"{checkpoint}: does not say what the data held; that {names} still holds it is taken on trust")
+        note(f"{checkpoint}: does not record the content of {names}; assuming it has not changed")
 
 
 def _counted(value: int | str, fact: str) -> str:
@@ -148,16 +148,16 @@ def _counted(value: int | str, fact: str) -> str:
 
 
 def _changes(file: Path, recipe: Any) -> dict[str, tuple[Any, Any]]:
-    """What a recipe says otherwise than the one in ``file``."""
+    """Differences between a recipe and the one in ``file``."""
     then, now = _flat(read_json(file)), _flat(as_json(recipe))
-    # An option that there was not when the run began was at its default, if the options beside it were there.
+    # An option added since then had its default value, if other options of its group were recorded.
     groups = {name.rpartition(".")[0] for name in then}
     then = {name: value for name, value in _flat(_defaults(recipe)).items() if name.rpartition(".")[0] in groups} | then
     return _apart(then, now)
 
 
 def differences(one: Any, other: Any) -> dict[str, tuple[Any, Any]]:
-    """By the name of each option of which two recipes say different things, what they say."""
+    """Options that differ between two recipes: name to (one, other)."""
     return _apart(_flat(as_json(one)), _flat(as_json(other)))
 
 
@@ -167,20 +167,17 @@ def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[
 
 
 def run_finished(out: Path, recipe: Any) -> bool:
-    """Whether the run has made all its steps and its model is there."""
+    """Whether the run has finished all its steps and written its model."""
     return (out / "model").exists() and "steps" not in _changes(out / "recipe.json", recipe)
 
 
 def prepare_run_folder(out: Path, recipe: Any, last: Path | None) -> None:
-    """Write the recipe, and clear away what a killed process left half-written, damaged or cut short.
+    """Write the recipe and clean up after killed processes.
 
     Args:
         out: folder of the run.
-        recipe: what is run from now on.
-        last: checkpoint that the run goes on from.
-
-    Raises:
-        UserError: the run is past the steps it is to make.
+        recipe: recipe from now on.
+        last: checkpoint to resume from.
     """
     remove_leftovers(out)
     folder, file = out / "checkpoints", out / "recipe.json"
@@ -189,20 +186,20 @@ def prepare_run_folder(out: Path, recipe: Any, last: Path | None) -> None:
     prune_checkpoints(folder, recipe.checkpoints_kept)
     changes = _changes(file, recipe) if file.exists() else {}
     for name, (then, now) in changes.items():
-        follows = ", and the learning rate follows the new length from here on" if name == "steps" else ""
-        note(f"{out}: goes on with {name.replace('_', '-')} {now} (was {then}){follows}")
+        follows = "; the learning rate schedule now follows the new length" if name == "steps" else ""
+        note(f"{out}: continues with {name.replace('_', '-')} {now} (was {then}){follows}")
     if "steps" in changes:
-        put_model_away(out / "model")  # before the recipe says that it was to be a longer run's
+        put_model_away(out / "model")  # before the recipe records the new length
     if changes or not file.exists():
-        write_json(file, as_json(recipe))  # first of all: it is what makes the folder a run
+        write_json(file, as_json(recipe))  # first: this file makes the folder a run
     make_folder(folder)
 
 
 @contextmanager
 def leaves_no_failed_start(out: Path) -> Iterator[None]:
-    """Take away what a run wrote that fails before its first line of metrics or checkpoint, if it is new.
+    """Clean up a new run that fails before its first metrics or checkpoint.
 
-    Otherwise the command, put right, would be refused because a run is there.
+    Otherwise the corrected command would be refused because the folder contains a run.
     """
     new = not (out / "recipe.json").exists()
     try:
@@ -216,12 +213,12 @@ def leaves_no_failed_start(out: Path) -> Iterator[None]:
                 metrics.unlink(missing_ok=True)
                 if folder.exists():
                     folder.rmdir()
-                recipe.unlink(missing_ok=True)  # last: without it the rest would be in the way
+                recipe.unlink(missing_ok=True)  # last: without it, the other files would block a new run
         raise
 
 
 def _defaults(options: Any) -> dict[str, Any]:
-    """The default of every option that has one, as JSON."""
+    """All options with a default, as JSON."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
@@ -233,7 +230,7 @@ def _defaults(options: Any) -> dict[str, Any]:
 
 
 def as_json(recipe: Any) -> Any:
-    """A dataclass as what JSON makes of it."""
+    """A dataclass as plain JSON values."""
     return json.loads(json.dumps(dataclasses.asdict(recipe)))
 
 
@@ -246,11 +243,11 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
 
 
 class Metrics:
-    """``metrics.jsonl``: one line for each logged step, none for a step after the checkpoint a run resumes from.
+    """``metrics.jsonl``: one line per logged step; lines after the resumed checkpoint are dropped.
 
     Attributes:
-        last: the last line that speaks of a loss; empty before the first.
-        measured: the last step that an evaluation was written of; 0 before the first.
+        last: last line with a loss; empty before the first.
+        measured: last step with an evaluation; 0 before the first.
     """
 
     def __init__(self, path: Path, step: int) -> None:
@@ -258,8 +255,8 @@ class Metrics:
         self.measured = 0
         if path.exists():
             lines = [(line, _read_line(line)) for line in path.read_bytes().split(b"\n")]
-            if damaged := sum(read is None for _, read in lines[:-1]):  # the last is empty, or was cut short by a kill
-                note(f"{path}: left out {damaged:,} damaged line{'s' if damaged > 1 else ''}")
+            if damaged := sum(read is None for _, read in lines[:-1]):  # the last line is empty, or truncated by a kill
+                note(f"{path}: dropped {damaged:,} damaged line{'s' if damaged > 1 else ''}")
             kept = [(line, read) for line, read in lines if read and read["step"] <= step]
             write_text(path, "".join(f"{line.decode()}\n" for line, _ in kept))
             steps = [read for _, read in kept if "loss" in read]
@@ -271,7 +268,7 @@ class Metrics:
 
     @contextmanager
     def shown_by(self, trackers: Sequence[MetricsTracker]) -> Iterator[None]:
-        """Let ``trackers`` have every line too while the block runs."""
+        """Send every line to ``trackers`` too while the block runs."""
         self._trackers = trackers
         try:
             yield
@@ -281,7 +278,7 @@ class Metrics:
                 tracker.close()
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Add one line, so that a reader sees it at once; what is no number is null, as JSON has no other."""
+        """Append one line and flush; non-finite numbers become null."""
         values = _with_nulls(values)
         if "loss" in values:
             self.last = values
@@ -292,7 +289,7 @@ class Metrics:
             tracker.write(values)
 
     def sync(self) -> None:
-        """Bring every line to the disk, before a checkpoint says that they are there."""
+        """fsync, so that a checkpoint never refers to lines that are not on disk."""
         with self._full_disk():
             os.fsync(self._file.fileno())
         if not self._named:
@@ -305,16 +302,16 @@ class Metrics:
             yield
         except OSError as error:
             raise UserError(
-                f"{self._path}: could not be written ({error.strerror}). Make room, then continue with --resume."
+                f"{self._path}: cannot be written ({error.strerror}). Make room, then continue with --resume."
             ) from error
 
     def close(self) -> None:
-        with suppress(OSError):  # of a line that could not be written, and was said
+        with suppress(OSError):  # the failed write has already been reported
             self._file.close()
 
 
 def _with_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same line with None for what is infinite or not a number."""
+    """Replace non-finite numbers by None."""
     return {
         name: _with_nulls(value)
         if isinstance(value, Mapping)
@@ -326,7 +323,7 @@ def _with_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_line(line: bytes) -> dict[str, Any] | None:
-    """What a line of the metrics says; None where it is damaged or cut short."""
+    """Parse a line of the metrics; None if damaged."""
     try:
         read = json.loads(line.decode("ascii"))
     except ValueError:
@@ -335,18 +332,18 @@ def _read_line(line: bytes) -> dict[str, Any] | None:
 
 
 class _StopNow(BaseException):
-    """Not an error, which what is being measured might catch."""
+    """Not an Exception, so that an evaluation cannot catch it."""
 
 
 class StopRequest:
-    """Whether SIGINT or SIGTERM has asked the run to stop; made by `stop_requests`."""
+    """Records SIGINT or SIGTERM; created by `stop_requests`."""
 
     signal: int = 0
     _inside = False
 
     @contextmanager
     def ends(self) -> Iterator[None]:
-        """Let a signal end the block at once, in its middle; nothing that it leaves undone may matter."""
+        """Let a signal abort the block; the block must be safe to abandon."""
         try:
             self._inside = True
             try:
@@ -357,13 +354,13 @@ class StopRequest:
             pass
 
     def note(self, number: int) -> None:
-        """Take in a signal."""
+        """Record a signal."""
         self.signal = number
         if self._inside:
             raise _StopNow
 
     def leave(self) -> None:
-        """End the process as the signal would have."""
+        """Exit as the signal would have."""
         if self.signal == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + (self.signal or signal.SIGTERM))
@@ -371,10 +368,10 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Note the first SIGINT or SIGTERM instead of dying of it; a second one acts as usual."""
+    """Record the first SIGINT or SIGTERM instead of exiting; a second one acts as usual."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
-        yield request  # only the main thread may set handlers
+        yield request  # only the main thread can set handlers
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 

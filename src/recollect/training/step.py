@@ -1,9 +1,9 @@
-"""One step for every way of training: the whole batch at once, in chunks, on many machines.
+"""One training step: the whole batch at once, in chunks, or over many processes.
 
 A loss sees only embeddings, so a batch may be embedded piece by piece. With more than one chunk this is gradient
-caching (Gao et al., 2021): embed without keeping activations, form one loss on the whole batch, and embed each chunk
-again, with the same random numbers, when the gradient comes back to it. Memory is set by the chunk and the gradients
-are those of the whole batch, temperatures included. `torch.utils.checkpoint` is that mechanism.
+caching (Gao et al., 2021): embed without keeping activations, compute one loss on the whole batch, and embed each chunk
+again with the same random numbers in the backward pass (`torch.utils.checkpoint`). Memory depends on the chunk; the
+gradients are those of the whole batch, temperatures included.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,35 +26,35 @@ from recollect.training.ranks import rank, shard_of_this_process, sum_gradients
 
 @runtime_checkable
 class Towers(Protocol):
-    """What training asks of a model; `recollect.models.DualEncoder` is one."""
+    """What training needs from a model; implemented by `recollect.models.DualEncoder`."""
 
     @property
     def device(self) -> torch.device: ...
 
     @property
     def encoder(self) -> Encoder | None:
-        """What embeds with these weights, for those who measure it; None where they embed nothing by themselves."""
+        """Encoder with these weights, for evaluation; None if there is none."""
         ...
 
     @property
     def encode_images(self) -> Callable[..., Tensor]:
-        """From pixels, and what `Inputs.beside` holds of the same rows, to raw image embeddings, with graph."""
+        """Maps pixels, and the extra columns of `Inputs.beside`, to raw image embeddings, with gradients."""
         ...
 
     def encode_texts(self, tokens: dict[str, Tensor]) -> Tensor:
-        """Raw text embeddings, with graph."""
+        """Raw text embeddings, with gradients."""
         ...
 
     def save(self, folder: Path) -> Any:
-        """Write everything that training needs to go on into ``folder``."""
+        """Write everything needed to resume training."""
         ...
 
     def publish(self, folder: Path) -> Any:
-        """Write the finished model as those open it who only use it."""
+        """Write the finished model for users."""
         ...
 
     def set_scale(self, scale: float, bias: float | None = None) -> None:
-        """Note the temperature and bias that training has come to; no embedding depends on them."""
+        """Store the learned temperature and bias; embeddings do not depend on them."""
         ...
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
@@ -68,20 +68,19 @@ class Towers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What the towers read in one step; tensors may stay on the CPU, each chunk is moved when it is embedded.
+    """Inputs of one step. Tensors may stay on the CPU; each chunk is moved to the device when it is embedded.
 
     Attributes:
-        images: pixels (n, 3, height, width), or vectors (n, width); or what ``prepare`` makes them of.
-        tokens: what the tokenizer made of the n texts.
+        images: pixels (n, 3, height, width) or vectors (n, width); raw input of ``prepare`` if that is set.
+        tokens: tokenizer output for the n texts.
         labels: int64 (n,), or None.
         views: a second augmented view of each image, or None.
-        context: images of a separate batch to look things up in, or None; any number of rows.
-        marks: int64 (n, marks), not negative; samples that share one are copies. None where none are.
-        context_marks: the same of ``context``.
-        prepare: of some rows of ``images``, ``views`` and ``context``, on the device, makes what the towers read: of
-            bytes, which take a quarter of the memory, numbers. None where they are that.
-        beside: what else the towers read of each of ``images``, by the name that `Towers.encode_images` gives it; most
-            read nothing.
+        context: images of a separate batch to look up, or None; any number of rows.
+        duplicate_ids: int64 (n, columns), non-negative; samples that share an id are copies. None if all differ.
+        context_duplicate_ids: the same for ``context``.
+        prepare: converts rows of ``images``, ``views`` and ``context`` on the device, e.g. bytes (a quarter of the
+            memory) to floats; None if they are ready.
+        beside: extra columns for `Towers.encode_images`, by argument name; most models take none.
     """
 
     images: Tensor
@@ -89,8 +88,8 @@ class Inputs:
     labels: Tensor | None = None
     views: Tensor | None = None
     context: Tensor | None = None
-    marks: Tensor | None = None
-    context_marks: Tensor | None = None
+    duplicate_ids: Tensor | None = None
+    context_duplicate_ids: Tensor | None = None
     prepare: Callable[[Tensor], Tensor] | None = None
     beside: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -100,10 +99,10 @@ class StepOptions:
     """How to embed a batch.
 
     Attributes:
-        chunk: rows embedded at a time; None embeds all at once and keeps their activations.
-        precision: of the towers' arithmetic; weights, loss and gradients stay float32.
-        seed: of the towers' random numbers (dropout, drop path) and of the objective's.
-        loss_scale: the backward pass is of this many times the loss; gradients are divided by it again.
+        chunk: rows to embed at a time; None embeds all at once and keeps their activations.
+        precision: of the towers; weights, loss and gradients stay float32.
+        seed: for the random numbers of the towers (dropout, drop path) and the objective.
+        loss_scale: factor of the loss in the backward pass; gradients are divided by it afterwards.
     """
 
     chunk: int | None = None
@@ -113,7 +112,7 @@ class StepOptions:
 
 
 EmbeddingColumns = Mapping[str, Tensor]
-"""Tensors with the same rows."""
+"""Tensors with the same number of rows, by name."""
 
 
 def embed(
@@ -125,9 +124,9 @@ def embed(
 ) -> Float[Tensor, "rows width"]:
     """Embed ``columns`` chunk by chunk; with more than one chunk, activations are recomputed in the backward pass.
 
-    The random numbers of a chunk are a function of the seed, of ``what`` and of the chunk's place, so that the second
-    pass draws those of the first. Autocast is entered inside a chunk: weights are then cast once per chunk, and the
-    chunks' gradients add up in float32, not in bfloat16.
+    The random numbers of a chunk depend on the seed, ``what`` and the chunk's position, so the second pass repeats the
+    first. Autocast is entered inside a chunk: weights are then cast once per chunk, and gradients of chunks add up in
+    float32 instead of bfloat16.
     """
 
     def encode_chunk(chunk: EmbeddingColumns, seed: int) -> Tensor:
@@ -155,14 +154,14 @@ def embed(
 def train_step(
     model: Towers, objective: Objective, inputs: Inputs, options: StepOptions = StepOptions()
 ) -> dict[str, Tensor]:
-    """Add the gradient of the objective on the whole batch, of all processes, to every parameter's ``grad``.
+    """Compute the objective on the whole batch of all processes and add its gradient to every parameter's ``grad``.
 
     Args:
         model: a dual encoder.
         objective: maps this process's raw embeddings to its part of the loss, and to a report of the whole batch
             (`recollect.objectives`).
         inputs: this process's rows of the batch.
-        options: chunk, precision and seed; the seed must differ from step to step and agree between processes.
+        options: the seed must differ between steps and agree between processes.
 
     Returns:
         The objective's report: detached scalars, the same in every process.
@@ -191,8 +190,8 @@ def train_step(
             labels=here(inputs.labels),
             views=embed_images(inputs.views, "views"),
             context=embed_images(inputs.context, "context"),
-            marks=here(inputs.marks),
-            context_marks=here(inputs.context_marks),
+            duplicate_ids=here(inputs.duplicate_ids),
+            context_duplicate_ids=here(inputs.context_duplicate_ids),
             seed=options.seed,
             shard=shard_of_this_process(),
         )

@@ -1,4 +1,4 @@
-"""The lines of a run's metrics, shown elsewhere too: TensorBoard, Weights & Biases."""
+"""Send a run's metrics to TensorBoard or Weights & Biases."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,22 +15,22 @@ Tracker = Literal["tensorboard", "wandb"]
 
 @runtime_checkable
 class MetricsTracker(Protocol):
-    """What is told every line of ``metrics.jsonl``."""
+    """Receives every line of ``metrics.jsonl``."""
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Show one line; its ``step`` says where."""
+        """Log one line, which has a ``step``."""
         ...
 
     def close(self) -> None:
-        """Bring everything to where it is shown."""
+        """Flush and close."""
         ...
 
 
 def check_trackers(names: Sequence[Tracker]) -> None:
-    """Refuse what is not installed, before the first step.
+    """Check that the trackers are installed, before the first step.
 
     Raises:
-        UserError: saying how to install it.
+        UserError: with the command that installs it.
     """
     for name in names:
         if find_spec(name) is None:
@@ -38,13 +38,13 @@ def check_trackers(names: Sequence[Tracker]) -> None:
 
 
 def open_trackers(names: Sequence[Tracker], out: Path, recipe: Mapping[str, Any], step: int) -> list[MetricsTracker]:
-    """Open what the lines of a run are shown by.
+    """Open trackers.
 
     Args:
-        names: which; each is opened once.
+        names: duplicates are opened once.
         out: folder of the run.
         recipe: as in ``recipe.json``.
-        step: after which the run goes on; what was shown of later steps is taken back.
+        step: step the run resumes from; later points already logged are discarded.
     """
     makers: Mapping[Tracker, Callable[[], MetricsTracker]] = {
         "tensorboard": lambda: _TensorBoard(out, step),
@@ -54,7 +54,7 @@ def open_trackers(names: Sequence[Tracker], out: Path, recipe: Mapping[str, Any]
 
 
 class _TensorBoard:
-    """Event files in ``tensorboard/`` of the run; `tensorboard --logdir RUNS` shows all runs beside each other."""
+    """Writes event files to ``tensorboard/`` in the run's folder."""
 
     def __init__(self, out: Path, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -71,7 +71,7 @@ class _TensorBoard:
 
 
 class _WeightsAndBiases:
-    """A run of the project ``WANDB_PROJECT`` (recollect by default); a resumed run goes on in the same one."""
+    """Logs to the project ``WANDB_PROJECT`` (default: recollect); a resumed run continues the same W&B run."""
 
     def __init__(self, out: Path, recipe: Mapping[str, Any]) -> None:
         import wandb
@@ -89,7 +89,7 @@ class _WeightsAndBiases:
                 id=read_json(file)["id"],
                 resume="allow",
             )
-        except Exception as error:  # no key, no network, whatever its libraries raise
+        except Exception as error:  # no key, no network, or any other error of its libraries
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"--track wandb: {reason}. Try WANDB_MODE=offline, and --resume.") from error
 
@@ -101,7 +101,7 @@ class _WeightsAndBiases:
 
 
 def numbers(values: Mapping[str, Any], under: str = "") -> Iterator[tuple[str, float]]:
-    """Every figure of a line by its name; those of an inner mapping by both names."""
+    """All numbers of a line by name; nested names are joined by a slash."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from numbers(value, f"{under}{name}/")

@@ -14,15 +14,16 @@ from recollect.core.errors import UserError
 from recollect.core.given import is_given
 from recollect.core.types import Kind, Source
 from recollect.data.definitions import Knowledge
+from recollect.data.sources.generated import is_generated
 from recollect.data.sources.images import note
 from recollect.data.sources.opening import split_of
-from recollect.data.worlds import is_built_in
 from recollect.models import PRESETS, DualEncoder, PatchEncoder
 from recollect.models.dual import Tower
 from recollect.models.loading import check_model_place
 from recollect.models.lora.files import check_peft
 from recollect.models.patches import PatchTowers
 from recollect.models.presets import SmallPreset
+from recollect.models.pretrained import PRETRAINED
 from recollect.objectives import OBJECTIVES
 from recollect.training.options import Data, Model, Recipe
 from recollect.training.ranks import ProcessRanks
@@ -66,7 +67,7 @@ def refuse_at_once(
         words = "--shard-weights: splits layers of transformers, and this model has none. Leave it out."
         shares_nothing = recipe.shard_weights and not parts.recomputable, words
         _refuse((*_of_start(recipe.model, parts), _idle(recipe, parts), shares_nothing))
-    elif not resumed:
+    elif not resumed and recipe.model.start not in PRETRAINED:
         check_model_place(recipe.model.start)
     if recipe.model.lora is not None:
         check_peft()
@@ -165,7 +166,7 @@ def _of_tables(data: Data, sources: Sequence[Source]) -> Iterator[Clash]:
 
 
 def _has_no_columns(spec: str) -> bool:
-    return spec.startswith(OBJECT) or is_built_in(spec)
+    return spec.startswith(OBJECT) or is_generated(spec)
 
 
 def _of_pictures(data: Data, sources: Sequence[Source]) -> Iterator[Clash]:

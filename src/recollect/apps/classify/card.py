@@ -1,7 +1,9 @@
-"""The card of a kept classifier: what somebody who is handed the folder wants to know first."""
+"""The card in a saved classifier's folder: its classes, its method and how far to trust it."""
 
 from collections.abc import Mapping
 from typing import Any
+
+from recollect.fewshot.trust import TOO_FEW, share_text
 
 
 def classifier_card(described: Mapping[str, Any]) -> str:
@@ -44,13 +46,20 @@ def classifier_card(described: Mapping[str, Any]) -> str:
 
 
 def _trust(described: Mapping[str, Any]) -> str:
-    held, unknown = described["held_out"], described["calibration"]["unknown_rate"]
+    held, checked = described["held_out"], described["calibration"]
     if not described["calibration"]["calibrated"]:
-        return "No two examples of a class were there to hold out, so its confidence is not calibrated."
-    right = f"{100 * held['accuracy']:.1f} % of {held['examples']} held-out examples are right"
+        return "No class has two examples, so none could be held out and its confidence is not calibrated."
+    if "accuracy" not in held:
+        return f"Accuracy on {held['examples']} held-out examples: {TOO_FEW}."
+    right = f"{share_text(held['accuracy'], held['examples'])} held-out examples are right"
     said = f"{right}, with a calibration error of {held['calibration_error']:.3f}"
-    if unknown:
-        said += f"; about {100 * unknown:.0f} % of pictures of the classes are called none of these by mistake"
+    said += f" (95 % interval {100 * held['low']:.0f} to {100 * held['high']:.0f} %)"
+    if checked["unknown_rejected"] is not None:
+        said += f"; {100 * checked['unknown_rejected']:.0f} % of pictures of the classes are called none of these"
+    if checked["unknown_accepted"] is not None:
+        said += (
+            f", and {100 * checked['unknown_accepted']:.0f} % of pictures of other classes are taken for one of these"
+        )
     return f"{said}. Pictures of another kind than the examples are not covered by these figures."
 
 

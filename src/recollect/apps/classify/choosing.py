@@ -12,8 +12,10 @@ BEST = "best"
 """Name of the choice on held-out examples."""
 
 CANDIDATES = ("proker", "prototype", "zero-shot")
-"""Methods among which `BEST` chooses: each has its held-out scores in closed form. The first of equals is taken, also
-where every class has a single example and nothing can be held out."""
+"""Methods among which `BEST` chooses: each has its held-out scores in closed form. The first of equals is taken.
+
+Where every class has a single example and none can be held out, it is ProKeR if the class names agree with the
+examples (`trusted_text_weight`), and else class means."""
 
 
 def choose_method(
@@ -24,7 +26,9 @@ def choose_method(
     labels: np.ndarray,
     prompts: np.ndarray | None = None,
 ) -> tuple[str, EmbeddingClassifier, dict[str, float]]:
-    """The method that is right most often about held-out examples, taught.
+    """Fit every method and choose the one that is right most often about held-out examples.
+
+    Where none can be held out: ProKeR if the class texts agree with the examples, else class means.
 
     Args:
         methods: names in `FEW_SHOT_METHODS`.
@@ -35,12 +39,17 @@ def choose_method(
         prompts: what the texts are means of (classes, prompts, width), for methods that weigh them.
 
     Returns:
-        Its name, the estimator, and the held-out accuracy of every method; none where nothing could be held out.
+        Its name, the estimator, and the accuracy that every method was chosen by: held out, but too high, since each
+        method chose its settings on the same examples (`held_out_check` measures the accuracy to report).
     """
     given = {name: texts if prompts is None or name not in PROMPT_METHODS else prompts for name in methods}
     taught = {name: FEW_SHOT_METHODS[name](each, scale).fit_checked(support, labels) for name, each in given.items()}
     accuracies = {name: each.loo_accuracy_ for name, each in taught.items() if len(each.loo_rows_)}
-    name = max(accuracies, key=accuracies.__getitem__) if accuracies else methods[0]
+    if accuracies:
+        name = max(accuracies, key=accuracies.__getitem__)
+    else:
+        weight = getattr(taught.get("proker"), "text_weight_", 0.0)
+        name = "prototype" if "prototype" in taught and not weight else methods[0]
     return name, taught[name], accuracies
 
 

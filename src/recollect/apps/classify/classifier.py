@@ -24,13 +24,16 @@ from recollect.apps.classify.teaching import (
     prompts_of,
 )
 from recollect.core.errors import UserError
+from recollect.core.files import beside
 from recollect.core.types import Encoder, Kind
 from recollect.core.words import counted
 from recollect.data.sources.images import PIXEL_DIGESTS
 from recollect.evaluation.features import learned_scale
 from recollect.fewshot import EmbeddingClassifier
 from recollect.fewshot.methods import FEW_SHOT_METHODS, PROMPT_METHODS
-from recollect.fewshot.unknown import least_similarity
+from recollect.fewshot.trust import ENOUGH_EXAMPLES, TOO_FEW, enough_to_tell, held_out_check
+from recollect.fewshot.unknown import UnknownRule, unknown_rule
+from recollect.models import load_model
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +42,7 @@ class Classifier:
 
     >>> classifier = Classifier.teach(model, {"cat": cats, "dog": dogs}, model_name="RUN/model")   # doctest: +SKIP
     >>> classifier.save("cats")                                                                    # doctest: +SKIP
-    >>> Classifier.load("cats").predict(model.embed_images(pictures))                              # doctest: +SKIP
+    >>> Classifier.load("cats").predict("new/")                                                    # doctest: +SKIP
 
     Its confidence is calibrated on examples that were held out; with names alone it is the model's own, which
     is not. Fitting is deterministic, so an opened classifier says what the saved one said.
@@ -54,6 +57,8 @@ class Classifier:
         notes: what was odd about the examples when they were read: damaged files, copies.
         prompts: unit-norm texts of each class that ``texts`` are means of (classes, prompts, width), where the method
             weighs them.
+        encoder: the model, to embed pictures with; opened by its name when it is needed first.
+        folder: where the classifier was opened from.
         method: the method in use.
         accuracies: held-out accuracy of every method that was compared.
         estimator: the fitted method.
@@ -67,6 +72,8 @@ class Classifier:
     asked: str = BEST
     notes: tuple[str, ...] = ()
     prompts: Float[np.ndarray, "classes prompts width"] | None = None
+    encoder: Encoder | None = field(default=None, repr=False)
+    folder: Path | None = field(default=None, repr=False)
     method: str = field(init=False)
     accuracies: Mapping[str, float] = field(init=False)
     estimator: EmbeddingClassifier = field(init=False, repr=False)
@@ -119,12 +126,14 @@ class Classifier:
             model_name, encoder.fingerprint, learned_scale(encoder), prefix or class_prefix(encoder)
         )
         known = Lessons.nothing(encoder.width)
-        return cls._of(extended(known, encoder, model, examples, names, method in PROMPT_METHODS), model, method)
+        return cls._of(
+            extended(known, encoder, model, examples, names, method in PROMPT_METHODS), model, method, encoder
+        )
 
     @classmethod
-    def _of(cls, known: Lessons, model: ClassifierModel, method: str) -> "Classifier":
+    def _of(cls, known: Lessons, model: ClassifierModel, method: str, encoder: Encoder) -> "Classifier":
         texts, support = known.texts, known.support
-        return cls(known.classes, known.class_texts, texts, support, model, method, known.notes, known.prompts)
+        return cls(known.classes, known.class_texts, texts, support, model, method, known.notes, known.prompts, encoder)
 
     def add(
         self,
@@ -140,7 +149,7 @@ class Classifier:
         self.check_model(encoder)
         known = Lessons(self.classes, self.class_texts, self.texts, self.support)
         grown = extended(known, encoder, self.model, examples, names, self.asked in PROMPT_METHODS)
-        return self._of(grown, self.model, self.asked)
+        return self._of(grown, self.model, self.asked, encoder)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Classifier":
@@ -149,7 +158,9 @@ class Classifier:
         Raises:
             UserError: nothing is there, or it is damaged or of a newer format.
         """
-        return load_classifier(Path(folder), cls._restored)
+        opened = load_classifier(Path(folder), cls._restored)
+        object.__setattr__(opened, "folder", Path(folder))
+        return opened
 
     def save(self, folder: str | Path, *, replace: bool = False) -> Path:
         """Write it to a folder, whole or not at all.
@@ -186,8 +197,9 @@ class Classifier:
             "calibration": {
                 "calibrated": self.calibrated,
                 "temperature": float(self.estimator.temperature_),
-                "unknown_below": self.unknown_below,
-                "unknown_rate": self.unknown_rate,
+                "unknown_below": self.unknown_rule.threshold,
+                "unknown_rejected": self.unknown_rule.rejected,
+                "unknown_accepted": self.unknown_rule.accepted,
             },
             "digests": PIXEL_DIGESTS,
             "examples": [
@@ -218,10 +230,9 @@ class Classifier:
         )
 
     def __repr__(self) -> str:
-        held = f", {100 * self.calibration['accuracy']:.1f} % right when held out" if self.calibrated else ""
         names = shorten(", ".join(self.classes), 60)
         known = f"{counted(len(self.classes), 'class')}: {names}; {counted(len(self.support), 'example')}"
-        return f"Classifier({known}; {self.method}{held})"
+        return f"Classifier({known}; {self.method})"
 
     @property
     def width(self) -> int:
@@ -246,37 +257,54 @@ class Classifier:
 
     @cached_property
     def calibration(self) -> dict[str, float | int]:
-        """How far its confidence could be checked: accuracy and calibration error on held-out examples."""
+        """Accuracy, its 95 % interval and calibration error on held-out examples, and how many examples these are.
+
+        Nested: the examples it is tested on chose neither method nor settings (`held_out_check`). Only the number of
+        examples where they are too few to tell (`enough_to_tell`); nothing where there are none.
+        """
         if not self.calibrated:
             return {}
+        found = held_out_check(self._taught, self.support.features, self.support.labels)
+        if found is None:
+            return {"examples": len(self.estimator.loo_rows_)}
+        low, high = found.interval
         return {
-            "accuracy": float(self.estimator.loo_accuracy_),
-            "calibration_error": float(self.estimator.loo_ece_),
-            "examples": len(self.estimator.loo_rows_),
+            "examples": found.examples,
+            "accuracy": found.accuracy,
+            "low": low,
+            "high": high,
+            "calibration_error": found.calibration_error,
         }
 
+    def _taught(self, support: np.ndarray, labels: np.ndarray) -> EmbeddingClassifier:
+        """The classifier that these examples would have given."""
+        methods = CANDIDATES if self.asked == BEST else (self.asked,)
+        return choose_method(methods, self.texts, self.model.scale, support, labels, self.prompts)[1]
+
+    @property
+    def enough_examples(self) -> bool:
+        """Whether enough examples were held out to say how often it is right, and to rule out classes."""
+        return enough_to_tell(len(self.estimator.loo_rows_))
+
     @cached_property
-    def _nearest(self) -> tuple[float, float]:
-        if self.without_examples:  # a picture of a class that is known by name alone is unlike every example
-            return least_similarity(self.support.features[:0])
-        _, first = np.unique(np.array(self.support.digests, dtype=str), return_index=True)
-        return least_similarity(self.support.features[first])
-
-    @property
-    def unknown_below(self) -> float:
-        """Cosine to the nearest example below which a picture is none of the classes."""
-        return self._nearest[0]
-
-    @property
-    def unknown_rate(self) -> float:
-        """Share of pictures of the classes that may be called unknown by mistake; 0 where it cannot be told."""
-        return self._nearest[1]
+    def unknown_rule(self) -> UnknownRule:
+        """When a picture is none of the classes, and how often that is wrong; never where a class has no example."""
+        support = self.support
+        if self.without_examples:
+            return unknown_rule(support.features[:0], support.labels[:0])
+        digests = [f"{digest} {label}" for digest, label in zip(support.digests, support.labels.tolist(), strict=True)]
+        _, first = np.unique(digests, return_index=True)
+        return unknown_rule(support.features[first], support.labels[first])
 
     def predict_proba(self, features: Any) -> Float[np.ndarray, "queries classes"]:
         """Calibrated probabilities, given that a picture is of one of the classes.
 
+        Args:
+            features: embeddings (queries, width) as float array or tensor; or pictures, files or a folder
+                (`DualEncoder.embed_images`), which the classifier's model embeds. So for the other methods.
+
         Raises:
-            UserError: embeddings of another width.
+            UserError: embeddings of another width, or a picture that cannot be read.
         """
         checked = self._checked(features)
         if not len(checked):  # the last of some blocks, say, of which scikit-learn thinks ill
@@ -284,22 +312,26 @@ class Classifier:
         return self.estimator.predict_proba(checked).astype(np.float64)
 
     def predict(self, features: Any) -> np.ndarray:
-        """The name of the most probable class of each row."""
+        """The name of the most probable class of each row, picture or file (`predict_proba`)."""
         return np.array(self.classes)[self.predict_proba(features).argmax(axis=1)]
 
     def predict_set(self, features: Any, alpha: float = 0.1) -> Bool[np.ndarray, "queries classes"]:
         """Which classes cannot be ruled out at level ``alpha``: the true one is among them with probability 1 − alpha.
 
-        Conformal, class by class, on the examples (`EmbeddingClassifier.predict_set`). A class with fewer than
-        1/alpha − 1 examples is never ruled out. A row without any class is none of them.
+        Conformal (`EmbeddingClassifier.predict_set`): class by class, but classes with fewer than 1/alpha − 1 examples
+        are calibrated together. A row without any class is none of them.
 
         Raises:
-            UserError: there are no examples to calibrate on, or alpha is not between 0 and 1.
+            UserError: there are too few examples to calibrate on, or alpha is not between 0 and 1.
         """
         if not 0 < alpha < 1:
             raise UserError(f"alpha = {alpha:g}: a share of errors lies between 0 and 1")
-        if not self.calibrated:
-            raise UserError("sets of classes are calibrated on examples, two or more of a class; there are none.")
+        if not self.enough_examples:
+            held = len(self.estimator.loo_rows_)
+            raise UserError(
+                f"{TOO_FEW} which classes are possible: {held} can be held out, {ENOUGH_EXAMPLES} are needed. Add "
+                "examples, two or more of a class."
+            )
         checked = self._checked(features)
         return self.estimator.predict_set(checked, alpha) if len(checked) else np.empty((0, len(self.classes)), bool)
 
@@ -308,13 +340,8 @@ class Classifier:
         return self._checked(features) @ self.support.features.T
 
     def is_unknown(self, features: Any) -> Bool[np.ndarray, " queries"]:
-        """Whether a picture is unlike every example, so that it is none of the classes.
-
-        Never where a class has no example.
-        """
-        if not len(self.support):
-            return np.zeros(len(self._checked(features)), dtype=bool)
-        return self.similarity(features).max(axis=1) < self.unknown_below
+        """Whether a picture is far from every class mean, so that it is none of the classes (`unknown_rule`)."""
+        return self.unknown_rule.is_unknown(self._checked(features))
 
     def check_model(self, encoder: Encoder) -> None:
         """Refuse another model than the one that embedded the examples.
@@ -328,7 +355,7 @@ class Classifier:
                 f"is another model ({encoder.fingerprint[:12]}). Use that one, or teach anew."
             )
 
-    def renamed(self, asked: str, encoder: Encoder | None = None) -> "Classifier":
+    def with_method(self, asked: str, encoder: Encoder | None = None) -> "Classifier":
         """The same knowledge with another method.
 
         Args:
@@ -341,10 +368,22 @@ class Classifier:
             prompts = prompts_of(encoder, self.classes, self.class_texts, self.model)
         return replace(self, asked=asked, prompts=prompts)
 
-    def _checked(self, features: Any) -> np.ndarray:
-        array = features.detach().cpu().numpy() if hasattr(features, "detach") else np.asarray(features)
+    def _checked(self, images: Any) -> np.ndarray:
+        array = self._embedded(images)
         if array.ndim != 2 or array.shape[1] != self.width:
             raise UserError(f"embeddings of shape {array.shape}; the classifier reads rows of {self.width} entries")
         if not np.isfinite(array).all():
             raise UserError("embeddings hold NaN or infinity")
         return np.ascontiguousarray(array, dtype=np.float32)
+
+    def _embedded(self, images: Any) -> np.ndarray:
+        """Embeddings as an array; pictures, files and folders are embedded with the classifier's model."""
+        if hasattr(images, "detach"):
+            return images.detach().cpu().numpy()
+        if isinstance(images, np.ndarray) and images.ndim <= 2 and images.dtype.kind == "f":
+            return images
+        if self.encoder is None:
+            encoder = load_model(beside(self.model.name, self.folder or ""))
+            self.check_model(encoder)
+            object.__setattr__(self, "encoder", encoder)
+        return self.encoder.embed_images(images).numpy()  # type: ignore[union-attr]

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int64
 from scipy.special import expit, logit
 
 from recollect.apps.classify.clicks import WEAK_WEIGHT, ClickFit
+from recollect.fewshot.trust import enough_to_tell
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class CutOff:
         found: how many these are.
         clicks: how many figures are told from.
         precision: share of Yes among clicked rows that, left out, lie above the cut; None without any.
+        wrong: clicked No that, left out, lie above the cut.
         coverage: share of the clicked Yes that, left out, lie above the cut; None without any.
         expected: how many Yes there should be.
         reached: expected share of them that lies above the cut.
@@ -32,10 +34,16 @@ class CutOff:
     found: int
     clicks: int
     precision: float | None
+    wrong: int
     coverage: float | None
     expected: float
     reached: float
     stop: bool
+
+    @property
+    def enough_clicks(self) -> bool:
+        """Whether there are enough clicks to report precision and coverage."""
+        return enough_to_tell(self.clicks)
 
 
 def platt(scores: np.ndarray, marks: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
@@ -103,7 +111,10 @@ def cut_off(fit: ClickFit, among: Int64[np.ndarray, " some"] | None = None) -> C
     coverage = float(left[marks > 0].mean()) if yes else None
     stop = stop_rule(yes, no, precision, coverage, reached)
     found = int((some >= 0.5).sum())
-    return CutOff(probability, probability >= 0.5, found, len(marks), precision, coverage, expected, reached, stop)
+    wrong = int((marks[left] < 0).sum())
+    return CutOff(
+        probability, probability >= 0.5, found, len(marks), precision, wrong, coverage, expected, reached, stop
+    )
 
 
 def stop_rule(

@@ -11,7 +11,7 @@ from recollect.apps.classify.classifier import Classifier
 from recollect.apps.classify.pictures import embed_files
 from recollect.apps.classify.teaching import Support
 from recollect.core.types import Encoder
-from recollect.fewshot.unknown import EXAMPLES_AT_ONCE
+from recollect.fewshot.trust import ENOUGH_EXAMPLES, TOO_FEW
 
 FEW_EXAMPLES = 4
 """Below this many examples of a class, its accuracy swings by many points with the choice of examples."""
@@ -21,6 +21,9 @@ NEAR_DUPLICATE = 0.995
 
 SHOWN_PAIRS = 8
 """Such pairs of two classes that are named, the most alike first; of the others only their number is said."""
+
+EXAMPLES_AT_ONCE = 1024
+"""Examples whose similarities to all others are in memory at a time: all pairs of 40,000 would take 6 GB."""
 
 NONE_OF_THESE = "none of these"
 """What an unknown picture is called in tables."""
@@ -44,7 +47,8 @@ class Prediction:
         confidence: its probability (0 to 1), calibrated if the classifier is.
         runner_up: the second most probable class.
         unknown: no example is near; the image may belong to none of the classes.
-        possible: the classes that cannot be ruled out at the level asked; empty where sets cannot be calibrated.
+        possible: the classes that cannot be ruled out at the level asked; empty where there are too few examples
+            to tell.
         nearest: the examples nearest to it, nearest first.
     """
 
@@ -92,6 +96,9 @@ def example_warnings(classifier: Classifier) -> list[str]:
     if without := classifier.without_examples:
         told = "all is told by names alone until each class has one, and nothing is called unknown"
         warnings.append(f"no example yet of {', '.join(without)}: {told}")
+    if not classifier.enough_examples:
+        told = f"{TOO_FEW} how often it is right, or which classes are possible"
+        warnings.append(f"{told}: {ENOUGH_EXAMPLES} or more, of which two are of one class")
     few = [f"{name} ({count})" for name, count in zip(names, counts, strict=True) if 0 < count < FEW_EXAMPLES]
     if few:
         warnings.append(f"fewer than {FEW_EXAMPLES} examples, so expect the choice to matter: {', '.join(few)}")
@@ -118,6 +125,18 @@ def _alike(support: Support) -> Iterator[tuple[int, int, float]]:
             yield start + row, second, float(similarity[row, second])
 
 
+def unknown_text(classifier: Classifier) -> str:
+    """How often "none of these" is wrong, both ways, as measured on the examples."""
+    rule = classifier.unknown_rule
+    if rule.rejected is None:
+        return TOO_FEW
+    accepted = TOO_FEW if rule.accepted is None else f"about {100 * rule.accepted:.0f} %"
+    return (
+        f"by mistake {100 * rule.rejected:.0f} % of pictures of the classes; pictures of other classes taken for one "
+        f"of these: {accepted}"
+    )
+
+
 def classify(
     classifier: Classifier,
     encoder: Encoder,
@@ -139,7 +158,7 @@ def classify(
     queries = embed_files(encoder, images, "images")
     chances = classifier.predict_proba(queries.features)
     unknown = classifier.is_unknown(queries.features)
-    possible = classifier.predict_set(queries.features, alpha) if classifier.calibrated else None
+    possible = classifier.predict_set(queries.features, alpha) if classifier.enough_examples else None
     similarity = classifier.similarity(queries.features)
     names, support = classifier.classes, classifier.support
     predictions = []
@@ -164,5 +183,6 @@ def classify(
         )
     warnings = example_warnings(classifier) + [f"not classified: {message}" for message in queries.broken]
     if count := int(unknown.sum()):
-        warnings.append(f"{count} of {len(predictions)} images are unlike every example; they may belong to no class")
+        told = unknown_text(classifier)
+        warnings.append(f"{count} of {len(predictions)} images may belong to none of the classes ({told})")
     return Classification(names, tuple(predictions), tuple(warnings))

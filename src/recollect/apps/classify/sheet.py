@@ -13,7 +13,7 @@ from typing import Any
 from recollect.apps.classify.predictions import NONE_OF_THESE, Classification, Prediction
 from recollect.core.files import write_json, write_text
 from recollect.data.sources.images import BrokenImageError, decode
-from recollect.reports.templates import TEMPLATES
+from recollect.evaluation.reports.templates import TEMPLATES
 
 SHEET_COLUMNS = (
     "file", "prediction", "confidence", "runner_up", "unknown", "possible", "nearest_example", "nearest_similarity",

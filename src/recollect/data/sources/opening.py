@@ -15,12 +15,12 @@ from recollect.data.sources.address import Address, choose_split, filter_mask, i
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.derived import first_text
 from recollect.data.sources.files import OpenedTables, open_tables
+from recollect.data.sources.generated import is_generated, open_generated
 from recollect.data.sources.images import BROKEN_SHARE, note
 from recollect.data.sources.labels import find_labels
 from recollect.data.sources.places import stream_files
 from recollect.data.sources.streamed import open_stream
 from recollect.data.sources.table import Origin, TableSource, is_text
-from recollect.data.worlds import is_built_in, open_world_source
 
 
 def open_source(
@@ -35,7 +35,7 @@ def open_source(
     """Open a source of samples.
 
     Args:
-        spec: ``glyphs:NAME`` or ``latents:NAME``; a Parquet, CSV, TSV or JSON-lines file; WebDataset shards
+        spec: a Parquet, CSV, TSV or JSON-lines file; WebDataset shards
             (``shard-{000..099}.tar``); a folder of these or of images; or a hub id. Behind a ``?`` may follow filters
             and options: ``emoji.parquet?domain=twemoji,noto&ambiguous=false``, ``pairs.parquet?without=0/5``.
             ``?stream=yes`` reads Parquet files and WebDataset shards where they lie, here or behind an address, instead
@@ -50,8 +50,8 @@ def open_source(
     Raises:
         UserError: there is no such source, split or column, nothing is left, or a file is damaged.
     """
-    if is_built_in(spec):
-        return _open_world(spec, split, kind)
+    if is_generated(spec):
+        return open_generated(spec, split, kind)
     if (address := parse_address(spec)).stream:
         return _open_streamed(spec, address, split, kind, columns, lost_share)
     return _rows_of(spec, split, columns, lost_share).source(kind, keep_textless)
@@ -59,12 +59,12 @@ def open_source(
 
 def split_of(spec: str) -> str | None:
     """The split that an address names, ``photos.parquet?split=test[:100]``; None where it names none."""
-    return None if is_built_in(spec) else parse_address(spec).split
+    return None if is_generated(spec) else parse_address(spec).split
 
 
 def left_by_default(spec: str, source: Source) -> int:
     """Samples of other splits than the training split, where a source was opened without naming one or a filter."""
-    if is_built_in(spec) or not isinstance(source, TableSource):
+    if is_generated(spec) or not isinstance(source, TableSource):
         return 0
     address = parse_address(spec)
     if address.split or address.keep or address.drop or address.only or address.without:
@@ -78,7 +78,7 @@ def split_names(spec: str, columns: Columns | None = None) -> tuple[str, ...]:
     Raises:
         UserError: there is no such source.
     """
-    if is_built_in(spec):
+    if is_generated(spec):
         return ("train", "test")
     return _rows_of(spec, None, columns).split_names()
 
@@ -106,13 +106,6 @@ def _open_streamed(
         raise UserError(f"{spec}: a stream holds captions. Read classes without stream=yes.")
     files = stream_files(address.place, address.revision, split or address.split, address.config)
     return open_stream(Path(address.place.rstrip("/")).name, files, columns, lost_share)
-
-
-def _open_world(spec: str, split: str | None, kind: Kind | None) -> Source:
-    source = open_world_source(spec, split)
-    if kind is not None and source.kind != kind:
-        raise UserError(f"{spec}: holds {source.kind}s, not {kind}s")
-    return source
 
 
 _NO_SPLIT = -1

@@ -23,6 +23,6 @@ def as_item(row: Mapping[str, Any], address: str) -> Item:
 
 
 def vectors_of(column: Any) -> Float32[np.ndarray, "rows width"]:
-    """A fixed-size list column as an array; one of float32 without copying."""
+    """A fixed-size list column as an array, as it is kept; one of float32 without copying."""
     values = column.flatten().to_numpy(zero_copy_only=False)
     return values.astype(np.float32, copy=False).reshape(len(column), -1)

@@ -13,7 +13,7 @@ from recollect.core.types import UnreadMembers
 from recollect.memory.backends.cells import IndexRecord
 from recollect.memory.backends.removals import Removal
 from recollect.memory.filters import Filter
-from recollect.memory.rows import Item, Modality, Pairs, Record
+from recollect.memory.rows import Item, Modality, Pairs, Record, VectorPrecision
 
 
 class DamagedMemoryError(UserError):
@@ -61,6 +61,11 @@ class Backend(Protocol, metaclass=UnreadMembers):
     record: Record
     address: str
     whole_commits: bool
+
+    @property
+    def stored_precision(self) -> VectorPrecision:
+        """Of the numbers on disk; values are rounded to the precision of the record."""
+        ...
 
     @property
     def version(self) -> int:
@@ -114,7 +119,7 @@ class Backend(Protocol, metaclass=UnreadMembers):
         ...
 
     def vectors(self, ids: Sequence[str], modality: Modality) -> Float32[np.ndarray, "rows width"]:
-        """Vectors in the order of their ids, all of which are there."""
+        """Unit-norm vectors in the order of their ids, all of which are there; zeros for a row that has no text."""
         ...
 
     def matrix(self, modality: Modality) -> tuple[list[str], Float32[np.ndarray, "rows width"]]:
@@ -126,7 +131,7 @@ class Backend(Protocol, metaclass=UnreadMembers):
         ...
 
     def columns(self, names: Sequence[str], where: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """Columns of all rows whose columns in ``where`` have these values, in batches: lists, or arrays of vectors."""
+        """Columns of all rows whose columns in ``where`` have these values, in batches: lists, or unit-norm vectors."""
         ...
 
     def search(
@@ -190,6 +195,4 @@ def matrix_of_columns(backend: Backend, modality: Modality) -> tuple[list[str], 
     for batch in backend.columns(["id", f"{modality}_vector"], {}):
         ids += batch["id"]
         found.append(np.asarray(batch[f"{modality}_vector"], dtype=np.float32).reshape(-1, backend.record.width))
-    vectors = np.concatenate(found)
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return ids, vectors / np.where(norms > 0, norms, 1)
+    return ids, np.concatenate(found)

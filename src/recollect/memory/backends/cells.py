@@ -59,7 +59,7 @@ class IndexRecord:
         target: recall@10 asked for.
         reached: recall@10 measured, the lower one of queries of either modality.
         rows: of the memory when it was measured.
-        single_ms: of one query, exact and through the index, when it was measured.
+        single_ms: that a search for one query took, exact and through the index, when it was measured.
         block_ms: of each of 256 queries asked together, likewise.
     """
 
@@ -148,7 +148,7 @@ class CellSearch:
         return rows[best.numpy()], scores.numpy()
 
     def _cosines(self, queries: Tensor, rows: np.ndarray) -> Tensor:
-        products = queries @ torch.from_numpy(self.matrices.take(rows, self.modality)).T
+        products = queries @ torch.from_numpy(self.matrices.as_kept(rows, self.modality)).T
         return products.div_(torch.from_numpy(self.matrices.norms(rows, self.modality)))
 
     def _together(self, queries: Tensor, chosen: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -320,12 +320,12 @@ def _measured(
         probes = min(len(search.cells.centres), max(probes + 1, round(1.5 * probes)))
     queries = np.concatenate([each for each, _ in asked])[:256]
     single = (
-        _ms(lambda some: exact(some, _K), queries, 1),
-        _ms(lambda some: search.search(some, _K, probes), queries, 1),
+        milliseconds(lambda some: exact(some, _K), queries, 1),
+        milliseconds(lambda some: search.search(some, _K, probes), queries, 1),
     )
     block = (
-        _ms(lambda some: exact(some, _K), queries, len(queries)),
-        _ms(lambda some: search.search(some, _K, probes), queries, len(queries)),
+        milliseconds(lambda some: exact(some, _K), queries, len(queries)),
+        milliseconds(lambda some: search.search(some, _K, probes), queries, len(queries)),
     )
     if min(single[1] - single[0], block[1] - block[0]) >= 0:
         probes, reached = 0, 1.0  # exact search is what will be used
@@ -344,7 +344,7 @@ def _recalls(found: ExactNeighbours, truth: ExactNeighbours, own: np.ndarray) ->
     return np.asarray((reached >= best[:, -1:] - _ROUNDING).mean(axis=1))
 
 
-def _ms(ask: Callable[[np.ndarray], object], queries: np.ndarray, together: int) -> float:
+def milliseconds(ask: Callable[[np.ndarray], object], queries: np.ndarray, together: int) -> float:
     """Median milliseconds of a query, asked so many at a time."""
     blocks = [queries[start : start + together] for start in range(0, len(queries), together)][:20]
     ask(blocks[0])

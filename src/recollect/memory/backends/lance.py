@@ -4,6 +4,7 @@ import shutil
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,13 +18,13 @@ from recollect.core.files import FullDiskError, fresh_folder, locked, reason, to
 from recollect.core.nearest import ExactNeighbours
 from recollect.memory.backends.arrow import as_item, vectors_of
 from recollect.memory.backends.base import Compaction, DamagedMemoryError, Hits
-from recollect.memory.backends.cells import Cells, CellSearch, IndexRecord, damaged_cells, train_cells
+from recollect.memory.backends.cells import Cells, CellSearch, IndexRecord, damaged_cells, milliseconds, train_cells
 from recollect.memory.backends.matrix import Matrices
 from recollect.memory.backends.parts import within
 from recollect.memory.backends.removals import Removal, read_removals, removals_damage, write_removals
-from recollect.memory.backends.sums import damaged_files, note_sums
+from recollect.memory.backends.sums import damaged_table, damaged_version, note_sums
 from recollect.memory.filters import Filter
-from recollect.memory.rows import COLUMNS, Item, Modality, Pairs, Record, schema
+from recollect.memory.rows import COLUMNS, Item, Modality, Pairs, Record, VectorPrecision, schema, unit_norm
 
 TABLE = "pairs"
 _RECORD = "recollect"
@@ -56,6 +57,8 @@ class LanceBackend:
         if not (path / f"{TABLE}.lance").is_dir():
             held = ", ".join(sorted(entry.name for entry in path.iterdir())[:5]) or "nothing"
             raise UserError(f"{address}: no memory (it holds {held}). Name the folder that holds {TABLE}.lance.")
+        if damaged := damaged_version(path, path / f"{TABLE}.lance", version):
+            raise DamagedMemoryError(f"{damaged[0]}. Copy the memory again, or restore the file from a backup.")
         with self._told():
             self.table = _database(path).open_table(TABLE)
             if version is not None:
@@ -84,6 +87,11 @@ class LanceBackend:
         """Whether something is in the folder."""
         path = Path(address)
         return path.exists() and (not path.is_dir() or any(path.iterdir()))
+
+    @property
+    def stored_precision(self) -> VectorPrecision:
+        """That of the memory."""
+        return self.record.precision
 
     @property
     def version(self) -> int:
@@ -168,7 +176,7 @@ class LanceBackend:
         place = {id: row for row, id in enumerate(found["id"].to_pylist())}
         found = found.take([place[id] for id in ids]).combine_chunks()
         columns = {
-            name: vectors_of(found[name].chunk(0)) if name.endswith("_vector") else found[name].to_pylist()
+            name: unit_norm(vectors_of(found[name].chunk(0))) if name.endswith("_vector") else found[name].to_pylist()
             for name in COLUMNS
         }
         return Pairs.of_columns(columns, self.record.model)
@@ -215,7 +223,8 @@ class LanceBackend:
         clause = " AND ".join(f"{name} = {_quoted(value)}" for name, value in where.items())
         for batch in self._scan(list(names), clause or None):
             yield {
-                name: vectors_of(batch[name]) if name.endswith("_vector") else batch[name].to_pylist() for name in names
+                name: unit_norm(vectors_of(batch[name])) if name.endswith("_vector") else batch[name].to_pylist()
+                for name in names
             }
 
     def search(
@@ -266,7 +275,23 @@ class LanceBackend:
                 "they were"
             ) from error
         self._indexes[modality] = (self.version, cells, None)
+        if cells.record.probes:
+            cells = replace(cells, record=self._timed(cells.record, modality, matrices))
+            cells.save(self._index_path(modality))
+            self._indexes[modality] = (self.version, cells, None)
         return cells.record
+
+    def _timed(self, record: IndexRecord, modality: Modality, matrices: Matrices) -> IndexRecord:
+        """With the times that a caller of `search` waits, names of rows included, in place of those of the kernel."""
+        positions = np.linspace(0, record.rows - 1, min(256, record.rows)).astype(np.int64)
+        queries = matrices.take(positions, modality)
+        queries = queries[queries.any(axis=1)]
+
+        def times(together: int) -> tuple[float, float]:
+            ask = partial(self.search, k=10, modality=modality, where=None)
+            return milliseconds(partial(ask, exact=True), queries, together), milliseconds(ask, queries, together)
+
+        return replace(record, single_ms=times(1), block_ms=times(len(queries)))
 
     def indexes(self) -> list[IndexRecord]:
         """What the indexes say of themselves."""
@@ -390,23 +415,23 @@ class LanceBackend:
         except UserError as error:
             found.append(str(error))
             return found
-        return found + self._matrices.damage() + self._index_damage() + removals_damage(Path(self.address))
+        return found + self._matrices.damage()
 
-    def _index_damage(self) -> list[str]:
-        found = [line for part in self._matrices.parts if part.folder for line in damaged_cells(part.folder)]
+    @staticmethod
+    def file_damage(address: str) -> list[str]:
+        """Files that differ from their checksums, a line each, without opening the memory, which repairs its cache."""
+        folder = Path(address)
+        found = damaged_table(folder, folder / f"{TABLE}.lance") + removals_damage(folder)
+        for part in sorted((folder / "cache").glob("*/")):
+            found += damaged_cells(part)
         for modality in ("image", "text"):
-            path = self._index_path(modality)
+            path = folder / "index" / f"{modality}.safetensors"
             if path.exists() and Cells.open(path) is None:
                 found.append(
                     f"{path}: is damaged; searches among {modality}s are exact until `recollect memory index` makes it "
                     "again"
                 )
         return found
-
-    @staticmethod
-    def file_damage(address: str) -> list[str]:
-        """Files that differ from their checksums, a line each, without opening the memory."""
-        return damaged_files(Path(address), Path(address) / f"{TABLE}.lance")
 
     def _scan(self, names: list[str], where: str | None = None, numbers: bool = False) -> Iterator[Any]:
         query = self.table.search().select(names)

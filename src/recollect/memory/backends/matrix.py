@@ -132,7 +132,12 @@ class Matrices:
         return None if mask is None else np.flatnonzero(mask)
 
     def take(self, positions: Int64[np.ndarray, " some"], modality: Modality) -> Float[np.ndarray, "some width"]:
-        """Vectors of positions, as float32."""
+        """Unit-norm vectors of positions, as float32."""
+        vectors = self.as_kept(positions, modality)
+        return vectors if self._exact(modality) else vectors / self.norms(positions, modality)[:, None]
+
+    def as_kept(self, positions: Int64[np.ndarray, " some"], modality: Modality) -> Float[np.ndarray, "some width"]:
+        """Vectors of positions as float32, of the norms that rounding has left them with (`norms`)."""
         if len(self.parts) == 1:
             return _gathered(self.parts[0].modality(modality), positions)
         out = np.empty((len(positions), self.width), dtype=np.float32)
@@ -149,6 +154,9 @@ class Matrices:
                 mine = (positions >= start) & (positions < start + len(part.numbers))
                 out[mine] = norms[positions[mine] - start]
         return out
+
+    def _exact(self, modality: Modality) -> bool:
+        return all(part.norms_of(modality) is None for part in self.parts)
 
     def ids_at(self, rows: Int64[np.ndarray, "queries k"]) -> Shaped[np.ndarray, "queries k"]:
         """The ids of rows, as an array of texts."""

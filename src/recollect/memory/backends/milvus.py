@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -20,7 +20,7 @@ from recollect.memory.backends.cells import IndexRecord
 from recollect.memory.backends.milvus_removed import drop_removed, keep_removed, read_removed
 from recollect.memory.backends.removals import Removal
 from recollect.memory.filters import Filter, milvus_text
-from recollect.memory.rows import COLUMNS, Item, Modality, Pairs, Record
+from recollect.memory.rows import COLUMNS, Item, Modality, Pairs, Record, VectorPrecision, rounded, unit_norm
 
 _RECORD, _VERSION = "recollect.record", "recollect.version"
 _LONGEST = 65_535  # bytes of a text field; there are no fields of bytes, so pictures are kept as base64
@@ -28,6 +28,7 @@ _ROWS = 256  # a message has at most 64 MB
 _QUERIES = 512
 _PAGE = 1_000
 _MOST = 16_384  # neighbours of a query
+_SIDES = ("image", "text")
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class MilvusBackend:
     """
 
     whole_commits = False
+    stored_precision: VectorPrecision = "float32"
 
     def __init__(self, address: str, version: int | None = None) -> None:
         self.place = _Address.parse(address)
@@ -96,7 +98,7 @@ class MilvusBackend:
         client = _client(place, address)
         with _told(_without_password(address)):
             index = client.prepare_index_params()
-            for modality in ("image", "text"):
+            for modality in _SIDES:
                 index.add_index(f"{modality}_vector", index_type=place.index, metric_type="IP")
             client.create_collection(
                 place.collection,
@@ -139,8 +141,14 @@ class MilvusBackend:
         self.upsert(pairs)
 
     def upsert(self, pairs: Pairs) -> None:
-        """In messages of 256 rows, each whole or absent."""
-        rows = [_row(row, self.address) for row in pairs.table().to_pylist()]
+        """In messages of 256 rows, each whole or absent.
+
+        Vectors are rounded as at the memory's precision, so that the same rows are found as on disk; the fields are of
+        32 bits at any precision, since Milvus compares fields of 16 bits with rounded queries only.
+        """
+        image, text = (rounded(each, self.record.precision) for each in (pairs.image_vectors, pairs.text_vectors))
+        kept = replace(pairs, image_vectors=image, text_vectors=text)
+        rows = [_row(row, self.address) for row in kept.table().to_pylist()]
         self._count_version()  # before the rows: nobody may take the new state for the old one
         with self._told():
             for start in range(0, len(rows), _ROWS):
@@ -181,9 +189,9 @@ class MilvusBackend:
         columns: dict[str, Any] = {name: [found[id][name] for id in ids] for name in COLUMNS}
         columns["image"] = [base64.b64decode(each) or None for each in columns["image"]]
         columns["path"] = [each or None for each in columns["path"]]
-        for modality in ("image", "text"):
+        for modality in _SIDES:
             vectors = np.array(columns[f"{modality}_vector"], dtype=np.float32)
-            columns[f"{modality}_vector"] = vectors.reshape(len(ids), self.record.width)
+            columns[f"{modality}_vector"] = unit_norm(vectors.reshape(len(ids), self.record.width))
         return Pairs.of_columns(columns, self.record.model)
 
     def fetch(self, ids: Sequence[str], pictures: bool) -> list[Item]:
@@ -198,7 +206,7 @@ class MilvusBackend:
     def vectors(self, ids: Sequence[str], modality: Modality) -> Float32[np.ndarray, "rows width"]:
         """Vectors in the order of their ids."""
         found = self._by_id(ids, [f"{modality}_vector"])
-        return np.array([found[id][f"{modality}_vector"] for id in ids], dtype=np.float32)
+        return unit_norm(np.array([found[id][f"{modality}_vector"] for id in ids], dtype=np.float32))
 
     def matrix(self, modality: Modality) -> tuple[list[str], Float32[np.ndarray, "rows width"]]:
         """The ids of all rows, and their unit-norm vectors."""
@@ -215,7 +223,7 @@ class MilvusBackend:
                 batch["metadata"] = [json.dumps(each, ensure_ascii=False) for each in batch["metadata"]]
             for name in names:
                 if name.endswith("_vector"):
-                    batch[name] = np.array(batch[name], dtype=np.float32)
+                    batch[name] = unit_norm(np.array(batch[name], dtype=np.float32))
             yield batch
 
     def search(

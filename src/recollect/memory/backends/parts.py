@@ -1,6 +1,5 @@
 """Rows of a memory as files that are mapped: written once, whole, with their checksums, and shared by every process."""
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -11,8 +10,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int64
 
+from recollect.core.checksums import CHECKSUMS, damaged_files, note_checksums, read_checksums
 from recollect.core.files import atomic_folder
-from recollect.memory.backends.sums import checksum
 from recollect.memory.rows import Modality, VectorPrecision
 
 Rows = Callable[[int], Iterator[tuple[list[str], np.ndarray, np.ndarray, np.ndarray]]]
@@ -161,8 +160,7 @@ def _write(folder: Path, numbers: np.ndarray, kind: tuple[int, VectorPrecision],
         table = pa.table({"id": pa.array(ids, pa.string())})
         with pa.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table)
-    sums = {name: {"bytes": (folder / name).stat().st_size, "crc32": checksum(folder / name)} for name in _FILES}
-    (folder / "sums.json").write_text(json.dumps(sums))
+    note_checksums(folder, [folder / name for name in _FILES])
 
 
 def _norms(images: np.ndarray, texts: np.ndarray) -> Float32[np.ndarray, "rows 2"]:
@@ -176,15 +174,8 @@ def _norms(images: np.ndarray, texts: np.ndarray) -> Float32[np.ndarray, "rows 2
 
 
 def part_damage(folder: Path, names: Sequence[str] = _FILES) -> list[str]:
-    try:
-        sums = json.loads((folder / "sums.json").read_text())
-        return [
-            f"{folder / name}: differs from its checksum"
-            for name in names
-            if checksum(folder / name) != sums[name]["crc32"]
-        ]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return [f"{folder}: cannot be read ({error})"]
+    """Files of a part that differ from their checksums, a line each."""
+    return damaged_files(folder, names) if (folder / CHECKSUMS).exists() else [f"{folder}: has no checksums"]
 
 
 def _read(folder: Path, kind: tuple[int, VectorPrecision]) -> Part:
@@ -195,9 +186,9 @@ def _read(folder: Path, kind: tuple[int, VectorPrecision]) -> Part:
     """
     import pyarrow as pa
 
-    sums = json.loads((folder / "sums.json").read_text())
+    known = read_checksums(folder)
     sizes = {name: (folder / name).stat().st_size for name in _FILES}
-    if any(sums[name]["bytes"] != size for name, size in sizes.items()):
+    if any(known[name]["bytes"] != size for name, size in sizes.items()):
         raise ValueError(f"{folder}: not whole")
     small = sum(sizes.values()) <= _READ_THROUGH
     if damaged := part_damage(folder, _FILES if small else _SMALL):

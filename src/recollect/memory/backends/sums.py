@@ -1,71 +1,71 @@
-"""Checksums of files that are written once: Lance keeps none of its own, and a flipped bit is a wrong vector."""
+"""Checksums of the files of a memory: Lance keeps none of its own, and a flipped bit would be a wrong vector."""
 
 import json
-import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from recollect.core.files import write_json
+from recollect.core.checksums import CHECKSUMS, checksum, damaged_files, note_checksums, read_checksums
 
-_SUMS = "checksums.json"
-_WRITTEN_ONCE = {".lance", ".arrow", ".bin", ".manifest"}
-
-
-def checksum(path: Path) -> int:
-    """CRC-32 of a file's bytes."""
-    value = 0
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            value = zlib.crc32(block, value)
-    return value
+_VERSIONS, _HINT = "_versions", "latest_version_hint.json"
 
 
 def note_sums(memory: Path, table: Path) -> None:
-    """Write down the checksums of a table's files that are new, and forget those of files that are gone.
+    """Write down the checksums of a table's new files, and forget those of files that are gone.
 
-    A disk that is full costs the checksums, not the rows: they are written down with the next change.
+    On a full disk they are written with the next change.
     """
-    known, there = _read(memory), {file.relative_to(table).as_posix(): file for file in _files(table)}
-    if known.keys() == there.keys():
-        return
-    try:
-        found = {name: known.get(name) or {"bytes": file.stat().st_size, "crc32": checksum(file)}
-                 for name, file in there.items()}  # fmt: skip
-        write_json(memory / _SUMS, found)
-    except OSError:
-        return
+    hint = table / _VERSIONS / _HINT
+    with suppress(OSError):
+        note_checksums(memory, [file for file in _files(table) if file != hint], [hint])
 
 
-def damaged_files(memory: Path, table: Path) -> list[str]:
-    """Files that are not as they were written, a line each; those that nobody has a checksum of are passed over."""
-    known = _read(memory)
-    found = []
-    if not known and (memory / _SUMS).exists():
-        found.append(f"{memory / _SUMS}: cannot be read, so the table's files were not compared with their checksums")
-    for name, noted in known.items():
-        file = table / name
-        try:
-            same = file.stat().st_size == noted["bytes"] and checksum(file) == noted["crc32"]
-        except FileNotFoundError:
-            continue  # of a version that was removed; the table itself knows what it needs
-        except (OSError, KeyError, TypeError) as error:
-            found.append(f"{file}: cannot be read ({error})")
-            continue
-        if not same:
-            found.append(f"{file}: differs from its checksum")
+def damaged_table(memory: Path, table: Path) -> list[str]:
+    """Files of a memory that differ from their checksums, a line each, without opening its table."""
+    if old := _older_list(memory):
+        there = {table / name: noted for name, noted in old.items() if (table / name).exists()}
+        found = [
+            f"{file}: differs from its checksum" for file, noted in there.items() if checksum(file) != noted["crc32"]
+        ]
+    else:  # files may be gone with their version: the table itself knows which it needs
+        hint = (table / _VERSIONS / _HINT).relative_to(memory).as_posix()
+        known = read_checksums(memory)
+        found = damaged_files(memory, [name for name in known if name != hint and (memory / name).exists()] or None)
+        # A process that was killed after a commit has changed the hint and not the list, which lacks its manifest, too.
+        changed = damaged_files(memory, [hint] if hint in known and (memory / hint).exists() else [])
+        newest = [file.relative_to(memory).as_posix() for file in _manifests(table)[:1]]
+        found += changed if newest and newest[0] in known else []
+    for part in sorted((memory / "cache").glob("*/")):
+        found += damaged_files(part)
     return found
 
 
+def damaged_version(memory: Path, table: Path, version: int | None) -> list[str]:
+    """Whether the file that lists what a version holds differs from its checksum; reading a damaged one, Lance panics.
+
+    Args:
+        version: the newest by default.
+    """
+    if _older_list(memory):
+        return []
+    wanted = _manifests(table)[:1] if version is None else [table / _VERSIONS / f"{2**64 - 1 - version}.manifest"]
+    return damaged_files(memory, [file.relative_to(memory).as_posix() for file in wanted if file.exists()])
+
+
+def _manifests(table: Path) -> list[Path]:
+    """Of every version, the newest first."""
+    return sorted((table / _VERSIONS).glob("*.manifest"))
+
+
 def _files(table: Path) -> Iterator[Path]:
-    """What is never written twice: rows, notes of deleted ones, and versions."""
-    for folder in ("data", "_deletions", "_versions"):
-        yield from (file for file in (table / folder).glob("*") if file.suffix in _WRITTEN_ONCE)
+    yield from sorted(file for file in table.rglob("*") if file.is_file() and not file.name.startswith("."))
 
 
-def _read(memory: Path) -> dict[str, Any]:
+def _older_list(memory: Path) -> dict[str, Any]:
+    """The list of a memory that was last written before the list had a checksum of its own."""
     try:
-        found = json.loads((memory / _SUMS).read_text())
-    except (OSError, ValueError):
-        return {}  # none was written yet; or it is damaged itself, which costs no row
-    return found if isinstance(found, dict) else {}
+        found = json.loads((memory / CHECKSUMS).read_text())
+        return found if all(isinstance(noted, dict) and "bytes" in noted for noted in found.values()) else {}
+    except (OSError, ValueError, AttributeError):
+        return {}

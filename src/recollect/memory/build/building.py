@@ -108,7 +108,7 @@ def fill_memory(
     if removals and not edition.rows and not options.follow:  # somebody adds anew what was removed with all the rest
         memory.bring_back(removals)
         removals = []
-    # Whoever follows a folder wants rows of copies too, which an earlier call on the same edition may have left out.
+    # A followed folder is read whole: a copy comes in once the picture it is a copy of has gone.
     start = 0 if back or options.follow else edition.start(stop, memory.backend.whole_commits)
     report = BuildReport(earlier=start)
     if start < stop:

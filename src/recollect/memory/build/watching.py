@@ -18,8 +18,8 @@ _State = dict[str, tuple[int, int, int]]
 """Size and times of change of every picture below a folder: of its bytes, which whoever unpacks or copies a file may
 set, and of the file itself, which nobody can, and which is another where two files have exchanged their names."""
 
-_WATCHED = BuildOptions(same=False, broken_share=1.0, follow=True)
-"""Each file has its row; one that is half-written is read again."""
+_WATCHED = BuildOptions(broken_share=1.0, follow=True)
+"""Copies are left out as by a build; a file that is half-written is read again."""
 
 
 @dataclass

@@ -315,8 +315,8 @@ def _with_pictures(feed: Feed, pictures: Mapping[int, int]) -> Feed:
 
     def reading(start: int, stop: int) -> Iterator[tuple[Inputs, Mapping[str, int]]]:
         for inputs, composition in feed(start, stop):
-            assert inputs.marks is not None, "every batch has marks"
-            rows = torch.tensor([pictures.get(mark, 0) for mark in inputs.marks[:, 0].tolist()])
+            assert inputs.duplicate_ids is not None, "every batch has duplicate_ids"
+            rows = torch.tensor([pictures.get(mark, 0) for mark in inputs.duplicate_ids[:, 0].tolist()])
             assert rows.any(), "samples and what they found go by the same names"
             yield replace(inputs, beside={"pictures": rows}), composition
 

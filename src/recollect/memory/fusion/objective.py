@@ -89,8 +89,8 @@ class FusionObjective(Objective):
         labels: Int64[Tensor, "batch keys"] | None = None,
         views: Tensor | None = None,
         context: Tensor | None = None,
-        marks: Tensor | None = None,
-        context_marks: Tensor | None = None,
+        duplicate_ids: Tensor | None = None,
+        context_duplicate_ids: Tensor | None = None,
         seed: int = 0,
         shard: Shard = WHOLE,
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -100,7 +100,7 @@ class FusionObjective(Objective):
             images: each row a refined image embedding, then the model's own.
             texts: likewise.
             labels: groups of pairs that are no negatives of each other (`masked_contrastive`); None if all are.
-            views: unused, as are ``context``, ``marks``, ``context_marks`` and ``seed``; all are called alike.
+            views: unused, like every other keyword; all objectives share one signature.
             shard: which rows of the batch these are; the losses of all processes add up to that of the batch.
 
         Returns:

@@ -201,10 +201,10 @@ class TransformersEncoder(DualEncoder):
 
     def _find_width(self) -> int:
         config = self.model.config
-        if is_siglip(config):
-            return int(config.text_config.projection_size)
         if isinstance(getattr(config, "projection_dim", None), int):
             return int(config.projection_dim)
+        if is_siglip(config):
+            return int(config.text_config.projection_size)
         with self._evaluating():
             return self.encode_texts(self.tokenize(["a"])).shape[1]
 

@@ -86,7 +86,13 @@ def pooling(config: Any) -> Pooling:
 
 
 def pooled_places(ids: Int[Tensor, "n tokens"], config: Any) -> Int[Tensor, " n"]:
-    """The place of the pooled token in each text."""
+    """The place of the pooled token in each text.
+
+    Raises:
+        UserError: the text tower takes the mean over all tokens.
+    """
+    if getattr(config, "text_pooling", "") == "mean":
+        raise UserError("this text tower takes the mean over all tokens; there is no pooled token to look at.")
     how = pooling(config)
     if how == "end":
         end = config.text_config.eos_token_id

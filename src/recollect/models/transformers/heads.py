@@ -77,7 +77,7 @@ def _seen(register: Callable[..., Any], choose: Callable[..., Tensor], run: Call
 
 def image_head(model: transformers.PreTrainedModel) -> TowerHead:
     """The head of the image tower; an empty one where there is none (ALIGN)."""
-    if is_siglip(model.config):
+    if is_siglip(model.config) and not hasattr(model, "visual_projection"):
         pooling = getattr(model.vision_model, "head", None)
         return PoolingMlp(pooling) if hasattr(pooling, "attention") else TowerHead()
     return _projection(model, "visual_projection")
@@ -85,7 +85,8 @@ def image_head(model: transformers.PreTrainedModel) -> TowerHead:
 
 def text_head(model: transformers.PreTrainedModel) -> TowerHead:
     """The head of the text tower; an empty one where there is none."""
-    return _projection(model.text_model, "head") if is_siglip(model.config) else _projection(model, "text_projection")
+    own = is_siglip(model.config) and not hasattr(model, "text_projection")
+    return _projection(model.text_model, "head") if own else _projection(model, "text_projection")
 
 
 def _projection(owner: Any, name: str) -> TowerHead:

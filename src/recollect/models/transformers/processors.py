@@ -73,6 +73,12 @@ def _size_and_fit(
     size = setting("size")
     crop = setting("crop_size") if setting("do_center_crop", False) else None
     shorter, square = _entry(size, "shortest_edge"), _square(size)
+    if shorter is not None and setting("crop_pct") is not None:  # ConvNeXt's and ResNet's: from 384 on, no crop
+        return (
+            shorter,
+            int(shorter / setting("crop_pct")) if shorter < 384 else shorter,
+            "crop" if shorter < 384 else "squash",
+        )
     cut = None if crop is None else _square(crop)
     if shorter is not None and cut is not None and cut <= shorter:
         return cut, shorter, "crop"

@@ -20,7 +20,7 @@ from recollect.core.errors import UserError
 from recollect.core.types import ImageLike, Source, chosen_device
 from recollect.data.sources.images import as_rgb, pixel_digest
 from recollect.memory import Item
-from recollect.models.asking import asked_once
+from recollect.models.hub_check import asked_once
 from recollect.models.transformers.encoder import quiet
 from recollect.search.baselines.pool_wide import has_caption
 from recollect.search.captioning.file import CaptionFile, key_of

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 BLOCKS_RATE, HEADS_RATE = 1.5e-3, 2e-2
-"""Learning rates that gained most on validation pools: of towers of blocks (`recollect study efsa/choices`), and of
+"""Learning rates that gained most on validation pools: of towers of blocks (`recollect-papers efsa/choices`), and of
 small models without blocks, whose heads alone learn (``benchmarks/adaptation.py``)."""
 
 PRINTED: dict[str, Any] = {

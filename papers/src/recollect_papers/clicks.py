@@ -1,0 +1,71 @@
+"""How many clicks find a class: the tables of the files that ``benchmarks/clicks.py`` leaves, one for each set."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from recollect_papers.study import StudyTable
+
+LOOPS = ("ours", "ours from words", "forest", "random order")
+GOALS = ("0.5", "0.7", "0.9")
+
+_Record = Mapping[str, Any]
+
+
+def click_tables(records: Sequence[_Record]) -> tuple[StudyTable, ...]:
+    """Mean clicks to each goal and to nine tenths of what all labels reach, and both beside the forest's."""
+    order = sorted(records, key=lambda record: -max(_reached(record)))
+    to_goals = tuple(_to_goal(order, f"Clicks to {goal}", goal) for goal in GOALS)
+    return (*to_goals, _to_goal(order, "Clicks to nine tenths", None), _beside(order), _refits(order))
+
+
+def _to_goal(records: Sequence[_Record], title: str, goal: str | None) -> StudyTable:
+    rows = []
+    for record in records:
+        best = sorted(_reached(record))
+        cells = (_mean(record, loop, goal) for loop in LOOPS)
+        rows.append((record["set"], f"{record['pictures']:,}", *cells, f"{best[0]:.2f}–{best[-1]:.2f}"))
+    columns = ("set", "pictures", *LOOPS, "all labels reach")
+    note = (
+        "mean clicks, in brackets in how many classes the goal was reached; a class that misses it counts the whole "
+        f"budget of {records[0]['budget']}"
+    )
+    return StudyTable(title, columns, tuple(rows), (note,))
+
+
+def _beside(records: Sequence[_Record]) -> StudyTable:
+    """Our clicks over the forest's."""
+    rows = []
+    for record in records:
+        both = [[float(np.mean(_clicks(record, loop, goal))) for loop in ("ours", "forest")] for goal in ("0.9", None)]
+        rows.append((record["set"], *(f"{ours / forest:.2f}" for ours, forest in both)))
+    return StudyTable("Clicks beside the forest's", ("set", "to 0.9", "to nine tenths"), tuple(rows))
+
+
+def _refits(records: Sequence[_Record]) -> StudyTable:
+    """Milliseconds until a click has changed the list."""
+    rows = []
+    for record in records:
+        times = ([second for one in record["loops"][loop] for second in one["seconds"]] for loop in ("ours", "forest"))
+        rows.append((record["set"], *(f"{1000 * float(np.median(each)):.0f}" for each in times)))
+    return StudyTable("Milliseconds of a refit, median", ("set", "ours", "forest"), tuple(rows))
+
+
+def _reached(record: _Record) -> list[float]:
+    """The average precision of held-out pictures, of each class, by the best that is taught with every label."""
+    return [one["all_labels"] for one in record["loops"]["ours"]]
+
+
+def _clicks(record: _Record, loop: str, goal: str | None) -> list[int]:
+    """Of each class; the whole budget where the goal was missed."""
+    return [record["budget"] if count is None else count for count in _counts(record, loop, goal)]
+
+
+def _counts(record: _Record, loop: str, goal: str | None) -> Iterator[int | None]:
+    yield from (one["reached_share"] if goal is None else one["reached"][goal] for one in record["loops"][loop])
+
+
+def _mean(record: _Record, loop: str, goal: str | None) -> str:
+    counts = list(_counts(record, loop, goal))
+    return f"{np.mean(_clicks(record, loop, goal)):.0f} ({sum(each is not None for each in counts)}/{len(counts)})"

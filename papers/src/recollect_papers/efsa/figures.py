@@ -1,0 +1,309 @@
+"""EFSA's figures: examples with frames, curves of recall, each with the numbers that it shows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from textwrap import fill
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+
+from recollect.core.types import ImageLike
+from recollect.evaluation.reports import plots
+from recollect.evaluation.results import Summary
+from recollect_papers.efsa.answers import answered
+from recollect_papers.efsa.tables import (
+    ABLATED,
+    DEPTHS,
+    Differs,
+    ask,
+    domains_of,
+    held_out_note,
+    measurements,
+    notes_of,
+    recall_form,
+    summary_at,
+    together,
+)
+from recollect_papers.efsa.world import WORLDS_BY_SCALE, EfsaWorld, SearchRun, efsa_world, searched
+from recollect_papers.engine import FigureStudy, Formed, TableForm, papers_words
+from recollect_papers.measurements import Measurements
+from recollect_papers.study import StudyOptions, StudyReport
+
+_TRUE, _FALSE = "#009E73", "#D55E00"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One query with the images that some methods found.
+
+    Attributes:
+        query: its text.
+        found: for each method its first images, and whether each is a true match.
+    """
+
+    query: str
+    found: Mapping[str, Sequence[tuple[ImageLike, bool]]]
+
+
+def examples(shown: Sequence[Shown], title: str = "") -> Figure:
+    """A row of pictures for each query and method; true matches are framed in green, the others in red."""
+    methods = list(shown[0].found)
+    most = max(len(images) for each in shown for images in each.found.values())
+    figure, axes = plots.new_figure(columns=most, rows=len(methods) * len(shown), width=1.25, height=1.6)
+    for number, each in enumerate(shown):
+        for line, method in enumerate(methods):
+            row = axes[number * len(methods) + line]
+            for axis in row:
+                _empty(axis)
+            for axis, (image, true) in zip(row, each.found[method], strict=False):
+                _framed(axis, image, true)
+            row[0].set_ylabel(method, fontsize=8)
+        _words(axes[number * len(methods)][0], fill(each.query, 21 * most))
+    if title:
+        figure.suptitle(title, fontsize=9)
+    return figure
+
+
+def zero_shot_examples(shown: Sequence[Shown], recalls: Mapping[str, Mapping[int, Summary]]) -> Figure:
+    """On top what was found first beside what should have been; below, recall at 1, 5, 10 of each domain (Fig. 1)."""
+    figure = Figure(figsize=(7.6, 4.8), layout="constrained", dpi=150)
+    halves = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.1, 1.0))
+    axes = halves[0, 0].subplots(1, max(1, 2 * len(shown)), squeeze=False)[0]
+    for axis in axes:
+        _empty(axis)
+    for number, each in enumerate(shown):
+        for place, (image, true) in enumerate(next(iter(each.found.values()))):
+            _framed(axes[2 * number + place], image, true)
+        _words(axes[2 * number], fill(each.query, 40))
+    axis = halves[1, 0].subplots()
+    grouped(axis, recalls)
+    return figure
+
+
+def grouped(axis: Axes, recalls: Mapping[str, Mapping[int, Summary]]) -> None:
+    """Bars of recall: a group for each k, a colour for each name."""
+    depths = list(next(iter(recalls.values())))
+    places, width = np.arange(len(depths)), 0.8 / len(recalls)
+    for number, ((name, values), colour) in enumerate(zip(recalls.items(), plots.LINE_COLOURS, strict=False)):
+        where = places + (number - (len(recalls) - 1) / 2) * width
+        axis.bar(
+            where, [values[k].mean for k in depths], width * 0.92, color=colour, label=name, capsize=2,
+            yerr=np.nan_to_num([values[k].std for k in depths]),
+        )  # fmt: skip
+    axis.set_xticks(places, [f"R@{k}" for k in depths])
+    axis.set_ylabel("text to image (%)")
+    axis.set_ylim(bottom=0)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8)
+
+
+def bars(panels: Mapping[str, Mapping[str, Mapping[int, Summary]]]) -> Figure:
+    """A panel for each domain, in it a colour for each method (Fig. 4)."""
+    figure, axes = plots.new_figure(columns=len(panels), width=3.2, height=2.7)
+    for axis, (domain, recalls) in zip(axes[0], panels.items(), strict=True):
+        grouped(axis, recalls)
+        axis.set_title(domain)
+    for axis in axes[0][1:]:
+        axis.set_ylabel("")
+        axis.legend().set_visible(False)
+    _say_models(figure, next(iter(next(iter(panels.values())).values()))[DEPTHS[0]])
+    return figure
+
+
+def curves(
+    panels: Mapping[int, Mapping[str, Sequence[Summary]]], places: Sequence[str], label: str
+) -> Figure:  # fmt: skip
+    """A panel for each R@k, in it a line for each domain over ``places`` (Figures 5 and 6)."""
+    figure, axes = plots.new_figure(columns=len(panels), width=3.1, height=2.8)
+    ticks = np.arange(len(places))
+    for axis, (k, lines) in zip(axes[0], panels.items(), strict=True):
+        for (domain, values), colour in zip(lines.items(), plots.LINE_COLOURS, strict=False):
+            axis.errorbar(
+                ticks, [value.mean for value in values], yerr=np.nan_to_num([value.std for value in values]),
+                marker="o", markersize=4, linewidth=1.3, capsize=2, color=colour, label=domain,
+            )  # fmt: skip
+        axis.set_xticks(ticks, places)
+        axis.set_xlabel(label)
+        axis.set_title(f"R@{k}")
+        axis.set_ylim(bottom=0)
+    axes[0, 0].set_ylabel("text to image (%)")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), frameon=False)
+    _say_models(figure, next(iter(next(iter(panels.values())).values()))[0])
+    return figure
+
+
+def _say_models(figure: Figure, one: Summary) -> None:
+    """What the bars of its figures are."""
+    plots.say_beneath(figure, f"bars: std over {one.count} base models" if one.count > 1 else "one base model")
+
+
+def _empty(axis: Axes) -> None:
+    axis.set_xticks([])
+    axis.set_yticks([])
+    axis.grid(visible=False)
+    for spine in axis.spines.values():
+        spine.set_visible(False)
+
+
+def _words(axis: Axes, text: str) -> None:
+    """Write above an axis without making it wider; an empty title keeps the height free."""
+    axis.set_title(" " + "\n" * (1 + text.count("\n")), fontsize=7)
+    axis.annotate(text, (0, 1.04), xycoords="axes fraction", fontsize=6.5, va="bottom").set_in_layout(False)
+
+
+def _framed(axis: Axes, image: ImageLike, true: bool) -> None:
+    picture = np.asarray(image.convert("RGB")) if isinstance(image, Image.Image) else np.asarray(image)
+    axis.imshow(picture, interpolation="nearest")
+    for spine in axis.spines.values():
+        spine.set_visible(True)
+        spine.set_color(_TRUE if true else _FALSE)
+        spine.set_linewidth(2.5)
+
+
+# --- The paper's figures ----------------------------------------------------------------------------------------------
+
+
+def _drawn(
+    number: int, options: StudyOptions, where: EfsaWorld, figure: Figure, *notes: str,
+    form: TableForm | None = None, found: Measurements | None = None,
+) -> StudyReport:  # fmt: skip
+    name = f"efsa-figure-{number}-{options.scale}.png"
+    plots.save_figure(figure, options.out / name)
+    tables = () if form is None or found is None else (form.fill(found),)
+    measured = {} if found is None else found.as_json()
+    return StudyReport(f"efsa/figure-{number}", options.scale, where.world, tables, (name,), notes, measured)
+
+
+def _depths(found: Measurements, method: str, domain: str, **more: str) -> dict[int, Summary]:
+    return {k: summary_at(found, method, domain, k, **more) for k in DEPTHS}
+
+
+def figure_1(options: StudyOptions) -> StudyReport:
+    """Zero-shot recall at 1, 5, 10 of every domain by itself, and what stands in the way of R@1."""
+    where = efsa_world(options)
+    search = SearchRun(("zero-shot",), where.methods, where.captions[0], "single", where.data)
+    found = measurements(searched(search, where, options))
+    wrong = [
+        [each for each in answers if 1 < each.zero_shot_rank <= 5] for answers in answered(where, options, search)[:3]
+    ]
+    shown = [Shown(each.query, {"zero-shot": [each.zero_shot[0], each.truth]}) for few in wrong for each in few[:1]]
+    bars_of = {domain: _depths(found, "zero-shot", domain) for domain in found.context["domains"]}
+    title, rows = "Figure 1. Zero-shot, every domain by itself", {"zero-shot": {"method": "zero-shot"}}
+    form = recall_form(title, "method", rows, found, notes_of(where, "nothing")[:1])
+    form = replace(form, columns=[column for column in form.columns if column.show != "gain"])
+    note = "examples: found first (red) and a true match (green), of queries with a true match at ranks 2 to 5"
+    return _drawn(1, options, where, zero_shot_examples(shown, bars_of), note, form=form, found=found)
+
+
+def figure_3(options: StudyOptions) -> StudyReport:
+    """What is found first before and after an episode."""
+    where = efsa_world(options)
+    search = SearchRun(ABLATED, where.methods, where.captions[0], "merged", where.data)
+    (answers,) = answered(where, options, search)
+    better = [each for each in answers if each.episode_rank == 1 < each.zero_shot_rank]
+    worse = [each for each in answers if each.zero_shot_rank == 1 < each.episode_rank]
+    chosen = [*better[:2], *worse[:1]] or answers[:2]
+    shown = [Shown(each.query, {"zero-shot": each.zero_shot, "EFSA": each.episode}) for each in chosen]
+    note = (
+        f"an episode brings a true match to the first rank for {len(better)} of {len(answers)} queries and drives one "
+        f"from it for {len(worse)}; shown: the first two of the one kind, the first of the other"
+    )
+    first = () if len(where.models) == 1 else (f"of the first base model of {len(where.models)}",)
+    return _drawn(3, options, where, examples(shown), note, *first)
+
+
+_KINDS = {"zero-shot": "zero-shot", "all parameters": "episode-full", "low-rank adapters": "episode"}
+"""Rows of Figure 4, and the method of each."""
+
+
+def _measure_4(options: StudyOptions) -> Measurements:
+    """Low-rank adapters against all parameters."""
+    where = efsa_world(options)
+    notes = [*notes_of(where)[:2], f"paper: {papers_words('efsa', 'figure-4')}"]
+    return measurements(ask(options, where, methods=("zero-shot", "episode-full", "episode")), {"notes": notes})
+
+
+def _draw_4(found: Measurements) -> Figure:
+    return bars(
+        {
+            domain: {name: _depths(found, method, domain) for name, method in _KINDS.items()}
+            for domain in domains_of(found)
+        }
+    )
+
+
+def _form_4(found: Measurements) -> Formed:
+    rows = {name: {"method": method} for name, method in _KINDS.items()}
+    title = "Figure 4. What an episode changes"
+    return [recall_form(title, "parameters", rows, found, found.context["notes"]).fill(found)], ()
+
+
+figure_4 = FigureStudy("efsa/figure-4", _measure_4, _draw_4, _form_4, WORLDS_BY_SCALE)
+
+
+def _measure_5(options: StudyOptions) -> Measurements:
+    """More steps in an episode."""
+    where = efsa_world(options)
+    most = 2 if options.scale == "smoke" else 4
+    each = {
+        str(steps): measurements(ask(options, where, changed=replace(where.methods.episode, steps=steps)))
+        for steps in range(1, most + 1)
+    }
+    return _over(5, where, each, "steps", "episodes")
+
+
+def _measure_6(options: StudyOptions) -> Measurements:
+    """Captions of several lengths; with one's own captions, each kind that was named."""
+    where = efsa_world(options)
+    kinds = list(where.captions)
+    if options.scale != "full":
+        first = where.captions[0]
+        limits = (4, 8, None) if options.scale == "smoke" else (3, 5, 10, 15, None)
+        kinds = [
+            replace(first, label="no limit" if words is None else str(words),
+                    corruption=replace(first.corruption, most_words=words)) for words in limits
+        ]  # fmt: skip
+    each = {kind.label: measurements(ask(options, where, captions=kind)) for kind in kinds}
+    if options.scale == "full":
+        return _over(6, where, each, "captions", "captions", held_out_note(kinds))
+    return _over(6, where, each, "most words of a caption", "methods")
+
+
+def _over(
+    number: int, where: EfsaWorld, each: Mapping[str, Measurements], label: str, differs: Differs,
+    remarks: Sequence[str] = (),
+) -> Measurements:  # fmt: skip
+    """EFSA's recall over something, and what stands beside it."""
+    notes = [*notes_of(where, differs)[:2], f"paper: {papers_words('efsa', f'figure-{number}')}"]
+    return together(each, label=label, notes=notes, remarks=list(remarks))
+
+
+def _places(found: Measurements) -> dict[str, dict[str, str]]:
+    """Zero-shot as the first place, then every arm."""
+    arms = found.context["arms"]
+    rows = {"zero-shot": {"arm": arms[0], "method": "zero-shot"}}
+    return rows | {name: {"arm": name, "method": "episode"} for name in arms}
+
+
+def _draw_over(found: Measurements) -> Figure:
+    rows = _places(found)
+    panels = {
+        k: {domain: [summary_at(found, at["method"], domain, k, arm=at["arm"]) for at in rows.values()]
+            for domain in domains_of(found)}
+        for k in DEPTHS
+    }  # fmt: skip
+    return curves(panels, list(rows), found.context["label"])
+
+
+def _form_over(found: Measurements, number: int) -> Formed:
+    label = found.context["label"]
+    form = recall_form(f"Figure {number}. EFSA over {label}", label, _places(found), found, found.context["notes"])
+    return [form.fill(found)], tuple(found.context["remarks"])
+
+
+figure_5 = FigureStudy("efsa/figure-5", _measure_5, _draw_over, partial(_form_over, number=5), WORLDS_BY_SCALE)
+figure_6 = FigureStudy("efsa/figure-6", _measure_6, _draw_over, partial(_form_over, number=6), WORLDS_BY_SCALE)

@@ -1,0 +1,322 @@
+"""What EFSA's studies search, with which models; every comparison is made once and kept."""
+
+import multiprocessing
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from recollect.core.errors import UserError
+from recollect.core.places import public_place
+from recollect.core.types import Kind, Sample, Source
+from recollect.data.sources.generated import is_generated
+from recollect.evaluation.features import FeatureCache
+from recollect.evaluation.pools import CaptionedPool, PoolKind, PoolSelection, open_pools
+from recollect.evaluation.results import RESULT_FORMAT, Result
+from recollect.evaluation.retrieval import Comparison, compare_methods
+from recollect.models import DualEncoder, load_model
+from recollect.objectives import Base
+from recollect.search.captioning.corruption import CaptionCorruption
+from recollect.search.episodes.options import EpisodeOptions, RewardOptions, TuningOptions
+from recollect.search.methods import MethodOptions
+from recollect.training.options import Data, Recipe
+from recollect.training.recipes import RECIPES
+from recollect_papers.runs import Job, StudyEvaluation, made_once
+from recollect_papers.store import content, content_key, file_content, kept_or_made
+from recollect_papers.study import Scale, StudyOptions
+
+SCENES = "glyphs:scenes?turned=50"
+WORLDS_BY_SCALE: Mapping[Scale, str] = {
+    "smoke": "glyphs (drawn characters, not photographs), a few steps and queries: shows that it runs",
+    "small": (
+        "glyphs (drawn characters, not photographs) at 32 px: look-alike scenes and other scenes; base models with "
+        "tiny towers, trained here on other scenes; the judge of RLCF is a base model of another seed, no larger"
+    ),
+    "full": "your data and your models, with the paper's settings unless you name others",
+}
+_TEST: Mapping[Scale, tuple[str, ...]] = {
+    "smoke": ("glyphs:hard?seed=101&groups=6", "glyphs:scenes?seed=102&size=30"),
+    "small": ("glyphs:hard?seed=101&groups=200", "glyphs:scenes?seed=102&size=1200"),
+    "full": (),
+}  # fmt: skip
+_VALIDATION: Mapping[Scale, tuple[str, ...]] = {
+    "smoke": ("glyphs:hard?seed=201&groups=4", "glyphs:scenes?seed=202&size=20"),
+    "small": ("glyphs:hard?seed=201&groups=200", "glyphs:scenes?seed=202&size=1200"),
+    "full": (),
+}  # fmt: skip
+_PAPER_MODELS = {"softmax": "openai/clip-vit-base-patch16", "sigmoid": "google/siglip-so400m-patch14-384"}
+_PAPER_TEACHER = "openai/clip-vit-large-patch14"
+
+
+@dataclass(frozen=True)
+class Captions:
+    """One way to caption a pool.
+
+    Attributes:
+        label: of a row.
+        kind: as `PoolSelection.captions` has it.
+        corruption: of the stand-in.
+    """
+
+    label: str
+    kind: str
+    corruption: CaptionCorruption = field(default_factory=CaptionCorruption)
+
+
+@dataclass(frozen=True)
+class EfsaWorld:
+    """Everything that a scale decides.
+
+    Attributes:
+        world: in words.
+        data: sources of the test pools, one for each domain.
+        validation: sources that choices are made on; none of their images is tested.
+        validation_split: of those sources.
+        captions: of the pools; the first is the one that tables use if they do not compare them.
+        models: base models, one for each seed.
+        teachers: of RLCF, one for each base model; none if there is no judge.
+        split: of the sources.
+        queries: most texts of a domain that are asked.
+        methods: settings of all methods.
+    """
+
+    world: str
+    data: tuple[str, ...]
+    validation: tuple[str, ...]
+    captions: tuple[Captions, ...]
+    models: tuple[str, ...]
+    teachers: tuple[str, ...]
+    split: str
+    queries: int | None
+    methods: MethodOptions
+    validation_split: str = "validation"
+    adapter_seeds: int = 1
+
+    def for_choices(self) -> "EfsaWorld":
+        """The same on the validation pools.
+
+        Raises:
+            UserError: they are the test pools.
+        """
+        both = set(self.validation) & set(self.data)
+        if self.validation_split != self.split and "all" not in (self.validation_split, self.split):
+            both = {source for source in both if "split=" in source and not is_generated(source)}
+        if both:
+            raise UserError(
+                f"settings are chosen on validation pools, but these are tested: {', '.join(sorted(both))}. Name "
+                "another split with --search.validation-split, or other sources with --search.validation."
+            )
+        return replace(self, data=self.validation, split=self.validation_split)
+
+
+def efsa_world(options: StudyOptions, loss: Base = "softmax") -> EfsaWorld:
+    """The setting of a scale; trains the base models where they are not there yet.
+
+    Args:
+        loss: of the base models: CLIP's softmax or SigLIP's sigmoid.
+
+    Raises:
+        UserError: ``full`` without data or captions.
+    """
+    world = WORLDS_BY_SCALE[options.scale]
+    if options.scale == "full":
+        return _full(options, loss, world)
+    number: int = options.seeds or {"smoke": 1, "small": 3}[options.scale]
+    recipes = [base_recipe(options.scale, loss, seed) for seed in range(max(2, number))]
+    models = trained(recipes, options)
+    judges = models[1:] + models[:1]
+    return EfsaWorld(
+        world, _TEST[options.scale], _VALIDATION[options.scale], _STAND_INS, tuple(models[:number]),
+        tuple(judges[:number]), "test", {"smoke": 4, "small": 100}[options.scale], _METHODS[options.scale],
+    )  # fmt: skip
+
+
+def _full(options: StudyOptions, loss: Base, world: str) -> EfsaWorld:
+    asked = options.search
+    if not options.data:
+        raise UserError("--scale full searches your pools. Name them with --data SOURCE ... (captions).")
+    if not asked.captions:
+        raise UserError(
+            "--scale full learns from captions of your pools. Name them with --search.captions (see `recollect "
+            "evaluate retrieval --help`)."
+        )
+    called = _called(asked.captions)
+    captions = tuple(Captions(called[kind], kind, asked.corruption) for kind in asked.captions)
+    models = asked.models or (_PAPER_MODELS[loss],)
+    teacher = asked.teacher or (None if asked.models else _PAPER_TEACHER)
+    methods = MethodOptions(asked.episode, asked.tuning, asked.reward, asked.full_learning_rate)
+    teachers = () if teacher is None else (teacher,) * len(models)
+    return EfsaWorld(
+        world, options.data, asked.validation or options.data, captions, models, teachers, asked.split, asked.queries,
+        methods, asked.validation_split, max(1, asked.adapter_seeds),
+    )  # fmt: skip
+
+
+def _called(captions: Sequence[str]) -> dict[str, str]:
+    """What tables call captions: files by their names, with as much of their folders as tells captioners apart."""
+    parts = max(len(Path(file).parts) for kind in captions for file in kind.split(","))
+    for some in range(1, parts + 1):
+        names = {kind: ",".join(public_place(file, some) for file in kind.split(",")) for kind in captions}
+        if len(set(names.values())) == len(names):
+            break
+    return names
+
+
+_STAND_INS = (
+    Captions("stand-in: 10 % of words left out, 2 % wrong", "reworded", CaptionCorruption(0.1, 0.02)),
+    Captions("stand-in: 25 % left out, 5 % wrong", "reworded", CaptionCorruption(0.25, 0.05)),
+    Captions("stand-in: 50 % left out, 10 % wrong", "reworded", CaptionCorruption(0.5, 0.1)),
+)
+TRUE = Captions("Ground-truth", "true")
+
+_METHODS: Mapping[Scale, MethodOptions] = {
+    "smoke": MethodOptions(
+        EpisodeOptions.paper(k=6, rank=4),
+        TuningOptions(epochs=1),
+        RewardOptions(sampled=4, candidates=16),
+    ),
+    # As efsa/choices found them on validation pools of drawn scenes and, the same, of real images.
+    "small": MethodOptions(
+        EpisodeOptions(learning_rate=1.5e-3, direction="symmetric"),
+        TuningOptions(learning_rate=1.5e-4),
+        full_learning_rate=3e-6,
+    ),
+}
+
+
+def base_recipe(scale: Scale, loss: Base, seed: int, steps: int | None = None) -> Recipe:
+    """A base model of the built-in world: tiny towers on scenes and characters."""
+    recipe = RECIPES["siglip-tiny"]()
+    recipe = replace(
+        recipe,
+        data=Data(captions=(SCENES,)),
+        objective=replace(recipe.objective, base=loss),
+        seed=seed,
+        steps=steps or 1000,
+        batch_size=256,
+        log_every=50,
+    )
+    return replace(recipe, steps=steps or 6, batch_size=32) if scale == "smoke" else recipe
+
+
+def trained(recipes: Sequence[Recipe], options: StudyOptions) -> list[str]:
+    """The models of some recipes, each made once however many studies need it."""
+    folders = [Job("base", recipe, StudyEvaluation(), recipe.seed).folder(options.out) for recipe in recipes]
+    todo = [pair for pair in zip(recipes, folders, strict=True) if not (pair[1] / "model").exists()]
+    workers = min(len(todo), options.workers or os.cpu_count() or 1)
+    if workers > 1:
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+            list(pool.map(made_once, *zip(*todo, strict=True)))
+    else:
+        for recipe, folder in todo:
+            made_once(recipe, folder)
+    return [str(folder / "model") for folder in folders]
+
+
+@dataclass(frozen=True)
+class SearchRun:
+    """One comparison of methods.
+
+    Attributes:
+        methods: names; gains are over the first.
+        options: of the methods.
+        captions: of the pools.
+        pool: every source by itself, or all as one.
+        data: the sources.
+        depths: the k of R@k.
+    """
+
+    methods: tuple[str, ...]
+    options: MethodOptions
+    captions: Captions
+    pool: PoolKind
+    data: tuple[str, ...]
+    depths: tuple[int, ...] = (1, 5, 10)
+
+
+def searched(search: SearchRun, where: EfsaWorld, options: StudyOptions) -> list[list[Result]]:
+    """For each base model the results of its pools; what was searched before is read."""
+    return [_searched(search, where, seed, options.out) for seed in range(len(where.models))]
+
+
+def _searched(search: SearchRun, where: EfsaWorld, seed: int, out: Path) -> list[Result]:
+    encoder = encoder_of(where.models[seed])
+    teacher = encoder_of(where.teachers[seed]) if "rlcf" in search.methods and where.teachers else None
+    models = [encoder.fingerprint, teacher and teacher.fingerprint]
+    name = content_key(asdict(search), where.queries, where.split, models, _content(search))
+    path = out / "searches" / f"{name}.json"
+    comparison = Comparison(search.methods, search.options, teacher, where.queries, depths=search.depths)
+
+    def make() -> list[dict[str, Any]]:
+        cache, called = FeatureCache(out / "features"), public_place(where.models[seed])
+        return [
+            compare_methods(
+                encoder, pool.task, pool.captions, comparison, model=called, seed=seed, cache=cache
+            ).as_json()
+            for pool in pools(search, where)
+        ]  # fmt: skip
+
+    found = kept_or_made(path, make)
+    if any(one.get("format") != RESULT_FORMAT for one in found):
+        raise UserError(f"{path}: of another version. Remove it, and the study makes it again.")
+    return [Result(**{key: value for key, value in one.items() if key != "format"}) for one in found]
+
+
+@lru_cache(maxsize=6)
+def encoder_of(model: str) -> DualEncoder:
+    """A base model, loaded once."""
+    encoder = load_model(model)
+    assert isinstance(encoder, DualEncoder)
+    return encoder.eval()
+
+
+def pools(search: SearchRun, where: EfsaWorld) -> list[CaptionedPool]:
+    """The pools of a search; those of a built-in world are drawn once."""
+    return _pools(search.data, search.pool, search.captions, where.split, tuple(_content(search)))
+
+
+def _content(search: SearchRun) -> list[str]:
+    """What is searched and learnt from, by content."""
+    files = [word for word in search.captions.kind.split(",") if word.endswith(".jsonl")]
+    return [*map(content, search.data), *map(file_content, files)]
+
+
+@lru_cache(maxsize=4)
+def _pools(
+    data: tuple[str, ...], pool: PoolKind, captions: Captions, split: str, content: tuple[str, ...]
+) -> list[CaptionedPool]:
+    found = open_pools(PoolSelection(data, pool, captions.kind, captions.corruption, split))
+    if not all(is_generated(spec) for spec in data):
+        return found
+    return [replace(each, task=replace(each.task, images=Album(each.task.images))) for each in found]
+
+
+class Album(Source):
+    """A source of drawn pictures, each drawn once and kept."""
+
+    def __init__(self, source: Source) -> None:
+        self.name, self.class_names = source.name, source.class_names
+        self._fingerprint = source.fingerprint
+        self.kind: Kind = source.kind
+        self._samples = [source[index] for index in range(len(source))]
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self._samples[index]
+
+    def texts(self, index: int) -> tuple[str, ...]:
+        """The texts of one sample."""
+        return self._samples[index].texts
+
+    def values(self, key: str) -> list[Any]:
+        """``extra[key]`` of every sample."""
+        return [sample.extra.get(key) for sample in self._samples]

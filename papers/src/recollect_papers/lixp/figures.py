@@ -1,0 +1,279 @@
+"""LIxP (Roth et al.): Figures 1 to 6, each a function of the points that it shows, which its file keeps."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from recollect.evaluation.reports import plots
+from recollect.evaluation.tables import gain_by_examples, log_linear_fit
+from recollect.evaluation.tables import sample_efficiency as efficiency
+from recollect.fewshot.methods import PAPER_METHODS
+from recollect.training.options import Model
+from recollect_papers.engine import Column, FigureStudy, Formed, Row, TableForm, papers_words
+from recollect_papers.lixp.world import (
+    WORLDS_BY_SCALE,
+    LixpWorld,
+    evaluation_of,
+    main_setting,
+    mean_of,
+    measurements,
+    notes_of,
+    run_arms,
+    seeds_of,
+    select,
+)
+from recollect_papers.measurements import Measurements
+from recollect_papers.runs import Job, StudyEvaluation, frames, metrics, run, with_seeds
+from recollect_papers.study import StudyOptions, over
+
+_TIP = "tip-adapter"
+
+
+# --- Figures 1, 2, 3 and 5: the main pair over shots, sets and classifiers --------------------------------------------
+
+
+def _measure_pair(
+    options: StudyOptions, methods: Sequence[str] = PAPER_METHODS, most: bool = False, sizes: bool = False
+) -> Measurements:
+    """The main pair's accuracy on every set, a mean over draws.
+
+    Args:
+        methods: of the figure.
+        most: keep the most shots alone.
+        sizes: take made sets with 5 to 120 classes, but at scale full.
+    """
+    setting = main_setting(options)
+    arms = setting.arms("SigLIP")
+    evaluation = evaluation_of(options, methods if sizes else PAPER_METHODS)
+    if sizes and options.scale != "full":
+        last = evaluation.shots[-1:]
+        evaluation = replace(evaluation, few_shot=("latents:sizes",), zero_shot=(), shots=last)
+    few, zero = run_arms(options, arms, evaluation)
+    shots = int(max(few["shots"]))
+    few = few[few["method"].isin(methods) & (few["shots"] >= (shots if most else 1))]
+    classes = {str(name): int(count) for name, count in few.groupby("data")["classes"].first().items()}
+    about = {"pair": list(arms), "methods": list(methods), "shots": shots, "classes": classes}
+    found = Measurements({**about, "notes": notes_of(options), "seeds": seeds_of(options)})
+    for (arm, method, count, name, seed), value in _by_set(few, ["model", "method", "shots", "data"]):
+        found.add({"arm": arm, "classifier": method, "shots": f"{count:g}", "set": name}, seed, value)
+    for (arm, name, seed), value in _by_set(zero, ["model", "data"]) if len(zero) and not most else ():
+        found.add({"arm": arm, "classifier": "zero-shot", "set": name}, seed, value)
+    return found
+
+
+def _by_set(frame: pd.DataFrame, keys: list[str]) -> Sequence[tuple[Any, float]]:
+    return list(frame.groupby([*keys, "training_seed"], sort=False)["value"].mean().items())
+
+
+def _frames(found: Measurements) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """What plots read: a line for each figure, few-shot and zero-shot."""
+    lines = []
+    for address, seed, value in found.rows():
+        own = {"model": address["arm"], "method": address["classifier"], "data": address["set"]}
+        shots = float(address["shots"]) if "shots" in address else np.nan
+        count = found.context["classes"].get(address["set"])
+        lines.append({**own, "shots": shots, "classes": count, "training_seed": seed, "value": value})
+    frame = pd.DataFrame(lines)
+    few, zero = frame[frame["shots"].notna()], frame[frame["shots"].isna()]
+    return few.astype({"shots": int}), zero
+
+
+def _draw_1(found: Measurements) -> Figure:
+    few, zero = _frames(found)
+    pair = found.context["pair"]
+    return plots.few_shot_curves(few, pair, found.context["methods"], {name: mean_of(zero, name).mean for name in pair})
+
+
+def _form_1(found: Measurements) -> Formed:
+    few, _ = _frames(found)
+    plain, context = found.context["pair"]
+    saved = {method: efficiency(few, context, plain, method) for method in found.context["methods"]}
+    words = ", ".join(f"{plots.METHOD_NAMES[m]} {v}" for m, v in saved.items())
+    note = f"fewer shots with context for what {plain} reaches with {found.context['shots']}: {words}"
+    said = f"paper: {papers_words('lixp', 'figure-1')}"
+    return (), (note, over(found.context["seeds"], "training seed"), said)
+
+
+def _draw_2(found: Measurements) -> Figure:
+    plain, context = found.context["pair"]
+    return plots.gain_per_data_set(_frames(found)[0], context, plain, _TIP, found.context["shots"])
+
+
+def _form_2(found: Measurements) -> Formed:
+    few, _ = _frames(found)
+    plain, context = found.context["pair"]
+    means = (select(few, method=_TIP, shots=found.context["shots"]).groupby(["model", "data"])["value"].mean()).unstack(
+        "model"
+    )
+    better, seeds = int((means[context] > means[plain]).sum()), found.context["seeds"]
+    rests = f"mean over {seeds} training seeds" if seeds > 1 else "one training seed"
+    return (), (f"context is better on {better} of {len(means)} data sets", rests)
+
+
+def _draw_3(found: Measurements) -> Figure:
+    plain, context = found.context["pair"]
+    pairs, colours = {"SigLIxP": (context, plain)}, {"SigLIxP": plots.LINE_COLOURS[1]}  # as in Figure 1
+    few, _ = _frames(found)
+    return plots.gain_per_classifier(few, pairs, found.context["methods"], found.context["shots"], colours)
+
+
+def _form_3(found: Measurements) -> Formed:
+    return (), found.context["notes"][:1]
+
+
+def _draw_5(found: Measurements) -> Figure:
+    plain, context = found.context["pair"]
+    return plots.gain_against_examples(_frames(found)[0], context, plain, _TIP, found.context["shots"])
+
+
+def _form_5(found: Measurements) -> Formed:
+    """The fits of the gains against the number of examples: of the suite's sets, or of made ones."""
+    plain, context = found.context["pair"]
+    table = gain_by_examples(_frames(found)[0], context, plain, _TIP, found.context["shots"])
+    try:
+        notes = [
+            f"{what}: {fit.slope:+.2f} {unit} a decade of examples, p = {fit.p_value:.2g}"
+            for what, unit, gains in (
+                ("relative gain", "percent", table["relative_gain"]),
+                ("gain in accuracy", "points", table["model"] - table["base"]),
+            )
+            for fit in (log_linear_fit(table["examples"].to_numpy(), gains.to_numpy()),)
+        ]
+    except ValueError as error:
+        notes = [f"no fit: {error}"]
+    seeds = over(found.context["seeds"], "training seed").replace(" ± std", "")  # one point for each set
+    return (), (*notes, f"{len(table)} sets, {seeds}")
+
+
+# --- Figure 4: post-training ------------------------------------------------------------------------------------------
+
+POST_LENGTHS = {"1/3": 1 / 3, "2/3": 2 / 3}
+"""Lengths of post-training, in those of the first training: the paper's 0.5B and 1B examples after 1.5B."""
+
+
+def _measure_4(options: StudyOptions) -> Measurements:
+    """A trained SigLIP goes on, with context and without, for one and two thirds of its length."""
+    setting = main_setting(options)
+    evaluation = evaluation_of(options, (_TIP,))
+    first = with_seeds({"SigLIP": setting.base}, seeds_of(options), evaluation)
+    results = run(first, options.out, options.workers)
+    later = [job for done in first for job in _post_training(done, setting, options, evaluation)]
+    few, _ = frames([*results, *run(later, options.out, options.workers)])
+    most = int(max(few["shots"]))
+    said = [*notes_of(options)[:1], f"paper: {papers_words('lixp', 'figure-4')}"]
+    context = {"shots": most, "steps": setting.base.steps, "notes": said}
+    return measurements(select(few, method=_TIP, shots=most), few.iloc[:0], context)
+
+
+def _post_training(done: Job, setting: LixpWorld, options: StudyOptions, evaluation: StudyEvaluation) -> list[Job]:
+    """The jobs that start from the model of ``done``, at a third of the learning rate and on other samples."""
+    jobs = []
+    for length, share in POST_LENGTHS.items():
+        for name, recipe in (("SigLIP", setting.base), ("SigLIxP", setting.context())):
+            optimiser = replace(recipe.optimiser, learning_rate=recipe.optimiser.learning_rate / 3)
+            objective = replace(recipe.objective, scale=None, bias=None)
+            recipe = replace(
+                recipe,
+                model=Model(str(done.folder(options.out) / "model")),
+                optimiser=optimiser,
+                objective=objective,
+                steps=max(1, round(share * setting.base.steps)),
+                seed=1000 + done.recipe.seed,
+            )
+            jobs.append(Job(f"SigLIP + {length} x {name}", recipe, evaluation, seed=done.paired_seed))
+    return jobs
+
+
+def _at_4(found: Measurements) -> dict[str, str]:
+    return {"classifier": _TIP, "shots": str(found.context["shots"])}
+
+
+def _draw_4(found: Measurements) -> Figure:
+    figure, axes = plots.new_figure()
+    axis, steps, shots = axes[0, 0], found.context["steps"], found.context["shots"]
+    start = found.summary({"arm": "SigLIP", **_at_4(found)})
+    for name, colour in zip(("SigLIP", "SigLIxP"), plots.LINE_COLOURS, strict=False):
+        arms = [f"SigLIP + {length} x {name}" for length in POST_LENGTHS]
+        points = [start, *(found.summary({"arm": arm, **_at_4(found)}) for arm in arms)]
+        spread = np.nan_to_num([point.std for point in points])
+        places = [steps * (1 + share) for share in (0.0, *POST_LENGTHS.values())]
+        axis.errorbar(places, [point.mean for point in points], yerr=spread, marker="o", color=colour, capsize=2,
+                      label=f"then {name}")  # fmt: skip
+    axis.set_xlabel("steps")
+    axis.set_ylabel(f"accuracy of Tip-Adapter, {shots} shots (%)")
+    if start.count > 1:
+        axis.set_title(f"bars: std over {start.count} training seeds", fontsize=8)
+    axis.legend(frameon=False)
+    return figure
+
+
+def _form_4(found: Measurements) -> Formed:
+    at, notes = _at_4(found), tuple(found.context["notes"])
+    arms = ["SigLIP", *(f"SigLIP + {length} x {name}" for length in POST_LENGTHS for name in ("SigLIP", "SigLIxP"))]
+    columns = (Column("accuracy", at), Column("gain", at, "gain", {"arm": "SigLIP"}))
+    title = f"Figure 4. Tip-Adapter at {found.context['shots']} shots after post-training"
+    return [
+        TableForm(title, ("model",), [Row((arm,), {"arm": arm}) for arm in arms], columns, None, notes).fill(found)
+    ], ()
+
+
+# --- Figure 6: training dynamics --------------------------------------------------------------------------------------
+
+_LOGGED = ("base_loss", "context_loss", "tau_context", "effective_neighbours")
+_START = "tau_context from "
+
+
+def _measure_6(options: StudyOptions) -> Measurements:
+    """What runs of the main pair, and of the same from other starts of tau_context, logged while they trained."""
+    setting = main_setting(options)
+    starts = (1e-3, 1e-1) if options.scale == "smoke" else (1e-4, 1e-3, 3e-3, 1e-2, 1e-1, 1.0)
+    arms = setting.arms("SigLIP") | {f"{_START}{tau:g}": setting.context(tau=tau) for tau in starts}
+    jobs = with_seeds(arms, 1, StudyEvaluation())
+    run(jobs, options.out, options.workers)
+    return Measurements({"logs": {job.name: _logged(metrics(job, options.out)) for job in jobs}})
+
+
+def _logged(frame: pd.DataFrame) -> dict[str, list[float | None]]:
+    """By column, four digits of each; None where a step has none."""
+    told: dict[str, list[float | None]] = {"step": frame["step"].tolist()}
+    for column in _LOGGED:
+        if column in frame and frame[column].notna().any():
+            told[column] = [None if np.isnan(value) else float(f"{value:.4g}") for value in frame[column]]
+    return told
+
+
+def _logs(found: Measurements) -> Mapping[str, pd.DataFrame]:
+    return {name: pd.DataFrame(columns, dtype=float) for name, columns in found.context["logs"].items()}
+
+
+def _draw_6(found: Measurements) -> Figure:
+    return plots.training_dynamics(_logs(found))
+
+
+def _form_6(found: Measurements) -> Formed:
+    ends = ", ".join(
+        f"{name.removeprefix(_START)}: {log['tau_context'].iloc[-1]:.2g}"
+        for name, log in _logs(found).items()
+        if name.startswith(_START)
+    )
+    return (), (f"tau_context at the end by its start: {ends}", "one training seed")
+
+
+def _study(
+    number: int, measure: Callable[[StudyOptions], Measurements], draw: Callable[[Measurements], Figure],
+    form: Callable[[Measurements], Formed],
+) -> FigureStudy:  # fmt: skip
+    return FigureStudy(f"lixp/figure-{number}", measure, draw, form, WORLDS_BY_SCALE)
+
+
+figure_1 = _study(1, _measure_pair, _draw_1, _form_1)
+figure_2 = _study(2, partial(_measure_pair, methods=(_TIP,), most=True), _draw_2, _form_2)
+figure_3 = _study(3, partial(_measure_pair, most=True), _draw_3, _form_3)
+figure_4 = _study(4, _measure_4, _draw_4, _form_4)
+figure_5 = _study(5, partial(_measure_pair, methods=(_TIP,), most=True, sizes=True), _draw_5, _form_5)
+figure_6 = _study(6, _measure_6, _draw_6, _form_6)

@@ -1,0 +1,155 @@
+"""LIxP's Table 2: methods of the literature on the baseline's model beside training-free voting on SigLIxP.
+
+``smoke`` and ``small`` take pictures of characters and a ViT that prompts can be put into; ``full`` takes the paper's
+five sets and its ViT-B/16 pair, trained on the user's data as for ``lixp/table-1``, whose runs it shares.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from recollect.evaluation.reports.plots import METHOD_NAMES
+from recollect.training.options import Recipe
+from recollect.training.recipes import RECIPES
+from recollect_papers.engine import Column, Measurements, Row, TableForm, TableStudy, printed
+from recollect_papers.lixp.world import LixpWorld, seeds_of, settings
+from recollect_papers.runs import Job, StudyEvaluation, StudyTuning, frames, run
+from recollect_papers.study import Scale, StudyOptions, StudyTable
+
+_PLAIN, _CONTEXT = "SigLIP", "SigLIxP"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One row of the table.
+
+    Attributes:
+        label: its name there.
+        method: of the few-shot protocol; None for a row of the paper alone.
+        printed: its row in the paper's table, where there is one.
+        free: whether nothing is trained on the shots.
+        model: what it stands on.
+    """
+
+    label: str
+    method: str | None
+    printed: str | None
+    free: bool = False
+    model: str = _PLAIN
+
+
+VOTING = "softmax+zero-shot"
+PEERS = (
+    Peer(METHOD_NAMES["zero-shot"], "zero-shot", None, True),
+    Peer(METHOD_NAMES["linear-probe"], "linear-probe", "linear-probe"),
+    Peer(METHOD_NAMES["tip-x"], "tip-x-published", "tip-x", True),
+    Peer(METHOD_NAMES["ape"], "ape-published", "ape", True),
+    Peer(METHOD_NAMES["dmn-tf"], "dmn-tf-published", "dmn-tf", True),
+    Peer(METHOD_NAMES["clip-adapter"], "clip-adapter", "clip-adapter"),
+    Peer("CoOp", "coop", None),
+    Peer("MaPLe", "maple", "maple"),
+    Peer("PromptSRC", "promptsrc", "promptsrc"),
+    Peer(METHOD_NAMES["tip-adapter-f"], "tip-adapter-f", "tip-adapter-f"),
+    Peer(METHOD_NAMES["ape-t"], "ape-t", "ape-t"),
+    Peer("CasPL", "caspl", "caspl"),
+    Peer("DMN", None, "dmn", model=""),
+    Peer(METHOD_NAMES[VOTING], VOTING, None, True),
+    Peer(METHOD_NAMES[VOTING], VOTING, "siglixp", True, _CONTEXT),
+)
+"""Every row of Table 2 in its order, with the baseline's zero-shot, CoOp and the baseline's own voting besides."""
+
+TUNED = tuple(peer.method for peer in PEERS if peer.method in ("coop", "maple", "promptsrc", "caspl"))
+_READING = tuple(dict.fromkeys(peer.method for peer in PEERS if peer.method and peer.method not in TUNED))
+
+_WORLDS: Mapping[Scale, str] = {
+    "smoke": "glyphs (pictures of characters that training never saw), a few steps: shows that it runs",
+    "small": "glyphs (pictures of characters that training never saw), a ViT of 3 layers at 32 px",
+    "full": "the paper's ViT-B/16 pair and its teacher ViT-L/16, trained on your data; its five sets or --suite's",
+}
+
+
+@dataclass(frozen=True)
+class _Size:
+    """What a scale takes: shots, draws, sets, and the share of the published steps."""
+
+    shots: int
+    draws: int
+    sets: int | None
+    effort: float
+
+
+_SIZES: Mapping[Scale, _Size] = {
+    "smoke": _Size(1, 1, 1, 1e-3),
+    "small": _Size(16, 1, 3, 1.0),
+    "full": _Size(16, 3, None, 1.0),
+}
+
+
+def _pair(options: StudyOptions) -> tuple[LixpWorld, Recipe]:
+    """The baseline, and a stronger one to teach CasPL."""
+    if options.scale == "full":
+        columns = {setting.label: setting for setting in settings(options)}
+        return columns["ViT-B/16 6B"], columns["ViT-L/16 8B"].base
+    tiny, teacher = RECIPES["siglip-tiny"](), RECIPES["glyphs-strong-siglip"]()
+    if options.scale == "smoke":
+        tiny, teacher = (replace(each, steps=2, batch_size=64, log_every=1) for each in (tiny, teacher))
+    return LixpWorld("tiny ViT", tiny, 0.01), teacher
+
+
+def _evaluations(options: StudyOptions, teacher: Recipe) -> dict[str, StudyEvaluation]:
+    """What each model is asked: the baseline by every method, its pair with context by voting alone."""
+    size = _SIZES[options.scale]
+    common = StudyEvaluation(few_shot=("glyphs:captions",), shots=(size.shots,), draws=size.draws, most_sets=size.sets)
+    if options.scale == "full":
+        common = replace(common, few_shot=(), suite=options.suite or "lixp-5")
+    tuning = StudyTuning(TUNED, size.effort, flip=options.scale == "full", teacher=teacher)
+    return {_PLAIN: replace(common, methods=_READING, tuning=tuning), _CONTEXT: replace(common, methods=(VOTING,))}
+
+
+def _measure(options: StudyOptions) -> Measurements:
+    setting, teacher = _pair(options)
+    asked, recipes = _evaluations(options, teacher), {_PLAIN: setting.base, _CONTEXT: setting.context()}
+    seeds = range(seeds_of(options))
+    jobs = [Job(name, replace(recipes[name], seed=seed), asked[name]) for seed in seeds for name in recipes]
+    few, _ = frames(run(jobs, options.out, options.workers))
+    found = Measurements({"sets": list(dict.fromkeys(few["data"])), "notes": _notes(options)})
+    groups = few.groupby(["model", "method", "data", "training_seed"], sort=False)["value"].mean()
+    for (model, method, data, seed), value in groups.items():
+        found.add({"arm": str(model), "classifier": str(method), "set": str(data)}, int(seed), value)
+    return found
+
+
+def _notes(options: StudyOptions) -> list[str]:
+    """What stands below the table, beside what stands below every one."""
+    size = _SIZES[options.scale]
+    shots = f"{size.shots} shot{'s' if size.shots > 1 else ''}"
+    notes = [
+        f"{shots}, mean over {size.draws} draw{'s' if size.draws > 1 else ''} of the support; methods as published, "
+        "what they choose on held-out shots",
+        "CasPL reads a larger model and all pictures of the support split without their labels besides; DMN reads the "
+        "tested pictures too and is not built here: printed only",
+    ]
+    if options.scale == "full":
+        notes.append("the paper does not say which of its two ViT-B/16 it took; this is that of 6B examples")
+    else:
+        if size.effort < 1:
+            notes.append(
+                f"prompt learners take {size.effort:.1%} of the published steps, at least one pass over the shots"
+            )
+        notes.append("the paper's columns are other sets than ours: compare directions")
+    count = seeds_of(options)
+    seeds = "one training seed" if count == 1 else f"mean ± std over {count} training seeds"
+    return [*notes, seeds, "paper: as printed there"]
+
+
+def _form(found: Measurements) -> tuple[Sequence[StudyTable], Sequence[str]]:
+    rows = []
+    for peer in PEERS:
+        at = None if peer.method is None else {"arm": peer.model, "classifier": peer.method}
+        rows.append(Row((peer.label, peer.model, "✓" if peer.free else "✗"), at, peer.printed))
+    columns = [Column(name, {"set": name}) for name in found.context["sets"]]
+    heads, notes = ("method", "on", "train-free"), tuple(found.context["notes"])
+    form = TableForm("Table 2. Methods of the literature", heads, rows, columns, printed("lixp", "table-2"), notes)
+    return [form.fill(found)], ()
+
+
+table_2 = TableStudy("lixp/table-2", _measure, _form, _WORLDS)

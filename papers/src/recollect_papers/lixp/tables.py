@@ -1,0 +1,179 @@
+"""LIxP (Roth et al., "Context-Aware Multimodal Pretraining"): Tables 1 and 3 to 6; `figures` draws 1 to 6."""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from recollect.evaluation.reports import plots
+from recollect.fewshot.methods import PAPER_METHODS
+from recollect.objectives import Base, ContextOptions
+from recollect.training.options import Recipe
+from recollect_papers.engine import Column, Printed, Row, TableForm, TableStudy, printed
+from recollect_papers.lixp.world import (
+    WITH_CONTEXT,
+    WORLDS_BY_SCALE,
+    LixpWorld,
+    evaluation_of,
+    main_setting,
+    measurements,
+    notes_of,
+    run_arms,
+    sets_note,
+    settings,
+)
+from recollect_papers.measurements import FigureAddress, Measurements
+from recollect_papers.study import StudyOptions, StudyTable
+
+# --- Tables 1 and 3: every classifier ---------------------------------------------------------------------------------
+
+_NAMED: Mapping[str, str] = {"sigmoid": "SigLIP", "softmax": "CLIP"}
+
+
+def _measure_scales(options: StudyOptions, base: Base) -> Measurements:
+    every, name = settings(options, base), _NAMED[base]
+    arms = {arm: recipe for setting in every for arm, recipe in setting.arms(name).items()}
+    few, zero = run_arms(options, arms, evaluation_of(options, PAPER_METHODS))
+    context = {"settings": [setting.label for setting in every], "shots": int(few["shots"].max()),
+               "notes": [*notes_of(options), *sets_note(options, few)]}  # fmt: skip
+    return measurements(few, zero, context)
+
+
+def _scales(found: Measurements, number: int, name: str) -> tuple[Sequence[StudyTable], Sequence[str]]:
+    """32-shot accuracy of every classifier, and the gain with context, in every column's setting."""
+    most, plain, context = found.context["shots"], name, WITH_CONTEXT[name]
+    columns = []
+    for label in found.context["settings"]:
+        columns.append(Column(f"{plain}, {label}", {"arm": f"{plain} {label}"}))
+        over = {"arm": f"{plain} {label}"}
+        columns.append(Column(f"{context} gain", {"arm": f"{context} {label}"}, "gain", over))
+    paper = printed("lixp", f"table-{number}")
+    rows = [Row((plots.METHOD_NAMES["zero-shot"],), {"classifier": "zero-shot"}, "zero-shot")]
+    for method in PAPER_METHODS:
+        beside = method if method in paper.rows else None
+        rows.append(Row((plots.METHOD_NAMES[method],), {"classifier": method, "shots": str(most)}, beside))
+    every: FigureAddress = {"classifier": tuple(PAPER_METHODS), "shots": str(most)}
+    beside = "average gain" if "average gain" in paper.rows else None
+    rows.append(Row(("average few-shot gain",), every, beside, only=("gain",), spread=False))
+    title = f"Table {number}. {plain} and {context}, {most} shots"
+    return [TableForm(title, ("classifier",), rows, columns, paper, tuple(found.context["notes"])).fill(found)], ()
+
+
+table_1 = TableStudy(
+    "lixp/table-1", partial(_measure_scales, base="sigmoid"), partial(_scales, number=1, name="SigLIP"), WORLDS_BY_SCALE
+)
+table_3 = TableStudy(
+    "lixp/table-3", partial(_measure_scales, base="softmax"), partial(_scales, number=3, name="CLIP"), WORLDS_BY_SCALE
+)
+
+
+# --- Tables 4, 5 and 6: ablations -------------------------------------------------------------------------------------
+
+_PLAIN, _CONTEXT = ("siglip", "SigLIP"), ("siglixp", "SigLIxP")
+ABLATIONS: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
+    "4a. Self-attention mask": {"no-mask": ("no mask", {"mask": False})},
+    "4b. Loss weight": {f"alpha-{a}": (f"alpha = {a}", {"alpha": a}) for a in (0.95, 0.8, 0.6)},
+    "4c. Form of the objective": {
+        "residual": ("residual", {"residual": True}),
+        "multimodal": ("multimodal values", {"values": "texts"}),
+        "two-stage": ("two stages", {"stages": 2}),
+    },
+    "4d. Temperatures": {
+        "tied-all": ("tau_1 = tau_2 = tau_context", {"tied": "all"}),
+        "tied-context": ("tau_2 = tau_context", {"tied": "context"}),
+        "tied-scales": ("tau_1 = tau_2", {"tied": "scales"}),
+        **{f"frozen-{tau}": (f"tau_context = {tau}, frozen", {"tau": tau, "freeze_temperature": True})
+           for tau in (1.0, 0.1, 0.01)},
+    },
+    "4e. Gradient": {
+        "stop-keys": ("stop-gradient through keys", {"stop_gradient": "keys"}),
+        "stop-values": ("stop-gradient through values", {"stop_gradient": "values"}),
+        "stop-both": ("stop-gradient through both", {"stop_gradient": "both"}),
+    },
+    "5a. Separate batch": {"separate-batch": ("separate batch", {"separate": True})},
+    "5b. Value heads": {
+        "head-linear": ("linear", {"value_head": 1}),
+        "head-2": ("2-layer MLP", {"value_head": 2}),
+        "head-3": ("3-layer MLP", {"value_head": 3}),
+    },
+    "5c. Normalised queries and keys": {"no-qk-norm": ("no normalisation", {"normalise_keys": False})},
+    "5d. Layer norm": {
+        "layernorm-keys": ("of the keys", {"layer_norm": "keys"}),
+        "layernorm-values": ("of the values", {"layer_norm": "values"}),
+        "layernorm-both": ("of both", {"layer_norm": "both"}),
+    },
+    "5e. Stale entries": {f"stale-{k}x": (f"+ {k} x batch of past steps", {"stale_batches": k}) for k in (1, 4, 16)},
+    "5f. Active buffer": {f"subset-1/{k}": (f"{{batch/{k}}} of {{batch/1}}", {"active_share": k}) for k in (32, 16, 4)},
+    "6. Augmented entries": {
+        "augmented-buffer": ("buffer only", {"augmented": "buffer"}),
+        "augmented-all": ("trained on too", {"augmented": "all"}),
+        "augmented-all-infonce": ("trained on too, with InfoNCE", {"augmented": "all+infonce"}),
+    },
+}  # fmt: skip
+"""Every row of Tables 4, 5 and 6 by part: its name in the paper's table, its label, and what is ablated.
+
+``alpha`` and ``tau`` are the objective's, ``stale_batches`` and ``active_share`` count in batches, the others are
+`ContextOptions`. Every part begins with SigLIP and SigLIxP as they are.
+"""
+
+
+def _ablated(setting: LixpWorld, changes: Mapping[str, Any]) -> Recipe:
+    batch, changes = setting.base.batch_size, dict(changes)
+    alpha, tau = changes.pop("alpha", None), changes.pop("tau", None)
+    if stale := changes.pop("stale_batches", 0):
+        changes["stale_rows"] = stale * batch
+    if share := changes.pop("active_share", 0):
+        changes["active_rows"] = max(2, batch // share)
+    return setting.context(alpha, tau, ContextOptions(**changes))
+
+
+def _measure_ablations(options: StudyOptions, table: str) -> Measurements:
+    setting = main_setting(options)
+    recipes = {"siglip": setting.base, "siglixp": setting.context()}
+    for part, arms in ABLATIONS.items():
+        if part.startswith(table):
+            recipes |= {key: _ablated(setting, changes) for key, (_, changes) in arms.items()}
+    few, zero = run_arms(options, recipes, evaluation_of(options, ("prototype",), "lixp-11-ablation"))
+    notes = [*notes_of(options), *sets_note(options, few)]
+    return measurements(few, zero, {"batch": setting.base.batch_size, "notes": notes})
+
+
+_ABLATION_COLUMNS = (
+    Column("zero-shot", {"classifier": "zero-shot"}),
+    Column("16-shot", {"classifier": "prototype", "shots": "16"}),
+    Column("gain", {"classifier": "prototype", "shots": "16"}, "gain", over={"arm": "siglip"}),
+)
+
+
+_MORE_NOTES = {"4d. Temperatures": ("paper: the best of its frozen temperatures, which stands beside each of ours",)}
+
+
+def _ablation_tables(found: Measurements, table: str) -> tuple[Sequence[StudyTable], Sequence[str]]:
+    paper, batch, made = printed("lixp", "ablations"), found.context["batch"], []
+    for part, arms in ABLATIONS.items():
+        if not part.startswith(table):
+            continue
+        labels = dict((_PLAIN, _CONTEXT)) | {key: label for key, (label, _) in arms.items()}
+        rows = [Row((_sized(label, batch),), {"arm": key}, _printed(key, paper)) for key, label in labels.items()]
+        heads, notes = (part.split(". ")[1],), (*found.context["notes"], *_MORE_NOTES.get(part, ()))
+        made.append(TableForm(f"Table {part}", heads, rows, _ABLATION_COLUMNS, paper, notes).fill(found))
+    return made, ()
+
+
+def _sized(label: str, batch: int) -> str:
+    """A label with shares of a batch in numbers."""
+    return re.sub(r"\{batch/(\d+)\}", lambda share: str(batch // int(share[1])), label)
+
+
+def _printed(key: str, paper: Printed) -> str | None:
+    """The paper's row; it prints the best of the frozen temperatures once, and has no row for some of ours."""
+    key = "frozen-tau" if key.startswith("frozen-") else key
+    return key if key in paper.rows else None
+
+
+def _ablation_study(table: str) -> TableStudy:
+    measure, form = partial(_measure_ablations, table=table), partial(_ablation_tables, table=table)
+    return TableStudy(f"lixp/table-{table}", measure, form, WORLDS_BY_SCALE)
+
+
+table_4, table_5, table_6 = map(_ablation_study, "456")

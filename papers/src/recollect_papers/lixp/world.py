@@ -1,0 +1,165 @@
+"""What LIxP's studies train and measure at each scale: settings, evaluations, runs.
+
+``smoke`` and ``small`` take the vector world, in which the effect is clear in half a minute; ``full`` takes the paper's
+recipes, the user's data (``--data``) and the paper's suites.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pandas as pd
+
+from recollect.core.errors import UserError
+from recollect.evaluation.results import Summary
+from recollect.evaluation.tables import mean_over_tasks, over_seeds
+from recollect.objectives import Base, ContextOptions
+from recollect.training.options import Data, Recipe
+from recollect.training.recipes import RECIPES, with_context
+from recollect_papers.measurements import Measurements
+from recollect_papers.runs import StudyEvaluation, frames, run, with_seeds
+from recollect_papers.study import Scale, StudyOptions, over
+
+SHOTS = (1, 2, 4, 8, 16, 32)
+
+
+@dataclass(frozen=True)
+class LixpWorld:
+    """One column of a table: a baseline and where context starts for it.
+
+    Attributes:
+        label: of the column.
+        base: the recipe without context.
+        tau: tau_context at the start.
+        alpha: weight of the loss without context.
+    """
+
+    label: str
+    base: Recipe
+    tau: float
+    alpha: float = 0.9
+
+    def arms(self, name: str) -> dict[str, Recipe]:
+        """The baseline and the same with context."""
+        return {f"{name} {self.label}": self.base, f"{WITH_CONTEXT[name]} {self.label}": self.context()}
+
+    def context(
+        self, alpha: float | None = None, tau: float | None = None, options: ContextOptions | None = None
+    ) -> Recipe:
+        """The recipe with context, ablated by ``options``."""
+        recipe = with_context(self.base, self.tau if tau is None else tau, self.alpha if alpha is None else alpha)
+        context = recipe.objective.context
+        assert context is not None
+        context = replace(context, options=options or ContextOptions())
+        return replace(recipe, objective=replace(recipe.objective, context=context))
+
+
+WITH_CONTEXT = {"SigLIP": "SigLIxP", "CLIP": "CLIxP"}
+WORLDS_BY_SCALE: Mapping[Scale, str] = {
+    "smoke": "latents (vectors of latent factors, not images), a few steps: shows that it runs, not what it finds",
+    "small": "latents (vectors of latent factors, not images), linear towers, batch 512, 800 steps unless it says so",
+    "full": "the paper's recipes on your data",
+}
+
+
+def _shortened(recipe: Recipe, options: StudyOptions) -> Recipe:
+    if options.scale == "smoke":
+        return replace(recipe, steps=max(6, recipe.steps // 100), batch_size=128, log_every=2)
+    if options.scale == "full":
+        if not options.data:
+            raise UserError("--scale full trains on your data. Name it with --data SOURCE ... (captions).")
+        return replace(recipe, data=Data(sources=options.data))
+    return recipe
+
+
+_PAPERS_SCALES: Mapping[str, tuple[tuple[str, str, float], ...]] = {
+    "sigmoid": (("S", "1.5B", 1.5e9), ("S", "6B", 6e9), ("B", "6B", 6e9), ("B", "15B", 15e9), ("L", "8B", 8e9)),
+    "softmax": (("S", "1.5B", 1.5e9), ("S", "6B", 6e9), ("S", "15B", 15e9), ("B", "6B", 6e9), ("B", "15B", 15e9)),
+}
+"""The columns of Tables 1 and 3 as they are printed: size of the ViT, training examples."""
+
+
+def _papers_setting(size: str, label: str, examples: float) -> LixpWorld:
+    recipe = RECIPES[f"siglip-vit-{size.lower()}-16"]()
+    steps = max(1, round(examples / recipe.batch_size))
+    alpha = 0.95 if examples == 15e9 else 0.9  # section 4.1, "Robustness to choice of pretraining objective"
+    return LixpWorld(f"ViT-{size}/16 {label}", replace(recipe, steps=steps), 1.0, alpha)
+
+
+def settings(options: StudyOptions, base: Base = "sigmoid") -> list[LixpWorld]:
+    """The columns of Tables 1 and 3: model and data scales; at scale full the paper's own."""
+    if options.scale == "full":
+        settings = [_papers_setting(*scale) for scale in _PAPERS_SCALES[base]]
+    else:
+        strong, deep = RECIPES["latents-strong-siglip"](), RECIPES["latents-siglip"]()
+        settings = [
+            LixpWorld("MLP 0.3M", deep, 0.02),
+            LixpWorld("linear 0.4M", strong, 0.003),
+            LixpWorld("linear 0.8M", replace(strong, steps=2 * strong.steps), 0.003),
+        ]
+    as_asked = (replace(each.base, objective=replace(each.base.objective, base=base)) for each in settings)
+    return [
+        replace(setting, base=_shortened(recipe, options)) for setting, recipe in zip(settings, as_asked, strict=True)
+    ]
+
+
+def main_setting(options: StudyOptions) -> LixpWorld:
+    """The one setting of the ablations."""
+    return settings(options)[0 if options.scale == "full" else 1]
+
+
+def evaluation_of(options: StudyOptions, methods: Sequence[str], suite: str = "lixp-21") -> StudyEvaluation:
+    """What every model of a study is tested on, with the classifiers that it needs."""
+    if options.scale == "full":
+        return StudyEvaluation(suite=options.suite or suite, methods=tuple(methods), shots=SHOTS)
+    world = ("latents:captions",)
+    if options.scale == "smoke":
+        return StudyEvaluation(world, world, methods=tuple(methods), shots=(1, 16), draws=2, queries=5)
+    return StudyEvaluation(world, world, methods=tuple(methods), shots=SHOTS)
+
+
+def seeds_of(options: StudyOptions) -> int:
+    """Training seeds of the scale."""
+    return options.seeds or {"smoke": 2, "small": 3, "full": 1}[options.scale]
+
+
+def run_arms(
+    options: StudyOptions, arms: Mapping[str, Recipe], evaluation: StudyEvaluation
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Few-shot and zero-shot figures of every arm with every seed, trained where they are not there yet."""
+    return frames(run(with_seeds(arms, seeds_of(options), evaluation), options.out, options.workers))
+
+
+def notes_of(options: StudyOptions) -> list[str]:
+    """What stands below every table."""
+    count = seeds_of(options)
+    gains = "gains are paired by seed" if count > 1 else "gains are of the same seed"
+    return [f"{over(count, 'training seed')}; {gains}", "paper: as printed there"]
+
+
+def sets_note(options: StudyOptions, few: pd.DataFrame) -> list[str]:
+    """At full, how many sets the means are over: a suite's that could be opened."""
+    if options.scale != "full":
+        return []
+    return [f"mean over {few['data'].nunique()} sets; a class that has fewer examples than shots gives all it has"]
+
+
+def select(frame: pd.DataFrame, **keys: object) -> pd.DataFrame:
+    """The lines with these values."""
+    for key, value in keys.items():
+        frame = frame[frame[key] == value]
+    return frame
+
+
+def mean_of(frame: pd.DataFrame, model: str) -> Summary:
+    """Mean over data sets, then mean ± std over seeds."""
+    return over_seeds(mean_over_tasks(select(frame, model=model), ["model"]))
+
+
+def measurements(few: pd.DataFrame, zero: pd.DataFrame, context: Mapping[str, object]) -> Measurements:
+    """Means over data sets: of each (arm, classifier, shots) and of each arm's classification by names."""
+    found = Measurements(context)
+    for (arm, seed), value in mean_over_tasks(zero, ["model"]).items():
+        found.add({"arm": str(arm), "classifier": "zero-shot"}, seed, value)
+    for (arm, method, shots, seed), value in mean_over_tasks(few, ["model", "method", "shots"]).items():
+        found.add({"arm": str(arm), "classifier": str(method), "shots": f"{shots:g}"}, seed, value)
+    return found

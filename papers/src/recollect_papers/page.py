@@ -1,0 +1,270 @@
+"""A page whose tables and figures are made from result files: what stands between its marks is never written by hand.
+
+    <!-- table lixp/table-4.json "4b" without="paper: .*" -->
+    <!-- end -->
+    gains <!-- cell lixp/table-4.json "4b" "alpha = 0.8" "gain" -->+11.4 ± 0.5<!-- end -->
+    in <!-- value bench/memory-1m.json "figures > index > exact, one (ms a query)" ".0f" -->53<!-- end --> ms
+
+A file is a report of ``recollect-papers``, a measurement of ``benchmarks/fusion.py`` or ``adaptation.py``, the figures
+of ``recollect-papers demo``, or a folder of a study's runs. A table is named by a part of its title. Its notes, its
+file and the command that made it are printed below it. A plain number may be taken out of any JSON file.
+
+Measurements and the demo are shown here and not by the engine of tables: their files hold finished figures, a mean with
+its deviation or an interval over resampled pictures, and no figure of a seed that a mean or a paired gain could be made
+of.
+"""
+
+import math
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from recollect.core.errors import UserError
+from recollect.core.files import read_json, write_text
+from recollect.evaluation.results import Summary
+from recollect_papers.records import read_records
+from recollect_papers.study import StudyTable, over
+
+_MARK = re.compile(r"<!-- (table|cell|words|value) ([^\n]*?) -->(.*?)<!-- end -->", re.DOTALL)
+
+RECORDS: Mapping[str, str] = {
+    "lixp/real": "recollect_papers.lixp.real_tables:tables",
+    "prefix/readings": "recollect_papers.prefix.real_tables:tables",
+    "page/clicks": "recollect_papers.clicks:click_tables",
+}
+"""Folders of runs, one file each, and what makes tables of them."""
+
+
+@dataclass(frozen=True)
+class KeptResults:
+    """What a file or a folder of runs shows.
+
+    Attributes:
+        tables: of it.
+        command: that made it.
+        world: where its numbers come from, in words.
+        notes: remarks on all tables.
+    """
+
+    tables: Sequence[StudyTable]
+    command: str
+    world: str = ""
+    notes: Sequence[str] = ()
+
+
+def fill_page(text: str, folder: Path) -> str:
+    """The page with everything between its marks made from the files in ``folder``.
+
+    Raises:
+        UserError: a mark that cannot be read, or names a file, table, row or column that is not there.
+    """
+    kept: dict[str, KeptResults] = {}
+
+    def made(mark: re.Match[str]) -> str:
+        kind, words = mark[1], shlex.split(mark[2])
+        if len(words) < {"table": 2, "cell": 4, "words": 2, "value": 3}[kind]:
+            raise UserError(f"<!-- {kind} {mark[2]} -->: too few words; see `recollect-papers results --help`.")
+        if kind == "value":
+            return f"<!-- {kind} {mark[2]} -->{_value(words, folder)}<!-- end -->"
+        if words[0] not in kept:
+            kept[words[0]] = read_results(folder, words[0])
+        inside = _MAKERS[kind](kept[words[0]], words, folder)
+        return f"<!-- {kind} {mark[2]} -->{inside}<!-- end -->"
+
+    if opened := len(re.findall(r"<!-- (?:table|cell|words|value) ", text)) - text.count("<!-- end -->"):
+        raise UserError(f"{abs(opened)} mark{'s' if abs(opened) > 1 else ''} without <!-- end -->, or the other way.")
+    return _MARK.sub(made, text)
+
+
+def write_page(page: Path, folder: Path) -> bool:
+    """Fill a page in its place; whether anything changed.
+
+    Raises:
+        UserError: there is no such page, or `fill_page` cannot fill it.
+    """
+    if not page.is_file():
+        raise UserError(f"{page}: no such page")
+    text = page.read_text(encoding="utf-8")
+    filled = fill_page(text, folder)
+    if filled != text:
+        write_text(page, filled)
+    return filled != text
+
+
+def read_results(folder: Path, name: str) -> KeptResults:
+    """The tables of one file or folder of runs.
+
+    Raises:
+        UserError: it is not there, or of no known form.
+    """
+    path = folder / name
+    if name in RECORDS:
+        records = read_records(path)
+        if not records:
+            raise UserError(f"{path}: no runs there")
+        module, function = RECORDS[name].split(":")
+        commands = " · ".join(dict.fromkeys(record["command"] for record in records))
+        return KeptResults(getattr(import_module(module), function)(records), commands)
+    value = read_json(path)
+    if isinstance(value, dict) and "tables" in value:
+        tables = [StudyTable(each["title"], tuple(each["columns"]), tuple(map(tuple, each["rows"])),
+                             tuple(each.get("notes", ()))) for each in value["tables"]]  # fmt: skip
+        command = value.get("command") or f"recollect-papers {value['name']} --scale {value['scale']}"
+        return KeptResults(tables, command, value.get("world", ""), value.get("notes", ()))
+    if isinstance(value, dict) and "mean and std" in value:
+        return KeptResults([_measured_ways(value)], value["command"])
+    if isinstance(value, dict) and "zero-shot, each base" in value:
+        return KeptResults([_measured_episodes(value), _mixed_episodes(value)], value["command"])
+    if isinstance(value, dict) and "worlds" in value:
+        return KeptResults([_demo_part(name, part) for name, part in value["worlds"].items()], "recollect-papers demo")
+    known = "a study's report, a measurement of benchmarks/fusion.py or adaptation.py, and the demo's figures"
+    raise UserError(f"{path}: none of the files that a page shows: {known}")
+
+
+def _measured_episodes(value: Mapping[str, Any]) -> StudyTable:
+    """A table of ``benchmarks/adaptation.py``: a row for each setting, ranked by the adapted score alone."""
+    domains = list(value["queries"])
+    rows = [
+        (arm["captions"], arm["setting"],
+         *(_interval(arm["gain in R@1"][part]) for part in ("mean", *domains)), _interval(arm["gain in R@5"]["mean"]))
+        for arm in value["arms"] if arm["mix"] == 1
+    ]  # fmt: skip
+    bases = value["zero-shot, each base"]
+    before = " and ".join(f"{base['R@1']['mean']:.1f}" for base in bases)
+    asked = ", ".join(f"{count:,} of {domain}" for domain, count in value["queries"].items())
+    notes = (
+        f"R@1 of the model as it is, mean of domains: {before}, for each of {len(bases)} models; queries: {asked}, in "
+        f"one pool of {value['pictures']:,} pictures; 95 % intervals resample pictures, for these models",
+    )
+    columns = ("captions", "setting", "gain in R@1", *(f"R@1, {domain}" for domain in domains), "gain in R@5")
+    return StudyTable("What an episode gains", columns, tuple(rows), notes)
+
+
+def _demo_part(name: str, part: Mapping[str, Any]) -> StudyTable:
+    """One part of the demo: the baseline, then what each other model gains over it, by classifier too."""
+    named, first = part["zero_shot"], next(iter(part["zero_shot"]))
+    methods = list(next(iter(part["gain_per_classifier"].values())))
+    rows = [(first, "", _demo_figure(part["siglip"]), *([""] * len(methods)), _demo_figure(named[first]))]
+    for model, gain in part["gain"].items():
+        each = (_demo_figure(part["gain_per_classifier"][model][method], "+") for method in methods)
+        zero_shot = _demo_figure(named[model]) if model in named else ""
+        rows.append((model, f"gain over {first}", _demo_figure(gain, "+"), *each, zero_shot))
+    seeds = {figure["seeds"] for figure in (part["siglip"], *part["gain"].values())}
+    counted = " or ".join(str(count) for count in sorted(seeds, reverse=True))
+    notes = (f"{part['shots']} shots, mean of the classifiers, of tasks and of {counted} seeds",)
+    columns = ("model", "figures", "mean", *methods, "zero-shot")
+    return StudyTable(f"The demo's {name}", columns, tuple(rows), notes)
+
+
+def _demo_figure(figure: Mapping[str, Any], sign: str = "") -> str:
+    spread = math.nan if figure["std"] is None else figure["std"]
+    summary = Summary(figure["mean"], spread, figure["seeds"])
+    return summary.signed() if sign else str(summary)
+
+
+def _mixed_episodes(value: Mapping[str, Any]) -> StudyTable:
+    """The same settings by the weight of the adapted score; what makes no episode has no other weight."""
+    gains: dict[tuple[str, str], dict[float, str]] = {}
+    for arm in value["arms"]:
+        gains.setdefault((arm["captions"], arm["setting"]), {})[arm["mix"]] = _interval(arm["gain in R@1"]["mean"])
+    weights = sorted({arm["mix"] for arm in value["arms"]})
+    rows = [(*names, *(each.get(weight, "") for weight in weights)) for names, each in gains.items() if len(each) > 1]
+    columns = ("captions", "setting", *(f"weight {weight:g}" for weight in weights))
+    return StudyTable("Gain in R@1 by the weight of the adapted score", columns, tuple(rows))
+
+
+def _interval(figure: Sequence[float]) -> str:
+    """A gain with its interval."""
+    return f"{figure[0]:+.1f} [{figure[1]:.1f}, {figure[2]:.1f}]"
+
+
+def _measured_ways(value: Mapping[str, Any]) -> StudyTable:
+    """A table of ``benchmarks/fusion.py``: a row for each way to read, a column for each measure."""
+    ways, count = value["mean and std"], len(value["seeds"])
+    measures = list(dict.fromkeys(measure for figures in ways.values() for measure in figures))
+    rows = [(way, *(_spread(figures.get(measure), count) for measure in measures)) for way, figures in ways.items()]
+    note = f"{over(count, 'seed')} of model and fusion"
+    return StudyTable("What reads a memory", ("what reads", *measures), tuple(rows), (note,))
+
+
+def _spread(figure: Sequence[float] | None, count: int) -> str:
+    return "" if figure is None else str(Summary(figure[0], figure[1], count))
+
+
+def _find(results: KeptResults, file: str, title: str) -> StudyTable:
+    found = [table for table in results.tables if title in table.title]
+    if len(found) != 1:
+        titles = "; ".join(table.title for table in results.tables)
+        raise UserError(f"{file}: {len(found)} tables with '{title}' in the title, of: {titles}")
+    return found[0]
+
+
+def _table(results: KeptResults, words: Sequence[str], folder: Path) -> str:
+    """A table with its notes, its file and its command; ``only=`` and ``without=`` choose columns."""
+    table, columns = _find(results, words[0], words[1]), []
+    chosen = dict(word.split("=", 1) for word in words[2:])
+    for place, column in enumerate(table.columns):
+        wanted = re.fullmatch(chosen.get("only", ".*"), column) or place == 0
+        if wanted and not re.fullmatch(chosen.get("without", "(?!)"), column):
+            columns.append(place)
+    lines = ["| " + " | ".join(table.columns[place] for place in columns) + " |", "|" + " --- |" * len(columns)]
+    lines += ["| " + " | ".join(row[place] for place in columns) + " |" for row in table.rows]
+    notes = "".join(f"\n\n{note}" for note in table.notes if note != "paper: as printed there")
+    source = f"\n\n`{folder.name}/{words[0]}`: `{results.command}`"
+    return "\n\n" + "\n".join(lines) + notes + source + "\n\n"
+
+
+def _cell(results: KeptResults, words: Sequence[str], folder: Path) -> str:
+    """One cell, by its row's first cells (joined by " / " where one is not enough) and its column."""
+    file, title, name, column = words[:4]
+    table = _find(results, file, title)
+    rows = [row for row in table.rows if name in (row[0], *(" / ".join(row[:size]) for size in range(2, 5)))]
+    if len(rows) != 1 or column not in table.columns:
+        raise UserError(f"{file}, {table.title}: no one cell of row '{name}' and column '{column}'")
+    return rows[0][table.columns.index(column)]
+
+
+def _words(results: KeptResults, words: Sequence[str], folder: Path) -> str:
+    """What a remark says after the words that are given, up to a semicolon or the end of its line."""
+    told = [results.world, *results.notes, *(note for table in results.tables for note in table.notes)]
+    found = [text.split(words[1], 1)[1].split(";")[0].strip() for text in told if words[1] in text]
+    if len(found) != 1:
+        raise UserError(f"{words[0]}: {len(found)} remarks with '{words[1]}'")
+    return found[0]
+
+
+def _value(words: Sequence[str], folder: Path) -> str:
+    """One number of a JSON file by the keys that lead to it; ``over=`` divides by another, ``times=`` multiplies."""
+    value, chosen = read_json(folder / words[0]), dict(word.split("=", 1) for word in words[3:])
+    number = _number(value, words[0], words[1]) * float(chosen.get("times", 1))
+    if "over" in chosen:
+        number /= _number(value, words[0], chosen["over"])
+    try:
+        return format(number, words[2])
+    except ValueError as error:
+        raise UserError(f"{words[0]}, {words[1]}: '{words[2]}' is no format of a number, such as .1f") from error
+
+
+def _number(value: Any, file: str, path: str) -> float:
+    for key in path.split(" > "):
+        if isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+            value = value[int(key)]
+        elif isinstance(value, dict) and key in value:
+            value = value[key]
+        else:
+            there = ", ".join(value) if isinstance(value, dict) else "no such place"
+            raise UserError(f"{file}: no '{key}' of '{path}' ({there})")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UserError(f"{file}: '{path}' is no number")
+    return float(value)
+
+
+_MAKERS: Mapping[str, Callable[[KeptResults, Sequence[str], Path], str]] = {
+    "table": _table,
+    "cell": _cell,
+    "words": _words,
+}

@@ -1,0 +1,188 @@
+"""Prefix conditioning (Saito et al., 2023), Figures 3 to 9: attention of the end token, and t-SNE maps."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from recollect.core.seeding import numpy_generator
+from recollect.core.types import Encoder, Source
+from recollect.data.prompts import fill
+from recollect.data.sources import open_source
+from recollect.data.sources.derived import Subset
+from recollect.data.sources.generated import is_generated
+from recollect.evaluation.features import class_prompts
+from recollect.evaluation.language import attention_map, in_plane, own_prefixes, reading_name
+from recollect.evaluation.reports.maps import attention_figure, clouds
+from recollect.evaluation.reports.panels import (
+    Measured,
+    Panel,
+    captions_panel,
+    classes_panel,
+    images_panel,
+    prefixes_panel,
+)
+from recollect.evaluation.reports.plots import save_figure
+from recollect.evaluation.tasks.classification import ClassificationTask, keep_classes
+from recollect.evaluation.tasks.opening import Selection, open_tasks
+from recollect.models import load_model
+from recollect_papers.engine import papers_words
+from recollect_papers.prefix.world import WORLDS_BY_SCALE, PrefixArm, figures, job_of, prefix_world
+from recollect_papers.study import StudyOptions, StudyReport, StudyTable
+
+WITH, WITHOUT = PrefixArm(prefix=True), PrefixArm()
+CLASSES = 20
+SAMPLES = {"smoke": 60, "small": 500, "full": 2000}
+
+
+def _models(options: StudyOptions) -> tuple[Encoder, Encoder]:
+    """The first seed of the model with prefixes and of the one without."""
+    evaluation = prefix_world(options).zero_shot()
+    figures([WITH, WITHOUT], replace(options, seeds=1), evaluation)
+    folders = [job_of(arm, options, evaluation).folder(options.out) for arm in (WITH, WITHOUT)]
+    return load_model(folders[0] / "model"), load_model(folders[1] / "model")
+
+
+def _report(
+    options: StudyOptions, number: int, tables: Sequence[StudyTable] = (), notes: Sequence[str] = ()
+) -> StudyReport:
+    name = f"prefix-figure-{number}-{options.scale}.png"
+    notes = (*notes, f"paper: {papers_words('prefix', f'figure-{number}')}")
+    return StudyReport(f"prefix/figure-{number}", options.scale, WORLDS_BY_SCALE[options.scale], tables, (name,), notes)
+
+
+# --- Attention --------------------------------------------------------------------------------------------------------
+
+
+def _attention(options: StudyOptions, number: int, texts: Sequence[str]) -> StudyReport:
+    models = _models(options)
+    rows = [
+        [(reading_name(model, prefix), attention_map(model, text, prefix))
+         for model in models for prefix in own_prefixes(model) or (None,)]
+        for text in texts
+    ]  # fmt: skip
+    report = _report(options, number)
+    save_figure(attention_figure(rows), options.out / report.figures[0])
+    layers = max(len(shown.weights) for row in rows for _, shown in row)
+    cells = tuple(
+        (shown.text, title, *(f"{value:.1f}" for value in shown.spread)) for row in rows for title, shown in row
+    )
+    columns = ("text", "read with", *(f"layer {layer}" for layer in range(1, layers + 1)))
+    title = f"Figure {number}. Number of the text's own words that are looked at (exp of the entropy)"
+    return replace(report, tables=(StudyTable(title, columns, cells),))
+
+
+def _class_name(options: StudyOptions, place: int) -> str:
+    names = _label_task(options).class_names
+    return names[place % len(names)]
+
+
+def figure_3(options: StudyOptions) -> StudyReport:
+    """Attention for a class prompt."""
+    if options.scale == "full":
+        return _attention(options, 3, ["a sculpture of an airplane"])
+    return _attention(options, 3, [fill("a sculpture of a {}.", _class_name(options, -12))])
+
+
+def figure_5(options: StudyOptions) -> StudyReport:
+    """Attention for another class prompt, of a class that the label set lacks."""
+    if options.scale == "full":
+        return _attention(options, 5, ["a tattoo of the forest area."])
+    return _attention(options, 5, [fill("a tattoo of a {}.", "hebrew letter")])
+
+
+def figure_6(options: StudyOptions) -> StudyReport:
+    """Attention for a caption."""
+    texts = _caption_texts(options)
+    return _attention(options, 6, [max(texts[:10], key=len)])
+
+
+# --- Maps -------------------------------------------------------------------------------------------------------------
+
+
+def _label_task(options: StudyOptions) -> ClassificationTask:
+    return open_tasks(Selection(prefix_world(options).own), "zero-shot").tasks[0]
+
+
+def _some_classes(task: ClassificationTask, count: int) -> ClassificationTask:
+    if len(task.class_names) <= count:
+        return task
+    drawn = numpy_generator("classes", 0).permutation(len(task.class_names))[:count]
+    return keep_classes(task, np.sort(drawn))
+
+
+def _captioned(options: StudyOptions) -> Source:
+    spec = (prefix_world(options).retrieval or prefix_world(options).sources["captions"])[0]
+    source = open_source(spec, split=None if is_generated(spec) else "test", kind="caption")
+    return _subset(source, SAMPLES[options.scale])
+
+
+def _subset(source: Source, count: int) -> Source:
+    drawn = numpy_generator("samples", 0).choice(len(source), min(count, len(source)), replace=False, shuffle=False)
+    return Subset(source, np.sort(drawn))
+
+
+def _caption_texts(options: StudyOptions) -> list[str]:
+    source = _captioned(options)
+    return [source.texts(index)[0] for index in range(len(source))]
+
+
+def _plane(options: StudyOptions) -> partial[np.ndarray]:
+    return partial(in_plane, perplexity=10.0 if options.scale == "smoke" else 30.0, seed=0)
+
+
+def _prompts(task: ClassificationTask, options: StudyOptions) -> list[tuple[str, ...]]:
+    every = prefix_world(options).templates
+    return [texts[::every] for texts in class_prompts(task)]
+
+
+def _maps(options: StudyOptions, number: int, panels: Sequence[Panel]) -> StudyReport:
+    report = _report(options, number)
+    save_figure(clouds([panel.cloud for panel in panels]), options.out / report.figures[0])
+    columns = tuple(dict.fromkeys(("panel", *(key for panel in panels for key in panel.measured))))
+    rows: list[Measured] = [{"panel": panel.cloud.title, **panel.measured} for panel in panels]
+    cells = tuple(tuple(_cell(row.get(column, "")) for column in columns) for row in rows)
+    title = f"Figure {number}. What is measured in the space itself"
+    return replace(report, tables=(StudyTable(title, columns, cells),))
+
+
+def _cell(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.3f}"
+
+
+def figure_4(options: StudyOptions) -> StudyReport:
+    """Prompts of twenty classes with each prefix."""
+    conditioned, plain = _models(options)
+    prompts, plane = _prompts(_some_classes(_label_task(options), CLASSES), options), _plane(options)
+    texts = [text for each in prompts for text in each]
+    panels = [prefixes_panel(conditioned, texts, ("label", "caption"), plane)]
+    panels += [classes_panel(conditioned, prompts, prefix, plane) for prefix in ("label", "caption")]
+    return _maps(options, 4, [*panels, classes_panel(plain, prompts, None, plane)])
+
+
+def figure_7(options: StudyOptions) -> StudyReport:
+    """Prompts of all classes with each prefix."""
+    conditioned, _ = _models(options)
+    task = _some_classes(_label_task(options), 12 if options.scale == "smoke" else 1000)
+    prompts = _prompts(task, options)
+    panels = [classes_panel(conditioned, prompts, prefix, _plane(options)) for prefix in ("label", "caption")]
+    return _maps(options, 7, panels)
+
+
+def figure_8(options: StudyOptions) -> StudyReport:
+    """Images of both sources, without and with prefixes in training."""
+    labelled, captioned = _subset(_label_task(options).query, SAMPLES[options.scale]), _captioned(options)
+    conditioned, plain = _models(options)
+    panels = [images_panel(model, labelled, [captioned], _plane(options)) for model in (plain, conditioned)]
+    return _maps(options, 8, panels)
+
+
+def figure_9(options: StudyOptions) -> StudyReport:
+    """Class prompts and captions, without and with prefixes."""
+    texts = [text for each in _prompts(_label_task(options), options) for text in each]
+    drawn = numpy_generator("texts", 0).permutation(len(texts))[: SAMPLES[options.scale]]
+    prompts, captions = [texts[index] for index in np.sort(drawn)], _caption_texts(options)
+    conditioned, plain = _models(options)
+    panels = [captions_panel(model, prompts, captions, _plane(options)) for model in (plain, conditioned)]
+    return _maps(options, 9, panels)

@@ -1,0 +1,284 @@
+"""What the studies of prefix conditioning train and measure, at each scale: arms, sources, evaluations."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from recollect.core.errors import UserError
+from recollect.core.types import Kind
+from recollect.evaluation.results import Result
+from recollect.objectives import Base
+from recollect.training.options import Data, Model, ObjectiveOptions, Recipe
+from recollect.training.recipes import RECIPES, with_context
+from recollect_papers.measurements import Measurements
+from recollect_papers.runs import Job, StudyEvaluation, run
+from recollect_papers.study import Scale, StudyOptions
+
+LabelSets = Literal["none", "small", "large", "rest", "renamed"]
+ArmSampling = Literal["equal", "debiased"]
+
+TEMPERATURE = 1 / 0.07
+PREFIXES: tuple[Kind, ...] = ("label", "caption")
+READINGS: dict[Kind | None, str] = {None: "N/A", "label": "label", "caption": "caption"}
+PROBED = "accuracy of the probe"
+"""Of a linear probe, in each set's own metric."""
+
+WORLDS_BY_SCALE: Mapping[Scale, str] = {
+    "smoke": "glyphs (pictures of characters), a few steps: shows that it runs, not what it finds",
+    "small": (
+        "glyphs (pictures of characters): captions of any script in any style, of which half name the character; "
+        "labels are 200 classes of four scripts in one face on a plain ground (IN-21K stands for these, IN-1K for 100 "
+        "of them); a convnet of two layers beside a transformer over words; 300 steps of 256"
+    ),
+    "full": "the paper's recipe on your data",
+}
+
+
+@dataclass(frozen=True)
+class PrefixArm:
+    """One training.
+
+    Attributes:
+        labels: which label set; "small" stands for ImageNet-1K, "large" for 21K, "rest" for 21K without 1K, "renamed"
+            for 21K under synonyms.
+        captions: whether captions are read too; "small" stands for CC-3M.
+        base: CLIP's softmax or UniCL's.
+        prefix: whether every kind of source has its prefix token.
+        sampling: "equal" as the paper's baselines, "debiased" as its method; by default so.
+        context: with LIxP's context objective, which the paper does not have.
+        batch, length: in those of the recipe.
+    """
+
+    labels: LabelSets = "large"
+    captions: Literal["none", "small", "all"] = "all"
+    base: Base = "softmax"
+    prefix: bool = False
+    sampling: ArmSampling | None = None
+    context: bool = False
+    batch: float = 1.0
+    length: float = 1.0
+
+    @property
+    def sampled(self) -> ArmSampling:
+        """How its batches are made."""
+        return self.sampling or ("debiased" if self.prefix else "equal")
+
+    @property
+    def name(self) -> str:
+        """What it is, in words; the same for arms that are the same training."""
+        parts = [f"labels {self.labels}", f"captions {self.captions}", self.base, "prefix" if self.prefix else "plain"]
+        parts += [self.sampled, *(["context"] if self.context else [])]
+        parts += [f"{size:g} x {what}" for what, size in (("batch", self.batch), ("length", self.length)) if size != 1]
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class PrefixWorld:
+    """Where an arm's recipe and figures come from at one scale.
+
+    Attributes:
+        sources: by the name of a label set or ``captions`` and ``captions-small``.
+        recipe: what arms are made from.
+        own: sources for classification by names of the small label set's own pictures, with their shifts.
+        unseen: the same for classes that it lacks; or a suite.
+        probe: sources for linear probes.
+        probe_suite: a suite whose sets are probed too.
+        retrieval: captioned sources.
+        synonyms: sources with a column ``synonyms``, for a shift of class names where ``own`` has none.
+        templates: take every so many of the 80.
+        epochs: steps of arms with such labels; the recipe's by default.
+        queries: most images of a class that are asked.
+        alone: what share of the steps arms of one kind of source make; half where steps count epochs of the labels, of
+            which every other batch is made.
+    """
+
+    sources: Mapping[str, tuple[str, ...]]
+    recipe: Recipe
+    own: tuple[str, ...]
+    unseen: tuple[str, ...] = ()
+    suite: str | None = None
+    probe: tuple[str, ...] = ()
+    retrieval: tuple[str, ...] = ()
+    synonyms: tuple[str, ...] = ()
+    templates: int = 1
+    epochs: Mapping[LabelSets, int] = field(default_factory=dict)
+    probe_suite: str | None = None
+    alone: float = 1.0
+    queries: int | None = None
+
+    def has(self, arm: PrefixArm) -> bool:
+        """Whether every source of the arm is there."""
+        return all(name in self.sources for name in _names(arm))
+
+    def make(self, arm: PrefixArm) -> Recipe:
+        """The arm's recipe."""
+        kinds = {"captions": [], "labels": []}  # type: dict[str, list[str]]
+        for name in _names(arm):
+            kinds["captions" if name.startswith("captions") else "labels"].extend(self.sources[name])
+        base = self.recipe
+        steps = self.epochs.get(arm.labels, base.steps) * (1.0 if all(kinds.values()) else self.alone)
+        recipe = replace(
+            base,
+            model=Model(base.model.start, prefixes=("caption", "label") if arm.prefix else ()),
+            data=Data(
+                captions=tuple(kinds["captions"]),
+                labels=tuple(kinds["labels"]),
+                sampling=arm.sampled if all(kinds.values()) else "proportional",  # one kind has nothing to even out
+                merge_classes=arm.base == "label" and len(kinds["labels"]) > 1,
+            ),
+            objective=ObjectiveOptions(arm.base, scale=TEMPERATURE),
+            batch_size=round(base.batch_size * arm.batch),
+            steps=max(1, round(steps * arm.length / arm.batch)),
+        )
+        return with_context(recipe, tau=0.02 if base.model.start == "tiny-conv" else 1.0) if arm.context else recipe
+
+    def zero_shot(self) -> StudyEvaluation:
+        """Classification by names, read with each prefix."""
+        return StudyEvaluation(
+            zero_shot=(*self.own, *self.unseen), suite=self.suite, methods=(), prefixes=PREFIXES,
+            templates=self.templates, synonyms=self.synonyms, queries=self.queries,
+        )  # fmt: skip
+
+    def probes(self) -> StudyEvaluation:
+        """Linear probes."""
+        return StudyEvaluation(probe=self.probe, probe_suite=self.probe_suite, queries=self.queries)
+
+    def search(self) -> StudyEvaluation:
+        """Retrieval both ways, read with each prefix."""
+        return StudyEvaluation(retrieval=self.retrieval, prefixes=PREFIXES)
+
+
+def _names(arm: PrefixArm) -> list[str]:
+    named = {"none": [], "small": ["captions-small"], "all": ["captions"]}[arm.captions]
+    return named + ([] if arm.labels == "none" else [f"labels-{arm.labels}"])
+
+
+_CAPTIONS = "glyphs:captions?says_name=0.5&says_synonym=0.5"
+_GLYPHS = {
+    "captions": _CAPTIONS,
+    "captions-small": f"{_CAPTIONS}&size=6000",
+    "labels-large": "glyphs:labels",
+    "labels-small": "glyphs:labels-half",
+    "labels-rest": "glyphs:labels-rest",
+    "labels-renamed": "glyphs:labels-renamed",
+}
+
+
+def prefix_world(options: StudyOptions) -> PrefixWorld:
+    """The setting of a scale.
+
+    Raises:
+        UserError: scale ``full`` without the sources it needs.
+    """
+    if options.scale == "full":
+        return _full(options)
+    recipe = replace(RECIPES["prefix-tiny"](), model=Model("tiny-conv"), steps=300, batch_size=256, log_every=50)
+    pools = (f"{_CAPTIONS}&seed=1&size=1000", "glyphs:scenes?size=500")
+    if options.scale == "smoke":
+        recipe = replace(recipe, steps=6, batch_size=32, log_every=2)
+        pools = (f"{_CAPTIONS}&seed=1&size=60", "glyphs:scenes?size=40")
+    smoke = options.scale == "smoke"
+    return PrefixWorld(
+        {name: (source,) for name, source in _GLYPHS.items()},
+        recipe,
+        own=("glyphs:labels-half",),
+        unseen=("glyphs:prompts",),
+        probe=("glyphs:labels-half",) if smoke else ("glyphs:labels-half", "glyphs:captions"),
+        retrieval=pools,
+        templates=40 if smoke else 8,
+        queries=2 if smoke else None,
+    )
+
+
+_FULL = (*_GLYPHS, "test", "shift", "synonyms", "search")
+
+
+_SMALL_STEPS = round(1.28e6 / 1024 * 2 * 50)
+"""ImageNet-1K's 50 epochs, of which every other batch is made (section 4, footnote 2)."""
+
+
+def _full(options: StudyOptions) -> PrefixWorld:
+    given: dict[str, list[str]] = {}
+    for text in options.data:
+        name, equals, place = text.partition("=")
+        if not equals or name not in _FULL:
+            raise UserError(f"--data {text}: write NAME=SOURCE, with NAME one of {', '.join(_FULL)}")
+        given.setdefault(name, []).append(place)
+    if missing := [name for name in ("captions", "labels-large", "labels-small") if name not in given]:
+        raise UserError(
+            f"--scale full needs the paper's data, and {missing[0]} is missing: --data captions=CC12M "
+            "labels-large=IN21K labels-small=IN1K, each your own copy"
+        )
+    own = tuple(given.get("test", given["labels-small"])) + tuple(given.get("shift", ()))
+    recipe = RECIPES["prefix-swin-t"]()
+    suite = options.suite or "prefix-11"
+    return PrefixWorld(
+        {name: tuple(places) for name, places in given.items()}, recipe, own, suite=suite, probe=own[:1],
+        retrieval=tuple(given.get("search", ())), synonyms=tuple(given.get("synonyms", ())), probe_suite=suite,
+        alone=0.5, epochs={"small": _SMALL_STEPS},
+    )  # fmt: skip
+
+
+def seeds(options: StudyOptions) -> int:
+    """Training seeds of the scale."""
+    return options.seeds or {"smoke": 1, "small": 3, "full": 1}[options.scale]
+
+
+@dataclass(frozen=True)
+class ArmResults:
+    """What some arms found.
+
+    Attributes:
+        results: each with its arm.
+    """
+
+    results: Sequence[tuple[PrefixArm, Result]]
+
+    def measurements(self, context: Mapping[str, Any]) -> Measurements:
+        """Every figure by arm, reading, set and metric; ``data`` in the context names the sets in their order."""
+        data = list(dict.fromkeys(result.data for _, result in self.results))
+        found = Measurements({**context, "data": data})
+        for arm, result in self.results:
+            of = {"arm": arm.name, "read": READINGS[result.settings.get("prefix")], "set": result.data}
+            for row in result.rows:
+                if metric := _metric(result.protocol, row):
+                    found.add({**of, "metric": metric}, result.seed, row["value"])
+        return found
+
+
+def _metric(protocol: str, row: Mapping[str, Any]) -> str | None:
+    """What a table calls the figure; None for those that no table shows."""
+    if protocol == "probe":
+        return PROBED
+    if protocol != "retrieval":
+        return str(row["metric"])
+    if row["metric"] != "recall" or row["domain"] != "all":
+        return None
+    return f"{row['direction']} R@{row['k']}"
+
+
+def figures(arms: Sequence[PrefixArm], options: StudyOptions, evaluation: StudyEvaluation) -> ArmResults:
+    """Train what is not there yet, evaluate, and gather."""
+    chosen = prefix_world(options)
+    jobs = [
+        Job(_called(recipe), replace(recipe, seed=seed), evaluation)
+        for seed in range(seeds(options))
+        for recipe in {_called(recipe): recipe for recipe in map(chosen.make, filter(chosen.has, arms))}.values()
+    ]
+    results = run(jobs, options.out, options.workers)
+    made = [(arm, _called(chosen.make(arm))) for arm in dict.fromkeys(arms) if chosen.has(arm)]
+    return ArmResults([(arm, result) for result in results for arm, name in made if name == result.model])
+
+
+def _called(recipe: Recipe) -> str:
+    """A name that says what an arm is, the same for all seeds."""
+    labels, captions = (" ".join(specs) for specs in (recipe.data.labels, recipe.data.captions))
+    objective = f"{recipe.objective.base}{' with context' if recipe.objective.context else ''}"
+    prefix = "prefix" if recipe.model.prefixes else "plain"
+    return f"{labels} + {captions}, {objective}, {prefix}, {recipe.data.sampling}, {recipe.batch_size}, {recipe.steps}"
+
+
+def job_of(arm: PrefixArm, options: StudyOptions, evaluation: StudyEvaluation) -> Job:
+    """The first seed of an arm, trained and evaluated already by `figures`."""
+    recipe = replace(prefix_world(options).make(arm), seed=0)
+    return Job(_called(recipe), recipe, evaluation)

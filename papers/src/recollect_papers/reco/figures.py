@@ -1,0 +1,230 @@
+"""RECO's figures: a diagram of search and fusion, bars and curves, and what searches find."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
+
+from recollect.core.seeding import numpy_generator
+from recollect.evaluation.features import class_prompts, class_text_features, image_features
+from recollect.evaluation.reports.plots import LINE_COLOURS, RIGHT, new_figure, say_beneath
+from recollect.evaluation.results import Summary
+from recollect.evaluation.tasks.classification import ClassificationTask
+from recollect.memory.rows import Item, Modality
+from recollect.memory.store import Memory
+from recollect_papers.reco.bench import Bench
+
+_Direction = Literal["uni", "cross"]
+
+_IMAGE, _TEXT, _RIGHT, _WRONG = LINE_COLOURS[0], LINE_COLOURS[1], RIGHT, LINE_COLOURS[1]
+
+
+def diagram() -> Figure:
+    """The four ways to search and to fuse, for an image that looks something up (RECO, Figure 2)."""
+    figure, axes = new_figure(columns=4, width=2.9, height=3.0)
+    ways = [("uni", "cross"), ("cross", "cross"), ("uni", "uni"), ("cross", "uni")]
+    for axis, (search, read) in zip(axes[0], ways, strict=True):
+        axis.set_axis_off()
+        axis.set_xlim(0, 10)
+        axis.set_ylim(0, 10.4)
+        ours = "\n(RECO)" if (search, read) == ("uni", "cross") else "\n"
+        axis.set_title(f"{search}-modal search,\n{read}-modal fusion{ours}", fontsize=8)
+        _box(axis, 0.3, 0.6, "image $v$", _IMAGE)
+        axis.add_patch(Rectangle((4.2, 3.0), 5.5, 6.6, fill=False, edgecolor="0.6", linestyle="--"))
+        axis.text(6.95, 9.8, "memory", ha="center", fontsize=7, color="0.4")
+        heights = (7.8, 5.7, 3.6)
+        for place, height in enumerate(heights):
+            _box(axis, 4.5, height, f"$v_{place + 1}$", _IMAGE, width=2.0, faint=read != "uni")
+            _box(axis, 7.4, height, f"$t_{place + 1}$", _TEXT, width=2.0, faint=read != "cross")
+        _box(axis, 4.9, 0.6, r"fusion $\varphi$", "0.35", width=3.4)
+        target = 4.5 if search == "uni" else 7.4
+        _arrow(axis, (1.6, 2.0), (target, 6.4), "compare", dashed=True, bend=-0.2)
+        _arrow(axis, (5.5 if read == "uni" else 8.4, 3.6), (6.6, 2.1), "", bend=0.0)
+        _arrow(axis, (3.0, 1.3), (4.9, 1.3), "", bend=0.0)
+        axis.text(8.45, 1.3, r"$\rightarrow\ \hat v$", va="center", fontsize=10)
+    return figure
+
+
+def _box(
+    axis: Axes, x: float, y: float, text: str, colour: str, width: float = 2.7, height: float = 1.4, faint: bool = False
+) -> None:
+    alpha = 0.25 if faint else 0.9
+    axis.add_patch(
+        FancyBboxPatch(
+            (x, y), width, height, boxstyle="round,pad=0.05", facecolor=colour, alpha=alpha, edgecolor="none"
+        )
+    )
+    axis.text(x + width / 2, y + height / 2, text, ha="center", va="center", fontsize=8, color="0.2" if faint else "w")
+
+
+def _arrow(
+    axis: Axes, start: tuple[float, float], end: tuple[float, float], text: str, dashed: bool = False, bend: float = 0.0
+) -> None:
+    style = {"arrowstyle": "-|>", "mutation_scale": 9, "color": "0.25", "linestyle": "--" if dashed else "-"}
+    axis.add_patch(FancyArrowPatch(start, end, connectionstyle=f"arc3,rad={bend}", **style))  # type: ignore[arg-type]
+    if text:
+        axis.text(0.3, 5.6, text, fontsize=7, color="0.25")
+
+
+def additional_training(
+    training: Mapping[str, Summary],
+    growing: Mapping[str, Mapping[float, Summary]],
+    reading: Mapping[str, Mapping[float, Summary]],
+    what: str,
+) -> Figure:
+    """Bars of additional training, curves over the memory's share, curves over k (RECO, Figure 3).
+
+    Args:
+        training: top-1 of each way to train.
+        growing: for each memory in testing, top-1 by the share of the memory in training.
+        reading: for each k of training, top-1 by the k of testing.
+        what: is classified.
+    """
+    figure, axes = new_figure(columns=3, width=3.5, height=3.25)
+    left, middle, right = axes[0]
+    alone = training["model alone"].mean
+    places = np.arange(len(training))
+    bars = left.barh(
+        places[::-1], [each.mean for each in training.values()],
+        xerr=np.nan_to_num([each.std for each in training.values()]),
+        color=["0.6", *LINE_COLOURS[1 : len(training) - 1], LINE_COLOURS[0]], capsize=2,
+    )  # fmt: skip
+    left.bar_label(bars, [f"{each.mean:.1f}" for each in training.values()], fontsize=7, padding=3)
+    left.set_yticks(places[::-1], [name.replace(" and", "\nand") for name in training], fontsize=7)
+    left.grid(axis="y", visible=False)
+    left.margins(x=0.15)
+    left.set_xlabel(f"top-1 (%), {what}")
+    left.set_title("additional training")
+    _curves(middle, {name: {100 * share: found for share, found in each.items()} for name, each in growing.items()})
+    _log_ticks(middle, [100 * share for share in next(iter(growing.values()))])
+    middle.set_xlabel("share of the memory in training (%)")
+    middle.set_title("memory updated after training")
+    _curves(right, reading)
+    _log_ticks(right, list(next(iter(reading.values()))))
+    right.set_xlabel("k in testing")
+    right.set_title("rows that are read")
+    for axis in (middle, right):
+        axis.axhline(alone, color="0.5", linestyle=":", linewidth=1.2, label="model alone")
+        axis.legend(frameon=False, fontsize=6.5)
+        axis.set_ylabel(f"top-1 (%), {what}")
+    count = training["model alone"].count
+    say_beneath(figure, f"bars: std over {count} seeds of model and fusion" if count > 1 else "one seed")
+    return figure
+
+
+def _log_ticks(axis: Axes, ticks: Sequence[float]) -> None:
+    """A logarithmic axis that names what was measured."""
+    axis.set_xscale("log")
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.minorticks_off()
+
+
+def _curves(axis: Axes, curves: Mapping[str, Mapping[float, Summary]]) -> None:
+    for (name, found), colour in zip(curves.items(), LINE_COLOURS, strict=False):
+        spread = np.nan_to_num([each.std for each in found.values()])
+        axis.errorbar(list(found), [each.mean for each in found.values()], yerr=spread, marker="o", markersize=3,
+                      capsize=2, color=colour, label=name)  # fmt: skip
+
+
+def relevant_shares(bench: Bench, column: str, k: int = 10) -> dict[tuple[Modality, _Direction], float]:
+    """Percent of the k nearest rows that are of the query's own class, for images and class texts, by each search.
+
+    Args:
+        bench: with a whole memory.
+        column: whose tasks to ask for.
+    """
+    memory, hits = Memory.open(bench.memory_of()), {}
+    modalities: tuple[Modality, ...] = ("image", "text")
+    searches: tuple[_Direction, ...] = ("uni", "cross")
+    for modality in modalities:
+        for search in searches:
+            right = [_relevance(bench, memory, task, modality, search, k) for task in bench.tasks[column]]
+            hits[modality, search] = 100 * float(np.concatenate(right).mean())
+    return hits
+
+
+def _relevance(
+    bench: Bench, memory: Memory, task: ClassificationTask, modality: Modality, search: _Direction, k: int
+) -> np.ndarray:
+    if modality == "image":
+        features = image_features(bench.model, task.query, bench.cache)
+        vectors, names = features.images, [task.class_names[label] for label in features.labels]
+    else:
+        vectors, names = class_text_features(bench.model, task), list(task.class_names)
+    near = bench.too_near(1.0, "tasks")
+    found = memory.search(vectors, k, _compared(modality, search), exclude_ids=near).ids
+    items = {item.id: item for item in memory.fetch(sorted(set(found.ravel().tolist())), pictures=False)}
+    return np.array([[_relevant(items[id], name) for id in ids] for ids, name in zip(found, names, strict=True)])
+
+
+def _compared(modality: Modality, search: _Direction) -> Modality:
+    other: Modality = "text" if modality == "image" else "image"
+    return modality if search == "uni" else other
+
+
+def _relevant(item: Item, name: str) -> bool:
+    """Whether a row shows the class: by its own name where it has one, else if its caption says the name."""
+    known = item.metadata.get("name")
+    return known == name if known is not None else name.lower() in item.caption.lower()
+
+
+def nearest_items(bench: Bench, column: str, k: int = 4) -> Figure:
+    """Two images and two class names with the nearest rows of the memory, by uni- and cross-modal search."""
+    memory = Memory.open(bench.memory_of())
+    generator = numpy_generator("figure 4", bench.label)
+    tasks = bench.tasks[column]
+    columns = 2 * k + 2  # one of them stays empty between the searches
+    figure, axes = new_figure(columns=columns, rows=4, width=1.25, height=1.5)
+    engine = figure.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    engine.set(rect=(0, 0, 1, 0.95))  # room for the headings
+    for axis in axes.flat:
+        axis.set_xticks([])
+        axis.set_yticks([])
+        axis.grid(visible=False)
+        axis.spines[["top", "right", "bottom", "left"]].set_visible(False)
+    for row, modality in enumerate(("image", "image", "text", "text")):
+        task = tasks[int(generator.integers(len(tasks)))]
+        name, vectors = _draw_query(axes[row, 0], bench, task, modality, generator)  # type: ignore[arg-type]
+        for first, search in ((1, "uni"), (2 + k, "cross")):
+            other = _compared(modality, search)  # type: ignore[arg-type]
+            ids = memory.search(vectors, k, other, exclude_ids=bench.too_near(1.0, "tasks")).ids[0]
+            _draw_found(axes[row, first : first + k], memory.fetch(ids.tolist()), name)
+    for first, title in ((0, "query"), (1, "uni-modal search"), (2 + k, "cross-modal search")):
+        figure.text((first + 0.1) / columns, 0.965, title, fontsize=10, fontweight="bold")
+    return figure
+
+
+def _draw_query(
+    axis: Axes, bench: Bench, task: ClassificationTask, modality: Modality, generator: np.random.Generator
+) -> tuple[str, np.ndarray]:
+    if modality == "image":
+        sample = task.query[int(generator.integers(len(task.query)))]
+        axis.imshow(np.asarray(sample.image), interpolation="nearest")
+        name = task.class_names[sample.label]
+        axis.set_title(_short(name), fontsize=5.5)
+        return name, bench.model.embed_images([sample.image]).numpy()
+    label = int(generator.integers(len(task.class_names)))
+    text = class_prompts(task)[label][0]
+    axis.text(0.5, 0.5, _short(text, 14, 6), ha="center", va="center", fontsize=7)
+    return task.class_names[label], bench.model.embed_texts([text]).numpy()
+
+
+def _draw_found(axes: Sequence[Axes] | np.ndarray, items: Sequence[Item], name: str) -> None:
+    for axis, item in zip(axes, items, strict=True):
+        picture = np.asarray(item.open())
+        axis.imshow(picture, interpolation="nearest")
+        colour = _RIGHT if _relevant(item, name) else _WRONG
+        axis.spines[["top", "right", "bottom", "left"]].set_visible(True)
+        for spine in axis.spines.values():
+            spine.set(color=colour, linewidth=2)
+        axis.set_title(_short(item.caption), fontsize=5)
+
+
+def _short(text: str, width: int = 24, lines: int = 3) -> str:
+    return "\n".join(textwrap.wrap(text, width, max_lines=lines, placeholder=" …"))

@@ -1,0 +1,160 @@
+"""The glyph world for RECO: half of the characters are trained on, the others only the memory knows."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from recollect.core.hashing import integers, uniforms
+from recollect.core.seeding import derive_seed
+from recollect.core.types import NO_LABEL, Kind, Sample, Source
+from recollect.evaluation.tasks.classification import ClassificationTask
+from recollect.evaluation.tasks.retrieval import RetrievalTask
+from recollect_papers.worlds.arrays import ArraySource
+from recollect_papers.worlds.glyph_table import SCRIPTS
+from recollect_papers.worlds.glyphs import CHARACTER_SPLITS, GlyphWorld
+from recollect_papers.worlds.rendering import COLOUR_NAMES
+from recollect_papers.worlds.tasks import world_tasks, world_zero_shot_tasks
+
+_SAYS_NAME, _SAYS_ATTRIBUTE = 0.8, 0.3
+ADDRESS = f"glyphs:captions?says_name={_SAYS_NAME}&says_attribute={_SAYS_ATTRIBUTE}"
+"""Captions that are mostly about the character's name, as those of rare entities are."""
+
+NEW_SCRIPTS = ("lao letter", "lisu letter", "nko letter")
+
+
+@dataclass(eq=False)
+class GlyphPairs(Source):
+    """Captioned pictures of given characters, drawn in the training faces.
+
+    Attributes:
+        world: how pictures look and what is said.
+        characters: which; ``each`` pictures of every one.
+        each: pictures of a character.
+        name: of the source; other names have other pictures.
+    """
+
+    world: GlyphWorld
+    characters: np.ndarray
+    each: int
+    name: str
+    kind: Kind = "caption"
+    class_names: tuple[str, ...] = ()
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the world's settings and the characters."""
+        return f"{derive_seed(self.name, repr(self.world), repr(self.characters.tolist()), self.each):016x}"
+
+    def __len__(self) -> int:
+        return len(self.characters) * self.each
+
+    def __getitem__(self, index: int) -> Sample:
+        owner = int(np.repeat(self.characters, self.each)[index])
+        about = {"character": owner, "name": self.world.table.names[owner]}
+        pictures, texts = self._drawn
+        return Sample(pictures[index], (texts[index],), NO_LABEL, self.name, "caption", str(index), about)
+
+    @cached_property
+    def _drawn(self) -> tuple[np.ndarray, list[str]]:
+        owners, key = np.repeat(self.characters, self.each), derive_seed("reco", self.name)
+        indices = np.arange(len(owners))
+        draws = uniforms(derive_seed(key, "style"), indices, 2)
+        masks = self.world.draw_masks(owners, draws[:, 0])
+        pictures = self.world.render(masks, integers(draws[:, 1], len(COLOUR_NAMES)), key, indices)
+        texts = self.world.captions(owners, masks, key, indices)
+        return pictures.permute(0, 2, 3, 1).contiguous().numpy(), texts
+
+
+@lru_cache(maxsize=4)
+def glyph_world() -> GlyphWorld:
+    """The world of the study."""
+    return GlyphWorld(says_name=_SAYS_NAME, says_attribute=_SAYS_ATTRIBUTE)
+
+
+def training_sources(new: int, known: int, every: int) -> tuple[GlyphPairs, ...]:
+    """Pairs for the fusion: ``new`` of each character that pretraining has not seen, ``known`` of the others.
+
+    A fusion that only meets pairs that the frozen model has been fitted to learns to trust the model, not the memory.
+    The new ones are those of ``validation`` that no task of that split asks for, so that choices can be made there.
+    """
+    world = glyph_world()
+    asked = {name for column in ("new characters", "new scripts") for task in glyph_tasks("validation")[column]
+             for name in task.class_names}  # fmt: skip
+    free = [character for character in world.split["validation"] if world.table.names[character] not in asked]
+    return (
+        GlyphPairs(world, np.array(free)[::every], new, "glyph pairs, new characters"),
+        GlyphPairs(world, world.split["train"][::every], known, "glyph pairs, known characters"),
+    )
+
+
+def memory_sources(each: int, every: int) -> tuple[GlyphPairs, ...]:
+    """Pairs for the memory, of trained and of new characters: other pictures than those of training and tests."""
+    world = glyph_world()
+    return tuple(
+        GlyphPairs(world, world.split[split][::every], each, f"glyph memory {split}") for split in CHARACTER_SPLITS
+    )
+
+
+def glyph_tasks(split: str = "test") -> dict[str, list[ClassificationTask]]:
+    """Columns of a table: names of new characters in known and in new scripts; what captions always speak of."""
+    tasks = world_tasks(ADDRESS, split)
+    new = {f"glyphs-{split}-{script.replace(' ', '-')}" for script in (*NEW_SCRIPTS, "tifinagh letter")}
+    generic = world_zero_shot_tasks(ADDRESS, split)
+    return {
+        "new characters": [task for task in tasks if task.name not in new],
+        "new scripts": [task for task in tasks if task.name in new],
+        "scripts": generic[:1],
+        "attributes": generic[1:3],
+    }
+
+
+def name_of(world: GlyphWorld, character: int) -> str:
+    """The words of a character's name that training can know, and its script."""
+    return " ".join([*world.name_words[character], SCRIPTS[world.table.scripts[character]][0]])
+
+
+def _pictures_of(world: GlyphWorld, characters: np.ndarray, key: str) -> tuple[np.ndarray, np.ndarray]:
+    """One picture of each, in a held-out face where it has one, and the mask that it shows."""
+    indices = np.arange(len(characters))
+    draws = uniforms(derive_seed("reco", key), indices, 2)
+    masks = world.draw_masks(characters, draws[:, 0])
+    for row, character in enumerate(characters.tolist()):
+        held_out = world.table.masks_of(character, held_out=True)
+        if len(held_out):
+            masks[row] = held_out[int(draws[row, 0] * len(held_out))]
+    images = world.render(masks, integers(draws[:, 1], len(COLOUR_NAMES)), derive_seed("reco", key, "view"), indices)
+    return images.permute(0, 2, 3, 1).contiguous().numpy(), masks
+
+
+def glyph_entities(split: str = "test", every: int = 1) -> tuple[ClassificationTask, np.ndarray]:
+    """All trained characters and the new ones of a split as candidates for each other; those whose name is unique."""
+    world = glyph_world()
+    both = np.concatenate([world.split["train"][::every], world.split[split][::every]])
+    names = [name_of(world, int(character)) for character in both]
+    counts = {name: names.count(name) for name in set(names)}
+    kept = np.array([character for character, name in zip(both, names, strict=True) if counts[name] == 1])
+    names = [name_of(world, int(character)) for character in kept]
+    pictures, _ = _pictures_of(world, kept, f"entities {split}")
+    query = ArraySource(f"glyphs-{split}-entities", pictures, np.arange(len(kept)), tuple(names))
+    nothing = ArraySource("none", query.images[:0], query.labels[:0], tuple(names))
+    task = ClassificationTask(query.name, nothing, query, tuple(names), ("{}",))
+    return task, np.isin(kept, world.split["train"])
+
+
+def glyph_pool(split: str = "test", every: int = 1) -> RetrievalTask:
+    """A picture of each new character, and captions that say its name and most of what can be seen."""
+    world = glyph_world()
+    characters = world.split[split][::every]
+    pictures, masks = _pictures_of(world, characters, f"pool {split}")
+    images = ArraySource(f"glyphs-{split}-pool", pictures, np.zeros(len(characters), np.int64), ())
+    telling = replace(world, says_name=1.0, drops_word=0.0, says_script=1.0)
+    key, indices = derive_seed("reco pool", split), np.arange(len(characters))
+    owners: dict[str, list[int]] = {}
+    for row, text in enumerate(telling.captions(characters, masks, key, indices)):
+        owners.setdefault(text, []).append(row)
+    count = len(characters)
+    return RetrievalTask(
+        images.name, images, tuple(owners), tuple(map(tuple, owners.values())), tuple(map(len, owners.values())),
+        ("glyphs",) * count, (False,) * count,
+    )  # fmt: skip

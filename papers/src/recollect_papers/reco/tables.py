@@ -1,0 +1,401 @@
+"""RECO (Iscen et al., "Retrieval-Enhanced Contrastive Vision-Text Models"): Tables 1 to 4 and Figures 2 to 4.
+
+``smoke`` and ``small`` take pictures of characters: a model is pretrained on half of them, the fusion is trained on
+more, and tasks ask for those that only the memory holds. ``full`` takes the paper's models and the user's pairs.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from matplotlib.figure import Figure
+
+from recollect.evaluation.reports import plots
+from recollect.evaluation.results import Summary
+from recollect.evaluation.tasks.oven import is_oven
+from recollect.memory.fusion.block import FusionSettings
+from recollect.memory.fusion.encoder import Mode
+from recollect_papers.engine import (
+    Column,
+    FigureStudy,
+    Formed,
+    Row,
+    TableForm,
+    TableStudy,
+    paper_rows,
+    papers_words,
+    printed,
+)
+from recollect_papers.measurements import Measurements
+from recollect_papers.reco import figures as pictures
+from recollect_papers.reco.bench import Bench, FusionArm, MemoryPart
+from recollect_papers.reco.world import (
+    PAPERS_SETS,
+    WORLDS_BY_SCALE,
+    benches,
+    columns_like,
+    entity_bench,
+    main_model,
+    models,
+    parameter_count,
+)
+from recollect_papers.study import StudyOptions, StudyReport, StudyTable, over
+
+RECO = FusionArm()
+READING = FusionArm(preset="reading")
+"""Our own way to train: a gate, equal captions no negatives, simulated newness."""
+READS = "RECO that learns to read"
+_PLACED = (
+    "paper: K-Lite, RA-CLIP and PaLI have empty cells there; which column their figures stand in was inferred from "
+    "what these methods report, not read"
+)
+SHARES = (0.01, 0.1, 1.0)
+_SMOKE_SHARES = (0.05, 0.2, 1.0)  # of a small memory, which must hold k rows
+MODES: tuple[Mode, ...] = ("image", "text", "both")
+
+_MODEL = "model alone"
+"""The arm without memory, which every gain is over."""
+
+
+def _add(
+    found: Measurements,
+    benches: Sequence[Bench],
+    arms: Mapping[str, FusionArm | None],
+    part: MemoryPart = "tasks",
+    **more: str,
+) -> None:
+    """Measure arms on every seed's bench; their address is the arm, the measure and ``more``."""
+    for name, arm in arms.items():
+        for bench in benches:
+            for measure, value in bench.figures(arm, part).items():
+                found.add({"arm": name, "measure": measure, **more}, bench.seed, value)
+
+
+def _notes(
+    options: StudyOptions, benches: Sequence[Bench], *more: str, gains: bool = True, papers: bool | None = None,
+    parts: Iterable[str] = ("tasks",),
+) -> list[str]:  # fmt: skip
+    """What stands below every table; at scale full there is one fusion of one given model.
+
+    Args:
+        gains: whether the table shows any.
+        papers: whether it is of the paper's own sets; by default where all that are classified are.
+        parts: what is tested.
+    """
+    full, count = options.scale == "full", len(benches)
+    trained = "each fusion trained once" if full else f"{over(count, 'seed')} of model and fusion"
+    told = f"; gains over the model alone{'' if full else ', paired by seed'}" if gains else ""
+    if papers is None:
+        papers = full and set(benches[0].tasks) <= set(PAPERS_SETS.values())
+    beside = "" if papers else "; its columns are other sets than ours, so compare directions"
+    left_out = [_left_out(benches[0], part) for part in parts if benches[0].near is not None]  # type: ignore[arg-type]
+    return [f"{trained}{told}", *more, *left_out, f"paper: as printed there{beside}"]
+
+
+_TESTED: Mapping[MemoryPart, str] = {
+    "tasks": "pictures to classify", "retrieval": "pictures to search", "entities": "pictures of entities",
+}  # fmt: skip
+
+
+def _left_out(bench: Bench, part: MemoryPart) -> str:
+    """How much of the memory is not read, since it is what is tested."""
+    near, rows = bench.too_near(1.0, part), bench.rows_of(1.0)
+    return f"{len(near):,} of {rows:,} rows of the memory are near-duplicates of {_TESTED[part]} and are not read"
+
+
+def _gains(measures: Sequence[str], base: str = _MODEL) -> list[Column]:
+    """A column for each measure: its mean, and in brackets the gain over the model alone."""
+    return [Column(measure, {"measure": measure}, "mean (gain)", {"arm": base}) for measure in measures]
+
+
+def _report(options: StudyOptions, name: str, **parts: object) -> StudyReport:
+    return StudyReport(f"reco/{name}", options.scale, WORLDS_BY_SCALE[options.scale], **parts)  # type: ignore[arg-type]
+
+
+_SIZE = "parameters (M)"
+
+
+def _measure_1(options: StudyOptions) -> Measurements:
+    """Zero-shot classification without and with RECO, of several models."""
+    found = Measurements({"models": list(models(options))})
+    for label in models(options):
+        mine = list(benches(options, label))
+        _add(found, mine, {_MODEL: None, "RECO": RECO, READS: READING}, model=label)
+        size = parameter_count(mine[0].model)
+        more = sum(value.numel() for value in mine[0].fusion(RECO).parameters()) / 1e6
+        for arm, parameters in ((_MODEL, size), ("RECO", size + more), (READS, size + more)):
+            found.add({"arm": arm, "measure": _SIZE, "model": label}, 0, parameters)
+        found.context |= {"columns": list(mine[0].tasks), "notes": _notes(options, mine, _mode_note(options))}
+    return found
+
+
+def _table_1(found: Measurements) -> Formed:
+    paper, rows = printed("reco", "table-1"), []
+    for label in found.context["models"]:
+        rows.append(Row((label,), {"model": label, "arm": _MODEL}))
+        rows += [Row((f"{label} + {arm}",), {"model": label, "arm": arm}) for arm in ("RECO", READS)]
+    columns = [Column(_SIZE, {"measure": _SIZE}, "number", pattern="{:.2f}"), *_gains(found.context["columns"])]
+    title, notes = "Table 1. Zero-shot classification", (*found.context["notes"], _PLACED)
+    return [TableForm(title, ("model",), [*rows, *paper_rows(paper)], columns, paper, notes).fill(found)], ()
+
+
+def _mode_note(options: StudyOptions) -> str:
+    reads = "images and texts both read the memory, k = 10"
+    return reads if options.scale == "full" else f"{reads}; choices were made on other characters than those tested"
+
+
+ENTITY_ARMS: Mapping[str, FusionArm | None] = {
+    _MODEL: None,
+    "RECO": RECO,
+    READS: READING,
+    "RECO, images only": replace(RECO, mode="image"),
+    "RECO, texts only": replace(RECO, mode="text"),
+    "mean": FusionArm(FusionSettings(1, "mean")),
+    "MLP, no memory": FusionArm(FusionSettings(1, "mlp")),
+}
+
+
+def _measure_2(options: StudyOptions) -> Measurements:
+    """Entity recognition: seen, unseen and their harmonic mean, without and with RECO, and the controls."""
+    mine = [entity_bench(options, bench) for bench in benches(options, models(options)[-1], classify=False)]
+    assert mine[0].entities is not None
+    task, seen = mine[0].entities
+    note = f"{len(task.class_names):,} entities, all of them candidates; {int((~seen).sum()):,} are unseen"
+    papers = options.scale == "full" and is_oven(str(options.entities))
+    found = Measurements(
+        {"model": mine[0].label, "notes": _notes(options, mine, note, papers=papers, parts=("entities",))}
+    )
+    _add(found, mine, ENTITY_ARMS, "entities")
+    return found
+
+
+def _table_2(found: Measurements) -> Formed:
+    paper, label = printed("reco", "table-2"), found.context["model"]
+    rows = [Row((label if arm == _MODEL else f"{label} + {arm}",), {"arm": arm}) for arm in ENTITY_ARMS]
+    columns, notes = _gains(("seen", "unseen", "harmonic mean")), tuple(found.context["notes"])
+    form = TableForm("Table 2. Entity recognition", ("method",), [*rows, *paper_rows(paper)], columns, paper, notes)
+    return [form.fill(found)], ()
+
+
+_WAYS: tuple[tuple[Literal["uni", "cross"], Literal["uni", "cross"]], ...] = (
+    ("uni", "cross"),
+    ("cross", "cross"),
+    ("uni", "uni"),
+    ("cross", "uni"),
+)
+_KINDS: tuple[Literal["transformer", "mean"], ...] = ("transformer", "mean")
+SEARCHES: Mapping[str, FusionArm | None] = {
+    "none": None,
+    **{
+        f"{kind} / {search} / {read}": FusionArm(FusionSettings(1, kind, search, read))
+        for kind in _KINDS
+        for search, read in _WAYS
+    },
+    "transformer that learns to read / uni / cross": READING,
+}
+
+
+def _measure_3(options: StudyOptions) -> Measurements:
+    """Uni- and cross-modal search and fusion, learned and as a mean."""
+    mine = list(benches(options, main_model(options)))
+    note = f"{main_model(options)}; avg. rel.: mean over columns of the relative change"
+    tasks = mine[0].tasks
+    columns = columns_like(tasks, printed("reco", "table-3").columns) or tuple(tasks)
+    found = Measurements({"columns": list(columns), "notes": _notes(options, mine, note)})
+    _add(found, mine, SEARCHES)
+    return found
+
+
+def _table_3(found: Measurements) -> Formed:
+    paper, measures = printed("reco", "table-3"), tuple(found.context["columns"])
+    rows = []
+    for arm in SEARCHES:
+        kind, search, read = (*arm.split(" / "), "", "")[:3]
+        rows.append(Row((kind, search, read), {"arm": arm}, arm if arm in paper.rows else None))
+    columns = [*_gains(measures, "none"), Column("avg. rel.", {"measure": measures}, "relative", {"arm": "none"})]
+    heads, notes = ("fusion", "search", "reads"), tuple(found.context["notes"])
+    return [TableForm("Table 3. Search and fusion", heads, rows, columns, paper, notes).fill(found)], ()
+
+
+def _measure_4(options: StudyOptions) -> Measurements:
+    """Fusions of texts, of images and of both, in every mode that they have."""
+    mine = list(benches(options, main_model(options)))
+    parts = {column: ("tasks", column) for column in _table_4_columns(mine[0])}
+    if mine[0].pool is not None:
+        parts["text to image R@1"] = ("retrieval", "R@1")
+    said = [f"{main_model(options)}; in the row of none the model alone", *_searched(options, mine[0])]
+    tested = dict.fromkeys(part for part, _ in parts.values())
+    notes = _notes(options, mine, *said, gains=False, parts=tested)
+    found = Measurements({"parts": parts, "notes": notes})
+    for part in tested:
+        _add(found, mine, {"none": None}, part, mode="image")  # type: ignore[arg-type]
+        for modalities in ("text", "image", "both"):
+            for mode in MODES:
+                if modalities in ("both", mode):
+                    arm = FusionArm(FusionSettings(1, modalities=modalities), mode)
+                    _add(found, mine, {modalities: arm}, part, mode=mode)  # type: ignore[arg-type]
+    return found
+
+
+def _table_4(found: Measurements) -> Formed:
+    paper = printed("reco", "table-4")
+    rows = [Row((arm,), {"arm": arm}, arm if arm in paper.rows else None) for arm in ("none", "text", "image", "both")]
+    columns = [
+        Column(f"{title}: {mode}", {"measure": measure, "mode": mode})
+        for title, (_, measure) in found.context["parts"].items()
+        for mode in MODES
+    ]
+    title, notes = "Table 4. Image and text fusion", tuple(found.context["notes"])
+    return [TableForm(title, ("trained to fuse",), rows, columns, paper, notes, missing="").fill(found)], ()
+
+
+def _table_4_columns(bench: Bench) -> tuple[str, ...]:
+    """The paper's two sets; else a set of rare classes and one of another kind."""
+    names = tuple(bench.tasks)
+    return columns_like(bench.tasks, ("CUB", "Dogs")) or tuple(dict.fromkeys((names[0], names[min(2, len(names) - 1)])))
+
+
+def _searched(options: StudyOptions, bench: Bench) -> list[str]:
+    """What text to image is asked of at scale full, where the paper asks COCO."""
+    if options.scale != "full":
+        return []
+    if bench.pool is not None:
+        return [f"text to image: {bench.pool.name}, beside the paper's COCO"]
+    split = options.search.split
+    return [f"text to image is left out: the first source of --data has no split '{split}' beside what it trains on"]
+
+
+def _main_column(bench: Bench) -> str:
+    """What figures are of: the paper's CUB, else the first column."""
+    return (*columns_like(bench.tasks, ("CUB",)), *bench.tasks)[0]
+
+
+table_1 = TableStudy("reco/table-1", _measure_1, _table_1, WORLDS_BY_SCALE)
+table_2 = TableStudy("reco/table-2", _measure_2, _table_2, WORLDS_BY_SCALE)
+table_3 = TableStudy("reco/table-3", _measure_3, _table_3, WORLDS_BY_SCALE)
+table_4 = TableStudy("reco/table-4", _measure_4, _table_4, WORLDS_BY_SCALE)
+
+
+def figure_2(options: StudyOptions) -> StudyReport:
+    """What uni- and cross-modal search and fusion are, as a diagram."""
+    name = f"reco-figure-2-{options.scale}.png"
+    plots.save_figure(pictures.diagram(), options.out / name)
+    return _report(options, "figure-2", figures=(name,), notes=("a diagram; nothing is measured",))
+
+
+TRAININGS: Mapping[str, FusionArm | None] = {
+    _MODEL: None,
+    "MLP, training pairs": FusionArm(FusionSettings(1, "mlp")),
+    "MLP, training pairs and what they find": FusionArm(FusionSettings(1, "mlp"), more=True),
+    "RECO": RECO,
+    READS: READING,
+}
+
+
+def _measure_figure_3(options: StudyOptions) -> Measurements:
+    """Additional training, a memory that grows after training, and the number of rows that are read."""
+    mine = list(benches(options, main_model(options)))
+    shares, trained, tested, left_out = _readable(options, mine[0])
+    growing = {
+        "the memory of its training": {share: FusionArm(share=share) for share in shares},
+        "the whole memory": {share: FusionArm(share=share, test_share=1.0) for share in shares},
+    }
+    reading = {
+        f"trained with k = {k}": {float(other): FusionArm(k=k, test_k=other) for other in tested} for k in trained
+    }
+    curves = {"growing": growing, "reading": reading}
+    notes = _notes(options, mine, main_model(options), gains=False)
+    places = {kind: {name: list(arms) for name, arms in each.items()} for kind, each in curves.items()}
+    found = Measurements({"column": _main_column(mine[0]), **places, "notes": notes, "remarks": left_out})
+    _add(found, mine, TRAININGS)
+    for each in curves.values():
+        for name, arms in each.items():
+            for place, arm in arms.items():
+                _add(found, mine, {name: arm}, place=f"{place:g}")
+    return found
+
+
+def _draw_figure_3(found: Measurements) -> Figure:
+    column = found.context["column"]
+    training = {name: found.summary({"arm": name, "measure": column}) for name in TRAININGS}
+    grown, read = (_curves(found, kind) for kind in ("growing", "reading"))
+    return pictures.additional_training(training, grown, read, column)
+
+
+def _form_figure_3(found: Measurements) -> Formed:
+    column = found.context["column"]
+    tables = (
+        _trainings_table(found),
+        _curves_table(found, f"Figure 3, middle. Share of the memory in training ({column})", "growing", "{:.0%}"),
+        _curves_table(found, f"Figure 3, right. Rows read in testing ({column})", "reading", "k = {:g}"),
+    )
+    notes = [f"paper, {part}: {papers_words('reco', f'figure-3, {part}')}" for part in ("middle", "right")]
+    return tables, (*notes, *found.context["remarks"])
+
+
+figure_3 = FigureStudy("reco/figure-3", _measure_figure_3, _draw_figure_3, _form_figure_3, WORLDS_BY_SCALE)
+
+
+def _trainings_table(found: Measurements) -> StudyTable:
+    column, notes, paper = found.context["column"], tuple(found.context["notes"]), printed("reco", "figure-3")
+    rows = [Row((name,), {"arm": name}, name if name in paper.rows else None) for name in TRAININGS]
+    title = f"Figure 3, left. Additional training ({column})"
+    return TableForm(title, ("",), rows, [Column("top-1", {"measure": column})], paper, notes).fill(found)
+
+
+def _readable(
+    options: StudyOptions, bench: Bench
+) -> tuple[tuple[float, ...], tuple[int, ...], tuple[int, ...], list[str]]:
+    """The shares of the memory, the k of training and those of testing, as far as there are rows to read; what is left
+    out, in words."""
+    smoke = options.scale == "smoke"
+    shares = _SMOKE_SHARES if smoke else SHARES
+    tested = (1, 5, 10) if smoke else (1, 2, 5, 10, 20, 50)
+    rows = {share: bench.rows_of(share) for share in shares}
+    rows |= {share: rows[share] - len(bench.too_near(share, "tasks")) for share in shares if rows[share] >= RECO.k}
+    kept = tuple(share for share in shares if share == shares[-1] or rows[share] >= RECO.k)
+    read = tuple(k for k in tested if k <= rows[shares[-1]])
+    lacking = [f"{share:.0%} of the memory" for share in shares if share not in kept]
+    lacking += [f"k = {k}" for k in tested if k not in read]
+    told = [f"left out, since {rows[shares[-1]]:,} rows can be read: {', '.join(lacking)}"] if lacking else []
+    return kept, (5, 10), read, told
+
+
+def _curves(found: Measurements, kind: str) -> dict[str, dict[float, Summary]]:
+    column = found.context["column"]
+    return {
+        name: {place: found.summary({"arm": name, "measure": column, "place": f"{place:g}"}) for place in places}
+        for name, places in found.context[kind].items()
+    }
+
+
+def _curves_table(found: Measurements, title: str, kind: str, head: str) -> StudyTable:
+    column, curves = found.context["column"], found.context[kind]
+    rows = [Row((name,), {"arm": name}) for name in curves]
+    places = next(iter(curves.values()))
+    columns = [Column(head.format(place), {"measure": column, "place": f"{place:g}"}) for place in places]
+    return TableForm(title, ("",), rows, columns).fill(found)
+
+
+def figure_4(options: StudyOptions) -> StudyReport:
+    """What uni- and cross-modal search find for images and for class names; how often it is right."""
+    mine = list(benches(options, main_model(options)))
+    column, found = _main_column(mine[0]), Measurements()
+    for bench in mine:
+        for (modality, search), share in pictures.relevant_shares(bench, column).items():
+            found.add({"queries": modality, "search": search}, bench.seed, share)
+    name = f"reco-figure-4-{options.scale}.png"
+    plots.save_figure(pictures.nearest_items(mine[0], column), options.out / name)
+    full = options.scale == "full"
+    relevant = "whose captions say the query's class" if full else "that are of the query's own class"
+    notes = (
+        f"percent of the 10 nearest rows {relevant}; {main_model(options)}, {column}",
+        over(len(mine), "model" if full else "seed"),
+    )
+    rows = [Row((modality,), {"queries": modality}) for modality in ("image", "text")]
+    columns = [Column(f"{search}-modal", {"search": search}) for search in ("uni", "cross")]
+    form = TableForm("Figure 4. Share of relevant rows", ("queries",), rows, columns, None, notes)
+    note = "two images and two class names, drawn at random; a green frame is relevant, a red one is not"
+    return _report(
+        options, "figure-4", tables=(form.fill(found),), figures=(name,), notes=(note,), measured=found.as_json()
+    )

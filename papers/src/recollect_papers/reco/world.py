@@ -1,0 +1,222 @@
+"""The benches of RECO's studies at every scale: which models, which memory, which tasks."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from recollect.core.errors import UserError
+from recollect.core.places import public_names
+from recollect.data.prompts import GENERAL_TEMPLATES
+from recollect.data.sources import open_source
+from recollect.data.sources.derived import Subset
+from recollect.data.sources.opening import split_of
+from recollect.evaluation.entities import open_entities
+from recollect.evaluation.tasks.classification import ClassificationTask
+from recollect.evaluation.tasks.opening import Selection, open_tasks
+from recollect.evaluation.tasks.retrieval import RetrievalTask, retrieval_task
+from recollect.memory.store import NEAR
+from recollect.models import DualEncoder, load_model
+from recollect.training.options import Data, Recipe
+from recollect.training.recipes import RECIPES
+from recollect_papers.reco.bench import Bench, Learning
+from recollect_papers.reco.glyphs import (
+    ADDRESS,
+    glyph_entities,
+    glyph_pool,
+    glyph_tasks,
+    memory_sources,
+    training_sources,
+)
+from recollect_papers.runs import Job, StudyEvaluation, made_once
+from recollect_papers.study import Scale, StudyOptions
+
+WORLDS_BY_SCALE: Mapping[Scale, str] = {
+    "smoke": "glyphs (pictures of characters), a few steps: shows that it runs, not what it finds",
+    "small": "glyphs (pictures of characters): pretraining on half of the characters, fusion training on these and on "
+    "others, memory of all, tasks on characters that neither training has seen, in held-out faces",
+    "full": "the paper's models, or those that you name, on your data",
+}
+
+_GLYPH_MODELS = {"random filters": "glyphs-b-siglip", "convnet": "glyphs-strong-siglip"}
+_PAPER_MODELS = {"CLIP-B/32": "openai/clip-vit-base-patch32", "CLIP-L/14": "openai/clip-vit-large-patch14"}
+PAPERS_SETS = {
+    "Cars": "stanford-cars",
+    "CUB": "cub-200-2011",
+    "Flowers": "oxford-flowers-102",
+    "Im1k": "imagenet",
+    "Pl365": "places-365",
+    "Dogs": "stanford-dogs",
+}
+"""The six sets of Table 1 as the catalogue calls them, by what the paper does."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of the glyph world a scale takes.
+
+    Attributes:
+        steps: of pretraining.
+        every: take every so-manyth character.
+        new, known: training pairs of each character that pretraining has not, or has, seen.
+        stored: pairs of each character in the memory.
+        learning: of fusions.
+        seeds: number of them.
+    """
+
+    steps: int
+    every: int
+    new: int
+    known: int
+    stored: int
+    learning: Learning
+    seeds: int
+
+
+SIZES: Mapping[Scale, Size] = {
+    "smoke": Size(10, 12, 2, 1, 2, Learning(epochs=1, batch_size=64), 1),
+    "small": Size(800, 1, 4, 1, 4, Learning(epochs=10, batch_size=512), 3),
+}
+
+
+def models(options: StudyOptions) -> tuple[str, ...]:
+    """What the models of Table 1 are called."""
+    return tuple(_places(options)) if options.scale == "full" else tuple(_GLYPH_MODELS)
+
+
+def _places(options: StudyOptions) -> dict[str, str]:
+    """Where each model of scale ``full`` is, by what it is called."""
+    if not options.search.models:
+        return dict(_PAPER_MODELS)
+    return {name: place for place, name in public_names(options.search.models).items()}
+
+
+def main_model(options: StudyOptions) -> str:
+    """The one model of the ablations; the paper's B/32, or the first that is named."""
+    return models(options)[0] if options.scale == "full" else "convnet"
+
+
+def columns_like(tasks: Mapping[str, object], named: Iterable[str]) -> tuple[str, ...]:
+    """Our columns of sets that a table of the paper has, in its order; none where no such set was opened.
+
+    Args:
+        tasks: by column.
+        named: the paper's columns, e.g. ``CUB``.
+    """
+    return tuple(PAPERS_SETS[name] for name in named if PAPERS_SETS.get(name) in tasks)
+
+
+def benches(options: StudyOptions, label: str, split: str = "test", *, classify: bool = True) -> Iterator[Bench]:
+    """The benches of one model, one for each seed.
+
+    Args:
+        label: one of `models`.
+        split: of the glyph world's characters; choices are made on ``validation``.
+        classify: whether its tasks are asked; at scale ``full`` no set is opened otherwise.
+    """
+    if options.scale == "full":
+        yield _full(options, label, classify)
+        return
+    size = SIZES[options.scale]
+    for seed in range(options.seeds or size.seeds):
+        yield _glyphs(options, label, seed, size, split)
+
+
+def _glyphs(options: StudyOptions, label: str, seed: int, size: Size, split: str) -> Bench:
+    recipe = _recipe(label, seed, size)
+    folder = Job(label, recipe, StudyEvaluation()).folder(options.out)
+    model = load_model(made_once(recipe, folder))
+    tasks = glyph_tasks(split)
+    if options.scale == "smoke":
+        tasks = {column: [_shortened(task) for task in each[:2]] for column, each in tasks.items()}
+    return Bench(
+        label,
+        model,
+        folder.with_name(f"{folder.name}-reco"),
+        training_sources(size.new, size.known, size.every),
+        memory_sources(size.stored, size.every),
+        tasks,
+        glyph_pool(split, size.every),
+        glyph_entities(split, size.every),
+        size.learning,
+        seed,
+    )
+
+
+def _shortened(task: ClassificationTask, queries: int = 80) -> ClassificationTask:
+    """The task with about so many tested images."""
+    return replace(task, query=Subset(task.query, np.arange(0, len(task.query), max(1, len(task.query) // queries))))
+
+
+def _recipe(label: str, seed: int, size: Size) -> Recipe:
+    recipe = RECIPES[_GLYPH_MODELS[label]]()
+    return replace(recipe, data=Data(captions=(ADDRESS,)), steps=min(size.steps, recipe.steps), seed=seed)
+
+
+def _full(options: StudyOptions, label: str, classify: bool) -> Bench:
+    if not options.data:
+        raise UserError(
+            "--scale full trains on your pairs and looks up in your memory. Name them with --data PAIRS [MEMORY ...]."
+        )
+    model = load_model(_places(options)[label])
+    training, *others = [open_source(spec) for spec in options.data]
+    return Bench(
+        label,
+        model,
+        options.out / "reco" / f"{Path(label).name}-{model.fingerprint[:8]}",
+        (training,),
+        tuple(others) or (training,),
+        _sets(options) if classify else {},
+        _pool(options),
+        None,
+        Learning(),
+        near=NEAR,
+    )
+
+
+def _sets(options: StudyOptions) -> dict[str, list[ClassificationTask]]:
+    """The six sets of Table 1, or the suite that the user names, as far as they can be opened."""
+    if options.suite:
+        found = open_tasks(Selection(suite=options.suite), "zero-shot").tasks
+        return {task.name: [task] for task in found}
+    opened: dict[str, list[ClassificationTask]] = {}
+    for suite in ("lixp-21", "prefix-11"):
+        for task in open_tasks(Selection(suite=suite), "zero-shot").tasks:
+            if task.name in PAPERS_SETS.values():
+                opened[task.name] = [task]
+    if not opened:
+        raise UserError("none of the paper's six sets can be opened. Name another suite with --suite.")
+    return {name: opened[name] for name in PAPERS_SETS.values() if name in opened}
+
+
+def _pool(options: StudyOptions) -> RetrievalTask | None:
+    """The images to search at scale ``full``: the first source's split that is tested, where it has that beside what is
+    trained on."""
+    if split_of(options.data[0]) is not None:
+        return None
+    try:
+        return retrieval_task(options.data[0], split=options.search.split)
+    except UserError:
+        return None
+
+
+def entity_bench(options: StudyOptions, bench: Bench) -> Bench:
+    """The bench with entities; at scale full they are those of ``--entities``, a source with splits train and test.
+
+    Raises:
+        UserError: there is no such source.
+    """
+    if bench.entities is not None:
+        return bench
+    if not options.entities:
+        raise UserError(
+            "entities at --scale full: name a labelled source with --entities; classes of its split train count as "
+            "seen, those of its split test alone as unseen."
+        )
+    return replace(bench, entities=open_entities(options.entities, "train", "test", GENERAL_TEMPLATES))
+
+
+def parameter_count(model: DualEncoder) -> float:
+    """Millions of parameters of a model."""
+    return sum(value.numel() for value in model.parameters()) / 1e6

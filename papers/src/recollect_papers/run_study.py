@@ -1,0 +1,133 @@
+"""``recollect-papers``: run a table or figure of a paper."""
+
+import shlex
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.table import Table
+
+from recollect.core.errors import UserError
+from recollect.core.files import check_writable, read_json
+from recollect.core.places import public_place
+from recollect.core.progress import output
+from recollect.data.sources.images import note
+from recollect_papers.studies import STUDIES, find_study
+from recollect_papers.study import Scale, SearchSettings, StudyOptions
+
+
+@dataclass(frozen=True)
+class RunStudy:
+    """Run a table or figure of a paper; without a name, list them.
+
+    Training runs are kept under OUT/runs and are not repeated, so a study that was stopped goes on where it was and
+    tables that share runs share the work.
+    """
+
+    name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[PAPER/ITEM]")] = None
+    """Which study, e.g. lixp/table-4."""
+    scale: Scale = "smoke"
+    """smoke: minutes, shows that it runs; small: several seeds where an effect can be seen; full: the paper's."""
+    out: Path = Path("runs/studies")
+    """Folder for runs, results and reports."""
+    data: tuple[str, ...] = ()
+    """Training sources, for --scale full."""
+    suite: str | None = None
+    """Evaluation suite, for --scale full; the paper's own by default."""
+    entities: str | None = None
+    """Labelled source whose classes of split train count as seen, for reco/table-2 with --scale full."""
+    seeds: int | None = None
+    """Number of training seeds; the scale's own by default."""
+    workers: int | None = None
+    """Training runs side by side; one for each core on a CPU by default."""
+    search: SearchSettings = field(default_factory=SearchSettings)
+    kept: Path | None = None
+    """The JSON file that a figure's study left: draw OUT/PAPER-ITEM.png from it, and run nothing."""
+
+    def run(self) -> None:
+        """Run the study and print its report."""
+        console = output()
+        if self.name is None:
+            listing = Table("study", "what it shows")
+            for name, study in STUDIES.items():
+                listing.add_row(name, study.title)
+            console.print(listing)
+            return
+        if self.kept is not None:
+            self._draw(self.name, self.kept)
+            return
+        for option, count in (("--seeds", self.seeds), ("--workers", self.workers)):
+            if count is not None and count < 1:
+                raise UserError(f"{option} {count}: at least 1, or leave it out")
+        if self.scale != "full":
+            own = () if self.name.endswith("/real") else ("data",)  # those are of one's own pictures at any scale
+            self._warn_unused({"data", "suite", "entities", "search"}.difference(own), "needs --scale full")
+        check_writable(self.out, "--out")
+        options = StudyOptions(
+            self.scale, self.out, self.data, self.suite, self.entities, self.seeds, self.workers, self.search
+        )
+        report = replace(find_study(self.name).load()(options), command=self._command())
+        path = report.save(self.out)
+        console.print(f"World: {report.world}", highlight=False)
+        for table in report.tables:
+            table.show(console)
+        for remark in report.notes:
+            console.print(f"- {remark}", highlight=False)
+        for figure in report.figures:
+            console.print(f"figure: {self.out / figure}", highlight=False)
+        console.print(f"report: {path}", highlight=False)
+
+    def _draw(self, name: str, kept: Path) -> None:
+        """Draw a figure from what its study measured.
+
+        Raises:
+            UserError: the study is no figure of numbers alone; the file is of another, or lacks the points.
+        """
+        from recollect.evaluation.reports.plots import save_figure  # which loads more than a list of studies needs
+        from recollect_papers.engine import FigureStudy
+        from recollect_papers.measurements import Measurements
+
+        self._warn_unused({each.name for each in fields(self)} - {"name", "out", "kept"}, "--kept runs nothing")
+        study = find_study(name).load()
+        if not isinstance(study, FigureStudy):
+            raise UserError(f"{name}: --kept draws figures of numbers, and this is none. Leave out --kept to run it.")
+        report = read_json(kept)
+        if not isinstance(report, dict) or report.get("name") != name:
+            raise UserError(f"{kept}: no report of {name}. Take the JSON file that `recollect-papers {name}` left.")
+        check_writable(self.out, "--out")
+        try:
+            figure = study.draw(Measurements.from_json(report["measured"]))
+        except (KeyError, ValueError) as error:
+            raise UserError(f"{kept}: does not hold all points of the figure. Run the study once more.") from error
+        path = self.out / f"{name.replace('/', '-')}.png"
+        save_figure(figure, path)
+        output().print(f"figure: {path}", highlight=False)
+
+    def _warn_unused(self, options: Collection[str], why: str) -> None:
+        """Warn about options that differ from their default although they have no effect here."""
+        for each in fields(self):
+            if each.name in options and getattr(self, each.name) != getattr(RunStudy(), each.name):
+                note(f"--{each.name} has no effect: {why}")
+
+    def _command(self) -> str:
+        """The command that makes the same report elsewhere: files by name, and not where results go."""
+        elsewhere = replace(self, name=None, out=RunStudy.out, workers=None)
+        words = ["recollect-papers", str(self.name), "--scale", self.scale]
+        return shlex.join([*words, *_changed(replace(elsewhere, scale=RunStudy.scale), RunStudy(), "--")])
+
+
+def _changed(value: Any, usual: Any, prefix: str) -> Iterator[str]:
+    """Every option that differs from its default, as words."""
+    for each in fields(value):
+        own, default, option = getattr(value, each.name), getattr(usual, each.name), each.name.replace("_", "-")
+        if own == default:
+            continue
+        if is_dataclass(own) and is_dataclass(default):
+            yield from _changed(own, default, f"{prefix}{option}.")
+        elif isinstance(own, bool):
+            yield f"{prefix}{option}" if own else f"{prefix}no-{option}"
+        else:
+            yield f"{prefix}{option}"
+            yield from (public_place(str(word)) for word in (own if isinstance(own, tuple) else (own,)))

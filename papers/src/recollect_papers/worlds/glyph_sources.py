@@ -1,0 +1,189 @@
+"""Sources of the glyph world: a caption stream, a label set, scenes and hard negatives."""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recollect.core.hashing import integers, uniforms
+from recollect.core.seeding import derive_seed
+from recollect.core.types import NO_LABEL, BatchRead, Kind, Sample, Source
+from recollect.data.prompts import GENERAL_TEMPLATES, fill
+from recollect_papers.worlds.arrays import ENDLESS
+from recollect_papers.worlds.glyph_synonyms import in_other_words
+from recollect_papers.worlds.glyph_table import SCRIPTS
+from recollect_papers.worlds.glyphs import GlyphWorld
+from recollect_papers.worlds.rendering import COLOUR_NAMES, PLAIN_NUISANCE
+
+_Part = Literal["all", "half", "rest"]
+_PARTS: dict[_Part, slice] = {"all": slice(None), "half": slice(0, None, 2), "rest": slice(1, None, 2)}
+
+
+def as_array(pixels: Tensor) -> np.ndarray:
+    """(3, height, width) bytes as (height, width, 3)."""
+    return pixels.permute(1, 2, 0).contiguous().numpy()
+
+
+@dataclass(eq=False)
+class GlyphCaptions(Source):
+    """An endless-looking stream of characters in any style, with captions: `GlyphWorld` says what is said.
+
+    The ``seed`` of `batch` decides placement, colour, background and noise, so that two seeds are two views of the
+    same character in the same face under the same caption.
+    """
+
+    world: GlyphWorld
+    size: int = ENDLESS
+    name: str = "glyphs:captions"
+    kind: Kind = field(default="caption", init=False)
+    class_names: tuple[str, ...] = ()
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the world's settings."""
+        return f"{derive_seed(self.name, repr(self.world), self.size):016x}"
+
+    @property
+    def endless(self) -> bool:
+        return self.size >= ENDLESS
+
+    @property
+    def makes_batches(self) -> bool:
+        return True
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        return self.world.vocabulary()
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Sample:
+        if not 0 <= index < self.size:
+            raise IndexError(f"{self.name}: no sample {index} of {self.size}")
+        images, texts, _ = self.batch(np.array([index]), 0)
+        return Sample(as_array(images[0]), (texts[0],), NO_LABEL, self.name, "caption", str(index))
+
+    def subjects(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Character and mask of each sample."""
+        draws = uniforms(derive_seed(self.world.seed, "captions"), indices, 2)
+        characters = self.world.draw_characters(draws[:, 0])
+        return characters, self.world.draw_masks(characters, draws[:, 1])
+
+    def texts(self, index: int) -> tuple[str, ...]:
+        return tuple(self.example_texts(np.array([index])))
+
+    def values(self, key: str) -> list[Any]:
+        return [None] * len(self)
+
+    def example_texts(self, indices: np.ndarray) -> list[str]:
+        return self.world.captions(*self.subjects(indices), derive_seed(self.world.seed, "captions"), indices)
+
+    def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
+        """Pictures uint8 (n, 3, edge, edge), one caption each, and no labels."""
+        world, content = self.world, derive_seed(self.world.seed, "captions")
+        characters, masks = self.subjects(indices)
+        view = derive_seed(content, "view", seed)
+        colours = integers(uniforms(derive_seed(view, "colour"), indices, 1)[:, 0], len(COLOUR_NAMES))
+        texts = self.world.captions(characters, masks, content, indices)
+        return world.render(masks, colours, view, indices), texts, torch.full((len(indices),), NO_LABEL)
+
+
+@dataclass(eq=False)
+class GlyphLabels(Source):
+    """A label set, narrow where the captions are broad: one face, plain ground, few scripts, every class as often.
+
+    Its classes are training characters of four scripts; their names are the only words it has.
+
+    Attributes:
+        per_class: pictures of each class.
+        offset: of the pictures' indices, so that training and test pictures differ.
+        part: all classes, every other one, or the rest: a large label set, a small one, and the large without it.
+        renamed: classes that have other words for their name are called by those.
+    """
+
+    world: GlyphWorld
+    scripts: tuple[str, ...] = ("latin letter", "greek letter", "geometric shape", "arrow")
+    classes: int = 200
+    per_class: int = 50
+    offset: int = 0
+    part: _Part = "all"
+    renamed: bool = False
+    name: str = "glyphs:labels"
+    kind: Kind = field(default="label", init=False)
+
+    def __post_init__(self) -> None:
+        table, training = self.world.table, self.world.split["train"]
+        each = self.classes // len(self.scripts)
+        numbers = {script: number for number, (script, _) in enumerate(SCRIPTS)}
+        chosen = [training[table.scripts[training] == numbers[script]][:each] for script in self.scripts]
+        self.characters = np.concatenate(chosen)[_PARTS[self.part]]
+        names = [table.names[character] for character in self.characters]
+        self.synonyms = tuple(in_other_words(name) for name in names)
+        others = self.synonyms if self.renamed else [None] * len(names)
+        self.class_names = tuple(other or name for name, other in zip(names, others, strict=True))
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the world's settings and the choice of classes."""
+        return f"{derive_seed(self.name, repr(self.world), repr(self.class_names), self.per_class, self.offset):016x}"
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """The words of the class names."""
+        return tuple(sorted({word for name in self.class_names for word in name.split()}))
+
+    def __len__(self) -> int:
+        return len(self.characters) * self.per_class
+
+    def __getitem__(self, index: int) -> Sample:
+        if not 0 <= index < len(self):
+            raise IndexError(f"{self.name}: no sample {index} of {len(self)}")
+        images, _, labels = self.batch(np.array([index]), 0)
+        return Sample(as_array(images[0]), (), int(labels[0]), self.name, "label", str(index))
+
+    @property
+    def makes_batches(self) -> bool:
+        return True
+
+    def texts(self, index: int) -> tuple[str, ...]:
+        return ()
+
+    def values(self, key: str) -> list[Any]:
+        return [None] * len(self)
+
+    @cached_property
+    def labels(self) -> np.ndarray:
+        return np.arange(len(self)) % len(self.characters)
+
+    def draw(self, indices: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """Pictures and labels."""
+        labels = indices % len(self.characters)
+        masks = self.world.table.first[self.characters[labels]]
+        key = derive_seed(self.world.seed, "labels")
+        moved = indices + self.offset
+        colours = integers(uniforms(derive_seed(key, "colour"), moved, 1)[:, 0], len(COLOUR_NAMES))
+        return self.world.render(masks, colours, key, moved, PLAIN_NUISANCE), labels
+
+    def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
+        """Pictures, each class name in a template drawn by ``seed``, and labels."""
+        images, labels = self.draw(indices)
+        return images, self._prompts(indices, labels, seed), torch.from_numpy(labels)
+
+    def example_texts(self, indices: np.ndarray) -> list[str]:
+        return self._prompts(indices, indices % len(self.characters), 0)
+
+    def _prompts(self, indices: np.ndarray, labels: np.ndarray, seed: int) -> list[str]:
+        template = integers(uniforms(derive_seed("template", seed), indices, 1)[:, 0], len(GENERAL_TEMPLATES))
+        return [
+            fill(GENERAL_TEMPLATES[which], self.class_names[label])
+            for which, label in zip(template, labels, strict=True)
+        ]
+
+
+def unseen_part(source: GlyphLabels) -> GlyphLabels:
+    """The same classes in pictures that the training part does not have."""
+    return replace(source, offset=source.offset + len(source), name=f"{source.name}-test")

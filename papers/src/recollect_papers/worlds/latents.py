@@ -1,0 +1,243 @@
+"""The vector world: "images" are mixtures of factors, captions name a few of them.
+
+It is for studies of the objective alone. A coarse class decides a vector and, over its fine classes, habits of eight
+attributes; a caption says the coarse word, some attributes (a few of them wrong) and rarely the fine name; most of an
+image's energy is nuisance that no caption speaks of. There are more factors than dimensions, so no linear read-out is
+exact.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from recollect.core.hashing import integers, normals, uniforms
+from recollect.core.seeding import derive_seed, numpy_generator
+from recollect.core.types import NO_LABEL, BatchRead, Kind, Sample, Source
+from recollect_papers.worlds.arrays import ENDLESS, as_batch
+
+SYNONYM_COUNT = 2
+
+
+@dataclass(frozen=True)
+class LatentWorld:
+    """Settings of the world; the defaults are those in which the effect of context is clear.
+
+    Attributes:
+        seed: of the world itself: its classes, mixing and habits.
+        coarse: coarse classes, in ``groups`` groups of related ones.
+        named: fine classes of each coarse one that captions may name (rarely).
+        held_out: further fine classes that are never seen in training.
+        attributes: groups of attributes with ``values`` values each; an instance follows its class's habit with
+            probability ``purity``.
+        hidden: dimensions of the fine class that no word describes, of amplitude ``hidden_amplitude``.
+        nuisance: dimensions that no word describes and no class decides, of amplitude ``nuisance_amplitude``, around
+            an offset of the image's domain; ``domains`` of them, the last ``held_out_domains`` never seen in training.
+        width: dimensions of an image.
+        noise: standard deviation of what is added to each of them.
+    """
+
+    seed: int = 0
+    coarse: int = 60
+    groups: int = 12
+    spread: float = 0.6
+    named: int = 6
+    held_out: int = 3
+    attributes: int = 8
+    values: int = 6
+    purity: float = 0.6
+    hidden: int = 8
+    hidden_amplitude: float = 0.5
+    nuisance: int = 128
+    nuisance_amplitude: float = 2.0
+    domains: int = 24
+    held_out_domains: int = 6
+    width: int = 192
+    noise: float = 0.05
+    says_coarse: float = 0.8
+    says_attributes: int = 3
+    drops_attribute: float = 0.3
+    wrong_attribute: float = 0.05
+    says_fine: float = 0.03
+    fillers: int = 200
+
+    @property
+    def fine(self) -> int:
+        """Number of fine classes; the first ``coarse * named`` are seen in training."""
+        return self.coarse * (self.named + self.held_out)
+
+    def parent(self, fine: np.ndarray) -> np.ndarray:
+        """The coarse class of each fine one."""
+        return fine % self.coarse
+
+    @cached_property
+    def _tables(self) -> dict[str, np.ndarray]:
+        """Everything about the world that is drawn once."""
+        draw = numpy_generator(self.seed, "latent world")
+        group = np.arange(self.coarse) % self.groups
+        inputs = 12 + self.attributes * 6 + self.hidden + self.nuisance
+        first = draw.normal(size=(inputs, 2 * self.width)) / np.sqrt(inputs)
+        salience = np.exp(0.7 * draw.normal(size=self.attributes))
+        tables = {
+            "coarse": draw.normal(size=(self.groups, 12))[group] + self.spread * draw.normal(size=(self.coarse, 12)),
+            "attribute": draw.normal(size=(self.attributes, self.values, 6)),
+            "habit": draw.integers(self.values, size=(self.fine, self.attributes)),
+            "hidden": draw.normal(size=(self.fine, self.hidden)),
+            "domain": draw.normal(size=(self.domains, self.nuisance)),
+            "mixing": first @ draw.normal(size=(2 * self.width, self.width)) / np.sqrt(2 * self.width),
+            "salience": salience / salience.sum(),
+        }
+        return {name: table if table.dtype.kind == "i" else table.astype(np.float32) for name, table in tables.items()}
+
+    def attribute_values(self, fine: np.ndarray, key: int, indices: np.ndarray) -> np.ndarray:
+        """The attributes of each instance (n, attributes): its class's habit, or any value."""
+        follows = uniforms(derive_seed(key, "follows"), indices, self.attributes) < self.purity
+        other = integers(uniforms(derive_seed(key, "other"), indices, self.attributes), self.values)
+        return np.where(follows, self._tables["habit"][fine], other)
+
+    def images(
+        self, fine: np.ndarray, domain: np.ndarray, attributes: np.ndarray, key: int, indices: np.ndarray
+    ) -> np.ndarray:
+        """Image vectors (n, width), float32."""
+        tables = self._tables
+        words = tables["attribute"][np.arange(self.attributes), attributes].reshape(len(fine), -1)
+        jitter = normals(derive_seed(key, "hidden"), indices, self.hidden)
+        nuisance = self.nuisance_amplitude * normals(derive_seed(key, "nuisance"), indices, self.nuisance)
+        factors = np.concatenate(
+            [
+                tables["coarse"][self.parent(fine)],
+                words,
+                self.hidden_amplitude * (tables["hidden"][fine] + np.float32(0.5) * jitter),
+                nuisance + tables["domain"][domain],
+            ],
+            axis=1,
+        )
+        noise = self.noise * normals(derive_seed(key, "noise"), indices, self.width)
+        return (factors.astype(np.float32) @ tables["mixing"] + noise).astype(np.float32)
+
+    def captions(self, fine: np.ndarray, attributes: np.ndarray, key: int, indices: np.ndarray) -> list[str]:
+        """What is said of each image."""
+        count, said = len(fine), self.says_attributes
+        # Unequal salience: the groups with the largest keys are said (Efraimidis and Spirakis' weighted sampling).
+        ranks = np.log(uniforms(derive_seed(key, "which"), indices, self.attributes)) / self._tables["salience"]
+        group = np.argsort(-ranks, axis=1)[:, :said]
+        value = np.take_along_axis(attributes, group, axis=1)
+        draws = uniforms(derive_seed(key, "words"), indices, 4 * said + 7)
+        wrong, dropped, any_value, which = (draws[:, said * part : said * (part + 1)] for part in range(4))
+        value = np.where(wrong < self.wrong_attribute, integers(any_value, self.values), value)
+        synonym = integers(which, SYNONYM_COUNT)
+        rest = draws[:, 4 * said :]
+        filler = integers(rest[:, 3:5], self.fillers)
+        coarse = self.parent(fine)
+        texts = []
+        for row in range(count):
+            words = []
+            if rest[row, 0] < self.says_coarse:
+                words.append(coarse_word(int(coarse[row]), int(rest[row, 1] * SYNONYM_COUNT)))
+            words += [
+                attribute_word(int(group[row, place]), int(value[row, place]), int(synonym[row, place]))
+                for place in range(said)
+                if dropped[row, place] >= self.drops_attribute
+            ]
+            if rest[row, 2] < self.says_fine:
+                words.append(f"name{fine[row]}")
+            texts.append(" ".join([*words, *(f"filler{number}" for number in filler[row])]))
+        return texts
+
+    def vocabulary(self) -> tuple[str, ...]:
+        """Every word that a caption may hold."""
+        words = [coarse_word(number, which) for number in range(self.coarse) for which in range(SYNONYM_COUNT)]
+        words += [
+            attribute_word(group, value, which)
+            for group in range(self.attributes)
+            for value in range(self.values)
+            for which in range(SYNONYM_COUNT)
+        ]
+        words += [f"name{number}" for number in range(self.coarse * self.named)]
+        return tuple(words + [f"filler{number}" for number in range(self.fillers)])
+
+    def fine_prompts(self, fine: int) -> tuple[str, ...]:
+        """Texts for a fine class: its coarse word and its two most salient habits, once for each synonym."""
+        salient = np.argsort(-self._tables["salience"])[:2]
+        habits = self._tables["habit"][fine]
+        parent = fine % self.coarse
+        words = [(int(group), int(habits[group])) for group in salient]
+        return tuple(
+            " ".join([coarse_word(parent, which), *(attribute_word(*word, which) for word in words)])
+            for which in range(SYNONYM_COUNT)
+        )
+
+
+def coarse_word(number: int, synonym: int) -> str:
+    """One of the words for a coarse class."""
+    return f"{('kind', 'sort')[synonym]}{number}"
+
+
+def attribute_word(group: int, value: int, synonym: int) -> str:
+    """One of the words for an attribute's value."""
+    return f"{('trait', 'quality')[synonym]}{group}is{value}"
+
+
+@dataclass(eq=False)
+class LatentCaptions(Source):
+    """An endless-looking stream of fresh pairs: sample ``index`` is a function of the world and the index.
+
+    The ``seed`` of `batch` decides the nuisance and noise, so that two seeds are two views of the same instance.
+    """
+
+    world: LatentWorld
+    size: int = ENDLESS
+    name: str = "latents:captions"
+    kind: Kind = "caption"
+    class_names: tuple[str, ...] = ()
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the world's settings."""
+        return f"{derive_seed(self.name, repr(self.world), self.size):016x}"
+
+    @property
+    def endless(self) -> bool:
+        return self.size >= ENDLESS
+
+    @property
+    def makes_batches(self) -> bool:
+        return True
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        return self.world.vocabulary()
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Sample:
+        if not 0 <= index < self.size:
+            raise IndexError(f"{self.name}: no sample {index} of {self.size}")
+        images, texts, _ = self.batch(np.array([index]), 0)
+        return Sample(images[0].numpy(), (texts[0],), NO_LABEL, self.name, "caption", str(index))
+
+    def texts(self, index: int) -> tuple[str, ...]:
+        return tuple(self.example_texts(np.array([index])))
+
+    def values(self, key: str) -> list[Any]:
+        return [None] * len(self)
+
+    def example_texts(self, indices: np.ndarray) -> list[str]:
+        return self.world.captions(*self._subjects(indices)[::2], derive_seed(self.world.seed, "content"), indices)
+
+    def _subjects(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Fine class, domain and attributes of each sample."""
+        world, content = self.world, derive_seed(self.world.seed, "content")
+        draws = uniforms(content, indices, 2)
+        fine = integers(draws[:, 0], world.coarse * world.named)
+        domain = integers(draws[:, 1], world.domains - world.held_out_domains)
+        return fine, domain, world.attribute_values(fine, content, indices)
+
+    def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
+        """Images (n, width), one caption each, and no labels."""
+        world, content = self.world, derive_seed(self.world.seed, "content")
+        fine, domain, attributes = self._subjects(indices)
+        images = world.images(fine, domain, attributes, derive_seed(content, "view", seed), indices)
+        return as_batch(images, world.captions(fine, attributes, content, indices), np.full(len(fine), NO_LABEL))

@@ -1,0 +1,315 @@
+"""Scenes of one to three characters with colours, sizes and places, and captions that say all of it."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recollect.core.hashing import integers, uniforms
+from recollect.core.seeding import derive_seed
+from recollect.core.types import NO_LABEL, BatchRead, Kind, Sample, Source
+from recollect_papers.worlds.arrays import ENDLESS
+from recollect_papers.worlds.glyph_sources import as_array
+from recollect_papers.worlds.glyph_table import SCRIPTS
+from recollect_papers.worlds.glyphs import GlyphWorld
+from recollect_papers.worlds.rendering import COLOUR_NAMES, Nuisance, Subject, paint, rotated, shades, with_noise
+
+CHARACTER_SIZES = ("small", "large")
+RELATIONS = ("left of", "right of", "above", "below")
+DETAILS = ("colour", "size", "relation", "character", "ground")
+"""What one hard negative differs in from the scene it is made from."""
+
+_EDGE_OF = (0.38, 0.58)  # of a small and a large character, share of the picture
+_SCENIC = ("symbol", "geometric shape", "playing card", "face emoji", "arrow", "domino tile")
+_LONGEST_NAME = 4
+
+
+@dataclass(frozen=True)
+class Scenes:
+    """``n`` scenes; the first two of the three places stand in a relation, the third beside both.
+
+    Attributes:
+        count: characters in each scene, 1 to 3 (n,).
+        characters: (n, 3), rows of the table of characters.
+        colours: (n, 3), indices of the colours.
+        sizes: (n, 3), 0 small, 1 large.
+        relation: (n,), index of `RELATIONS`.
+        ground: (n,), colour of the background.
+    """
+
+    count: np.ndarray
+    characters: np.ndarray
+    colours: np.ndarray
+    sizes: np.ndarray
+    relation: np.ndarray
+    ground: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.count)
+
+
+def scenic_characters(world: GlyphWorld) -> np.ndarray:
+    """Characters with names short enough to say: pictographs, shapes, arrows, cards."""
+    table = world.table
+    numbers = [number for number, (script, _) in enumerate(SCRIPTS) if script in _SCENIC]
+    short = np.array([len(name.split()) <= _LONGEST_NAME for name in table.names])
+    drawn = np.array([len(world.table.masks_of(c, held_out=False)) > 0 for c in range(len(short))])
+    return np.flatnonzero(np.isin(table.scripts, numbers) & short & drawn)
+
+
+def draw_scenes(pool: np.ndarray, key: int, indices: np.ndarray) -> Scenes:
+    """A scene for each index; its characters differ from each other, and their colours from the ground's."""
+    draws = uniforms(derive_seed(key, "scene"), indices, 12)
+    first = integers(draws[:, 0], len(pool))
+    characters = pool[(first[:, None] + np.cumsum(_steps(draws[:, 1:3], len(pool)), axis=1)) % len(pool)]
+    ground = integers(draws[:, 3], len(COLOUR_NAMES))
+    colours = (ground[:, None] + 1 + integers(draws[:, 4:7], len(COLOUR_NAMES) - 1)) % len(COLOUR_NAMES)
+    return Scenes(
+        1 + integers(draws[:, 7], 3),
+        characters,
+        colours,
+        integers(draws[:, 8:11], len(CHARACTER_SIZES)),
+        integers(draws[:, 11], len(RELATIONS)),
+        ground,
+    )
+
+
+def _steps(uniform: np.ndarray, size: int) -> np.ndarray:
+    """Two strides whose sums never come back to the start: three different characters."""
+    stride = 1 + integers(uniform, (size - 1) // 2)
+    return np.concatenate([np.zeros((len(stride), 1), dtype=np.int64), stride], axis=1)
+
+
+def places(scenes: Scenes) -> tuple[np.ndarray, np.ndarray]:
+    """Centres x, y (n, 3) from -1 to 1, as the relations say."""
+    near, far = 0.48, 0.48
+    x, y = np.zeros((len(scenes), 3)), np.zeros((len(scenes), 3))
+    beside = scenes.relation < 2
+    before = np.where(scenes.relation % 2 == 0, -near, near)  # left of, above: the first comes before the second
+    third = scenes.count == 3
+    for axis, other, mine in ((x, y, beside), (y, x, ~beside)):
+        axis[mine, 0], axis[mine, 1] = before[mine], -before[mine]
+        both = mine & third
+        other[both, 0], other[both, 1], other[both, 2] = -far, -far, far
+    alone = scenes.count == 1
+    x[alone], y[alone] = 0.0, 0.0
+    return x, y
+
+
+def render_scenes(world: GlyphWorld, scenes: Scenes, key: int, indices: np.ndarray) -> Tensor:
+    """Pictures uint8 (n, 3, edge, edge)."""
+    nuisance = Nuisance(rotation=6.0, noise=0.02)
+    ground = shades(scenes.ground, derive_seed(key, "ground"), indices)
+    canvas = ground[:, :, None, None].expand(-1, -1, world.edge, world.edge)
+    x, y = places(scenes)
+    for place in range(3):
+        draws = uniforms(derive_seed(key, "jitter", place), indices, 4)
+        shade = shades(scenes.colours[:, place], derive_seed(key, "shade", place), indices)
+        edge = np.array(_EDGE_OF)[scenes.sizes[:, place]]
+        subject = Subject(
+            world.draw_masks(scenes.characters[:, place], draws[:, 0]),
+            scenes.colours[:, place],
+            x[:, place] + 0.06 * (2 * draws[:, 1] - 1),
+            y[:, place] + 0.06 * (2 * draws[:, 2] - 1),
+            edge,
+            rotated(draws[:, 3], nuisance),
+            (scenes.count > place).astype(np.float64),
+        )
+        canvas = paint(canvas, subject, shade)
+    return with_noise(canvas, derive_seed(key, "noise"), indices, nuisance.noise)
+
+
+def scene_captions(world: GlyphWorld, scenes: Scenes, turned: np.ndarray | None = None) -> list[str]:
+    """A caption for each scene, all of it true of the picture.
+
+    Args:
+        turned: which captions say it the other way round: the ground first, ``B right of A`` for ``A left of B``.
+    """
+    names = world.table.names
+    texts = []
+    for row in range(len(scenes)):
+        things = [
+            f"a {CHARACTER_SIZES[scenes.sizes[row, place]]} {COLOUR_NAMES[scenes.colours[row, place]]} "
+            f"{names[scenes.characters[row, place]]}"
+            for place in range(scenes.count[row])
+        ]
+        other_way = turned is not None and bool(turned[row])
+        clauses = [things[0]]
+        if len(things) > 1:
+            relation = int(scenes.relation[row]) ^ int(other_way)
+            clauses = [f" {RELATIONS[relation]} ".join(things[1::-1] if other_way else things[:2])]
+        if len(things) > 2:
+            # The third lies below a pair that stands side by side, right of one that stands upright.
+            clauses.append(f"{'above' if scenes.relation[row] < 2 else 'left of'} {things[2]}")
+        clauses.append(f"on a {COLOUR_NAMES[scenes.ground[row]]} ground")
+        texts.append(", ".join(clauses[::-1] if other_way else clauses))
+    return texts
+
+
+@dataclass(eq=False)
+class GlyphScenes(Source):
+    """An endless-looking stream of scenes with their captions.
+
+    Attributes:
+        turned: percentage of the captions that are said the other way round (see `scene_captions`).
+    """
+
+    world: GlyphWorld
+    size: int = ENDLESS
+    turned: int = 0
+    name: str = "glyphs:scenes"
+    kind: Kind = field(default="caption", init=False)
+    class_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.pool = scenic_characters(self.world)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the world's settings."""
+        return f"{derive_seed(self.name, repr(self.world), self.size, *([self.turned] if self.turned else [])):016x}"
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """Every word that a caption may hold."""
+        words = {word for character in self.pool for word in self.world.table.names[character].split()}
+        words |= {word for relation in RELATIONS for word in relation.split()}
+        return tuple(sorted(words | set(COLOUR_NAMES) | set(CHARACTER_SIZES) | {"a", "on", "ground"}))
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Sample:
+        if not 0 <= index < self.size:
+            raise IndexError(f"{self.name}: no sample {index} of {self.size}")
+        images, texts, _ = self.batch(np.array([index]), 0)
+        return Sample(as_array(images[0]), (texts[0],), NO_LABEL, self.name, "caption", str(index))
+
+    @property
+    def endless(self) -> bool:
+        return self.size >= ENDLESS
+
+    @property
+    def makes_batches(self) -> bool:
+        return True
+
+    def texts(self, index: int) -> tuple[str, ...]:
+        return tuple(self.example_texts(np.array([index])))
+
+    def example_texts(self, indices: np.ndarray) -> list[str]:
+        return self._describe(self.scenes(indices), indices)
+
+    def _describe(self, scenes: Scenes, indices: np.ndarray) -> list[str]:
+        if not self.turned:
+            return scene_captions(self.world, scenes)
+        draws = uniforms(derive_seed(self.world.seed, self.name, "turned"), indices, 1)[:, 0]
+        return scene_captions(self.world, scenes, draws < self.turned / 100)
+
+    def values(self, key: str) -> list[Any]:
+        """``extra[key]`` of every picture: nothing."""
+        return [None] * len(self)
+
+    def scenes(self, indices: np.ndarray) -> Scenes:
+        """What is in each picture."""
+        return draw_scenes(self.pool, derive_seed(self.world.seed, self.name), indices)
+
+    def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
+        """Pictures uint8 (n, 3, edge, edge), one caption each, and no labels; ``seed`` decides the nuisance."""
+        scenes = self.scenes(indices)
+        view = derive_seed(self.world.seed, self.name, "view", seed)
+        images = render_scenes(self.world, scenes, view, indices)
+        return images, self._describe(scenes, indices), torch.full((len(indices),), NO_LABEL)
+
+
+@dataclass(eq=False)
+class HardScenes(Source):
+    """Groups of scenes that differ in one detail each, for search: look-alikes that only their caption tells apart.
+
+    A group is a scene of two or three characters and one variant for each of `DETAILS`; ``extra`` names the group and
+    the detail.
+    """
+
+    world: GlyphWorld
+    groups: int = 200
+    name: str = "glyphs:hard"
+    kind: Kind = field(default="caption", init=False)
+    class_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.pool = scenic_characters(self.world)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the world's settings and the number of groups."""
+        return f"{derive_seed(self.name, repr(self.world), self.groups):016x}"
+
+    def __len__(self) -> int:
+        return self.groups * (1 + len(DETAILS))
+
+    def scenes(self, indices: np.ndarray) -> Scenes:
+        """What is in each picture: the group's scene with at most one detail changed."""
+        group, variant = np.divmod(indices, 1 + len(DETAILS))
+        base = draw_scenes(self.pool, derive_seed(self.world.seed, self.name), group)
+        scenes = replace(
+            base,
+            count=base.count.clip(2, 3),
+            characters=base.characters.copy(),
+            colours=base.colours.copy(),
+            sizes=base.sizes.copy(),
+            relation=base.relation.copy(),
+            ground=base.ground.copy(),
+        )
+        changed = [variant == 1 + number for number in range(len(DETAILS))]
+        palette = len(COLOUR_NAMES)
+        scenes.colours[changed[0], 0] = _other(base.colours[changed[0], 0], base.ground[changed[0]], palette)
+        scenes.sizes[changed[1], 0] = 1 - base.sizes[changed[1], 0]
+        scenes.relation[changed[2]] = base.relation[changed[2]] ^ 1
+        place = np.searchsorted(self.pool, base.characters[changed[3], 1])
+        scenes.characters[changed[3], 1] = self.pool[(place + len(self.pool) // 2) % len(self.pool)]
+        used = base.colours[changed[4]]
+        ground = base.ground[changed[4]].copy()
+        for row in range(len(ground)):
+            free = [colour for colour in range(palette) if colour not in {*used[row].tolist(), ground[row]}]
+            ground[row] = free[int(ground[row]) % len(free)]
+        scenes.ground[changed[4]] = ground
+        return scenes
+
+    def __getitem__(self, index: int) -> Sample:
+        if not 0 <= index < len(self):
+            raise IndexError(f"{self.name}: no sample {index} of {len(self)}")
+        images, texts, _ = self.batch(np.array([index]), 0)
+        extra = self._extra(index)
+        return Sample(as_array(images[0]), (texts[0],), NO_LABEL, self.name, "caption", str(index), extra)
+
+    @property
+    def makes_batches(self) -> bool:
+        return True
+
+    def texts(self, index: int) -> tuple[str, ...]:
+        return tuple(self.example_texts(np.array([index])))
+
+    def example_texts(self, indices: np.ndarray) -> list[str]:
+        return scene_captions(self.world, self.scenes(indices))
+
+    def values(self, key: str) -> list[Any]:
+        """``extra[key]`` of every picture."""
+        return [self._extra(index).get(key) for index in range(len(self))]
+
+    @staticmethod
+    def _extra(index: int) -> dict[str, Any]:
+        group, variant = divmod(index, 1 + len(DETAILS))
+        return {"domain": "hard scenes", "group": group, "detail": ("none", *DETAILS)[variant]}
+
+    def batch(self, indices: np.ndarray, seed: int) -> BatchRead:
+        """Pictures uint8 (n, 3, edge, edge), one caption each, and no labels; the same for every ``seed``."""
+        scenes = self.scenes(indices)
+        images = render_scenes(self.world, scenes, derive_seed(self.world.seed, self.name), indices)
+        return images, scene_captions(self.world, scenes), torch.full((len(indices),), NO_LABEL)
+
+
+def _other(colours: np.ndarray, ground: np.ndarray, palette: int) -> np.ndarray:
+    """Another colour that is not the ground's either."""
+    following = (colours + 1) % palette
+    return np.where(following == ground, (following + 1) % palette, following)

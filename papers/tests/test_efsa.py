@@ -1,0 +1,247 @@
+"""EFSA's studies at smoke scale: every table and figure in the paper's form, each search made once."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recollect.evaluation.results import Result
+from recollect.evaluation.retrieval import DIRECTIONS
+from recollect.models import build_model
+from recollect.models.transformers.encoder import quiet
+from recollect_papers import cli
+from recollect_papers.efsa import choices as efsa_choices
+from recollect_papers.efsa import tables as efsa_tables
+from recollect_papers.efsa.world import _TEST, _VALIDATION, _called
+from recollect_papers.engine import papers_words, printed
+from recollect_papers.measurements import Measurements
+from recollect_papers.studies import find_study
+from recollect_papers.study import StudyOptions
+
+DOMAINS = ("glyphs:scenes", "hard scenes")
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory):
+    return StudyOptions("smoke", tmp_path_factory.mktemp("studies"), workers=1)
+
+
+def run(name, options):
+    return find_study(f"efsa/{name}").load()(options)
+
+
+@pytest.fixture(scope="module")
+def table_3(options):
+    return run("table-3", options)
+
+
+def searches(out: Path) -> dict[Path, float]:
+    return {path: path.stat().st_mtime for path in (out / "searches").glob("*.json")}
+
+
+def test_an_average_is_that_of_its_domains_and_a_gain_is_over_zero_shot(table_3):
+    table = table_3.tables[0]
+    for row in table.rows:
+        first, second, average = (float(row[place]) for place in (1, 4, 7))
+        assert average == pytest.approx((first + second) / 2, abs=0.06)
+    zero_shot, episode = (float(table.rows[place][7]) for place in (0, 4))
+    assert float(table.rows[4][10]) == pytest.approx(episode - zero_shot, abs=0.11)
+    assert "zero-shot R@6" in table_3.notes[0]  # the most an episode of six candidates can reach
+
+
+def test_a_cell_is_mean_and_deviation_over_base_models(options):
+    """Worked out by hand from the files."""
+    report = run("figure-1", replace(options, seeds=2))
+    values = {}
+    for path in searches(options.out):
+        for result in json.loads(path.read_text())["value"]:
+            for row in result["rows"] if list(result["settings"]["methods"]) == ["zero-shot"] else ():
+                if (row["metric"], row.get("direction"), row.get("k")) == ("recall", "text to image", 10):
+                    values.setdefault(row["domain"], []).append(row["value"])
+    (row,) = report.tables[0].rows
+    for place, domain in enumerate(DOMAINS):
+        first, second = values[domain]
+        cell = f"{(first + second) / 2:.1f} ± {abs(first - second) / 2**0.5:.1f}"
+        assert row[3 + 3 * place] == cell
+    assert len(list((options.out / "runs").glob("tiny-*"))) == 2  # base models; each judges for the other
+
+
+def test_base_models_and_searches_are_made_once(table_3, options):
+    before, runs = searches(options.out), sorted((options.out / "runs").iterdir())
+    assert run("table-3", options) == table_3
+    assert searches(options.out) == before
+    run("figure-5", options)
+    assert sorted((options.out / "runs").iterdir()) == runs
+    made = [json.loads(path.read_text())["value"][0] for path in searches(options.out) if path not in before]
+    methods = [result["settings"]["methods"] for result in made]
+    assert all(set(each) == {"zero-shot", "episode"} for each in methods)
+
+
+def is_drawn(options, report):
+    (name,) = report.figures
+    picture = np.asarray(Image.open(options.out / name).convert("L"))
+    assert min(picture.shape) > 200
+    assert (picture < 128).mean() > 0.001
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_every_figure_with_pictures_is_drawn(options, number):
+    is_drawn(options, run(f"figure-{number}", options))
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Searches that find made-up figures, and what was asked of them."""
+    searches = []
+
+    def search(search, where, options):
+        searches.append((search, where))
+        draw = np.random.default_rng(len(searches))
+        rows = [
+            {"metric": "recall", "direction": DIRECTIONS[0], "method": method, "domain": domain, "k": k,
+             "value": float(draw.uniform(0, 50) + k)}
+            for method in search.methods for domain in DOMAINS for k in search.depths
+        ]  # fmt: skip
+        return [[Result("retrieval", model, "pool", 0, rows)] for model in where.models]
+
+    monkeypatch.setattr(efsa_tables, "searched", search)
+    monkeypatch.setattr(efsa_choices, "searched", search)
+    monkeypatch.setattr(efsa_choices, "trained", lambda recipes, options: [f"{each.steps}" for each in recipes])
+    return searches
+
+
+@pytest.mark.parametrize(("number", "rows"), [(4, 3), (5, 3), (6, 4)])
+def test_every_figure_of_curves_is_drawn_with_its_numbers(options, asked, number, rows):
+    report = run(f"figure-{number}", options)
+    is_drawn(options, report)
+    (table,) = report.tables
+    assert len(table.rows) == rows
+    assert table.rows[0][0] == "zero-shot"
+    assert any(papers_words("efsa", f"figure-{number}") in note for note in table.notes)
+
+
+def test_figure_3_counts_what_episodes_change(options):
+    """Against the ranks that the evaluation itself finds."""
+    report = run("figure-3", options)
+    before, after = (_first_hits(options.out, method) for method in ("zero-shot", "episode"))
+    said = report.notes[0]
+    gained, lost = int(said.split(" rank for ")[1].split(" ")[0]), int(said.split("from it for ")[1].split(";")[0])
+    assert gained - lost == after - before
+
+
+def _first_hits(out, method):
+    """How many queries find a true match first, in the search of both domains with the study's own settings."""
+    for path in searches(out):
+        result, *others = json.loads(path.read_text())["value"]
+        if others or len(result["settings"]["methods"]) != 6 or "softmax" not in result["model"]:
+            continue
+        rows = [row for row in result["rows"] if row["method"] == method and row["metric"] == "recall"]
+        (row,) = [row for row in rows if (row["direction"], row["domain"], row["k"]) == ("text to image", "all", 1)]
+        return round(row["value"] * row["queries"] / 100)
+    raise AssertionError("no such search")
+
+
+def test_choices_are_made_on_other_pools_than_those_of_the_tables(options, asked):
+    (table,) = run("choices", options).tables
+    names = [row[0] for row in table.rows]
+    assert any("all parameters" in name for name in names)
+    assert any("fine-tuning" in name for name in names)
+    assert any("RLCF" in name for name in names)
+    tested, validation = _TEST["smoke"], _VALIDATION["smoke"]
+    assert not set(tested) & set(validation)
+    assert {search.data for search, _ in asked} == {validation}
+
+
+def test_a_choice_stands_beside_its_own_zero_shot(options, asked):
+    report = run("choices", options)
+    found = Measurements.from_json(report.measured)
+    row = report.tables[0].rows[2]
+    at = {"arm": row[0], "domain": DOMAINS, "measure": "R@1"}
+    gain = found.gain({**at, "method": "episode"}, {**at, "method": "zero-shot"})
+    assert row[-1] == gain.signed()
+
+
+def test_base_models_of_several_lengths_in_one_table(options, asked):
+    (table,) = run("base-model", options).tables
+    assert [row[0] for row in table.rows] == ["2 steps", "6 steps"]
+    assert {where.models for _, where in asked} == {("2",), ("6",)}
+    assert table.columns[1:3] == ("zero-shot R@1", "zero-shot R@6")
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """A user's pool of pictures with two captions each, and a model."""
+    folder = tmp_path_factory.mktemp("own")
+    lines = ["path,caption,second"]
+    for number in range(12):
+        Image.new("RGB", (40, 40), (20 * number, 250 - 20 * number, 90)).save(folder / f"{number}.png")
+        lines.append(f"{number}.png,a sign of {'red ' * number}paint,paint {'green ' * (12 - number)}here")
+    (folder / "coco.csv").write_text("\n".join(lines))
+    with quiet():
+        build_model("tiny", texts=[line.split(",")[1] for line in lines]).save(folder / "model")
+    return folder
+
+
+def test_full_scale_is_the_users_pool_captions_and_model(own, tmp_path, capsys):
+    words = ["efsa/table-3", "--scale", "full", "--data", own / "coco.csv", "--search.models", own / "model"]
+    words += ["--search.captions", "column:second", "--search.split", "all", "--search.episode.k", 4]
+    words += ["--search.episode.rank", 2, "--search.tuning.epochs", 1, "--search.queries", 5, "--out", tmp_path]
+    assert cli.main([str(word) for word in words]) == 0, capsys.readouterr().err
+    assert "RLCF is left out" in capsys.readouterr().out
+    report = json.loads((tmp_path / "efsa-table-3.json").read_text())
+    table = report["tables"][0]
+    assert [row[0] for row in table["rows"]] == ["Z.S", "F.T", "T2T", "EFSA", "full parameters"]
+    assert "paper: coco R@1" in table["columns"]  # a set of that name stands beside the paper's
+    assert printed("efsa", "table-3").rows["episode"][0] in table["rows"][3]
+    assert "captions of the pool: column:second" in table["notes"][0]
+
+
+def test_captions_of_ones_own_stand_beside_the_captioner_that_they_are_called_after():
+    files = (
+        "/a/llava_13b/coco.jsonl,/a/llava_13b/nasa.jsonl",
+        "/a/TinyLLaVA-3.1b/coco.jsonl,/a/TinyLLaVA-3.1b/nasa.jsonl",
+    )
+    labels = list(_called((*files, "held-out")).values())
+    assert labels[0] == "llava_13b/coco.jsonl,llava_13b/nasa.jsonl"
+    assert len(set(labels)) == 3  # one captioner's row took the other's place where their files had the same names
+    rows = printed("efsa", "table-6").rows
+    assert [efsa_tables.printed_captioner(label, rows) for label in labels] == ["LLaVA-13B", "TinyLLaVA-3.1B", None]
+    assert efsa_tables.printed_captioner("LLaVA-7B.jsonl", rows) == "LLaVA-7B"
+    assert efsa_tables.printed_captioner("Ground-truth", rows) == "Ground-truth"
+    for other in ("llava-7b.jsonl,llava-13b.jsonl", "llava-v1.5-7b.jsonl", "blip.jsonl", "7b"):
+        assert efsa_tables.printed_captioner(other, rows) is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--search.split", "test", "--search.validation-split", "test"],
+        ["--search.split", "all"],
+        ["--search.validation", "{data}", "--search.split", "validation"],
+    ],
+)
+def test_choices_are_never_made_on_what_is_tested(own, tmp_path, capsys, words):
+    data = str(own / "coco.csv")
+    asked = ["efsa/choices", "--scale", "full", "--data", data, "--search.models", str(own / "model")]
+    asked += ["--search.captions", "column:second", *(word.format(data=data) for word in words)]
+    assert cli.main([*asked, "--out", str(tmp_path)]) == 2
+    assert f"but these are tested: {data}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "--scale full searches your pools. Name them with --data"),
+        (["--data", "nothing.csv"], "Name them with --search.captions"),
+        (["--data", "nothing.csv", "--search.captions", "true", "--search.models", "./nothing"], "nothing"),
+        (["--data", "nothing.csv", "--search.episode.k", "1"], "k 1: an episode needs at least 2 images"),
+    ],
+)
+def test_bad_input_is_one_line(words, message, tmp_path, capsys):
+    assert cli.main(["efsa/table-2", "--scale", "full", *words, "--out", str(tmp_path)]) == 2
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.strip().count("\n") == 0

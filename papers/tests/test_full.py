@@ -1,0 +1,382 @@
+"""Scale ``full`` from data to table: the paper's settings, with tiny recipes, sets and pictures of one's own."""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recollect.core.errors import UserError
+from recollect.data.sources import open_source
+from recollect.evaluation.results import Result
+from recollect.evaluation.tasks import opening
+from recollect.evaluation.tasks.classification import Division, classification_task
+from recollect.evaluation.tasks.retrieval import retrieval_task
+from recollect.models import build_model
+from recollect.search.episodes.options import EpisodeOptions, TuningOptions
+from recollect.training import recipes
+from recollect_papers import cli, runs
+from recollect_papers.efsa import choices as efsa_choices
+from recollect_papers.efsa import tables as efsa_tables
+from recollect_papers.efsa import world as efsa_world
+from recollect_papers.lixp import figures as lixp_figures
+from recollect_papers.lixp import world as lixp_world
+from recollect_papers.measurements import Measurements
+from recollect_papers.prefix import world as prefix_world
+from recollect_papers.prefix.world import PrefixArm
+from recollect_papers.reco import tables as reco_tables
+from recollect_papers.reco import world as reco_world
+from recollect_papers.reco.bench import FusionArm, Learning
+from recollect_papers.runs import Job, StudyEvaluation
+from recollect_papers.studies import find_study
+from recollect_papers.study import SearchSettings, StudyOptions, over
+
+CLASSES = {"red lamp": "crimson beacon", "green boat": "emerald vessel", "blue door": "azure gate"}
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """36 small pictures of each class to learn from and 2 to ask; another file of the same kind; names that shift."""
+    folder, draw = tmp_path_factory.mktemp("own"), np.random.default_rng(0)
+    for name, each in (("one", 36), ("two", 4)):
+        lines = ["path,caption,label,synonyms,split"]
+        for number in range((each + 2) * len(CLASSES)):
+            label = list(CLASSES)[number % len(CLASSES)]
+            noise = draw.integers(0, 60, (8, 8, 3)) + 150 * np.eye(3, dtype=int)[number % 3]
+            Image.fromarray(noise.astype(np.uint8)).save(folder / f"{name}-{number}.png")
+            split = "train" if number < each * len(CLASSES) else "test"
+            lines.append(f"{name}-{number}.png,a {label} number {number},{label},{CLASSES[label]},{split}")
+        for copy in (name, f"{name}-captions", f"{name}-names"):
+            (folder / f"{copy}.csv").write_text("\n".join(lines))
+    known = [
+        line for line in (folder / "two.csv").read_text().splitlines() if "blue door" not in line or "test" in line
+    ]
+    (folder / "entities.csv").write_text("\n".join(known))
+    for seed, name in enumerate(("model", "model-2")):
+        build_model("tiny", texts=lines, seed=seed).save(folder / name)
+    return folder
+
+
+@dataclass(frozen=True)
+class TinySet:
+    """A set of a suite, on this machine."""
+
+    name: str
+    place: str
+    metric: str = "top-1"
+    most_templates: int = 2
+
+    def open(self, place, templates):
+        templates = templates[: self.most_templates]
+        return classification_task(self.place, name=self.name, division=Division("train", "test"), templates=templates)
+
+
+@pytest.fixture(scope="module")
+def papers(own):
+    """The papers' recipes with two steps of tiny towers, and a suite of two sets."""
+    with pytest.MonkeyPatch.context() as patch:
+        _shorten(patch, own)
+        yield
+
+
+def _shorten(monkeypatch, own):
+    monkeypatch.setattr(opening, "suite", lambda name: (TinySet("a", f"{own}/one.csv"), TinySet("b", f"{own}/one.csv")))
+    tiny = replace(recipes.RECIPES["siglip-tiny"](), steps=2, batch_size=8, log_every=1, checkpoint_every=2)
+    for size in "sbl":
+        monkeypatch.setitem(recipes.RECIPES, f"siglip-vit-{size}-16", lambda: tiny)
+    short = replace(recipes.RECIPES["prefix-tiny"](), steps=2, batch_size=8, log_every=1, checkpoint_every=2)
+    monkeypatch.setitem(recipes.RECIPES, "prefix-swin-t", lambda: short)
+    monkeypatch.setattr(prefix_world, "_SMALL_STEPS", 4)
+
+
+def test_lixps_columns_are_the_papers(tmp_path):
+    options = StudyOptions("full", tmp_path, data=("pairs.csv",))
+    for base, sizes in (("sigmoid", "SSBBL"), ("softmax", "SSSBB")):
+        found = lixp_world.settings(options, base)
+        assert [setting.label[4] for setting in found] == list(sizes)
+        seen = [setting.base.steps * setting.base.batch_size / 1e9 for setting in found]
+        assert seen == pytest.approx([float(setting.label.split()[1][:-1]) for setting in found], rel=1e-4)
+        assert {setting.base.objective.base for setting in found} == {base}
+        alphas = [setting.context().objective.context.alpha for setting in found]
+        assert alphas == [0.95 if "15B" in setting.label else 0.9 for setting in found]
+
+
+def test_lixp_goes_on_for_one_and_two_thirds_of_the_first_training(tmp_path):
+    """Figure 4: half a billion and one billion examples after one and a half, at a third of the learning rate."""
+    options = StudyOptions("full", tmp_path, data=("pairs.csv",))
+    setting = replace(lixp_world.settings(options)[0], base=replace(recipes.RECIPES["latents-siglip"](), steps=900))
+    first = Job("SigLIP", setting.base, StudyEvaluation())
+    later = lixp_figures._post_training(first, setting, options, first.evaluation)
+    assert [job.name for job in later] == [
+        "SigLIP + 1/3 x SigLIP", "SigLIP + 1/3 x SigLIxP", "SigLIP + 2/3 x SigLIP", "SigLIP + 2/3 x SigLIxP",
+    ]  # fmt: skip
+    assert [job.recipe.steps for job in later] == [300, 300, 600, 600]
+    for job in later:
+        assert job.recipe.model.start == str(first.folder(tmp_path) / "model")
+        assert job.recipe.optimiser.learning_rate == pytest.approx(setting.base.optimiser.learning_rate / 3)
+        assert job.paired_seed == setting.base.seed != job.recipe.seed
+
+
+def test_a_remark_counts_what_there_is(tmp_path):
+    """At full there is one training of one model: no deviation is claimed of it."""
+    assert (over(1, "seed"), over(3, "seed")) == ("one seed", "mean ± std over 3 seeds")
+    options = StudyOptions("full", tmp_path, data=("pairs.csv",), search=replace(SearchSettings(), captions=("true",)))
+    assert lixp_world.notes_of(options)[0] == "one training seed; gains are of the same seed"
+    searched = efsa_world.efsa_world(options)
+    told, episodes, _ = efsa_tables.notes_of(searched)
+    assert told.startswith("one base model; gains are in average R@1")
+    assert "all texts are asked; captions of the pool: true" in told
+    assert episodes.startswith("episodes: k 16, ")
+    assert "gains" not in efsa_tables.notes_of(searched, "nothing")[0]
+    assert efsa_tables.notes_of(searched, "captions")[0].endswith("captions of the pool: the row's own")
+    assert efsa_tables.notes_of(searched, "episodes")[1].startswith("episodes, unless the row says otherwise: k 16, ")
+
+
+def test_lixp_trains_and_tests_on_ones_own(own, papers, tmp_path, monkeypatch):
+    monkeypatch.setattr(lixp_world, "_PAPERS_SCALES", {"softmax": (("S", "1.5B", 16.0),)})
+    monkeypatch.setattr(lixp_world, "SHOTS", (1, 2, 40))  # of 36 examples a class, as CUB has 30 for 32 shots
+    options = StudyOptions("full", tmp_path, data=(f"{own}/one.csv",), workers=1)
+    report = find_study("lixp/table-3").load()(options)
+    (table,) = report.tables
+    assert "mean over 2 sets; a class that has fewer examples than shots gives all it has" in table.notes
+    assert table.columns[1:4] == ("CLIP, ViT-S/16 1.5B", "CLIxP gain", "paper: ViT-S/16 1.5B")
+    assert all(cell for row in table.rows[:-1] for cell in row[1:3])
+    assert table.notes[0] == "one training seed; gains are of the same seed"
+
+
+def test_what_is_tested_on_is_opened_before_anything_is_trained(own, papers, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runs, "_make", lambda job, out: pytest.fail("trained"))
+    options = StudyOptions("full", tmp_path, data=(f"{own}/one.csv",), workers=1)
+    monkeypatch.setattr(opening, "suite", lambda name: (TinySet("gone", f"{own}/gone.csv"),))
+    with pytest.raises(UserError, match="no set can be opened"):
+        find_study("lixp/table-3").load()(options)
+    monkeypatch.setattr(opening, "suite", lambda name: (TinySet("a", f"{own}/one.csv"), TinySet("gone", "gone.csv")))
+    with pytest.raises(pytest.fail.Exception, match="trained"):
+        find_study("lixp/table-3").load()(options)
+    assert "left out: gone: " in capsys.readouterr().out
+    search = Job("m", recipes.RECIPES["latents-siglip"](), StudyEvaluation(retrieval=(f"{own}/entities.csv?split=no",)))
+    with pytest.raises(UserError, match="no split 'no'"):
+        runs.run([search], tmp_path, 1)
+
+
+SOURCES = (
+    "captions=one-captions.csv",
+    "captions=two-captions.csv",
+    "labels-large=one.csv",
+    "labels-large=two.csv",
+    "labels-small=one.csv",
+    "synonyms=one-names.csv",
+    "search=one-captions.csv",
+)
+
+
+@pytest.fixture(scope="module")
+def prefix_options(own, papers, tmp_path_factory):
+    """One folder for all: what one study trained the next one reads."""
+    data = tuple(source.replace("=", f"={own}/") for source in SOURCES)
+    return StudyOptions("full", tmp_path_factory.mktemp("prefix"), data=data, workers=1)
+
+
+def test_several_sources_of_a_name_are_all_trained_on(prefix_options, own):
+    recipe = prefix_world.prefix_world(prefix_options).make(PrefixArm())
+    assert recipe.data.captions == (f"{own}/one-captions.csv", f"{own}/two-captions.csv")
+    assert recipe.data.labels == (f"{own}/one.csv", f"{own}/two.csv")
+    unicl = prefix_world.prefix_world(prefix_options).make(PrefixArm(base="label"))
+    assert (recipe.data.merge_classes, unicl.data.merge_classes) == (False, True)  # both files name the same classes
+
+
+def test_arms_of_one_kind_make_the_papers_epochs(prefix_options):
+    """With both kinds every other batch is of labels; alone every one is, so half as many steps are as many epochs."""
+    world = prefix_world.prefix_world(prefix_options)
+    steps = {arm: world.make(arm).steps for arm in (PrefixArm(), PrefixArm(captions="none"), PrefixArm("none"))}
+    assert list(steps.values()) == [2, 1, 1]
+    small = [world.make(PrefixArm("small", captions=captions)).steps for captions in ("all", "none")]
+    assert small == [4, 2]
+
+
+def test_prefixes_with_shifted_names_end_in_a_table(prefix_options):
+    (table,) = find_study("prefix/table-7").load()(prefix_options).tables
+    ours = {row[:4]: row[4:8] for row in table.rows}
+    assert table.notes == ("one training seed; 80 templates a class",)
+    assert "not run" not in ours["IN-21K + CC-12M", "", "✓", "caption"][::2]  # of three classes there is no top-5
+    assert set(ours["IN-21K + CC-12M", "✓", "✓", "caption"]) == {"not run"}  # nobody named labels-renamed
+
+
+@pytest.mark.parametrize("name", ["table-8", "figure-3", "figure-8"])
+def test_searches_attention_and_maps_of_ones_own_end_in_a_report(prefix_options, name):
+    """The two models of Table 7 once more, read in other ways."""
+    report = find_study(f"prefix/{name}").load()(prefix_options)
+    (table,) = report.tables
+    assert table.rows
+    assert {cell for row in table.rows for cell in row} & {"not run"} == set()
+    assert all((prefix_options.out / figure).is_file() for figure in report.figures)
+    assert table.notes in ((), ("one training seed",))  # no prompts in templates here
+
+
+@pytest.mark.parametrize(("number", "lacking"), [(5, "shift"), (7, "synonyms"), (8, "search")])
+def test_what_a_table_is_of_is_asked_for_before_the_trainings(prefix_options, monkeypatch, number, lacking):
+    monkeypatch.setattr(prefix_world, "run", lambda *words: pytest.fail("trained"))
+    data = tuple(source for source in prefix_options.data if not source.startswith(lacking))
+    with pytest.raises(UserError, match=f"prefix/table-{number} --scale full needs .*: --data {lacking}=SOURCE"):
+        find_study(f"prefix/table-{number}").load()(replace(prefix_options, data=data))
+
+
+def test_arms_that_come_to_one_training_share_its_figures(prefix_options, monkeypatch):
+    """Lengths that round to the same steps: none of the two is called not run."""
+    trained = []
+
+    def run(jobs, out, workers):
+        trained.extend(jobs)
+        return [Result("probe", job.name, "set", job.recipe.seed, [{"metric": "top-1", "value": 50.0}]) for job in jobs]
+
+    monkeypatch.setattr(prefix_world, "run", run)
+    arms = (PrefixArm(length=0.5), PrefixArm(length=0.6), PrefixArm("rest"))
+    found = prefix_world.figures(arms, prefix_options, StudyEvaluation())
+    assert [arm for arm, _ in found.results] == list(arms[:2])  # nobody named labels-rest
+    assert len(trained) == 1
+
+
+def test_ones_own_sets_keep_their_names_over_their_columns():
+    sets = {"own": ["in-1k", "in-1k-v2", "sketch"], "names": [], "synonyms": [], "unseen": {}}
+    (table,) = find_study("prefix/table-5").load().form(Measurements({"sets": sets, "notes": []}))[0]
+    assert table.columns[3:6] == ("in-1k", "in-1k-v2", "sketch")
+
+
+def test_prefixes_are_probed_on_every_set(prefix_options):
+    ours, printed = find_study("prefix/table-3").load()(prefix_options).tables
+    assert ours.columns[2:] == ("one", "a", "b")
+    assert ours.notes == ("one training seed",)  # a probe reads no templates
+    assert all(float(cell) >= 0 for row in ours.rows for cell in row[2:])
+    assert len(printed.columns) == 2 + 9
+
+
+@pytest.fixture(scope="module")
+def efsa_options(own, tmp_path_factory):
+    """Two base models, each with two random starts, on pools of six pictures of two texts each."""
+    for number, split in enumerate(("test", "validation")):
+        lines = [
+            {"path": f"one-{row}.png", "captions": [f"picture {row}", f"number {row} of all"], "split": split}
+            for row in range(6 * number, 6 * number + 6)
+        ]
+        (own / f"{split}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    models, validation = (f"{own}/model", f"{own}/model-2"), (f"{own}/validation.jsonl",)
+    search = SearchSettings(
+        models=models, captions=("held-out",), episode=EpisodeOptions.paper(k=3, rank=2), validation=validation,
+        queries=2, tuning=TuningOptions(epochs=1, learning_rate=None),
+    )  # fmt: skip
+    return StudyOptions("full", tmp_path_factory.mktemp("efsa"), data=(f"{own}/test.jsonl",), search=search)
+
+
+def test_settings_of_episodes_are_chosen_on_ones_own(efsa_options, own, monkeypatch):
+    every = efsa_choices._choices
+    kept = ("step 3.5e-05 (learning rate 0.00015)", "fine-tuning, learning rate 0.00015")
+    monkeypatch.setattr(efsa_choices, "_choices", lambda *words: {name: every(*words)[name] for name in kept})
+    report = find_study("efsa/choices").load()(efsa_options)
+    (table,) = report.tables
+    assert [row[0] for row in table.rows] == ["zero-shot", *kept]
+    assert table.notes[0] == (
+        "mean ± std over 2 base models, of episodes over these with 2 random starts of the adapters each; gains are in "
+        "average R@1, paired by base model; at most 2 texts a domain are asked; captions of the pool: held-out"
+    )
+    assert report.notes == ("validation: validation.jsonl",)
+    seeds = {(each["arm"], each["method"]): len(each["seeds"]) for each in report.measured["figures"]}
+    assert seeds == {("zero-shot",) * 2: 2, (kept[0], "episode"): 4, (kept[0], "zero-shot"): 4,
+                     (kept[1], "fine-tuning"): 2, (kept[1], "zero-shot"): 2}  # fmt: skip
+    assert str(own) not in json.dumps(asdict(report))
+
+
+def test_base_models_of_ones_own_are_compared_by_name(efsa_options, own):
+    report = find_study("efsa/base-model").load()(efsa_options)
+    (table,) = report.tables
+    assert [row[0] for row in table.rows] == [f"{own.name}/model", "model-2"]
+    assert table.columns[1:3] == ("zero-shot R@1", "zero-shot R@3")
+    assert table.notes[0] == "at most 2 texts a domain are asked; captions of the pool: held-out"
+    assert str(own) not in json.dumps(asdict(report))
+
+
+def test_efsas_figure_of_captions_says_what_is_asked_of_each(efsa_options):
+    report = find_study("efsa/figure-6").load()(efsa_options)
+    assert report.notes[0].startswith("captions that are held out are not asked for")
+    report = find_study("efsa/figure-3").load()(efsa_options)
+    assert report.notes[-1] == "of the first base model of 2"
+
+
+@pytest.fixture(scope="module")
+def reco_options(own, papers, tmp_path_factory):
+    """Three of the paper's sets, of which the first is none of those that Figure 3 and Table 4 are of."""
+    names = ("stanford-cars", "cub-200-2011", "stanford-dogs")
+    sets = tuple(TinySet(name, f"{own}/one.csv") for name in names)
+    search = replace(SearchSettings(), models=(f"{own}/model",))
+    data, out = (f"{own}/one.csv", f"{own}/two.csv"), tmp_path_factory.mktemp("reco")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(opening, "suite", lambda name: sets)
+        patch.setattr(reco_world, "NEAR", 0.99998)  # pictures of one class are alike here
+        arms = ("none", "transformer / uni / cross", "mean / uni / cross")
+        patch.setattr(reco_tables, "SEARCHES", {arm: reco_tables.SEARCHES[arm] for arm in arms})
+        patch.setattr(reco_tables, "TRAININGS", {reco_tables._MODEL: None, "RECO": FusionArm()})
+        patch.setattr(reco_world, "Learning", partial(Learning, epochs=1))
+        yield StudyOptions("full", out, data=data, search=search)
+
+
+def test_recos_columns_stand_beside_the_papers(reco_options):
+    (table,) = find_study("reco/table-3").load()(reco_options).tables
+    assert table.columns[3:6] == ("stanford-cars", "cub-200-2011", "avg. rel.")  # the paper's five have no dogs
+    alone, *_, memory = table.notes
+    assert (alone, memory) == ("each fusion trained once; gains over the model alone", "paper: as printed there")
+    (table,) = find_study("reco/table-4").load()(reco_options).tables
+    ours = ("cub-200-2011", "stanford-dogs", "text to image R@1")
+    assert table.columns[1:10] == tuple(f"{name}: {mode}" for name in ours for mode in reco_tables.MODES)
+    assert all(float(cell) >= 0 for cell in table.rows[3][1:10])
+    assert table.notes[0] == "each fusion trained once"  # a table without gains
+    assert "text to image: one:test, beside the paper's COCO" in table.notes
+
+
+def test_recos_figures_are_of_the_papers_set(reco_options, own):
+    report = find_study("reco/figure-3").load()(reco_options)
+    left, middle, right = report.tables
+    assert left.title == "Figure 3, left. Additional training (cub-200-2011)"
+    assert (middle.columns[1:], right.columns[1:]) == (("100%",), ("k = 1", "k = 2", "k = 5", "k = 10"))
+    assert report.notes[-1] == (
+        "left out, since 12 rows can be read: 1% of the memory, 10% of the memory, k = 20, k = 50"
+    )  # fmt: skip
+    (table,) = find_study("reco/figure-4").load()(reco_options).tables
+    said = f"percent of the 10 nearest rows whose captions say the query's class; {own.name}/model, cub-200-2011"
+    assert table.notes == (said, "one model")
+
+
+def test_what_is_tested_is_neither_trained_on_nor_read(reco_options, own):
+    """An address that names its split is trained on as it is, so nothing of it is left to be searched."""
+    named = replace(reco_options, data=(f"{own}/one.csv?split=train",))
+    (bench,) = reco_world.benches(named, f"{own.name}/model", classify=False)
+    assert bench.pool is None
+    same = replace(bench, memory=(open_source(f"{own}/one.csv", split="test"),), tasks={}, near=0.999999)
+    same = replace(same, pool=retrieval_task(f"{own}/one.csv", split="test"))
+    assert len(same.too_near(1.0, "retrieval")) == same.rows_of(1.0) == 6
+    with pytest.raises(UserError, match="0 rows of the memory are left without near-duplicates"):
+        same.encoder(FusionArm(), "retrieval")
+
+
+def test_reco_recognises_entities_of_ones_own(own, reco_options, tmp_path, capsys):
+    words = ["reco/table-2", "--scale", "full", "--data", f"{own}/two.csv"]
+    words += ["--entities", f"{own}/entities.csv", "--search.models", f"{own}/model", "--out", str(tmp_path)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reco_world, "NEAR", 2.0)
+        assert cli.main(words) == 0, capsys.readouterr().err
+    report = json.loads((tmp_path / "reco-table-2.json").read_text())
+    (table,) = report["tables"]
+    assert "3 entities, all of them candidates; 1 are unseen" in table["notes"]
+    assert table["rows"][1][0] == f"{own.name}/model + RECO"
+    assert table["notes"][0] == "each fusion trained once; gains over the model alone"
+    assert "0 of 12 rows of the memory are near-duplicates of pictures of entities and are not read" in table["notes"]
+    assert report["command"].startswith(
+        "recollect-papers reco/table-2 --scale full --data two.csv --entities entities.csv"
+    )
+    assert str(own) not in (tmp_path / "reco-table-2.json").read_text()
+
+
+def test_reco_without_entities_says_what_it_needs(own, papers, tmp_path, capsys):
+    words = ["reco/table-2", "--scale", "full", "--data", f"{own}/two.csv", "--search.models", f"{own}/model"]
+    assert cli.main([*words, "--suite", "lixp-21", "--out", str(tmp_path)]) == 2
+    assert "name a labelled source with --entities" in capsys.readouterr().err

@@ -1,0 +1,101 @@
+"""Tasks around the glyph label set: shifts of domain and name, and what only captions speak of."""
+
+import numpy as np
+import pytest
+
+from recollect.data.prompts import GENERAL_TEMPLATES
+from recollect_papers.worlds import open_world_source
+from recollect_papers.worlds.glyph_label_tasks import NAMED_SCRIPTS
+from recollect_papers.worlds.glyph_synonyms import SYNONYMS, in_other_words
+from recollect_papers.worlds.glyph_table import ATTRIBUTES, SCRIPTS
+from recollect_papers.worlds.tasks import world_tasks, world_zero_shot_tasks
+
+
+@pytest.fixture(scope="module")
+def own():
+    return {task.name.removeprefix("glyphs-labels-half-"): task for task in world_zero_shot_tasks("glyphs:labels-half")}
+
+
+def test_a_label_set_is_tested_on_itself_and_under_shifts_of_domain_and_name(own):
+    assert list(own) == ["own", "faces", "styles", "held-out-faces", "names", "synonyms"]
+    names = open_world_source("glyphs:labels-half").class_names
+    assert own["own"].class_names == own["faces"].class_names == own["styles"].class_names == names
+    assert set(own["held-out-faces"].class_names) <= set(names)
+    for task in own.values():
+        assert task.templates == GENERAL_TEMPLATES
+        assert set(task.query.labels) == set(range(len(task.class_names)))
+
+
+def test_the_pictures_of_every_shift_differ_and_none_was_trained_on(own):
+    source = open_world_source("glyphs:labels-half")
+    trained = {picture.numpy().tobytes() for picture in source.draw(np.arange(len(source)))[0].permute(0, 2, 3, 1)}
+    for name in ("own", "faces", "styles"):
+        tested = [np.ascontiguousarray(picture).tobytes() for picture in own[name].query.images]
+        assert not trained & set(tested)
+    learned = [np.ascontiguousarray(picture).tobytes() for picture in own["own"].support.images]
+    assert set(learned) <= trained
+    rough = {name: float(own[name].query.images[:, :3, :3].astype(float).std((1, 2)).mean()) for name in own}
+    assert rough["styles"] > 2 * rough["faces"]  # a textured ground against a plain one
+
+
+def test_another_split_is_other_pictures_of_the_same_classes(own):
+    chosen = world_zero_shot_tasks("glyphs:labels-half", "validation")
+    for task, other in zip(own.values(), chosen, strict=True):
+        assert task.class_names == other.class_names
+        assert not np.array_equal(task.query.images[0], other.query.images[0])
+
+
+def test_synonyms_share_no_word_with_the_names_and_have_the_same_pictures(own):
+    names, synonyms = own["names"], own["synonyms"]
+    assert np.array_equal(names.query.images, synonyms.query.images)
+    assert len(names.class_names) == len(set(synonyms.class_names)) > 20
+    for name, other in zip(names.class_names, synonyms.class_names, strict=True):
+        assert not set(name.split()) & set(other.split())
+        assert in_other_words(name) == other
+    assert in_other_words("latin capital letter a") is None  # a has no synonym
+
+
+def test_no_synonym_is_a_word_with_a_meaning_of_its_own():
+    words = {word for name in open_world_source("glyphs:labels").class_names for word in name.split()}
+    words |= {word for script, _ in SCRIPTS for word in script.split()} | {w for values in ATTRIBUTES for w in values}
+    assert not set(SYNONYMS.values()) & words
+    assert len(set(SYNONYMS.values())) == len(SYNONYMS)
+
+
+def test_captions_say_synonyms_only_if_asked_and_nothing_else_changes():
+    rows = np.arange(400)
+    plain = open_world_source("glyphs:captions?says_name=1").batch(rows, 0)[1]
+    other = open_world_source("glyphs:captions?says_name=1&says_synonym=0.5").batch(rows, 0)[1]
+    said = {word for text in other for word in text.split()} & set(SYNONYMS.values())
+    assert {"uppercase", "lowercase"} <= said
+    assert not {word for text in plain for word in text.split()} & {"uppercase", "lowercase"}
+    changed = [one != two for one, two in zip(plain, other, strict=True)]
+    assert 0.2 < np.mean(changed) < 0.6
+    for one, two in zip(plain, other, strict=True):
+        assert [SYNONYMS.get(word, word) if word != new else word
+                for word, new in zip(one.split(), two.split(), strict=True)] == two.split()  # fmt: skip
+
+
+def test_the_small_label_set_and_the_rest_make_up_the_large_one():
+    whole, half, rest = (open_world_source(f"glyphs:labels{part}").class_names for part in ("", "-half", "-rest"))
+    assert set(half) | set(rest) == set(whole)
+    assert not set(half) & set(rest)
+    assert len(half) == len(rest) == 100
+    renamed = open_world_source("glyphs:labels-renamed").class_names
+    assert [in_other_words(name) or name for name in whole] == list(renamed)
+
+
+def test_prompts_ask_for_what_only_captions_speak_of():
+    tasks = {task.name.removeprefix("glyphs-prompts-"): task for task in world_zero_shot_tasks("glyphs:prompts")}
+    assert len(tasks) == 1 + len(ATTRIBUTES) + len(NAMED_SCRIPTS)
+    assert "hebrew letter" in tasks["script"].class_names
+    labelled = set(open_world_source("glyphs:labels").class_names)
+    for script in NAMED_SCRIPTS:
+        names = tasks[script.replace(" ", "-")].class_names
+        assert len(names) >= 5
+        assert not labelled & set(names)
+
+
+def test_a_probe_of_a_label_set_learns_from_its_training_pictures():
+    tasks = world_tasks("glyphs:labels-half")
+    assert [task.name.rpartition("half-")[2] for task in tasks] == ["own", "faces", "styles", "held-out-faces"]

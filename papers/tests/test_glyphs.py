@@ -1,0 +1,305 @@
+import unicodedata
+
+import numpy as np
+import pytest
+import torch
+
+from recollect.core.errors import UserError
+from recollect.evaluation.tasks.retrieval import retrieval_task
+from recollect_papers.worlds import glyph_table as glyph_table_module
+from recollect_papers.worlds import open_world_source, world_of
+from recollect_papers.worlds.glyph_table import (
+    ATTRIBUTES,
+    FACES,
+    HELD_OUT_FACES,
+    SCRIPTS,
+    SIZE,
+    glyph_table,
+    measure_glyphs,
+)
+from recollect_papers.worlds.rendering import COLOURS
+from recollect_papers.worlds.scenes import DETAILS, RELATIONS
+from recollect_papers.worlds.tasks import world_tasks, world_zero_shot_tasks
+
+
+@pytest.fixture(scope="module")
+def world():
+    return world_of("glyphs")
+
+
+def test_there_are_thousands_of_characters_with_official_names():
+    table = glyph_table()
+    assert len(table.code_points) > 5000
+    assert table.names[100] == unicodedata.name(chr(table.code_points[100])).lower()
+    assert table.masks.shape[1:] == (SIZE, SIZE)
+    assert {SCRIPTS[number][0] for number in table.scripts} >= {"greek letter", "playing card", "hebrew letter"}
+
+
+def test_no_two_characters_share_their_first_picture():
+    table = glyph_table()
+    pictures = {table.masks[row].tobytes() for row in table.first[:-1]}
+    assert len(pictures) == len(table.code_points)
+
+
+def test_a_damaged_cache_is_drawn_anew_and_then_read(tmp_path, monkeypatch):
+    table = glyph_table()
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path))
+    glyph_table_module._cache_file().write_bytes(b"cut short")
+    monkeypatch.setattr(glyph_table_module, "_draw_table", lambda: table)
+    drawn = glyph_table.__wrapped__()
+    assert drawn is table, "not what was damaged"
+    monkeypatch.setattr(glyph_table_module, "_draw_table", lambda: pytest.fail("the cache was not read"))
+    cached = glyph_table.__wrapped__()
+    for name in ("code_points", "scripts", "first", "faces", "masks", "attributes"):
+        np.testing.assert_array_equal(getattr(cached, name), getattr(drawn, name))
+    kept = glyph_table_module._cache_file()
+    kept.write_bytes(kept.read_bytes()[:-1] + b"\x77")  # a flipped bit would be another world
+    monkeypatch.setattr(glyph_table_module, "_draw_table", lambda: table)
+    assert glyph_table.__wrapped__() is table
+    kept.unlink()
+    monkeypatch.setenv("RECOLLECT_CACHE", str(tmp_path / "file"))
+    (tmp_path / "file").write_text("no folder")
+    assert glyph_table.__wrapped__() is table, "where nothing can be kept, it is drawn"
+
+
+def test_measured_attributes_are_what_the_words_say():
+    tall, wide, ring, bars = (np.zeros((SIZE, SIZE), np.uint8) for _ in range(4))
+    tall[2:26, 12:15] = 255
+    wide[12:15, 2:26] = 255
+    ring[6:22, 6:22] = 255
+    ring[9:19, 9:19] = 0
+    bars[4:8, 6:22] = bars[18:22, 6:22] = 255
+    values = measure_glyphs(np.stack([tall, wide, ring, bars]))
+    words = [[ATTRIBUTES[a][value] for a, value in enumerate(row)] for row in values]
+    assert words[0][0] == "narrow"
+    assert words[1][0] == "wide"
+    assert (words[2][3], words[0][3]) == ("holed", "unholed")
+    assert (words[3][2], words[2][2]) == ("twofold", "single")
+
+
+def test_characters_and_scripts_are_split_once_and_for_all(world):
+    parts = [set(world.split[name].tolist()) for name in ("train", "validation", "test")]
+    assert not parts[0] & parts[1]
+    assert not parts[0] & parts[2]
+    assert not parts[1] & parts[2]
+    trained = {SCRIPTS[number][0] for number in world.table.scripts[world.split["train"]]}
+    assert not trained & {"tifinagh letter", "nko letter", "lao letter", "lisu letter"}
+    assert np.array_equal(world.split["test"], world_of("glyphs?seed=5").split["test"])
+
+
+def test_training_draws_only_training_characters_in_training_faces(world):
+    source = open_world_source("glyphs:captions")
+    characters, masks = source.subjects(np.arange(20_000))
+    assert set(characters.tolist()) <= set(world.split["train"].tolist())
+    faces = {FACES[face] for face in world.table.faces[masks]}
+    assert not faces & set(HELD_OUT_FACES)
+    assert len(faces) == len(FACES) - len(HELD_OUT_FACES)
+    owners = np.searchsorted(world.table.first, masks, side="right") - 1
+    assert np.array_equal(owners, characters)
+
+
+def test_captions_say_the_script_and_what_is_measured(world):
+    source = open_world_source("glyphs:captions")
+    indices = np.arange(5000)
+    characters, masks = source.subjects(indices)
+    _, texts, _ = source.batch(indices, 0)
+    said = right = scripts = 0
+    for text, character, mask in zip(texts, characters, masks, strict=True):
+        words = set(text.split())
+        for number, values in enumerate(ATTRIBUTES):
+            for value in words & set(values):
+                said += 1
+                right += value == values[world.table.attributes[mask, number]]
+        script = SCRIPTS[world.table.scripts[character]][0]
+        scripts += script in text
+    assert 0.68 < said / (8 * len(texts)) < 0.72
+    assert 0.95 < right / said < 0.98  # 5 % are drawn anew, a third of which are right by chance
+    assert scripts / len(texts) > 0.79
+    assert {word for text in texts for word in text.split()} <= set(world.vocabulary())
+
+
+def test_colour_and_place_are_never_said(world):
+    _, texts, _ = open_world_source("glyphs:captions").batch(np.arange(3000), 0)
+    plain = [text for text in texts if not any(color in text.split() for color in COLOURS)]
+    assert len(plain) > 0.98 * len(texts)  # "black" and "white" occur in names of characters
+
+
+def test_held_out_characters_have_no_name_words_of_their_own(world):
+    trained = {word for character in world.split["train"] for word in world.name_words[character]}
+    for character in world.split["test"]:
+        assert set(world.name_words[character]) <= trained
+
+
+@pytest.mark.parametrize("spec", ["glyphs:captions", "glyphs:labels", "glyphs:scenes?edge=48", "glyphs:hard?edge=48"])
+def test_a_picture_is_the_same_alone_in_a_batch_and_in_another_process(spec, elsewhere):
+    source = open_world_source(spec)
+    indices = np.array([5, 917, 33])
+    images, texts, labels = source.batch(indices, 0)
+    for row, index in enumerate(indices):
+        sample = source[int(index)]
+        np.testing.assert_array_equal(sample.image, images[row].permute(1, 2, 0))
+        assert sample.texts == ((texts[row],) if sample.kind == "caption" else ())
+        assert sample.label == labels[row]
+    code = (
+        "import numpy as np; from recollect_papers.worlds import open_world_source;"
+        f"print(int(open_world_source({spec!r}).batch(np.array([5, 917, 33]), 0)[0].long().sum()))"
+    )
+    assert int(elsewhere(code)) == int(images.long().sum())
+
+
+def test_two_seeds_are_two_views_under_one_caption():
+    source = open_world_source("glyphs:captions")
+    one, two = source.batch(np.arange(50), 1), source.batch(np.arange(50), 2)
+    assert one[1] == two[1]
+    assert (one[0] != two[0]).float().mean() > 0.5
+
+
+def test_labels_are_balanced_and_narrower_than_captions():
+    labels, captions = open_world_source("glyphs:labels"), open_world_source("glyphs:captions")
+    counts = np.bincount(labels.labels)
+    assert len(set(counts.tolist())) == 1
+    assert len(labels.class_names) == len(set(labels.class_names)) == 200
+    images, texts, classes = labels.batch(np.arange(400), 3)
+    assert all(labels.class_names[label] in text for text, label in zip(texts, classes.tolist(), strict=True))
+
+    def border(pictures):  # the background's variation within a picture
+        return pictures[:, :, 0].float().std(-1).mean()
+
+    assert border(images) < 0.6 * border(captions.batch(np.arange(400), 3)[0])
+    assert len(labels.vocabulary) < 0.5 * len(captions.vocabulary)
+
+
+def test_the_test_part_of_the_labels_has_the_same_classes_in_other_pictures():
+    train, test = open_world_source("glyphs:labels"), open_world_source("glyphs:labels", "test")
+    assert train.class_names == test.class_names
+    assert train.fingerprint != test.fingerprint
+    assert not torch.equal(train.batch(np.arange(20), 0)[0], test.batch(np.arange(20), 0)[0])
+
+
+def test_scenes_show_what_they_say():
+    source = open_world_source("glyphs:scenes?edge=64")
+    indices = np.arange(300)
+    scenes = source.scenes(indices)
+    images, texts, _ = source.batch(indices, 0)
+    pixels = images.float() / 255
+    right = []
+    for row in range(len(indices)):
+        ground = torch.tensor(list(COLOURS.values())[scenes.ground[row]])
+        assert (pixels[row, :, 0, 0] - ground).abs().max() < 0.3
+        assert texts[row].endswith(f"{list(COLOURS)[scenes.ground[row]]} ground")
+        if scenes.count[row] == 2:
+            relation = RELATIONS[scenes.relation[row]]
+            away = (pixels[row] - pixels[row, :, 0, 0][:, None, None]).abs().sum(0) > 0.6
+            first = list(COLOURS.values())[scenes.colours[row, 0]]
+            near = (pixels[row] - torch.tensor(first)[:, None, None]).abs().sum(0) < 0.5
+            if scenes.colours[row, 0] == scenes.colours[row, 1] or (away & near).sum() < 8:
+                continue
+            y, x = (part.float().mean() for part in (away & near).nonzero(as_tuple=True))
+            centre = x if relation in {"left of", "right of"} else y
+            right.append(bool(centre < 32) == (relation in {"left of", "above"}))
+    assert len(right) > 40
+    assert np.mean(right) > 0.93  # the rims of one character may have the colour of the other
+
+
+def test_hard_negatives_differ_from_their_scene_in_exactly_one_detail():
+    source = open_world_source("glyphs:hard?edge=64")
+    indices = np.arange(60 * 6)
+    scenes = source.scenes(indices)
+    _, texts, _ = source.batch(indices, 0)
+    assert len(set(texts)) == len(texts)
+    for row in indices:
+        base = row - row % 6
+        changed = set()
+        if (scenes.colours[row] != scenes.colours[base]).sum() == 1:
+            changed.add("colour")
+        if (scenes.sizes[row] != scenes.sizes[base]).sum() == 1:
+            changed.add("size")
+        if scenes.relation[row] != scenes.relation[base]:
+            changed.add("relation")
+        if (scenes.characters[row] != scenes.characters[base]).sum() == 1:
+            changed.add("character")
+        if scenes.ground[row] != scenes.ground[base]:
+            changed.add("ground")
+        detail = ("none", *DETAILS)[row % 6]
+        assert changed == (set() if detail == "none" else {detail})
+        assert scenes.ground[row] not in scenes.colours[row]
+        sample = source[int(row)] if row < 6 else None
+        assert sample is None or (sample.extra["group"], sample.extra["detail"]) == (0, detail)
+
+
+def test_few_shot_tasks_are_held_out_characters_of_one_script(world):
+    shifted = 0
+    for split in ("validation", "test"):
+        members = {world.table.names[character] for character in world.split[split]}
+        tasks = world_tasks("glyphs", split)
+        shifted += sum(task.query.domain == "held-out faces" for task in tasks)
+        assert len(tasks) >= 15
+        for task in tasks:
+            assert 14 <= len(task.class_names) <= 24
+            assert set(task.class_names) <= members
+            assert np.bincount(task.support.labels).tolist() == [32] * len(task.class_names)
+            assert task.support.domain == "training faces"
+    assert shifted >= 10
+
+
+def test_zero_shot_tasks_ask_for_words_that_captions_use(world):
+    tasks = world_zero_shot_tasks("glyphs", "test")
+    assert len(tasks) == 1 + len(ATTRIBUTES)
+    words = set(world.vocabulary())
+    for task in tasks:
+        assert all(set(text.split()) <= words for texts in task.class_texts for text in texts)
+        assert task.query.labels.max() < len(task.class_names)
+
+
+def test_as_many_scenes_as_the_address_says():
+    assert len(open_world_source("glyphs:scenes?seed=3&size=7")) == 7
+    hard = open_world_source("glyphs:hard?groups=4")
+    assert len(hard) == 4 * 6
+    assert hard.values("detail") == [hard[row].extra["detail"] for row in range(24)]
+    for source in (hard, open_world_source("glyphs:scenes?seed=3&size=7")):
+        assert [source.texts(row) for row in range(7)] == [source[row].texts for row in range(7)]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("glyphs:scenes?size=0", "size='0' is not a number of at least 1"),
+        ("glyphs:labels?groups=3", "glyphs:labels has no 'groups'"),
+        ("glyphs:scenes?size=many", "size='many' is not a number"),
+    ],
+)
+def test_amounts_that_cannot_be(spec, message):
+    with pytest.raises(UserError, match=message):
+        open_world_source(spec)
+
+
+def test_an_endless_stream_is_no_pool():
+    with pytest.raises(UserError, match=r"endless stream. Say how many to search, e.g. glyphs:scenes\?size=1000"):
+        retrieval_task("glyphs:scenes", split=None)
+
+
+def test_captions_said_the_other_way_round_say_the_same():
+    """As a captioner's stand-in turns them, and about as many as the address says."""
+    plain = open_world_source("glyphs:scenes?size=200")
+    turned = open_world_source("glyphs:scenes?size=200&turned=50")
+    pairs = [(plain.texts(row)[0], turned.texts(row)[0]) for row in range(200)]
+    other = [(before, after) for before, after in pairs if before != after]
+    assert 60 < len(other) < 140
+    assert all(sorted(_said(before)) == sorted(_said(after)) for before, after in other)
+    assert any(after.startswith("on a ") and " right of " in after for _, after in other)
+    pictures, texts, _ = turned.batch(np.arange(5), 0)
+    assert texts == [after for _, after in pairs[:5]]
+    assert torch.equal(pictures, plain.batch(np.arange(5), 0)[0])
+    assert turned.fingerprint != plain.fingerprint
+
+
+def _said(text):
+    """What is said, in no order; what stands in a relation in the order that it means."""
+    said = []
+    for clause in text.split(", "):
+        for one, other in (("right of", "left of"), ("below", "above")):
+            first, found, second = clause.partition(f" {one} ")
+            if found:
+                clause = f"{second} {other} {first}"
+        said.append(clause)
+    return said

@@ -1,0 +1,136 @@
+"""LIxP's studies at smoke scale: every table and figure in the paper's form, each run made once."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recollect.evaluation.results import load_results
+from recollect_papers import cli
+from recollect_papers.engine import printed
+from recollect_papers.lixp import tables as lixp_tables
+from recollect_papers.lixp import world as lixp_world
+from recollect_papers.measurements import Measurements
+from recollect_papers.studies import STUDIES, find_study
+from recollect_papers.study import StudyOptions
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory):
+    return StudyOptions("smoke", tmp_path_factory.mktemp("studies"), seeds=2, workers=1)
+
+
+@pytest.fixture(scope="module")
+def table_6(options):
+    return find_study("lixp/table-6").load()(options)
+
+
+def test_a_cell_is_mean_and_deviation_of_the_result_files(table_6, options):
+    """Worked out from the JSON by hand: mean over draws, then tasks; mean ± std over training seeds."""
+    tasks = {0: [], 1: []}
+    for folder in (options.out / "runs").glob("*/results-*"):
+        for result in load_results(folder):
+            if (result.model, result.protocol) == ("augmented-buffer", "few-shot"):
+                values = [row["value"] for row in result.rows if row["method"] == "prototype" and row["shots"] == 16]
+                tasks[result.seed].append(sum(values) / len(values))
+    assert len(tasks[0]) == len(tasks[1]) == 8
+    first, second = (sum(each) / len(each) for each in tasks.values())
+    expected = f"{(first + second) / 2:.1f} ± {abs(first - second) / 2**0.5:.1f}"
+    (table,) = table_6.tables
+    assert [row[0] for row in table.rows[:2]] == ["SigLIP", "SigLIxP"]
+    (row,) = (row for row in table.rows if row[0] == "buffer only")
+    assert row[2] == expected
+    assert "latents" in table_6.world
+
+
+def test_runs_are_kept_and_not_made_again(table_6, options):
+    def times() -> dict[Path, float]:
+        return {path: path.stat().st_mtime for path in (options.out / "runs").glob("*/model/*")}
+
+    before = times()
+    assert find_study("lixp/table-6").load()(options) == table_6
+    assert times() == before
+    runs = {path.parent.parent for path in before}
+    assert len(runs) == 5 * 2
+    contexts = [json.loads((run / "recipe.json").read_text())["objective"]["context"] for run in runs]
+    augmented = [context["options"]["augmented"] for context in contexts if context]
+    assert sorted(set(augmented)) == ["all", "all+infonce", "buffer", "none"]
+
+
+def test_tables_share_the_runs_of_the_pair(options):
+    """SigLIP and SigLIxP of Tables 4, 5 and 6 are trained once."""
+    setting = lixp_world.main_setting(options)
+    assert lixp_tables._ablated(setting, {}) == setting.context()
+
+
+def test_an_ablation_changes_what_its_label_says(options):
+    setting = lixp_world.main_setting(options)
+    changed = {key: lixp_tables._ablated(setting, changes).objective.context
+               for arms in lixp_tables.ABLATIONS.values() for key, (_, changes) in arms.items()}  # fmt: skip
+    plain, batch = setting.context().objective.context, setting.base.batch_size
+    assert changed["alpha-0.8"] == replace(plain, alpha=0.8)
+    assert changed["frozen-0.1"].options == replace(plain.options, freeze_temperature=True)
+    assert changed["frozen-0.1"].tau == 0.1
+    assert changed["no-mask"].options == replace(plain.options, mask=False)
+    assert changed["stale-4x"].options == replace(plain.options, stale_rows=4 * batch)
+    assert changed["subset-1/16"].options == replace(plain.options, active_rows=batch // 16)
+    assert len({repr(context) for context in changed.values()} | {repr(plain)}) == len(changed) + 1
+
+
+def test_tied_temperatures_stand_beside_the_papers_own_rows():
+    """It prints tau_1 = tau_2 with tau_context of its own, and tau_2 = tau_context; all three tied it does not."""
+    paper = printed("lixp", "ablations")
+    assert paper.rows["tied-scales"] == ("47.8", "61.8 ± 0.4")
+    assert paper.rows["tied-context"] == ("50.4", "60.2 ± 0.6")
+    assert lixp_tables._printed("tied-all", paper) is None
+    assert lixp_tables._printed("frozen-0.1", paper) == "frozen-tau"
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6])
+def test_every_figure_is_drawn(options, number):
+    options = replace(options, seeds=1)
+    study = find_study(f"lixp/figure-{number}").load()
+    report = study(options)
+    again = Measurements.from_json(json.loads(json.dumps(report.measured)))
+    assert list(study.form(again)[1]) == list(report.notes)
+    study.draw(again)  # its file holds every point
+    (name,) = report.figures
+    picture = np.asarray(Image.open(options.out / name).convert("L"))
+    assert min(picture.shape) > 200
+    assert (picture < 128).mean() > 0.001
+
+
+def test_the_command_prints_and_saves_a_report(table_6, options, capsys):
+    words = ["lixp/table-6", "--out", str(options.out), "--seeds", "2", "--workers", "1"]
+    assert cli.main(words) == 0
+    shown = capsys.readouterr().out
+    assert "Augmented entries" in shown
+    assert "World: latents" in shown
+    saved = json.loads((options.out / "lixp-table-6.json").read_text())
+    assert [table["title"] for table in saved["tables"]] == ["Table 6. Augmented entries"]
+    assert "| buffer only |" in (options.out / "lixp-table-6.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["lixp/table-9"], "lixp/table-9: no such study. Choose one of: lixp/table-1"),
+        (["lixp/table-1", "--scale", "full"], "--scale full trains on your data. Name it with --data"),
+    ],
+)
+def test_bad_input_is_one_line(words, message, tmp_path, capsys):
+    assert cli.main([*words, "--out", str(tmp_path)]) == 2
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1
+
+
+def test_every_study_that_is_listed_can_be_loaded(capsys):
+    assert cli.main([]) == 0
+    listed = capsys.readouterr().out
+    for name, study in STUDIES.items():
+        assert callable(study.load())
+        assert name in listed

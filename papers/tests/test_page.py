@@ -1,0 +1,204 @@
+"""docs/results.md is what the result files give, and nothing between its marks is written by hand."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from recollect.core.errors import UserError
+from recollect_papers import cli
+from recollect_papers.page import fill_page, read_results
+
+ROOT = Path(__file__).parents[2]
+PAGE, RESULTS = ROOT / "docs" / "results.md", ROOT / "results"
+PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+         if re.search("<!-- (table|cell|words|value) ", page.read_text(encoding="utf-8"))]  # fmt: skip
+
+REPORT = {
+    "name": "some/study", "scale": "small", "world": "made up", "notes": ["better by 3.5; a remark"],
+    "command": "recollect-papers some/study --scale small",
+    "tables": [
+        {"title": "Table 1. Accuracy", "columns": ["arm", "kind", "top-1", "paper: top-1"],
+         "rows": [["base", "", "50.0 ± 1.0", "60"], ["ours", "x", "53.5 ± 1.0", ""], ["ours", "y", "51.0", ""]],
+         "notes": ["a note", "paper: as printed there"]},
+        {"title": "Table 2. Cost", "columns": ["arm", "ms"], "rows": [["base", "3"]], "notes": []},
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "one.json").write_text(json.dumps(REPORT))
+    return results
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_is_what_the_files_give(page):
+    text = page.read_text(encoding="utf-8")
+    assert fill_page(text, RESULTS) == text, "run `make results`"
+
+
+def test_a_figure_that_is_edited_by_hand_is_found(tmp_path, capsys):
+    shutil.copytree(RESULTS, tmp_path / "results")
+    page, text = tmp_path / "page.md", PAGE.read_text(encoding="utf-8")
+    assert "53.5 ± 1.0" not in text
+    page.write_text(re.sub(r"(-->)\d+\.\d ± \d\.\d(<!-- end)", r"\g<1>53.5 ± 1.0\2", text, count=1), encoding="utf-8")
+    words = ["results", str(page), "--results", str(tmp_path / "results")]
+    assert cli.main([*words, "--check"]) == 2
+    said = capsys.readouterr().err
+    assert "not what the files give" in said
+    assert said.count("\n") == 1
+    assert cli.main(words) == 0
+    assert page.read_text(encoding="utf-8") == text
+    assert cli.main([*words, "--check"]) == 0
+
+
+def test_no_table_of_results_is_written_by_hand():
+    """Every measured number is between marks."""
+    outside = re.sub(
+        r"<!-- (table|cell|words|value) .*?<!-- end -->", "", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL
+    )
+    assert re.findall(r"\d ± \d|[+−-]\d+\.\d", outside) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_no_line_of_prose_begins_with_a_mark(page):
+    """Markdown takes a comment at the beginning of a line for the end of the paragraph."""
+    assert re.findall(r"^\s*<!-- (?:cell|words|value) .*$", page.read_text(encoding="utf-8"), re.MULTILINE) == []
+
+
+def test_every_kept_file_is_shown_or_named_by_the_guide_that_gives_its_figures():
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    guides = "".join(page.read_text(encoding="utf-8") for page in PAGE.parent.rglob("*.md"))
+    for file in RESULTS.rglob("*.json"):
+        name = file.relative_to(RESULTS).as_posix()
+        place = (
+            file.parent.relative_to(RESULTS).as_posix() if file.parent.name in {"real", "readings", "clicks"} else name
+        )
+        told = f"`results/{name}`" in guides
+        assert told or f"<!-- table {place} " in text, name
+
+
+def test_a_measurement_of_episodes_is_a_table_of_gains_with_intervals(tmp_path):
+    gains = {"mean": [1.79, 1.04, 2.61], "emoji": [-0.5, -1.0, 0.0]}
+    arm = {"captions": "tags", "setting": "both ways", "gain in R@1": gains, "gain in R@5": {"mean": [0.0, -1.0, 1.0]}}
+    alone = arm | {"setting": "no episode", "mix": 1.0, "gain in R@1": {"mean": [5.0, 4.0, 6.0], "emoji": [0.0] * 3}}
+    arms, before = [arm | {"mix": 0.3}, arm | {"mix": 1.0}, alone], [{"R@1": {"mean": 3.5}}]
+    measured = {"command": "python benchmarks/adaptation.py", "pictures": 2712, "queries": {"emoji": 200},
+                "zero-shot, each base": before, "arms": arms}  # fmt: skip
+    (tmp_path / "some.json").write_text(json.dumps(measured))
+    table, by_weight = read_results(tmp_path, "some.json").tables
+    assert table.rows[0] == ("tags", "both ways", "+1.8 [1.0, 2.6]", "-0.5 [-1.0, 0.0]", "+0.0 [-1.0, 1.0]")
+    assert table.rows[1][1:3] == ("no episode", "+5.0 [4.0, 6.0]")
+    assert by_weight.columns == ("captions", "setting", "weight 0.3", "weight 1")
+    assert by_weight.rows == (("tags", "both ways", "+1.8 [1.0, 2.6]", "+1.8 [1.0, 2.6]"),)
+    assert table.columns == ("captions", "setting", "gain in R@1", "R@1, emoji", "gain in R@5")
+    assert "3.5, for each of 1 models" in table.notes[0]
+
+
+def test_a_part_of_the_demo_is_a_table_of_gains(tmp_path):
+    figure = {"mean": 60.0, "std": 1.0, "seeds": 2}
+    gains = {"SigLIxP": figure | {"mean": 3.0}, "no mask": figure | {"mean": 0.1, "std": None, "seeds": 1}}
+    part = {"shots": 32, "siglip": figure, "gain": gains, "zero_shot": {"SigLIP": figure, "SigLIxP": figure},
+            "gain_per_classifier": {name: {"rank": gain} for name, gain in gains.items()}}  # fmt: skip
+    (tmp_path / "demo.json").write_text(json.dumps({"scale": "default", "worlds": {"latents": part}}))
+    (table,) = read_results(tmp_path, "demo.json").tables
+    assert table.rows[0] == ("SigLIP", "", "60.0 ± 1.0", "", "60.0 ± 1.0")
+    assert table.rows[1] == ("SigLIxP", "gain over SigLIP", "+3.0 ± 1.0", "+3.0 ± 1.0", "60.0 ± 1.0")
+    assert table.rows[2] == ("no mask", "gain over SigLIP", "+0.1", "+0.1", "")
+    assert "mean of the classifiers, of tasks and of 2 or 1 seeds" in table.notes[0]
+
+
+def test_a_table_is_filled_with_its_notes_its_file_and_its_command(folder):
+    made = fill_page('# A page\n<!-- table one.json "Accuracy" without="paper: .*" -->\nold\n<!-- end -->\n', folder)
+    assert made == (
+        '# A page\n<!-- table one.json "Accuracy" without="paper: .*" -->\n\n'
+        "| arm | kind | top-1 |\n| --- | --- | --- |\n"
+        "| base |  | 50.0 ± 1.0 |\n| ours | x | 53.5 ± 1.0 |\n| ours | y | 51.0 |\n\na note\n\n"
+        "`results/one.json`: `recollect-papers some/study --scale small`\n\n<!-- end -->\n"
+    )
+    assert fill_page(made, folder) == made
+    only = fill_page('<!-- table one.json "Accuracy" only="top-1" --><!-- end -->', folder)
+    assert "| arm | top-1 |" in only
+
+
+def test_a_figure_and_a_remark_are_filled_in_prose(folder):
+    text = (
+        'gains <!-- cell one.json "Table 1" "ours / x" "top-1" -->1<!-- end --> points, '
+        '<!-- words one.json "better by " --><!-- end -->'
+    )
+    made = fill_page(text, folder)
+    assert re.sub(r"<!--.*?-->", "", made) == "gains 53.5 ± 1.0 points, 3.5"
+
+
+def test_a_number_of_any_file_is_filled_in_prose(folder):
+    (folder / "speed.json").write_text(json.dumps({"figures": {"one (ms)": 52.81, "rows": [{"n": 2000}, {"n": 5000}]}}))
+    for mark, shown in (
+        ('"figures > one (ms)" ".1f"', "52.8"),
+        ('"figures > rows > 1 > n" ",.0f"', "5,000"),
+        ('"figures > rows > 0 > n" ".2f" over="figures > rows > 1 > n"', "0.40"),
+        ('"figures > one (ms)" ".0f" times="1000"', "52810"),
+    ):
+        made = fill_page(f"takes <!-- value speed.json {mark} -->?<!-- end --> ms", folder)
+        assert re.sub(r"<!--.*?-->", "", made) == f"takes {shown} ms"
+        assert fill_page(made, folder) == made
+
+
+def test_a_measured_fusion_is_a_table_too(folder):
+    value = {
+        "command": "python benchmarks/fusion.py",
+        "seeds": [0, 1],
+        "mean and std": {"none": {"B both": [6.25, 0.5]}},
+    }
+    (folder / "fusion.json").write_text(json.dumps(value))
+    (table,) = read_results(folder, "fusion.json").tables
+    assert (table.columns, table.rows) == (("what reads", "B both"), (("none", "6.2 ± 0.5"),))
+
+
+@pytest.mark.parametrize(
+    ("mark", "message"),
+    [
+        ('<!-- table two.json "Cost" --><!-- end -->', "two.json"),
+        ('<!-- table one.json "Speed" --><!-- end -->', "0 tables with 'Speed' in the title, of: Table 1. Accuracy"),
+        ('<!-- table one.json "Table" --><!-- end -->', "2 tables with 'Table'"),
+        ('<!-- cell one.json "Cost" "base" "s" --><!-- end -->', "no one cell of row 'base' and column 's'"),
+        ('<!-- cell one.json "Accuracy" "ours" "top-1" --><!-- end -->', "no one cell of row 'ours'"),
+        ('<!-- words one.json "worse by " --><!-- end -->', "0 remarks with 'worse by '"),
+        ('<!-- cell one.json "Cost" --><!-- end -->', "too few words"),
+        ('<!-- value one.json "notes" --><!-- end -->', "too few words"),
+        (
+            '<!-- value one.json "tables > 0 > rank" ".1f" --><!-- end -->',
+            "no 'rank' of 'tables > 0 > rank' (title, col",
+        ),
+        ('<!-- value one.json "tables > 7" ".1f" --><!-- end -->', "no '7' of 'tables > 7' (no such place)"),
+        ('<!-- value one.json "world" ".1f" --><!-- end -->', "'world' is no number"),
+        ('<!-- table one.json "Cost" -->', "1 mark without <!-- end -->"),
+        ('<!-- table lixp/real "Cost" --><!-- end -->', "no runs there"),
+    ],
+)
+def test_a_mark_that_cannot_be_filled_is_said_in_one_line(folder, mark, message):
+    with pytest.raises(UserError) as error:
+        fill_page(mark, folder)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_page_that_is_not_there_is_said(tmp_path, capsys):
+    for more in ([], ["--check"]):
+        assert cli.main(["results", str(tmp_path / "nothing.md"), *more]) == 2
+        assert "no such page" in capsys.readouterr().err
+
+
+def test_a_report_names_the_command_that_makes_it_again(tmp_path):
+    """Files by name, what differs from the defaults, and not where the report goes."""
+    words = ["reco/figure-2", "--scale", "full", "--seeds", "2", "--out", str(tmp_path)]
+    words += ["--data", str(tmp_path / "a.parquet?split=test"), "glyphs:scenes", "--search.episode.k", "8"]
+    words += ["--workers", "1"]
+    assert cli.parse(words)._command() == (
+        "recollect-papers reco/figure-2 --scale full --data 'a.parquet?split=test' glyphs:scenes --seeds 2 "
+        "--search.episode.k 8"
+    )

@@ -1,0 +1,72 @@
+"""The figures that stand beside ours are those that the papers print."""
+
+import json
+import re
+from importlib.resources import files
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from recollect_papers.engine import papers_words, printed
+
+PAPERS = Path(__file__).resolve().parents[3] / "shared" / "papers"
+TEXTS = {"lixp": "lixp", "prefix": "prefix-conditioning", "reco": "reco", "efsa": "efsa"}
+COUNTS = {"lixp": 248, "prefix": 344, "reco": 199, "efsa": 468}
+
+
+def kept(paper):
+    return json.loads(files("recollect_papers").joinpath(paper, "paper.json").read_text(encoding="utf-8"))
+
+
+def numbers(text):
+    """The numbers of a text, in their order, without signs."""
+    return [number.replace(",", "") for number in re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?", text)]
+
+
+def longest(row, stream):
+    """How many numbers of a row follow each other somewhere in the text, with some others (gains) between them."""
+    best = 0
+    for start in (place for place, number in enumerate(stream) if number == row[0]):
+        found = 0
+        for number in stream[start : start + 2 * len(row) + 4]:
+            found += found < len(row) and number == row[found]
+        best = max(best, found)
+    return best
+
+
+@pytest.mark.parametrize("paper", TEXTS)
+def test_every_row_is_in_the_papers_text(paper):
+    """In one piece, or in two where a table is printed in two halves."""
+    file = PAPERS / f"{TEXTS[paper]}.txt"
+    if not file.exists():
+        pytest.skip(f"the text of the paper is not on this machine: {file.name}")
+    stream = numbers(re.sub(r"[*$\\{}_]|textbf", " ", file.read_text(encoding="utf-8")))
+    checked = 0
+    for name, table in kept(paper)["tables"].items():
+        for row, cells in table["rows"].items():
+            wanted = numbers(" ".join(cells))
+            checked += len(wanted)
+            first = longest(wanted, stream)
+            rest = wanted[first:]
+            assert not rest or longest(rest, stream) == len(rest), (name, row, rest)
+    assert checked == COUNTS[paper]
+
+
+@pytest.mark.parametrize("paper", TEXTS)
+def test_every_row_has_a_cell_for_each_column(paper):
+    for name, table in kept(paper)["tables"].items():
+        found = printed(paper, name)
+        assert {len(cells) for cells in found.rows.values()} == {len(found.columns)}, name
+        assert list(found.rows) == list(table["rows"])
+
+
+def test_some_columns_of_a_printed_table_keep_their_rows():
+    part = printed("efsa", "table-3").only(["average R@1", "coco R@1"])
+    assert part.columns == ("coco R@1", "average R@1")
+    assert part.rows["episode"] == ("30.14", "27.56")
+
+
+def test_what_the_text_says_of_a_figure_is_kept_too():
+    assert "four times fewer" in papers_words("lixp", "figure-1")
+    assert all(chain.from_iterable((kept(paper)["about"], kept(paper)["words"].values()) for paper in TEXTS))

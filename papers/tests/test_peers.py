@@ -1,0 +1,104 @@
+"""LIxP's Table 2: methods of the literature, trained ones too, beside voting on SigLIxP."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from recollect.evaluation.results import load_results
+from recollect.evaluation.tasks.classification import ClassificationTask
+from recollect.training.recipes import RECIPES
+from recollect_papers import cli
+from recollect_papers.engine import Measurements, printed
+from recollect_papers.lixp import peers
+from recollect_papers.lixp.world import settings
+from recollect_papers.runs import Job, StudyEvaluation, StudyTuning
+from recollect_papers.studies import find_study
+from recollect_papers.study import StudyOptions
+from recollect_papers.worlds.arrays import ArraySource
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The study at smoke scale on three classes of noise, through the command; its folder and its report."""
+    out, names, labels = tmp_path_factory.mktemp("peers"), ("letter a", "letter b", "letter c"), np.arange(12) % 3
+    pictures = np.random.default_rng(0).integers(0, 256, (2, 12, 32, 32, 3), dtype=np.uint8)
+    support, query = (ArraySource(f"noise {role}", pictures[role], labels, names) for role in (0, 1))
+    task = ClassificationTask("noise", support, query, names, (), tuple((name,) for name in names))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("recollect_papers.worlds.tasks.world_tasks", lambda spec: [task, task])
+        words = ["lixp/table-2", "--out", str(out), "--seeds", "1", "--workers", "1"]
+        assert cli.main(words) == 0
+        again = find_study("lixp/table-2").load()(StudyOptions("smoke", out, seeds=1, workers=1))
+    return out, json.loads((out / "lixp-table-2.json").read_text()), again
+
+
+def test_every_method_is_measured_and_kept(made):
+    out, report, again = made
+    (table,) = report["tables"]
+    assert {"one training seed", "paper: as printed there"} < set(table["notes"])
+    results = {result.model: result for path in (out / "runs").glob("*/results-*") for result in load_results(path)}
+    values = {(name, row["method"]): row["value"] for name, result in results.items() for row in result.rows}
+    for peer, row in zip(peers.PEERS, table["rows"], strict=True):
+        assert row[:3] == [peer.label, peer.model, "✓" if peer.free else "✗"]
+        assert row[3] == ("" if peer.method is None else f"{values[peer.model, peer.method]:.1f}")
+    assert {method for name, method in values if name == "SigLIxP"} == {"softmax+zero-shot"}
+    assert len(list((out / "runs").glob("[!.]*"))) == 3  # the pair, and CasPL's teacher
+    assert [list(row) for row in again.tables[0].rows] == table["rows"]
+
+
+def test_tuned_rows_name_their_settings_and_their_teacher(made):
+    out, _, _ = made
+    (result,) = (each for path in (out / "runs").glob("*/results-*") for each in load_results(path)
+                 if each.model == "SigLIP")  # fmt: skip
+    assert list(result.settings["tuning"]) == ["coop", "maple", "promptsrc", "caspl"]
+    assert all("'flip': False" in str(settings) for settings in result.settings["tuning"].values())
+    assert result.settings["teacher"]
+
+
+def test_a_cell_is_the_mean_over_seeds_beside_what_the_paper_prints():
+    found = Measurements({"sets": ["a", "b"], "notes": ["one"]})
+    for number, peer in enumerate(peers.PEERS):
+        for seed, name in ((0, "a"), (1, "a"), (0, "b"), (1, "b")):
+            if peer.method:
+                address = {"arm": peer.model, "classifier": peer.method, "set": name}
+                found.add(address, seed, 10.0 + number + 2 * seed + (name == "b") * 30)
+    (table,), _ = peers.table_2.form(found)
+    paper = printed("lixp", "table-2")
+    assert table.columns == ("method", "on", "train-free", "a", "b", *(f"paper: {name}" for name in paper.columns))
+    rows = {row[:2]: row[3:] for row in table.rows}
+    assert rows["MaPLe", "SigLIP"] == ("18.0 ± 1.4", "48.0 ± 1.4", *paper.rows["maple"])
+    assert rows["DMN", ""] == ("", "", *paper.rows["dmn"])
+    assert rows["Softmax NN + zero-shot", "SigLIxP"][2:] == ("77.9", "76.7", "92.6", "94.4", "92.8")
+    assert rows["Softmax NN + zero-shot", "SigLIP"][2:] == ("",) * 5
+    beside = [row[5:] for row in table.rows if any(row[5:])]
+    assert beside == list(paper.rows.values())  # every row of the paper, in its order
+
+
+def test_full_scale_shares_the_runs_of_table_1(tmp_path):
+    options = StudyOptions("full", tmp_path, data=("pairs.csv",))
+    setting, teacher = peers._pair(options)
+    assert setting in settings(options)
+    assert (setting.base.model.start, teacher.model.start) == ("vit-b-16", "vit-l-16")
+    asked = peers._evaluations(options, teacher)
+    assert asked["SigLIP"].tuning == StudyTuning(peers.TUNED, 1.0, True, teacher)
+    assert {each.suite for each in asked.values()} == {"lixp-5"}
+    assert asked["SigLIP"].shots == (16,)
+
+
+def test_results_without_tuning_keep_their_names_and_others_have_their_own(tmp_path):
+    """The first is the name that was given before studies could tune."""
+    recipe = RECIPES["siglip-tiny"]()
+    plain = StudyEvaluation(few_shot=("glyphs:captions",))
+    assert Job("arm", recipe, plain).results(tmp_path).name == "results-9f850b1f68"
+    teacher = RECIPES["glyphs-strong-siglip"]()
+    others = [
+        replace(plain, most_sets=1),
+        replace(plain, tuning=StudyTuning(("coop",))),
+        replace(plain, tuning=StudyTuning(("coop",), 0.5)),
+        replace(plain, tuning=StudyTuning(("caspl",), teacher=teacher)),
+        replace(plain, tuning=StudyTuning(("caspl",), teacher=replace(teacher, seed=1))),
+    ]
+    names = {Job("arm", recipe, each).results(tmp_path).name for each in (plain, *others)}
+    assert len(names) == 1 + len(others)

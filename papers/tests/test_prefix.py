@@ -1,0 +1,153 @@
+"""Prefix conditioning's studies at smoke scale: every table and figure in the paper's form, each run made once."""
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recollect.core.errors import UserError
+from recollect_papers import cli
+from recollect_papers.engine import papers_words
+from recollect_papers.prefix import tables as prefix_tables
+from recollect_papers.prefix.world import PrefixArm, prefix_world
+from recollect_papers.studies import STUDIES, find_study
+from recollect_papers.study import StudyOptions
+from recollect_papers.worlds import glyph_label_tasks as label_tasks
+from recollect_papers.worlds import tasks as worlds
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_pictures():
+    """The world's tasks with a tenth of their pictures and prompts: what is tested here are tables, not accuracies."""
+    with pytest.MonkeyPatch.context() as patch:
+        few = replace(
+            worlds.WORLD_TASKS["glyphs"],
+            label_set=partial(label_tasks.label_set_tasks, each=2),
+            zero_shot_parts={"prompts": partial(label_tasks.prompt_tasks, queries=60, each=2)},
+        )
+        patch.setitem(worlds.WORLD_TASKS, "glyphs", few)
+        patch.setattr(label_tasks, "GENERAL_TEMPLATES", label_tasks.GENERAL_TEMPLATES[:8])
+        worlds._made.cache_clear()
+        yield
+    worlds._made.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory):
+    return StudyOptions("smoke", tmp_path_factory.mktemp("studies"), seeds=1, workers=1)
+
+
+@pytest.fixture(scope="module")
+def table_4(options):
+    ours, _ = find_study("prefix/table-4").load()(options).tables
+    return ours
+
+
+def test_a_cell_is_the_mean_over_sets_of_the_result_files(table_4, options):
+    captions = prefix_world(options).sources["captions"]
+    values = {}
+    for path in (options.out / "runs").glob("*/results-*/zero-shot--*caption-prefix*.json"):
+        result = json.loads(path.read_text())
+        recipe = json.loads((path.parents[1] / "recipe.json").read_text())
+        if (recipe["data"]["labels"], recipe["data"]["captions"]) == (["glyphs:labels"], list(captions)):
+            values[result["data"]] = next(row["value"] for row in result["rows"] if row["metric"] == "top-1")
+    unseen = [value for data, value in values.items() if "prompts" in data]
+    assert len(unseen) == 15
+    (row,) = (row for row in table_4.rows if row[:2] == ("IN-21K + CC-12M", "caption"))
+    assert row[2] == f"{values['glyphs-labels-half-own']:.1f}"
+    assert row[-1] == f"{np.mean(unseen):.1f}"
+
+
+def test_what_an_arm_is_decides_its_recipe(options):
+    chosen = prefix_world(options)
+    plain, prefixed = chosen.make(PrefixArm()), chosen.make(PrefixArm(prefix=True))
+    assert (plain.data.sampling, prefixed.data.sampling) == ("equal", "debiased")
+    assert (plain.model.prefixes, prefixed.model.prefixes) == ((), ("caption", "label"))
+    assert chosen.make(PrefixArm("none")).data.labels == ()
+    assert chosen.make(PrefixArm(captions="none")).data.captions == ()
+    assert chosen.make(PrefixArm(base="label")).objective.base == "label"
+    assert chosen.make(PrefixArm(context=True)).objective.context is not None
+    assert plain.objective.context is None
+    half = chosen.make(PrefixArm(batch=0.5))
+    assert half.batch_size * half.steps == plain.batch_size * plain.steps
+
+
+def test_runs_are_kept_and_not_made_again(table_4, options):
+    before = {path: path.stat().st_mtime_ns for path in (options.out / "runs").glob("*/model/*.safetensors")}
+    assert len({path.parents[1].name for path in before}) == 6
+    ours, _ = find_study("prefix/table-4").load()(options).tables
+    assert ours == table_4
+    after = {path: path.stat().st_mtime_ns for path in (options.out / "runs").glob("*/model/*.safetensors")}
+    assert after == before
+
+
+def test_arms_are_named_by_what_they_are():
+    assert PrefixArm().name == PrefixArm(sampling="equal").name != PrefixArm(prefix=True).name
+    every = {*prefix_tables.TABLE_1_ARMS, *prefix_tables.CONTEXT_ARMS, *prefix_tables.TABLE_2_ARMS}
+    every |= {replace(arm, sampling=arm.sampled) for arm in every}
+    assert len({arm.name for arm in every}) == len({replace(arm, sampling=arm.sampled) for arm in every})
+
+
+def test_another_prefix_at_the_test_is_another_row(table_4):
+    for first in range(0, 9, 3):
+        label, caption = table_4.rows[first + 1], table_4.rows[first + 2]
+        assert (label[1], caption[1]) == ("label", "caption")
+        assert label[2:] != caption[2:]
+
+
+@pytest.mark.parametrize("number", [3, 4, 5, 6, 7, 8, 9])
+def test_every_figure_is_drawn_with_what_is_measured(table_4, options, number):
+    report = find_study(f"prefix/figure-{number}").load()(options)
+    (name,) = report.figures
+    picture = np.asarray(Image.open(options.out / name).convert("L"))
+    assert min(picture.shape) > 200
+    assert (picture < 128).mean() > 0.001
+    (table,) = report.tables
+    assert len(table.rows) >= 2
+    assert any(papers_words("prefix", f"figure-{number}") in note for note in report.notes)
+
+
+def test_every_study_of_the_paper_has_its_function():
+    named = [name for name in STUDIES if name.startswith("prefix/")]
+    assert len(named) == 16
+    assert all(callable(STUDIES[name].load()) for name in named)
+
+
+def test_the_command_prints_and_saves_a_report(table_4, options, capsys):
+    words = ["prefix/table-4", "--out", str(options.out), "--seeds", "1", "--workers", "1"]
+    assert cli.main(words) == 0
+    assert "Test-time prefix" in capsys.readouterr().out
+    report = json.loads((options.out / "prefix-table-4.json").read_text())
+    assert len(report["tables"]) == 2
+    assert report["command"] == "recollect-papers prefix/table-4 --scale smoke --seeds 1"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ((), "captions is missing"),
+        (("captions=a.parquet",), "labels-large is missing"),
+        (("a.parquet",), "write NAME=SOURCE"),
+        (("pictures=a.parquet",), "write NAME=SOURCE"),
+    ],
+)
+def test_the_papers_own_scale_says_what_it_needs(options, data, message):
+    with pytest.raises(UserError, match=message):
+        prefix_world(replace(options, scale="full", data=data))
+
+
+def test_the_papers_own_scale_takes_the_papers_recipe(options):
+    data = ("captions=c.parquet", "labels-large=l.parquet", "labels-small=s.parquet", "shift=v2.parquet", "search=coco")
+    chosen = prefix_world(replace(options, scale="full", data=data))
+    recipe = chosen.make(PrefixArm(prefix=True))
+    assert (recipe.model.start, recipe.batch_size, recipe.optimiser.weight_decay) == ("swin-t", 1024, 0.1)
+    assert recipe.data.captions == ("c.parquet",)
+    assert chosen.make(PrefixArm("small")).steps == 125_000
+    assert chosen.own == ("s.parquet", "v2.parquet")
+    assert chosen.suite == "prefix-11"
+    assert not chosen.has(PrefixArm("rest"))
+    evaluation = chosen.zero_shot()
+    assert (evaluation.templates, evaluation.prefixes) == (1, ("label", "caption"))

@@ -1,0 +1,252 @@
+"""RECO's studies at smoke scale: every table and figure in the paper's form, everything made once."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from recollect.data.sources.derived import Subset
+from recollect.evaluation.entities import harmonic_mean
+from recollect.memory import Memory
+from recollect.memory.fusion.block import FusionModule, FusionSettings
+from recollect_papers import cli
+from recollect_papers.engine import printed
+from recollect_papers.reco import bench as reco_bench
+from recollect_papers.reco import figures as reco_pictures
+from recollect_papers.reco.bench import FusionArm
+from recollect_papers.reco.glyphs import glyph_entities, glyph_pool, glyph_tasks, memory_sources, training_sources
+from recollect_papers.reco.world import SIZES, benches
+from recollect_papers.studies import find_study
+from recollect_papers.study import StudyOptions
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory):
+    return StudyOptions("smoke", tmp_path_factory.mktemp("studies"), seeds=1, workers=1)
+
+
+@pytest.fixture(scope="module")
+def bench(options):
+    (bench,) = benches(options, "convnet")
+    return bench
+
+
+def tables(name, options):
+    return find_study(f"reco/{name}").load()(options).tables
+
+
+def number(cell):
+    return float(cell.split(" ")[0])
+
+
+def test_the_world_keeps_apart_what_pretraining_fusion_and_tasks_know():
+    world = training_sources(1, 1, 1)[0].world
+    new, known = (set(source.characters.tolist()) for source in training_sources(1, 1, 1))
+    trained, held_out = set(world.split["train"].tolist()), set(world.split["test"].tolist())
+    assert known == trained
+    assert not new & (trained | held_out)
+    names = {world.table.names[character] for character in new}
+    tasks = [
+        glyph_tasks(split)[column] for split in ("validation", "test") for column in ("new characters", "new scripts")
+    ]
+    asked = {name for each in tasks for task in each for name in task.class_names}
+    assert not names & asked
+    stored = [set(source.characters.tolist()) for source in memory_sources(1, 1)]
+    assert set().union(*stored) >= trained | held_out | new
+    task, seen = glyph_entities()
+    assert len(set(task.class_names)) == len(task.class_names) == len(task.query)
+    assert 0 < seen.sum() < len(seen)
+
+
+def test_pictures_of_memory_training_and_tests_are_others():
+    training, memory = training_sources(2, 2, 40), memory_sources(2, 40)
+    pictures = [source[row].image.tobytes() for source in (*training, *memory) for row in range(len(source))]
+    assert len(set(pictures)) == len(pictures)
+    source = memory[0]
+    assert source[3].extra["character"] == source.characters[1]
+    with pytest.raises(IndexError):
+        source[len(source)]
+
+
+def test_the_pool_matches_captions_with_their_pictures():
+    task = glyph_pool("test", 5)
+    assert len(task.images) == sum(map(len, task.matches))
+    assert max(len(text.split()) for text in task.texts) > 3
+
+
+def test_table_2_is_the_result_files(options, bench):
+    (table,) = tables("table-2", options)
+    rows = {row[0]: row for row in table.rows}
+    assert len(rows) == 7 + len(printed("reco", "table-2").rows)
+    figures = bench.figures(FusionArm(), "entities")
+    assert [number(cell) for cell in rows["convnet + RECO"][1:4]] == pytest.approx(list(figures.values()), abs=0.051)
+    assert figures["harmonic mean"] == pytest.approx(harmonic_mean(figures["seen"], figures["unseen"]))
+    assert rows["paper: CLIP-L/14 + RECO"][-3:] == ("11.5 (+5.9)", "13.3 (+8.4)", "12.3 (+7.0)")
+
+
+def test_table_3_has_the_eight_variants_in_the_papers_order(options, bench):
+    (table,) = tables("table-3", options)
+    paper = printed("reco", "table-3").rows
+    assert [" / ".join(row[:3]) for row in table.rows[1:9]] == [name for name in paper if name != "none"]
+    assert [row[-6:] for row in table.rows[:9]] == list(paper.values())
+    base, mean = bench.figures(None), bench.figures(FusionArm(FusionSettings(1, "mean", "cross", "uni")))
+    gains = [float(re.search(r"\((.*)\)", cell)[1]) for cell in table.rows[8][3:7]]
+    assert gains == pytest.approx([mean[column] - base[column] for column in base], abs=0.051)
+    change = np.mean([100 * (mean[column] - base[column]) / base[column] for column in base if base[column]])
+    assert number(table.rows[8][7]) == pytest.approx(change, abs=0.051)
+
+
+def test_figure_3_compares_training_growing_and_reading(options):
+    report = find_study("reco/figure-3").load()(options)
+    left, middle, right = report.tables
+    assert [row[2] for row in left.rows] == ["52.8", "44.8", "46.8", "63.0", ""]
+    assert middle.columns[1:] == ("5%", "20%", "100%")
+    own, whole = middle.rows
+    assert own[-1] == whole[-1]  # trained and tested with all of it
+    assert right.columns[1:] == ("k = 1", "k = 5", "k = 10")
+    assert [row[0] for row in right.rows] == ["trained with k = 5", "trained with k = 10"]
+
+
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_every_figure_is_drawn(options, number):
+    report = find_study(f"reco/figure-{number}").load()(options)
+    (name,) = report.figures
+    picture = np.asarray(Image.open(options.out / name).convert("L"))
+    assert min(picture.shape) > 200
+    assert (picture < 128).mean() > 0.001
+
+
+def test_shares_of_relevant_rows_are_counted_as_by_hand(bench):
+    shares = reco_pictures.relevant_shares(bench, "new characters", k=3)
+    memory, right = Memory.open(bench.memory_of()), []
+    for task in bench.tasks["new characters"]:
+        samples = [task.query[row] for row in range(len(task.query))]
+        found = memory.search(bench.model.embed_images([sample.image for sample in samples]), 3, "text").ids
+        names = {item.id: item.metadata["name"] for item in memory.fetch(sorted(set(found.ravel())), pictures=False)}
+        for sample, ids in zip(samples, found, strict=True):
+            right += [names[id] == task.class_names[sample.label] for id in ids]
+    assert shares["image", "cross"] == pytest.approx(100 * np.mean(right))
+
+
+def test_a_damaged_memory_or_fusion_of_a_study_is_made_again(bench, tmp_path, capsys, monkeypatch):
+    """One bit: the memory's vectors and the fusion's weights would give other figures, and nobody would see it."""
+    few = (Subset(bench.memory[0], np.arange(6)),)
+
+    def train(recipe, model, pairs, out, resume):
+        torch.manual_seed(recipe.seed)
+        FusionModule(recipe.fusion).save(out / "model")
+
+    def made():
+        one = replace(bench, folder=tmp_path / "bench", training=few, memory=few)
+        return one.fusion(FusionArm()).fingerprint, one.memory_of()
+
+    monkeypatch.setattr(reco_bench, "train_fusion", train)
+
+    before, memory = made()
+    (weights,) = (tmp_path / "bench" / "fusions").glob("*/model/*.safetensors")
+    vectors = max(memory.rglob("*.lance"), key=lambda file: file.stat().st_size * file.is_file())
+    capsys.readouterr()
+    assert made() == (before, memory)
+    assert capsys.readouterr().err == ""
+    for file, said in ((weights, "model: damaged; it is made again"), (vectors, "this memory is built again")):
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-200] + bytes([whole[-200] ^ 1]) + whole[-199:])
+        assert made() == (before, memory)
+        assert capsys.readouterr().err.count(said) == 1
+    assert Memory.examine(memory) == []
+
+
+def test_a_share_of_the_memory_is_a_part_of_it(bench):
+    whole, part = (Memory.open(bench.memory_of(share)) for share in (1.0, 0.1))
+    assert len(part) == pytest.approx(0.1 * len(whole), abs=3)
+    captions = [{item.caption for item in memory.fetch(_ids(memory))} for memory in (whole, part)]
+    assert captions[1] <= captions[0]
+
+
+def _ids(memory):
+    return [id for batch in memory.columns(["id"]) for id in batch["id"]]
+
+
+def test_the_second_control_also_learns_from_what_the_pairs_find(bench):
+    pairs = bench._with_found(FusionArm())
+    assert len(pairs) > len(bench.pairs)
+    assert len(set(pairs.ids)) == len(pairs)
+    memory = Memory.open(bench.memory_of())
+    added = pairs.ids[len(bench.pairs) :]
+    np.testing.assert_array_equal(memory.vectors(added, "text"), pairs.text_vectors[len(bench.pairs) :])
+
+
+def test_nothing_is_made_twice(options, bench):
+    def times() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in options.out.rglob("*") if path.is_file()}
+
+    first = tables("table-3", options)
+    before = times()
+    assert tables("table-3", options) == first
+    changed = {path for path, when in times().items() if before.get(path) != when}
+    assert not {path for path in changed if {"figures", "model"} & set(path.parts)}
+    assert not any(part.startswith("memory-") for path in changed for part in path.parts)
+
+
+def test_another_memory_in_the_same_folder_is_built_and_read(bench, tmp_path):
+    """What was made once is found again by its content, never by the name of a folder or a source."""
+    source = bench.memory[0]
+    first, second = (Subset(source, np.arange(start, start + 40), name="pairs") for start in (0, 100))
+    one, other = (replace(bench, folder=tmp_path, memory=(memory,), training=(memory,)) for memory in (first, second))
+    captions = [{item.caption for item in memory.fetch(_ids(memory))} for memory in (
+        Memory.open(each.memory_of()) for each in (one, other))]  # fmt: skip
+    assert captions == [{sample.texts[0] for sample in part} for part in (first, second)]
+    assert one.memory_of() == replace(one, label="another name").memory_of()
+    arm = FusionArm(FusionSettings(1, "mlp"))  # reads no memory: only its training pairs differ
+    assert one.fusion(arm).fingerprint != other.fusion(arm).fingerprint
+    assert one.fusion(arm).fingerprint == one.fusion(arm).fingerprint
+
+
+def test_a_figure_belongs_to_what_was_asked(bench, tmp_path):
+    """Other classes, prompts or entities on the same images are other figures."""
+    column, tasks = next(iter(bench.tasks.items()))
+    asked = replace(bench, folder=tmp_path, tasks={column: tasks[:1]})
+    task = tasks[0]
+    turned = replace(task, class_names=(*task.class_names[1:], task.class_names[0]))
+    wrong = replace(asked, tasks={column: [turned]})
+    prompted = replace(asked, tasks={column: [replace(task, templates=("nothing of {}",))]})
+    model = asked.model
+    assert len({each._figure_file(model, "tasks") for each in (asked, wrong, prompted)}) == 3
+    entities, seen = asked.entities
+    other = replace(asked, entities=(entities, ~seen))
+    assert asked._figure_file(model, "entities") != other._figure_file(model, "entities")
+    assert asked._figure_file(model, "tasks") == other._figure_file(model, "tasks")
+
+
+def test_an_arm_trains_what_it_says(bench):
+    fusion = bench.fusion(FusionArm(FusionSettings(1, modalities="text"), "text", k=5))
+    assert (fusion.settings.width, fusion.settings.modalities, fusion.trained["k"]) == (256, "text", 5)
+    assert any(value.abs().max() > 0 for name, value in fusion.named_parameters() if "output.weight" in name)
+    encoder = bench.encoder(FusionArm(FusionSettings(1, modalities="text"), "text", k=5))
+    picture = torch.zeros(1, 3, 32, 32)
+    assert torch.equal(encoder.embed_images(picture), bench.model.embed_images(picture))
+
+
+def test_a_preset_decides_how_an_arm_learns_to_read(bench):
+    paper, reading = bench.fusion(FusionArm()), bench.fusion(FusionArm(preset="reading"))
+    assert (paper.settings.start, paper.trained["mask"], paper.trained["newness"]["kind"]) == (
+        "embedding", "none", "none",
+    )  # fmt: skip
+    assert reading.settings.start != "embedding"
+    assert reading.trained["newness"]["kind"] != "none"
+
+
+def test_small_scale_has_three_seeds_and_the_whole_world():
+    assert (SIZES["small"].seeds, SIZES["small"].every) == (3, 1)
+
+
+def test_full_scale_asks_for_what_it_needs(options, capsys):
+    words = ["reco/table-3", "--scale", "full", "--out", str(options.out)]
+    assert cli.main(words) == 2
+    printed = capsys.readouterr().err
+    assert "Name them with --data PAIRS [MEMORY ...]" in printed
+    assert printed.count("\n") == 1

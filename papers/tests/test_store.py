@@ -1,0 +1,165 @@
+"""A result is named by the content of what decided it, so that none is read for something else."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recollect.core.errors import UserError
+from recollect.evaluation.tasks.classification import ClassificationTask
+from recollect.models import build_model
+from recollect.search.methods import MethodOptions
+from recollect.training.options import Data
+from recollect.training.recipes import RECIPES
+from recollect_papers import runs
+from recollect_papers.efsa.world import Captions, EfsaWorld, SearchRun, searched
+from recollect_papers.runs import Job, StudyEvaluation, run
+from recollect_papers.store import content, content_key, file_content, finish, finished, kept_or_made
+from recollect_papers.study import StudyOptions
+from recollect_papers.worlds.arrays import ArraySource
+
+
+def write_pairs(folder: Path, seed: int, count: int = 12) -> str:
+    folder.mkdir(exist_ok=True)
+    draw = np.random.default_rng(seed)
+    lines = ["path,caption"]
+    for number in range(count):
+        Image.fromarray(draw.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+        lines.append(f"{number}.png,picture {number}")
+    (folder / "pairs.csv").write_text("\n".join(lines))
+    return str(folder / "pairs.csv")
+
+
+def test_content_is_what_a_source_holds_and_not_where_it_lies(tmp_path):
+    first = write_pairs(tmp_path / "first", seed=0)
+    assert content(first) == content(first)
+    assert content(write_pairs(tmp_path / "second", seed=0)) == content(first)
+    assert content(write_pairs(tmp_path / "third", seed=1)) != content(first)
+
+
+def test_a_picture_that_changes_under_the_same_name_changes_the_content(tmp_path):
+    spec = write_pairs(tmp_path / "set", seed=0)
+    before = content(spec)
+    Image.fromarray(np.zeros((16, 16, 3), dtype=np.uint8)).save(tmp_path / "set" / "3.png")
+    assert content(spec) != before
+
+
+def test_what_is_not_there_is_said(tmp_path):
+    with pytest.raises(UserError, match="no such file"):
+        content(str(tmp_path / "nothing.csv"))
+    assert file_content("nothing.jsonl") == "nothing.jsonl"
+
+
+def test_a_worlds_content_is_its_address():
+    assert content("glyphs:captions?seed=3") != content("glyphs:captions?seed=4")
+    assert content_key({"b": 1, "a": 2}) == content_key({"a": 2, "b": 1}) != content_key({"a": 1, "b": 2})
+
+
+def test_a_training_and_its_results_are_not_those_of_data_that_changed(tmp_path):
+    spec = write_pairs(tmp_path / "set", seed=0)
+    recipe = replace(RECIPES["siglip-tiny"](), data=Data(captions=(spec,)))
+    world = replace(recipe, data=Data(captions=("glyphs:captions",)))
+    job, tested = Job("a", recipe, StudyEvaluation()), Job("a", world, StudyEvaluation(retrieval=(spec,)))
+    folder, results, same = job.folder(tmp_path), tested.results(tmp_path), tested.folder(tmp_path)
+    write_pairs(tmp_path / "set", seed=1)
+    assert job.folder(tmp_path) != folder
+    assert tested.folder(tmp_path) == same
+    assert tested.results(tmp_path) != results
+
+
+def test_a_search_is_made_again_when_its_pool_changed(tmp_path):
+    spec = write_pairs(tmp_path / "pool", seed=0)
+    model = build_model("tiny", texts=[f"picture {number}" for number in range(12)])
+    model.save(tmp_path / "model")
+    search = SearchRun(("zero-shot",), MethodOptions(), Captions("none", "true"), "single", (spec,), (1,))
+    where = EfsaWorld("w", (spec,), (spec,), (), (str(tmp_path / "model"),), (), "all", None, MethodOptions())
+    options = StudyOptions("smoke", tmp_path / "out")
+
+    def searches() -> int:
+        searched(search, where, options)
+        return len(list((tmp_path / "out" / "searches").glob("*.json")))
+
+    assert searches() == searches() == 1
+    write_pairs(tmp_path / "pool", seed=1)
+    assert searches() == 2
+
+
+def test_a_study_may_ask_the_first_images_of_each_class_alone():
+    labels = np.array([1, 0, 1, 1, 0, 2, 1])
+    images = np.arange(7, dtype=np.float32)[:, None]
+    source = ArraySource("seven", images, labels, ("a", "b", "c"))
+    task = ClassificationTask("seven", source, source, source.class_names, ("{}",))
+    asked = StudyEvaluation(queries=2).asked(task)
+    assert [float(asked.query[row].image[0]) for row in range(len(asked.query))] == [0, 1, 2, 4, 5]
+    assert asked.query.labels.tolist() == [1, 0, 1, 0, 2]
+    assert (asked.support, StudyEvaluation().asked(task)) == (source, task)
+
+
+def test_a_job_that_only_trains_has_no_results(tmp_path):
+    recipe = replace(RECIPES["latents-siglip"](), steps=1, batch_size=8)
+    job = Job("a", recipe, StudyEvaluation())
+    assert run([job], tmp_path, 1) == []
+    made = job.folder(tmp_path) / "model" / "model.safetensors"
+    before = made.stat().st_mtime_ns
+    assert run([job], tmp_path, 1) == []
+    assert made.stat().st_mtime_ns == before
+
+
+def test_a_run_that_another_study_makes_is_waited_for(tmp_path, monkeypatch):
+    """Two studies in one folder share their runs; the later one ended with 'another process trains there'."""
+    folder, order, waits = tmp_path / "runs" / "one", [], threading.Event()
+    monkeypatch.setattr(runs, "note", lambda text: (order.append(text), waits.set()))
+    monkeypatch.setattr(runs, "train", lambda recipe, out, resume: order.append("trained") or tmp_path)
+    second = threading.Thread(target=runs.made_once, args=(RECIPES["latents-siglip"](), folder))
+    with runs.alone_in(folder):
+        second.start()
+        assert waits.wait(20)
+        order.append("made")
+    second.join(20)
+    assert order == ["one: another study makes it; this one waits", "made", "trained"]
+
+
+def test_what_a_store_keeps_is_made_again_where_it_is_damaged(tmp_path, capsys):
+    """A digit that flipped, a file cut short; what an earlier version kept has no digest."""
+    path, made = tmp_path / "kept.json", []
+
+    def kept():
+        return kept_or_made(path, lambda: made.append(1) or {"R@1": 1.25})
+
+    assert [kept(), kept(), len(made)] == [{"R@1": 1.25}, {"R@1": 1.25}, 1]
+    for damaged in (path.read_text().replace("1.25", "1.26"), path.read_text()[:20], ""):
+        path.write_text(damaged)
+        assert kept() == {"R@1": 1.25}
+    assert len(made) == 4
+    assert capsys.readouterr().err.count("kept.json: damaged; it is made again") == 3
+    path.write_text('{"R@1": 2.0}')
+    assert (kept(), len(made)) == ({"R@1": 2.0}, 4)
+
+
+def test_results_are_whole_or_measured_again(tmp_path, capsys):
+    """With a set less a mean is another figure, and nobody would see it."""
+    for name in "ab":
+        (tmp_path / f"{name}.json").write_text(f'{{"value": "{name}"}}')
+    assert not finished(tmp_path)
+    finish(tmp_path)
+    assert finished(tmp_path)
+    (tmp_path / "a.json").write_text('{"value": "c"}')
+    assert not finished(tmp_path)
+    (tmp_path / "a.json").unlink()
+    assert not finished(tmp_path)
+    assert capsys.readouterr().err.count("a.json: damaged or gone; this run is measured again") == 2
+    (tmp_path / "done").write_text("")  # as earlier versions left it
+    assert finished(tmp_path)
+
+
+def test_a_damaged_model_is_made_again_from_its_checkpoint(tmp_path, capsys):
+    recipe = replace(RECIPES["latents-siglip"](), steps=2, batch_size=8, checkpoint_every=2)
+    weights = runs.made_once(recipe, tmp_path / "run") / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 64]))
+    assert runs.made_once(recipe, tmp_path / "run") / "model.safetensors" == weights
+    assert weights.read_bytes() == whole
+    assert "model: damaged; it is made again from its last checkpoint" in capsys.readouterr().err

@@ -1,0 +1,48 @@
+"""``recollect export``: a model as ONNX files, with the memory it reads and the classifier it was taught."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tyro
+
+from recollect.apps.classify.classifier import Classifier
+from recollect.apps.export import export_all
+from recollect.cli.memory_options import MemoryOptions
+from recollect.cli.positionals import MaybeModelPlace
+from recollect.core.errors import UserError
+from recollect.core.files import beside, check_writable
+from recollect.core.progress import output
+from recollect.models import load_model
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write both towers of a model as ONNX, with its tokenizer and what must be done to pictures.
+
+    With --memory and --fusion search and fusion stand behind the towers, in the same files. With --classifier there is
+    classifier.onnx too: pixels in, calibrated probabilities out.
+    """
+
+    model: MaybeModelPlace = None
+    """A model: RUN/model, the folder of a checkpoint, or a hub id; by default the one that --classifier was taught
+    with, or that embedded --memory."""
+    out: Path = Path("exported")
+    """A new folder."""
+    classifier: Path | None = None
+    """What `recollect classify --save` wrote; taught with the same model, and memory if one is read."""
+    reading: tyro.conf.OmitArgPrefixes[MemoryOptions] = field(default_factory=MemoryOptions)
+
+    def run(self) -> None:
+        """Open, write, and say where."""
+        if self.reading.near is not None:
+            raise UserError("--near: is for evaluation; here nothing is tested.")
+        check_writable(self.out, "--out")
+        self.reading.check()
+        classifier = Classifier.load(self.classifier) if self.classifier else None
+        kept = beside(classifier.model.name, self.classifier or "") if classifier else self.reading.model
+        name = self.model or kept
+        if not name:
+            raise UserError("which model? Name it: recollect export MODEL; a classifier or a memory may say it too.")
+        encoder = self.reading.apply(load_model(name, "cpu"))
+        folder = export_all(encoder, self.out, classifier)
+        output().print(f"exported: {folder}", highlight=False, soft_wrap=True)

@@ -1,0 +1,28 @@
+"""Sources that make their samples instead of reading them, addressed as WORLD:NAME. Plugins provide them."""
+
+from collections.abc import Callable
+
+from recollect.core.errors import UserError
+from recollect.core.plugins import Table
+from recollect.core.types import Kind, Source
+
+GENERATORS: Table[Callable[[str, str | None], Source]] = Table("sources")
+"""By world: a function of an address and a split to a source."""
+
+
+def is_generated(spec: str) -> bool:
+    """Whether an address names a generated source, spelled right or wrong."""
+    name, colon, _ = spec.partition(":")
+    return bool(colon) and name.isidentifier() and name in GENERATORS
+
+
+def open_generated(spec: str, split: str | None, kind: Kind | None) -> Source:
+    """Open a generated source.
+
+    Raises:
+        UserError: unknown name or split, or a source of the other kind.
+    """
+    source = GENERATORS[spec.partition(":")[0]](spec, split)
+    if kind is not None and source.kind != kind:
+        raise UserError(f"{spec}: holds {source.kind}s, not {kind}s")
+    return source

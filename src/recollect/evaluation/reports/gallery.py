@@ -1,0 +1,140 @@
+"""What queries found, as a file for programs and a page of pictures for people."""
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from recollect.core.errors import UserError
+from recollect.core.files import write_json, write_text
+from recollect.evaluation.reports.templates import TEMPLATES
+from recollect.memory import Item
+from recollect.search.searcher import MODEL, Hit, SearchReport, SearchResult
+
+GALLERY_FORMAT = 2
+"""Version of the JSON; 2 has ``scored_by``, ``path`` and pages."""
+
+_SIDE = 224
+_REPORT = {
+    "empty": "empty queries",
+    "shortened": "queries that the model does not read to their end",
+    "not_finite": "episodes that broke down, whose ranking is zero-shot",
+    "without_captions": "queries without an episode, for want of captioned images",
+    "captions_missing": "candidates without a caption",
+    "images_gone": "candidates that cannot be opened any more",
+}
+
+
+def hits_as_json(results: Sequence[SearchResult], report: SearchReport, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that was found and what was not as it should be.
+
+    Args:
+        about: what was searched and how.
+    """
+    return {
+        "format": GALLERY_FORMAT,
+        **about,
+        "report": asdict(report),
+        "results": [
+            {
+                "query": result.query,
+                "notes": list(result.notes),
+                "searched": result.searched,
+                "cut": result.cut,
+                "hits": [_hit(hit, rank) for rank, hit in enumerate(result.hits, start=result.first_rank)],
+            }
+            for result in results
+        ],
+    }
+
+
+def save_results(
+    results: Sequence[SearchResult], report: SearchReport, about: Mapping[str, Any], path: str | Path
+) -> None:
+    """Write what was found to a ``.json`` file, or to an ``.html`` page that needs nothing else.
+
+    Raises:
+        UserError: another ending.
+    """
+    ending = Path(path).suffix
+    if ending == ".json":
+        write_json(path, hits_as_json(results, report, about))
+    elif ending == ".html":
+        write_text(path, _page(results, report, about))
+    else:
+        raise UserError(f"{path}: results are written as .json or .html. Name a file that ends so.")
+
+
+def scored_parts(result: SearchResult) -> list[tuple[str, list[tuple[int, Hit]]]]:
+    """The ranked hits of a result in runs that one model scored, so that no list mixes two models' scores."""
+    ranked = enumerate(result.hits, start=result.first_rank)
+    return [(scored_by, list(run)) for scored_by, run in groupby(ranked, key=lambda pair: pair[1].scored_by)]
+
+
+def _hit(hit: Hit, rank: int) -> dict[str, Any]:
+    item = hit.item
+    return {
+        "rank": rank,
+        "id": item.id,
+        "score": float(hit.score),
+        "scored_by": hit.scored_by,
+        "model_score": None if hit.model_score is None else float(hit.model_score),
+        "zero_shot_rank": hit.zero_shot_rank,
+        "caption": item.caption or None,
+        "path": None if item.path is None else str(item.path),
+        "source": item.source,
+        "metadata": dict(item.metadata),
+    }
+
+
+def _page(results: Sequence[SearchResult], report: SearchReport, about: Mapping[str, Any]) -> str:
+    pictures: dict[str, str | None] = {}
+    for result in results:
+        for hit in result.hits:
+            if hit.item.id not in pictures:
+                pictures[hit.item.id] = thumbnail(hit.item)
+    groups = []
+    for result in results:
+        parts = scored_parts(result)
+        mixed = len(parts) > 1 or any(scored_by != MODEL for scored_by, _ in parts)
+        cards = [
+            {"scored_by": scored_by if mixed else None, "cards": [_card(hit, rank, pictures) for rank, hit in run]}
+            for scored_by, run in parts
+        ]
+        groups.append({"query": result.query.strip() or "(empty)", "notes": result.notes, "parts": cards})
+    summary = ", ".join(f"{name}: {value}" for name, value in about.items() if value is not None)
+    words = {_REPORT[name]: count for name, count in asdict(report).items() if count and name in _REPORT}
+    return TEMPLATES.get_template("gallery.html").render(groups=groups, summary=summary, report=words)
+
+
+def _card(hit: Hit, rank: int, pictures: Mapping[str, str | None]) -> dict[str, Any]:
+    moved = 0 if hit.zero_shot_rank is None else hit.zero_shot_rank - rank
+    path = hit.item.path
+    return {
+        "rank": rank,
+        "picture": pictures[hit.item.id],
+        "id": hit.item.id,
+        "path": None if path is None else str(path),
+        "link": None if path is None else path.absolute().as_uri(),
+        "score": f"{hit.score:.3f}",
+        "caption": hit.item.caption,
+        "up": max(0, moved),
+        "down": max(0, -moved),
+    }
+
+
+def thumbnail(item: Item, side: int = _SIDE) -> str | None:
+    """An item's picture as a small JPEG in a data URL; None where there is none, or it cannot be opened any more."""
+    try:
+        picture: Image.Image = item.open().convert("RGB")
+    except (UserError, OSError):
+        return None
+    picture.thumbnail((side, side))
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=82)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()

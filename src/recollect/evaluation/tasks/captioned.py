@@ -1,0 +1,104 @@
+"""Suites of captioned sets to search, by name: EFSA's nine."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from recollect.core.errors import UserError
+from recollect.data.sources import open_source
+from recollect.data.sources.columns import Columns
+
+
+@dataclass(frozen=True)
+class CaptionedEntry:
+    """One captioned set of a suite.
+
+    Attributes:
+        name: as in ``--copies NAME=SOURCE``.
+        title, domain: as the paper prints them.
+        spec: address of the hub copy with its split; None where one needs a copy of one's own.
+        split: that is searched; own copies are asked for the same.
+        size: pictures, as printed there, rounded.
+        seen: whether the hub copy was read on a public page or in the paper; false means from memory.
+    """
+
+    name: str
+    title: str
+    domain: str
+    spec: str | None
+    split: str
+    size: int
+    seen: bool
+
+    def address(self, place: str | None = None) -> str:
+        """Where it is read from: one's own copy, else the hub's.
+
+        Raises:
+            UserError: there is neither.
+        """
+        if place is not None:
+            return place if "split=" in place else f"{place}{'&' if '?' in place else '?'}split={self.split}"
+        if self.spec is None:
+            raise UserError(f"{self.name}: no copy on the hub is known. Name your own: --copies {self.name}=SOURCE")
+        return self.spec
+
+
+def captioned_suite(name: str) -> tuple[CaptionedEntry, ...]:
+    """The sets of a suite, in the paper's order: "efsa-9".
+
+    Raises:
+        UserError: no such suite.
+    """
+    suites = _read()["suites"]
+    if name not in suites:
+        raise UserError(f"{name}: no such suite of captioned sets; there are {', '.join(suites)}")
+    return tuple(_entry(row) for row in suites[name]["entries"])
+
+
+def captioned_specs(
+    name: str, copies: Sequence[str] = (), columns: Columns | None = None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Addresses of the sets of a suite that can be opened, and for the others why not.
+
+    Args:
+        copies: ``NAME=SOURCE`` of one's own.
+
+    Raises:
+        UserError: no such suite or set, or none can be opened.
+    """
+    entries = captioned_suite(name)
+    own = {}
+    for text in copies:
+        key, equals, place = text.partition("=")
+        if not equals or key not in {entry.name for entry in entries}:
+            shown = ", ".join(entry.name for entry in entries)
+            raise UserError(f"--copies {text}: write NAME=SOURCE with a set of {name}: {shown}")
+        own[key] = place
+    found, left_out = [], []
+    for entry in entries:
+        try:
+            spec = entry.address(own.get(entry.name))
+            open_source(spec, kind="caption", columns=columns)
+            found.append(spec)
+        except UserError as error:
+            left_out.append(f"{entry.name}: {error}")
+    if not found:
+        raise UserError(f"{name}: no set can be opened. The first: {left_out[0]}")
+    return tuple(found), tuple(left_out)
+
+
+def _entry(row: dict[str, Any]) -> CaptionedEntry:
+    hub = row.get("hub")
+    spec = f"{hub['id']}?split={row['split']}" if hub else None
+    return CaptionedEntry(
+        row["set"], row["title"], row["domain"], spec, row["split"], row["size"], bool(hub and hub["seen"])
+    )
+
+
+@cache
+def _read() -> Any:
+    file = resources.files("recollect.evaluation.tasks") / "catalogue_files" / "captioned.json"
+    return json.loads(file.read_text(encoding="utf-8"))

@@ -1,0 +1,155 @@
+"""Public benchmark sets: the suites of the papers, by name, and how to open each set."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from recollect.core.errors import UserError
+from recollect.core.types import Source
+from recollect.data.prompts import GENERAL_TEMPLATES, readable
+from recollect.data.sources.columns import Columns
+from recollect.data.sources.derived import Subset
+from recollect.evaluation.tasks.classification import ClassificationTask, Division, classification_task
+
+_NAME_RULES: Mapping[str, str] = {
+    "first": r",.*$",  # "tench, Tinca tinca" -> "tench"
+    "number": r"^\d+\.",  # "001.Black_footed_Albatross"
+    "wnid": r"^n\d{8}[-_]",  # "n02085620-Chihuahua"
+    "place": r"^/?[a-z]/",  # "/a/apartment_building/outdoor"; further slashes become spaces
+}
+"""What to take away from a set's own class names."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One set of a suite.
+
+    Attributes:
+        name: of the set, as in ``recollect evaluate ... --data NAME``.
+        title: as the paper prints it.
+        type: what the pictures show.
+        spec: address of the hub copy, in the form of `open_source`.
+        columns: columns of the hub copy that have unusual names.
+        support, query: splits; ``support`` is None for a zero-shot set.
+        support_size, query_size, classes: as the paper prints them.
+        metric: "top-1", "mean per class" or "mean average precision".
+        licence: of the data.
+        tfds: name in TensorFlow Datasets, which the papers read.
+        seen: for hub, tfds and licence, whether it was read on a public page; false means from memory.
+        note: what else a reader should know.
+        several_labels: an image may show several classes, so that there is no single label to predict.
+    """
+
+    name: str
+    title: str
+    type: str
+    spec: str
+    columns: Columns
+    support: str | None
+    query: str
+    support_size: int
+    query_size: int
+    classes: int
+    metric: str
+    licence: str
+    tfds: str
+    seen: Mapping[str, bool]
+    note: str = ""
+    several_labels: bool = False
+    _names: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def open(self, place: str | None = None, templates: tuple[str, ...] = GENERAL_TEMPLATES) -> ClassificationTask:
+        """Open the set as a task.
+
+        Args:
+            place: your own copy, in the form of `open_source`; by default the copy on the hub. Its splits must have
+                the same names.
+            templates: prompt templates for the class names.
+
+        Raises:
+            UserError: it cannot be opened, its number of classes is not the paper's, or it has several labels an image.
+        """
+        if self.several_labels:
+            raise UserError(
+                f"{self.name}: images have several labels; `recollect evaluate several --data {self.spec}` tests it."
+            )
+        # Columns are the hub copy's; one's own copy has the usual names.
+        columns = Columns() if place else self.columns
+        division = Division(support=self.support, query=self.query)
+        task = classification_task(
+            place or self.spec, name=self.name, division=division, templates=templates, columns=columns
+        )
+        if len(task.class_names) != self.classes:
+            raise UserError(f"{self.name}: {len(task.class_names)} classes where the paper has {self.classes}")
+        names = tuple(self.class_name(number, name) for number, name in enumerate(task.class_names))
+        return replace(
+            task, class_names=names, support=_renamed(task.support, names), query=_renamed(task.query, names)
+        )
+
+    def class_name(self, number: int, name: str) -> str:
+        """The readable form of one of the set's own class names."""
+        if str(number) in self._names.get("rename_by_index", {}):
+            return str(self._names["rename_by_index"][str(number)])
+        rule = self._names.get("names")
+        if rule:
+            name = re.sub(_NAME_RULES[rule], "", name)
+        if rule == "place":
+            name = name.replace("/", " ")
+        return str(self._names.get("rename", {}).get(name, readable(name)))
+
+
+def _renamed(source: Source, names: tuple[str, ...]) -> Source:
+    return Subset(source, np.arange(len(source)), class_names=names)
+
+
+def suite(name: str) -> tuple[Entry, ...]:
+    """The sets of a suite, in the paper's order: "lixp-21", "lixp-11-ablation", "lixp-5" or "prefix-11".
+
+    Raises:
+        UserError: no such suite.
+    """
+    suites = _read("suites.json")["suites"]
+    if name not in suites:
+        raise UserError(f"{name}: no such suite; there are {', '.join(suites)}")
+    return tuple(_entry(row) for row in suites[name]["entries"])
+
+
+def _entry(row: Mapping[str, Any]) -> Entry:
+    facts = _read("sets.json")["sets"][row["set"]]
+    hub = facts["hub"]
+    options = {key: hub[key] for key in ("config", "revision") if key in hub} | hub.get("filter", {})
+    if "shuffle" in row:
+        options["shuffle"] = row["shuffle"]
+    query = "&".join(f"{key}={value}" for key, value in options.items())
+    return Entry(
+        name=row["set"],
+        title=facts["title"],
+        type=facts["type"],
+        spec=f"{hub['id']}?{query}" if query else hub["id"],
+        columns=Columns(**hub.get("columns", {})),
+        support=row["support"],
+        query=row["query"],
+        support_size=row["support_size"],
+        query_size=row["query_size"],
+        classes=row["classes"],
+        metric=row["metric"],
+        licence=facts["licence"]["text"],
+        tfds=facts["tfds"]["name"],
+        seen={key: facts[key]["seen"] for key in ("hub", "tfds", "licence")},
+        note=" ".join(note for note in (facts.get("note"), row.get("note")) if note),
+        several_labels=facts.get("several_labels", False),
+        _names={key: facts[key] for key in ("names", "rename", "rename_by_index") if key in facts},
+    )
+
+
+@cache
+def _read(file: str) -> Any:
+    return json.loads(
+        (resources.files("recollect.evaluation.tasks") / "catalogue_files" / file).read_text(encoding="utf-8")
+    )

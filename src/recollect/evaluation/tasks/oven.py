@@ -1,0 +1,179 @@
+"""OVEN (Hu et al., 2023): pictures of entities to be named among all of Wikipedia's, from its published files.
+
+The form is that of the authors' release page (github.com/open-vision-language/oven) and of the code that they point to
+(github.com/edchengg/oven_eval), read there in 2026. The data themselves could not be downloaded where this was written:
+
+- ``oven_SET_PART.jsonl``, SET entity or query, PART train, val or test: on each line ``data_id``, ``image_id``,
+  ``question``, ``entity_id`` (Wikidata's), ``entity_text`` and ``data_split``. The last holds ``_seen`` or ``_unseen``
+  (such as ``entity_val_unseen``): whether the entity occurs in training.
+- pictures ``oven_images/NN/IMAGE_ID.ext``, where NN are the first two digits of the number; the shards of the snapshot
+  unpacked beside the annotations (``NN/IMAGE_ID.ext``) do as well.
+- ``Wiki6M_ver_1_0_title_only.jsonl``: ``wikidata_id`` and ``wikipedia_title`` of the six million candidates.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+from urllib.parse import parse_qsl
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+from jaxtyping import Bool
+
+from recollect.core.errors import UserError
+from recollect.core.types import Source
+from recollect.data.sources.columns import Columns
+from recollect.data.sources.derived import Subset
+from recollect.data.sources.images import BROKEN_SHARE
+from recollect.data.sources.table import Origin, TableSource
+from recollect.evaluation.tasks.classification import ClassificationTask
+
+_PREFIX = "oven:"
+"""``oven:FOLDER?set=query&part=val`` is an address of such a folder."""
+
+TITLES_FILE = "Wiki6M_ver_1_0_title_only.jsonl"
+
+OvenSet = Literal["entity", "query"]
+OvenPart = Literal["train", "val", "test"]
+
+_TEXT = ("data_id", "image_id", "question", "entity_id", "entity_text", "data_split")
+
+
+@dataclass(frozen=True)
+class _Address:
+    folder: Path
+    set: OvenSet = "entity"
+    part: OvenPart = "val"
+
+
+def is_oven(spec: str) -> bool:
+    """Whether an address is one of OVEN."""
+    return spec.startswith(_PREFIX)
+
+
+def open_oven(spec: str, templates: tuple[str, ...]) -> tuple[ClassificationTask, Bool[np.ndarray, " classes"]]:
+    """A part of OVEN as a task over its candidates, and which of these were trained on.
+
+    Candidates are the six million titles where their file lies in the folder, else the entities of all annotations that
+    lie there. The question is not read: a dual encoder compares the picture with the names. Texts of all candidates are
+    held at once: at a width of 768 six million take 18 GB; give one template rather than CLIP's 80.
+
+    Args:
+        spec: ``oven:FOLDER``, with ``?set=query`` for the other set and ``?part=test`` for another part.
+        templates: prompt templates for the entities' names.
+
+    Raises:
+        UserError: no such folder, set, part or file; a file of another form; annotations without entities; more than
+            one picture in a hundred is missing; no row of seen or of unseen entities.
+    """
+    address = _parse(spec)
+    file = address.folder / f"oven_{address.set}_{address.part}.jsonl"
+    rows = _read(file, _TEXT)
+    if (absent := rows.column("entity_id").null_count) > 0:
+        raise UserError(f"{file}: {absent:,} of {len(rows):,} rows have no entity_id, so that nothing can be measured.")
+    ids, names = _candidates(address.folder, file)
+    place = {entity: number for number, entity in enumerate(ids)}
+    labels = np.array([place[entity] for entity in rows.column("entity_id").to_pylist()], dtype=np.int64)
+    seen = _seen(rows, labels, len(ids), file)
+    query = _pictures(address, file, rows, labels, names)
+    return ClassificationTask(query.name, Subset(query, np.arange(0)), query, names, templates), seen
+
+
+def oven_pairs(specs: Sequence[str]) -> list[tuple[int, int]]:
+    """Places of OVEN's entity set and of its query set of the same folder and part, where both are among ``specs``."""
+    places = {_parse(spec): place for place, spec in enumerate(specs) if is_oven(spec)}
+    return [
+        (place, places[other])
+        for address, place in places.items()
+        if address.set == "entity" and (other := replace(address, set="query")) in places
+    ]
+
+
+def _parse(spec: str) -> _Address:
+    place, _, options = spec.removeprefix(_PREFIX).partition("?")
+    chosen = dict(parse_qsl(options, keep_blank_values=True))
+    choices = {"set": ("entity", "query"), "part": ("train", "val", "test")}
+    for key, value in chosen.items():
+        if value not in choices.get(key, ()):
+            raise UserError(f"{spec}: write {_PREFIX}FOLDER?set=entity|query&part=train|val|test, not {key}={value}")
+    folder = Path(place).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"{spec}: no folder {folder}")
+    return _Address(folder, **chosen)  # type: ignore[arg-type]
+
+
+def _read(file: Path, fields: tuple[str, ...]) -> pa.Table:
+    """Text columns of a file of JSON lines; a field that a line does not have is null there."""
+    if not file.is_file():
+        raise UserError(f"{file}: no such file. It is published at github.com/open-vision-language/oven")
+    schema = pa.schema([(name, pa.string()) for name in fields])
+    options = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    try:
+        return pa.json.read_json(file, parse_options=options, read_options=pa.json.ReadOptions(block_size=2**24))
+    except pa.ArrowInvalid as error:
+        raise UserError(f"{file}: not of the published form, a line with {', '.join(fields)} ({error})") from None
+
+
+def _candidates(folder: Path, asked: Path) -> tuple[list[str], tuple[str, ...]]:
+    """Wikidata's ids and names of the candidates; those of the annotations that are asked are always among them."""
+    parts = []
+    if (titles := folder / TITLES_FILE).is_file():
+        parts.append(_read(titles, ("wikidata_id", "wikipedia_title")))
+        files = [asked]
+    else:
+        files = sorted(folder.glob("oven_*.jsonl"))
+    parts += [_read(file, ("entity_id", "entity_text")) for file in files]
+    named = pa.concat_tables([part.rename_columns(["id", "name"]) for part in parts]).drop_null()
+    first = named.append_column("row", pa.array(np.arange(len(named))))
+    kept = np.sort(first.group_by("id").aggregate([("row", "min")]).column("row_min").to_numpy())
+    chosen = named.take(pa.array(kept))
+    return chosen.column("id").to_pylist(), tuple(chosen.column("name").to_pylist())
+
+
+def _seen(rows: pa.Table, labels: np.ndarray, classes: int, file: Path) -> np.ndarray:
+    """Of each candidate whether it occurs in training, as the rows say; one that no row shows counts as unseen."""
+    split = pc.fill_null(rows.column("data_split"), "")
+    known, new = (pc.match_substring(split, word).to_numpy() for word in ("_seen", "_unseen"))
+    if not (known | new).all():
+        wrong = split[int(np.flatnonzero(~(known | new))[0])].as_py()
+        raise UserError(f"{file}: data_split '{wrong}' says neither _seen nor _unseen. Take ?part=val or ?part=test.")
+    found = np.zeros((2, classes), dtype=bool)
+    found[0, labels[known]], found[1, labels[new]] = True, True
+    if (both := np.flatnonzero(found.all(axis=0))).size:
+        raise UserError(f"{file}: {both.size} entities are seen in some rows and unseen in others; the file is damaged")
+    return found[0]
+
+
+def _pictures(address: _Address, file: Path, rows: pa.Table, labels: np.ndarray, names: tuple[str, ...]) -> Source:
+    """The rows as a source; a picture that is missing is left out as a broken one is, if they are few."""
+    shards: dict[str, dict[str, str]] = {}
+    paths = []
+    for name in rows.column("image_id").to_pylist():
+        number = str(name).rpartition("_")[2][:2]
+        if number not in shards:
+            shards[number] = _shard(address.folder, number)
+        paths.append(shards[number].get(str(name)))
+    missing = [name for name, path in zip(rows.column("image_id").to_pylist(), paths, strict=True) if path is None]
+    if len(missing) > BROKEN_SHARE * len(paths):
+        raise UserError(
+            f"{file}: {len(missing):,} of {len(paths):,} pictures are not there, such as {missing[0]}. They belong in "
+            f"{address.folder}/oven_images/{str(missing[0]).rpartition('_')[2][:2]}/"
+        )
+    table = datasets.Dataset(pa.table({"data_id": rows.column("data_id"), "image": pa.array(paths, pa.string())}))
+    origin = Origin(file.name, (file,), address.folder)
+    columns = Columns(image="image", id="data_id")
+    name = f"oven-{address.set}-{address.part}"
+    return TableSource(name, "label", names, table, np.arange(len(table)), labels, columns, origin)
+
+
+def _shard(folder: Path, number: str) -> dict[str, str]:
+    """Pictures of one shard: their path in the folder by their id."""
+    found: dict[str, str] = {}
+    for place in (f"oven_images/{number}", number):
+        if (folder / place).is_dir():
+            found |= {path.stem: f"{place}/{path.name}" for path in sorted((folder / place).iterdir())}
+    return found

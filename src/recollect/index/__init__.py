@@ -1,0 +1,16 @@
+"""The index: pictures that can be looked up, searched, filtered and kept up to date."""
+
+from recollect.index.cutoff import CutOff
+from recollect.index.filters import Filter, parse_filter
+from recollect.index.hits import Hit, Hits
+from recollect.index.index import NEAR, Index, IndexInfo
+from recollect.index.ingest import IngestOptions, IngestReport
+from recollect.index.lookup import Found
+from recollect.index.query import Minus, Query, Term, as_query, embed_queries
+from recollect.index.rows import By, File, Picture, Record, Rows
+
+__all__ = [
+    "NEAR", "By", "CutOff", "File", "Filter", "Found", "Hit", "Hits", "Index", "IndexInfo", "IngestOptions",
+    "IngestReport", "Minus", "Picture", "Query",
+    "Record", "Rows", "Term", "as_query", "embed_queries", "parse_filter",
+]  # fmt: skip

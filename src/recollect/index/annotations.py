@@ -1,0 +1,72 @@
+"""Labels given by hand, which the page keeps in SQLite next to the index, as filters read them."""
+
+import sqlite3
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+ANNOTATIONS = "annotations.sqlite"
+"""The file in the folder of an index. Filters read its table or view ``labels(name, id, value)``."""
+
+
+def labels_named(path: Path | None, name: str) -> Mapping[str, list[str]] | None:
+    """The labels of each id in one label column; None if there is no such column."""
+    if path is None or not path.exists():
+        return None
+    found: dict[str, list[str]] = {}
+    with _read_only(path) as database:
+        if not _has_labels(database):
+            return None
+        for id, value in database.execute("SELECT id, value FROM labels WHERE name = ? ORDER BY id, value", (name,)):
+            found.setdefault(str(id), []).append(str(value))
+    return found or None
+
+
+def label_names(path: Path | None) -> list[str]:
+    """The names of all label columns."""
+    if path is None or not path.exists():
+        return []
+    with _read_only(path) as database:
+        if not _has_labels(database):
+            return []
+        return [str(name) for (name,) in database.execute("SELECT DISTINCT name FROM labels ORDER BY name")]
+
+
+def annotation_damage(path: Path | None) -> list[str]:
+    """One line for each fault that SQLite finds, and for each row that differs from its column ``crc``.
+
+    The column holds the CRC-32 of the ``repr`` of the tuple of the row's other columns, in their order.
+    """
+    if path is None or not path.exists():
+        return []
+    found = list[str]()
+    try:
+        with _read_only(path) as database:
+            for (line,) in database.execute("PRAGMA integrity_check"):
+                found += [f"{path}: {line}"] if line != "ok" else []
+            for (table,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+                found += _rows_damaged(database, path, table)
+    except sqlite3.Error as error:
+        found.append(f"{path}: cannot be read ({error})")
+    return found
+
+
+def _rows_damaged(database: sqlite3.Connection, path: Path, table: str) -> list[str]:
+    names = [row[1] for row in database.execute(f'PRAGMA table_info("{table}")')]
+    if "crc" not in names:
+        return []
+    place = names.index("crc")
+    rows = database.execute(f'SELECT * FROM "{table}"').fetchall()
+    wrong = sum(zlib.crc32(repr((*row[:place], *row[place + 1 :])).encode()) != row[place] for row in rows)
+    return [f"{path}: {wrong} of {len(rows)} rows of {table} differ from their checksum"] if wrong else []
+
+
+def _has_labels(database: sqlite3.Connection) -> bool:
+    return bool(database.execute("SELECT 1 FROM sqlite_master WHERE name = 'labels'").fetchall())
+
+
+@contextmanager
+def _read_only(path: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=10)) as database:
+        yield database

@@ -1,0 +1,144 @@
+"""What a search returns: a list of hits that notebooks and pandas can show."""
+
+import base64
+import html
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any, overload
+
+from PIL import Image
+
+from recollect.data.sources.images import BrokenImageError
+from recollect.index.rows import Picture
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MODEL = "model"
+"""What scores a hit by default: the model that embedded the index, as it is."""
+
+_SHOWN, _SIDE = 24, 128
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One picture that a query found.
+
+    Attributes:
+        picture: what was found.
+        score: what ranked it; only scores with the same ``scored_by`` can be compared.
+        scored_by: whose score it is: `MODEL`, ``episode``, ``captions``, ...
+        model_score: its cosine by the model as it is, which a cut-off refers to; None where unknown.
+        zero_shot_rank: its rank by the model as it is, from 1; None if it was not among the candidates.
+    """
+
+    picture: Picture
+    score: float
+    scored_by: str = MODEL
+    model_score: float | None = None
+    zero_shot_rank: int | None = None
+
+    @property
+    def id(self) -> str:
+        """Of the picture."""
+        return self.picture.id
+
+    @property
+    def caption(self) -> str:
+        """The first caption, or an empty string."""
+        return self.picture.caption
+
+    @property
+    def file(self) -> Path | None:
+        """The file of the picture, if it has one."""
+        return self.picture.path
+
+    def open(self) -> Image.Image:
+        """Decode the picture (see `Picture.open`)."""
+        return self.picture.open()
+
+    def __repr__(self) -> str:
+        name = self.file or self.id
+        return f"Hit({str(name)!r}, {self.score:.3f} by {self.scored_by}, {shorten(self.caption, 60)!r})"
+
+
+class Hits(Sequence[Hit]):
+    """The hits of one query, best first.
+
+    >>> hits = index.search("a red boat", k=5)                                   # doctest: +SKIP
+    >>> len(hits), hits[0].file, [hit.score for hit in hits]                      # doctest: +SKIP
+
+    Args:
+        hits: of one page of results.
+        query: as it was asked.
+        notes: what a reader should know: what was cut off, a query that is too long, ...
+        first_rank: rank of the first hit; above 1 from the second page on.
+        searched: pictures that were compared.
+        cut: how many of them a cut-off left out; None where it left out none.
+    """
+
+    def __init__(
+        self,
+        hits: Sequence[Hit],
+        query: str = "",
+        notes: Sequence[str] = (),
+        first_rank: int = 1,
+        searched: int = 0,
+        cut: int | None = None,
+    ) -> None:
+        self.hits, self.query, self.notes = tuple(hits), query, tuple(notes)
+        self.first_rank, self.searched, self.cut = first_rank, searched, cut
+
+    @overload
+    def __getitem__(self, place: int) -> Hit: ...
+    @overload
+    def __getitem__(self, place: slice) -> "Hits": ...
+
+    def __getitem__(self, place: int | slice) -> "Hit | Hits":
+        if isinstance(place, int):
+            return self.hits[place]
+        first = self.first_rank + range(len(self))[place].start
+        return Hits(self.hits[place], self.query, self.notes, first, self.searched, self.cut)
+
+    def __len__(self) -> int:
+        return len(self.hits)
+
+    def __repr__(self) -> str:
+        best = f", best {self.hits[0]!r}" if self.hits else ""
+        return f"Hits({shorten(self.query, 60)!r}: {len(self)} of {self.searched:,} pictures{best})"
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """One row per hit: rank, score, file, caption, id, and what else is known about the picture."""
+        import pandas as pd
+
+        rows: list[dict[str, Any]] = []
+        for rank, hit in enumerate(self.hits, start=self.first_rank):
+            picture = hit.picture
+            row = {"rank": rank, "score": hit.score, "file": str(hit.file or ""), "caption": hit.caption}
+            facts = {name: getattr(picture, name) for name in ("id", "source", "width", "height", "taken", "folder")}
+            rows.append({**row, **facts, "labels": list(picture.labels), **picture.metadata})
+        return pd.DataFrame(rows)
+
+    def _repr_html_(self) -> str:
+        tiles = "".join(_tile(rank, hit) for rank, hit in enumerate(self.hits[:_SHOWN], start=self.first_rank))
+        more = f"<p>and {len(self) - _SHOWN:,} more</p>" if len(self) > _SHOWN else ""
+        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
+        title = f"<p><b>{html.escape(self.query)}</b>: {len(self)} of {self.searched:,} pictures</p>"
+        return f"{title}{notes}<div style='display:flex;flex-wrap:wrap;gap:8px'>{tiles}</div>{more}"
+
+
+def _tile(rank: int, hit: Hit) -> str:
+    text = html.escape(shorten(hit.caption or (hit.file.name if hit.file else hit.id), 60))
+    try:
+        picture = hit.open().convert("RGB")
+        picture.thumbnail((_SIDE, _SIDE))
+        buffer = io.BytesIO()
+        picture.save(buffer, "JPEG")
+        shown = f"<img src='data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}'>"
+    except BrokenImageError as error:
+        shown = f"<small>{html.escape(str(error))}</small>"
+    caption = f"<figcaption>{rank}. {hit.score:.3f} {text}</figcaption>"
+    return f"<figure style='margin:0;width:{_SIDE}px'>{shown}{caption}</figure>"

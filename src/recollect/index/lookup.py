@@ -1,0 +1,150 @@
+"""The look-up: the only place that ranks the pictures of an index."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float32, Shaped
+
+from recollect.index.filters import Filter
+from recollect.index.rows import By
+from recollect.index.stores.base import Nearest, Store
+
+Excluded = Collection[str] | Sequence[str | Collection[str] | None]
+"""Ids that no query may find (a set), or one entry per query: an id, several, or None (a sequence)."""
+
+_MORE = 32  # vectors asked for beyond k where some of them may not count
+_GROWTH = 4
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a look-up returns, best first.
+
+    Attributes:
+        ids: of the pictures; "" where nothing is left.
+        scores: cosines; -inf there.
+        vectors: what was read from the pictures, unit norm, zeros there; None if nothing was to be read.
+    """
+
+    ids: Shaped[np.ndarray, "queries k"]
+    scores: Float32[np.ndarray, "queries k"]
+    vectors: Float32[np.ndarray, "queries k width"] | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def look_up(
+    store: Store,
+    queries: Float32[np.ndarray, "queries width"],
+    k: int,
+    by: By = "image",
+    read: By | None = None,
+    where: Filter | None = None,
+    exclude: Excluded | None = None,
+    max_score: float | None = None,
+    exact: bool = False,
+) -> Found:
+    """The k pictures nearest to each query; see `Index.lookup`.
+
+    Vectors of the store become pictures here: the captions of one picture are folded into it, so that it is found once,
+    by its best caption; then pictures that are excluded or too near are passed over. As long as a query has fewer than
+    k pictures, more vectors are asked for. Equal scores are in the order of the store's rows.
+    """
+    excluded = _Excluded.of(exclude, len(queries))
+    spoken = by == "text" or read == "text"
+    ids = np.full((len(queries), k), "", dtype=object)
+    scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
+    vectors = None if read is None else np.zeros((len(queries), k, queries.shape[1]), dtype=np.float32)
+    filtered = max_score is not None or excluded is not None
+    exact = exact or filtered
+    waiting, asked = np.arange(len(queries)), k + (_MORE if filtered else k if by == "text" else 0)
+    while len(waiting):
+        found = store.nearest(queries[waiting], asked, by, where, spoken, exact)
+        counts = found.rows >= 0
+        if by == "text":
+            counts &= _first_of_each(found.rows)
+        if max_score is not None:
+            counts &= found.scores < max_score
+        if excluded is not None:
+            counts &= excluded.allows(found, waiting)
+        order = np.argsort(~counts, axis=1, kind="stable")[:, :k]
+        kept, width = np.take_along_axis(counts, order, 1), order.shape[1]
+        rows = np.where(kept, np.take_along_axis(found.rows, order, 1), -1)
+        ids[waiting, :width] = _names(found.ids, rows)
+        scores[waiting, :width] = np.where(kept, np.take_along_axis(found.scores, order, 1), -np.inf)
+        if vectors is not None and read is not None:
+            entries = np.take_along_axis(found.entries, order, 1)
+            vectors[waiting, :width] = _read(found, rows, entries, by, read, queries.shape[1])
+        exhausted = found.rows.shape[1] < asked or (found.rows[:, -1] < 0).all()
+        waiting, asked = waiting[counts.sum(1) < k] if not exhausted else waiting[:0], _GROWTH * asked
+    return Found(ids, scores, vectors)
+
+
+def _first_of_each(rows: np.ndarray) -> Bool[np.ndarray, "queries k"]:
+    """Where a row appears for the first time in the list of its query."""
+    order = np.argsort(rows, axis=1, kind="stable")
+    ordered = np.take_along_axis(rows, order, 1)
+    first = np.ones(rows.shape, dtype=bool)
+    np.put_along_axis(first, order[:, 1:], ordered[:, 1:] != ordered[:, :-1], 1)
+    return first
+
+
+def _names(ids: Any, rows: np.ndarray) -> Shaped[np.ndarray, "queries k"]:
+    """The ids of rows, "" for -1."""
+    import pyarrow as pa
+
+    places = pa.array(rows.reshape(-1), mask=rows.reshape(-1) < 0)
+    return ids.take(places).fill_null("").to_numpy(zero_copy_only=False).astype(object).reshape(rows.shape)
+
+
+def _read(
+    found: Nearest, rows: np.ndarray, entries: np.ndarray, by: By, read: By, width: int
+) -> Float32[np.ndarray, "queries k width"]:
+    out = np.zeros((*rows.shape, width), dtype=np.float32)
+    there = rows >= 0
+    matched = entries[there] if by == "text" and read == "text" else None
+    if there.any():
+        out[there] = found.read(rows[there], read, matched)
+    return out
+
+
+@dataclass(frozen=True)
+class _Excluded:
+    """Which pictures queries may not find."""
+
+    everywhere: frozenset[str]
+    own: list[frozenset[str]] | None
+
+    @classmethod
+    def of(cls, exclude: Excluded | None, queries: int) -> "_Excluded | None":
+        if exclude is None or not len(exclude):
+            return None
+        if isinstance(exclude, set | frozenset):
+            return cls(frozenset(exclude), None)
+        if len(exclude) != queries:
+            raise ValueError(f"{queries} queries, but {len(exclude)} entries to exclude; pass a set to exclude for all")
+        return cls(frozenset(), [_as_set(each) for each in exclude])
+
+    def allows(self, found: Nearest, queries: np.ndarray) -> Bool[np.ndarray, "queries k"]:
+        """Which places of what some queries found may stay."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        names = _names(found.ids, found.rows)
+        if self.own is None:
+            banned = pc.is_in(pa.array(names.reshape(-1), pa.string()), value_set=pa.array(sorted(self.everywhere)))
+            return ~banned.to_numpy(zero_copy_only=False).astype(bool).reshape(names.shape)
+        own = [self.own[query] for query in queries.tolist()]
+        if all(len(each) == 1 for each in own):
+            return np.asarray(names != np.array([next(iter(each)) for each in own], dtype=object)[:, None])
+        rows = [[id not in each for id in row] for row, each in zip(names.tolist(), own, strict=True)]
+        return np.array(rows, dtype=bool).reshape(names.shape)
+
+
+def _as_set(each: str | Collection[str] | None) -> frozenset[str]:
+    if each is None:
+        return frozenset()
+    return frozenset({each} if isinstance(each, str) else each)

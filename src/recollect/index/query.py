@@ -1,0 +1,325 @@
+"""Queries: words, pictures and vectors, each with a weight, added and subtracted.
+
+A query can be written as a sum::
+
+    "red boat" + harbour.jpg - 0.5 * "sunset"
+
+Words are in double quotes (inside them ``\\"`` is a quote and ``\\\\`` a backslash); a picture is the name of its
+file. A name with spaces, or one that starts with a sign, is written ``image:"my harbour.jpg"``. A weight comes first,
+followed by ``*``. Text without a double quote and without ``image:`` is not a sum: it is taken as words.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from recollect.core.errors import UserError
+from recollect.core.types import Encoder, ImageLike, Kind
+from recollect.data.sources.images import PICTURE_ENDINGS, decode
+
+_QUOTED = r'"((?:[^"\\]|\\.)*)"'
+_IS_SUM = re.compile(r'"|(?:^|[\s*+-])image:')
+_SIGN = re.compile(r"\s*([+-])")
+_WEIGHT = re.compile(r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*\*")
+_TERM = re.compile(rf'\s*(?:(?P<words>{_QUOTED})|image:(?P<quoted>{_QUOTED})|(?:image:)?(?P<bare>[^\s"]+))', re.DOTALL)
+_ZERO = 1e-6
+"""A sum of terms with a smaller norm has no direction: float32 embeddings cancel no further."""
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """One summand of a query: words, a picture or a vector.
+
+    Attributes:
+        words: taken exactly as they are.
+        picture: a file, or an opened picture.
+        vector: a unit-norm embedding, such as that of a picture in the index.
+        weight: factor of the unit embedding; negative for what should not appear, never 0.
+        name: what to call a vector in messages.
+    """
+
+    words: str | None = None
+    picture: Path | ImageLike | None = None
+    weight: float = 1.0
+    vector: Float[Tensor, " width"] | None = None
+    name: str = "vector"
+
+    def __post_init__(self) -> None:
+        if sum(each is not None for each in (self.words, self.picture, self.vector)) != 1:
+            raise ValueError("a term is words, a picture or a vector")
+        if not math.isfinite(self.weight) or self.weight == 0:
+            raise UserError(f"weight {self.weight:g} of {self}: must be a finite number other than 0")
+
+    def __str__(self) -> str:
+        """As a query writes it, without its weight."""
+        if self.words is not None:
+            return _quoted(self.words)
+        if self.vector is not None:
+            return self.name
+        return f"image:{_quoted(str(self.picture))}" if isinstance(self.picture, Path) else "image"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Term) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        return (self.words, *self.picture_key(), self.weight)
+
+    def picture_key(self) -> tuple[str, str]:
+        """Equal for terms with the same file, the same opened picture or the same vector."""
+        if isinstance(self.picture, Path):
+            return ("file", str(self.picture))
+        return ("object", str(id(self.picture if self.vector is None else self.vector)))
+
+    def open(self) -> ImageLike:
+        """The picture.
+
+        Raises:
+            UserError: its file does not exist or is not a picture.
+        """
+        if isinstance(self.picture, Path):
+            if not self.picture.exists():
+                raise UserError(f"{self.picture}: no such picture. In a query with quotes, put words in double quotes.")
+            return decode(self.picture, str(self.picture))
+        assert self.picture is not None
+        return self.picture
+
+
+@dataclass(frozen=True)
+class Query:
+    """A weighted sum of words, pictures and vectors.
+
+    >>> Query.words("red boat") + Query.picture("harbour.jpg") - 0.5 * Query.words("sunset")
+    Query('"red boat" + image:"harbour.jpg" - 0.5 * "sunset"')
+
+    Its embedding is the unit vector along the weighted sum of the unit embeddings of its terms. A picture's score is
+    the cosine with it: the weighted sum of its cosines with the terms, up to a factor that all pictures share.
+
+    Attributes:
+        terms: at least one.
+    """
+
+    terms: tuple[Term, ...]
+
+    def __post_init__(self) -> None:
+        if not self.terms:
+            raise ValueError("a query has at least one term")
+
+    @classmethod
+    def words(cls, text: str) -> "Query":
+        """Words exactly as they are, including quotes and signs."""
+        return cls((Term(words=text),))
+
+    @classmethod
+    def picture(cls, image: str | Path | ImageLike) -> "Query":
+        """A picture: a file, a PIL image, or a (height, width, 3) uint8 array."""
+        return cls((Term(picture=Path(image) if isinstance(image, str) else image),))
+
+    @classmethod
+    def vector(cls, vector: Tensor | np.ndarray, name: str = "vector") -> "Query":
+        """An embedding of the index's model; its norm is divided out."""
+        made = torch.as_tensor(np.asarray(vector), dtype=torch.float32)
+        if made.ndim != 1 or not float(made.norm()) > 0:
+            raise UserError(f"{name}: a query vector is one row of numbers, not all zero")
+        return cls((Term(vector=F.normalize(made, dim=0), name=name),))
+
+    @classmethod
+    def parse(cls, text: str) -> "Query":
+        """Read a query as people write it (see the module).
+
+        Raises:
+            UserError: it is malformed; the message says where.
+        """
+        if not _IS_SUM.search(text):
+            return cls.words(text)
+        terms: list[Term] = []
+        place = 0
+        while text[place:].strip():
+            sign, place = _sign(text, place, first=not terms)
+            factor = _WEIGHT.match(text, place)
+            place = factor.end() if factor else place
+            found = _TERM.match(text, place)
+            if found is None:
+                raise UserError(_malformed(text, place))
+            terms.append(_term(found, sign * float(factor[1] if factor else 1)))
+            place = found.end()
+        return cls(tuple(terms))
+
+    @property
+    def text(self) -> str | None:
+        """The words of a query that has nothing else; None for every other query."""
+        (first, *rest) = self.terms
+        return first.words if not rest and first.weight == 1 else None
+
+    @property
+    def words_alone(self) -> bool:
+        """Whether all its terms are words."""
+        return all(term.words is not None for term in self.terms)
+
+    @property
+    def empty(self) -> bool:
+        """Whether all its terms are words without a letter."""
+        return all(term.words is not None and not term.words.strip() for term in self.terms)
+
+    @property
+    def hint(self) -> str | None:
+        """A hint where the words look like the file of a picture."""
+        words = self.text
+        if words is None or Path(words).suffix.lower() not in PICTURE_ENDINGS or not Path(words).is_file():
+            return None
+        return f'searched for the words "{words}"; to search with that picture, pass Path("{words}") or --image {words}'
+
+    @cached_property
+    def _written(self) -> str:
+        if self.text is not None and not _IS_SUM.search(self.text):
+            return self.text
+        parts = []
+        for place, term in enumerate(self.terms):
+            sign = ("- " if term.weight < 0 else "+ ") if place else ("-" if term.weight < 0 else "")
+            factor = "" if abs(term.weight) == 1 else f"{abs(term.weight)!r} * ".replace(".0 ", " ")
+            parts.append(f"{sign}{factor}{term}")
+        return " ".join(parts)
+
+    def __str__(self) -> str:
+        """As `parse` reads it."""
+        return self._written
+
+    def __repr__(self) -> str:
+        return f"Query({self._written!r})"
+
+    def __add__(self, other: "Query") -> "Query":
+        return Query(self.terms + other.terms)
+
+    def __sub__(self, other: "Query") -> "Query":
+        return self + -1.0 * other
+
+    def __mul__(self, weight: float | int) -> "Query":
+        return Query(tuple(replace(term, weight=float(weight * term.weight)) for term in self.terms))
+
+    __rmul__ = __mul__
+
+
+Asked = str | Path | ImageLike | Tensor | Query | Term
+"""Anything that `as_query` takes, or a list of such things."""
+
+
+def Minus(part: Asked, weight: float = 1.0) -> Query:  # reads as a type in a list of terms
+    """What a search should stay away from, in a list of terms: ``["a red boat", Minus("people")]``."""
+    return -weight * as_query(part)
+
+
+def as_query(asked: Asked | Sequence[Asked]) -> Query:
+    """One query from words, a picture, a vector, a term, a query, or a list of these, which are added.
+
+    A string is taken as words. A one-dimensional array is a vector, an array (height, width, 3) a picture.
+
+    Raises:
+        UserError: something else.
+    """
+    if isinstance(asked, Query):
+        return asked
+    if isinstance(asked, Term):
+        return Query((asked,))
+    if isinstance(asked, str):
+        return Query.words(asked)
+    if isinstance(asked, Path | Image.Image):
+        return Query.picture(asked)
+    if isinstance(asked, Tensor):
+        return Query.vector(asked.detach().cpu())
+    if isinstance(asked, np.ndarray):
+        return Query.vector(asked) if asked.ndim == 1 else Query.picture(asked)
+    if isinstance(asked, Iterable) and (parts := list(asked)):
+        return Query(tuple(term for part in parts for term in as_query(part).terms))
+    raise UserError(f"{asked!r}: not a query. Pass words, a Path, a PIL image, an array, a vector, or a list of these.")
+
+
+def embed_queries(
+    encoder: Encoder, queries: Sequence[Query], kind: Kind | None = None
+) -> Float[Tensor, "queries width"]:
+    """Unit-norm float32 embeddings of queries; words and files that occur several times are embedded once.
+
+    Args:
+        kind: how words are read, by a model with prefix tokens.
+
+    Raises:
+        UserError: a picture cannot be opened, a term has no words, or the terms of a query cancel out.
+    """
+    words = list(dict.fromkeys(term.words for query in queries for term in query.terms if term.words is not None))
+    pictures = {term.picture_key(): term for query in queries for term in query.terms if term.picture is not None}
+    texts = dict(zip(words, encoder.embed_texts(words, kind), strict=True)) if words else {}
+    opened = [term.open() for term in pictures.values()]
+    images = dict(zip(pictures, encoder.embed_images(opened), strict=True)) if opened else {}
+
+    def vector(term: Term) -> Tensor:
+        if term.vector is not None:
+            return term.vector
+        return images[term.picture_key()] if term.words is None else texts[term.words]
+
+    rows = [_embedding(query, [vector(term) for term in query.terms]) for query in queries]
+    return torch.stack(rows) if rows else torch.empty(0, encoder.width, dtype=torch.float32)
+
+
+def _embedding(query: Query, vectors: list[Tensor]) -> Tensor:
+    if query.text is not None:
+        return vectors[0]
+    check_terms(query)
+    total = torch.stack([term.weight * each for term, each in zip(query.terms, vectors, strict=True)]).sum(dim=0)
+    if not float(total.norm()) > _ZERO * max(abs(term.weight) for term in query.terms):
+        raise UserError(f"{query}: its terms cancel out, so nothing is left to search for. Change a weight.")
+    return F.normalize(total, dim=0)
+
+
+def check_terms(query: Query) -> None:
+    """Reject a sum with a term that has no words.
+
+    Raises:
+        UserError: naming the query.
+    """
+    if len(query.terms) > 1 and any(term.words is not None and not term.words.strip() for term in query.terms):
+        raise UserError(f"{query}: one of its terms is empty. Write what to look for, or remove it.")
+
+
+def _sign(text: str, place: int, first: bool) -> tuple[int, int]:
+    found = _SIGN.match(text, place)
+    if found is None:
+        if not first:
+            raise UserError(_malformed(text, place, "write + or - between two terms"))
+        return 1, place
+    return (-1 if found[1] == "-" else 1), found.end()
+
+
+def _term(found: re.Match[str], weight: float) -> Term:
+    if found["words"] is not None:
+        return Term(words=_unquoted(found["words"]), weight=weight)
+    name = found["bare"] if found["quoted"] is None else _unquoted(found["quoted"])
+    return Term(picture=Path(name), weight=weight)
+
+
+def _unquoted(quoted: str) -> str:
+    return re.sub(r"\\(.)", r"\1", quoted[1:-1], flags=re.DOTALL)
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _malformed(text: str, place: int, why: str = "") -> str:
+    rest = text[place:].strip()
+    reason = why or ("a quote is not closed" if rest.startswith(('"', 'image:"')) else "a term is missing")
+    return (
+        f"query {text!r}: {reason} at {rest[:40]!r}. A query is words, or a sum such as "
+        '\'"red boat" + harbour.jpg - "sunset"\'; --literal takes every text as words.'
+    )

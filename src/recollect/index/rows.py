@@ -1,0 +1,497 @@
+"""One row of an index is one picture: its files, captions, vectors and everything else known about it."""
+
+import hashlib
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from jaxtyping import Float, Float32
+from PIL import Image
+
+from recollect.core.errors import UserError
+from recollect.core.types import ImageLike, Kind
+from recollect.data.sources.images import BrokenImageError, decode, pixel_digest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+By = Literal["image", "text"]
+"""Which vectors of a picture: that of the picture itself, or those of its captions."""
+
+VectorPrecision = Literal["float32", "float16"]
+"""How vectors are stored. Half precision halves the space and changes a cosine by about 1e-5."""
+
+FORMAT = 3
+"""Of an index on disk. Formats 1 and 2 were memories of pairs."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What an index says about itself; written once, when it is created.
+
+    Attributes:
+        width: entries of a vector.
+        model: fingerprint of the model that made the vectors.
+        model_name: path or hub id that opens this model.
+        prefix: how the model reads captions and queries, for models with prefix tokens.
+        precision: of the stored vectors.
+        key: random; tells two indexes apart.
+        format: of the files.
+    """
+
+    width: int
+    model: str
+    model_name: str = ""
+    prefix: Kind | None = None
+    precision: VectorPrecision = "float32"
+    key: str = ""
+    format: int = FORMAT
+
+    def to_json(self) -> str:
+        """The inverse of `from_json`."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> "Record":
+        """Read a record.
+
+        Raises:
+            UserError: not a record, or written by a newer version.
+        """
+        try:
+            values = json.loads(text)
+            if values["format"] > FORMAT:
+                raise UserError(f"{where}: written by a newer recollect (format {values['format']}). Update recollect.")
+            return cls(**{each.name: values[each.name] for each in fields(cls)})
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{where}: not an index of recollect (its record is unreadable: {error})") from None
+
+
+@dataclass(frozen=True)
+class File:
+    """One place that a picture comes from.
+
+    Attributes:
+        source: name of the source.
+        key: stable name of the sample within the source: a relative path, an id, or a digest.
+        path: the file; empty where the source is not a folder of files.
+        place: the folder, file or hub id of the source.
+        size: of the file in bytes, 0 where unknown.
+        mtime: modification time in nanoseconds, 0 where unknown.
+        ctime: when the file itself last changed (its name, place or bytes), in nanoseconds.
+        stamp: changes when the file or what the source says about it changes.
+        said: JSON of the captions, labels and metadata that this sample contributed.
+    """
+
+    source: str
+    key: str
+    path: str = ""
+    place: str = ""
+    size: int = 0
+    mtime: int = 0
+    ctime: int = 0
+    stamp: str = ""
+    said: str = "{}"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One row as a reader sees it; the pixels are read by `open`.
+
+    Attributes:
+        id: digest of the decoded pixels (of the vector or text where there are no pixels).
+        captions: every caption, the user's own first.
+        labels: class names that its sources give.
+        files: where it comes from.
+        width, height: in pixels; 0 where unknown.
+        taken: when the picture was taken (EXIF), as ``2022-07-01T12:00:00``; empty where unknown.
+        camera: maker and model (EXIF).
+        folder: the folder of its first file within the source, such as ``Norway/Bergen``; a filter may name any part.
+        phash: perceptual hash, 16 hexadecimal digits.
+        metadata: the user's own columns.
+        captioned_by: model that wrote the user's captions, if one did.
+        removed: whether the user removed it.
+        where: what to call it in messages.
+    """
+
+    id: str
+    captions: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    files: tuple[File, ...] = ()
+    width: int = 0
+    height: int = 0
+    taken: str = ""
+    camera: str = ""
+    folder: str = ""
+    phash: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    captioned_by: str = ""
+    removed: bool = False
+    where: str = ""
+    _bytes: Callable[[], bytes | None] = field(default=lambda: None, repr=False, compare=False)
+
+    @property
+    def caption(self) -> str:
+        """The first caption, or an empty string."""
+        return self.captions[0] if self.captions else ""
+
+    @property
+    def source(self) -> str:
+        """The source of its first file, or an empty string."""
+        return self.files[0].source if self.files else ""
+
+    @property
+    def path(self) -> Path | None:
+        """Its first file that exists; the first one if none does; None if it has none."""
+        paths = [Path(file.path) for file in self.files if file.path]
+        return next((path for path in paths if path.exists()), paths[0] if paths else None)
+
+    def encoded(self) -> bytes | None:
+        """The encoded picture as stored in the index or in its file, not decoded; None where there is none."""
+        if (data := self._bytes()) is not None:
+            return data
+        if (path := self.path) is None:
+            return None
+        try:
+            return path.read_bytes()
+        except OSError:
+            decode(path, self.where)  # raises the error that says why
+            raise
+
+    def open(self) -> Image.Image:
+        """Decode the picture.
+
+        Raises:
+            BrokenImageError: the index stores no picture, its file is gone or damaged, or holds other pixels now.
+        """
+        data = self.encoded()
+        if data is None:
+            raise BrokenImageError(f"{self.where}: the index stores no picture for it")
+        picture = decode(data, self.where)
+        if self._changed(picture):
+            raise BrokenImageError(
+                f"{self.where}: {self.path} holds another picture now. Update the index with `recollect index add`."
+            )
+        return picture
+
+    def _changed(self, picture: Image.Image) -> bool:
+        """Whether its file holds other pixels than those that were indexed."""
+        path = self.path
+        file = next((file for file in self.files if file.path and Path(file.path) == path), None)
+        if self._bytes() is not None or file is None or path is None or not file.mtime:
+            return False
+        found = path.stat()
+        same = (found.st_size, found.st_mtime_ns) == (file.size, file.mtime)
+        return not same and len(self.id) == 32 and pixel_digest(picture) != self.id
+
+
+@dataclass
+class Rows:
+    """Pictures by column; every field is empty or has one entry per picture.
+
+    Attributes:
+        ids: unique; by default digests of the pictures, vectors or texts.
+        image_vectors: unit norm, zeros for a picture without a vector.
+        captions: the captions of each picture.
+        caption_vectors: for each picture an array (captions, width), unit norm.
+        files, labels, width, height, taken, camera, folder, phash: as in `Picture`.
+        images: encoded bytes, or None.
+        metadata: the user's own columns, mappings that JSON can hold.
+        own: what the user set by hand: ``captions``, ``by``, ``values``; and ``said``, what no file says.
+        removed: whether the user removed the picture.
+    """
+
+    image_vectors: Float[np.ndarray, "rows width"] | None = None
+    captions: Sequence[Sequence[str]] = ()
+    caption_vectors: Sequence[Float[np.ndarray, "captions width"]] = ()
+    ids: Sequence[str] = ()
+    files: Sequence[Sequence[File]] = ()
+    labels: Sequence[Sequence[str]] = ()
+    width: Sequence[int] = ()
+    height: Sequence[int] = ()
+    taken: Sequence[str] = ()
+    camera: Sequence[str] = ()
+    folder: Sequence[str] = ()
+    phash: Sequence[str] = ()
+    images: Sequence[bytes | None] = ()
+    metadata: Sequence[Mapping[str, Any]] = ()
+    own: Sequence[Mapping[str, Any]] = ()
+    removed: Sequence[bool] = ()
+
+    def __len__(self) -> int:
+        return max((len(value) for each in fields(self) if (value := getattr(self, each.name)) is not None), default=0)
+
+    def complete(self, record: Record, where: str) -> "Rows":
+        """The same rows with every field filled and vectors of exact unit norm.
+
+        Raises:
+            UserError: vectors of another width or not of unit norm; an id that is empty, too long or used twice.
+            ValueError: fields of different lengths.
+        """
+        count = len(self)
+        vectors = self.image_vectors
+        if vectors is None:
+            vectors = np.zeros((count, record.width), dtype=np.float32)
+        captions = [tuple(each) for each in self.captions] or [()] * count
+        texts = list(self.caption_vectors) or [np.zeros((0, record.width), dtype=np.float32)] * count
+        texts = [np.asarray(each, dtype=np.float32).reshape(-1, record.width) for each in texts]
+        if [len(each) for each in captions] != [len(each) for each in texts]:
+            raise ValueError("every caption needs one vector")
+        filled: dict[str, Any] = {"captions": captions, "image_vectors": unit(vectors, record.width, where)}
+        flat = unit(np.concatenate([np.zeros((0, record.width)), *texts]), record.width, where)
+        filled["caption_vectors"] = np.split(flat, np.cumsum([len(each) for each in texts])[:-1]) if count else []
+        for name, empty in _EMPTY.items():
+            filled[name] = list(getattr(self, name)) or [empty] * count
+        filled["labels"] = [tuple(each) for each in filled["labels"]]
+        filled["metadata"] = [plain({key: value for key, value in each.items() if value is not None})
+                              for each in filled["metadata"]]  # fmt: skip
+        filled["ids"] = list(self.ids) or [
+            digest_of(vector, texts) for vector, texts in zip(filled["image_vectors"], captions, strict=True)
+        ]
+        for row, own in enumerate(filled["own"]):
+            given = {"captions": captions[row], "labels": filled["labels"][row], "metadata": filled["metadata"][row]}
+            if given != merged(filled["files"][row], own):  # rows given as arrays, which no file speaks for
+                filled["own"][row] = {**own, "said": plain(given)}
+        for name, values in filled.items():
+            if len(values) != count:
+                raise ValueError(f"{count} rows, but {len(values)} {name}")
+        _check_ids(filled["ids"], where)
+        return Rows(**filled)
+
+    def table(self, record: Record) -> "pa.Table":
+        """As an Arrow table in `schema`; the rows must be `complete`."""
+        import pyarrow as pa
+
+        kept = schema(record)
+        vector = kept.field("image_vector").type
+        assert self.image_vectors is not None
+        flat = np.concatenate([np.zeros((0, record.width), dtype=np.float32), *self.caption_vectors])
+        offsets = np.concatenate([[0], np.cumsum([len(each) for each in self.caption_vectors])]).astype(np.int32)
+        made: dict[str, Any] = {
+            "image_vector": _vector_array(self.image_vectors, vector),
+            "caption_vectors": pa.ListArray.from_arrays(pa.array(offsets), _vector_array(flat, vector)),
+            "id": self.ids,
+            "image": self.images,
+            "files": [[asdict(file) for file in each] for each in self.files],
+            "metadata": [_dumped(each) for each in self.metadata],
+            "own": [_dumped(each) for each in self.own],
+        }
+        arrays = []
+        for each in kept:
+            values = made.get(each.name, getattr(self, each.name, None))
+            arrays.append(values if isinstance(values, pa.Array) else pa.array(values, each.type))
+        return pa.table(arrays, schema=kept)
+
+    @classmethod
+    def of_table(cls, table: "pa.Table") -> "Rows":
+        """The inverse of `table`."""
+        columns = {name: table[name].to_pylist() for name in table.column_names if "vector" not in name}
+        flat, counts = caption_matrix(table["caption_vectors"])
+        return cls(
+            image_vectors=vector_matrix(table["image_vector"]).astype(np.float32),
+            captions=columns["captions"],
+            caption_vectors=np.split(flat.astype(np.float32), np.cumsum(counts)[:-1]) if len(counts) else [],
+            ids=columns["id"],
+            files=[[File(**file) for file in each] for each in columns["files"]],
+            images=columns["image"],
+            metadata=[json.loads(each) for each in columns["metadata"]],
+            own=[json.loads(each) for each in columns["own"]],
+            **{name: columns[name] for name in ("labels", *_PLAIN, "removed")},
+        )
+
+    def take(self, places: Sequence[int]) -> "Rows":
+        """Some rows, in the order given."""
+
+        def pick(value: Any) -> Any:
+            if isinstance(value, np.ndarray):
+                return value[np.asarray(places, dtype=np.int64)]
+            return [value[place] for place in places] if value is not None and len(value) else value
+
+        return Rows(**{each.name: pick(getattr(self, each.name)) for each in fields(self)})
+
+
+_PLAIN: Mapping[str, Any] = {"width": 0, "height": 0, "taken": "", "camera": "", "folder": "", "phash": ""}
+_EMPTY: Mapping[str, Any] = {
+    "files": (), "labels": (), **_PLAIN, "images": None, "metadata": {}, "own": {}, "removed": False,
+}  # fmt: skip
+_FILE_NUMBERS = frozenset({"size", "mtime", "ctime"})
+
+COLUMNS = (
+    "id", "files", "captions", "caption_vectors", "image_vector", "labels", *_PLAIN, "image", "metadata", "own",
+    "removed",
+)  # fmt: skip
+"""Columns of an index, in order."""
+
+FACTS = tuple(name for name in COLUMNS if name not in {"caption_vectors", "image_vector", "image"})
+"""Columns that make a `Picture`: everything but vectors and pixels."""
+
+
+PHYSICAL = {"caption": "captions", "label": "labels", "source": "files", "path": "files"}
+"""The column behind a filter's name, where they differ; names that are none of `filters.NAMES` are in ``metadata``."""
+
+
+def asked_value(name: str, value: Any) -> Any:
+    """A value of the column behind a name as filters see it: None where missing, a list where there may be several."""
+    if name in ("source", "path"):
+        return [file[name] for file in value if file[name]]
+    if name == "folder":
+        return list(dict.fromkeys([value, *value.split("/")])) if value else None
+    return json.loads(value) if name == "metadata" else value or None
+
+
+def schema(record: Record) -> "pa.Schema":
+    """The Arrow schema of an index, with its record as metadata."""
+    import pyarrow as pa
+
+    vector = pa.list_(pa.float32() if record.precision == "float32" else pa.float16(), record.width)
+    file = [(name, pa.int64() if name in _FILE_NUMBERS else pa.string()) for name in (f.name for f in fields(File))]
+    types: dict[str, Any] = {
+        "files": pa.list_(pa.struct(file)), "captions": pa.list_(pa.string()), "caption_vectors": pa.list_(vector),
+        "image_vector": vector, "labels": pa.list_(pa.string()), "width": pa.int32(), "height": pa.int32(),
+        "image": pa.large_binary(), "removed": pa.bool_(),
+    }  # fmt: skip
+    return pa.schema([(name, types.get(name, pa.string())) for name in COLUMNS], {"recollect": record.to_json()})
+
+
+def picture_of(row: Mapping[str, Any], address: str, read: Callable[[str], bytes | None]) -> Picture:
+    """A row of `FACTS` as a reader sees it.
+
+    Args:
+        row: by column name.
+        address: of the index, for messages.
+        read: returns the encoded picture that the index stores for an id, or None.
+    """
+    id, own = row["id"], json.loads(row["own"])
+    files = tuple(File(**file) for file in row["files"])
+    name = next((file.path or file.key for file in files), id)
+    return Picture(
+        id=id,
+        captions=tuple(row["captions"]),
+        labels=tuple(row["labels"]),
+        files=files,
+        metadata=json.loads(row["metadata"]),
+        captioned_by=own.get("by", ""),
+        removed=row["removed"],
+        where=f"{address}, picture '{name}'",
+        _bytes=lambda: read(id),
+        **{name: row[name] for name in _PLAIN},
+    )
+
+
+def merged(files: Sequence[File], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Captions, labels and metadata of a row: the union over its files, then what the user set.
+
+    The user's captions come first; the user's values replace those of the sources, and None removes one.
+    """
+    captions, labels = dict.fromkeys(own.get("captions", ())), dict[str, None]()
+    metadata: dict[str, Any] = {}
+    for said in (own.get("said", {}), *(json.loads(file.said) for file in files)):
+        captions |= dict.fromkeys(said.get("captions", ()))
+        labels |= dict.fromkeys(said.get("labels", ()))
+        metadata = {**said.get("metadata", {}), **metadata}
+    metadata |= own.get("values", {})
+    return {
+        "captions": tuple(captions),
+        "labels": tuple(labels),
+        "metadata": {key: value for key, value in metadata.items() if value is not None},
+    }
+
+
+def digest_of(vector: np.ndarray, captions: Sequence[str] = ()) -> str:
+    """Id of a picture without pixels: digest of its vector, or of its captions where the vector is zero."""
+    if vector.any():
+        return pixel_digest(np.ascontiguousarray(vector, dtype=np.float32))
+    return hashlib.blake2b("\0".join(captions).encode(), digest_size=16).hexdigest()
+
+
+def picture_id(image: ImageLike) -> str:
+    """Id of a picture: the digest of its decoded pixels, or of the vector in worlds without pixels."""
+    return pixel_digest(image)
+
+
+def as_png(image: ImageLike) -> bytes:
+    """A picture of a source that has no encoded bytes, encoded without loss."""
+    picture = Image.fromarray(image) if isinstance(image, np.ndarray) else image
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def unit(vectors: np.ndarray, width: int, what: str) -> Float32[np.ndarray, "rows width"]:
+    """Vectors with their norm divided out; rows of zeros stay.
+
+    Raises:
+        UserError: another width, not finite, or not close to unit norm.
+    """
+    vectors = np.ascontiguousarray(vectors, dtype=np.float32)
+    if vectors.ndim != 2 or vectors.shape[1] != width:
+        raise UserError(
+            f"{what}: vectors of shape {tuple(vectors.shape)}, but the index has vectors of {width} entries"
+        )
+    norms = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+    off = np.abs(norms - 1) * (norms != 0)
+    if not off.max(initial=0.0) < 1e-2:  # NaN included
+        raise UserError(f"{what}: vectors are not of unit norm (off by up to {off.max():.2g})")
+    if off.max(initial=0.0) < 1e-6:
+        return vectors
+    return (vectors / np.where(norms > 0, norms, 1)).astype(np.float32)
+
+
+def vector_matrix(column: Any) -> np.ndarray:
+    """A column of fixed-size lists as a (rows, width) array in its stored precision."""
+    import pyarrow as pa
+
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
+    width = array.type.list_size
+    return array.flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
+
+
+def caption_matrix(column: Any) -> tuple[np.ndarray, np.ndarray]:
+    """A column of lists of vectors as (all captions, width) and the number of captions per row."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
+    counts = pc.list_value_length(array).to_numpy(zero_copy_only=False).astype(np.int64)
+    return vector_matrix(array.flatten()), counts
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold of a value: NumPy numbers become numbers, other objects their text, NaN None."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [plain(inner) for inner in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _dumped(value: Mapping[str, Any]) -> str:
+    return json.dumps(plain(value), ensure_ascii=False)
+
+
+def _vector_array(vectors: np.ndarray, type: Any) -> Any:
+    import pyarrow as pa
+
+    flat = np.ascontiguousarray(vectors, dtype=type.value_type.to_pandas_dtype()).reshape(-1)
+    return pa.FixedSizeListArray.from_arrays(pa.array(flat), type.list_size)
+
+
+def _check_ids(ids: Sequence[str], where: str) -> None:
+    if len(set(ids)) < len(ids):
+        seen = set[str]()
+        twice = next(id for id in ids if id in seen or seen.add(id))  # type: ignore[func-returns-value]
+        raise UserError(f"{where}: id {twice!r} is used twice")
+    if wrong := next((id for id in ids if not 0 < len(id.encode()) <= 512), None):
+        raise UserError(f"{where}: id {wrong[:40]!r} has {len(wrong.encode())} bytes; an id has 1 to 512")

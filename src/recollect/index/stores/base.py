@@ -1,0 +1,134 @@
+"""What an index asks of the place that keeps its rows."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from recollect.core.errors import UserError
+from recollect.index.filters import Filter
+from recollect.index.rows import By, Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class DamagedIndexError(UserError):
+    """The files of an index are not as they were written."""
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """The vectors nearest to each query, best first; captions of one picture are not folded yet.
+
+    Attributes:
+        rows: whose vector it is: a place in ``ids``; -1 where nothing more was found.
+        entries: which caption of the row, from 0; 0 for images.
+        scores: cosines, -inf where nothing more was found.
+        ids: Arrow array of ids.
+        read: unit-norm vectors of some rows; for texts of the given captions, or the mean of all where None.
+    """
+
+    rows: Int64[np.ndarray, "queries k"]
+    entries: Int64[np.ndarray, "queries k"]
+    scores: Float32[np.ndarray, "queries k"]
+    ids: Any
+    read: Callable[[np.ndarray, By, np.ndarray | None], Float32[np.ndarray, "some width"]]
+
+
+class Store(Protocol):
+    """Rows in RAM, on disk or on a server. Every method raises `UserError` where the place itself is at fault.
+
+    Rows that the user removed stay in the store with ``removed`` set; `scan`, `nearest` and `vectors` leave them out.
+
+    Attributes:
+        address: what the user calls it.
+        record: what the index says about itself.
+    """
+
+    address: str
+    record: Record
+
+    def version(self, newest: bool = False) -> int:
+        """Grows with every change. Reads are of one version until ``newest`` moves on to what others wrote."""
+        ...
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Held while rows are looked up and changed: one writer at a time, who sees the newest version."""
+        ...
+
+    def upsert(self, rows: "pa.Table") -> None:
+        """Insert rows, or replace those with the same ids; on disk all of them or none."""
+        ...
+
+    def delete(self, ids: Sequence[str]) -> None:
+        """Delete rows; ids that do not exist are ignored."""
+        ...
+
+    def rows(self, ids: Sequence[str], columns: Sequence[str]) -> "pa.Table":
+        """Columns of the rows that exist, in the order of ``ids``, with ``id`` first; removed rows included."""
+        ...
+
+    def scan(
+        self, columns: Sequence[str], where: Filter | None = None, removed: bool | None = False
+    ) -> "Iterator[pa.Table]":
+        """Columns of all rows in batches, always in the same order; ``removed`` None includes removed rows, True only
+        these."""
+        ...
+
+    def nearest(
+        self,
+        queries: Float32[np.ndarray, "queries width"],
+        k: int,
+        by: By,
+        where: Filter | None = None,
+        spoken: bool = False,
+        exact: bool = False,
+    ) -> Nearest:
+        """The k nearest image vectors or captions.
+
+        Args:
+            spoken: only rows with a caption.
+            exact: use no approximate index.
+        """
+        ...
+
+    def vectors(self, by: By, ids: Sequence[str] | None = None) -> Float32[np.ndarray, "rows width"]:
+        """Unit-norm vectors in the order of ``ids``, or of `scan`; a mean where a row has several captions, zeros where
+        it has none."""
+        ...
+
+
+class StoreBase:
+    """Defaults for what only stores on disk do."""
+
+    def verify(self) -> list[str]:
+        """One line for each damaged file."""
+        return []
+
+    def filter_keys(self) -> dict[str, str]:
+        """Keys of the metadata with the type of their values."""
+        return {}
+
+
+def mean_of_captions(
+    vectors: Float32[np.ndarray, "captions width"], counts: Int64[np.ndarray, " rows"]
+) -> Float32[np.ndarray, "rows width"]:
+    """One unit-norm vector per row: its only caption as it is, the normalised mean of several, zeros for none.
+
+    Args:
+        vectors: captions of the rows, one row after the other.
+        counts: captions of each row.
+    """
+    out = np.zeros((len(counts), vectors.shape[1]), dtype=np.float32)
+    first = np.cumsum(counts) - counts
+    out[counts == 1] = vectors[first[counts == 1]]
+    several = np.flatnonzero(counts > 1)
+    for row in several.tolist():
+        mean = vectors[first[row] : first[row] + counts[row]].astype(np.float64).mean(axis=0)
+        norm = np.linalg.norm(mean)
+        out[row] = mean / norm if norm > 0 else 0
+    return out

@@ -1,0 +1,308 @@
+"""An index on disk: one Lance table in a folder. Every change is a version, published last, whole or not at all."""
+
+import json
+import os
+import shutil
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recollect.core.checksums import CHECKSUMS, damaged_files, note_checksums, read_checksums
+from recollect.core.errors import UserError
+from recollect.core.files import fresh_folder, locked, told_if_full
+from recollect.index.rows import COLUMNS, Record, schema
+from recollect.index.stores.base import DamagedIndexError
+from recollect.index.stores.local import ROW, LocalStore
+
+TABLE = "pictures"
+LOCK = ".writers"
+CACHE = "cache"
+_HINT = "_versions/latest_version_hint.json"
+_SCAN = 8_192
+_IDS = 2_048  # ids of one SQL condition
+
+
+@dataclass(frozen=True)
+class Compaction:
+    """What `LanceStore.compact` freed: before and after.
+
+    Attributes:
+        files: that the newest version consists of.
+        bytes: of the folder.
+        versions: that can be opened.
+    """
+
+    files: tuple[int, int]
+    bytes: tuple[int, int]
+    versions: tuple[int, int]
+
+
+class LanceStore(LocalStore):
+    """See `recollect.index.stores.base.Store`.
+
+    Args:
+        address: the folder of the index.
+        version: reads this version and writes nothing; the newest by default.
+
+    Raises:
+        UserError: not an index, or damaged.
+    """
+
+    def __init__(self, address: str, version: int | None = None) -> None:
+        self.address, self.folder, self.pinned = address, Path(address), version is not None
+        self.cache, self.tidy = self.folder / CACHE, not self.pinned
+        self._held = threading.local()
+        if not self.folder.is_dir():
+            raise UserError(f"{address}: no such index. Build one with `recollect index build SOURCE --out {address}`.")
+        if not (self.folder / f"{TABLE}.lance").is_dir():
+            held = ", ".join(sorted(entry.name for entry in self.folder.iterdir())[:5]) or "nothing"
+            raise UserError(f"{address}: not an index (it holds {held}). Name the folder that holds {TABLE}.lance.")
+        with self._reported():
+            self.table = _database(self.folder).open_table(TABLE)
+            if version is not None:
+                self.table.checkout(version)
+            metadata = self.table.schema.metadata or {}
+            count = sum(batch.num_rows for batch in self.batches(["id"], removed=None))  # finds missing files now
+        if b"recollect" not in metadata or count != self.table.count_rows():
+            raise UserError(f"{address}: not an index of recollect, though it holds a Lance table")
+        self.record = Record.from_json(metadata[b"recollect"].decode(), address)
+
+    @classmethod
+    def create(cls, address: str, record: Record) -> "LanceStore":
+        """Make an empty index.
+
+        Raises:
+            UserError: the folder exists and is not empty.
+        """
+        with told_if_full(address), fresh_folder(address, "index") as unfinished:
+            _database(unfinished).create_table(TABLE, schema=schema(record))
+        return cls(address)
+
+    @staticmethod
+    def exists(address: str) -> bool:
+        """Whether something is in the folder."""
+        path = Path(address)
+        return path.exists() and (not path.is_dir() or any(path.iterdir()))
+
+    def version(self, newest: bool = False) -> int:
+        """Lance's own number."""
+        if newest and not self.pinned:
+            with self._reported():
+                self.table.checkout_latest()
+        return int(self.table.version)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Other writers on this machine wait; checksums of the new files are noted at the end."""
+        self._check_writable()
+        if getattr(self._held, "depth", 0):
+            yield
+            return
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.folder / LOCK))
+            except OSError as error:
+                raise UserError(
+                    f"{self.address}: cannot be written to ({error.strerror}); it can be searched"
+                ) from error
+            self._held.depth = 1
+            try:
+                self.version(newest=True)
+                yield
+            finally:
+                self._held.depth = 0
+                self._note_checksums()
+
+    def _note_checksums(self) -> None:
+        """A full disk costs only the checksums; the next change notes them."""
+        try:
+            note_checksums(self.folder, self._written_once(), [self.folder / f"{TABLE}.lance" / _HINT])
+        except OSError:
+            return
+
+    def _written_once(self) -> list[Path]:
+        table = self.folder / f"{TABLE}.lance"
+        hint = table / _HINT
+        return [
+            file for file in sorted(table.rglob("*")) if file.is_file() and file != hint and ".tmp" not in file.name
+        ]
+
+    def upsert(self, rows: Any) -> None:
+        """One commit."""
+        with self.writing(), self._reported():
+            table = rows.select(list(COLUMNS))
+            known = self._known(rows["id"].to_pylist())
+            if known:
+                merge = self.table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
+                merge.execute(table)
+            else:
+                self.table.add(table)
+
+    def delete(self, ids: Sequence[str]) -> None:
+        """One commit for every 2,048 ids."""
+        with self.writing(), self._reported():
+            for condition in _conditions(ids):
+                self.table.delete(condition)
+
+    def _known(self, ids: Sequence[str]) -> set[str]:
+        found = (self._scan(["id"], condition) for condition in _conditions(ids))
+        return {id for batches in found for batch in batches for id in batch["id"].to_pylist()}
+
+    def rows(self, ids: Sequence[str], columns: Sequence[str]) -> Any:
+        """By row number where the matrix knows it, which reads these rows alone; else by id."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        names = list(dict.fromkeys(["id", *columns]))
+        distinct = list(dict.fromkeys(ids))
+        tables, unknown = [], distinct
+        matrix = self._matrix
+        with self._reported():
+            if matrix is not None and matrix.version == self.version() and distinct:
+                slots = matrix.slots_of(distinct)
+                if numbers := matrix.numbers[slots[slots >= 0]].tolist():
+                    tables.append(self.table.take_row_ids(numbers).select(names).to_arrow())
+                unknown = [id for id, slot in zip(distinct, slots.tolist(), strict=True) if slot < 0]
+            for condition in _conditions(unknown):
+                tables += [pa.Table.from_batches([batch]) for batch in self._scan(names, condition)]
+        if not tables:
+            return pa.schema([(name, schema(self.record).field(name).type) for name in names]).empty_table()
+        found = pa.concat_tables([table.select(names).replace_schema_metadata() for table in tables])
+        places = pc.index_in(pa.array(ids, pa.string()), value_set=found["id"].combine_chunks()).drop_null()
+        return found.take(places)
+
+    def batches(self, columns: Sequence[str], first: int = 0, removed: bool | None = False) -> Iterator[Any]:
+        """In the order of row numbers."""
+        import pyarrow as pa
+
+        conditions = [f"_rowid >= {first}"] if first else []
+        if removed is not None:
+            conditions.append("removed" if removed else "NOT removed")
+        names = list(columns) or ["removed"]
+        for batch in self._scan(names, " AND ".join(conditions) or None):
+            yield pa.Table.from_batches([batch]).select([*columns, ROW])
+
+    def _scan(self, names: Sequence[str], where: str | None = None) -> Iterator[Any]:
+        query = self.table.search().select(list(names)).with_row_id(True)
+        with self._reported():
+            yield from (query.where(where) if where else query).to_batches(_SCAN)
+
+    def compact(self, keep_days: float) -> Compaction:
+        """Join small files and drop deleted rows and old versions."""
+        with self.writing():
+            before = self._size()
+            with self._reported(), warnings.catch_warnings(action="ignore"):  # it warns readers of old versions
+                self.table.optimize(cleanup_older_than=timedelta(days=keep_days), delete_unverified=False)
+            self.forget_matrix()
+            shutil.rmtree(self.folder / CACHE, ignore_errors=True)  # rows have other numbers now
+            self._matrix = None
+            self._note_checksums()
+            files, sizes, versions = zip(before, self._size(), strict=True)
+        return Compaction(files, sizes, versions)
+
+    def _size(self) -> tuple[int, int, int]:
+        size = sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
+        with self._reported():
+            return self.table.stats()["fragment_stats"]["num_fragments"], size, len(self.table.list_versions())
+
+    def verify(self) -> list[str]:
+        """One line for each file that differs from its checksum, and for rows and vectors that cannot be right."""
+        return verify_folder(self.folder) or self._row_damage()
+
+    def _row_damage(self) -> list[str]:
+        from recollect.index.rows import caption_matrix, vector_matrix
+
+        found = list[str]()
+        try:
+            for table in self.batches(["id", "image_vector", "caption_vectors"], removed=None):
+                image = np.linalg.norm(vector_matrix(table["image_vector"]).astype(np.float64), axis=1)
+                flat, counts = caption_matrix(table["caption_vectors"])
+                text = np.linalg.norm(flat.astype(np.float64), axis=1)
+                wrong = ~((np.abs(image - 1) < 1e-2) | (image == 0))
+                wrong[np.repeat(np.arange(len(counts)), counts)[~(np.abs(text - 1) < 1e-2)]] = True
+                found += [f"{self.address}: the vectors of picture {table['id'][row]} are damaged"
+                          for row in np.flatnonzero(wrong).tolist()]  # fmt: skip
+        except UserError as error:
+            found.append(str(error))
+        return found
+
+    def _check_writable(self) -> None:
+        if self.pinned:
+            raise UserError(f"{self.address}: version {self.version()} is a snapshot and cannot be changed")
+
+    def _reported(self) -> AbstractContextManager[None]:
+        return _reported(self.address)
+
+
+def verify_folder(folder: Path) -> list[str]:
+    """One line for each file of an index that differs from its checksum; the index need not open.
+
+    Files that nobody noted yet, because a writer was killed, are passed over. Lance's version hint is written again and
+    again: where a writer was killed it is only checked to name a version that exists.
+    """
+    table, known = folder / f"{TABLE}.lance", read_checksums(folder)
+    hint = f"{TABLE}.lance/{_HINT}"
+    there = {file.relative_to(folder).as_posix() for file in table.rglob("*") if file.is_file()}
+    found = damaged_files(folder, [name for name in known if name != hint and name in there])
+    if not known and (folder / CHECKSUMS).exists():
+        found = damaged_files(folder)
+    if hint in known and not there - known.keys():
+        found += damaged_files(folder, [hint])
+    elif (table / _HINT).exists() and not _names_a_version(table / _HINT):
+        found.append(f"{table / _HINT}: names no version of the table")
+    if not (folder / CHECKSUMS).exists():
+        found.append(f"{folder / CHECKSUMS}: is missing, so nothing was compared with its checksum")
+    for part in sorted((folder / CACHE).glob("*")) if (folder / CACHE).is_dir() else []:
+        if part.is_dir() and not part.name.startswith("."):
+            missing = not (part / CHECKSUMS).exists()
+            found += [f"{part / CHECKSUMS}: is missing"] if missing else damaged_files(part)
+    return found
+
+
+def _names_a_version(hint: Path) -> bool:
+    try:
+        version = json.loads(hint.read_text())["version"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    names = {file.stem for file in hint.parent.glob("*.manifest")}
+    return bool({str(version), str(2**64 - 1 - version)} & names) if isinstance(version, int) else False
+
+
+@contextmanager
+def _reported(address: str) -> Iterator[None]:
+    """Turn errors of the library into one line that names the index."""
+    try:
+        with told_if_full(address):
+            yield
+    except (UserError, GeneratorExit):
+        raise
+    except BaseException as error:  # OSError, ValueError, RuntimeError or a panic, for the same fault
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise DamagedIndexError(
+            f"{address}: cannot be used ({reason}). Was it copied completely? "
+            "`recollect index verify` names the damaged files."
+        ) from error
+
+
+def _database(path: Path) -> Any:
+    try:
+        import lancedb
+    except ImportError:
+        raise UserError("an index on disk needs lancedb: pip install 'recollect[index]'") from None
+    os.environ.setdefault("LANCE_LOG", "error")
+    return lancedb.connect(str(path))
+
+
+def _conditions(ids: Sequence[str]) -> Iterator[str]:
+    for start in range(0, len(ids), _IDS):
+        quoted = ("'" + id.replace("'", "''") + "'" for id in ids[start : start + _IDS])
+        yield f"id IN ({', '.join(quoted)})"

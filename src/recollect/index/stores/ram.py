@@ -1,0 +1,87 @@
+"""An index in RAM: an Arrow table that lives as long as the process. It needs no extra package."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from recollect.index.rows import Record, schema
+from recollect.index.stores.local import ROW, LocalStore
+
+
+class RamStore(LocalStore):
+    """See `recollect.index.stores.base.Store`.
+
+    Args:
+        record: of the index.
+    """
+
+    def __init__(self, record: Record) -> None:
+        self.record, self.address = record, "index in RAM"
+        self._table = schema(record).empty_table()
+        self._numbers = np.empty(0, dtype=np.int64)
+        self._next, self._version = 0, 1
+        self._writer = threading.RLock()
+
+    def version(self, newest: bool = False) -> int:
+        """Counts changes."""
+        return self._version
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """One thread at a time."""
+        with self._writer:
+            yield
+
+    def upsert(self, rows: Any) -> None:
+        """A new table; readers keep the old one."""
+        import pyarrow as pa
+
+        with self._writer:
+            self._drop(rows["id"])
+            numbers = np.arange(self._next, self._next + rows.num_rows)
+            self._table = pa.concat_tables(
+                [self._table, rows.select(self._table.column_names).cast(self._table.schema)]
+            )
+            self._numbers = np.concatenate([self._numbers, numbers])
+            self._next += rows.num_rows
+            self._version += 1
+
+    def delete(self, ids: Sequence[str]) -> None:
+        """A new table without these rows."""
+        import pyarrow as pa
+
+        with self._writer:
+            self._drop(pa.array(ids, pa.string()))
+            self._version += 1
+
+    def _drop(self, ids: Any) -> None:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        keep = ~pc.is_in(self._table["id"], value_set=pa.array(ids.to_pylist(), pa.string())).to_numpy()
+        if not keep.all():
+            self._table, self._numbers = self._table.filter(pa.array(keep)), self._numbers[keep]
+
+    def rows(self, ids: Sequence[str], columns: Sequence[str]) -> Any:
+        """Rows in the order of their ids."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        found = pc.index_in(pa.array(ids, pa.string()), value_set=self._table["id"]).drop_null()
+        return self._table.select(list(dict.fromkeys(["id", *columns]))).take(found)
+
+    def batches(self, columns: Sequence[str], first: int = 0, removed: bool | None = False) -> Iterator[Any]:
+        """One table."""
+        import pyarrow as pa
+
+        table, numbers = self._table, self._numbers
+        keep = numbers >= first
+        if removed is not None:
+            keep &= table["removed"].to_numpy().astype(bool) == removed
+        chosen = np.flatnonzero(keep)
+        kept = table.select(list(columns)).take(pa.array(chosen)) if columns else pa.table({})
+        numbers = numbers[chosen]
+        yield (kept.append_column(ROW, pa.array(numbers)) if columns else pa.table({ROW: pa.array(numbers)}))

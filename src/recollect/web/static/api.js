@@ -1,0 +1,87 @@
+// Calls of the server's API: every action of the page is one that a script could make too.
+
+async function call(method, path, body, type = "application/json") {
+  const headers = { "x-recollect": "1" };
+  if (body !== undefined) headers["content-type"] = type;
+  let answer;
+  try {
+    answer = await fetch(path, { method, headers, body: body === undefined ? undefined : type === "application/json" ? JSON.stringify(body) : body });
+  } catch {
+    throw new Error("The server does not answer. Clicks that were answered are kept; start it again.");
+  }
+  let value = {};
+  try { value = await answer.json(); } catch { /* an answer without JSON is an error below */ }
+  if (!answer.ok) throw Object.assign(new Error(value.error || `The server said ${answer.status}.`), { status: answer.status });
+  return value;
+}
+
+// a filter in an address
+export const only = (where, first = "?") => (where ? `${first}where=${encodeURIComponent(where)}` : "");
+
+export const api = {
+  info: () => call("GET", "/api/info"),
+  filters: () => call("GET", "/api/filters"),
+  search: (terms, where, adapt, version) => call("POST", "/api/search", { terms, where: where || null, adapt, version: version ?? null }),
+  window: (order, start, count, label) =>
+    call("GET", `/api/window?order=${encodeURIComponent(order)}&start=${start}&count=${count}${label ? `&label=${label}` : ""}`),
+  upload: (file) => call("POST", "/api/pictures", file, file.type || "application/octet-stream"),
+  item: (version, row) => call("GET", `/api/items/${version}/${row}`),
+  classes: () => call("GET", "/api/classes"),
+  create: (name, text) => call("POST", "/api/classes", { name, text }),
+  drop: (key) => call("DELETE", `/api/classes/${key}`),
+  ranked: (key, show, where) => call("GET", `/api/classes/${key}/order?show=${show}${only(where, "&")}`),
+  mark: (key, rows, mark, version, show, where) => call("POST", `/api/classes/${key}/marks`, { rows, mark, version, show, where: where || null }),
+  undo: () => call("POST", "/api/undo"),
+  redo: () => call("POST", "/api/redo"),
+  save: (name) => call("POST", "/api/save", { name }),
+  sorted: (show, where) => call("GET", `/api/sorted?show=${encodeURIComponent(show)}${only(where, "&")}`),
+  write: (where) => call("POST", "/api/labels/memory", { where: where || null }),
+  map: (where) => call("GET", `/api/map${only(where)}`),
+  duplicates: (where) => call("GET", `/api/duplicates${only(where)}`),
+};
+
+export const thumb = (version, row) => `/api/thumbs/${version}/${row}`;
+export const picture = (version, row) => `/api/pictures/${version}/${row}`;
+
+export function element(kind, className, text) {
+  const made = document.createElement(kind);
+  if (className) made.className = className;
+  if (text !== undefined) made.textContent = text; // never as HTML: captions and names are strangers' texts
+  return made;
+}
+
+// new contents; whoever was on one of its buttons stays there
+export function fill(place, contents) {
+  const at = [...place.querySelectorAll("button")].indexOf(document.activeElement);
+  place.replaceChildren(...contents);
+  if (at >= 0) place.querySelectorAll("button")[at]?.focus();
+}
+
+// a picture that can be opened by mouse and by keys
+export function opens(image, open) {
+  Object.assign(image, { tabIndex: 0, role: "button" });
+  image.addEventListener("click", open);
+  image.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); open(); } });
+  return image;
+}
+
+let hide;
+export function notice(text) {
+  const place = document.getElementById("notice");
+  place.textContent = text;
+  place.hidden = false;
+  clearTimeout(hide);
+  hide = setTimeout(() => { place.hidden = true; }, 6000);
+}
+
+export const counted = (number, noun = "picture") => `${number.toLocaleString()} ${noun}${number === 1 ? "" : "s"}`;
+
+export const percent = (share) => (share === null || share === undefined ? "–" : `${Math.round(100 * share)} %`);
+
+export const guarded = (action) => async (...given) => {
+  try { return await action(...given); } catch (error) {
+    notice(error.message);
+    if (error.status === 409) document.dispatchEvent(new Event("changed")); // rows of another version
+    return undefined;
+  }
+};

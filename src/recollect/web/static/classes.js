@@ -1,0 +1,157 @@
+// Classes by clicks: yes and no, what that makes of the others, what to look at next.
+import { api, counted, element, fill, guarded, notice, percent } from "./api.js";
+
+export class Classes {
+  // where: the filter that pictures are shown by
+  constructor(begin, show, changed, where) {
+    Object.assign(this, { begin, show, changed, where, list: [], active: null, mode: "likely", revision: -1 });
+    const get = (id) => document.getElementById(id);
+    Object.assign(this, { place: get("classes"), about: get("about"), cut: get("cut"), stop: get("stop"), name: get("class-name"), text: get("class-text"), file: get("save-name"), hint: get("classes-hint"), saved: get("saved") });
+    for (const action of ["load", "choose", "create", "mark", "undo", "redo", "drop", "save", "rank", "tell", "write"]) this[action] = guarded(this[action].bind(this));
+    get("new-class").addEventListener("submit", (event) => { event.preventDefault(); this.create(); });
+    get("save").addEventListener("submit", (event) => { event.preventDefault(); this.save(); });
+    get("undo").addEventListener("click", () => this.undo());
+    get("redo").addEventListener("click", () => this.redo());
+    get("write").addEventListener("click", () => this.write());
+    for (const button of this.about.querySelectorAll("[data-show]")) button.addEventListener("click", () => this.rank(button.dataset.show));
+  }
+
+  async load() {
+    const { classes, revision } = await api.classes();
+    const changed = revision !== this.revision;
+    Object.assign(this, { list: classes, revision });
+    const lost = this.active !== null && !classes.some((each) => each.class === this.active); // by another tab, or undone
+    if (lost) { this.active = null; this.about.hidden = true; }
+    if (changed || lost) this.draw();
+    return changed;
+  }
+
+  async create() {
+    const { class: key } = await api.create(this.name.value, this.text.value);
+    this.name.value = this.text.value = "";
+    await this.load();
+    await this.choose(key);
+    document.getElementById("grid").focus(); // the next keys mark pictures; they are not part of a name
+  }
+
+  async choose(key) {
+    this.active = this.active === key ? null : key;
+    this.draw();
+    if (this.active === null) { this.about.hidden = true; await this.changed(); return; }
+    await this.rank("likely");
+  }
+
+  async rank(mode, options = {}) {
+    if (this.active === null) return;
+    this.mode = mode;
+    const key = this.active, where = this.where(), current = this.begin(), answer = await api.ranked(key, mode, where);
+    if (!current() || this.active !== key) return;
+    this.told(answer, where);
+    const again = async () => {
+      const found = await api.ranked(key, mode, where);
+      if (this.active === key) this.told(found, where);
+      return found;
+    };
+    this.show(answer, mode, again, options);
+  }
+
+  // what is known of the active class, beside a list of something else
+  async tell() {
+    const key = this.active, where = this.where();
+    if (key === null) return;
+    const answer = await api.ranked(key, this.mode, where);
+    if (this.active === key && where === this.where()) this.told(answer, where);
+  }
+
+  // the answer of a click, or of a choice, about the active class
+  told({ summary, revision }, where) {
+    this.revision = revision;
+    const known = this.list.find((each) => each.class === summary.class);
+    if (known) Object.assign(known, { yes: summary.yes, no: summary.no });
+    this.draw();
+    this.about.hidden = false;
+    const { cut } = summary;
+    const here = where ? "With this filter: " : "", once = cut?.copies ? " Copies of a picture count once." : "";
+    const among = `${counted(cut?.clicks ?? 0, "mark")}${where ? " there" : ""}`;
+    const checked = !cut?.clicks ? "None of your marks is there to check them against."
+      : !cut.enough ? `${among}: too few examples to tell how good they are.`
+      : `Checked against your ${among}: ${cut.found} of ${cut.yes} found, ${cut.wrong} wrong.`;
+    this.cut.textContent = cut
+      ? `${here}${cut.above.toLocaleString()} likely ${cut.above === 1 ? "match" : "matches"} (about ${Math.round(cut.expected).toLocaleString()} in all). ${checked}${once}`
+      : "Mark a few pictures with ✓ and ✗: two of each separate likely matches from the rest.";
+    this.stop.textContent = `Your marks suggest that 95 %${where ? " of the filtered matches" : ""} are found: you can stop.`;
+    this.stop.hidden = !cut?.stop;
+  }
+
+  // show: the order that the answer brings; a search's list keeps its own
+  async mark(tile, mark, version, key = this.active) {
+    if (key === null) { notice("Add or choose a label first."); return undefined; }
+    const now = key === this.active && tile.mark === mark ? 0 : mark;
+    const where = this.where(), answer = await api.mark(key, [tile.row], now, version, this.mode, where);
+    const known = this.list.find((each) => each.class === key);
+    if (known) Object.assign(known, { yes: answer.summary.yes, no: answer.summary.no });
+    this.revision = answer.revision;
+    if (key === this.active) { tile.mark = now; this.told(answer, where); } else this.draw();
+    return answer;
+  }
+
+  async undo() {
+    const { undone } = await api.undo();
+    if (!undone) { notice("Nothing to undo."); return; }
+    await this.tellChange("Undone", undone);
+  }
+
+  async redo() {
+    const { redone } = await api.redo();
+    if (!redone) { notice("Nothing to redo."); return; }
+    await this.tellChange("Done again", redone);
+  }
+
+  async tellChange(verb, change) { // name the change that was undone or redone
+    const before = this.list;
+    await this.load();
+    const name = [...before, ...this.list].find((each) => each.class === change.class)?.name ?? change.name;
+    const what = { class: `the new label ${name}`, drop: `the removal of ${name}` }[change.do] ?? `${{ 1: "✓", "-1": "✗" }[change.mark] ?? "a mark taken away"} for ${name}`;
+    notice(`${verb}: ${what}.`);
+    await this.changed();
+  }
+
+  async drop(key) {
+    await api.drop(key);
+    await this.load();
+    await this.changed();
+    notice("Removed. Undo brings it back.");
+  }
+
+  async save() {
+    const kept = await api.save(this.file.value.trim());
+    const right = kept.held_out.accuracy === undefined ? "" : `, ${percent(kept.held_out.accuracy)} of held-out examples right`;
+    const all = this.where() ? "; from all marks, not only the filtered ones" : "";
+    notice(`Saved ${kept.folder}${kept.replaced ? ", replacing an earlier one" : ""}: ${kept.classes.join(", ")}; ${kept.method}${right}${all}`);
+    const folder = /[^\w./-]/.test(kept.folder) ? `'${kept.folder.replaceAll("'", "'\\''")}'` : kept.folder; // as a shell reads it
+    this.saved.replaceChildren("To label other pictures with it: ", element("code", "", `recollect classify --with ${folder} --images FOLDER`));
+    this.saved.hidden = false;
+  }
+
+  async write() {
+    const where = this.where(), { changed, pictures, key, foreign, version } = await api.write(where);
+    document.dispatchEvent(new CustomEvent("changed", { detail: version }));
+    const stays = foreign.length ? ` ${foreign.join(", ")} holds values of yours, which stay as they are.` : "";
+    if (!changed && !this.list.some((each) => each.yes)) { notice("No picture has a ✓ yet, so there is nothing to save."); return; }
+    notice((changed ? `${counted(pictures)} labelled${where ? " (filtered)" : ""}; filter by ${key} = 'NAME'.` : `These labels are saved already, in ${key}.`) + stays);
+  }
+
+  draw() {
+    this.hint.hidden = this.list.length > 0;
+    fill(this.place, this.list.map((each, place) => {
+      const item = element("li"), choose = element("button", each.class === this.active ? "name chosen" : "name"), gone = element("button", "", "×");
+      choose.setAttribute("aria-pressed", each.class === this.active);
+      choose.append(element("kbd", "", place < 9 ? String(place + 1) : "·"), element("span", "word", each.name), element("span", "counts", `✓${each.yes} ✗${each.no}`));
+      choose.addEventListener("click", () => this.choose(each.class));
+      gone.title = `remove ${each.name}`; gone.setAttribute("aria-label", gone.title);
+      gone.addEventListener("click", () => this.drop(each.class));
+      item.append(choose, gone);
+      return item;
+    }));
+  }
+}

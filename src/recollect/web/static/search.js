@@ -1,0 +1,134 @@
+// One box: words, pictures dropped or pasted, each towards or away.
+import { api, element, fill, guarded, notice, opens, thumb } from "./api.js";
+
+export class SearchBox {
+  // begin: says, once an answer is there, whether nothing else was asked for since
+  constructor(begin, show, idle) {
+    Object.assign(this, { begin, show, idle, terms: [], asked: 0 });
+    const get = (id) => document.getElementById(id);
+    Object.assign(this, { form: get("search"), words: get("words"), where: get("where"), chips: get("terms"), box: document.querySelector(".box"), file: get("file"), adapt: get("adapt") });
+    this.form.addEventListener("submit", (event) => { event.preventDefault(); this.run(); });
+    get("plus").addEventListener("click", () => this.keep(1));
+    get("minus").addEventListener("click", () => this.keep(-1));
+    this.adapt.addEventListener("click", () => {
+      if (this.missing) { notice(this.missing); return; }
+      this.switchAdapt(!this.adapts);
+      if (this.terms.length || this.words.value.trim()) this.run();
+    });
+    get("picture").addEventListener("click", () => this.file.click());
+    this.file.addEventListener("change", () => { this.upload(this.file.files); this.file.value = ""; });
+    for (const kind of ["dragover", "dragleave", "drop"]) document.addEventListener(kind, (event) => {
+      if (!event.dataTransfer?.types.includes("Files")) return; // words go where they are dropped
+      event.preventDefault();
+      this.box.classList.toggle("over", kind === "dragover");
+      if (kind === "drop") this.upload(event.dataTransfer.files);
+    });
+    document.addEventListener("paste", (event) => { if (event.clipboardData?.files.length) { event.preventDefault(); this.upload(event.clipboardData.files); } });
+    this.upload = guarded(this.upload.bind(this));
+    this.run = guarded(this.run.bind(this));
+  }
+
+  get adapts() { return this.adapt.getAttribute("aria-pressed") === "true"; }
+
+  switchAdapt(on) {
+    this.adapt.setAttribute("aria-pressed", on);
+    this.adapt.classList.toggle("chosen", on);
+  }
+
+  // reason: what adapting needs and is not there, or null
+  canAdapt(reason) {
+    this.missing = reason;
+    this.adapt.setAttribute("aria-disabled", Boolean(reason));
+    if (reason) this.adapt.title = reason;
+  }
+
+  async upload(chosen) {
+    const files = [...chosen]; // a list of chosen files empties itself when the field is cleared
+    for (const file of files) {
+      const { upload } = await api.upload(file);
+      this.terms.push({ upload, weight: 1, name: file.name, source: URL.createObjectURL(file) });
+    }
+    this.draw();
+    if (files.length) await this.run();
+  }
+
+  everything() { // without the filter
+    this.where.value = "";
+    return this.run();
+  }
+
+  like(version, tile, weight) {
+    this.terms.push({ row: tile.row, version, weight, name: tile.caption || tile.id, source: thumb(version, tile.row) });
+    this.draw();
+    return this.run();
+  }
+
+  keep(weight) {
+    const words = this.words.value.trim();
+    if (!words) return this.words.focus();
+    this.terms.push({ words, weight, name: words });
+    this.words.value = "";
+    this.draw();
+    return this.run();
+  }
+
+  draw() {
+    fill(this.chips, this.terms.map((term, place) => {
+      const chip = element("span", term.weight < 0 ? "term away" : "term");
+      const turn = element("button", "", term.weight < 0 ? "−" : "+"), gone = element("button", "", "×");
+      turn.type = gone.type = "button";
+      const name = term.name || "picture";
+      turn.title = "more like this, or less"; gone.title = "remove";
+      turn.setAttribute("aria-label", `${name}: ${term.weight < 0 ? "less like it" : "more like it"}; switch`); gone.setAttribute("aria-label", `remove ${name}`);
+      turn.addEventListener("click", () => { term.weight = -term.weight; this.draw(); this.run(); });
+      gone.addEventListener("click", () => { this.terms.splice(place, 1); this.draw(); this.run(); });
+      chip.append(turn);
+      if (term.source) { const image = element("img"); image.src = term.source; image.alt = name; chip.append(image); } else chip.append(element("span", "word", term.name));
+      chip.append(gone);
+      return chip;
+    }));
+  }
+
+  async run() {
+    const terms = this.terms.map(({ words, row, upload, weight }) => ({ words: words ?? null, row: row ?? null, upload: upload ?? null, weight }));
+    const words = this.words.value.trim();
+    if (words) terms.push({ words, row: null, upload: null, weight: 1 });
+    const where = this.where.value.trim(), adapts = this.adapts && terms.length > 0, version = this.terms.find((term) => term.version)?.version;
+    const ask = () => api.search(terms, where, adapts, version), current = this.begin(adapts ? "Refining …" : ""), mine = ++this.asked;
+    let answer;
+    try { answer = await ask(); } catch (error) {
+      if (adapts && mine === this.asked) { // show the plain results instead, and do not fail again in the next search
+        this.switchAdapt(false);
+        await this.run();
+      } else if (current()) this.idle();
+      throw error;
+    }
+    if (mine === this.asked) this.show(answer, { count: terms.length, ask, where, current: current() }); // the answer to the latest question, however late others come
+  }
+}
+
+// What an episode learnt from: each picture with its caption, and its rank before and after.
+export class Episode {
+  constructor(look) {
+    this.look = look;
+    const get = (id) => document.getElementById(id);
+    Object.assign(this, { place: get("episode"), note: get("episode-note"), pairs: get("episode-pairs"), open: false });
+  }
+
+  show({ episode, version }) {
+    this.open = Boolean(episode);
+    if (!episode) return;
+    const moved = episode.learnt.filter(({ before, after }) => before !== after).length;
+    this.note.textContent = [
+      episode.changed ? `The model learned from these ${episode.learnt.length} results and their captions, then ranked them again; ${moved} changed places.` : "The results could not be refined.",
+      ...episode.notes,
+    ].join(" ");
+    this.pairs.replaceChildren(...episode.learnt.map((pair) => {
+      const figure = element("figure"), image = element("img");
+      image.loading = "lazy"; image.src = thumb(version, pair.row); image.alt = pair.id;
+      opens(image, () => this.look({ row: pair.row, id: pair.id, caption: pair.caption, score: null }));
+      figure.append(image, element("figcaption", "", `${pair.before} → ${pair.after}: ${pair.caption}`));
+      return figure;
+    }));
+  }
+}

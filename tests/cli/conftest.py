@@ -1,0 +1,99 @@
+"""Commands as a user runs them, on small real-looking data."""
+
+import io
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+
+from recollect import cli
+from recollect.cli import evaluate
+from recollect.core import progress
+
+SHAPES = ("circle", "cross", "square")
+
+
+def picture(shape, seed):
+    """A white shape of random size and place on a dark, noisy ground."""
+    random = np.random.default_rng([seed, SHAPES.index(shape)])
+    ground = random.integers(0, 90, (32, 32, 3), dtype=np.uint8)
+    image = Image.fromarray(ground)
+    draw, (x, y), size = ImageDraw.Draw(image), random.integers(4, 10, 2).tolist(), int(random.integers(12, 18))
+    box = (x, y, x + size, y + size)
+    if shape == "circle":
+        draw.ellipse(box, fill="white")
+    elif shape == "square":
+        draw.rectangle(box, fill="white")
+    else:
+        draw.line(box, fill="white", width=4)
+        draw.line((x, y + size, x + size, y), fill="white", width=4)
+    return image
+
+
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture(autouse=True)
+def few_templates(monkeypatch):
+    """Names of classes in a tenth of the 80 templates: what is tested here are commands, not accuracies."""
+    monkeypatch.setattr(evaluate, "GENERAL_TEMPLATES", evaluate.GENERAL_TEMPLATES[:8])
+
+
+@pytest.fixture(scope="session")
+def recollect():
+    """Run a command in this process; gives what it printed and its exit status."""
+
+    def run(*words, check=True):
+        out, err = io.StringIO(), io.StringIO()
+        with redirect_stdout(out), redirect_stderr(err), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(progress.console, "_file", err)  # its default follows sys.stderr
+            try:
+                status = cli.main([str(word) for word in words])
+            except SystemExit as stop:
+                status = stop.code
+        done = Done(status, out.getvalue(), err.getvalue())
+        assert not check or done.returncode == 0, done.stderr
+        return done
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def shapes(tmp_path_factory):
+    """train/SHAPE/*.png and test/SHAPE/*.png."""
+    folder = tmp_path_factory.mktemp("shapes")
+    for split, count in (("train", 12), ("test", 8)):
+        for shape in SHAPES:
+            (folder / split / shape).mkdir(parents=True)
+            for number in range(count):
+                picture(shape, number + 100 * (split == "test")).save(folder / split / shape / f"{number}.png")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory):
+    """A CSV of pictures with captions."""
+    folder = tmp_path_factory.mktemp("pairs")
+    lines = ["path,caption"]
+    for number in range(60):
+        shape = SHAPES[number % 3]
+        picture(shape, 1000 + number).save(folder / f"{number}.png")
+        lines.append(f"{number}.png,a white {shape} on a dark ground")
+    (folder / "pairs.csv").write_text("\n".join(lines))
+    return folder / "pairs.csv"
+
+
+@pytest.fixture(scope="session")
+def trained(recollect, pairs, tmp_path_factory):
+    """Models of two short runs, without and with context."""
+    out = tmp_path_factory.mktemp("runs")
+    for recipe in ("siglip-tiny", "siglixp-tiny"):
+        words = ("--data", pairs, "--steps", 6, "--batch-size", 16, "--out", out / recipe)
+        recollect("train", recipe, *words)
+    return [out / recipe / "model" for recipe in ("siglip-tiny", "siglixp-tiny")]

@@ -1,0 +1,304 @@
+"""``recollect evaluate`` and ``recollect classify`` from the command line."""
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from recollect.cli.evaluate_few_shot import _few_shot_table
+from recollect.core.errors import UserError
+from recollect.core.progress import output
+from recollect.evaluation.results import joint_identity, load_results
+from recollect.evaluation.tasks import captioned
+from recollect.evaluation.unlabelled import UNLABELLED_METHODS
+from recollect.fewshot import ApeTrained, ClipAdapter, LinearProbePlusPlus, TipAdapterF
+from recollect.fewshot.methods import FEW_SHOT_METHODS
+
+METHODS = [name for name in FEW_SHOT_METHODS if name not in ("clap", "rla")]
+"""All but the two that choose a strength on folds, of 300 steps each."""
+
+
+@pytest.fixture
+def few_epochs(monkeypatch):
+    """What is trained is trained a moment: what is tested here are commands."""
+    short = {
+        "tip-adapter-f": lambda texts, scale: TipAdapterF(texts, scale=scale, epochs=3),
+        "ape-t": lambda texts, scale: ApeTrained(texts, scale=scale, epochs=3),
+        "clip-adapter": lambda texts, scale: ClipAdapter(texts, scale=scale, epochs=5),
+        "lp++": lambda texts, scale: LinearProbePlusPlus(texts, 0.01),
+    }
+    for name, make in short.items():
+        monkeypatch.setitem(FEW_SHOT_METHODS, name, make)
+
+
+def test_a_table_of_draws_says_what_stands_behind_its_sign(capsys):
+    values = {(1, 0): 10.0, (1, 1): 14.0, (2, 0): 20.0, (2, 1): 20.0}
+    rows = [{"method": "prototype", "shots": k, "seed": seed, "value": value} for (k, seed), value in values.items()]
+    frame = pd.DataFrame([{**row, "metric": "top-1"} for row in rows])
+    _few_shot_table("model on birds", frame, output())
+    text = capsys.readouterr().out
+    assert "model on birds: top-1 in percent, mean ± standard deviation (n - 1) over 2 draws of the shots\n" in text
+    assert "12.0 ± 2.8" in text
+    assert "1 shot " in text
+    _few_shot_table("model on birds", frame[frame["seed"] == 0], output())
+    assert "model on birds: top-1 in percent\n" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("few_epochs")
+def test_few_shot_with_nearly_every_method_and_two_models(recollect, trained, shapes, tmp_path):
+    done = recollect(
+        "evaluate", "few-shot", *trained, "--data", shapes, "--methods", *METHODS, "--shots", 1, 8, "--seeds", 1,
+        "--out", tmp_path, "--cache", tmp_path / "cache",
+    )  # fmt: skip
+    results = load_results(tmp_path)
+    assert [result.model[:-9] for result in results] == ["/".join(model.parts[-2:]) for model in trained]
+    assert str(trained[0].parent.parent) not in str([result.as_json() for result in results]), "no path of the machine"
+    for result in results:
+        assert {row["method"] for row in result.rows} == set(METHODS)
+        assert len(result.rows) == 1 + (len(METHODS) - 1) * 2
+        assert result.settings["pool"] == 36
+        assert all(0 <= row["value"] <= 100 for row in result.rows)
+    best = max(row["value"] for result in results for row in result.rows if row["shots"] == 8)
+    assert best > 60  # three shapes, so chance is 33
+    assert "tip-adapter-cv" in done.stdout
+    assert f"{results[1].model} minus {results[0].model}" in done.stdout
+    drawn = sorted(tmp_path.glob("*.png"))
+    of_both = joint_identity(results)
+    assert [path.name for path in drawn] == [
+        f"{name}--{of_both}.png" for name in ("few-shot", "gain-against-examples-1", "gain-per-data-set-1")
+    ]
+    assert all(np.asarray(Image.open(path)).std() > 5 for path in drawn)
+    assert len(list((tmp_path / "cache").iterdir())) == 4
+
+
+def test_cached_features_give_the_same_figures(recollect, trained, shapes, tmp_path):
+    words = ("evaluate", "few-shot", trained[0], "--data", shapes, "--shots", 2, "--cache", tmp_path / "cache")
+    first, second = recollect(*words, "--out", tmp_path / "a.json"), recollect(*words, "--out", tmp_path / "b.json")
+    assert json.loads((tmp_path / "a.json").read_text()) == json.loads((tmp_path / "b.json").read_text())
+    assert first.stdout.replace("a.json", "") == second.stdout.replace("b.json", "")
+
+
+def test_zero_shot_and_probe_write_their_figures(recollect, trained, shapes, tmp_path):
+    recollect("evaluate", "zero-shot", trained[0], "--data", shapes, "--out", tmp_path / "zero.json")
+    (zero,) = json.loads((tmp_path / "zero.json").read_text())
+    assert {row["metric"] for row in zero["rows"]} == {"top-1", "mean per class"}
+    assert zero["settings"]["queries"] == 24
+    recollect("evaluate", "probe", trained[0], "--data", shapes, "--out", tmp_path / "probe.json")
+    (probe,) = json.loads((tmp_path / "probe.json").read_text())
+    assert probe["rows"][0]["value"] > 60
+    assert probe["settings"]["pool"] == 36
+
+
+def test_what_reads_more_than_one_picture_stands_beside_the_plain_ensemble(recollect, trained, shapes, tmp_path):
+    words = ("evaluate", "zero-shot", trained[0], "--data", shapes)
+    done = recollect(*words, "--methods", "all", "--out", tmp_path / "zero.json")
+    (zero,) = json.loads((tmp_path / "zero.json").read_text())
+    assert [row.get("method") for row in zero["rows"]][1::2] == [None, *UNLABELLED_METHODS]
+    assert "prompt ensemble" in done.stdout
+    assert "stream" in done.stdout
+    wrong = recollect(*words, "--methods", "tpt", check=False)
+    assert wrong.returncode == 2
+    assert "--methods tpt: no such method. Choose from: trans-clip" in wrong.stderr
+
+
+def test_a_suite_of_captioned_sets_reads_ones_own_copies(recollect, trained, pairs, tmp_path, monkeypatch):
+    opened = captioned.open_source
+
+    def here(spec, **options):
+        if not spec.startswith(str(pairs)):
+            raise UserError(f"{spec}: the hub does not answer")
+        return opened(spec, **options)
+
+    monkeypatch.setattr(captioned, "open_source", here)
+    words = ("evaluate", "retrieval", trained[0], "--suite", "efsa-9", "--copies", f"nasa={pairs}?split=train")
+    done = recollect(*words, "--out", tmp_path / "out.json")
+    (result,) = json.loads((tmp_path / "out.json").read_text())
+    assert result["protocol"] == "retrieval"
+    assert done.stdout.count("left out:") == 8
+
+
+def test_own_templates_change_zero_shot_texts(recollect, trained, shapes, tmp_path):
+    (tmp_path / "templates.txt").write_text("a white {} on a dark ground\n")
+    words = ("evaluate", "zero-shot", trained[0], "--data", shapes)
+    recollect(*words, "--templates", tmp_path / "templates.txt", "--out", tmp_path / "own.json")
+    (tmp_path / "templates.txt").write_text("no place for the name\n")
+    (tmp_path / "words.json").write_text(json.dumps({"circle": "a round shape", "square": ["four sides", "a box"]}))
+    done = recollect(*words, "--definitions", tmp_path / "words.json", "--out", tmp_path / "known.json", check=False)
+    assert "2 of 3 classes have a definition" in done.stdout
+    known, own = (json.loads((tmp_path / f"{name}.json").read_text())[0] for name in ("known", "own"))
+    assert known["settings"]["texts_content"] != own["settings"]["texts_content"]
+    done = recollect(*words, "--templates", tmp_path / "templates.txt", check=False)
+    assert done.returncode == 2
+    assert "a template needs {}" in done.stderr
+
+
+def test_a_suite_reads_ones_own_copies_and_names_what_is_left_out(recollect, trained, tmp_path):
+    for split, count in (("train", 3), ("test", 2)):
+        for label in range(5):
+            place = tmp_path / "cassava" / split / f"class{label}"
+            place.mkdir(parents=True)
+            for number in range(count):
+                colour = tuple(np.random.default_rng([label, number]).integers(0, 256, 3).tolist())
+                Image.new("RGB", (32, 32), colour).save(place / f"{number}.png")
+    done = recollect(
+        "evaluate", "few-shot", trained[0], "--suite", "lixp-21", "--copies", f"cassava={tmp_path / 'cassava'}",
+        "--shots", 1, 2, "--seeds", 2, "--out", tmp_path / "out",
+    )  # fmt: skip
+    (result,) = load_results(tmp_path / "out")
+    assert (result.data, result.settings["classes"], result.settings["queries"]) == ("cassava", 5, 10)
+    assert done.stdout.count("left out: ") == 20
+    assert "left out: cub-200-2011: " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["MODEL", "--data", "SHAPES", "--shots", "1", "50"], "class 'circle' has 12 examples, fewer than 50 shots"),
+        (["MODEL", "--data", "SHAPES", "--methods", "knn"], "unknown method 'knn'; choose from zero-shot"),
+        (["MODEL", "--data", "PAIRS"], "pairs"),
+        (["MODEL"], "no data was named"),
+        (["--data", "SHAPES"], "no model was named"),
+        (["NOWHERE", "--data", "SHAPES"], "NOWHERE"),
+        (["SHAPES", "--data", "SHAPES"], "shapes"),
+        (["MODEL", "--suite", "imagenet"], "imagenet: no such suite"),
+        (["MODEL", "--suite", "lixp-21", "--copies", "eurosat"], "write NAME=SOURCE"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(recollect, trained, shapes, pairs, words, message):
+    places = {"MODEL": trained[0], "SHAPES": shapes, "PAIRS": pairs}
+    done = recollect("evaluate", "few-shot", *(places.get(word, word) for word in words), check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_classify_folders_of_examples(recollect, trained, shapes, tmp_path):
+    new = tmp_path / "new"
+    new.mkdir()
+    for shape in ("circle", "square"):
+        for number in range(4):
+            shutil.copy(shapes / "test" / shape / f"{number}.png", new / f"{shape}-{number}.png")
+    (new / "broken.png").write_bytes(b"not a picture")
+    done = recollect(
+        "classify", "--support", shapes / "train", "--images", new, "--model", trained[1], "--out", tmp_path / "out"
+    )
+    rows = list(csv.DictReader((tmp_path / "out" / "predictions.csv").open()))
+    assert len(rows) == 8
+    right = sum(row["prediction"] in row["file"].split("/")[-1] for row in rows)
+    assert right >= 5
+    assert all(row["nearest_example"].startswith(str(shapes / "train")) for row in rows)
+    assert "broken.png" in done.stdout
+    page = (tmp_path / "out" / "predictions.html").read_text()
+    assert page.count("data:image/jpeg;base64") >= 8
+
+
+def test_predictions_of_a_full_disk_are_none_and_those_of_before_stay(recollect, shapes, kept, tmp_path, monkeypatch):
+    """A table of today beside a sheet of yesterday would be of other pictures."""
+    words = ("classify", "--with", kept, "--images", shapes / "test" / "circle", "--out", tmp_path / "out")
+    recollect(*words)
+    before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("recollect.cli.classify.save_sheet", full)
+    done = recollect(*words, "--alpha", 0.3, check=False)
+    assert (done.returncode, f"{tmp_path}/out: the disk is full; nothing was changed" in done.stderr) == (2, True)
+    assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
+    monkeypatch.undo()
+    recollect(*words, "--alpha", 0.3)
+    assert (tmp_path / "out" / "predictions.json").read_bytes() != before["predictions.json"]
+
+
+@pytest.fixture(scope="module")
+def kept(recollect, trained, shapes, tmp_path_factory):
+    """A classifier that a command kept."""
+    folder = tmp_path_factory.mktemp("kept") / "shapes"
+    recollect("classify", "--support", shapes / "train", "--model", trained[0], "--save", folder)
+    return folder
+
+
+def test_a_classifier_is_kept_and_applied(recollect, trained, shapes, kept, tmp_path):
+    done = recollect("classify", "--with", kept, "--images", shapes / "test", "--out", tmp_path / "with")
+    assert "held-out examples are right" in done.stdout
+    recollect(
+        "classify", "--support", shapes / "train", "--images", shapes / "test", "--model", trained[0], "--out",
+        tmp_path / "direct",
+    )  # fmt: skip
+    first, second = ((tmp_path / each / "predictions.csv").read_text() for each in ("with", "direct"))
+    assert first == second
+    about = json.loads((tmp_path / "with" / "predictions.json").read_text())
+    assert about["calibrated"]
+    assert set(about["held_out"]["methods"]) >= {"zero-shot", "prototype"}
+
+
+def test_names_alone_classify_and_a_kept_classifier_grows(recollect, trained, shapes, tmp_path):
+    kept = tmp_path / "kept"
+    words = ("classify", "--names", "circle", "cross", "square", "--model", trained[0], "--save", kept)
+    done = recollect(*words, "--images", shapes / "test", "--out", tmp_path / "out")
+    assert "confidence is not calibrated" in done.stdout
+    assert len(json.loads((tmp_path / "out" / "predictions.json").read_text())["predictions"]) == 24
+    recollect("classify", "--with", kept, "--support", shapes / "train", "--save", kept)
+    done = recollect("classify", "--with", kept, "--images", shapes / "test", "--out", tmp_path / "grown")
+    assert "36 examples" in done.stdout
+    assert recollect(*words, check=False).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--method", "knn"], "--method knn: no such method. Choose one of: best, zero-shot"),
+        (["--images", "NOWHERE"], "NOWHERE: no such folder"),
+        (["--support", "ONE"], "1 sub-folders; a classifier needs"),
+        (["--support", ""], "nothing to teach from"),
+        (["--images", ""], "nothing to do"),
+        (["--support", "", "--names", "cat"], "1 class; a classifier needs two or more"),
+        (["--with", "ONE"], "no classifier (it holds circle)"),
+        (["--with", "KEPT", "--model", "OTHER"], "this is another model"),
+        (["--alpha", "2"], "a share of errors lies between 0 and 1"),
+        (["--save", "ONE"], "already exists"),
+        (["--support", "", "--names", "cat", "dog", "--method", "gda"], "needs examples of every class"),
+    ],
+)
+def test_bad_input_of_classify(recollect, trained, shapes, kept, words, message, tmp_path):
+    (tmp_path / "circle").mkdir()
+    usual = {"--support": [shapes / "train"], "--images": [shapes / "test"], "--model": [trained[0]]}
+    places = {"ONE": tmp_path, "KEPT": kept, "OTHER": trained[1]}
+    option = ""
+    for word in words:
+        if word.startswith("--"):
+            option = word
+            usual[option] = []
+        elif word:
+            usual[option].append(places.get(word, word))
+    given = [(option, *values) for option, values in usual.items() if values]
+    done = recollect("classify", *(word for words in given for word in words), check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_analyse_span_measures_energy_outside_the_captions(recollect, trained, shapes, pairs, tmp_path):
+    recollect(
+        "analyse",
+        "span",
+        *trained,
+        "--captions",
+        pairs,
+        "--data",
+        shapes,
+        "--out",
+        tmp_path / "span.json",
+        "--share",
+        1,
+    )
+    rows = json.loads((tmp_path / "span.json").read_text())
+    assert [row["model"][:-9] for row in rows] == ["/".join(model.parts[-2:]) for model in trained]
+    for row in rows:
+        assert 1 <= row["rank"] <= 3  # three captions span at most two directions around their mean
+        assert 0.5 < row["outside"][shapes.name] < 1
+    assert recollect("analyse", "span", trained[0], check=False).returncode == 2

@@ -1,0 +1,149 @@
+"""What goes wrong in a first hour: one line that says what and where, at once, status 2, and nothing left behind."""
+
+import shutil
+import time
+from dataclasses import dataclass
+
+import pytest
+
+import guide_world
+
+pytestmark = pytest.mark.usefixtures("here")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("first")
+    guide_world.checkpoint(folder / "MODEL")
+    guide_world.folders(folder / "examples", ["crane", "owl"], 3, 300)
+    guide_world.classes(folder, "birds", ["crane", "owl", "robin"])
+    guide_world.pairs(folder, "pairs", {"train": 24, "test": 8}, 10_000)
+    for name, first in (("photos", 600), ("new", 700)):
+        (folder / name).mkdir()
+        for number in range(6):
+            guide_world.drawing(first + number).save(folder / name / f"{number}.jpg")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def memory(world, recollect):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(world)
+        recollect("memory", "build", "MODEL", "pairs.parquet", "--out", "memories/pairs")
+    return world / "memories/pairs"
+
+
+@pytest.fixture
+def here(world, memory, monkeypatch):
+    monkeypatch.chdir(world)
+    return world
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A command that cannot work, and words that its one line must have."""
+
+    words: str
+    says: tuple[str, ...]
+
+
+WRONG = [
+    Wrong("search memories/none red", ("memories/none", "no such memory")),
+    Wrong("search memories/pairs", ("no query",)),
+    Wrong("search memories/pairs red --queries none.txt", ("none.txt", "no such file")),
+    Wrong("search memories/pairs red --captions none.jsonl", ("none.jsonl", "no such file")),
+    Wrong("search memories/pairs red --out /proc/none/x.json", ("--out", "cannot be written")),
+    Wrong("search memories/pairs red --out x.txt", ("--out", ".json or .html")),
+    Wrong("search memories/pairs red --k 0", ("--k 0", "at least 1")),
+    Wrong("search memories/pairs red --min-score 3", ("--min-score 3", "between -1 and 1")),
+    Wrong("search memories/pairs red --min-score nan", ("--min-score nan",)),
+    Wrong("search memories/pairs red --min-score learnt --normalise", ("--min-score learnt",)),
+    Wrong("search memories/pairs red --model ./MODLE", ("MODLE", "no such folder")),
+    Wrong("search memories/pairs red --rerank episode --episode.learning-rate nan", ("learning_rate", "nan")),
+    Wrong("search memories/pairs red --rerank episode --episode.learning-rate -1", ("learning_rate", "-1")),
+    Wrong("classify --support examples --images none --model MODEL", ("none", "no such folder")),
+    Wrong("classify --support examples --images new --model MODEL --out /proc/none/x", ("--out", "cannot be written")),
+    Wrong("classify --support examples --model MODEL --save /proc/none/x", ("--save", "cannot be written")),
+    Wrong("classify --with none --images new", ("none",)),
+    Wrong("classify --support examples --images new --model ./MODLE", ("MODLE", "no such folder")),
+    Wrong("caption memories/pairs --captions none.csv", ("none.csv", "no such file")),
+    Wrong("caption memories/none --model MODEL", ("memories/none",)),
+    Wrong("serve memories/pairs --log /proc/none/x", ("--log", "cannot be written")),
+    Wrong("train siglip-tiny --data none.parquet --out runs/new", ("none.parquet",)),
+    Wrong("train siglip-tyni --data pairs.parquet", ("siglip-tyni", "Did you mean")),
+    Wrong("evaluate zero-shot MODEL --data none.parquet", ("none.parquet",)),
+    Wrong("evaluate zero-shot MODEL --data birds.parquet --templates none.txt", ("none.txt", "no such file")),
+    Wrong("evaluate zero-shot MODEL --data birds.parquet --templates photos/0.jpg", ("photos/0.jpg", "UTF-8")),
+    Wrong("evaluate retrieval MODEL --data pairs.parquet --queries 0", ("--queries 0", "at least 1")),
+    Wrong("evaluate zero-shot ./MODLE --data birds.parquet --out pairs.parquet", ("pairs.parquet", "is a file")),
+    Wrong("evaluate zero-shot ./MODLE --data birds.parquet --out MODEL/config.json", ("config.json", "something else")),
+    Wrong("evaluate few-shot --features pairs.parquet --out /proc/none/x", ("--out", "cannot be written")),
+    Wrong("evaluate few-shot MODEL --data birds.parquet --seeds 0", ("--seeds 0", "at least 1")),
+    Wrong("classify --support examples --model ./MODLE --save photos", ("photos", "already exists")),
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.words)
+def test_wrong_use_ends_at_once_in_one_line(recollect, here, wrong):
+    before = sorted(here.rglob("*"))
+    began = time.perf_counter()
+    done = recollect(*wrong.words.split(), check=False)
+    assert done.returncode == 2, done.stdout + done.stderr
+    line = done.stderr.strip().splitlines()[-1]
+    assert line.startswith("error: ")
+    for each in wrong.says:
+        assert each in line
+    assert "Traceback" not in done.stderr
+    assert sorted(here.rglob("*")) == before, "nothing is left behind"
+    assert time.perf_counter() - began < 20
+
+
+def test_queries_may_begin_with_a_byte_order_mark(recollect, here, tmp_path):
+    (tmp_path / "queries.txt").write_bytes("\ufeffa red bridge\n".encode())
+    done = recollect("search", "memories/pairs", "--queries", tmp_path / "queries.txt", "--k", 3)
+    assert "a red bridge" in done.stdout
+    assert "\ufeff" not in done.stdout
+
+
+def test_a_memory_is_searched_from_any_folder_by_the_model_it_was_built_with(recollect, world, tmp_path, monkeypatch):
+    """The model was named from the project's folder, by a relative path."""
+    monkeypatch.chdir(tmp_path)
+    assert "a red bridge" in recollect("search", world / "memories/pairs", "a red bridge", "--k", 3).stdout
+    shutil.copytree(world / "memories/pairs", tmp_path / "alone")
+    said = recollect("search", "alone", "a red bridge", check=False).stderr
+    assert "alone: was embedded by MODEL, which cannot be opened from here" in said
+    assert "--model" in said
+
+
+def test_no_name_speaks_to_the_terminal(recollect, here, tmp_path):
+    names = "[/b]owl\x1b[31m", "[red]crane"
+    done = recollect("classify", "--names", *names, "--images", "new", "--model", "MODEL", "--out", tmp_path / "[/x]")
+    assert "[/b]owl\\x1b[31m" in done.stdout
+    assert "[red]crane" in done.stdout
+    done = recollect("memory", "remove", "memories/pairs", "--ids", "none\x1b[31m", "--dry-run", check=False)
+    assert "none\\x1b[31m" in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_a_learnt_cut_is_said_and_cuts(recollect, here):
+    done = recollect("search", "memories/pairs", "a red bridge", "--k", 24, "--min-score", "learnt")
+    assert "cut-off: 90% of 24 captions give their own picture that much or more" in " ".join(done.stdout.split())
+    assert "nothing is cut" not in done.stdout
+    done = recollect("search", "memories/pairs", "--image", "new/0.jpg", "--k", 24, "--min-score", "learnt")
+    assert "nothing is cut: the cut-off was learnt from captions, and this query has a picture" in done.stdout
+
+
+def test_a_resumed_run_that_never_began_says_so(recollect, here):
+    done = recollect("train", "siglip-tiny", "--data", "pairs.parquet", "--out", "runs/late", "--resume",
+                     "--steps", 1, "--batch-size", 4, check=False)  # fmt: skip
+    assert "no run in runs/late yet" in done.stdout
+
+
+def test_small_classes_are_evaluated_at_the_shots_they_have(recollect, here, tmp_path):
+    out = tmp_path / "few.json"
+    done = recollect("evaluate", "few-shot", "MODEL", "--data", "birds.parquet", "--seeds", 1,
+                     "--methods", "prototype", "--out", out)  # fmt: skip
+    assert "shots up to 4: a class has 4 examples" in done.stdout
+    done = recollect("evaluate", "few-shot", "MODEL", "--data", "birds.parquet", "--shots", 8, check=False)
+    assert done.returncode == 2
+    assert "4 examples, fewer than 8" in done.stderr

@@ -1,0 +1,33 @@
+"""A place that cannot be written to is said in one line before any work, not after hours of it."""
+
+import pytest
+
+from recollect.cli import main
+
+NOWHERE = "/proc/none/x"
+COMMANDS = [
+    f"memory build NO/MODEL none.parquet --out {NOWHERE}",
+    f"memory export none --out {NOWHERE}.parquet",
+    f"memory retrieve none --names none.txt --out {NOWHERE}.parquet",
+    f"memory duplicates none --out {NOWHERE}.json",
+    f"memory index none --out {NOWHERE}.json",
+    f"memory info none --out {NOWHERE}.json",
+    f"train siglip-tiny --data none.parquet --out {NOWHERE}",
+    f"train reco NO/MODEL --memory none --data none.parquet --out {NOWHERE}",
+    f"embed NO/MODEL --data none.parquet --out {NOWHERE}",
+    f"evaluate zero-shot NO/MODEL --data latents:classes --out {NOWHERE}",
+    f"evaluate zero-shot NO/MODEL --data latents:classes --cache {NOWHERE}",
+    f"analyse span NO/MODEL --captions none.txt --data none.parquet --out {NOWHERE}.json",
+    f"analyse attention NO/MODEL --out {NOWHERE}.png",
+    f"export NO/MODEL --out {NOWHERE}",
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join((*words.split()[:2], *words.split()[-2:-1])))
+def test_a_place_that_cannot_be_written_to_is_said_first(words, capsys):
+    assert main(words.split()) == 2
+    line = capsys.readouterr().err.strip()
+    assert line.startswith(f"error: {words.split()[-2]} /proc/none/x")
+    assert "cannot be written there" in line
+    assert "Name another place." in line
+    assert "\n" not in line

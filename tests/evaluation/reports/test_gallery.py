@@ -1,0 +1,97 @@
+"""Results as a file for programs and as a page that needs nothing else."""
+
+import base64
+import io
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from recollect.core.errors import UserError
+from recollect.evaluation.reports.gallery import hits_as_json, save_results, thumbnail
+from recollect.memory import Item
+from recollect.search.searcher import Hit, SearchReport, SearchResult
+
+
+def gone():
+    raise FileNotFoundError("3.png")
+
+
+def picture(red):
+    return lambda: np.full((300, 400, 3), (red, 0, 0), dtype=np.uint8)
+
+
+def item(id, caption, image, source="", path=None):
+    return Item(id, caption, source, {}, image, id, path)
+
+
+HITS = (
+    Hit(item("one", "a <b>red</b> tree", picture(200), "trees", Path("/p/a tree.png")), 0.31, 4, "episode", 0.25),
+    Hit(item("two", "", gone), 0.3, 1, "episode", 0.28),
+    Hit(item("three", "a car & a river", picture(20)), 0.29, 3, "model", 0.29),
+)
+RESULTS = [
+    SearchResult('a "red" <tree>', HITS, ("1 of 3 images cannot be opened",), 1, 9, 6),
+    SearchResult(" ", (), ("empty query",)),
+]
+REPORT = SearchReport(queries=2, empty=1, images_gone=1)
+
+
+def test_a_page_shows_every_hit_and_escapes_what_strangers_wrote(tmp_path):
+    save_results(RESULTS, REPORT, {"memory": "m", "where": None}, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "a &lt;b&gt;red&lt;/b&gt; tree" in page
+    assert "<b>red" not in page
+    assert "a car &amp; a river" in page
+    assert page.count("<figure>") == 3
+    assert page.count("data:image/jpeg") == 2
+    assert "cannot be opened" in page
+    assert "▲ 3" in page
+    assert "▼ 1" in page
+    assert "nothing found" in page
+    assert "candidates that cannot be opened any more: 1" in page
+    assert not re.search(r'src="(?!data:)', page)  # nothing is loaded from anywhere else
+    assert set(re.findall(r'href="([^#"][^"]*)"', page)) == {"file:///p/a%20tree.png"}
+
+
+def test_scores_of_two_models_stand_in_lists_of_their_own(tmp_path):
+    save_results(RESULTS, REPORT, {}, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    heads = re.findall(r"scored by: (\w+)", page)
+    assert heads == ["episode", "model"]
+    assert page.index("scored by: model") > page.index('<div class="quiet">two</div>')
+    plain = SearchResult("a tree", tuple(Hit(hit.item, hit.score, None) for hit in HITS))
+    save_results([plain], REPORT, {}, tmp_path / "page.html")
+    assert "scored by" not in (tmp_path / "page.html").read_text()
+
+
+def test_a_thumbnail_is_small_and_what_it_was():
+    data = thumbnail(HITS[0].item)
+    shown = Image.open(io.BytesIO(base64.b64decode(data.partition(",")[2])))
+    assert max(shown.size) <= 224
+    assert shown.size[0] / shown.size[1] == pytest.approx(4 / 3, abs=0.02)
+    assert np.asarray(shown).reshape(-1, 3).mean(axis=0) == pytest.approx([200, 0, 0], abs=6)
+    assert thumbnail(HITS[1].item) is None
+    assert thumbnail(item("vector", "", lambda: np.zeros(5, dtype=np.float32))) is None
+
+
+def test_a_json_file_holds_everything(tmp_path):
+    save_results(RESULTS, REPORT, {"memory": "m"}, tmp_path / "found.json")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found == hits_as_json(RESULTS, REPORT, {"memory": "m"})
+    assert found["report"]["images_gone"] == 1
+    assert [hit["id"] for hit in found["results"][0]["hits"]] == ["one", "two", "three"]
+    assert found["results"][0]["hits"][0] == {
+        "rank": 1, "id": "one", "score": 0.31, "scored_by": "episode", "model_score": 0.25, "zero_shot_rank": 4,
+        "caption": "a <b>red</b> tree", "path": "/p/a tree.png", "source": "trees", "metadata": {},
+    }  # fmt: skip
+    assert (found["results"][0]["searched"], found["results"][0]["cut"]) == (9, 6)
+    assert found["results"][0]["hits"][1]["caption"] is None
+
+
+def test_another_ending_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"\.json or \.html"):
+        save_results(RESULTS, REPORT, {}, tmp_path / "found.txt")

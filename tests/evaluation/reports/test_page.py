@@ -1,0 +1,123 @@
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from recollect.evaluation.reports import plots
+from recollect.evaluation.reports.page import Page
+
+
+class Links(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.targets = []
+
+    def handle_starttag(self, tag, attrs):
+        self.targets += [value for name, value in attrs if name in {"src", "href"}]
+
+
+def test_a_page_loads_nothing_from_elsewhere(tmp_path):
+    page = Page("Report")
+    figure, _ = plots.new_figure()
+    page.figure(figure, "an empty figure")
+    page.save(tmp_path / "report.html")
+    links = Links()
+    links.feed((tmp_path / "report.html").read_text())
+    assert links.targets
+    assert all(target.startswith("data:image/png;base64,") for target in links.targets)
+    assert not re.search(r"url\(|@import|https?://", (tmp_path / "report.html").read_text())
+
+
+def test_texts_are_escaped():
+    page = Page("a <b> title")
+    page.heading("<script>alert(1)</script>")
+    page.table("x & y", ["<i>", "n"], [["<u>", "1"]])
+    html = page.html()
+    assert "<script>" not in html
+    assert "&lt;script&gt;" in html
+    assert "&lt;u&gt;" in html
+
+
+def frame():
+    return pd.DataFrame(
+        [
+            {
+                "protocol": "few-shot",
+                "model": model,
+                "data": data,
+                "training_seed": seed,
+                "classes": 10 * (1 + place),
+                "method": "tip-adapter",
+                "shots": shots,
+                "value": 50 + shots + seed + 3 * (model == "context"),
+            }
+            for model in ("base", "context")
+            for place, data in enumerate(("one", "two", "three"))
+            for seed in range(3)
+            for shots in (1, 4, 32)
+        ]
+    )
+
+
+@pytest.mark.parametrize(("panels", "shape"), [(1, (1, 1)), (5, (1, 5)), (6, (2, 3)), (11, (3, 4))])
+def test_panels_fill_rows_of_equal_length(panels, shape):
+    rows = pd.concat([frame().assign(method=f"m{number}") for number in range(panels)])
+    curves = plots.few_shot_curves(rows, ["base"], [f"m{number}" for number in range(panels)], {})
+    assert curves.axes[0].get_gridspec().get_geometry() == shape
+    assert sum(axis.get_visible() for axis in curves.axes) == panels
+
+
+def test_figures_show_what_the_table_says():
+    curves = plots.few_shot_curves(frame(), ["base", "context"], ["tip-adapter"], {"base": 45.0})
+    lines = [bars.lines[0] for bars in curves.axes[0].containers]
+    assert [list(line.get_ydata()) for line in lines] == [[52, 55, 83], [55, 58, 86]]
+    looks = [(line.get_marker(), line.get_linestyle(), line.get_color(), tuple(line.get_xdata())) for line in lines]
+    assert all(len(set(each)) == len(lines) for each in zip(*looks, strict=True)), "curves that agree can all be seen"
+    bars = plots.gain_per_classifier(frame(), {"context": ("context", "base")}, ["tip-adapter"], 32)
+    assert [patch.get_height() for patch in bars.axes[0].patches] == [3.0]
+    per_set = plots.gain_per_data_set(frame(), "context", "base", "tip-adapter", 32)
+    assert [patch.get_height() for patch in per_set.axes[0].patches] == [3.0, 3.0, 3.0]
+    fit = plots.gain_against_examples(frame(), "context", "base", "tip-adapter", 32)
+    assert "p =" in fit.axes[0].get_title()
+    assert [text.get_text() for text in fit.axes[0].texts] == ["one", "three", "two"]
+    assert per_set.get_supxlabel() == "mean of 3 training seeds"
+    assert "whiskers: std over 3 training seeds, paired" in bars.get_supxlabel().replace("\n", " ")
+    single = plots.few_shot_curves(frame().query("training_seed == 0"), ["base"], ["tip-adapter"])
+    assert "one training seed" in single.get_supxlabel().replace("\n", " ")
+    named = {curves.get_supxlabel(), per_set.axes[0].get_title(), per_set.axes[0].get_ylabel(), fit.get_suptitle()}
+    assert named == {
+        "mean of 3 sets: one, two, three; level dashes:\nzero-shot; bars: std over 3 training seeds",
+        "context minus base",
+        "Default Tip, 32 shots:\ngain (points)",
+        "Default Tip, 32 shots: context over base",
+    }
+
+
+def test_many_sets_are_named_below_panels_that_keep_their_height():
+    heights, notes = [], []
+    for count in (1, 40):
+        rows = pd.concat([frame().assign(data=f"glyphs-test-{kind}") for kind in range(count)])
+        curves = plots.few_shot_curves(rows, ["base"], ["tip-adapter"], {})
+        curves.draw_without_rendering()
+        heights.append(curves.axes[0].get_window_extent().height)
+        notes.append(curves.get_supxlabel().replace("\n", " "))
+    assert heights[1] == pytest.approx(heights[0], rel=0.1)
+    assert notes[1].startswith("mean of 40 sets of glyphs-test: 0, 1, 2, ")
+
+
+def test_names_of_points_that_lie_on_each_other_do_not():
+    across, up = pd.Series([1, 1, 2, 1, 1]), pd.Series([5.0, 5.0, 5.0, 5.1, 0.0])
+    heights = plots._apart(across, up)
+    column = sorted(height for x, height in zip(across, heights, strict=True) if x == 1)
+    assert np.diff(column).min() > 0.2  # of five points of range
+    assert (heights[2], heights[4]) == (5.0, 0.0)
+    assert all(height >= own for height, own in zip(heights, up, strict=True))
+
+
+def test_a_figure_is_saved_in_the_format_of_its_ending(tmp_path):
+    figure, _ = plots.new_figure()
+    for ending, magic in {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}.items():
+        plots.save_figure(figure, tmp_path / f"figure.{ending}")
+        assert (tmp_path / f"figure.{ending}").read_bytes().startswith(magic)

@@ -1,0 +1,182 @@
+import numpy as np
+import pytest
+
+from recollect.core.errors import UserError
+from recollect.core.types import NO_LABEL
+from recollect.data.prompts import GENERAL_TEMPLATES
+from recollect.data.sources.columns import Columns
+from recollect.evaluation.tasks import classification
+from recollect.evaluation.tasks.classification import Division, class_name_shift, classification_task
+from recollect.evaluation.tasks.retrieval import retrieval_task
+
+
+@pytest.fixture
+def animals(make):
+    """Three classes, ten images each in train and four in test, and a class that only training has."""
+    names = ["cat", "dog", "owl"] * 14 + ["eel"] * 3
+    split = ["train"] * 30 + ["test"] * 12 + ["train"] * 3
+    return str(make.parquet({"label": names, "split": split}, "animals.parquet"))
+
+
+def test_support_and_query_number_their_classes_alike(animals):
+    task = classification_task(animals)
+    assert task.name == "animals"
+    assert task.class_names == ("cat", "dog", "eel", "owl")
+    assert task.templates == GENERAL_TEMPLATES
+    assert (len(task.support), len(task.query)) == (33, 12)
+    for part in (task.support, task.query):
+        labels = part.labels
+        assert [part[i].label for i in range(5)] == labels[:5].tolist()
+    assert not {sample.id for sample in task.support} & {sample.id for sample in task.query}
+
+
+def test_classes_that_a_filter_removes_are_no_classes_of_the_task(animals):
+    task = classification_task(f"{animals}?label!=dog,eel")
+    assert task.class_names == ("cat", "owl")
+    assert set(task.support.labels) == set(task.query.labels) == {0, 1}
+    assert [task.query[i].label for i in range(4)] == [0, 1, 0, 1]
+
+
+def test_a_validation_split_serves_where_there_is_no_test_split(make):
+    path = str(make.parquet({"label": ["a", "b"] * 4, "split": ["train"] * 4 + ["val"] * 4}))
+    assert len(classification_task(path).query) == 4
+    path = str(make.parquet({"label": ["a", "b"] * 4, "split": ["train"] * 4 + ["more"] * 4}))
+    with pytest.raises(UserError, match=r"split \(it has more, train\)\. Name one, as in .*parquet\?split=more"):
+        classification_task(path)
+    assert len(classification_task(path, division=Division(query="more")).query) == 4
+
+
+@pytest.mark.parametrize(
+    ("split", "support", "query"),
+    [("val", 30, 12), ("val[:6]", 30, 6), ("train", 15, 15), ("train[:12]", 6, 6), ("all", 21, 21)],
+)
+def test_the_split_of_an_address_is_tested_and_divided_where_no_training_split_is_beside_it(
+    make, split, support, query
+):
+    path = make.parquet({"label": ["a", "b", "c"] * 14, "split": ["train"] * 30 + ["val"] * 12})
+    task = classification_task(f"{path}?split={split}")
+    assert (len(task.support), len(task.query)) == (support, query)
+    alone = classification_task(f"{path}?split={split}", division=Division(support=None))
+    assert (len(alone.support), len(alone.query)) == (0, query if support == 30 else support + query)
+    assert not {sample.id for sample in task.support} & {sample.id for sample in task.query}
+    told = classification_task(f"{path}?split={split}", division=Division(query="val[:3]"))
+    assert (len(told.support), len(told.query)) == (30, 3)
+
+
+@pytest.mark.parametrize(
+    ("support", "query", "shared"),
+    [("train", "train", 33), ("all", None, 12), ("train[:20]", "train[10:]", 10), ("train+test", "test[:5]", 5)],
+)
+def test_no_tested_image_is_an_example_too(animals, support, query, shared):
+    with pytest.raises(UserError, match=f"{shared} of .* tested images are examples too .* or divide one: --within"):
+        classification_task(animals, division=Division(support, query))
+    apart = classification_task(animals, division=Division("train[:20]", "train[20:30]"))
+    assert (len(apart.support), len(apart.query)) == (20, 10)
+
+
+def test_one_split_can_be_divided_class_by_class(make):
+    words = [f"letter {i // 8}" for i in range(48)]
+    path = str(make.parquet({"label": words, "split": ["train"] * 24 + ["test"] * 24}))
+    with pytest.raises(UserError, match=r"3 of 3 test classes have no examples, such as 'letter 3'.*--within test"):
+        classification_task(path)
+    with pytest.raises(UserError, match="has one image a class; to divide it, a class needs two"):
+        classification_task(path, division=Division(within="test[7:9]"))
+    task = classification_task(path, division=Division(within="test", query_share=0.25))
+    assert task.class_names == ("letter 3", "letter 4", "letter 5")
+    assert np.bincount(task.support.labels).tolist() == [6, 6, 6]
+    assert np.bincount(task.query.labels).tolist() == [2, 2, 2]
+    ids = [{sample.id for sample in part} for part in (task.support, task.query)]
+    assert not ids[0] & ids[1]
+    again = classification_task(path, division=Division(within="test", query_share=0.25))
+    assert {sample.id for sample in again.query} == ids[1]
+    other = classification_task(path, division=Division(within="test", query_share=0.25, seed=1))
+    assert {sample.id for sample in other.query} != ids[1]
+
+
+def test_how_a_class_is_divided_does_not_depend_on_the_other_classes(make):
+    words = [f"letter {i // 8}" for i in range(24)]
+    path = str(make.parquet({"label": words}))
+    division = Division(within="train")
+    whole = classification_task(path, division=division)
+    part = classification_task(f"{path}?label=letter 1,letter 2", division=division)
+    chosen = {sample.id for sample in whole.query if sample.label == 1}
+    assert chosen == {sample.id for sample in part.query if sample.label == 0}
+
+
+def test_each_class_is_divided_by_a_draw_of_its_own():
+    labels = np.repeat([0, 1], 40)
+    for names in ((), ("cat", "dog")):
+        tested = classification.tested_rows(labels, names, Division(within="all")).reshape(2, 40)
+        assert tested.sum(axis=1).tolist() == [20, 20]
+        assert (tested[0] != tested[1]).any()
+
+
+def test_a_zero_shot_task_has_no_examples(animals):
+    task = classification_task(animals, division=Division(support=None))
+    assert (len(task.support), len(task.query)) == (0, 12)
+    assert task.class_names == ("cat", "dog", "owl")
+
+
+def test_a_task_needs_names_and_two_classes(make):
+    numbers = str(make.parquet({"label": [0, 1, 0, 1], "split": ["train", "train", "test", "test"]}))
+    with pytest.raises(UserError, match="class names missing"):
+        classification_task(numbers)
+    one = str(make.parquet({"label": ["a"] * 4, "split": ["train", "train", "test", "test"]}))
+    with pytest.raises(UserError, match="only one class, 'a'"):
+        classification_task(one)
+
+
+def test_the_built_in_label_set_is_a_task():
+    task = classification_task("glyphs:labels")
+    assert len(task.class_names) > 100
+    assert task.support.fingerprint != task.query.fingerprint
+    with pytest.raises(UserError, match="captions"):
+        classification_task("glyphs:captions")
+
+
+def test_class_name_shift_keeps_classes_with_a_synonym_that_is_another_word(make):
+    names = [["frog", "toad"], ["polar bear", "ice bear", "Ursus maritimus"], ["cat", "cats"], ["bus", "coach"]]
+    rows = {"label": [0, 1, 2, 3] * 4, "split": (["train"] * 4 + ["test"] * 4) * 2}
+    rows |= {"class_name": [names[i][0] for i in rows["label"]], "names": [names[i] for i in rows["label"]]}
+    task = classification_task(str(make.parquet(rows)), columns=Columns(synonyms="names"))
+    usual, shifted = class_name_shift(task)
+    assert usual.class_names == ("frog", "polar bear", "bus")
+    assert shifted.class_names == ("toad", "Ursus maritimus", "coach")
+    assert usual.query.labels.tolist() == [0, 1, 2] * 2
+    assert NO_LABEL not in [sample.label for sample in shifted.support]
+    with pytest.raises(UserError, match="0 classes have a synonym"):
+        class_name_shift(classification_task(str(make.folder / "set.parquet")))
+
+
+# --- retrieval ---------------------------------------------------------------------------------------------------
+
+
+def test_a_caption_matches_every_image_it_describes(make):
+    captions = [["a field", "a  green field"], ["a town"], ["a field"], ["a green field ", "a town", "a town"]]
+    path = str(make.parquet({"captions": captions, "split": ["test"] * 4, "ambiguous": [False, True, False, False]}))
+    task = retrieval_task(path)
+    assert dict(zip(task.texts, task.matches, strict=True)) == {
+        "a field": (0, 2),
+        "a green field": (0, 3),
+        "a town": (1, 3),
+    }
+    assert task.counts == (2, 2, 3)
+    assert task.ambiguous == (False, True, False, False)
+    assert task.domains == ("set:test",) * 4
+    assert len(task.images) == 4
+
+
+def test_several_sources_make_one_pool_and_share_their_captions(make, shade):
+    first = make.parquet({"caption": ["a dog", "a cat"], "domain": ["photo", "sketch"]}, "first.parquet")
+    second = make.parquet({"caption": ["a cat", "a map"], "split": ["test", "train"]}, "second.parquet")
+    task = retrieval_task([f"{first}?split=train", str(second)], name="pool")
+    assert task.name == "pool"
+    assert dict(zip(task.texts, task.matches, strict=True)) == {"a dog": (0,), "a cat": (1, 2)}
+    assert task.domains == ("photo", "sketch", "second:test")
+    assert [shade(sample) for sample in task.images] == [0, 1, 0]
+    assert task.ambiguous == (False,) * 3
+
+
+def test_a_pool_needs_captions(make):
+    with pytest.raises(UserError, match="no captions to search by"):
+        retrieval_task(str(make.pictures(["a.png", "b.png"])), split=None)

@@ -1,0 +1,88 @@
+"""faiss over an index: the recall that is stated is the one it has."""
+
+import numpy as np
+import pytest
+
+from index_rows import unit
+from recollect.core.nearest import ExactNeighbours
+from recollect.index import Index, Rows, ann
+
+WIDTH = 16
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """20,000 clustered vectors, most of them with a caption."""
+    draw = np.random.default_rng(0)
+    centres = draw.normal(size=(200, WIDTH))
+    vectors = unit(centres[draw.integers(0, 200, 24_000)] + 0.5 * draw.normal(size=(24_000, WIDTH)))
+    texts = unit(vectors + 0.3 * draw.normal(size=vectors.shape))
+    index = Index.create(tmp_path_factory.mktemp("large") / "index", width=WIDTH, model="m", precision="float16")
+    index.insert(
+        Rows(
+            image_vectors=vectors,
+            ids=[f"row {number}" for number in range(24_000)],
+            captions=[("words",) if number % 10 else () for number in range(24_000)],
+            caption_vectors=[texts[n : n + 1] if n % 10 else texts[:0] for n in range(24_000)],
+        )
+    )
+    index.accelerate(0.95)
+    return index
+
+
+def recall(index, queries, by, ids=None):
+    wanted, found = (index.lookup(queries, 11, by, exact=exact).ids for exact in (True, False))
+    own = ids or [""] * len(queries)
+    shares = []
+    for row, id in enumerate(own):
+        nearest = [each for each in wanted[row] if each != id][:10]
+        shares.append(len({*nearest} & {*found[row]}) / 10)
+    return float(np.mean(shares))
+
+
+def one_by_one(index, queries, by, ids):
+    return float(np.mean([recall(index, queries[row : row + 1], by, ids[row : row + 1]) for row in range(len(ids))]))
+
+
+def test_the_recall_that_is_stated_is_the_one_it_has(large):
+    for about in large.accelerators():
+        draw = np.random.default_rng(1)
+        ids = [large.ids[row] for row in draw.integers(0, 24_000, 60) if row % 10]
+        mine = one_by_one(large, large.vectors(ids, about.by), about.by, ids)
+        assert about.recall >= 0.93
+        assert mine >= about.recall - 0.05
+        assert about.milliseconds > 0
+
+
+def test_a_row_that_finds_only_itself_has_found_nothing():
+    exact = ExactNeighbours(np.arange(11)[None], np.linspace(1, 0.5, 11, dtype=np.float32)[None])
+    alone = ExactNeighbours(np.array([[0]]), np.ones((1, 1), dtype=np.float32))
+    assert ann.recall_of(alone, exact, np.array([0])) == 0
+    assert ann.recall_of(exact, exact, np.array([0])) == 1
+
+
+def test_what_it_finds_is_scored_exactly(large):
+    query = unit(np.random.default_rng(5).normal(size=(1, WIDTH)))
+    found = large.lookup(query, 10, read="image")
+    assert np.allclose(found.scores[0], found.vectors[0] @ query[0], atol=1e-6)
+
+
+def test_rows_added_and_removed_later_count_without_training(large):
+    new = unit(np.full((1, WIDTH), -1.0) + np.eye(WIDTH)[:1])
+    large.insert(Rows(image_vectors=new, ids=["new"]))
+    assert large.lookup(new, 3).ids[0, 0] == "new"
+    large.remove(["new"])
+    assert "new" not in large.lookup(new, 3).ids
+    assert (large.lookup(new, 100).ids != "").all()
+
+
+def test_a_damaged_one_is_reported_and_not_used(large):
+    file = large.folder / "cache" / "ann-text" / "index.faiss"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 4
+    file.write_bytes(data)
+    assert any("index.faiss" in line for line in large.verify())
+    again = Index.open(large.address)
+    assert [each.by for each in again.accelerators()] == ["image"]
+    query = large.vectors(["row 1"], "text")
+    assert again.lookup(query, 5, "text").ids[0, 0] == "row 1"

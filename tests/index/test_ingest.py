@@ -1,0 +1,179 @@
+"""Sources become rows: an upsert by the digest of the pixels, and by the set of (source, key)."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from index_rows import HashEncoder, Pictures, write_picture
+from recollect.core.errors import UserError
+from recollect.index import Index, IngestOptions
+
+
+def build(photos, tmp_path, encoder, **options):
+    return Index.build(photos, encoder, out=tmp_path / "index", options=IngestOptions(**options))
+
+
+def keys(index):
+    return sorted(tuple(sorted(file.key for file in each.files)) for each in index.pictures(index.ids))
+
+
+def test_a_picture_in_two_folders_is_one_row_with_two_files(photos, tmp_path, encoder):
+    index = build(photos, tmp_path, encoder)
+    assert len(index) == 11
+    assert ("home/10.png", "norway/11.png") in keys(index)
+    assert encoder.images == 11
+
+
+def test_building_adding_and_adding_again_agree(photos, tmp_path, encoder):
+    index = build(photos, tmp_path, encoder)
+    before, version = keys(index), index.version
+    again = index.add(photos)
+    assert (keys(index), index.version) == (before, version)
+    assert (again.unchanged, again.added, again.updated, again.gone) == (12, 0, 0, 0)
+    assert encoder.images == 11
+    assert keys(build(photos, tmp_path, encoder)) == before
+
+
+def test_a_renamed_file_is_the_same_row_and_is_not_embedded_again(photos, tmp_path, encoder):
+    index = build(photos, tmp_path, encoder)
+    ids, embedded = set(index.ids), encoder.images
+    os.rename(photos / "home" / "2.png", photos / "norway" / "boat.png")
+    index.set_values("stars", {index.find(["home/2.png"])[0]: 5})
+    index.add(photos)
+    assert set(index.ids) == ids
+    assert encoder.images == embedded
+    assert index.ids_where("stars = 5") == index.find(["norway/boat.png"])
+
+
+def test_a_moved_source_keeps_its_rows(photos, tmp_path, encoder):
+    index = build(photos, tmp_path, encoder)
+    moved = shutil.move(photos, tmp_path / "elsewhere" / "photos")
+    index.add(moved, name="photos")
+    assert len(index) == 11
+    assert encoder.images == 11
+    assert all(each.path.exists() for each in index.pictures(index.ids))
+
+
+def test_a_file_with_other_pixels_leaves_its_old_row(photos, tmp_path, encoder):
+    index = build(photos, tmp_path, encoder)
+    old = index.find(["home/4.png"])[0]
+    write_picture(photos / "home" / "4.png", 77)
+    index.add(photos)
+    assert old not in index.ids
+    assert len(index) == 11
+    assert index.find(["home/4.png"])[0] != old
+
+
+def test_two_files_that_exchange_their_names_exchange_their_keys(photos, tmp_path, encoder):
+    index = build(photos, tmp_path, encoder)
+    one, other = index.find(["home/2.png", "home/4.png"])
+    os.rename(photos / "home" / "2.png", photos / "x.png")
+    os.rename(photos / "home" / "4.png", photos / "home" / "2.png")
+    os.rename(photos / "x.png", photos / "home" / "4.png")
+    index.add(photos)
+    assert index.find(["home/4.png", "home/2.png"]) == [one, other]
+
+
+def test_files_that_are_gone_leave_and_an_unreadable_one_stays(photos, tmp_path, encoder):
+    index = build(photos, tmp_path, encoder, broken_share=1.0)
+    (photos / "home" / "2.png").unlink()
+    (photos / "home" / "4.png").write_bytes(b"no picture")
+    report = index.add(photos, options=IngestOptions(broken_share=1.0))
+    assert (report.gone, len(report.broken), len(index)) == (1, 1, 10)
+
+
+def test_a_removed_picture_stays_away_under_any_name_until_it_is_restored(photos, tmp_path, encoder):
+    index = build(photos, tmp_path, encoder)
+    removed = index.find(["home/6.png"])
+    assert index.remove(removed) == 1
+    index.add(photos)
+    shutil.copy(photos / "home" / "6.png", photos / "copy.png")
+    report = index.add(photos)
+    assert report.kept_out == 2
+    assert not set(removed) & set(index.ids)
+    assert (photos / "home" / "6.png").exists()
+    embedded = encoder.images
+    assert index.restore() == 1
+    assert set(removed) <= set(index.ids)
+    assert encoder.images == embedded
+
+
+def test_a_file_that_is_gone_while_its_picture_is_removed_does_not_bring_it_back(photos, tmp_path, encoder):
+    index = build(photos, tmp_path, encoder)
+    index.remove(index.find(["home/6.png"]))
+    (photos / "home" / "6.png").rename(tmp_path / "aside.png")
+    index.add(photos)
+    (tmp_path / "aside.png").rename(photos / "again.png")
+    index.add(photos)
+    assert len(index) == 10
+
+
+def test_captions_are_the_union_over_files_then_change_with_their_source(encoder):
+    index = Index.build(Pictures(10, same=5), encoder)
+    assert len(index) == 5
+    assert index.texts == 5
+    assert all(len(each.captions) == 2 and len(each.files) == 2 for each in index.pictures(index.ids))
+    index.set_captions({index.ids[0]: "my own words"}, by="captioner")
+    assert index.pictures(index.ids[:5])[-1].captions != ()
+    changed = next(each for each in index.pictures(index.ids) if each.captioned_by)
+    assert (changed.caption, len(changed.captions)) == ("my own words", 3)
+    index.set_captions({changed.id: ""})
+    assert len(index.pictures([changed.id])[0].captions) == 2
+
+
+def test_a_broken_picture_is_reported_and_no_other_lost(encoder):
+    index = Index.build(Pictures(40, broken=(3, 7)), encoder, options=IngestOptions(broken_share=0.5))
+    assert len(index) == 38
+    assert len(index.report.broken) == 2
+    with pytest.raises(UserError, match="cannot be read"):
+        Index.build(Pictures(40, broken=tuple(range(30))), encoder)
+
+
+def test_exif_is_read(tmp_path, encoder):
+    exif = Image.Exif()
+    exif[0x0110], exif[0x010F], exif[0x0112] = "X100", "Fuji", 6
+    exif.get_ifd(0x8769)[0x9003] = "2022:07:01 12:30:00"
+    folder = tmp_path / "photos" / "Norway" / "Bergen"
+    folder.mkdir(parents=True)
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 12, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(folder / "a.jpg", exif=exif)
+    write_picture(tmp_path / "photos" / "b.png", 1)
+    index = Index.build(tmp_path / "photos", encoder)
+    (found,) = index.ids_where("folder = 'Norway' and taken > '2022' and width = 8 and height = 12")
+    (picture,) = index.pictures([found])
+    assert (picture.taken, picture.camera, picture.folder) == ("2022-07-01T12:30:00", "Fuji X100", "Norway/Bergen")
+    assert index.ids_where("folder = 'photos'") != [found]
+
+
+def test_near_duplicates_are_left_out_on_request(photos, encoder):
+    assert len(Index.build(photos, encoder, options=IngestOptions(near=-1.0))) == 1
+
+
+def test_a_name_that_belongs_to_another_source_is_refused(photos, tmp_path, encoder):
+    index = build(photos, tmp_path, encoder)
+    write_picture(tmp_path / "b" / "photos" / "x.png", 50)
+    with pytest.raises(UserError, match="--name"):
+        index.add(tmp_path / "b" / "photos")
+
+
+def test_forgetting_a_source_keeps_pictures_that_another_has(photos, tmp_path, encoder):
+    index = build(photos, tmp_path, encoder)
+    shutil.copytree(photos / "home", tmp_path / "second")
+    index.add(tmp_path / "second")
+    assert index.forget("photos") == 5
+    assert {file.source for each in index.pictures(index.ids) for file in each.files} == {"second"}
+
+
+def test_a_limit_drops_nothing(photos, tmp_path, encoder):
+    index = build(photos, tmp_path, encoder)
+    index.add(photos, options=IngestOptions(limit=3))
+    assert len(index) == 11
+
+
+def test_an_index_of_another_model_is_refused(photos, tmp_path, encoder):
+    build(photos, tmp_path, encoder)
+    with pytest.raises(UserError, match="another model"):
+        build(photos, tmp_path, HashEncoder("b"))

@@ -1,0 +1,105 @@
+"""The look-up against a slow reference in double precision."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from index_rows import WIDTH, make_rows, unit
+from recollect.core.errors import UserError
+from recollect.index import Index
+
+
+def reference(rows, query, k, by, read, exclude=(), max_score=None):
+    """Ids, scores and vectors of one query, picture by picture."""
+    scored = []
+    for place, id in enumerate(rows.ids):
+        texts = np.asarray(rows.caption_vectors[place], dtype=np.float64)
+        image = rows.image_vectors[place].astype(np.float64)
+        if id in exclude or ((by == "text" or read == "text") and not len(texts)):
+            continue
+        scores = texts @ query if by == "text" else np.array([image @ query])
+        best = int(scores.argmax())
+        if max_score is not None and scores[best] >= max_score:
+            continue
+        mean = texts.mean(axis=0) if len(texts) else np.zeros(len(query))
+        text = texts[best] if by == "text" else mean / max(np.linalg.norm(mean), 1e-12)
+        scored.append((-scores[best], place, id, image if read == "image" else text))
+    scored.sort(key=lambda each: each[:2])
+    return scored[:k]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.integers(1, 30),
+    k=st.integers(1, 12),
+    by=st.sampled_from(["image", "text"]),
+    read=st.sampled_from(["image", "text"]),
+    precision=st.sampled_from(["float32", "float16"]),
+    own=st.booleans(),
+    max_score=st.sampled_from([None, 0.5]),
+    seed=st.integers(0, 5),
+)
+def test_a_look_up_is_the_slow_reference(count, k, by, read, precision, own, max_score, seed):
+    index = Index.create(width=WIDTH, model="m", precision=precision)
+    index.insert(make_rows(count))
+    stored = make_rows(count)
+    stored.image_vectors = unit(stored.image_vectors.astype(precision).astype(np.float64)).astype(np.float32)
+    stored.caption_vectors = [
+        unit(each.astype(precision).astype(np.float64)) if len(each) else each for each in stored.caption_vectors
+    ]
+    queries = unit(np.random.default_rng(seed).normal(size=(3, WIDTH)))
+    exclude = [stored.ids[place % count] for place in range(3)] if own else None
+    found = index.lookup(queries, k, by, read, exclude=exclude, max_score=max_score)
+    for row, query in enumerate(queries.astype(np.float64)):
+        wanted = reference(stored, query, k, by, read, [exclude[row]] if own else (), max_score)
+        ids = [id for id in found.ids[row] if id]
+        assert ids == [each[2] for each in wanted]
+        assert np.allclose(found.scores[row][: len(ids)], [-each[0] for each in wanted], atol=1e-6)
+        assert np.isneginf(found.scores[row][len(ids) :]).all()
+        if wanted:
+            assert np.allclose(found.vectors[row][: len(ids)], [each[3] for each in wanted], atol=1e-6)
+        assert not found.vectors[row][len(ids) :].any()
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_vectors_that_are_handed_out_have_unit_norm(tmp_path, precision):
+    index = Index.create(tmp_path / "index", width=WIDTH, model="m", precision=precision)
+    index.insert(make_rows(40))
+    given = [index.vectors(), index.matrix()[1], index.lookup(index.vectors(), 5, read="image").vectors]
+    given.append(index.lookup(index.vectors(), 5, "text", "text").vectors)
+    for vectors in given:
+        assert np.abs(np.linalg.norm(vectors.reshape(-1, WIDTH).astype(np.float64), axis=1) - 1).max() < 3e-7
+
+
+def test_equal_scores_come_in_the_order_of_the_rows():
+    index = Index.create(width=WIDTH, model="m")
+    rows = make_rows(30)
+    rows.image_vectors[:] = rows.image_vectors[0]
+    index.insert(rows)
+    assert index.lookup(rows.image_vectors[:1], 30).ids[0].tolist() == list(rows.ids)
+
+
+def test_a_set_is_excluded_from_every_query():
+    index = Index.create(width=WIDTH, model="m")
+    index.insert(make_rows(20))
+    found = index.lookup(index.vectors(), 20, exclude={"row 3", "row 7"})
+    assert not {"row 3", "row 7"} & set(found.ids.ravel())
+    assert (found.ids[:, :18] != "").all()
+    assert (found.ids[:, 18:] == "").all()
+
+
+def test_queries_of_another_width_or_norm_are_refused():
+    index = Index.create(width=WIDTH, model="m")
+    index.insert(make_rows(3))
+    for wrong in (np.ones((1, 5), dtype=np.float32), np.full((1, WIDTH), 2.0), np.full((1, WIDTH), np.nan)):
+        with pytest.raises(UserError):
+            index.lookup(wrong.astype(np.float32), 1)
+
+
+def test_near_finds_every_picture_at_or_above_a_cosine():
+    index = Index.create(width=WIDTH, model="m", precision="float16")
+    index.insert(make_rows(300))
+    queries = index.vectors(["row 5", "row 9"])
+    cosines = (index.vectors().astype(np.float64) @ queries.T.astype(np.float64)).max(axis=1)
+    assert set(index.near(queries, 0.5)) == {index.ids[row] for row in np.flatnonzero(cosines >= 0.5 - 2**-21)}

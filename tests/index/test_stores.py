@@ -1,0 +1,225 @@
+"""What every store promises: RAM, Lance on disk, and Milvus."""
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from index_rows import WIDTH, make_rows, unit
+from recollect.core.errors import UserError
+from recollect.index import Index, Rows
+from recollect.index.filters import parse_filter
+
+FILTERS = (
+    "source = 'emoji'",
+    "id in ('row 3', 'row 4')",
+    "caption like '%owl%'",
+    "caption not like '%picture 1%'",
+    "label = 'cat'",
+    "label != 'dog'",
+    "not label in ('cat', 'dog')",
+    "folder = 'Norway'",
+    "folder = 'Bergen' and taken > '2020'",
+    "width >= 120 and width < 130",
+    "height = 0",
+    "year >= 2030 and domain != 'd1'",
+    "year < 2003 or (good = true and not domain in ('d0', 'd2'))",
+    "rare = 'it''s'",
+    "not (rare = 'it''s' or source = 'emoji')",
+    "rare != 'other'",
+    "year = 2007.0",
+    "year > -1e3 and year <= 2.004e3",
+    "year = '2007' or id = 'row 8'",
+    "note like '%lines%'",
+    "domain like 'd_'",
+)
+
+
+def asked(rows, place, name):
+    """The values of a name of one picture."""
+    file = rows.files[place][0]
+    folder = rows.folder[place]
+    many = {
+        "id": [rows.ids[place]], "source": [file.source], "path": [file.path], "caption": list(rows.captions[place]),
+        "label": list(rows.labels[place]), "folder": [folder, *folder.split("/")] if folder else [],
+        "taken": [rows.taken[place]] if rows.taken[place] else [], "width": [rows.width[place]],
+        "height": [rows.height[place]] if rows.height[place] else [],
+    }  # fmt: skip
+    found = rows.metadata[place].get(name)
+    return many.get(name, [] if found is None else [found])
+
+
+def satisfied(where, rows, place):
+    """A filter, picture by picture, without a library."""
+    if hasattr(where, "parts"):
+        return (all if where.word == "and" else any)(satisfied(part, rows, place) for part in where.parts)
+    kind = type(where.value) if isinstance(where.value, bool | str) else (int, float)
+    values = [
+        each
+        for each in asked(rows, place, where.name)
+        if isinstance(each, kind) and isinstance(each, bool) == isinstance(where.value, bool)
+    ]
+    pattern = re.escape(str(where.value)).replace("%", ".*").replace("_", ".")
+    holds = {
+        "=": lambda value: value == where.value, "<": lambda value: value < where.value,
+        "<=": lambda value: value <= where.value, ">": lambda value: value > where.value,
+        ">=": lambda value: value >= where.value,
+        "like": lambda value: re.fullmatch(pattern, value, re.DOTALL) is not None,
+    }  # fmt: skip
+    if where.operator in ("!=", "not like"):
+        opposite = holds["=" if where.operator == "!=" else "like"]
+        return bool(values) and not any(opposite(value) for value in values)
+    return any(holds[where.operator](value) for value in values)
+
+
+@pytest.mark.parametrize("where", FILTERS)
+def test_a_filter_leaves_what_a_predicate_does(index, where):
+    rows = make_rows(40)
+    index.insert(rows)
+    wanted = {id for place, id in enumerate(rows.ids) if satisfied(parse_filter(where), rows, place)}
+    if not wanted:
+        with pytest.raises(UserError):
+            index.ids_where(where)
+        return
+    assert set(index.ids_where(where)) == wanted
+    found = index.lookup(index.vectors(["row 1"]), 40, where=where)
+    assert {id for id in found.ids[0] if id} == wanted
+
+
+_NAMES = st.sampled_from(["source", "label", "caption", "folder", "taken", "domain", "rare", "nobody"])
+_TEXTS = st.sampled_from(["emoji", "cat", "Norway", "d1", "it's", "2010-07-01T12:00:00"])
+_CONDITIONS = st.one_of(
+    st.builds(
+        lambda name, operator, text: f"{name} {operator} '{text.replace(chr(39), chr(39) * 2)}'",
+        _NAMES, st.sampled_from(["=", "!=", "<", ">=", "like", "not like"]), _TEXTS,
+    ),
+    st.builds(lambda name, sign, value: f"{name} {sign} {value}", st.sampled_from(["year", "width", "good"]),
+              st.sampled_from(["=", "!=", "<", ">="]), st.integers(1995, 2040)),
+)  # fmt: skip
+_WHERE = st.recursive(
+    _CONDITIONS,
+    lambda inner: st.one_of(
+        st.builds("({} and {})".format, inner, inner), st.builds("({} or {})".format, inner, inner),
+        st.builds("not ({})".format, inner),
+    ),
+    max_leaves=5,
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(where=_WHERE)
+def test_any_filter_leaves_what_a_predicate_does(where):
+    rows, index = make_rows(40), Index.create(width=WIDTH, model="m")
+    index.insert(rows)
+    wanted = {id for place, id in enumerate(rows.ids) if satisfied(parse_filter(where), rows, place)}
+    try:
+        assert set(index.ids_where(where)) == wanted
+    except UserError:
+        assert not wanted
+
+
+def same(found, rows, places):
+    for place, picture in zip(places, found, strict=True):
+        assert picture.id == rows.ids[place]
+        assert picture.captions == tuple(rows.captions[place])
+        assert picture.labels == tuple(rows.labels[place])
+        assert [file.path for file in picture.files] == [file.path for file in rows.files[place]]
+        assert dict(picture.metadata) == dict(rows.metadata[place])
+        assert (picture.width, picture.taken) == (rows.width[place], rows.taken[place])
+        assert rows.images[place] in (picture._bytes(), None)
+
+
+def test_rows_come_back_as_they_were(index):
+    rows = make_rows(40)
+    assert index.insert(rows) == 0
+    order = [31, 2, 17]
+    same(index.pictures([rows.ids[place] for place in order]), rows, order)
+    assert np.allclose(index.vectors([rows.ids[place] for place in order]), rows.image_vectors[order], atol=1e-6)
+    assert len(index) == 40
+    assert index.texts == sum(len(each) > 0 for each in rows.captions)
+    assert index.info().sources == {"emoji": 20, "birds": 20}
+    with pytest.raises(UserError, match="nobody"):
+        index.pictures(["row 1", "nobody"])
+
+
+def test_inserting_again_replaces_and_counts(index):
+    index.insert(make_rows(30))
+    version = index.version
+    assert index.insert(make_rows(20, first=20)) == 10
+    assert len(index) == 40
+    assert index.version > version
+    assert index.insert(make_rows(40)) == 40
+    same(index.pictures(["row 25"]), make_rows(40), [25])
+
+
+def test_a_look_up_is_the_same_on_every_store(index):
+    index.insert(make_rows(25))
+    index.insert(make_rows(15, first=25))
+    other = Index.create(width=WIDTH, model="m")
+    other.insert(make_rows(40))
+    queries = unit(np.random.default_rng(3).normal(size=(5, WIDTH)))
+    for by in ("image", "text"):
+        for read in (None, "image", "text"):
+            for more in ({}, {"exclude": {"row 3"}}, {"max_score": 0.6}, {"exclude": [["row 1"]] * 5}, {"exact": True}):
+                found, wanted = (each.lookup(queries, 12, by, read, **more) for each in (index, other))
+                assert found.ids.tolist() == wanted.ids.tolist()
+                assert np.allclose(found.scores, wanted.scores, atol=1e-5)
+                if read:
+                    assert np.allclose(found.vectors, wanted.vectors, atol=1e-5)
+
+
+def test_what_is_removed_is_nowhere_until_it_is_restored(index):
+    index.insert(make_rows(20))
+    index.remove(["row 1", "row 2"])
+    index.remove(where="id = 'row 5'")
+    gone = {"row 1", "row 2", "row 5"}
+    assert {each.id for each in index.removed()} == gone
+    assert not gone & set(index.ids)
+    assert not gone & set(index.lookup(index.vectors(["row 3"]), 20).ids[0])
+    assert not gone & set(index.ids_where("width >= 0"))
+    assert len(index) == 17
+    with pytest.raises(UserError):
+        index.restore(["row 3"])
+    assert index.restore(["row 1"]) == 1
+    assert index.restore() == 2
+    assert len(index) == 20
+
+
+def test_values_and_captions_that_the_user_sets(index, encoder):
+    index._encoder = encoder
+    index.insert(make_rows(10))
+    assert index.set_values("stars", {"row 1": 5, "row 2": 3}) == 2
+    assert index.set_values("stars", {"row 1": 5}) == 0
+    assert index.ids_where("stars > 4") == ["row 1"]
+    assert index.set_captions({"row 4": "a whale"}) == 1
+    (whale,) = index.ids_where("caption = 'a whale'")
+    assert index.lookup(encoder.embed_texts(["a whale"]), 1, "text").ids[0, 0] == whale == "row 4"
+    assert index.set_values("stars", {"row 1": None}) == 1
+    with pytest.raises(UserError):
+        index.ids_where("stars > 4")
+    with pytest.raises(UserError):
+        index.set_values("folder", {"row 1": "x"})
+    assert len(index.pictures(["row 1"])[0].captions) == 1
+
+
+def test_rows_without_captions_pictures_or_anything(index):
+    index.insert(Rows(image_vectors=unit(np.eye(WIDTH)[:3]), ids=["a", "b", "c"]))
+    index.insert(Rows(captions=[("words",)], caption_vectors=[np.eye(WIDTH)[5:6]], ids=["d"]))
+    assert index.lookup(np.eye(WIDTH, dtype=np.float32)[1:2], 4).ids[0].tolist()[0] == "b"
+    assert "d" not in index.lookup(np.eye(WIDTH, dtype=np.float32)[5:6], 4).ids[0]
+    assert index.lookup(np.eye(WIDTH, dtype=np.float32)[5:6], 4, "text").ids[0].tolist() == ["d", "", "", ""]
+
+
+def test_an_empty_index_finds_nothing(index):
+    assert index.lookup(np.eye(WIDTH, dtype=np.float32)[:2], 3).ids.tolist() == [[""] * 3] * 2
+    assert len(index.search(np.eye(WIDTH, dtype=np.float32)[0])) == 0
+
+
+@pytest.mark.parametrize("id", ["a\\b", "a\\n", "a\nb", 'say "x"', "it's", "tab\t", "ü%_", "[1]", "p#1"])
+def test_odd_ids_are_ids(index, id):
+    index.insert(Rows(image_vectors=unit(np.eye(WIDTH)[:2]), ids=[id, "other"]))
+    assert index.pictures([id])[0].id == id
+    assert index.remove([id]) == 1
+    assert index.ids == ["other"]

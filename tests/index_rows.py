@@ -1,0 +1,109 @@
+"""Indexes of random rows on every kind of store, and an encoder of which everything is known."""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image
+
+from recollect.core.types import EncoderBase, Sample, Source
+from recollect.data.sources.images import BrokenImageError
+from recollect.index import File, Rows
+
+WIDTH = 8
+
+
+def unit(values):
+    return (values / np.linalg.norm(values, axis=-1, keepdims=True)).astype(np.float32)
+
+
+def make_rows(count, first=0, width=WIDTH, captions=None):
+    """Rows with every field filled; row ``i`` is the same whatever ``first`` is.
+
+    Row ``i`` has ``i % 4`` captions, or ``captions`` of them.
+    """
+    numbers = range(first, first + count)
+    counts = [number % 4 if captions is None else captions for number in numbers]
+    draws = [np.random.default_rng([1, number]) for number in numbers]
+    return Rows(
+        ids=[f"row {number}" for number in numbers],
+        image_vectors=unit(np.array([draw.normal(size=width) for draw in draws]).reshape(count, width)),
+        captions=[
+            tuple(f"picture {number} of {'a cat' if j % 2 else 'an owl'}, {j}" for j in range(each))
+            for number, each in zip(numbers, counts, strict=True)
+        ],
+        caption_vectors=[
+            unit(draw.normal(size=(each, width))) if each else np.zeros((0, width), dtype=np.float32)
+            for draw, each in zip(draws, counts, strict=True)
+        ],
+        files=[
+            [File(("emoji", "birds")[number % 2], f"{number}.png", f"/pictures/{number}.png", "/pictures")]
+            for number in numbers
+        ],
+        labels=[["cat", "pet"] if number % 3 else [] for number in numbers],
+        folder=["Norway/Bergen" if number % 2 else "" for number in numbers],
+        taken=[f"20{number % 30:02}-07-01T12:00:00" if number % 5 else "" for number in numbers],
+        width=[100 + number for number in numbers],
+        height=[0] * count,
+        images=[bytes([number % 256, 1]) if number % 3 else None for number in numbers],
+        metadata=[
+            {"year": 2000 + number, "domain": f"d{number % 3}", "good": number % 4 == 0}
+            | ({"rare": "it's", "note": 'two\nlines\tand \\ "one"'} if number % 5 == 0 else {})
+            for number in numbers
+        ],
+    )
+
+
+class HashEncoder(EncoderBase):
+    """Embeds pictures by their pixels and texts by their letters; nothing is random."""
+
+    width = WIDTH
+
+    def __init__(self, salt="a"):
+        self.salt, self.images, self.texts = salt, 0, 0
+
+    @property
+    def fingerprint(self):
+        return f"model-{self.salt}"
+
+    def embed_images(self, images):
+        self.images += len(images)
+        return self._unit([np.asarray(image, dtype=np.float32).tobytes() for image in images])
+
+    def embed_texts(self, texts, prefix=None):
+        self.texts += len(texts)
+        return self._unit([text.encode() for text in texts])
+
+    def _unit(self, contents):
+        seeds = [int.from_bytes(hashlib.blake2b(each, digest_size=8).digest(), "big") for each in contents]
+        rows = np.array([np.random.default_rng(seed).normal(size=WIDTH) for seed in seeds]).reshape(-1, WIDTH)
+        return torch.nn.functional.normalize(torch.tensor(rows).float(), dim=1)
+
+
+@dataclass
+class Pictures(Source):
+    """Small pictures with two captions each; some may be broken, and every ``same``-th the same."""
+
+    size: int = 40
+    name: str = "pictures"
+    broken: tuple[int, ...] = ()
+    same: int | None = None
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        if index in self.broken:
+            raise BrokenImageError(f"{self.name}, row {index}: not a picture")
+        number = index % self.same if self.same else index
+        pixels = np.random.default_rng(number).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+        texts = (f"caption {number}", f"other words for {number}")
+        return Sample(pixels, texts, -1, self.name, "caption", str(index), {"number": number})
+
+
+def write_picture(path, number, size=8):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(number).integers(0, 256, (size, size, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return path

@@ -1,0 +1,45 @@
+"""What other processes do to an index in `index/test_safety.py`."""
+
+import os
+import signal
+
+from index_rows import HashEncoder, make_rows
+from recollect.index import Index, ingest
+from recollect.index.stores import lance
+
+
+def die_at(moment):
+    """SIGKILL this process before the moment-th step of a writer."""
+    count = [0]
+
+    def counted(function):
+        def step(*arguments, **options):
+            count[0] += 1
+            if count[0] >= moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **options)
+
+        return step
+
+    lance.note_checksums = counted(lance.note_checksums)
+    lance.LanceStore.upsert = counted(lance.LanceStore.upsert)
+    lance.LanceStore.delete = counted(lance.LanceStore.delete)
+    os.replace = counted(os.replace)
+    os.rename = counted(os.rename)
+    os.fsync = counted(os.fsync)
+
+
+def write(folder, photos, moment):
+    ingest._COMMIT = 4
+    index = Index.open(folder, HashEncoder())
+    die_at(moment)
+    index.add(photos)
+    index.set_values("stars", dict.fromkeys(index.ids[:3], 1))
+    index.remove(index.ids[:2])
+    index.forget("photos")
+
+
+def insert_many(folder, first):
+    index = Index.open(folder)
+    for number in range(first, first + 6):
+        index.insert(make_rows(2, first=2 * number))

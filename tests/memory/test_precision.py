@@ -1,0 +1,124 @@
+"""Memories at half precision: vectors are handed out with unit norm, and every store finds the same rows."""
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from recollect.memory import Memory
+from recollect.memory.export import export_memory
+from recollect.memory.fusion.block import FusionSettings
+from recollect.memory.fusion.neighbours import find_neighbours
+
+BOTH = pytest.mark.parametrize("address", ["lance", "milvus"], indirect=True)
+MODEL = "model-a"
+WIDE = 48  # at this width rounding to half precision changes norms visibly
+
+
+def unit(values):
+    return (values / np.linalg.norm(values, axis=1, keepdims=True)).astype(np.float32)
+
+
+@pytest.fixture
+def half(address, pairs):
+    memory = Memory.create(address, width=WIDE, model=MODEL, precision="float16")
+    memory.add(pairs(30, width=WIDE))
+    memory.add(pairs(10, first=30, width=WIDE))
+    return memory
+
+
+def off(vectors):
+    """How far the norms are from 1."""
+    assert vectors.dtype == np.float32
+    return np.abs(np.linalg.norm(vectors.astype(np.float64), axis=1) - 1).max()
+
+
+@BOTH
+@pytest.mark.parametrize("modality", ["image", "text"])
+def test_every_way_of_reading_vectors_gives_unit_norm(half, modality):
+    ids, whole = half.matrix(modality)
+    assert off(whole) < 3e-7
+    assert off(half.vectors(ids[::-1], modality)) < 3e-7
+    rows = half.backend.rows(ids[:7])
+    assert off(rows.image_vectors if modality == "image" else rows.text_vectors) < 3e-7
+    name = f"{modality}_vector"
+    assert off(np.concatenate([batch[name] for batch in half.columns([name])])) < 3e-7
+    np.testing.assert_allclose(half.vectors(ids, modality), whole, atol=1e-7)
+
+
+@BOTH
+def test_scores_are_the_products_of_the_vectors_that_are_handed_out(half):
+    queries = unit(np.random.default_rng(1).normal(size=(5, WIDE)))
+    found = half.search(queries, 10)
+    for query, ids, scores in zip(queries, found.ids, found.scores, strict=True):
+        np.testing.assert_allclose(half.vectors(ids.tolist(), "image") @ query, scores, atol=3e-7)
+
+
+def test_milvus_finds_what_lance_finds_at_the_same_precision(tmp_path, pairs):
+    generator = np.random.default_rng(2)
+    middle = unit(generator.normal(size=(1, 16)))
+    near = unit(middle + 3e-2 * generator.normal(size=(300, 16)))  # nearly equal, so that rounding decides the order
+    queries, found = unit(middle + 3e-2 * generator.normal(size=(20, 16))), []
+    for address in (tmp_path / "folder", f"milvus://{tmp_path}/lite.db/rows"):
+        memory = Memory.create(address, width=16, model=MODEL, precision="float16")
+        rows = pairs(300)
+        memory.add(type(rows)(**{**rows.__dict__, "image_vectors": near}))
+        found.append(memory.search(queries, 10))
+    np.testing.assert_allclose(found[0].scores, found[1].scores, atol=3e-7)
+    assert (found[0].ids == found[1].ids).mean() > 0.98  # the rest are equal up to single precision
+
+
+def test_a_row_written_back_as_it_was_read_stays_as_it_is(tmp_path, pairs):
+    memory = Memory.create(tmp_path / "memory", width=WIDE, model=MODEL, precision="float16")
+    memory.add(pairs(40, width=WIDE))
+    ids, before = memory.matrix("image")
+    for _ in range(5):
+        memory.backend.upsert(memory.backend.rows(ids))
+    np.testing.assert_array_equal(memory.vectors(ids, "image"), before)
+
+
+def test_vectors_that_are_not_quite_of_unit_norm_are_kept_with_unit_norm(tmp_path, pairs):
+    memory = Memory.create(tmp_path / "memory", width=WIDE, model=MODEL)
+    rows = pairs(20, width=WIDE)
+    memory.add(type(rows)(**{**rows.__dict__, "image_vectors": rows.image_vectors * np.float32(1.004)}))
+    assert off(memory.matrix("image")[1]) < 3e-7
+    assert off(memory.vectors(rows.ids, "image")) < 3e-7
+
+
+def test_an_exported_file_holds_unit_norm_vectors(tmp_path, pairs):
+    memory = Memory.create(tmp_path / "memory", width=WIDE, model=MODEL, precision="float16")
+    memory.add(pairs(20, width=WIDE))
+    export_memory(memory, tmp_path / "rows.parquet")
+    for name in ("image_vector", "text_vector"):
+        column = pq.read_table(tmp_path / "rows.parquet")[name].combine_chunks()
+        assert off(column.flatten().to_numpy().reshape(20, WIDE)) < 3e-7
+
+
+def test_near_twins_are_cut_by_the_cosine_of_unit_vectors(tmp_path, pairs):
+    """Pairs whose cosine is within a rounding of the threshold are cut as exact arithmetic on unit vectors says."""
+    generator = np.random.default_rng(3)
+    rows = pairs(200, width=WIDE)
+    base = rows.image_vectors
+    turned = generator.normal(size=base.shape)
+    turned = unit(turned - (turned * base).sum(1, keepdims=True) * base)
+    cosines = 0.94 + np.linspace(-3e-5, 3e-5, len(base))[:, None]
+    twins = unit(cosines * base + np.sqrt(1 - cosines**2) * turned)
+    memory = Memory.create(tmp_path / "memory", width=WIDE, model=MODEL, precision="float16")
+    memory.add(type(rows)(**{**rows.__dict__, "ids": [f"twin {n}" for n in range(200)], "image_vectors": twins}))
+    read = memory.backend.table.to_arrow()["image_vector"].combine_chunks().flatten().to_numpy()
+    kept = read.reshape(200, WIDE).astype(np.float64)
+    exact = (base * kept / np.linalg.norm(kept, axis=1, keepdims=True)).sum(1)
+    found = find_neighbours(rows, memory, FusionSettings(WIDE), k=1, max_score=0.94, score_of="image")
+    ids = memory.matrix("image")[0]
+    near = [f"twin {n}" for n in range(200)]
+    assert ids == near
+    sure = np.abs(exact - 0.94) > 1e-6
+    values, places = found.values["image"], found.rows["image"][:, 0]
+    texts = memory.vectors(near, "text")
+    reads_own_twin = np.isclose(values[places].numpy(), texts, atol=1e-6).all(axis=1)
+    assert (reads_own_twin == (exact < 0.94))[sure].all()
+
+
+@BOTH
+def test_a_memory_states_the_precision_of_what_is_on_disk(half, address):
+    assert half.info().precision == "float16"
+    assert half.info().stored == ("float32" if address.startswith("milvus") else "float16")

@@ -1,0 +1,195 @@
+"""Which pictures count as the same one, decided on pixels: edits of a picture do, similar pictures do not."""
+
+import io
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image, ImageDraw, ImageFont
+
+from recollect.memory.duplicates import near_identical_groups
+from recollect.memory.same_picture import PreparedPicture, near_identical, worth_comparing
+
+FASHION = Path(__file__).parents[3] / "shared" / "data" / "fashion.parquet"
+
+
+def photo(seed, size=(240, 180)):
+    """Smooth clouds of color with shapes in front, as busy as a photograph."""
+    generator = np.random.default_rng(seed)
+    clouds = generator.integers(30, 220, (6, 8, 3)).astype(np.uint8)
+    image = Image.fromarray(clouds).resize(size, Image.Resampling.BICUBIC)
+    draw = ImageDraw.Draw(image)
+    for _ in range(25):
+        x, y, r = generator.integers(0, size[0]), generator.integers(0, size[1]), generator.integers(4, 30)
+        draw.ellipse((x - r, y - r, x + r, y + r), fill=tuple(generator.integers(0, 255, 3).tolist()))
+    return image
+
+
+def product(seed, size=160):
+    """A shoe-like outline in the middle of a white picture: most of it is the same in every picture."""
+    generator = np.random.default_rng(seed)
+    image = Image.new("RGB", (4 * size, 4 * size), "white")
+    draw = ImageDraw.Draw(image)
+    bend = generator.uniform(-0.04, 0.04, 6)
+    outline = [(0.2, 0.6), (0.35, 0.42), (0.5, 0.45), (0.8, 0.55), (0.82, 0.66), (0.2, 0.66)]
+    points = [(4 * size * (x + b), 4 * size * y) for (x, y), b in zip(outline, bend, strict=True)]
+    draw.polygon(points, fill=tuple(generator.integers(20, 90, 3).tolist()))
+    for step in range(5):
+        x = 4 * size * (0.35 + 0.05 * step + generator.uniform(-0.02, 0.02))
+        draw.line((x, 4 * size * 0.47, x + 60, 4 * size * 0.6), fill="lightgray", width=9)
+    return image.resize((size, size), Image.Resampling.LANCZOS)
+
+
+def screenshot(seed):
+    generator = np.random.default_rng(seed)
+    image = Image.new("RGB", (480, 320), "white")
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(13)
+    draw.rectangle((0, 0, 480, 28), fill=(60, 90, 160))
+    draw.rectangle((0, 28, 90, 320), fill=(235, 235, 240))
+    for y in range(40, 310, 18):
+        words = ("".join(map(chr, generator.integers(97, 123, generator.integers(2, 9)))) for _ in range(8))
+        draw.text((100, y), " ".join(words), fill="black", font=font)
+    return image
+
+
+def with_another_line(image):
+    edited = image.copy()
+    draw = ImageDraw.Draw(edited)
+    draw.rectangle((100, 130, 480, 147), fill="white")
+    draw.text((100, 130), "this line says something else", fill="black", font=ImageFont.load_default(13))
+    return edited
+
+
+def frame_of(image, right=0):
+    """A frame of a burst: the same size, seen from a little further to the right, with sensor noise."""
+    frame = image.crop((12 + right, 9, image.width - 12 + right, image.height - 9))
+    noise = np.random.default_rng(right).normal(size=(frame.height, frame.width, 1)) * 3
+    return Image.fromarray((np.asarray(frame) + noise).clip(0, 255).astype(np.uint8))
+
+
+def night(seed):
+    generator = np.random.default_rng(seed)
+    sky = np.full((160, 240, 3), (8.0, 10.0, 18.0)) + generator.normal(size=(160, 240, 3)) * 2
+    for _ in range(60):
+        sky[generator.integers(160), generator.integers(240)] += generator.exponential(60)
+    return Image.fromarray(sky.clip(0, 255).astype(np.uint8))
+
+
+def encoded(image, form, **options):
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return Image.open(io.BytesIO(buffer.getvalue())).convert("RGB")
+
+
+def scaled(image, factor):
+    return image.resize((round(image.width * factor), round(image.height * factor)), Image.Resampling.LANCZOS)
+
+
+def cropped(image, share):
+    x, y = round(image.width * share), round(image.height * share)
+    return image.crop((x, y, image.width - x, image.height - y))
+
+
+EDITS = {
+    "JPEG 30": lambda image: encoded(image, "JPEG", quality=30),
+    "JPEG 95": lambda image: encoded(image, "JPEG", quality=95),
+    "WebP 50": lambda image: encoded(image, "WEBP", quality=50),
+    "half the size": lambda image: scaled(image, 0.5),
+    "twice the size": lambda image: scaled(image, 2.0),
+    "GIF": lambda image: encoded(image, "GIF"),
+    "palette": lambda image: image.quantize(256).convert("RGB"),
+    "gray": lambda image: image.convert("L").convert("RGB"),
+    "2 % crop": lambda image: cropped(image, 0.02),
+    "2 % crop on one side": lambda image: image.crop((round(0.02 * image.width), 0, image.width, image.height)),
+    "2 % crop, resized": lambda image: scaled(cropped(image, 0.02), 0.7),
+}
+
+
+def same(one, other):
+    one, other = PreparedPicture(one), PreparedPicture(other)
+    answer = near_identical(one, other)
+    assert answer == near_identical(other, one)
+    assert not answer or worth_comparing(one.sketch, other.sketch)
+    return answer
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("make", [photo, product, screenshot])
+def test_an_edit_of_a_picture_is_the_same_picture(make, edit):
+    assert all(same(make(seed), EDITS[edit](make(seed))) for seed in range(3))
+
+
+@pytest.mark.parametrize("make", [photo, product, screenshot, night])
+def test_pictures_of_similar_things_are_different(make):
+    pictures = [PreparedPicture(make(seed)) for seed in range(8)]
+    assert not any(near_identical(one, other) for one in pictures for other in pictures if one is not other)
+
+
+def test_one_other_line_of_text_makes_a_different_screenshot():
+    assert not any(same(screenshot(seed), with_another_line(screenshot(seed))) for seed in range(4))
+
+
+def test_frames_of_a_burst_are_different_pictures():
+    assert not any(same(frame_of(photo(seed)), frame_of(photo(seed), right=6)) for seed in range(4))
+
+
+def test_an_object_that_moved_makes_a_different_picture():
+    for seed in range(4):
+        frames = []
+        for place in ((40, 40), (150, 100)):
+            frame = photo(seed)
+            ImageDraw.Draw(frame).rectangle((*place, place[0] + 24, place[1] + 24), fill="white")
+            frames.append(frame)
+        assert not same(*frames)
+
+
+def test_another_color_makes_a_different_product_and_gray_does_not():
+    red, green = product(1), Image.merge("RGB", [product(1).split()[channel] for channel in (1, 0, 2)])
+    recolored = Image.merge("RGB", [band.point(lambda v, f=f: min(255, int(v * f))) for band, f in
+                                    zip(photo(3).split(), (1.3, 1.0, 0.5), strict=True)])  # fmt: skip
+    assert not same(photo(3), recolored)
+    assert same(red, red.convert("L").convert("RGB"))
+    assert green.size == red.size
+
+
+def test_pictures_that_show_nothing_are_never_near_identical():
+    assert not same(Image.new("RGB", (90, 60), (40, 40, 40)), Image.new("RGB", (180, 120), (41, 40, 40)))
+    assert not same(Image.new("RGB", (1, 1)), photo(0))
+
+
+def test_groups_form_around_the_picture_that_stays_and_never_along_chains():
+    """Each crop takes another 2 % of the one before: the ends of the chain are too far apart to be one picture."""
+    crops = [photo(5, (400, 300))]
+    while len(crops) < 6:
+        crops.append(cropped(crops[-1], 0.013))
+    assert all(same(one, other) for one, other in itertools.pairwise(crops))
+    assert not same(crops[0], crops[-1])
+    pairs = np.array([(one, other) for one in range(6) for other in range(one + 1, 6)])
+    found = near_identical_groups(pairs, crops.__getitem__, {place: (False, place) for place in range(6)})
+    for first, *others in found.groups:
+        assert all(same(crops[first], crops[other]) for other in others)
+        assert first == min([first, *others]), "the largest stays"
+    assert len(found.groups) >= 2
+
+
+def test_the_picture_that_stays_is_annotated_in_color_and_large():
+    original = photo(1, (400, 300))
+    pictures = [original.convert("L").convert("RGB"), scaled(original, 0.5), original, encoded(original, "JPEG")]
+    pairs = np.array([(one, other) for one in range(4) for other in range(one + 1, 4)])
+    first = [near_identical_groups(pairs, pictures.__getitem__, {place: (place not in annotated, place) for place in
+             range(4)}).groups[0][0] for annotated in ((), (1,))]  # fmt: skip
+    assert first == [2, 1]
+
+
+@pytest.mark.skipif(not FASHION.exists(), reason="the shop pictures are not here")
+def test_different_shop_pictures_are_not_duplicates():
+    """The nearest pairs among many products on white; a handful are sold twice with one photograph."""
+    column = pq.read_table(FASHION, columns=["image"])["image"][:3000:2]
+    pictures = [PreparedPicture(Image.open(io.BytesIO(each.as_py())).convert("RGB")) for each in column]
+    sketches = np.stack([each.sketch for each in pictures])
+    near = sketches @ sketches.T
+    one, other = np.nonzero(np.triu(near, 1) >= np.partition(np.triu(near, 1).reshape(-1), -400)[-400])
+    found = sum(near_identical(pictures[a], pictures[b]) for a, b in zip(one, other, strict=True))
+    assert found <= 4

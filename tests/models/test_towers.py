@@ -1,0 +1,177 @@
+"""Any vision backbone of transformers beside any text encoder: paired, trained, saved, opened again."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+from transformers import (
+    AutoModel,
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    BitImageProcessorPil,
+    CLIPTextConfig,
+    CLIPTextModel,
+    ConvNextConfig,
+    ConvNextImageProcessorPil,
+    ConvNextModel,
+    Dinov2Config,
+    Dinov2Model,
+    EfficientNetConfig,
+    EfficientNetImageProcessorPil,
+    EfficientNetModel,
+    ResNetConfig,
+    ResNetModel,
+    SwinConfig,
+    SwinModel,
+    ViTConfig,
+    ViTImageProcessorPil,
+    ViTModel,
+)
+
+from recollect.core.errors import UserError
+from recollect.models import load_model
+from recollect.models.pairing import pair_towers
+
+TOWER = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+PATCHES = {"image_size": 32, "patch_size": 8}
+STAGES = {"hidden_sizes": [8, 16], "depths": [1, 1]}
+SQUARE = {"height": 32, "width": 32}
+SHORT = {"size": {"shortest_edge": 32}, "crop_size": SQUARE}
+TEXTS = ["a photo of 2 cats", "no"]
+PICTURES = np.random.default_rng(0).integers(0, 256, (2, 40, 48, 3), dtype=np.uint8)
+
+BACKBONES = {
+    "resnet": (ResNetModel, ResNetConfig(embedding_size=8, layer_type="basic", **STAGES), "convnext"),
+    "convnext": (ConvNextModel, ConvNextConfig(num_stages=2, **STAGES), "convnext"),
+    "efficientnet": (
+        EfficientNetModel,
+        EfficientNetConfig(width_coefficient=0.25, depth_coefficient=0.3, hidden_dim=320, image_size=32),
+        "efficientnet",
+    ),
+    "dinov2": (Dinov2Model, Dinov2Config(**TOWER, **PATCHES), "bit"),
+    "swin": (
+        SwinModel,
+        SwinConfig(image_size=32, patch_size=4, embed_dim=16, depths=[1, 1], num_heads=[1, 2], window_size=4),
+        "vit",
+    ),
+    "vit": (ViTModel, ViTConfig(**TOWER, **PATCHES), "vit"),
+}
+PROCESSORS = {
+    "convnext": ConvNextImageProcessorPil(size={"shortest_edge": 32}, crop_pct=0.875),
+    "efficientnet": EfficientNetImageProcessorPil(size=SQUARE, do_center_crop=False),
+    "bit": BitImageProcessorPil(**SHORT),
+    "vit": ViTImageProcessorPil(size=SQUARE),
+}
+
+
+@pytest.fixture(scope="module")
+def vision(tmp_path_factory):
+    def write(name):
+        folder = tmp_path_factory.mktemp(name)
+        kind, config, processor = BACKBONES[name]
+        torch.manual_seed(0)
+        kind(config).save_pretrained(folder)
+        PROCESSORS[processor].save_pretrained(folder)
+        return folder
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory, bert_words):
+    folder = tmp_path_factory.mktemp("bert")
+    torch.manual_seed(1)
+    BertModel(BertConfig(**TOWER, vocab_size=len(bert_words), max_position_embeddings=40)).save_pretrained(folder)
+    bert_words.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sentences(bert, tmp_path_factory):
+    """The same encoder as a folder of sentence-transformers that normalises."""
+    folder = tmp_path_factory.mktemp("sentences")
+    layers = Transformer(str(bert), max_seq_length=40)
+    SentenceTransformer(modules=[layers, Pooling(16, "mean"), Normalize()], device="cpu").save(str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_a_pair_embeds_as_its_towers_do_in_plain_transformers_and_opens_again(name, vision, bert, tmp_path):
+    folder = vision(name)
+    model = pair_towers(folder, bert, width=12)
+    kind, _, processor = BACKBONES[name]
+    plain, text, words = (
+        kind.from_pretrained(folder).eval(),
+        BertModel.from_pretrained(bert).eval(),
+        AutoTokenizer.from_pretrained(bert),
+    )
+    with torch.no_grad():
+        pixels = PROCESSORS[processor](list(PICTURES), return_tensors="pt").pixel_values
+        images = F.normalize(model.project_images(plain(pixel_values=pixels).pooler_output.flatten(1)), dim=1)
+        tokens = words(TEXTS, padding=True, return_tensors="pt")
+        states, mask = text(**tokens).last_hidden_state, tokens["attention_mask"][..., None]
+        texts = F.normalize(model.project_texts((states * mask).sum(1) / mask.sum(1)), dim=1)
+    torch.testing.assert_close(model.embed_images(PICTURES), images, atol=2e-5, rtol=0)
+    torch.testing.assert_close(model.embed_texts(TEXTS), texts, atol=1e-5, rtol=0)
+    again = load_model(model.save(tmp_path / "model"), "cpu")
+    assert again.fingerprint == model.fingerprint
+    torch.testing.assert_close(again.embed_images(PICTURES), model.embed_images(PICTURES), atol=0, rtol=0)
+    torch.testing.assert_close(again.embed_texts(TEXTS), model.embed_texts(TEXTS), atol=0, rtol=0)
+
+
+def test_pooling_and_normalisation_are_those_of_sentence_transformers(vision, sentences):
+    model = pair_towers(vision("resnet"), sentences)
+    expected = SentenceTransformer(str(sentences), device="cpu").encode(TEXTS, convert_to_tensor=True)
+    model.model.text_projection = torch.nn.Identity()
+    with torch.no_grad():
+        torch.testing.assert_close(model.encode_texts(model.tokenize(TEXTS)), expected, atol=1e-5, rtol=0)
+
+
+def test_padding_does_not_change_a_mean_over_tokens(vision, bert):
+    model = pair_towers(vision("resnet"), bert)
+    torch.testing.assert_close(model.embed_texts(TEXTS)[1:], model.embed_texts(TEXTS[1:]), atol=1e-6, rtol=0)
+
+
+def test_a_pair_that_transformers_has_a_class_for_opens_there(vision, tmp_path, bert_words):
+    text, out = tmp_path / "clip", tmp_path / "model"
+    special = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
+    CLIPTextModel(CLIPTextConfig(**TOWER, **special, vocab_size=len(bert_words))).save_pretrained(text)
+    bert_words.save_pretrained(text)
+    model = pair_towers(vision("vit"), text, width=12)
+    model.save(out)
+    plain = AutoModel.from_pretrained(out)
+    assert type(plain).__module__.startswith("transformers.models.vision_text_dual_encoder")
+    with torch.no_grad():
+        tokens = model.tokenize(TEXTS)
+        found = plain.get_text_features(**tokens)
+        found = getattr(found, "pooler_output", found)
+        torch.testing.assert_close(F.normalize(found, dim=1), model.embed_texts(TEXTS), atol=1e-6, rtol=0)
+
+
+def test_heads_depend_on_the_seed_alone(vision, bert):
+    folder = vision("convnext")
+    torch.manual_seed(5)
+    one = pair_towers(folder, bert, seed=3).fingerprint
+    torch.manual_seed(6)
+    assert pair_towers(folder, bert, seed=3).fingerprint == one
+    assert pair_towers(folder, bert, seed=4).fingerprint != one
+
+
+def test_towers_in_the_wrong_places_are_named(vision, bert, sentences, tmp_path):
+    with pytest.raises(UserError, match=r"reads no pictures|image processor"):
+        pair_towers(bert, bert)
+    with pytest.raises(UserError, match=r"reads no texts|tokenizer"):
+        pair_towers(vision("vit"), vision("vit"))
+    modules = sentences / "modules.json"
+    found = json.loads(modules.read_text())
+    try:
+        modules.write_text(json.dumps([*found, {"idx": 3, "name": "3", "path": "3_Dense", "type": "x.Dense"}]))
+        with pytest.raises(UserError, match="Dense"):
+            pair_towers(vision("vit"), sentences)
+    finally:
+        modules.write_text(json.dumps(found))

@@ -1,0 +1,285 @@
+"""Clicks in SQLite: undo and redo, kills, full disks, flipped bits, two processes, logs of earlier versions."""
+
+import json
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recollect.core.errors import UserError
+from recollect.web.label_store import LabelStore
+
+
+def state(labels):
+    return {each.key: (each.name, each.text, list(each.marks.items())) for each in labels.classes.values()}
+
+
+def filtered(path):
+    """What filters read, by class name."""
+    with sqlite3.connect(path) as database:
+        found: dict = {}
+        for name, id, value in database.execute("SELECT name, id, value FROM labels"):
+            assert name == "clicked"
+            found.setdefault(value, set()).add(id)
+        return found
+
+
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("create"), st.sampled_from("abc")),
+        st.tuples(st.just("mark"), st.integers(1, 3), st.sampled_from(["p", "q"]), st.sampled_from([-1, 0, 1])),
+        st.tuples(st.just("drop"), st.integers(1, 3)),
+        st.tuples(st.just("undo")),
+        st.tuples(st.just("redo")),
+    ),
+    max_size=25,
+)
+
+
+@given(actions)
+def test_undo_and_redo_walk_through_earlier_states_and_a_restart_changes_nothing(tmp_path_factory, done):
+    path = tmp_path_factory.mktemp("labels") / "labels.sqlite"
+    labels = LabelStore(path)
+    before, after = [state(labels)], []
+    for action, *given_ in done:
+        try:
+            if action == "undo":
+                assert (labels.undo() is None) == (len(before) == 1)
+                if len(before) > 1:
+                    after.append(before.pop())
+            elif action == "redo":
+                assert (labels.redo() is None) == (not after)
+                if after:
+                    before.append(after.pop())
+            else:
+                if action == "mark":
+                    labels.mark(given_[0], [given_[1]], given_[2])
+                else:
+                    getattr(labels, action)(*given_)
+                before.append(state(labels))
+                after = []
+        except UserError:
+            pass
+        assert state(labels) == before[-1]
+    names = {name: {id for id, mark in marks if mark > 0} for name, _, marks in before[-1].values()}
+    assert filtered(path) == {name: ids for name, ids in names.items() if ids}
+    labels.close()
+    again = LabelStore(path)
+    assert state(again) == before[-1]
+    assert again.revision == labels_revision(path)
+    again.close()
+
+
+def labels_revision(path):
+    with sqlite3.connect(path) as database:
+        return database.execute("SELECT coalesce(max(number), 0) FROM changes").fetchone()[0]
+
+
+def test_names_are_checked(tmp_path):
+    labels = LabelStore(tmp_path / "labels.sqlite")
+    labels.create("  two   words ", "in words")
+    for name in ("", "   ", "two words", "TWO words", "x" * 201):
+        with pytest.raises(UserError):
+            labels.create(name)
+    with pytest.raises(UserError):
+        labels.mark(7, ["a"], 1)
+    with pytest.raises(UserError):
+        labels.mark(1, ["a"], 2)
+    assert state(labels) == {1: ("two words", "in words", [])}
+
+
+def test_two_open_files_see_each_others_changes_and_undo_the_last_of_both(tmp_path):
+    one, two = LabelStore(tmp_path / "labels.sqlite"), LabelStore(tmp_path / "labels.sqlite")
+    one.create("reds")
+    two.mark(1, ["a"], 1)
+    one.mark(1, ["b"], -1)
+    assert state(one) == state(two) == {1: ("reds", "", [("a", 1), ("b", -1)])}
+    assert two.undo()["ids"] == ["b"]
+    assert state(one) == {1: ("reds", "", [("a", 1)])}
+    with pytest.raises(UserError, match="already"):
+        two.create("Reds")
+
+
+CLICKER = """
+import sys
+from pathlib import Path
+from recollect.web.label_store import LabelStore
+labels = LabelStore(Path(sys.argv[1]))
+print("ready", flush=True)
+for number in range(int(sys.argv[3])):
+    labels.mark(1, [f"{sys.argv[2]}{number}"], 1)
+    print(number, flush=True)
+"""
+
+
+def clicker(path, name, clicks):
+    return subprocess.Popen([sys.executable, "-c", CLICKER, str(path), name, str(clicks)], stdout=subprocess.PIPE,
+                            text=True)  # fmt: skip
+
+
+def test_two_processes_click_at_once_and_no_click_is_lost(tmp_path):
+    labels = LabelStore(tmp_path / "labels.sqlite")
+    labels.create("reds")
+    both = [clicker(labels.path, name, 60) for name in "ab"]
+    assert [process.wait(300) for process in both] == [0, 0]
+    assert set(labels.get(1).marks) == {f"{name}{number}" for name in "ab" for number in range(60)}
+    for process in both:
+        process.stdout.close()
+
+
+def test_a_killed_process_loses_no_click_that_was_answered(tmp_path):
+    labels = LabelStore(tmp_path / "labels.sqlite")
+    labels.create("reds")
+    process = clicker(labels.path, "a", 10**6)
+    for _ in range(21):
+        process.stdout.readline()
+    process.send_signal(signal.SIGKILL)
+    answered = 20 + len(process.stdout.read().split())
+    process.wait()
+    process.stdout.close()
+    labels.close()
+    again = LabelStore(tmp_path / "labels.sqlite")
+    assert again.damaged == 0
+    assert answered <= len(again.get(1).marks) <= answered + 1
+    again.mark(1, ["later"], 1)
+
+
+def test_a_full_disk_is_reported_and_the_click_is_not_saved_later_either(tmp_path):
+    labels = LabelStore(tmp_path / "labels.sqlite")
+    labels.create("reds")
+    labels.mark(1, ["kept"], 1)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    usual = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # an error as on a full disk
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limit[1]))
+        for number in range(2):
+            with pytest.raises(UserError, match="could not be saved"):
+                labels.mark(1, [f"{number}" * 9000], 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, usual)
+    assert list(labels.get(1).marks) == ["kept"]
+    labels.mark(1, ["later"], 1)
+    labels.close()
+    assert list(LabelStore(tmp_path / "labels.sqlite").get(1).marks) == ["kept", "later"]
+
+
+def filled(path, clicks=400):
+    labels = LabelStore(path)
+    labels.create("reds")
+    for number in range(clicks):
+        labels.mark(1, [f"picture {number}"], 1)
+    labels.close()
+    return {f"picture {number}" for number in range(clicks)}
+
+
+def test_a_flipped_bit_costs_one_click_and_is_counted(tmp_path):
+    path = tmp_path / "labels.sqlite"
+    ids = filled(path)
+    data = bytearray(path.read_bytes())
+    data[data.index(b'"ids":["picture 7"]') + 9] ^= 4
+    path.write_bytes(data)
+    again = LabelStore(path)
+    assert (again.damaged, set(again.get(1).marks)) == (1, ids - {"picture 7"})
+
+
+def test_an_undo_of_a_damaged_click_takes_back_no_other(tmp_path):
+    path = tmp_path / "labels.sqlite"
+    labels = LabelStore(path)
+    labels.create("reds")
+    labels.mark(1, ["kept"], 1)
+    labels.mark(1, ["undone"], 1)
+    labels.undo()
+    labels.close()
+    path.write_bytes(path.read_bytes().replace(b'["undone"]', b'["undome"]'))
+    again = LabelStore(path)
+    assert (again.damaged, list(again.get(1).marks)) == (1, ["kept"])
+
+
+@pytest.mark.parametrize("page", [0, 1, 3, 5])
+def test_a_damaged_page_of_the_file_costs_only_what_was_clicked_on_it(tmp_path, page):
+    path = tmp_path / "labels.sqlite"
+    ids = filled(path)
+    LabelStore(path).close()  # its backup has everything so far
+    labels = LabelStore(path)
+    labels.mark(1, ["since the backup"], 1)
+    labels.close()
+    data = bytearray(path.read_bytes())
+    data[4096 * page : 4096 * page + 64] = b"\x7f" * 64
+    path.write_bytes(data)
+    again = LabelStore(path)
+    assert ids <= set(again.get(1).marks)
+    assert (tmp_path / "labels.damaged.sqlite").exists() == (again.damaged > 0)
+    again.mark(1, ["later"], 1)
+    assert "later" in again.get(1).marks
+
+
+def test_a_file_that_is_removed_while_it_is_open_takes_no_clicks(tmp_path):
+    labels = LabelStore(tmp_path / "labels.sqlite")
+    labels.create("reds")
+    os.replace(tmp_path / "labels.sqlite", tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="Start the page again"):
+        labels.mark(1, ["a"], 1)
+
+
+def test_a_place_that_cannot_be_written_is_reported(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="--log"):
+        LabelStore(tmp_path / "file" / "labels.sqlite")
+
+
+def log_line(entry):
+    text = json.dumps(entry).encode()
+    return f"{zlib.crc32(text):08x} ".encode() + text + b"\n"
+
+
+def test_the_click_log_of_an_earlier_version_is_read_once(tmp_path):
+    click = {"do": "mark", "class": 1, "ids": ["b"], "mark": 1}
+    entries = [
+        {"do": "class", "class": 1, "name": "reds", "text": "red"},
+        {"do": "mark", "class": 1, "ids": ["a", "x"], "mark": 1, "digests": ["pixels of a", ""]},
+        click,
+        {"do": "undo", "of": click},
+        {"do": "mark", "class": 1, "ids": ["c"], "mark": -1},
+    ]
+    log = tmp_path / "clicks.jsonl"
+    log.write_bytes(b"".join(map(log_line, entries)) + b"00000000 {}\n" + b"cut short")
+    labels = LabelStore(tmp_path / "labels.sqlite", log)
+    expected = {1: ("reds", "red", [("pixels of a", 1), ("x", 1), ("c", -1)])}
+    assert (labels.damaged, state(labels)) == (1, expected)
+    labels.mark(1, ["d"], 1)
+    labels.close()
+    again = LabelStore(tmp_path / "labels.sqlite", log)
+    assert state(again)[1][2][-1] == ("d", 1)
+    assert log.exists()
+
+
+ENDING = """
+import os, signal, sys, threading, time
+from types import SimpleNamespace
+from recollect.web.stopping import end_in_time
+server = SimpleNamespace(handle_exit=lambda number, frame: None)
+ended = end_in_time(server, float(sys.argv[1]))
+signal.signal(signal.SIGINT, server.handle_exit)
+threading.Thread(target=time.sleep, args=[20]).start()  # a request that takes long
+for _ in range(int(sys.argv[2])):
+    os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+@pytest.mark.parametrize(("patience", "signals"), [("0.05", "1"), ("99", "2")])
+def test_a_server_ends_soon_though_a_request_takes_long(patience, signals):
+    """Clicks are on disk before they are answered; a second signal ends it at once."""
+    began = time.monotonic()
+    words = [sys.executable, "-c", ENDING, patience, signals]
+    result = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert (result.returncode, result.stderr) == (128 + signal.SIGINT, "interrupted\n")
+    assert time.monotonic() - began < 15

@@ -1,0 +1,474 @@
+"""The journeys of the page in a real browser, at desktop and phone width."""
+
+import os
+import shutil
+import time
+from dataclasses import replace
+
+import pytest
+
+from colours import COLOURS, ColourEncoder, shade
+from pages import HOSTILE, colour_memory
+from pictures import encoded
+from recollect.apps.classify.classifier import Classifier
+from recollect.core.errors import UserError
+from recollect.memory.store import Memory
+
+CHROMIUM = os.environ.get("RECOLLECT_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
+SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
+            "--disable-sync", "--no-first-run"]  # fmt: skip
+WIDTHS = {"desktop": (1200, 760), "phone": (390, 780)}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'recollect[dev]'")
+    if not os.path.exists(CHROMIUM):
+        pytest.skip(f"no chromium at {CHROMIUM} (apt-get install chromium, or set RECOLLECT_CHROMIUM)")
+    with playwright.sync_playwright() as starter:
+        opened = starter.chromium.launch(executable_path=CHROMIUM, args=SWITCHES)
+        yield opened
+        opened.close()
+
+
+class Tab:
+    """A tab of the page that notes every error and every request that leaves it."""
+
+    def __init__(self, browser, page, size="desktop"):
+        width, height = WIDTHS[size]
+        self.tab = browser.new_page(viewport={"width": width, "height": height}, has_touch=size == "phone")
+        self.tab.set_default_timeout(60_000)
+        self.problems, self.elsewhere, self.asking = [], [], set()
+        self.tab.on("request", lambda asked: self.asking.add(asked))
+        for ended in ("requestfinished", "requestfailed"):
+            self.tab.on(ended, lambda asked: self.asking.discard(asked))
+        self.tab.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.tab.on("console", lambda said: self.problems.append(said.text) if said.type == "error" else None)
+        self.tab.on("request", lambda asked: None if asked.url.startswith((page.address, "blob:")) else
+                    self.elsewhere.append(asked.url))  # fmt: skip
+        self.tab.goto(page.address)
+        self.tab.wait_for_selector(".tile .caption:not(:empty)")
+
+    def wait(self, script, given=None, seconds=60):
+        """Until the script says true; the page's own policy forbids playwright's waiting, which evaluates texts."""
+        end = time.monotonic() + seconds
+        while not self.tab.evaluate(script, given):
+            assert time.monotonic() < end, f"never true: {script} {given or ''}"
+            self.tab.wait_for_timeout(20)
+
+    def ready(self, seconds=60):
+        """Until the picture in focus is shown and nothing is under way that sorts anew: till then no key may count."""
+        shown, calm = "document.querySelector('.tile.focus:not([hidden]) .caption')?.textContent > ''", 0
+        end = time.monotonic() + seconds
+        while calm < 3:
+            assert time.monotonic() < end, f"never ready: {len(self.asking)} requests under way"
+            calm = calm + 1 if not self.asking and self.tab.evaluate(shown) else 0
+            self.tab.wait_for_timeout(20)
+
+    def calm(self, seconds=60):
+        """Until what was asked for is answered and shown."""
+        end, still = time.monotonic() + seconds, 0
+        while still < 5:
+            assert time.monotonic() < end, f"{len(self.asking)} requests under way"
+            still = 0 if self.asking else still + 1
+            self.tab.wait_for_timeout(10)
+
+    def search(self, words):
+        self.tab.fill("#words", words)
+        self.tab.press("#words", "Enter")
+        self.wait("document.querySelector('#status').textContent.includes('best first')")
+
+    def captions(self, count=6):
+        """Of the first tiles, from the top."""
+        return self.tab.evaluate(
+            "count => [...document.querySelectorAll('.tile:not([hidden])')].map(t => [t.getBoundingClientRect(), t])"
+            ".sort((a, b) => a[0].y - b[0].y || a[0].x - b[0].x).slice(0, count)"
+            ".map(([, t]) => t.querySelector('.caption').textContent)",
+            count,
+        )
+
+    def shows(self, word, count=6):
+        self.wait(
+            "([word, count]) => { const t = [...document.querySelectorAll('.tile:not([hidden])')].map(t => "
+            "[t.getBoundingClientRect(), t]).sort((a, b) => a[0].y - b[0].y || a[0].x - b[0].x).slice(0, count); "
+            "return t.length === count && t.every(([, t]) => "
+            "t.querySelector('.caption').textContent.includes(word)); }",
+            [word, count],
+        )
+
+    def panel(self):
+        """Open the panel of classes, which a phone hides at first."""
+        if not self.tab.is_visible("#panel"):
+            self.tab.click("#toggle-classes")
+
+    def new_class(self, name, text=""):
+        self.panel()
+        self.tab.fill("#class-name", name)
+        self.tab.fill("#class-text", text)
+        self.tab.press("#class-name", "Enter")
+        self.tab.wait_for_selector("#about:not([hidden])")
+
+    def clean(self):
+        known = [said for said in self.problems if "404" not in said]  # a picture that is broken on purpose
+        assert known == []
+        assert self.elsewhere == [], "nothing is asked from anywhere else"
+        self.tab.close()
+
+
+@pytest.mark.parametrize("size", WIDTHS)
+def test_search_by_words_by_a_picture_and_away(browser, shared_page, size):
+    tab = Tab(browser, shared_page, size)
+    tab.search("red")
+    tab.shows("red")
+    data = encoded(shade(COLOURS["blue"], 999))
+    tab.tab.fill("#words", "")
+    tab.tab.set_input_files("#file", {"name": "blue.png", "mimeType": "image/png", "buffer": data})
+    tab.tab.wait_for_selector(".term img")
+    tab.shows("blue")
+    tab.tab.click(".term button >> nth=0")  # turn the picture round: away from it
+    tab.tab.wait_for_selector(".term.away")
+    tab.wait("!document.querySelector('.tile .caption').textContent.includes('blue')")
+    tab.tab.click(".term button >> nth=1")
+    tab.tab.fill("#where", "number < 4")
+    tab.tab.click("#search .main")
+    tab.wait("document.querySelector('#status').textContent.startsWith('4 pictures')")
+    tab.clean()
+
+
+@pytest.mark.parametrize("size", WIDTHS)
+def test_a_class_by_clicks_is_saved_and_survives_a_reload(browser, page, size):
+    tab = Tab(browser, page, size)
+    tab.new_class("reds", "red")
+    tab.shows("red", 4)
+    for _ in range(3):
+        before = tab.tab.inner_text(".counts")
+        tab.ready()
+        tab.tab.click(".tile.focus:not([hidden]) .marks .yes")
+        tab.wait("before => document.querySelector('.counts').textContent !== before", before)
+    tab.search("green")
+    tab.shows("green")
+    for index in (0, 1, 2):
+        before = tab.tab.inner_text(".counts")
+        tab.tab.click(f".tile:not([hidden]):not(.no) .marks .no >> nth={index}")
+        tab.wait("before => document.querySelector('.counts').textContent !== before", before)
+    assert tab.tab.inner_text(".counts") == "✓3 ✗3"
+    tab.tab.click("[data-show=likely]")
+    tab.wait("document.querySelector('#cut').textContent.includes('likely matches')")
+    tab.shows("red", 4)
+    tab.tab.fill("#save-name", "reds")
+    tab.tab.press("#save-name", "Enter")
+    tab.wait("document.querySelector('#notice').textContent.startsWith('Saved')")
+    folder = page.folder / "page/classifiers/reds"
+    assert tab.tab.inner_text("#saved code") == f"recollect classify --with {folder} --images FOLDER"
+    kept = Classifier.load(folder)
+    assert kept.predict(ColourEncoder().embed_images([shade(COLOURS["red"], 77)])).tolist() == ["reds"]
+    tab.tab.reload()
+    tab.tab.wait_for_selector(".tile .caption:not(:empty)")
+    tab.panel()
+    tab.tab.wait_for_selector(".counts")
+    assert tab.tab.inner_text(".counts") == "✓3 ✗3"
+    tab.clean()
+
+
+def test_keys_mark_undo_and_move(browser, page):
+    tab = Tab(browser, page)
+    tab.new_class("reds", "red")
+    tab.shows("red")
+    tab.wait("document.activeElement.id === 'grid'")
+    for key, counts in (
+        (" ", "✓1 ✗0"),
+        ("x", "✓1 ✗1"),
+        ("u", "✓1 ✗0"),
+        ("r", "✓1 ✗1"),
+        ("u", "✓1 ✗0"),
+        ("Control+z", "✓0 ✗0"),
+        ("1", "✓1 ✗0"),
+    ):
+        tab.ready()
+        tab.tab.keyboard.press("Space" if key == " " else key)
+        tab.wait("counts => document.querySelector('.counts').textContent === counts", counts)
+    tab.ready()
+    page.call("/api/classes", {"name": "others"})
+    tab.tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    tab.wait("document.querySelectorAll('#classes li').length === 2")
+    tab.ready()
+    tab.tab.keyboard.press("2")
+    tab.wait("document.querySelector('#status').textContent.startsWith('✓ for others: red')")
+    tab.tab.keyboard.press("ArrowRight")
+    tab.ready()
+    read = "document.getElementById(document.querySelector('#grid').getAttribute('aria-activedescendant'))"
+    assert tab.tab.evaluate(f"{read} === document.querySelector('.tile.focus:not([hidden])')")
+    assert "red" in tab.tab.evaluate(f"{read}.getAttribute('aria-label')")
+    tab.tab.keyboard.press("Enter")
+    tab.tab.wait_for_selector("#viewer[open]")
+    tab.wait("document.querySelector('#view').naturalWidth > 0")
+    opened = tab.tab.inner_text("#view-caption")
+    tab.tab.keyboard.press("ArrowRight")
+    tab.wait("caption => ![caption, ''].includes(document.querySelector('#view-caption').innerText)", opened)
+    tab.tab.click("#before")
+    tab.wait("caption => document.querySelector('#view-caption').innerText === caption", opened)
+    tab.tab.keyboard.press("Escape")
+    tab.tab.keyboard.press("/")
+    assert tab.tab.evaluate("document.activeElement.id") == "words"
+    tab.clean()
+
+
+def test_hostile_captions_are_only_text_and_a_picture_shows_all_of_its_own(browser, page):
+    memory = Memory.open(page.folder)
+    (id,) = memory.ids_where("number = 58")
+    more = [f"{HOSTILE} again", "a wordofone" + "hundredandmanyletters" * 12]
+    own = memory.backend.rows([id])
+    for number, caption in enumerate(more, start=1):
+        memory.add(replace(own, ids=[f"{id}#{number}"], captions=[caption]))
+    tab = Tab(browser, page)
+    tab.tab.fill("#where", "number = 58")
+    tab.tab.click("#search .main")
+    tab.wait("document.querySelector('#status').textContent.startsWith('1 picture (')")
+    tab.wait("caption => document.querySelector('.tile:not([hidden]) .caption').textContent === caption",
+                              HOSTILE)  # fmt: skip
+    tab.tab.click(".tile:not([hidden]) img")
+    shown = "[...document.querySelectorAll('#view-caption li')].map(each => each.textContent).join('|')"
+    tab.wait(f"captions => {shown} === captions", "|".join([HOSTILE, *more]))
+    tab.tab.set_viewport_size({"width": 390, "height": 780})
+    width = "[...document.querySelectorAll('#viewer, #view-caption')].every(e => e.scrollWidth <= e.clientWidth)"
+    assert tab.tab.evaluate(width), "nothing lies beside a phone"
+    tab.tab.click("#more")
+    tab.tab.wait_for_selector(".term")
+    tab.new_class(HOSTILE)
+    assert tab.tab.evaluate("window.hacked") is None
+    tab.clean()
+
+
+def test_two_tabs_show_the_same_clicks(browser, page):
+    one, two = Tab(browser, page), Tab(browser, page)
+    one.new_class("reds", "red")
+    two.panel()
+    two.tab.wait_for_selector("#classes .counts")
+    one.shows("red")
+    one.tab.click(".tile.focus:not([hidden]) .marks .yes")
+    one.wait("document.querySelector('.counts').textContent === '✓1 ✗0'")
+    two.tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # as when a person comes back to it
+    two.wait("document.querySelector('.counts').textContent === '✓1 ✗0'")
+    page.session.orders._orders.clear()  # the server keeps a few lists, which the clicks of either tab replace
+    one.tab.focus("#grid")
+    one.tab.keyboard.press("End")
+    one.wait("document.querySelector('.tile.focus .caption')?.textContent > ''")
+    two.tab.click("#classes [aria-label='remove reds']")
+    two.wait("!document.querySelector('#classes li')")
+    page.session.orders._orders.clear()
+    one.tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    one.wait("document.querySelector('#about').hidden")
+    one.wait("document.querySelector('.tile.focus .caption')?.textContent > ''")
+    Memory.open(page.folder).delete(["red/0.png"])
+    two.tab.reload()
+    two.wait("document.querySelector('#status').textContent.startsWith('59 pictures')")
+    one.tab.focus("#grid")
+    one.tab.keyboard.press("Enter")  # a picture of before: refused, and the list is asked for again
+    one.wait("document.querySelector('#status').textContent.startsWith('59 pictures')", seconds=20)
+    one.tab.keyboard.press("Escape")
+    one.new_class("greens", "green")
+    one.shows("green")
+    for tab in (one, two):
+        tab.problems = [
+            said for said in tab.problems if "410" not in said and "409" not in said
+        ]  # as the browser notes
+    one.clean()
+    two.clean()
+
+
+def test_a_server_that_is_gone_is_said(browser, tmp_path):
+    from pages import start
+
+    colour_memory(tmp_path / "memory")
+    page, stop = start(tmp_path / "memory")
+    tab = Tab(browser, page)
+    stop()
+    tab.tab.fill("#words", "red")
+    tab.tab.press("#words", "Enter")
+    tab.wait("document.querySelector('#notice').textContent.includes('does not answer')")
+    tab.tab.close()
+
+
+@pytest.mark.parametrize("size", WIDTHS)
+def test_everything_sorted_shows_classes_and_labels_go_into_the_memory(browser, page, size):
+    version = page.session.collection.version
+    for key, name in enumerate(("red", "green", "blue"), start=1):
+        page.call("/api/classes", {"name": name})
+        rows = list(range(key - 1, 36, 3))
+        page.call(f"/api/classes/{key}/marks", {"rows": rows, "mark": 1, "version": version})
+    tab = Tab(browser, page, size)
+    tab.tab.click("#show-sorted")
+    tab.tab.wait_for_selector("#sorted-classes button >> nth=4")
+    tab.wait("document.querySelector('#sorted-note').textContent.includes('held-out marks right')")
+    tab.tab.click("#sorted-classes button:has-text('green')")
+    tab.shows("green", 4)
+    assert tab.tab.evaluate("document.querySelector('#sorted-classes .chosen').textContent").startswith("green")
+    tab.panel()
+    tab.tab.click("#write")
+    tab.wait("document.querySelector('#notice').textContent.startsWith('36 pictures')")
+    tab.tab.click("#show-grid")
+    tab.tab.fill("#where", "clicked = 'blue'")
+    tab.tab.click("#search .main")
+    tab.wait("document.querySelector('#status').textContent.startsWith('12 pictures')")
+    scope = "document.querySelector('#scope-note').textContent"
+    tab.wait(f"{scope}.startsWith(\"Only where clicked = 'blue': 12 of 60.\")")
+    tab.panel()
+    tab.tab.click("#classes .name:has-text('blue')")
+    tab.shows("blue", 4)
+    tab.wait("document.querySelector('#status').textContent.startsWith('12 pictures, best matches first')")
+    page.call("/api/classes/3/marks", {"rows": [0, 1], "mark": -1, "version": version})
+    tab.tab.click("[data-show=clicked]")
+    tab.wait("document.querySelector('#cut').textContent.startsWith('With this filter: 12 likely matches')")
+    tab.tab.click("[data-show=next]")
+    tab.wait("document.querySelector('#status').textContent.startsWith('0 pictures: all of these are marked')")
+    tab.tab.click("#show-sorted")
+    tab.wait("document.querySelector('#status').textContent.startsWith('12 pictures (')")
+    tab.tab.click("#show-map")
+    tab.wait("document.querySelector('#status').textContent.startsWith('Map of 12 pictures')")
+    tab.panel()
+    link = tab.tab.get_attribute(".links a >> nth=0", "href")
+    assert page.call(link, raw=True)[1][0].decode().count("\nblue/") == 12, "what is shown, and nothing else"
+    tab.tab.click("#scope-off")
+    tab.wait("document.querySelector('#scope').hidden")
+    tab.wait("document.querySelector('#cut').textContent.includes('Checked against your 14 marks')")
+    tab.clean()
+
+
+def test_an_adapted_search_shows_ranks_before_and_what_it_learnt_from(browser, drawings, monkeypatch):
+    """A model that can adapt; what its session says is tested beside it."""
+    eighth = lambda self, vector, scores: {"cut": {"score": float(scores[7]), "above": 8, "share": 0.9, "captions": 20}}  # noqa: E731
+    monkeypatch.setattr(type(drawings.session), "_cut_for", eighth)
+    tab = Tab(browser, drawings)
+    tab.search("a red bridge")
+    assert not tab.tab.is_visible("#episode")
+    tab.tab.click("#adapt")
+    tab.wait("!document.querySelector('#episode').hidden")
+    assert "ranked them again" in tab.tab.inner_text("#episode-note")
+    tab.tab.click("#episode-note")
+    tab.wait("document.querySelectorAll('#episode-pairs figure').length > 1")
+    tab.wait(
+        "[...document.querySelectorAll('.tile:not([hidden]) .before')].some(b => /^\\d+ ← \\d+$/.test(b.textContent))"
+    )
+    assert "8 likely matches" in tab.tab.inner_text("#status")
+    tiles = tab.tab.evaluate(
+        "[...document.querySelectorAll('.tile:not([hidden])')].filter(t => t.querySelector('.before').textContent)"
+        ".map(t => [Number(t.querySelector('.before').textContent.split(' ← ')[1]), t.classList.contains('below')])"
+    )
+    assert {below for _, below in tiles} == {True, False}
+    assert all(below == (rank > 8) for rank, below in tiles), "the cut is of the model as it is"
+    tab.tab.click("#adapt")
+    tab.wait("document.querySelector('#episode').hidden")
+    tab.clean()
+
+
+def test_where_a_search_by_words_ends_is_said_and_dimmed(browser, shared_page):
+    tab = Tab(browser, shared_page)
+    tab.search("red")
+    tab.wait("document.querySelector('#status').textContent.includes('likely matches')")
+    tab.wait("!document.querySelector('.tile.focus').classList.contains('below')")
+    tab.tab.focus("#grid")
+    tab.tab.keyboard.press("End")
+    tab.wait("document.querySelectorAll('.tile:not([hidden]).below').length > 5")
+    below = "[...document.querySelectorAll('.tile.below:not([hidden]) .caption')]"
+    tab.wait(f"!{below}.some(caption => !caption.textContent)")
+    assert not tab.tab.evaluate(f"{below}.every(caption => caption.textContent.includes('red'))")
+    tab.clean()
+
+
+def test_adapt_says_beforehand_what_it_needs_and_stays_off(browser, shared_page):
+    tab = Tab(browser, shared_page)
+    tab.wait("document.querySelector('#adapt').title.includes('cannot refine')")
+    tab.search("red")
+    tab.tab.click("#adapt", force=True)
+    tab.wait("document.querySelector('#notice').textContent.includes('cannot refine')")
+    assert tab.tab.get_attribute("#adapt", "aria-pressed") == "false"
+    tab.search("green")
+    tab.shows("green")
+    tab.clean()
+
+
+def test_a_failed_adapted_search_shows_plain_results_and_switches_adapt_off(browser, drawings, monkeypatch):
+    def fail(self, query, where):
+        raise UserError("the model broke down")
+
+    monkeypatch.setattr(type(drawings.session.adaptive), "search", fail)
+    tab = Tab(browser, drawings)
+    tab.search("a red bridge")
+    tab.tab.fill("#words", "a green river")
+    tab.tab.click("#adapt")
+    tab.wait("document.querySelector('#notice').textContent.includes('broke down')")
+    tab.wait("document.querySelector('#adapt').getAttribute('aria-pressed') === 'false'")
+    expected = [drawings.session.collection.items([row])[0] for row in plain_rows(drawings, "a green river")]
+    tab.wait("shown => document.querySelector('.tile.focus .caption').textContent === shown",
+             expected[0].caption or expected[0].id)  # fmt: skip
+    tab.problems.clear()  # the browser notes the refusal
+    tab.clean()
+
+
+def plain_rows(page, words):
+    _, answer = page.call("/api/search", {"terms": [{"words": words}]})
+    return [tile["row"] for tile in page.call(f"/api/window?order={answer['order']}&start=0&count=9")[1]["tiles"]]
+
+
+@pytest.mark.parametrize("size", WIDTHS)
+def test_map_and_duplicates_open_and_late_answers_take_nobody_elsewhere(browser, shared_page, size):
+    tab, held = Tab(browser, shared_page, size), []
+    tab.tab.route("**/api/search", lambda route: held.append(route))  # playwright marks what it calls
+    for words in ("red", "green"):
+        tab.tab.fill("#words", words)
+        tab.tab.press("#words", "Enter")
+    tab.tab.click("#show-map")
+    tab.wait("document.querySelector('#status').textContent.startsWith('Map of 60')")
+    while len(held) < 2:
+        tab.tab.wait_for_timeout(10)
+    for route in reversed(held):  # the later question is answered first
+        with tab.tab.expect_response("**/api/search"):
+            route.continue_()
+    tab.calm()
+    assert tab.tab.inner_text("#status").startswith("Map of"), "who looks at the map stays there"
+    tab.wait("document.querySelector('#map').width > 0")
+    stays = tab.tab.evaluate("""async () => {
+      const { PictureMap } = await import("/static/map.js"), canvas = document.querySelector("#map").cloneNode();
+      document.querySelector("#map-view").append(canvas);
+      const map = Object.assign(new PictureMap(canvas, () => {}), { points: [0.9, 0.2], rows: [0], version: 0 });
+      const [x, y] = map.place(0);
+      map.zoomAt(x, y, 3);
+      const [x2, y2] = map.place(0);
+      canvas.remove();
+      return Math.hypot(x2 - x, y2 - y);
+    }""")
+    assert stays < 1e-6, "what is under the pointer stays there when the map grows"
+    tab.tab.press("#map", "Enter")
+    tab.tab.wait_for_selector("#viewer[open]")
+    tab.tab.click("#close")
+    tab.tab.click("#show-duplicates")
+    tab.wait("document.querySelector('#status').textContent.includes('identical')")
+    tab.tab.press("#duplicates img >> nth=0", "Enter")
+    tab.tab.wait_for_selector("#viewer[open]")
+    tab.tab.click("#close")
+    tab.tab.click("#show-grid")
+    tab.shows("green", 4)
+    tab.clean()
+
+
+def test_a_million_rows_scroll_to_the_last_in_few_elements(browser, page, monkeypatch):
+    """The list is longer than a browser can lay out; sixty pictures stand for all of it."""
+    import numpy as np
+
+    session = page.session
+    rows = np.arange(1_000_000) % 60
+    monkeypatch.setattr(type(session), "everything", lambda self, where=None: self.orders.keep(
+        rows, np.full(len(rows), np.nan, dtype=np.float32), "all"))  # fmt: skip
+    tab = Tab(browser, page)
+    tab.wait("document.querySelector('#status').textContent.startsWith('1,000,000')")
+    tab.tab.focus("#grid")
+    tab.tab.keyboard.press("End")
+    tab.wait(
+        "[...document.querySelectorAll('.tile:not([hidden]) .caption')].some(c => c.textContent.includes('number 39'))"
+    )
+    assert tab.tab.evaluate("document.querySelectorAll('.tile').length") < 120
+    tab.tab.keyboard.press("Home")
+    tab.wait(
+        "[...document.querySelectorAll('.tile:not([hidden]) .caption')].some(c => c.textContent === 'red number 0')"
+    )
+    tab.clean()
