@@ -4,7 +4,7 @@
 
 Positive pairs: a picture and an edit of it. Negative pairs: the most similar different pictures of a source (by
 pixels), screenshots that differ in one line of text, frames of a burst, and scenes in which one object moved. The
-limits of `recollect.memory.same_picture` were chosen on the sources in `CHOSEN_ON`; the others are the test.
+limits of `recollect.index.same_picture` were chosen on the sources in `CHOSEN_ON`; the others are the test.
 """
 
 import io
@@ -23,9 +23,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 from recollect.core.files import write_json
 from recollect.core.progress import progress
-from recollect.memory.build.looks import look_of
-from recollect.memory.duplicates import LOOK_BITS
-from recollect.memory.same_picture import PreparedPicture, near_identical
+from recollect.index.duplicates import HASH_BITS
+from recollect.index.phash import phash_of
+from recollect.index.same_picture import PreparedPicture, near_identical
 from recording import this_command
 
 CHOSEN_ON = ("fashion", "pacs sketch", "flickr8k", "caltech101", "windows", "grocery", "pacs cartoon", "terminals")
@@ -194,11 +194,11 @@ def main() -> None:
             drawn = np.random.default_rng(1).permutation(len(images))[: options.edited].tolist()
             with progress(f"pairs of {source}", len(drawn), "pictures") as counter:
                 for place in drawn:
-                    prepared, look = PreparedPicture(images[place]), int(look_of(images[place]) or "0", 16)
+                    prepared, look = PreparedPicture(images[place]), int(phash_of(images[place]) or "0", 16)
                     for name, edit in EDITS.items():
                         edited = edit(images[place])
                         found[name].append(near_identical(prepared, PreparedPicture(edited)))
-                        hashed.append((look ^ int(look_of(edited) or "0", 16)).bit_count() <= LOOK_BITS)
+                        hashed.append((look ^ int(phash_of(edited) or "0", 16)).bit_count() <= HASH_BITS)
                     counter.advance(1)
             for kind, one, other in negatives(options, source, images):
                 wrong[f"{source}: {kind}"].append(near_identical(PreparedPicture(one), PreparedPicture(other)))

@@ -18,7 +18,6 @@ from recollect.data.sources import open_source
 from recollect.memory import Memory
 from recollect.memory.build import watching
 from recollect.memory.build.building import BuildOptions, fill_memory, open_for_build
-from recollect.memory.build.looks import bits_apart, look_of, looks_array
 from recollect.memory.build.reading import Reader
 from recollect.memory.build.watching import FolderWatch, folder_state
 from recollect.memory.duplicates import Duplicates, find_duplicates
@@ -329,34 +328,6 @@ def test_a_watch_goes_on_where_another_ended_and_touches_no_other_source(followe
     assert (report.removed, encoder.seen) == (1, 0)
     memory.refresh()
     assert "more:0.png" in names(memory)
-
-
-def test_a_perceptual_hash_survives_encoding_and_resizing_and_tells_pictures_apart():
-    for number in range(12):
-        picture, buffer = scene(number), io.BytesIO()
-        picture.save(buffer, "JPEG", quality=60)
-        again = Image.open(io.BytesIO(buffer.getvalue())).resize((70, 70))
-        looks = looks_array([look_of(picture), look_of(again), look_of(scene(number + 50))])
-        assert bits_apart(looks[:1], looks[1:2])[0] <= 6
-        assert bits_apart(looks[:1], looks[2:])[0] > 12
-    assert look_of(np.zeros(5, dtype=np.float32)) == ""
-    assert look_of(Image.new("RGB", (9, 9), (5, 5, 5))) == ""
-
-
-@pytest.fixture
-def doubles(tmp_path, photos):
-    """Eight pictures, and beside them a copy, a re-encoded one and a similar shot."""
-    (photos / "copy of 1.png").write_bytes((photos / "1.png").read_bytes())
-    scene(2).save(photos / "2 again.jpg", quality=70)
-    scene(2).resize((60, 60)).save(photos / "2 small.png")
-    similar = scene(3)
-    ImageDraw.Draw(similar).rectangle((5, 5, 30, 30), fill=(255, 255, 255))
-    similar.save(photos / "3 later.png")
-    encoder = Thumbnails()
-    memory = open_for_build(tmp_path / "memory", encoder, "m")
-    source = open_source(str(photos), keep_textless=True)
-    fill_memory(memory, Reader(encoder, source, encoder.fingerprint), BuildOptions(same=False))
-    return memory
 
 
 def test_duplicates_come_in_three_levels_apart(doubles):

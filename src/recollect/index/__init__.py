@@ -1,6 +1,7 @@
 """The index: pictures that can be looked up, searched, filtered and kept up to date."""
 
 from recollect.index.cutoff import CutOff
+from recollect.index.duplicates import Duplicates
 from recollect.index.filters import Filter, parse_filter
 from recollect.index.hits import Hit, Hits
 from recollect.index.index import NEAR, Index, IndexInfo
@@ -10,7 +11,7 @@ from recollect.index.query import Minus, Query, Term, as_query, embed_queries
 from recollect.index.rows import By, File, Picture, Record, Rows
 
 __all__ = [
-    "NEAR", "By", "CutOff", "File", "Filter", "Found", "Hit", "Hits", "Index", "IndexInfo", "IngestOptions",
-    "IngestReport", "Minus", "Picture", "Query",
-    "Record", "Rows", "Term", "as_query", "embed_queries", "parse_filter",
+    "NEAR", "By", "CutOff", "Duplicates", "File", "Filter", "Found", "Hit", "Hits", "Index", "IndexInfo",
+    "IngestOptions", "IngestReport", "Minus", "Picture", "Query", "Record", "Rows", "Term", "as_query", "embed_queries",
+    "parse_filter",
 ]  # fmt: skip

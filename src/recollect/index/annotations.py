@@ -33,6 +33,16 @@ def label_names(path: Path | None) -> list[str]:
         return [str(name) for (name,) in database.execute("SELECT DISTINCT name FROM labels ORDER BY name")]
 
 
+def labelled_ids(path: Path | None) -> set[str]:
+    """The ids of all pictures with a label."""
+    if path is None or not path.exists():
+        return set()
+    with _read_only(path) as database:
+        if not _has_labels(database):
+            return set()
+        return {str(id) for (id,) in database.execute("SELECT DISTINCT id FROM labels")}
+
+
 def annotation_damage(path: Path | None) -> list[str]:
     """One line for each fault that SQLite finds, and for each row that differs from its column ``crc``.
 

@@ -19,6 +19,7 @@ from recollect.core.types import Encoder, Kind, Source, caption_prefix
 from recollect.index import annotations
 from recollect.index.convert import convert_memory, is_memory
 from recollect.index.cutoff import LEAST_CAPTIONS, MOST_CAPTIONS, SHARE, CutOff, learn_cut_off
+from recollect.index.duplicates import Duplicates, find_duplicates
 from recollect.index.filters import NAMES, Filter, parse_filter, unknown_names, with_labels
 from recollect.index.hits import MODEL, Hit, Hits
 from recollect.index.lookup import Excluded, Found, look_up
@@ -27,6 +28,7 @@ from recollect.index.rows import (
     COLUMNS,
     FACTS,
     PHYSICAL,
+    ROUNDING,
     By,
     File,
     Picture,
@@ -50,13 +52,6 @@ if TYPE_CHECKING:
 
 NEAR = 0.94
 """Cosine from which two pictures count as near-duplicates (RECO, section 4.1)."""
-
-ROUNDING = 2.0**-21
-"""What rounding to half precision can take from the cosine of two equal vectors, at most.
-
-An entry is off by at most 2^-11 of itself, so a vector turns by an angle of at most 2^-11 (the norm is divided out),
-and by twice that if the other vector was rounded too: 1 - cos <= 2^-21.
-"""
 
 NO_LEARNT_CUT = "nothing is cut: the cut-off was learnt from captions, and this query has a picture"
 
@@ -613,6 +608,24 @@ class Index:
             found.append(next(iter(here)))
         return found
 
+    def duplicates(self, threshold: float = NEAR, everything: bool = True) -> Duplicates:
+        """Find pictures that are in the index more than once.
+
+        Files with equal pixels are *identical* and share one row. Pictures are *near-identical* if
+        `recollect.index.same_picture.near_identical` says so of their pixels, and *similar* if their embeddings agree.
+        Only pictures with near hashes or embeddings are decoded. Nothing is changed: `remove` takes pictures out, and
+        `restore` brings them back.
+
+        Args:
+            threshold: cosine from which two pictures are similar.
+            everything: compare all embeddings with all, which takes hours for millions; otherwise similar pictures are
+                sought among those with a common cluster center.
+
+        Raises:
+            UserError: a threshold outside of (0, 1].
+        """
+        return find_duplicates(self, threshold, everything)
+
     # ------------------------------------------------------------------ changing
 
     def add(
@@ -799,7 +812,9 @@ class Index:
             embedded = self.encoder.embed_texts(list(missing), self.record.prefix).numpy()
             made = dict(zip(missing, embedded, strict=True))
         vectors = [
-            np.array([old[text] if text in old else made[text] for text in each["captions"]], dtype=np.float32)
+            np.array([old[text] if text in old else made[text] for text in each["captions"]], dtype=np.float32).reshape(
+                -1, self.width
+            )
             for each, old in zip(facts, known, strict=True)
         ]
         rows = replace(

@@ -25,7 +25,7 @@ from recollect.data.sources.images import BrokenImageError, note
 from recollect.data.sources.reading import BROKEN_SHARE, BrokenCounter, blocks_ahead
 from recollect.index.exif import PictureFacts, picture_facts
 from recollect.index.phash import phash_of
-from recollect.index.rows import COLUMNS, File, Rows, as_png, picture_id, plain
+from recollect.index.rows import COLUMNS, ROUNDING, File, Rows, as_png, picture_id, plain
 
 if TYPE_CHECKING:
     from recollect.index.index import Index
@@ -34,7 +34,6 @@ BLOCK = 256
 """Samples that are embedded together."""
 
 _COMMIT = 16 * BLOCK  # rows of a commit, at most: what a kill can lose
-_ROUNDING = 2.0**-21
 
 KeptPictures = Literal["source", "bytes", "path", "none"]
 """What an index stores of a picture: bytes or path as the source has it, always one of them, or nothing."""
@@ -388,7 +387,7 @@ class _Writer:
         """Whether a near-duplicate is there or waiting; then the picture is left out."""
         if self.options.near is None or read.vector is None:
             return False
-        limit, vector = self.options.near - _ROUNDING, read.vector.astype(np.float64)
+        limit, vector = self.options.near - ROUNDING, read.vector.astype(np.float64)
         waiting = [each[0].vector for each in self._waiting.values() if each[0].vector is not None]
         near = any(float(vector @ each.astype(np.float64)) >= limit for each in waiting)
         near = near or (bool(len(self.index)) and bool(self.index.near(read.vector[None], self.options.near)))

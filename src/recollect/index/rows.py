@@ -25,6 +25,13 @@ By = Literal["image", "text"]
 VectorPrecision = Literal["float32", "float16"]
 """How vectors are stored. Half precision halves the space and changes a cosine by about 1e-5."""
 
+ROUNDING = 2.0**-21
+"""What rounding to half precision can take from the cosine of two equal vectors, at most.
+
+An entry is off by at most 2^-11 of itself, so a vector turns by an angle of at most 2^-11 (the norm is divided out),
+and by twice that if the other vector was rounded too: 1 - cos <= 2^-21.
+"""
+
 FORMAT = 3
 """Of an index on disk. Formats 1 and 2 were memories of pairs."""
 
@@ -207,7 +214,7 @@ class Rows:
 
     image_vectors: Float[np.ndarray, "rows width"] | None = None
     captions: Sequence[Sequence[str]] = ()
-    caption_vectors: Sequence[Float[np.ndarray, "captions width"]] = ()
+    caption_vectors: Sequence[Float[np.ndarray, "_ width"]] = ()
     ids: Sequence[str] = ()
     files: Sequence[Sequence[File]] = ()
     labels: Sequence[Sequence[str]] = ()

@@ -1,41 +1,24 @@
 """Duplicates: identical pictures, near-identical ones (decided on pixels), and similar ones (by embedding)."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Int64
 
 from recollect.core.errors import UserError
-from recollect.core.nearest import exact_neighbours
-from recollect.core.progress import progress
 from recollect.core.types import ImageLike
-from recollect.data.sources.images import BrokenImageError
-from recollect.memory.build.looks import expanded, looks_array, near_looks
+from recollect.index.duplicates import candidate_pairs, near_identical_groups
+from recollect.index.near_pairs import Bounds, DisjointSets, join_all, join_neighbourhoods
+from recollect.index.phash import phash_numbers
 from recollect.memory.lookup import ROUNDING
 from recollect.memory.naming import LABELLED, is_label_column
-from recollect.memory.near_pairs import Bounds, DisjointSets, join_all, join_neighbourhoods
 from recollect.memory.rows import picture_of
-from recollect.memory.same_picture import PreparedPicture, near_identical, worth_comparing
 from recollect.memory.store import NEAR, Memory
 
 Level = Literal["identical", "near-identical", "similar"]
 LEVELS: tuple[Level, ...] = ("identical", "near-identical", "similar")
-
-LOOK_BITS = 7
-"""Pictures whose perceptual hashes differ in at most this many bits are compared, pixel by pixel."""
-
-NEIGHBORS, LEAST_COSINE = 8, 0.9
-"""So are pictures with their nearest neighbors by embedding, down to this cosine."""
-
-MOST_HASHES, MOST_PAIRS = 3 * 10**9, 10**7
-"""Comparisons of hashes, and pairs of pictures with near hashes, beyond which `find_duplicates` skips some unless it
-has to compare everything."""
-
-_PREPARED = 256  # pictures kept in memory, about 200 KB each
 
 
 @dataclass(frozen=True)
@@ -127,105 +110,6 @@ def find_duplicates(memory: Memory, threshold: float = NEAR, everything: bool = 
 
 
 @dataclass(frozen=True)
-class NearIdentical:
-    """Groups of near-identical pictures, the one to keep first, and how many pictures could not be read."""
-
-    groups: list[list[int]]
-    unread: int
-
-
-def near_identical_groups(
-    pairs: Int64[np.ndarray, "pairs 2"],
-    read: Callable[[int], ImageLike],
-    prefer: Mapping[int, tuple[object, ...]],
-) -> NearIdentical:
-    """Group pictures around the one that stays: every other member is near-identical to that one.
-
-    Args:
-        pairs: which pictures to compare, by number.
-        read: decodes a picture; may raise `BrokenImageError`.
-        prefer: sort key of each picture; of equal first entries, color is kept before gray and large before small.
-    """
-    places = np.unique(pairs).tolist()
-    sketches: dict[int, np.ndarray] = {}
-    order: list[tuple[tuple[object, ...], int]] = []
-    unread = 0
-    prepared = lru_cache(_PREPARED)(lambda place: PreparedPicture(read(place)))
-    with progress("compare pixels", len(places), "pictures") as counter:
-        for place in places:
-            counter.advance(1)
-            try:
-                picture = read(place)
-            except BrokenImageError:
-                unread += 1
-                continue
-            if isinstance(picture, np.ndarray) and picture.ndim != 3:
-                continue  # a vector of a made world
-            small = PreparedPicture(picture)
-            sketches[place] = small.sketch
-            key = prefer[place]
-            order.append(((key[0], small.gray, -small.width * small.height, *key[1:]), place))
-    near: dict[int, list[int]] = {}
-    for one, other in pairs.tolist():
-        if one in sketches and other in sketches and worth_comparing(sketches[one], sketches[other]):
-            near.setdefault(one, []).append(other)
-            near.setdefault(other, []).append(one)
-    groups, taken = list[list[int]](), set[int]()
-    with progress("compare pixels", len(order), "pictures") as counter:
-        for _, place in sorted(order):
-            counter.advance(1)
-            others = [other for other in near.get(place, ()) if other not in taken]
-            if place in taken or not others:
-                continue
-            taken.add(place)
-            try:
-                members = [other for other in others if near_identical(prepared(place), prepared(other))]
-            except BrokenImageError:  # removed meanwhile
-                continue
-            taken.update(members)
-            if members:
-                groups.append([place, *members])
-    return NearIdentical(groups, unread)
-
-
-def candidate_pairs(
-    looks: np.ndarray, vectors: np.ndarray, everything: bool = True
-) -> tuple[Int64[np.ndarray, "pairs 2"], bool]:
-    """Pictures that may be the same: those with near hashes, and neighbors by embedding.
-
-    Args:
-        looks: perceptual hashes as numbers, 0 where unknown.
-        vectors: (pictures, width) image embeddings.
-        everything: do not cut, however many hashes are near.
-
-    Returns:
-        Pairs of numbers, and whether some were left out.
-    """
-    found = [np.empty((0, 2), dtype=np.int64)]
-    known = np.flatnonzero(looks)
-    rows = known[np.argsort(looks[known], kind="stable")]
-    distinct, first, counts = np.unique(looks[rows], return_index=True, return_counts=True)
-    total, cut = 0, False
-    for one, other, some in _near_hashes(distinct, counts, everything):
-        cut |= some
-        for ours, theirs in _placed(first[one], counts[one], first[other], counts[other]):
-            total += len(ours)
-            if total > MOST_PAIRS and not everything:
-                cut = True
-                break
-            found.append(np.stack([rows[ours], rows[theirs]], axis=1))
-    k = min(NEIGHBORS + 1, len(vectors))
-    unit = np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), dtype=np.float32)
-    for start in range(0, len(unit), 8192):
-        block = exact_neighbours(unit[start : start + 8192], unit, k)
-        near = np.asarray(block.scores) >= LEAST_COSINE
-        row, column = np.nonzero(near)
-        found.append(np.stack([row + start, np.asarray(block.rows)[row, column]], axis=1))
-    pairs = np.sort(np.concatenate(found), axis=1)
-    return np.unique(pairs[pairs[:, 0] != pairs[:, 1]], axis=0), cut
-
-
-@dataclass(frozen=True)
 class _Facts:
     """Of pictures, each by its first row: its id, and what tells it from others.
 
@@ -265,7 +149,7 @@ def _facts(memory: Memory) -> _Facts:
                 said.add(own)
         content.append(np.array([batch["stamp"][place].partition("-")[0].encode() for place in new], dtype=np.bytes_))
         digests.append(np.array([batch["digest"][place].encode() for place in new], dtype=np.bytes_))
-        looks.append(looks_array([batch["look"][place] for place in new]))
+        looks.append(phash_numbers([batch["look"][place] for place in new]))
     arrays = np.concatenate(content), np.concatenate(digests), np.concatenate(looks)
     return _Facts(ids, list(number), *arrays, said, further)
 
@@ -287,25 +171,6 @@ def _join_equal(joined: DisjointSets, keys: np.ndarray) -> None:
     order = known[np.argsort(keys[known], kind="stable")]
     equal = keys[order[1:]] == keys[order[:-1]]
     joined.join(order[:-1][equal], order[1:][equal])
-
-
-def _near_hashes(
-    distinct: np.ndarray, counts: np.ndarray, everything: bool
-) -> Iterator[tuple[np.ndarray, np.ndarray, bool]]:
-    """Each hash that several share with itself, and pairs of hashes."""
-    several = np.flatnonzero(counts > 1)
-    yield several, several, False
-    yield from near_looks(distinct, LOOK_BITS, None if everything else MOST_HASHES)
-
-
-def _placed(
-    first: np.ndarray, many: np.ndarray, other_first: np.ndarray, other_many: np.ndarray
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Each place of one run with each of another, run by run."""
-    runs = np.arange(len(first))
-    for run, place in expanded(runs, np.zeros_like(runs), many * other_many):
-        one, other = np.divmod(place, other_many[run])
-        yield first[run] + one, other_first[run] + other
 
 
 def _groups(roots: np.ndarray, stricter: np.ndarray) -> list[list[int]]:

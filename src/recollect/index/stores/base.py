@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -39,6 +39,7 @@ class Nearest:
     read: Callable[[np.ndarray, By, np.ndarray | None], Float32[np.ndarray, "some width"]]
 
 
+@runtime_checkable
 class Store(Protocol):
     """Rows in RAM, on disk or on a server. Every method raises `UserError` where the place itself is at fault.
 

@@ -16,7 +16,7 @@ from recollect.core.types import NO_LABEL, Encoder, ImageLike, Sample, Source, c
 from recollect.data.prompts import fill
 from recollect.data.sources.images import BrokenImageError, pixel_digest
 from recollect.data.sources.reading import blocks_ahead
-from recollect.memory.build.looks import look_of
+from recollect.index.phash import phash_of
 from recollect.memory.removals import KeptAway
 from recollect.memory.rows import Pairs, content_digest, plain
 
@@ -138,7 +138,7 @@ class Reader:
             image, path = self._kept(original, encoded, sample.image)
         except BrokenImageError as error:
             return _Failed(str(error), picture)
-        return _Read(sample, picture, image, path, stamp, pixels, look_of(sample.image))
+        return _Read(sample, picture, image, path, stamp, pixels, phash_of(sample.image))
 
     def _id(self, key: str) -> str:
         """Of a picture: the source's name and what tells pictures apart in it, or a digest of that where it is long."""

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
-from recollect.memory.duplicates import near_identical_groups
-from recollect.memory.same_picture import PreparedPicture, near_identical, worth_comparing
+from recollect.index.duplicates import near_identical_groups
+from recollect.index.same_picture import PreparedPicture, near_identical, worth_comparing
 
 FASHION = Path(__file__).parents[3] / "shared" / "data" / "fashion.parquet"
 
