@@ -1,7 +1,7 @@
 # Two commands on a fresh machine with Python 3.11 or newer:
 #   make demo   the main job, on the built-in data: demo/report.html
 #   make test   lint, types, room order and the whole test suite
-# Also: make help (the help that is kept of every command, after an option has changed), make docs (the site, strictly,
+# Also: make docs (the site, strictly,
 # into site/), make results (the pages of figures from the files in results/), make figures (their
 # pictures of numbers), make matrix (the suite on every Python of PYTHONS that is there), make lowest (the suite with the lowest versions that pyproject.toml promises).
 SHELL       := /bin/bash
@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 16) + 1)')
 PYTEST := -n $(WORKERS) --dist worksteal --jaxtyping-packages=recollect,recollect_papers,beartype.beartype
 
-.PHONY: demo test lint style types suite help bench bench-gpu docs results figures notebooks matrix lowest setup clean
+.PHONY: demo test lint style types suite bench bench-gpu docs results figures notebooks matrix lowest setup clean
 
 setup: .venv/.installed
 
@@ -38,10 +38,6 @@ style: setup
 types: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-
-# What `recollect COMMAND --help` prints, kept as text so that it takes no time.
-help: setup
-	$(BIN)/python .ci/help.py
 
 # Every ratio of speed and memory, in one run; the JSON says on which machine.
 bench: setup

@@ -10,6 +10,7 @@ from pictures import picture
 from recollect.apps.classify.classifier import Classifier
 from recollect.apps.export import MemoryReading, export_all
 from recollect.cli import main
+from recollect.cli.memory_options import MemoryOptions
 from recollect.core.errors import UserError
 from recollect.fewshot.form import kernel_form
 from recollect.fewshot.methods import FEW_SHOT_METHODS
@@ -120,10 +121,8 @@ def test_tower_memory_fusion_and_classifier_are_one_graph(place, encoder, tmp_pa
 
 def test_the_command_takes_memory_and_classifier(place, tmp_path, capsys, monkeypatch):
     """That both reach the export; what it writes is tested above."""
-    from recollect.cli import export as command
-
     seen = []
-    monkeypatch.setattr(command, "export_all", lambda *given: seen.append(given) or given[1])
+    monkeypatch.setattr("recollect.apps.export.export_all", lambda *given: seen.append(given) or given[1])
     reading = ["--memory", str(place / "memory"), "--fusion", str(place / "fusion"), "--k", "3"]
     model, kept = str(place / "model"), str(tmp_path / "kept")
     assert main(["classify", "--support", str(place / "examples"), "--model", model, "--save", kept, *reading]) == 0
@@ -135,8 +134,8 @@ def test_the_command_takes_memory_and_classifier(place, tmp_path, capsys, monkey
     assert main(["export", model, "--near", "0.9", *reading]) == 2
     assert "--near" in capsys.readouterr().err
     assert main(["export", "--out", str(tmp_path / "out"), *reading]) == 2, "this memory does not say its model"
-    assert "which model? Name it" in capsys.readouterr().err
-    monkeypatch.setattr(command.MemoryOptions, "model", model)
+    assert "MODEL" in capsys.readouterr().err
+    monkeypatch.setattr(MemoryOptions, "model", model)
     assert main(["export", "--out", str(tmp_path / "out"), *reading]) == 0
     assert seen[1][0].fingerprint == encoder.fingerprint
 

@@ -1,163 +1,173 @@
 """The command line: a table of commands, each a dataclass with a ``run`` method that is imported when chosen."""
 
-import io
 import os
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
-from contextlib import redirect_stdout, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
-from unittest.mock import patch
 
-from recollect.cli.help import HELP_WIDTH, kept_help
+from recollect.cli.parser import parse
 from recollect.core.errors import UserError
-from recollect.core.given import option_of, options_given
+from recollect.core.given import options_given
 
 
 @dataclass(frozen=True)
 class Command:
-    """Where a command lives: ``recollect.cli.<module>``, its dataclass, and one line of help."""
+    """Where a command's dataclass is, ``module:Class``, and one line of help."""
 
-    module: str
-    name: str
+    place: str
     help: str
 
 
 COMMANDS: dict[str, Command] = {
-    "train": Command("train", "Train", "train or post-train a dual encoder by a recipe"),
-    "train reco": Command("train_reco", "TrainReco", "teach a frozen model to read a memory"),
-    "train ra-clip": Command("train_ra_clip", "TrainRaClip", "train a dual encoder whose images read a memory"),
-    "evaluate zero-shot": Command("evaluate", "ZeroShot", "classify by class names alone"),
+    "train": Command("recollect.cli.train:Train", "train or post-train a dual encoder by a recipe"),
+    "train reco": Command("recollect.cli.train_reco:TrainReco", "teach a frozen model to read a memory"),
+    "train ra-clip": Command(
+        "recollect.cli.train_ra_clip:TrainRaClip", "train a dual encoder whose images read a memory"
+    ),
+    "evaluate zero-shot": Command("recollect.cli.evaluate:ZeroShot", "classify by class names alone"),
     "evaluate few-shot": Command(
-        "evaluate_few_shot", "FewShot", "classify with a few labelled images, every method and draw"
+        "recollect.cli.evaluate_few_shot:FewShot", "classify with a few labelled images, every method and draw"
     ),
-    "evaluate retrieval": Command("evaluate_retrieval", "Retrieval", "search captioned images both ways"),
-    "evaluate entities": Command("evaluate_entities", "Entities", "name pictures among all entities, seen and unseen"),
-    "evaluate several": Command("evaluate_several", "Several", "pictures of several classes: mean average precision"),
-    "evaluate probe": Command("evaluate", "Probe", "logistic regression on frozen image embeddings"),
-    "analyse span": Command("analyse", "Span", "how much of the image embeddings no caption speaks of"),
-    "analyse attention": Command("analyse_texts", "Attention", "where a text's embedding looks, with each prefix"),
-    "analyse embeddings": Command("analyse_texts", "Embeddings", "t-SNE maps of class prompts, captions and images"),
-    "search": Command("search", "Search", "images of a memory by words, pictures or both"),
-    "caption": Command("caption", "Caption", "describe the images of a memory, once, by a model"),
-    "classify": Command("classify", "Classify", "teach a classifier by examples or names, keep it, apply it"),
-    "embed": Command("embed", "Embed", "the embeddings of labelled sets, as Parquet or .npy"),
-    "export": Command("export", "Export", "a model as ONNX files, with its memory and its classifier"),
-    "memory build": Command("memory", "Build", "embed the pairs of a source and keep them"),
-    "memory add": Command("memory", "Add", "add the pairs of another source to a memory"),
-    "memory remove": Command("memory", "Remove", "remove rows, or near-duplicates of test images, from a memory"),
-    "memory search": Command("search", "Search", "the same as `recollect search`"),
-    "memory retrieve": Command("memory_retrieve", "Retrieve", "pairs that fit class names, to train on (REACT)"),
-    "memory info": Command("memory_upkeep", "Info", "what a memory holds, and whether all of it is sound"),
-    "memory watch": Command("memory", "Watch", "keep a memory in step with a folder of pictures"),
-    "memory export": Command("memory_upkeep", "ExportMemory", "write a memory to Parquet, with a map and neighbours"),
+    "evaluate retrieval": Command("recollect.cli.evaluate_retrieval:Retrieval", "search captioned images both ways"),
+    "evaluate entities": Command(
+        "recollect.cli.evaluate_entities:Entities", "name pictures among all entities, seen and unseen"
+    ),
+    "evaluate several": Command(
+        "recollect.cli.evaluate_several:Several", "pictures of several classes: mean average precision"
+    ),
+    "evaluate probe": Command("recollect.cli.evaluate:Probe", "logistic regression on frozen image embeddings"),
+    "analyse span": Command("recollect.cli.analyse:Span", "how much of the image embeddings no caption speaks of"),
+    "analyse attention": Command(
+        "recollect.cli.analyse_texts:Attention", "where a text's embedding looks, with each prefix"
+    ),
+    "analyse embeddings": Command(
+        "recollect.cli.analyse_texts:Embeddings", "t-SNE maps of class prompts, captions and images"
+    ),
+    "search": Command("recollect.cli.search:Search", "images of a memory by words, pictures or both"),
+    "caption": Command("recollect.cli.caption:Caption", "describe the images of a memory, once, by a model"),
+    "classify": Command(
+        "recollect.cli.classify:Classify", "teach a classifier by examples or names, keep it, apply it"
+    ),
+    "embed": Command("recollect.cli.embed:Embed", "the embeddings of labelled sets, as Parquet or .npy"),
+    "export": Command("recollect.cli.export:Export", "a model as ONNX files, with its memory and its classifier"),
+    "memory build": Command("recollect.cli.memory:Build", "embed the pairs of a source and keep them"),
+    "memory add": Command("recollect.cli.memory:Add", "add the pairs of another source to a memory"),
+    "memory remove": Command(
+        "recollect.cli.memory:Remove", "remove rows, or near-duplicates of test images, from a memory"
+    ),
+    "memory search": Command("recollect.cli.search:Search", "the same as `recollect search`"),
+    "memory retrieve": Command(
+        "recollect.cli.memory_retrieve:Retrieve", "pairs that fit class names, to train on (REACT)"
+    ),
+    "memory info": Command("recollect.cli.memory_upkeep:Info", "what a memory holds, and whether all of it is sound"),
+    "memory watch": Command("recollect.cli.memory:Watch", "keep a memory in step with a folder of pictures"),
+    "memory export": Command(
+        "recollect.cli.memory_upkeep:ExportMemory", "write a memory to Parquet, with a map and neighbours"
+    ),
     "memory duplicates": Command(
-        "memory_upkeep", "FindDuplicates", "the same files, pictures encoded again, similar shots"
+        "recollect.cli.memory_upkeep:FindDuplicates", "the same files, pictures encoded again, similar shots"
     ),
-    "memory index": Command("memory_upkeep", "Index", "make searches fast, at a recall that is measured"),
-    "memory optimize": Command("memory_upkeep", "Optimize", "join small files, and free what old versions take up"),
-    "serve": Command("serve", "Serve", "a memory in the browser: search, look, teach classes by clicks"),
-    "completion": Command("completion", "Completion", "what bash, zsh or fish needs to complete commands and options"),
+    "memory index": Command("recollect.cli.memory_upkeep:Index", "make searches fast, at a recall that is measured"),
+    "memory optimize": Command(
+        "recollect.cli.memory_upkeep:Optimize", "join small files, and free what old versions take up"
+    ),
+    "serve": Command("recollect.cli.serve:Serve", "a memory in the browser: search, look, teach classes by clicks"),
+    "completion": Command(
+        "recollect.cli.completion:Completion", "what bash, zsh or fish needs to complete commands and options"
+    ),
 }
 
 
-def _usage(group: str = "") -> str:
+_TYRO = frozenset(
+    "train evaluate analyse search caption classify embed memory serve".split()  # noqa: SIM905
+)
+PORTED = frozenset(name for name in COMMANDS if name.split()[0] not in _TYRO)
+"""Commands that `recollect.cli.parser` parses; tyro parses the others for now."""
+
+
+def usage(prog: str, commands: Mapping[str, Command], group: str = "") -> str:
     """All commands, or those of one group."""
-    chosen = {name: command for name, command in COMMANDS.items() if not group or name.split()[0] == group}
+    chosen = {name: command for name, command in commands.items() if not group or name.split()[0] == group}
     width = max(map(len, chosen))
     rows = "\n".join(f"  {name:<{width}}  {command.help}" for name, command in chosen.items())
     return (
-        f"usage: recollect {f'{group} ' if group else ''}COMMAND [options]\n\ncommands:\n{rows}\n\n"
-        "`recollect COMMAND --help` lists a command's options. --debug shows the traceback of an error.\n"
+        f"usage: {prog} {f'{group} ' if group else ''}COMMAND [options]\n\ncommands:\n{rows}\n\n"
+        f"`{prog} COMMAND --help` lists a command's options. --debug shows the traceback of an error.\n"
     )
 
 
-def _is_group(word: str) -> bool:
-    return any(name.startswith(f"{word} ") for name in COMMANDS)
+def choose(prog: str, commands: Mapping[str, Command], words: Sequence[str]) -> tuple[str, list[str]]:
+    """The command that ``words`` begin with, longest name first, and the words that are left for it.
 
-
-def _choose(words: Sequence[str]) -> tuple[str, list[str]]:
-    """The command that ``words`` begin with, longest name first, and the words that are left for it."""
+    Raises:
+        UserError: no such command.
+    """
     for length in (2, 1):
         name = " ".join(words[:length])
-        if name in COMMANDS:
+        if name in commands:
             return name, list(words[length:])
-    wanted = words[0]
-    group = [name for name in COMMANDS if name.startswith(f"{wanted} ")]
-    if group:
-        raise UserError(f"recollect {' '.join(words[:2])}: no such command. Choose one of: {', '.join(group)}.")
-    names = ", ".join(dict.fromkeys(name.split()[0] for name in COMMANDS))
-    raise UserError(f"recollect {wanted}: no such command. Choose one of: {names}.")
+    groups = {name.split()[0] for name in commands if " " in name}
+    wanted = " ".join(words[: 2 if words[0] in groups else 1])
+    known = [*commands, *groups]
+    last = {name.split()[-1]: name for name in commands}
+    near = get_close_matches(wanted, known, 1) or [last[name] for name in get_close_matches(words[0], last, 1)]
+    guess = f"Did you mean `{prog} {near[0]}`?" if near else f"`{prog}` lists the commands."
+    raise UserError(f"{prog} {wanted}: no such command. {guess}")
 
 
-def _refuse_repeats(words: Sequence[str]) -> None:
-    """An option that is given twice would silently lose what was given first.
-
-    Raises:
-        UserError: naming the option.
-    """
-    # --batch_size is --batch-size to tyro.
-    options = [option_of(word) for word in words if word.startswith("--") and word != "--"]
-    if twice := next((option for option in options if options.count(option) > 1), None):
-        name = f"--{twice.replace('_', '-')}"
-        raise UserError(f"{name}: given twice. Give several values behind one: {name} FIRST SECOND.")
+def load(command: Command) -> type[Any]:
+    """The dataclass of a command."""
+    module, _, name = command.place.partition(":")
+    return getattr(import_module(module), name)
 
 
-def parse(name: str, words: list[str]) -> Any:
-    """The command ``name`` with the options that ``words`` set.
+def parse_command(name: str, command: type[Any], words: list[str], prog: str) -> Any:
+    """The command with the options that ``words`` set.
 
     Raises:
-        UserError: a wrong option that the command itself finds.
-        SystemExit: help was asked for, or an option is wrong.
+        UserError: a wrong option.
+        SystemExit: help was asked for.
     """
-    from recollect.cli.parsing import parse_options
+    if hasattr(command, "parse"):
+        return command.parse(words, prog)
+    if name in COMMANDS and name not in PORTED:
+        from recollect.cli.parsing import parse_options
 
-    command = COMMANDS[name]
-    options = getattr(import_module(f"recollect.cli.{command.module}"), command.name)
-    prog = f"recollect {name}"
-    return options.parse(words, prog) if hasattr(options, "parse") else parse_options(options, words, prog)
-
-
-def render_help(name: str) -> str:
-    """The help of the command ``name``, made from its options, as wide as what is kept of it."""
-    text = io.StringIO()
-    with patch.dict(os.environ, {"COLUMNS": str(HELP_WIDTH)}), redirect_stdout(text), suppress(SystemExit):
-        parse(name, ["--help"])
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
-
-
-def _run(words: list[str]) -> None:
-    name, rest = _choose(words)
-    if rest in (["-h"], ["--help"]) and (text := kept_help(name)):
-        print(text, end="")
-        return
-    _refuse_repeats(rest)
-    warnings.filterwarnings("ignore", message=".*decompression bomb")  # Pillow's; our own line names the picture
-    with options_given(rest):
-        parse(name, rest).run()
+        return parse_options(command, words, prog)
+    return parse(command, words, prog)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status is 0, 2 for bad input, 130 when interrupted."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    """Run one command of `recollect`; the exit status is 0, 2 for bad input, 130 when interrupted."""
+    return run("recollect", COMMANDS, list(sys.argv[1:] if argv is None else argv))
+
+
+def run(prog: str, commands: Mapping[str, Command], words: list[str]) -> int:
+    """Run one of ``commands``; the exit status is 0, 2 for bad input, 130 when interrupted."""
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     if not words or words[0] in {"-h", "--help", "help"}:
-        print(_usage(), end="")
+        print(usage(prog, commands), end="")
         return 0
-    if words[0] not in COMMANDS and words[1:] in (["-h"], ["--help"]) and _is_group(words[0]):
-        print(_usage(words[0]), end="")
+    if words[0] not in commands and words[1:] in ([], ["-h"], ["--help"]) and _is_group(words[0], commands):
+        print(usage(prog, commands, words[0]), end="")
         return 0
     if words[0] == "--version":
         from recollect import __version__
 
-        print(f"recollect {__version__}")
+        print(f"{prog} {__version__}")
         return 0
+    warnings.filterwarnings("ignore", message=".*decompression bomb")  # Pillow's; our own line names the picture
     try:
-        _run(words)
+        name, rest = choose(prog, commands, words)
+        with options_given(rest):
+            parse_command(name, load(commands[name]), rest, f"{prog} {name}").run()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -176,6 +186,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             _say_error(f"{type(error).__name__}: {error} (a bug? --debug shows where)")
         return 1
     return 0
+
+
+def _is_group(word: str, commands: Mapping[str, Command]) -> bool:
+    return any(name.startswith(f"{word} ") for name in commands)
 
 
 def _say_no_more() -> None:

@@ -14,6 +14,7 @@ from recollect.apps.classify.pictures import find_examples, find_images, read_na
 from recollect.apps.classify.predictions import NONE_OF_THESE, Classification, classify, example_warnings, unknown_text
 from recollect.apps.classify.sheet import save_csv, save_json, save_sheet
 from recollect.cli.memory_options import MemoryOptions
+from recollect.cli.memory_reading import reading, reading_name
 from recollect.cli.unread import refuse_unread
 from recollect.core.errors import UserError
 from recollect.core.files import atomic_path, beside, check_writable, new_folder, told_if_full
@@ -70,7 +71,7 @@ class Classify:
         opened = Classifier.load(self.kept) if self.kept else None
         kept = beside(opened.model.name, self.kept or "") if opened else self.reading.model
         name = self.model or kept or DEFAULT_MODEL
-        encoder = self.reading.apply(load_model(name, self.device))
+        encoder = reading(self.reading, load_model(name, self.device))
         if opened is None:
             taught = Classifier.teach(encoder, examples, names, method=self.method or BEST, model_name=name)
         else:
@@ -117,7 +118,7 @@ class Classify:
 
     def _apply(self, taught: Classifier, encoder: Encoder, images: list[Path], name: str) -> None:
         found = classify(taught, encoder, images, alpha=self.alpha)
-        model = self.reading.name(name, encoder)
+        model = reading_name(self.reading, name, encoder)
         about = _about(taught) | {"model": model, "alpha": self.alpha}
         summary = f"{counted(len(found.predictions), 'image')}; {_sentence(taught)}; model {model}"
         with told_if_full(self.out), ExitStack() as stack:  # all of them or none, so that they are of the same images

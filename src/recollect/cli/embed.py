@@ -7,6 +7,7 @@ import tyro
 
 from recollect.cli.evaluate import DataOptions, ModelOptions
 from recollect.cli.memory_options import MemoryOptions
+from recollect.cli.memory_reading import reading, reading_name
 from recollect.cli.positionals import ModelPlace
 from recollect.core.files import check_writable
 from recollect.core.places import model_name
@@ -41,9 +42,9 @@ class Embed:
         opened = self.data.open("few-shot")
         encoder = load_model(self.model, self.device)
         for task in opened.tasks:
-            reading = self.reading.apply(encoder, task.query)
-            name = self.reading.name(model_name(self.model, encoder.fingerprint), reading)
-            prefix = ModelOptions(()).prefix_for(reading)
+            read = reading(self.reading, encoder, task.query)
+            name = reading_name(self.reading, model_name(self.model, encoder.fingerprint), read)
+            prefix = ModelOptions(()).prefix_for(read)
             folder = self.out / task.name.replace("/", "-")
-            write_embedded(reading, task, folder, model=name, form=self.form, prefix=prefix)
+            write_embedded(read, task, folder, model=name, form=self.form, prefix=prefix)
             output().print(f"embeddings: {folder}", highlight=False, soft_wrap=True)

@@ -9,7 +9,8 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from recollect.cli.memory_options import MemoryOptions, with_memory
+from recollect.cli.memory_options import MemoryOptions
+from recollect.cli.memory_reading import reading, reading_name, with_memory
 from recollect.cli.positionals import ModelPlaces
 from recollect.cli.unread import refuse_unread
 from recollect.core.errors import UserError
@@ -181,9 +182,9 @@ class ModelOptions:
         for name in self.models:
             encoder = load_model(name, self.device)
             for data, images in sets:
-                reading = self.reading.apply(encoder, images, cache)
+                read = reading(self.reading, encoder, images, cache)
                 called = model_name(name, encoder.fingerprint)
-                yield self.reading.name(called, reading), reading, cache, data
+                yield reading_name(self.reading, called, read), read, cache, data
 
     def refuse(self, command: str, *options: str) -> None:
         """See `DataOptions.refuse`."""

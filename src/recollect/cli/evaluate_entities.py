@@ -6,7 +6,7 @@ import tyro
 from rich.table import Table
 
 from recollect.cli.evaluate import DataOptions, ModelOptions
-from recollect.cli.memory_options import with_memory
+from recollect.cli.memory_reading import with_memory
 from recollect.core.errors import UserError
 from recollect.core.progress import output
 from recollect.evaluation.entities import entities, final_score, open_entities

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recollect.cli.evaluate import ModelOptions, say_left_out
-from recollect.cli.memory_options import with_memory
+from recollect.cli.memory_reading import with_memory
 from recollect.cli.unread import refuse_unread, split_for
 from recollect.core.errors import UserError
 from recollect.core.progress import output

@@ -7,7 +7,7 @@ import tyro
 from rich.table import Table
 
 from recollect.cli.evaluate import DataOptions, ModelOptions
-from recollect.cli.memory_options import with_memory
+from recollect.cli.memory_reading import with_memory
 from recollect.cli.unread import refuse_unread
 from recollect.core.errors import UserError
 from recollect.core.files import read_lines

@@ -2,38 +2,39 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
-import tyro
-
-from recollect.apps.classify.classifier import Classifier
-from recollect.apps.export import export_all
 from recollect.cli.memory_options import MemoryOptions
-from recollect.cli.positionals import MaybeModelPlace
+from recollect.cli.parser import Arg
 from recollect.core.errors import UserError
-from recollect.core.files import beside, check_writable
-from recollect.core.progress import output
-from recollect.models import load_model
 
 
 @dataclass(frozen=True)
 class Export:
-    """Write both towers of a model as ONNX, with its tokenizer and what must be done to pictures.
+    """Write both towers of a model as ONNX, with its tokenizer and its image preprocessing.
 
-    With --memory and --fusion search and fusion stand behind the towers, in the same files. With --classifier there is
+    With --memory and --fusion, lookup and fusion are part of the exported towers. With --classifier there is
     classifier.onnx too: pixels in, calibrated probabilities out.
     """
 
-    model: MaybeModelPlace = None
-    """A model: RUN/model, the folder of a checkpoint, or a hub id; by default the one that --classifier was taught
-    with, or that embedded --memory."""
+    model: Annotated[str | None, Arg(place="MODEL")] = None
+    """A model: RUN/model, the folder of a checkpoint, or a hub id (default: the one that --classifier was taught with,
+    or that embedded --memory)."""
     out: Path = Path("exported")
     """A new folder."""
     classifier: Path | None = None
-    """What `recollect classify --save` wrote; taught with the same model, and memory if one is read."""
-    reading: tyro.conf.OmitArgPrefixes[MemoryOptions] = field(default_factory=MemoryOptions)
+    """What `recollect classify --save` wrote, taught with the same model and memory."""
+    reading: Annotated[MemoryOptions, Arg(flat=True)] = field(default_factory=MemoryOptions)
 
     def run(self) -> None:
-        """Open, write, and say where."""
+        """Open, write, and print where."""
+        from recollect.apps.classify.classifier import Classifier
+        from recollect.apps.export import export_all
+        from recollect.cli.memory_reading import reading
+        from recollect.core.files import beside, check_writable
+        from recollect.core.progress import output
+        from recollect.models import load_model
+
         if self.reading.near is not None:
             raise UserError("--near: is for evaluation; here nothing is tested.")
         check_writable(self.out, "--out")
@@ -42,7 +43,7 @@ class Export:
         kept = beside(classifier.model.name, self.classifier or "") if classifier else self.reading.model
         name = self.model or kept
         if not name:
-            raise UserError("which model? Name it: recollect export MODEL; a classifier or a memory may say it too.")
-        encoder = self.reading.apply(load_model(name, "cpu"))
+            raise UserError("missing: MODEL. Name a model, or a --classifier or --memory that records its own.")
+        encoder = reading(self.reading, load_model(name, "cpu"))
         folder = export_all(encoder, self.out, classifier)
         output().print(f"exported: {folder}", highlight=False, soft_wrap=True)

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recollect.cli.memory_options import MemoryOptions
+from recollect.cli.memory_reading import reading, reading_name
 from recollect.cli.positionals import MemoryPlace
 from recollect.cli.unread import refuse_unread
 from recollect.core.errors import UserError
@@ -217,9 +218,10 @@ class Search:
         if self.read.memory is None:
             return str(name)
         options = MemoryOptions(self.read.memory, self.read.fusion, "text", self.read.k, self.read.where)
-        searcher.query_encoder = options.apply(searcher.encoder)
+        options.check()
+        searcher.query_encoder = reading(options, searcher.encoder)
         searcher.scored_by = "model that reads a memory"
-        return options.name(name, searcher.query_encoder)
+        return reading_name(options, name, searcher.query_encoder)
 
 
 def _picture_in_words(text: str) -> str | None:

@@ -1,0 +1,85 @@
+"""Embed with what is found in a memory: what the options of `recollect.cli.memory_options` ask for."""
+
+from dataclasses import replace
+
+from recollect.cli.memory_options import MEAN, MemoryOptions
+from recollect.core.errors import UserError
+from recollect.core.places import public_place
+from recollect.core.progress import output
+from recollect.core.types import Encoder, Source
+from recollect.evaluation.features import FeatureCache, image_features
+from recollect.evaluation.results import Result
+from recollect.memory.fusion.block import FusionModule, FusionSettings
+from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder
+from recollect.memory.opening import open_model_of
+from recollect.memory.store import Memory
+
+
+def reading(
+    options: MemoryOptions, encoder: Encoder, tested: Source | None = None, cache: FeatureCache | None = None
+) -> Encoder | RetrievalEnhancedEncoder:
+    """The encoder itself, or one that reads the memory.
+
+    Args:
+        encoder: the frozen model.
+        tested: images whose near-duplicates in the memory are left out, where that is asked; how many, is printed.
+        cache: of the model's own embeddings.
+
+    Raises:
+        UserError: a part cannot be opened, or the parts do not belong together.
+    """
+    if options.memory is None or options.fusion is None:
+        return encoder
+    memory = Memory.open(options.memory)
+    if options.fusion == MEAN:
+        fusion = FusionModule(FusionSettings(encoder.width, "mean"))
+    else:
+        fusion = FusionModule.open(options.fusion)
+    mode, searcher = options.mode or fusion.settings.modalities, _searcher(options, memory, fusion)
+    k = fusion.trained.get("k", 10) if options.k is None else options.k
+    enhanced = RetrievalEnhancedEncoder(encoder, memory, fusion, mode, k, options.read_where, searcher=searcher)
+    if options.near is None or tested is None:
+        return enhanced
+    near = memory.near_duplicates(image_features(searcher or encoder, tested, cache).images, options.near)
+    output().print(
+        f"{tested.name}: {len(near):,} of {len(memory):,} rows of {memory.address} are near-duplicates of tested "
+        f"images (cosine {options.near:g} or more) and are left out",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if len(near) > len(memory) - k:
+        raise UserError(
+            f"{memory.address}: {len(memory) - len(near):,} rows are left without near-duplicates, fewer than k = "
+            f"{k}. Ask for a smaller --k or a higher --near."
+        )
+    return RetrievalEnhancedEncoder(
+        encoder, memory, fusion, mode, k, options.read_where, exclude_ids=near, searcher=searcher
+    )
+
+
+def _searcher(options: MemoryOptions, memory: Memory, fusion: FusionModule) -> Encoder | None:
+    """The model that finds, where that is not the one whose embeddings are refined."""
+    if fusion.settings.reads is None:
+        if options.searcher is not None:
+            raise UserError(f"--searcher {options.searcher}: {options.fusion} reads the memory of its own model.")
+        return None
+    return open_model_of(memory, options.searcher, option="--searcher")[0]
+
+
+def reading_name(options: MemoryOptions, model: str, encoder: Encoder) -> str:
+    """What to call a model in results: with the memory's version and the fusion's fingerprint, if it reads one."""
+    if not isinstance(encoder, RetrievalEnhancedEncoder):
+        return model
+    read = encoder.description
+    extra = (f", where {options.read_where}" if options.read_where else "") + (
+        f", near {options.near:g}" if options.near else ""
+    )
+    fusion = f"{public_place(str(options.fusion))} {read['fusion'][:8]}"
+    return f"{model} + {read['memory']} version {read['version']}, {fusion}, {read['mode']}, k={read['k']}{extra}"
+
+
+def with_memory(result: Result, encoder: Encoder) -> Result:
+    """The result, saying in its settings which memory was read and how."""
+    if not isinstance(encoder, RetrievalEnhancedEncoder):
+        return result
+    return replace(result, settings={**result.settings, "reads": encoder.description})

@@ -1,0 +1,447 @@
+"""Commands from dataclasses: parsing, help, settings files, and warnings about options without effect.
+
+A command is a frozen dataclass with a docstring, a field for each option and a method ``run``. The file that defines it
+imports nothing heavy at its top, so that help and completion are fast; ``run`` imports what it needs.
+"""
+
+import argparse
+import ast
+import inspect
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from recollect.core.errors import UserError
+from recollect.core.options import OptionPath, build, default_of, read_options_file, read_values, without_none
+
+T = TypeVar("T")
+
+MAX_WIDTH = 100
+"""Columns of help on a wide terminal."""
+
+
+@dataclass(frozen=True)
+class Arg:
+    """How a field appears on the command line: ``size: Annotated[int, Arg(rare=True)] = 3``.
+
+    Attributes:
+        place: name in help of an argument that is given by position, e.g. ``MODEL``.
+        name: of the option, without ``--``; by default the field's, with hyphens.
+        metavar: how help calls the value.
+        rare: leave it out of ``--help``. It is set in the file of ``--config``, which ``--print-config`` prints, or as
+            any other option.
+        flat: of a field that holds a dataclass: its options have no prefix.
+        shown: of a field that holds a dataclass: its only options in ``--help``, by their dotted path, with the name
+            each has on the command line; all others are rare.
+    """
+
+    place: str | None = None
+    name: str | None = None
+    metavar: str | None = None
+    rare: bool = False
+    flat: bool = False
+    shown: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option or positional argument of a command."""
+
+    path: tuple[str, ...]
+    name: str
+    kind: Any
+    optional: bool
+    default: Any
+    help: str
+    group: str
+    arg: Arg = field(default_factory=Arg)
+    rare: bool = False
+
+    @property
+    def switch(self) -> bool:
+        """Whether it is on or off."""
+        return self.kind is bool or is_dataclass(self.kind)
+
+    @property
+    def many(self) -> bool:
+        """Whether it takes several values."""
+        return get_origin(self.kind) is tuple
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        message = message.removeprefix("argument ").replace("the following arguments are required", "missing")
+        raise UserError(f"{message}. `{self.prog} --help` lists the options.")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Leave choices to `_reader`; here they are for completion only."""
+
+
+class _Once(argparse.Action):
+    """Store a value; an option of several values collects those of every mention, any other is given once."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: str | None = None) -> None:
+        given = getattr(namespace, self.dest, None)
+        if given is not None and not isinstance(values, list):
+            raise argparse.ArgumentError(self, "given twice")
+        setattr(namespace, self.dest, [*(given or []), *values] if isinstance(values, list) else values)
+
+
+class _Help(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        width = min(shutil.get_terminal_size((MAX_WIDTH, 24)).columns, MAX_WIDTH)
+        super().__init__(prog, max_help_position=26, width=width)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = (textwrap.fill(" ".join(each.split()), width) for each in text.split("\n\n"))
+        return "\n\n".join(paragraphs)
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        text = super()._format_args(action, default_metavar)
+        return text.split(" [")[0].lstrip("[").rstrip("]") + " ..." if action.nargs in ("+", "*") else text
+
+
+def parse(kind: type[T], words: Sequence[str], prog: str, default: T | None = None) -> T:
+    """The command ``kind`` with the options that ``words`` set.
+
+    Args:
+        kind: a dataclass.
+        words: the command line behind the command's name.
+        prog: the command as a user types it.
+        default: values of the options that ``words`` do not set; the dataclass's own by default.
+
+    Raises:
+        UserError: an unknown, repeated or missing option, or a wrong value.
+        SystemExit: help or the settings were asked for, and printed.
+    """
+    known, values = list(options_of(kind, default)), {}
+    with_config = any(option.rare for option in known)
+    if with_config and (file := _value_of("--config", words)):
+        values = read_values(kind, read_options_file(Path(file)), Path(file))
+        known = [replace(each, default=values[each.path]) if each.path in values else each for each in known]
+    parser = build_parser(kind, prog, known)
+    words = [_spelled(word, parser) for word in words]
+    if print_config := with_config and "--print-config" in words:
+        for action in parser._actions:
+            action.required = False  # so that only what was typed counts
+    given = vars(parser.parse_intermixed_args(words))
+    values |= {option.path: _value(option, given[option.name]) for option in known if option.name in given}
+    if print_config:
+        print(settings_text(known, values), end="")
+        sys.exit(0)
+    return build(kind, default, values)
+
+
+def options_of(kind: type[Any], default: Any = None) -> Iterator[Option]:
+    """Every option of a command, in the order of its fields."""
+    yield from _walk(kind, default, (), "", "options", Arg())
+
+
+def build_parser(kind: type[Any], prog: str, known: Sequence[Option] | None = None) -> argparse.ArgumentParser:
+    """An `argparse` parser of the options of ``kind``."""
+    known = list(options_of(kind)) if known is None else known
+    places = " ".join(_place_usage(option) for option in known if option.arg.place)
+    needed = "".join(f" --{each.name} {_metavar(each)}" for each in known if _required(each) and not each.arg.place)
+    parser = _Parser(
+        prog,
+        usage=f"{prog} {places}{' ' if places else ''}{needed.lstrip()}{' ' if needed else ''}[options]",
+        description=_description(kind),
+        formatter_class=_Help,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        add_help=False,
+    )
+    groups: dict[str, Any] = {}
+    for option in known:
+        title = "arguments" if option.arg.place else option.group
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        _add(groups[title], option)
+    more = groups.get("options") or parser.add_argument_group("options")
+    if any(option.rare for option in known):
+        more.add_argument("--config", metavar="FILE", action=_Once, help="Read options from a file: " + _CONFIG)
+        text = "Print all options, also those not listed here, with their help."
+        more.add_argument("--print-config", action="store_true", help=text)
+    more.add_argument("-h", "--help", action="help", help="Show this help.")
+    return parser
+
+
+def warn_unused(options: Any, *names: str, why: str, prefix: str = "") -> None:
+    """Warn in one line of each option among ``names`` that is not at its default, and has no effect.
+
+    Args:
+        options: a dataclass of options.
+        names: of its fields; all of them by default.
+        why: behind "has no effect:".
+        prefix: of the options on the command line, e.g. ``episode.``.
+    """
+    for each in fields(options):
+        if (not names or each.name in names) and getattr(options, each.name) != default_of(each):
+            warn(f"--{prefix}{each.name.replace('_', '-')} has no effect: {why}")
+
+
+def warn(text: str) -> None:
+    """One line on standard error."""
+    from recollect.core.progress import console
+
+    console.print(f"warning: {text}", style="yellow", highlight=False, soft_wrap=True)
+
+
+def settings_text(known: Sequence[Option], values: Mapping[OptionPath, Any] | None = None) -> str:
+    """All named options as TOML with their help, as ``--config`` reads it; options without a value are comments."""
+    values, lines, table = values or {}, [], ""
+    switches = [each for each in known if is_dataclass(each.kind)]
+    off = [each.path for each in switches if not (each.default or any(_within(key, each.path) for key in values))]
+    named = [each for each in known if not each.arg.place and not is_dataclass(each.kind)]
+    for option in sorted(named, key=lambda each: len(each.path)):
+        here, mark = ".".join(option.path[:-1]), "# " if any(_within(option.path, each) for each in off) else ""
+        if here != table:
+            lines += ["", f"{mark}[{here}]"]
+            table = here
+        value = values.get(option.path, option.default)
+        lines += [f"# {line}" for line in textwrap.wrap(option.help, MAX_WIDTH - 2)]
+        unset = value is None or value is MISSING
+        lines.append(f"# {option.path[-1]} =" if unset else f"{mark}{option.path[-1]} = {_toml(value)}")
+    return "\n".join(lines).strip() + "\n"
+
+
+def _within(path: OptionPath, above: OptionPath) -> bool:
+    return path[: len(above)] == above
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
+
+
+def _walk(kind: type[Any], default: Any, path: tuple[str, ...], prefix: str, group: str, arg: Arg) -> Iterator[Option]:
+    hints, docs = get_type_hints(kind, include_extras=True), field_docs(kind)
+    for each in fields(kind):
+        if not each.init:
+            continue
+        hint, own = hints[each.name], Arg()
+        if get_origin(hint) is Annotated:
+            own = next((extra for extra in get_args(hint)[1:] if isinstance(extra, Arg)), own)
+        bare, optional = without_none(_stripped(hint))
+        usual = default_of(each) if default is None else getattr(default, each.name)
+        here, name = (*path, each.name), own.name or each.name.replace("_", "-")
+        rare = own.rare or arg.rare
+        if is_dataclass(bare):
+            assert isinstance(bare, type)
+            if optional:
+                # None until it is switched on, or one of its options is given.
+                yield Option(
+                    here, prefix + name, bare, True, usual is not None, docs.get(each.name, ""), group, own, rare=True
+                )
+            title = _first_line(bare) if own.flat and own.shown is None else group
+            inner = Arg(rare=rare, shown=own.shown) if own.shown is not None else Arg(rare=rare)
+            below = prefix if own.flat else f"{prefix}{name}."
+            value = None if usual in (None, MISSING) else usual
+            for option in _walk(bare, value, here, below, title, inner):
+                yield _shown(option, here, own.shown) if own.shown is not None else option
+            continue
+        yield Option(here, prefix + name, bare, optional, usual, docs.get(each.name, ""), group, own, rare)
+
+
+def _shown(option: Option, path: tuple[str, ...], shown: Mapping[str, str]) -> Option:
+    """The option under the name that ``shown`` gives it; rare where it gives none."""
+    name = shown.get(".".join(option.path[len(path) :]))
+    return replace(option, rare=True) if name is None else replace(option, name=name, rare=False)
+
+
+def _stripped(hint: Any) -> Any:
+    """A type without its annotations."""
+    return _stripped(get_args(hint)[0]) if get_origin(hint) is Annotated else hint
+
+
+def _add(group: Any, option: Option) -> None:
+    text = argparse.SUPPRESS if option.rare else _help_text(option)
+    choices = {"choices": [*map(str, _choices(option))]} if _choices(option) else {}
+    if option.arg.place:
+        nargs = ("+" if option.default is MISSING else "*") if option.many else None if _required(option) else "?"
+        metavar = option.arg.place
+        group.add_argument(
+            option.name, nargs=nargs, type=_reader(option), action=_Once, metavar=metavar, help=text, **choices
+        )
+        return
+    flag: dict[str, Any] = {"dest": option.name, "help": text}
+    if option.switch:
+        negative = ".".join((*option.name.split(".")[:-1], f"no-{option.name.split('.')[-1]}"))
+        shown, hidden = (negative, option.name) if option.default is True else (option.name, negative)
+        for name in (shown, hidden):
+            flag["help"] = text if name == shown else argparse.SUPPRESS
+            group.add_argument(f"--{name}", action="store_const", const=name == option.name, **flag)
+        return
+    flag |= {
+        "type": _reader(option),
+        "action": _Once,
+        "required": _required(option),
+        "metavar": _metavar(option),
+        **choices,
+    }
+    if option.many:
+        flag["nargs"] = "+" if get_args(option.kind)[-1] is ... else len(get_args(option.kind))
+    group.add_argument(f"--{option.name}", **flag)
+
+
+def _required(option: Option) -> bool:
+    return option.default is MISSING and not option.switch and not option.rare
+
+
+def _place_usage(option: Option) -> str:
+    name = f"{option.arg.place} ..." if option.many else str(option.arg.place)
+    return name if _required(option) else f"[{name}]"
+
+
+def _help_text(option: Option) -> str:
+    text, value = option.help, option.default
+    if value in (None, MISSING, (), "", True, False) or option.arg.place or "default" in text:
+        return text.replace("%", "%%")
+    shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    text = text.removesuffix(".")
+    return f"{text} (default: {shown}).".replace("%", "%%")
+
+
+def _metavar(option: Option) -> str:
+    if option.arg.metavar:
+        return option.arg.metavar
+    if choices := _choices(option):
+        return f"{{{','.join(map(str, choices))}}}"
+    kinds: dict[Any, str] = {int: "N", float: "X", Path: "PATH"}
+    return kinds.get(_element(option)) or option.path[-1].split("_")[-1].upper()
+
+
+def _element(option: Option) -> Any:
+    return get_args(option.kind)[0] if option.many else option.kind
+
+
+def _choices(option: Option) -> tuple[Any, ...]:
+    kind = _element(option)
+    return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+def _reader(option: Option) -> Any:
+    """What turns a word into a value."""
+    kind = _element(option)
+    members = get_args(kind) if get_origin(kind) in (UnionType, Union) else (kind,)
+    choices = _choices(option)
+
+    def read(word: str) -> Any:
+        if option.optional and word == "None":
+            return _NONE
+        if choices:
+            found = next((choice for choice in choices if str(choice) == word), None)
+            if found is None:
+                raise argparse.ArgumentTypeError(f"{word!r} is not one of {', '.join(map(str, choices))}")
+            return found
+        for member in members:
+            try:
+                return member(word)
+            except ValueError:
+                continue
+        raise argparse.ArgumentTypeError(
+            f"{word!r} is not {' or '.join(_KINDS.get(each, 'valid') for each in members)}"
+        )
+
+    return read
+
+
+_CONFIG = "this command's --print-config, or a recipe.json. Options on the command line override it."
+_KINDS: Mapping[Any, str] = {int: "a whole number", float: "a number"}
+_NONE = object()
+
+
+def _value(option: Option, given: Any) -> Any:
+    if given is _NONE or (isinstance(given, list) and given == [_NONE]):
+        return None
+    return tuple(given) if option.many else given
+
+
+def _spelled(word: str, parser: argparse.ArgumentParser) -> str:
+    """The word, if it is no option, or an option that the parser knows; ``--batch_size`` is ``--batch-size``.
+
+    Raises:
+        UserError: no such option.
+    """
+    name, equals, value = word.partition("=")
+    known = parser._option_string_actions
+    if not name.startswith("--") or name == "--" or " " in name or name in known:
+        return word
+    if (hyphens := name.replace("_", "-")) in known:
+        return hyphens + equals + value
+    listed = [each for each in known if known[each].help is not argparse.SUPPRESS]
+    begun = [each for each in known if each.startswith(name)]
+    near = begun or get_close_matches(name, listed, 1) or get_close_matches(name, known, 1)
+    guess = f"Did you mean {near[0]}?" if near else f"`{parser.prog} --help` lists the options."
+    raise UserError(f"{name}: no such option of `{parser.prog}`. {guess}")
+
+
+def _value_of(option: str, words: Sequence[str]) -> str | None:
+    """What stands behind an option, before the words are parsed."""
+    for number, word in enumerate(words):
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2]
+        if word == option and number + 1 < len(words):
+            return words[number + 1]
+    return None
+
+
+def _first_line(kind: type[Any]) -> str:
+    line = (kind.__doc__ or "options").strip().splitlines()[0].rstrip(".")
+    return line[:1].lower() + line[1:]
+
+
+def _description(kind: type[Any]) -> str:
+    return inspect.cleandoc(kind.__doc__ or "").split("\nAttributes:")[0].strip()
+
+
+def field_docs(kind: type[Any]) -> dict[str, str]:
+    """What is written about each field of a dataclass: the string below it, or its line under ``Attributes:``."""
+    docs: dict[str, str] = {}
+    for each in reversed(kind.__mro__):
+        if is_dataclass(each):
+            docs |= _attributes(each.__doc__ or "") | _strings(each.__module__).get(each.__qualname__, {})
+    return {name: " ".join(text.split()) for name, text in docs.items()}
+
+
+def _attributes(doc: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    name = None
+    for line in inspect.cleandoc(doc).partition("Attributes:\n")[2].splitlines():
+        if line and not line.startswith("    "):
+            break
+        if line.startswith("        ") and name is not None:
+            found[name] += f" {line.strip()}"
+        elif ": " in line or line.endswith(":"):
+            name, _, text = line.strip().partition(":")
+            found[name] = text.strip()
+    return {name: text[:1].upper() + text[1:] for name, text in found.items()}
+
+
+@cache
+def _strings(module: str) -> dict[str, dict[str, str]]:
+    """The strings below the fields of the classes of a module."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    found: dict[str, dict[str, str]] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            docs = found[node.name] = {}
+            for item, below in zip(node.body, node.body[1:], strict=False):
+                if (
+                    isinstance(item, ast.AnnAssign)
+                    and isinstance(item.target, ast.Name)
+                    and isinstance(below, ast.Expr)
+                    and isinstance(below.value, ast.Constant)
+                    and isinstance(below.value.value, str)
+                ):
+                    docs[item.target.id] = below.value.value
+    return found

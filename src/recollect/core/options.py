@@ -1,0 +1,160 @@
+"""Options are frozen dataclasses; here they are read from a mapping, as a JSON or TOML file holds it."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from recollect.core.errors import UserError
+
+T = TypeVar("T")
+
+_IN_WORDS: Mapping[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    Path: "a path",
+}
+
+
+def read_options_file(file: Path) -> Mapping[str, Any]:
+    """What a ``.toml`` file, or a JSON file of any other name, holds.
+
+    Raises:
+        UserError: the file is missing or malformed, or does not hold a mapping.
+    """
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+        held = tomllib.loads(text) if file.suffix == ".toml" else json.loads(text)
+    except FileNotFoundError:
+        raise UserError(f"{file}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: cannot be read: {error}") from None
+    if not isinstance(held, Mapping):
+        raise UserError(f"{file}: holds no options. It should look like what --print-config prints.")
+    return held
+
+
+def from_mapping(kind: type[T], held: Mapping[str, Any], file: Path) -> T:
+    """The options of a dataclass ``kind``, from a mapping of its fields.
+
+    Args:
+        kind: a dataclass; fields may be numbers, strings, paths, booleans, literals, tuples and dataclasses.
+        held: values by field name.
+        file: where they come from, for error messages.
+
+    Raises:
+        UserError: an unknown field, a missing one, or a value of the wrong type, named with the file.
+    """
+    try:
+        return build(kind, None, read_values(kind, held, file))
+    except UserError as error:
+        text = str(error)
+        raise UserError(text if text.startswith(str(file)) else f"{file}: {text}") from None
+
+
+OptionPath = tuple[str, ...]
+"""Field names from a command or recipe down to an option."""
+
+
+def read_values(kind: type[Any], held: Mapping[str, Any], file: Path, path: OptionPath = ()) -> dict[OptionPath, Any]:
+    """The values in a mapping of fields, checked and by their path, as `build` takes them.
+
+    Raises:
+        UserError: an unknown field or a value of the wrong type, named with the file.
+    """
+    if not isinstance(held, Mapping):
+        raise UserError(f"{file}: {'.'.join(path) or 'it'} is not a table of options")
+    hints, values = get_type_hints(kind), {}
+    known = [field.name for field in fields(kind) if field.init]
+    for name, value in held.items():
+        here = (*path, name)
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            guess = f"Did you mean {near[0]}?" if near else "Was it written by another version?"
+            raise UserError(f"{file}: there is no option {'.'.join(here)}. {guess}")
+        inner, optional = without_none(hints[name])
+        if is_dataclass(inner) and not (optional and value is None):
+            assert isinstance(inner, type)
+            values[here] = True
+            values |= read_values(inner, value, file, here)
+        else:
+            values[here] = False if is_dataclass(inner) else _converted(hints[name], value, file, ".".join(here))
+    return values
+
+
+def build(kind: type[T], default: T | None, values: Mapping[OptionPath, Any], path: OptionPath = ()) -> T:
+    """A dataclass with some of its fields set.
+
+    Args:
+        kind: a dataclass, whose fields may be dataclasses again.
+        default: values of the other fields; the dataclass's own by default.
+        values: by path. For a field that holds a dataclass, True makes one and False means None.
+        path: of ``kind`` in ``values``.
+
+    Raises:
+        UserError: a required field is not set, or the dataclass refuses its values.
+    """
+    hints, parts = get_type_hints(kind), {}
+    for each in fields(kind):  # type: ignore[arg-type]
+        if not each.init:
+            continue
+        here = (*path, each.name)
+        usual = default_of(each) if default is None else getattr(default, each.name)
+        inner = without_none(hints[each.name])[0]
+        if is_dataclass(inner) and values.get(here) is not False:
+            assert isinstance(inner, type)
+            if usual is MISSING or any(key[: len(here)] == here for key in values):
+                usual = build(inner, None if usual is MISSING else usual, values, here)
+            parts[each.name] = usual
+        else:
+            parts[each.name] = None if is_dataclass(inner) else values.get(here, usual)
+        if parts[each.name] is MISSING:
+            raise UserError(f"{'.'.join(here)} is missing")
+    try:
+        return kind(**parts)
+    except ValueError as error:
+        raise UserError(f"{'.'.join(path)}{': ' if path else ''}{error}") from None
+
+
+def default_of(field: "Field[Any]") -> Any:
+    """The default of a field; `dataclasses.MISSING` where it is required."""
+    return field.default_factory() if field.default_factory is not MISSING else field.default
+
+
+def without_none(hint: Any) -> tuple[Any, bool]:
+    """A type without its ``None``, and whether it had one."""
+    if get_origin(hint) not in (UnionType, Union):
+        return hint, False
+    members = tuple(member for member in get_args(hint) if member is not NoneType)
+    return Union[members], len(members) < len(get_args(hint))  # noqa: UP007  (made at run time)
+
+
+def _converted(hint: Any, value: Any, file: Path, name: str) -> Any:
+    kind, optional = without_none(hint)
+    if optional and (value is None or value == "None"):  # TOML has no null
+        return None
+    if get_origin(kind) is tuple:
+        parts = get_args(kind)
+        if not isinstance(value, list) or (parts[-1] is not ... and len(value) != len(parts)):
+            raise UserError(f"{file}: {name} is {value!r}; it must be a list")
+        kinds = (parts[0],) * len(value) if parts[-1] is ... else parts
+        return tuple(_converted(*pair, file, name) for pair in zip(kinds, value, strict=True))
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
+    members = get_args(kind) if get_origin(kind) in (UnionType, Union) else (kind,)
+    if choices:  # True equals 1
+        fits = any(value == choice and type(value) is type(choice) for choice in choices)
+    else:
+        allowed = tuple({float: (int, float), Path: (str,)}.get(member, (member,)) for member in members)
+        fits = isinstance(value, sum(allowed, ())) and (not isinstance(value, bool) or bool in members)
+    if not fits:
+        words = (
+            f"one of {', '.join(map(repr, choices))}" if choices else " or ".join(_IN_WORDS[each] for each in members)
+        )
+        raise UserError(f"{file}: {name} is {value!r}; it must be {words}")
+    return kind(value) if kind in (float, Path) else value

@@ -1,0 +1,147 @@
+"""What holds for every command: help is quick, complete and short, and a typo is explained."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+import pytest
+
+from recollect import cli
+from recollect.cli import parser
+from recollect.core.errors import UserError
+from recollect.core.progress import output
+
+HEAVY = {"torch", "numpy", "transformers", "PIL", "pyarrow", "pandas", "sklearn", "lancedb", "faiss", "rich", "tyro"}
+TWO_SCREENS = 90
+MOST_OPTIONS = 350
+
+
+def options(name):
+    return [each for each in parser.options_of(cli.load(cli.COMMANDS[name])) if not each.rare]
+
+
+def test_help_imports_nothing_heavy():
+    code = f"""
+import sys
+from recollect.cli import main
+for name in {sorted(cli.PORTED)}:
+    try:
+        main([*name.split(), "--help"])
+    except SystemExit as stop:
+        assert not stop.code
+print(sorted({HEAVY} & set(sys.modules)), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", sorted(cli.PORTED))
+def test_every_option_has_help_that_fits_on_two_screens(name):
+    assert [each.name for each in options(name) if not each.help] == []
+    text = parser.build_parser(cli.load(cli.COMMANDS[name]), f"recollect {name}").format_help()
+    assert text.count("\n") <= TWO_SCREENS
+    assert max(map(len, text.splitlines())) <= parser.MAX_WIDTH + 20
+    assert "None" not in text
+
+
+def test_options_are_few():
+    assert sum(len(options(name)) for name in cli.PORTED) <= MOST_OPTIONS
+
+
+def test_a_group_lists_its_commands(recollect):
+    listed = recollect("memory").stdout
+    assert "memory build" in listed
+    assert "evaluate probe" not in listed
+    assert "evaluate probe" in recollect().stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["exprot"], "recollect export"),
+        (["evaluate", "zero-shoot"], "recollect evaluate zero-shot"),
+        (["zero-shot"], "recollect evaluate zero-shot"),
+        (["export", "--clasifier", "x"], "--classifier"),
+    ],
+)
+def test_a_typo_is_answered_with_what_was_meant(recollect, words, meant):
+    done = recollect(*words, check=False)
+    assert done.returncode == 2
+    assert meant in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_missing_argument_is_named(recollect):
+    done = recollect("completion", check=False)
+    assert done.returncode == 2
+    assert "SHELL" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["exp"], ["export"]),
+        (["export", "--class"], ["--classifier"]),
+        (["export", "--mode", "im"], ["image"]),
+        (["completion", "z"], ["zsh"]),
+    ],
+    ids=" ".join,
+)
+def test_bash_completes_commands_options_and_values(recollect, tmp_path, words, expected):
+    script = tmp_path / "recollect.bash"
+    script.write_text(recollect("completion", "bash").stdout)
+    ask = f"""source "{script}"; COMP_WORDS=("$@"); COMP_CWORD=$(($#-1))
+completes=$(complete -p recollect); completes=${{completes##*-F }}; ${{completes%% *}}; echo "${{COMPREPLY[@]}}" """
+    done = subprocess.run(["bash", "-uc", ask, "bash", "recollect", *words], capture_output=True, text=True)
+    assert done.stdout.split() == expected, done.stderr
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Ends as its argument says."""
+
+    how: Annotated[str, parser.Arg(place="HOW")]
+    """A way to end."""
+
+    def run(self):
+        ends = {
+            "bad input": UserError("x.csv: empty"),
+            "full": OSError(28, "No space left"),
+            "stop": KeyboardInterrupt(),
+        }
+        if self.how.isdigit():
+            output().print("a line of some words\n" * int(self.how))
+        else:
+            raise ends.get(self.how, RuntimeError("what?"))
+
+
+def end(*words):
+    return cli.run("prog", {"end": cli.Command(f"{__name__}:Ends", "help")}, ["end", *words])
+
+
+@pytest.mark.parametrize(("how", "status"), [("bad input", 2), ("full", 2), ("bug", 1)])
+def test_an_error_is_one_line_and_its_traceback_is_for_debug(how, status, capsys):
+    assert end(how) == status
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ")
+    assert printed.count("\n") == 1
+    assert end(how, "--debug") == status
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_interrupt_leaves_with_130():
+    assert end("stop") == 130
+
+
+@pytest.mark.parametrize("count", [1, 1_000])  # what stays in Python's buffer, and what does not
+def test_a_reader_that_has_gone_is_no_failure(monkeypatch, count):
+    """`recollect ... | head -1`, in a script that stops at the first failure."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        monkeypatch.setattr(sys, "stderr", pipe)
+        assert end(str(count)) == 0
+        pipe.write("what Python has still to write at its end")
