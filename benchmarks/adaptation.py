@@ -35,15 +35,15 @@ from torch.nn import functional
 
 from recollect.core.files import atomic_path
 from recollect.data.sources import open_source
+from recollect.efsa.batch import Asked, EpisodeBatch, number_texts
+from recollect.efsa.corruption import CaptionCorruption, content_words, corrupted_captions, held_out
+from recollect.efsa.episodes import Episodes
+from recollect.efsa.options import EpisodeOptions
 from recollect.evaluation.intervals import Kinds, percentiles
 from recollect.evaluation.retrieval import merged_tasks
 from recollect.evaluation.tasks.retrieval import RetrievalTask, retrieval_task
 from recollect.models import load_model
 from recollect.models.patches import PatchEncoder
-from recollect.search.captioning.corruption import CaptionCorruption, content_words, corrupted_captions, held_out
-from recollect.search.episodes.batch import Asked, EpisodeBatch, number_texts
-from recollect.search.episodes.batched import Episodes
-from recollect.search.episodes.options import EpisodeOptions
 from recollect.training.locked import lock_source
 from recording import this_command
 

@@ -19,12 +19,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from recollect.core.files import write_json
 from recollect.core.types import best_device
+from recollect.efsa.batch import Asked, EpisodeBatch
+from recollect.efsa.cost import Meter
+from recollect.efsa.episodes import Episodes
+from recollect.efsa.options import EpisodeOptions
+from recollect.efsa.sequential import SequentialEpisodes
 from recollect.models import DualEncoder, build_model
-from recollect.search.cost import Meter
-from recollect.search.episodes.batch import Asked, EpisodeBatch
-from recollect.search.episodes.batched import Episodes
-from recollect.search.episodes.options import EpisodeOptions
-from recollect.search.episodes.sequential import SequentialEpisodes
 from recording import this_command, where
 
 WORDS = (

@@ -12,10 +12,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from recollect.evaluation.reports import plots
+from recollect.index import Hit, Hits, Picture
 from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder
-from recollect.memory.rows import Item
 from recollect.models import patches
-from recollect.search.searcher import Hit
 from recollect.training import locked
 from recollect_papers import runs
 from recollect_papers.demo import context, reading
@@ -245,7 +244,7 @@ def test_no_word_of_a_row_of_pictures_is_cut_or_lies_on_a_picture():
 
 def test_ranks_before_and_after_an_episode_are_those_of_the_best_true_picture():
     places = (("a", 3), ("b", 1), ("c", 2), ("d", None))
-    hits = [Hit(Item(name, "", "", {}, None, ""), 1.0, rank) for name, rank in places]
+    hits = Hits([Hit(Picture(name), 1.0, zero_shot_rank=rank) for name, rank in places])
     assert reading._ranks(hits, {"b", "c"}) == (1, 2)
     assert reading._ranks(hits, {"d"}) == (4, 4)
     assert reading._ranks(hits, {"z"}) == (reading._NOWHERE, reading._NOWHERE)

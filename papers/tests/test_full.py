@@ -10,12 +10,12 @@ from PIL import Image
 
 from recollect.core.errors import UserError
 from recollect.data.sources import open_source
+from recollect.efsa.options import EpisodeOptions, TuningOptions
 from recollect.evaluation.results import Result
 from recollect.evaluation.tasks import opening
 from recollect.evaluation.tasks.classification import Division, classification_task
 from recollect.evaluation.tasks.retrieval import retrieval_task
 from recollect.models import build_model
-from recollect.search.episodes.options import EpisodeOptions, TuningOptions
 from recollect.training import recipes
 from recollect_papers import cli, runs
 from recollect_papers.efsa import choices as efsa_choices

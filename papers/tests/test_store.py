@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from recollect.core.errors import UserError
+from recollect.efsa.methods import MethodOptions
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.models import build_model
-from recollect.search.methods import MethodOptions
 from recollect.training.options import Data
 from recollect.training.recipes import RECIPES
 from recollect_papers import runs

@@ -8,6 +8,9 @@ import torch
 
 from recollect.core.errors import UserError
 from recollect.core.types import EncoderBase, Sample, Source
+from recollect.efsa.corruption import corrupted_captions, held_out, true_captions
+from recollect.efsa.methods import SEARCH_METHODS, MethodOptions
+from recollect.efsa.options import EpisodeOptions, TuningOptions
 from recollect.evaluation.intervals import Kinds
 from recollect.evaluation.retrieval import (
     MISSED,
@@ -21,12 +24,8 @@ from recollect.evaluation.retrieval import (
     retrieval,
 )
 from recollect.evaluation.tasks.retrieval import RetrievalTask
-from recollect.memory import Item
+from recollect.index import Hit, Hits, Picture
 from recollect.models import build_model
-from recollect.search.captioning.corruption import corrupted_captions, held_out, true_captions
-from recollect.search.episodes.options import EpisodeOptions, TuningOptions
-from recollect.search.methods import SEARCH_METHODS, MethodOptions
-from recollect.search.searcher import Hit, SearchResult
 from recollect.testing import SampleList
 
 
@@ -292,8 +291,7 @@ def test_a_merged_pool_keeps_every_match():
     ],
 )
 def test_of_equal_scores_the_wrong_come_first(scores, true, rank):
-    items = [Item(id, "", "", {}, None, id) for id in "abc"]
-    found = SearchResult("q", tuple(Hit(item, score, 1) for item, score in zip(items, scores, strict=True)))
+    found = Hits([Hit(Picture(id), score) for id, score in zip("abc", scores, strict=True)], "q")
     assert first_match(found, true) == rank
 
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from recollect.core.errors import UserError
+from recollect.efsa.caption_file import CaptionFile
+from recollect.efsa.options import EpisodeOptions
 from recollect.memory.store import Memory
-from recollect.search.captioning.file import CaptionFile
-from recollect.search.episodes.options import EpisodeOptions
 from recollect.search.episodes.searcher import EpisodicSearcher
 from recollect.search.memory_pool import CAPTIONS_FILE, MemoryPool
 from recollect.search.searcher import Searcher

@@ -15,9 +15,9 @@ from faults import full_disk, recorded, write_tree
 from recollect.core.errors import UserError
 from recollect.core.files import make_folder, write_text
 from recollect.data.sources import open_source
+from recollect.efsa.caption_file import CaptionFile
 from recollect.evaluation.features import FeatureCache, Features
 from recollect.evaluation.results import Result, load_result
-from recollect.search.captioning.file import CaptionFile
 from recollect.training.loop import train
 from recollect.training.options import Data, Recipe
 

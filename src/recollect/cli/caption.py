@@ -12,12 +12,12 @@ from recollect.core.files import check_writable
 from recollect.core.progress import output, track
 from recollect.core.words import counted
 from recollect.data.sources import open_source
+from recollect.efsa.caption_file import CaptionFile, read_captions
+from recollect.efsa.captioner import CaptionerOptions, TransformersCaptioner, source_items, write_captions
 from recollect.memory.opening import open_model_of
 from recollect.memory.store import Memory
 from recollect.models import DualEncoder
 from recollect.search.baselines.pool_wide import item_blocks
-from recollect.search.captioning.captioner import CaptionerOptions, TransformersCaptioner, source_items, write_captions
-from recollect.search.captioning.file import CaptionFile, read_captions
 from recollect.search.memory_pool import MemoryPool, caption_path
 
 

@@ -14,15 +14,15 @@ from recollect.core.errors import UserError
 from recollect.core.progress import output
 from recollect.core.types import Encoder
 from recollect.data.sources.columns import Columns
+from recollect.efsa.corruption import CaptionCorruption
+from recollect.efsa.methods import SEARCH_METHODS, MethodOptions
+from recollect.efsa.options import PRINTED, EpisodeOptions, RewardOptions, TuningOptions
 from recollect.evaluation.pools import CaptionedPool, PoolKind, PoolSelection, open_pools
 from recollect.evaluation.results import Result, ResultRow
 from recollect.evaluation.retrieval import DIRECTIONS, Comparison, compare_methods, retrieval
 from recollect.evaluation.tasks.captioned import captioned_specs
 from recollect.models import load_model
 from recollect.models.dual import DualEncoder
-from recollect.search.captioning.corruption import CaptionCorruption
-from recollect.search.episodes.options import PRINTED, EpisodeOptions, RewardOptions, TuningOptions
-from recollect.search.methods import SEARCH_METHODS, MethodOptions
 
 
 @dataclass(frozen=True)

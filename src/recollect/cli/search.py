@@ -17,11 +17,11 @@ from recollect.core.errors import UserError
 from recollect.core.files import check_writable, read_text
 from recollect.core.progress import console as errors
 from recollect.core.progress import output, printable
+from recollect.efsa.options import PRINTED, EpisodeOptions
 from recollect.evaluation.reports.gallery import save_results, scored_parts
 from recollect.memory import Memory
 from recollect.memory.opening import model_of
 from recollect.search.cutoff import LearntCutOff, cut_off_of
-from recollect.search.episodes.options import PRINTED, EpisodeOptions
 from recollect.search.normalisation import NormalisedPool
 from recollect.search.opening import open_searcher
 from recollect.search.query import Query

@@ -9,16 +9,16 @@ from recollect.core.errors import UserError
 from recollect.data.sources import open_source
 from recollect.data.sources.columns import Columns
 from recollect.data.sources.generated import is_generated
-from recollect.evaluation.retrieval import merged_tasks
-from recollect.evaluation.tasks.retrieval import RetrievalTask, retrieval_task
-from recollect.search.captioning.corruption import (
+from recollect.efsa.caption_file import captions_of
+from recollect.efsa.corruption import (
     CaptionCorruption,
     PoolCaptions,
     corrupted_captions,
     held_out,
     true_captions,
 )
-from recollect.search.captioning.file import captions_of
+from recollect.evaluation.retrieval import merged_tasks
+from recollect.evaluation.tasks.retrieval import RetrievalTask, retrieval_task
 
 PoolKind = Literal["single", "merged"]
 

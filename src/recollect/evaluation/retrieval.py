@@ -11,18 +11,18 @@ from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, Kind, caption_prefix
 from recollect.data.sources.derived import Joined
+from recollect.efsa.corruption import PoolCaptions
+from recollect.efsa.cost import Cost, measured
+from recollect.efsa.methods import SEARCH_METHODS, MethodOptions, Prepared, SearchContext, prepare
+from recollect.efsa.pixels import PixelCache
 from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.intervals import Kinds, gain_kinds
 from recollect.evaluation.ranks import NO_RANK, TIE, streaming_ranks
 from recollect.evaluation.results import Result, ResultRow, content_of
 from recollect.evaluation.tasks.retrieval import RetrievalTask, keep_images
+from recollect.index import Hits
+from recollect.index.source import source_index
 from recollect.models import DualEncoder
-from recollect.search.captioning.corruption import PoolCaptions
-from recollect.search.cost import Cost, measured
-from recollect.search.methods import SEARCH_METHODS, MethodOptions, Prepared, SearchContext, prepare
-from recollect.search.pixels import PixelCache
-from recollect.search.pool import SourcePool
-from recollect.search.searcher import SearchResult
 
 DIRECTIONS = ("text to image", "image to text")
 
@@ -284,8 +284,8 @@ def compare_methods(
     features = image_features(encoder, task.images, cache)
     captions = replace(captions, captions=tuple(captions.captions[row] for row in features.rows))
     task, vectors = keep_images(task, features.rows), features.images
-    pool = SourcePool(encoder, task.images, captions.captions, vectors)
-    setting = SearchContext(encoder, pool, comparison.options, PixelCache(encoder.transform), comparison.teacher)
+    index = source_index(encoder, task.images, captions.captions, vectors)
+    setting = SearchContext(encoder, index, comparison.options, PixelCache(encoder.transform), comparison.teacher)
     asked = _Asked.of(task, captions.reserved).sampled(comparison.queries, comparison.seed)
     if not asked.texts.asked.any():
         raise UserError(f"{task.name}: no text is left to ask by. Are all of them captions of the pool?")
@@ -343,16 +343,16 @@ def _search_ranks(
     return ranks, cost
 
 
-def first_match(result: SearchResult, true: set[str]) -> int:
+def first_match(result: Hits, true: set[str]) -> int:
     """Rank of the first of ``true`` in a search result, or `MISSED`; of equal scores the wrong come first."""
-    place = next((place for place, hit in enumerate(result.hits) if hit.item.id in true), None)
+    place = next((place for place, hit in enumerate(result.hits) if hit.id in true), None)
     if place is None:
         return MISSED
     rank = place + 1
     for hit in result.hits[place + 1 :]:
         if abs(hit.score - result.hits[place].score) >= TIE:
             break
-        rank += hit.item.id not in true
+        rank += hit.id not in true
     return rank
 
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 
 from PIL import Image
 
 from recollect.data.sources.images import BrokenImageError
+from recollect.index.query import Query
 from recollect.index.rows import Picture
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 MODEL = "model"
 """What scores a hit by default: the model that embedded the index, as it is."""
+
+CAPTIONS = "captions"
+"""What scores a hit of a search among captions."""
 
 _SHOWN, _SIDE = 24, 128
 
@@ -92,6 +96,10 @@ class Hits(Sequence[Hit]):
         self.hits, self.query, self.notes = tuple(hits), query, tuple(notes)
         self.first_rank, self.searched, self.cut = first_rank, searched, cut
 
+    def with_hits(self, hits: Sequence[Hit], notes: Sequence[str] = ()) -> "Hits":
+        """The same query with other hits, and further notes."""
+        return Hits(hits, self.query, (*self.notes, *notes), self.first_rank, self.searched, self.cut)
+
     @overload
     def __getitem__(self, place: int) -> Hit: ...
     @overload
@@ -128,6 +136,26 @@ class Hits(Sequence[Hit]):
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
         title = f"<p><b>{html.escape(self.query)}</b>: {len(self)} of {self.searched:,} pictures</p>"
         return f"{title}{notes}<div style='display:flex;flex-wrap:wrap;gap:8px'>{tiles}</div>{more}"
+
+
+@runtime_checkable
+class Reranker(Protocol):
+    """Ranks the first hits of a search again, such as a model that adapts to the query.
+
+    Attributes:
+        depth: how many hits it wants to see.
+    """
+
+    depth: int
+
+    def rerank(self, queries: Sequence[Query], found: Sequence[Hits]) -> list[Hits]:
+        """The same hits in a new order, with their new scores; one list for each query.
+
+        Args:
+            queries: none of them empty.
+            found: the hits of each query, best first: at least ``depth``, or all there are.
+        """
+        ...
 
 
 def _tile(rank: int, hit: Hit) -> str:

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from recollect.core.errors import UserError
 from recollect.core.files import beside
-from recollect.core.types import Encoder, Kind, Source, caption_prefix
+from recollect.core.types import Encoder, ImageLike, Kind, Source, caption_prefix
 from recollect.index import annotations
 from recollect.index.convert import convert_memory, is_memory
 from recollect.index.cutoff import LEAST_CAPTIONS, MOST_CAPTIONS, SHARE, CutOff, learn_cut_off
 from recollect.index.duplicates import Duplicates, find_duplicates
 from recollect.index.filters import NAMES, Filter, parse_filter, unknown_names, with_labels
-from recollect.index.hits import MODEL, Hit, Hits
+from recollect.index.hits import CAPTIONS, MODEL, Hit, Hits, Reranker
 from recollect.index.lookup import Excluded, Found, look_up
 from recollect.index.query import Asked, Query, Term, as_query, check_terms, embed_queries
 from recollect.index.rows import (
@@ -98,11 +98,21 @@ class Index:
     Args:
         store: keeps the rows.
         encoder: the model that made the vectors; opened when first needed if None.
+        read: returns the picture of an id, where pictures are not files or bytes in the index.
+
+    Attributes:
+        scored_by: what hits say about their scores.
     """
 
-    def __init__(self, store: Store, encoder: Encoder | None = None) -> None:
+    scored_by = MODEL
+
+    def __init__(
+        self, store: Store, encoder: Encoder | None = None, read: Callable[[str], ImageLike] | None = None
+    ) -> None:
         self.store = store
         self.report: IngestReport | None = None
+        self._read = read
+        self._labels: Path | None = None
         self._encoder = encoder
         self._cut: tuple[int, float, int, CutOff] | None = None
         if encoder is not None:
@@ -209,6 +219,38 @@ class Index:
             made.store.upsert(table)
         return made
 
+    def with_vectors(
+        self,
+        ids: Sequence[str],
+        vectors: Float32[np.ndarray, "n width"],
+        encoder: Encoder | None = None,
+        scored_by: str = MODEL,
+    ) -> "Index":
+        """Some pictures of this index in RAM under other vectors, such as those of a fine-tuned model.
+
+        Everything else about the pictures stays the same, but their captions cannot be searched.
+
+        Args:
+            ids: of the pictures.
+            vectors: unit norm.
+            encoder: the model that made them; the model of this index by default.
+            scored_by: what hits say about their scores.
+        """
+        model: dict[str, Any] = {}
+        if encoder is not None:
+            model = {"model": encoder.fingerprint, "prefix": caption_prefix(encoder)}
+        record = replace(self.record, width=vectors.shape[1], precision="float32", key=uuid.uuid4().hex, **model)
+        facts = self.store.rows(list(ids), FACTS)
+        rows = Rows(image_vectors=unit(vectors, vectors.shape[1], self.address), ids=facts["id"].to_pylist())
+        table = rows.complete(record, self.address).table(record)
+        for name in FACTS:
+            table = table.set_column(table.column_names.index(name), table.schema.field(name), facts[name])
+        store = RamStore(record)
+        store.upsert(table)
+        made = Index(store, read=self._read or (lambda id: self.pictures([id])[0].open()))
+        made._encoder, made._labels, made.scored_by = encoder or self._encoder, self.annotations, scored_by
+        return made
+
     # ------------------------------------------------------------------ facts
 
     @property
@@ -224,7 +266,7 @@ class Index:
     @property
     def annotations(self) -> Path | None:
         """The SQLite file for clicks and labels, in the folder of an index on disk; it need not exist."""
-        return None if self.folder is None else self.folder / annotations.ANNOTATIONS
+        return self._labels if self.folder is None else self.folder / annotations.ANNOTATIONS
 
     @property
     def record(self) -> Record:
@@ -398,6 +440,8 @@ class Index:
         page: int = 1,
         encoder: Encoder | None = None,
         exact: bool = False,
+        by: By = "image",
+        rerank: Reranker | None = None,
     ) -> Hits:
         """The k best pictures for a query.
 
@@ -411,13 +455,15 @@ class Index:
             page: 1 for the k best, 2 for the next k, ...
             encoder: embeds the query; the model of the index by default.
             exact: do not use an approximate index.
+            by: compare the query with the pictures, or with their captions.
+            rerank: ranks the first pictures again, such as `recollect.efsa.EpisodeReranker`.
 
         Raises:
             UserError: the filter is malformed or nothing satisfies it, a picture cannot be opened, or the terms of the
                 query cancel out.
         """
         many = self.search_many([as_query(query)], k, where=where, exclude=exclude, min_score=min_score, page=page,
-                                encoder=encoder, exact=exact)  # fmt: skip
+                                encoder=encoder, exact=exact, by=by, rerank=rerank)  # fmt: skip
         return many[0]
 
     def search_many(
@@ -431,6 +477,8 @@ class Index:
         page: int = 1,
         encoder: Encoder | None = None,
         exact: bool = False,
+        by: By = "image",
+        rerank: Reranker | None = None,
     ) -> list[Hits]:
         """`search` for several queries, which are embedded and looked up together."""
         if k < 1 or page < 1:
@@ -439,13 +487,25 @@ class Index:
         for query in asked:
             check_terms(query)
         real = [query for query in asked if not query.empty]
-        searched = len(self) if where is None else len(self.ids_where(where))
+        pictures_by = len(self) if by == "image" else self.texts
+        searched = pictures_by if where is None else len(self.ids_where(where))
         if not real or not searched:
             return [Hits((), str(query), _notes(query, self._encoder), searched=searched) for query in asked]
         vectors = embed_queries(encoder or self._embeds(real), real, self.record.prefix)
-        asked_for = min(page * k, searched)
-        found = self.lookup(vectors, asked_for, where=where, exclude=frozenset(exclude) or None, exact=exact)
+        asked_for = min(max(page * k, rerank.depth if rerank else 0), searched)
+        found = self.lookup(vectors, asked_for, by, where=where, exclude=frozenset(exclude) or None, exact=exact)
         pictures = {each.id: each for each in self.pictures([id for id in dict.fromkeys(found.ids.ravel()) if id])}
+        scored_by = self.scored_by if by == "image" else CAPTIONS
+        ranked = []
+        for row, query in enumerate(real):
+            hits = [
+                Hit(pictures[id], score, scored_by, score, rank)
+                for rank, (id, score) in enumerate(zip(found.ids[row], found.scores[row].tolist(), strict=True), 1)
+                if id
+            ]
+            ranked.append(Hits(hits, str(query), _notes(query, encoder or self._encoder), 1, searched))
+        if rerank is not None:
+            ranked = rerank.rerank(real, ranked)
         rows = iter(range(len(real)))
         made = []
         for query in asked:
@@ -453,14 +513,8 @@ class Index:
                 made.append(Hits((), str(query), ("empty query",), searched=searched))
                 continue
             row = next(rows)
-            hits = [
-                Hit(pictures[id], score, MODEL, score, rank)
-                for rank, (id, score) in enumerate(zip(found.ids[row], found.scores[row].tolist(), strict=True), 1)
-                if id
-            ]
             limit, notes = _limit(query, min_score, vectors[row].numpy())
-            notes = (*_notes(query, encoder or self._encoder), *notes)
-            made.append(page_of(Hits(hits, str(query), notes, 1, searched), k, page, limit))
+            made.append(page_of(ranked[row].with_hits(ranked[row].hits, notes), k, page, limit))
         return made
 
     def query_vector(self, query: Asked | Sequence[Asked], encoder: Encoder | None = None) -> Float32[np.ndarray, " w"]:
@@ -528,7 +582,7 @@ class Index:
         wanted = [str(id) for id in ids]
         rows = {row["id"]: row for row in self.store.rows(list(dict.fromkeys(wanted)), FACTS).to_pylist()}
         _check_all(self.address, wanted, rows)
-        made = {id: picture_of(row, self.address, self._stored_bytes) for id, row in rows.items()}
+        made = {id: picture_of(row, self.address, self._stored_bytes, self._read) for id, row in rows.items()}
         return [made[id] for id in wanted]
 
     def _stored_bytes(self, id: str) -> bytes | None:
@@ -882,10 +936,10 @@ class Index:
 
     # ------------------------------------------------------------------ inside
 
-    def _embeds(self, queries: Sequence[Query]) -> Encoder:
+    def _embeds(self, queries: Sequence[Query]) -> Encoder | None:
         """The encoder where a query needs one; vectors alone do not."""
         needed = any(term.vector is None for query in queries for term in query.terms)
-        return self.encoder if needed else _WidthOnly(self.width)  # type: ignore[return-value]
+        return self.encoder if needed else None
 
     def _queries(self, vectors: Vectors) -> Float32[np.ndarray, "queries width"]:
         queries = vectors.detach().cpu().numpy() if isinstance(vectors, Tensor) else np.asarray(vectors)
@@ -904,11 +958,6 @@ class Index:
     def _check_known(self, ids: Sequence[str]) -> None:
         if ids:
             _check_all(self.address, ids, set(self.store.rows(list(ids), ["id"])["id"].to_pylist()))
-
-
-@dataclass(frozen=True)
-class _WidthOnly:
-    width: int
 
 
 def page_of(hits: Hits, k: int, page: int, min_score: float | None) -> Hits:

@@ -247,11 +247,12 @@ def as_query(asked: Asked | Sequence[Asked]) -> Query:
 
 
 def embed_queries(
-    encoder: Encoder, queries: Sequence[Query], kind: Kind | None = None
+    encoder: Encoder | None, queries: Sequence[Query], kind: Kind | None = None
 ) -> Float[Tensor, "queries width"]:
     """Unit-norm float32 embeddings of queries; words and files that occur several times are embedded once.
 
     Args:
+        encoder: may be None where all terms are vectors.
         kind: how words are read, by a model with prefix tokens.
 
     Raises:
@@ -259,9 +260,13 @@ def embed_queries(
     """
     words = list(dict.fromkeys(term.words for query in queries for term in query.terms if term.words is not None))
     pictures = {term.picture_key(): term for query in queries for term in query.terms if term.picture is not None}
-    texts = dict(zip(words, encoder.embed_texts(words, kind), strict=True)) if words else {}
-    opened = [term.open() for term in pictures.values()]
-    images = dict(zip(pictures, encoder.embed_images(opened), strict=True)) if opened else {}
+    texts, images = dict[str, Tensor](), dict[tuple[str, str], Tensor]()
+    if words or pictures:
+        if encoder is None:
+            raise ValueError("words and pictures need a model that embeds them")
+        texts = dict(zip(words, encoder.embed_texts(words, kind), strict=True)) if words else {}
+        opened = [term.open() for term in pictures.values()]
+        images = dict(zip(pictures, encoder.embed_images(opened), strict=True)) if opened else {}
 
     def vector(term: Term) -> Tensor:
         if term.vector is not None:
@@ -269,7 +274,7 @@ def embed_queries(
         return images[term.picture_key()] if term.words is None else texts[term.words]
 
     rows = [_embedding(query, [vector(term) for term in query.terms]) for query in queries]
-    return torch.stack(rows) if rows else torch.empty(0, encoder.width, dtype=torch.float32)
+    return torch.stack(rows) if rows else torch.empty(0, encoder.width if encoder else 0, dtype=torch.float32)
 
 
 def _embedding(query: Query, vectors: list[Tensor]) -> Tensor:

@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -140,6 +141,7 @@ class Picture:
     removed: bool = False
     where: str = ""
     _bytes: Callable[[], bytes | None] = field(default=lambda: None, repr=False, compare=False)
+    _read: Callable[[], ImageLike] | None = field(default=None, repr=False, compare=False)
 
     @property
     def caption(self) -> str:
@@ -169,12 +171,26 @@ class Picture:
             decode(path, self.where)  # raises the error that says why
             raise
 
+    def read(self) -> ImageLike:
+        """What an image tower reads: the decoded picture, or the array that the source of the index gives.
+
+        Raises:
+            BrokenImageError: as `open`.
+        """
+        return self.open() if self._read is None else self._read()
+
     def open(self) -> Image.Image:
         """Decode the picture.
 
         Raises:
-            BrokenImageError: the index stores no picture, its file is gone or damaged, or holds other pixels now.
+            BrokenImageError: the index stores no picture, its file is gone or damaged, or holds other pixels now; or it
+                is a vector of a world without pictures.
         """
+        if self._read is not None:
+            image = self._read()
+            if isinstance(image, np.ndarray) and image.ndim != 3:
+                raise BrokenImageError(f"{self.where}: a vector, not a picture")
+            return image if isinstance(image, Image.Image) else Image.fromarray(image)
         data = self.encoded()
         if data is None:
             raise BrokenImageError(f"{self.where}: the index stores no picture for it")
@@ -364,13 +380,19 @@ def schema(record: Record) -> "pa.Schema":
     return pa.schema([(name, types.get(name, pa.string())) for name in COLUMNS], {"recollect": record.to_json()})
 
 
-def picture_of(row: Mapping[str, Any], address: str, read: Callable[[str], bytes | None]) -> Picture:
+def picture_of(
+    row: Mapping[str, Any],
+    address: str,
+    stored: Callable[[str], bytes | None],
+    read: Callable[[str], ImageLike] | None = None,
+) -> Picture:
     """A row of `FACTS` as a reader sees it.
 
     Args:
         row: by column name.
         address: of the index, for messages.
-        read: returns the encoded picture that the index stores for an id, or None.
+        stored: returns the encoded picture that the index stores for an id, or None.
+        read: returns the picture of an id, where the index reads pictures from a source.
     """
     id, own = row["id"], json.loads(row["own"])
     files = tuple(File(**file) for file in row["files"])
@@ -384,7 +406,8 @@ def picture_of(row: Mapping[str, Any], address: str, read: Callable[[str], bytes
         captioned_by=own.get("by", ""),
         removed=row["removed"],
         where=f"{address}, picture '{name}'",
-        _bytes=lambda: read(id),
+        _bytes=lambda: stored(id),
+        _read=None if read is None else partial(read, id),
         **{name: row[name] for name in _PLAIN},
     )
 

@@ -11,11 +11,11 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from recollect.core.types import ImageLike
+from recollect.efsa.caption_file import CaptionFile
 from recollect.memory import Hits, Item, Memory
 from recollect.memory.filters import parse_filter
 from recollect.memory.lookup import nothing_satisfies
 from recollect.memory.rows import picture_of
-from recollect.search.captioning.file import CaptionFile
 
 CAPTIONS_FILE = "captions.jsonl"
 """Where a memory's folder keeps the captions that a model wrote."""

@@ -7,15 +7,16 @@ from typing import Literal
 import torch
 
 from recollect.core.errors import UserError
+from recollect.efsa.caption_file import CaptionFile
+from recollect.efsa.options import EpisodeOptions
+from recollect.efsa.pixels import PixelCache
 from recollect.memory import Memory
 from recollect.memory.opening import open_model_of
-from recollect.search.baselines.pool_wide import NO_CAPTIONS
-from recollect.search.captioning.file import CaptionFile
-from recollect.search.episodes.options import EpisodeOptions
+from recollect.search.baselines.pool_wide import NO_CAPTIONS, by_captions
+from recollect.search.episodes.searcher import EpisodicSearcher
 from recollect.search.memory_pool import MemoryPool
-from recollect.search.methods import MethodOptions, SearchContext, prepare
-from recollect.search.pixels import PixelCache
-from recollect.search.searcher import Searcher
+from recollect.search.normalisation import normalised
+from recollect.search.searcher import MODEL, Searcher
 
 Rerank = Literal["none", "episode", "episode-paper", "episode-full"]
 Among = Literal["images", "captions"]
@@ -69,12 +70,15 @@ def open_searcher(
         raise UserError("an episode ranks images that the model found, not their captions: leave out one of both")
     if normalise and (rerank != "none" or among == "captions"):
         raise UserError("normalised scores are of images by the model as it is: leave out the re-ranking and captions")
-    plain = "text-to-text" if among == "captions" else "normalised" if normalise else "zero-shot"
-    method = plain if rerank == "none" else rerank
+    if rerank == "none":
+        if among == "captions":
+            return Searcher(encoder, by_captions(encoder, pool), scored_by="captions")
+        return Searcher(encoder, normalised(encoder, pool) if normalise else pool,
+                        scored_by="normalised" if normalise else MODEL)  # fmt: skip
     episode = episode or EpisodeOptions()
-    options = MethodOptions(episode=episode)
-    if episode.learning_rate is not None:  # what somebody names, counts for all parameters too
-        options = replace(options, full_learning_rate=episode.learning_rate)
-    search = prepare(method, SearchContext(encoder, pool, options, PixelCache(encoder.transform))).search
-    assert isinstance(search, Searcher)
-    return search
+    if rerank == "episode-full":
+        # What somebody names counts for all parameters too; the default rate of adapters would destroy them.
+        episode = replace(episode, learning_rate=episode.learning_rate or 3e-6, parameters="all")
+    elif rerank == "episode-paper":
+        episode = episode.as_printed()
+    return EpisodicSearcher(encoder, pool, options=episode, pixels=PixelCache(encoder.transform))

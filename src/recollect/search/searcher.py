@@ -12,9 +12,9 @@ from torch import Tensor
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, caption_prefix
 from recollect.core.words import counted
+from recollect.efsa.cost import CostCounters
 from recollect.memory import Hits, Item
 from recollect.models import DualEncoder
-from recollect.search.counters import CostCounters
 from recollect.search.cutoff import LearntCutOff
 from recollect.search.pool import Pool
 from recollect.search.query import Query, as_query, check_terms, embed_queries

@@ -6,9 +6,9 @@ from typing import Any
 
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder
+from recollect.efsa.options import EpisodeOptions
 from recollect.memory.store import Memory
 from recollect.models import DualEncoder
-from recollect.search.episodes.options import EpisodeOptions
 from recollect.search.episodes.searcher import EPISODE, EpisodicSearcher
 from recollect.search.memory_pool import MemoryPool
 from recollect.search.query import Query

@@ -12,6 +12,9 @@ from recollect.core.seeding import numpy_generator
 from recollect.core.types import Kind, caption_prefix
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect.data.sources.derived import Subset
+from recollect.efsa.corruption import CaptionCorruption, content_words, reword
+from recollect.efsa.options import EpisodeOptions
+from recollect.efsa.rerank import EpisodeReranker
 from recollect.evaluation.features import class_prompts, class_text_features
 from recollect.evaluation.language import in_plane
 from recollect.evaluation.reports import plots
@@ -22,6 +25,8 @@ from recollect.evaluation.results import Result
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.evaluation.tasks.opening import Selection, open_tasks
 from recollect.evaluation.zero_shot import zero_shot
+from recollect.index import Hits, Index
+from recollect.index.source import source_index
 from recollect.memory import Memory
 from recollect.memory.build.building import BuildOptions, fill_memory, open_for_build
 from recollect.memory.build.reading import Reader
@@ -29,11 +34,6 @@ from recollect.memory.fusion.block import FusionModule, FusionSettings
 from recollect.memory.fusion.encoder import Mode, RetrievalEnhancedEncoder
 from recollect.memory.rows import Modality
 from recollect.models import DualEncoder, load_model
-from recollect.search.captioning.corruption import CaptionCorruption, content_words, reword
-from recollect.search.episodes.options import EpisodeOptions
-from recollect.search.episodes.searcher import EpisodicSearcher
-from recollect.search.pool import SourcePool
-from recollect.search.searcher import Hit, SearchResult
 from recollect.training.options import Data, Model, ObjectiveOptions
 from recollect.training.recipes import RECIPES
 from recollect_papers.demo import DemoScale
@@ -320,14 +320,14 @@ def _neighbours(
 class _Asked:
     """A pool of pictures with faulty captions, and some true ones to ask by."""
 
-    pool: SourcePool
+    index: Index
     texts: list[str]
     true: list[set[str]]
 
-    def ranks(self, searcher: EpisodicSearcher) -> tuple[list[SearchResult], np.ndarray]:
+    def ranks(self, rerank: EpisodeReranker) -> tuple[list[Hits], np.ndarray]:
         """What is found, and each query's ranks of its true picture before its episode and after it."""
-        results = searcher.search(self.texts, k=searcher.options.k)
-        return results, np.array([_ranks(result.hits, own) for result, own in zip(results, self.true, strict=True)])
+        results = self.index.search_many(self.texts, rerank.depth, rerank=rerank)
+        return results, np.array([_ranks(result, own) for result, own in zip(results, self.true, strict=True)])
 
 
 def _asked(model: DualEncoder, split: str, size: ReaderSize, count: int) -> _Asked:
@@ -341,22 +341,22 @@ def _asked(model: DualEncoder, split: str, size: ReaderSize, count: int) -> _Ask
         reword(text, words, _CORRUPTION, numpy_generator("demo captions", row)) for row, text in enumerate(truth)
     ]
     chosen = list(range(0, len(task.texts), max(1, len(task.texts) // count)))[:count]
-    pool = SourcePool(model, task.images, captions)
+    index = source_index(model, task.images, captions)
     return _Asked(
-        pool, [task.texts[row] for row in chosen], [{str(row) for row in task.matches[row_of]} for row_of in chosen]
+        index, [task.texts[row] for row in chosen], [{str(row) for row in task.matches[row_of]} for row_of in chosen]
     )
 
 
 def _search(model: DualEncoder, size: ReaderSize) -> tuple[dict[str, dict[str, float]], Figure]:
     """Recall before and after episodes of all parameters, whose step is chosen on characters of validation."""
 
-    def searcher(asked: _Asked, rate: float) -> EpisodicSearcher:
-        return EpisodicSearcher(model, asked.pool, options=EpisodeOptions(parameters="all", learning_rate=rate))
+    def episodes(rate: float) -> EpisodeReranker:
+        return EpisodeReranker(model, EpisodeOptions(parameters="all", learning_rate=rate))
 
     validation = _asked(model, "validation", size, max(2, size.asked // 2))
-    scores = {rate: float(np.mean(1 / validation.ranks(searcher(validation, rate))[1][:, 1])) for rate in _RATES}
+    scores = {rate: float(np.mean(1 / validation.ranks(episodes(rate))[1][:, 1])) for rate in _RATES}
     asked = _asked(model, "test", size, size.asked)
-    chosen = searcher(asked, max(scores, key=lambda rate: scores[rate]))
+    chosen = episodes(max(scores, key=lambda rate: scores[rate]))
     results, ranks = asked.ranks(chosen)
     found = {
         when: {f"R@{k}": round(100 * float(np.mean(ranks[:, column] <= k)), 2) for k in (1, 5, 10)}
@@ -370,21 +370,21 @@ def _search(model: DualEncoder, size: ReaderSize) -> tuple[dict[str, dict[str, f
 _NOWHERE = 10**6
 
 
-def _ranks(hits: Sequence[Hit], true: set[str]) -> tuple[int, int]:
+def _ranks(hits: Hits, true: set[str]) -> tuple[int, int]:
     """Ranks of the best true picture before the episode and after it."""
-    places = [(hit.zero_shot_rank or rank, rank) for rank, hit in enumerate(hits, 1) if hit.item.id in true]
+    places = [(hit.zero_shot_rank or rank, rank) for rank, hit in enumerate(hits, 1) if hit.id in true]
     before, after = zip(*places, strict=True) if places else ((_NOWHERE,), (_NOWHERE,))
     return min(before), min(after)
 
 
-def _ranking(result: SearchResult, true: set[str], shown: int = 6) -> Figure:
+def _ranking(result: Hits, true: set[str], shown: int = 6) -> Figure:
     """The first pictures before an episode, above those after it."""
-    hits = list(enumerate(result.hits, 1))
+    hits = list(enumerate(result, 1))
     before = sorted(hits, key=lambda pair: pair[1].zero_shot_rank or pair[0])
     rows = [
         (
             when,
-            [plots.Tile(np.asarray(hit.item.open()), hit.item.caption, hit.item.id in true) for _, hit in row[:shown]],
+            [plots.Tile(np.asarray(hit.open()), hit.caption, hit.id in true) for _, hit in row[:shown]],
         )
         for when, row in (("before the episode", before), ("after it", hits))
     ]

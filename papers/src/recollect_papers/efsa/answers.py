@@ -1,18 +1,16 @@
 """What one base model finds for each query before and after its episode, picture by picture."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recollect.core.types import ImageLike
+from recollect.efsa.rerank import EpisodeReranker
 from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.pools import CaptionedPool
 from recollect.evaluation.retrieval import asked_texts, first_match
 from recollect.evaluation.tasks.retrieval import RetrievalTask
+from recollect.index import Hits
+from recollect.index.source import source_index
 from recollect.models import DualEncoder
-from recollect.search.episodes.searcher import EpisodicSearcher
-from recollect.search.pixels import PixelCache
-from recollect.search.pool import SourcePool
-from recollect.search.searcher import Searcher, SearchResult
 from recollect_papers.efsa.world import EfsaWorld, SearchRun, encoder_of, pools
 from recollect_papers.study import StudyOptions
 
@@ -54,20 +52,19 @@ def _answers(
 ) -> list[Answer]:
     task, episode = pool.task, search.options.episode
     captions = pool.captions.captions if pool.captions is not None else None
-    images = SourcePool(encoder, task.images, captions, image_features(encoder, task.images, cache).images)
+    index = source_index(encoder, task.images, captions, image_features(encoder, task.images, cache).images)
     asked = asked_texts(task, pool.captions, where.queries)
     queries = [task.texts[text] for text in asked]
-    before = Searcher(encoder, images).search(queries, episode.k)
+    before = index.search_many(queries, episode.k)
     after = before
     if "episode" in search.methods:
-        pixels = PixelCache(encoder.transform)
-        after = EpisodicSearcher(encoder, images, options=episode, pixels=pixels).search(queries, episode.k)
+        after = index.search_many(queries, episode.k, rerank=EpisodeReranker(encoder, episode))
     return [
         _answer(task, text, one, other) for text, one, other in zip(asked, before, after, strict=True)
     ]  # fmt: skip
 
 
-def _answer(task: RetrievalTask, text: int, before: SearchResult, after: SearchResult) -> Answer:
+def _answer(task: RetrievalTask, text: int, before: Hits, after: Hits) -> Answer:
     true = {str(image) for image in task.matches[text]}
     truth = (task.images[task.matches[text][0]].image, True)
     return Answer(
@@ -76,6 +73,5 @@ def _answer(task: RetrievalTask, text: int, before: SearchResult, after: SearchR
     )  # fmt: skip
 
 
-def _pictures(result: SearchResult, true: set[str]) -> tuple[_Picture, ...]:
-    hits: Sequence = result.hits[:SHOWN]
-    return tuple((hit.item.read(), hit.item.id in true) for hit in hits)
+def _pictures(hits: Hits, true: set[str]) -> tuple[_Picture, ...]:
+    return tuple((hit.picture.read(), hit.id in true) for hit in hits[:SHOWN])

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from recollect.core.places import public_names, public_place
-from recollect.search.episodes.options import EpisodeOptions
-from recollect.search.methods import MethodOptions
+from recollect.efsa.methods import MethodOptions
+from recollect.efsa.options import EpisodeOptions
 from recollect_papers.efsa.tables import (
     AVERAGE,
     DEPTHS,

@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from recollect.efsa.options import EpisodeOptions
 from recollect.evaluation.pools import PoolKind
 from recollect.evaluation.results import Result, Summary
 from recollect.evaluation.retrieval import DIRECTIONS
 from recollect.objectives import Base
-from recollect.search.episodes.options import EpisodeOptions
 from recollect_papers.efsa.world import TRUE, WORLDS_BY_SCALE, Captions, EfsaWorld, SearchRun, efsa_world, searched
 from recollect_papers.engine import Column, Formed, Printed, Row, TableForm, TableStudy, printed
 from recollect_papers.measurements import Measurements

@@ -13,15 +13,15 @@ from recollect.core.errors import UserError
 from recollect.core.places import public_place
 from recollect.core.types import Kind, Sample, Source
 from recollect.data.sources.generated import is_generated
+from recollect.efsa.corruption import CaptionCorruption
+from recollect.efsa.methods import MethodOptions
+from recollect.efsa.options import EpisodeOptions, RewardOptions, TuningOptions
 from recollect.evaluation.features import FeatureCache
 from recollect.evaluation.pools import CaptionedPool, PoolKind, PoolSelection, open_pools
 from recollect.evaluation.results import RESULT_FORMAT, Result
 from recollect.evaluation.retrieval import Comparison, compare_methods
 from recollect.models import DualEncoder, load_model
 from recollect.objectives import Base
-from recollect.search.captioning.corruption import CaptionCorruption
-from recollect.search.episodes.options import EpisodeOptions, RewardOptions, TuningOptions
-from recollect.search.methods import MethodOptions
 from recollect.training.options import Data, Recipe
 from recollect.training.recipes import RECIPES
 from recollect_papers.runs import Job, StudyEvaluation, made_once

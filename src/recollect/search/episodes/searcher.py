@@ -8,14 +8,14 @@ import torch
 
 from recollect.core.progress import progress
 from recollect.core.types import caption_prefix
+from recollect.efsa.batch import Asked, EpisodeBatch, Reranked, number_texts
+from recollect.efsa.cost import Meter
+from recollect.efsa.episodes import LEAST_PAIRS, Episodes
+from recollect.efsa.options import EpisodeOptions
+from recollect.efsa.pixels import PixelCache
+from recollect.efsa.planning import EpisodeBatchPlan, Load
+from recollect.efsa.sequential import FullEpisodes
 from recollect.memory import Item
-from recollect.search.cost import Meter
-from recollect.search.episodes.batch import Asked, EpisodeBatch, Reranked, number_texts
-from recollect.search.episodes.batched import LEAST_PAIRS, Episodes
-from recollect.search.episodes.options import EpisodeOptions
-from recollect.search.episodes.planning import EpisodeBatchPlan, Load
-from recollect.search.episodes.sequential import FullEpisodes
-from recollect.search.pixels import PixelCache
 from recollect.search.pool import Pool
 from recollect.search.query import Query
 from recollect.search.searcher import Hit, Searcher, SearchResult, as_result, open_items

@@ -15,10 +15,12 @@ class Asked:
     Attributes:
         words: texts and their weights.
         pictures: rows of the batch's pixels and their weights.
+        vector: weighted sum of the terms that are vectors; the adapted model cannot embed them again.
     """
 
     words: tuple[tuple[str, float], ...]
     pictures: tuple[tuple[int, float], ...] = ()
+    vector: Float[Tensor, " width"] | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,23 @@ class Reranked:
     scores: Float[Tensor, "queries k"]
     failed: Bool[Tensor, " queries"]
     pairs: Int[Tensor, " queries"]
+
+
+@dataclass
+class EpisodeReport:
+    """How often something went wrong.
+
+    Attributes:
+        not_finite: episodes that broke down; these queries have the zero-shot ranking.
+        without_captions: queries with fewer than two captioned pictures, and so without an episode.
+        captions_missing: candidates without a caption, which their episodes left out.
+        images_gone: candidates whose picture cannot be opened; they keep their zero-shot places.
+    """
+
+    not_finite: int = 0
+    without_captions: int = 0
+    captions_missing: int = 0
+    images_gone: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""Adapting the text tower to a query by what a larger model thinks of the images that it finds (RLCF)."""
+"""Adapting the text tower to a query by how a larger model judges the pictures that it finds (RLCF)."""
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -12,31 +12,31 @@ from torch import Tensor
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, caption_prefix
+from recollect.efsa.batch import EpisodeReport
+from recollect.efsa.cost import CostCounters
+from recollect.efsa.episodes import contrast_scale
+from recollect.efsa.options import EpisodeOptions, RewardOptions
+from recollect.efsa.rerank import NOT_FINITE
+from recollect.index import Hit, Hits, Index
 from recollect.models import DualEncoder
-from recollect.search.counters import CostCounters
-from recollect.search.episodes.batched import contrast_scale
-from recollect.search.episodes.options import EpisodeOptions, RewardOptions
-from recollect.search.episodes.searcher import NOT_FINITE
-from recollect.search.pool import Pool
-from recollect.search.query import Query
-from recollect.search.searcher import Hit, Searcher, SearchResult, as_result, open_items
 
 _KEPT = 100_000  # teacher's embeddings of pictures, a few hundred MiB at most
+_ADAPTED = "adapted text tower"
 
 
 class Teacher:
-    """A larger model that judges how well an image fits a query; it embeds a picture once.
+    """A larger model that judges how well a picture fits a query; it embeds a picture once.
 
     Attributes:
         counters: rows that went through it.
     """
 
-    def __init__(self, encoder: Encoder, pool: Pool) -> None:
-        self.encoder, self.pool, self.counters = encoder, pool, CostCounters()
+    def __init__(self, encoder: Encoder, index: Index) -> None:
+        self.encoder, self.index, self.counters = encoder, index, CostCounters()
         self._known: dict[str, Tensor | None] = {}
 
     def rewards(self, query: str, ids: Sequence[str]) -> Float[Tensor, " images"]:
-        """``max(2.5 · cos, 0)`` of the query with each image (CLIP score); NaN where one cannot be opened any more."""
+        """``max(2.5 cos, 0)`` of the query with each picture (CLIP score); NaN where it cannot be opened."""
         kind = caption_prefix(self.encoder) if isinstance(self.encoder, DualEncoder) else None
         asked = self.encoder.embed_texts([query], kind)[0]
         self.counters.forward(texts=1)
@@ -49,60 +49,67 @@ class Teacher:
         if len(self._known) + len(ids) > _KEPT:
             self._known.clear()
         opened = {}
-        for item in self.pool.items(ids):
+        for picture in self.index.pictures(ids):
             try:
-                opened[item.id] = item.read()
+                opened[picture.id] = picture.read()
             except (UserError, OSError):
-                self._known[item.id] = None
+                self._known[picture.id] = None
         if opened:
             self._known |= dict(zip(opened, self.encoder.embed_images(list(opened.values())), strict=True))
             self.counters.forward(images=len(opened))
 
 
-@dataclass
-class RewardSearcher(Searcher):
+class RewardSearcher:
     """Search by a text tower that a teacher's rewards adapt to each query, by REINFORCE (Zhao et al., ICLR 2024).
 
-    The policy is the softmax over the candidates, sampled at its ``sampled`` likeliest images; an image's reward is
-    the teacher's score less its mean over the sampled. Image embeddings stay as they are, so the whole pool is
-    searched again by the adapted query.
+    The policy is the softmax over the candidates, sampled at its ``sampled`` most likely pictures. The reward of a
+    picture is the teacher's score minus its mean over the sampled ones. Image embeddings stay as they are, so the
+    adapted query searches the whole index again.
+
+    Args:
+        index: what is searched.
+        encoder: its model.
+        teacher: judges the pictures.
+        options: of the steps.
 
     Attributes:
-        teacher: judges the images.
-        options: of the steps.
+        counters: rows that went through the towers of ``encoder``.
+        report: what went wrong.
+
+    Raises:
+        UserError: no teacher.
     """
 
-    teacher: Encoder | None = None
-    options: RewardOptions = field(default_factory=RewardOptions)
-
-    def __post_init__(self) -> None:
-        if self.teacher is None:
-            raise UserError("RLCF needs a larger model to judge the images. Name it with --teacher MODEL.")
-        self.judge = Teacher(self.teacher, self.pool)
-        self._copy = copy.deepcopy(self.encoder).eval().requires_grad_(False)
+    def __init__(
+        self, index: Index, encoder: DualEncoder, teacher: Encoder | None, options: RewardOptions | None = None
+    ) -> None:
+        if teacher is None:
+            raise UserError("RLCF needs a larger model to judge the pictures. Name it with --teacher MODEL.")
+        self.index, self.encoder, self.options = index, encoder, options or RewardOptions()
+        self.counters, self.report = CostCounters(), EpisodeReport()
+        self.judge = Teacher(teacher, index)
+        self._copy = copy.deepcopy(encoder).eval().requires_grad_(False)
         self._learned = list(self._copy.tower_parameters("text"))
         for each in self._learned:
             each.requires_grad_()
         self._begin = [each.detach().clone() for each in self._learned]
-        self._scale = contrast_scale(self.encoder, EpisodeOptions())
+        self._scale = contrast_scale(encoder, EpisodeOptions())
 
-    def _search(self, queries: list[Query], k: int, pool: Pool) -> list[SearchResult]:
-        if other := next((query for query in queries if query.text is None), None):
-            raise UserError(f"{other}: RLCF adapts the text tower, so that it takes words alone")
-        found = self._nearest(queries, max(k, self.options.candidates), pool)
-        items = open_items(pool, found)
-        plain = [as_result(str(query), found, row, items) for row, query in enumerate(queries)]
+    def search(self, queries: Sequence[str], k: int = 10) -> list[Hits]:
+        """The k best pictures for each query."""
+        found = self.index.search_many(list(queries), max(k, self.options.candidates), encoder=self.encoder)
+        self.counters.forward(texts=sum(bool(query.strip()) for query in queries))
         results = []
         with progress("RLCF", len(queries), "queries") as counter:
-            for query, result in zip(queries, plain, strict=True):
-                results.append(self._one(str(query.text), result, k, pool))
+            for query, hits in zip(queries, found, strict=True):
+                results.append(self._one(query, hits, k) if len(hits) else hits)
                 counter.advance()
         return results
 
-    def _one(self, query: str, found: SearchResult, k: int, pool: Pool) -> SearchResult:
-        before = {hit.item.id: hit for hit in found.hits}
+    def _one(self, query: str, found: Hits, k: int) -> Hits:
+        before = {hit.id: hit for hit in found}
         candidates = list(before)[: self.options.candidates]
-        vectors = torch.from_numpy(pool.vectors(candidates))
+        vectors = torch.from_numpy(self.index.vectors(candidates))
         try:
             finite = all(self._step(optimiser, query, candidates, vectors) for optimiser in self._optimisers())
             asked = self._embed_one(query).detach()
@@ -110,17 +117,16 @@ class RewardSearcher(Searcher):
             self._reset()
         if not (finite and bool(asked.isfinite().all())):
             self.report.not_finite += 1
-            return replace(found, notes=(NOT_FINITE,))
-        again = pool.nearest(asked.float().cpu(), k)
-        result = as_result(found.query, again, 0, open_items(pool, again), "adapted text tower")
-        return replace(result, hits=tuple(self._known(hit, before.get(hit.item.id)) for hit in result.hits))
+            return found.with_hits(found.hits[:k], (NOT_FINITE,))
+        again = self.index.search(asked[0].float().cpu(), k)
+        return found.with_hits([self._known(hit, before.get(hit.id)) for hit in again])
 
     @staticmethod
     def _known(hit: Hit, before: Hit | None) -> Hit:
         """A hit with its rank and score by the model as it is, where it was among the candidates."""
         if before is None:
-            return replace(hit, zero_shot_rank=None, model_score=None)
-        return replace(hit, zero_shot_rank=before.zero_shot_rank, model_score=before.score)
+            return replace(hit, scored_by=_ADAPTED, zero_shot_rank=None, model_score=None)
+        return replace(hit, scored_by=_ADAPTED, zero_shot_rank=before.zero_shot_rank, model_score=before.score)
 
     def _optimisers(self) -> list[torch.optim.Optimizer]:
         """The same optimiser, once for each step."""

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recollect.search.episodes.loss import episode_loss, negatives
-from recollect.search.episodes.options import EpisodeOptions
+from recollect.efsa.loss import episode_loss, negatives
+from recollect.efsa.options import EpisodeOptions
 
 
 def cosine(a, b):

@@ -30,15 +30,17 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from recollect.core.errors import UserError
 from recollect.data.sources.images import pixel_digest
-from recollect.memory import Item
-from recollect.models.transformers.encoder import quiet
-from recollect.search.captioning.captioner import (
+from recollect.efsa.caption_file import CaptionFile
+from recollect.efsa.captioner import (
     CaptionerOptions,
     TransformersCaptioner,
+    caption_index,
     source_items,
     write_captions,
 )
-from recollect.search.captioning.file import CaptionFile
+from recollect.index import Index, Picture
+from recollect.index.rows import Rows
+from recollect.models.transformers.encoder import quiet
 
 WORDS = (
     *("a", "red", "tree", "on", "the", "river", "USER", "ASSISTANT", "Describe", "what", "you", "see"),
@@ -203,7 +205,7 @@ def test_captions_are_written_once_and_a_run_that_was_stopped_goes_on(tmp_path, 
     path = tmp_path / "captions.jsonl"
     pictures.lost.add(5)
     items = [
-        Item(str(row), "my own" if row == 2 else "", "", {}, lambda row=row: pictures[row].image, "")
+        Picture(str(row), ("my own",) if row == 2 else (), _read=lambda row=row: pictures[row].image)
         for row in range(24)
     ]
     blocks = [items[:10], items[10:]]
@@ -229,6 +231,32 @@ def test_a_source_is_described_by_the_ids_of_its_samples_whatever_texts_it_has(t
     assert report.written == 24
     assert set(file.captions) == {f"picture-{row}" for row in range(24)}
     assert CaptionFile(file.path).pictures == {f"picture-{row}": pixel_digest(pictures[row].image) for row in range(24)}
+
+
+def test_an_index_keeps_each_batch_of_captions_with_their_vectors(tmp_path, pictures, make_encoder):
+    encoder = make_encoder("clip")
+    index = Index.create(width=20, model=encoder.fingerprint)
+    own = encoder.embed_texts(["my own"]).numpy()
+    index.insert(
+        Rows(
+            image_vectors=encoder.embed_images([pictures[row].image for row in range(24)]).numpy(),
+            ids=[f"picture-{row}" for row in range(24)],
+            captions=[("my own",) if row == 2 else () for row in range(24)],
+            caption_vectors=[own if row == 2 else own[:0] for row in range(24)],
+        )
+    )
+    pictures.lost.add(5)
+    index = Index(index.store, encoder, lambda id: pictures[int(id.split("-")[1])].image)
+    with pytest.raises(KeyboardInterrupt):
+        caption_index(index, Scribe(patience=3), "scribe", batch_size=4)
+    assert index.texts == 1 + 3 + 4 + 4
+    report = caption_index(index, Scribe(), "scribe", batch_size=4)
+    assert (report.written, report.known, report.gone) == (22 - 11, 1 + 11, 1)
+    said = f"brightness {pictures[7].image.mean():.3f}"
+    (found,) = index.pictures(["picture-7"])
+    assert (found.captions, found.captioned_by) == ((said,), "scribe")
+    assert index.pictures(["picture-2"])[0].captions == ("my own",)
+    assert index.search(said, 1, by="text")[0].id == "picture-7"
 
 
 def test_a_caption_needs_a_token():

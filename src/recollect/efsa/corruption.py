@@ -9,7 +9,7 @@ import numpy as np
 from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Source
-from recollect.search.episodes.batch import number_texts
+from recollect.efsa.batch import number_texts
 
 _INVERSE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 _RELATION = re.compile(rf" ({'|'.join(_INVERSE)}) ")

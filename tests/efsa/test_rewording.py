@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.core.errors import UserError
-from recollect.search.captioning.corruption import (
+from recollect.efsa.corruption import (
     CaptionCorruption,
     content_words,
     corrupted_captions,

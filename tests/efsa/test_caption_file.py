@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from recollect.core.errors import UserError
 from recollect.data.sources.derived import Joined, Subset
-from recollect.search.captioning.file import CaptionFile, captions_of, key_of
+from recollect.efsa.caption_file import CaptionFile, captions_of, key_of
 from recollect.testing import SampleList, check_source
 
 

@@ -9,13 +9,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from recollect.core.types import caption_prefix
+from recollect.efsa.batch import EpisodeBatch, Reranked, shared_rows
+from recollect.efsa.cost import CostCounters
+from recollect.efsa.loss import episode_loss, negatives
+from recollect.efsa.options import EpisodeOptions
 from recollect.models import DualEncoder
 from recollect.models.lora.first_step import FirstStep
 from recollect.models.lora.layers import Adapters, adapted, adapter_sites, initial_adapters
-from recollect.search.counters import CostCounters
-from recollect.search.episodes.batch import EpisodeBatch, Reranked, shared_rows
-from recollect.search.episodes.loss import episode_loss, negatives
-from recollect.search.episodes.options import EpisodeOptions
 
 _NO_TEMPERATURE = 1 / 0.07  # a model that stores none is read with CLIP's at the start
 LEAST_PAIRS = 2
@@ -204,6 +204,9 @@ def embed_asked(encoder: DualEncoder, batch: EpisodeBatch) -> Float[Tensor, "que
         shown = [(*query.pictures, *((0, 0.0),) * (most - len(query.pictures))) for query in batch.queries]
         pixels = batch.pixels[[row for each in shown for row, _ in each]].to(encoder.device, encoder.dtype)
         total = total + _weighted(encoder.encode_images(pixels), [[weight for _, weight in each] for each in shown])
+    for row, query in enumerate(batch.queries):
+        if query.vector is not None:
+            total[row] += query.vector.to(total)
     return total
 
 

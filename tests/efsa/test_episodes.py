@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.core.errors import UserError
+from recollect.efsa.batch import number_texts, shared_rows
+from recollect.efsa.episodes import Episodes
+from recollect.efsa.methods import MethodOptions
+from recollect.efsa.options import BLOCKS_RATE, HEADS_RATE, EpisodeOptions, RewardOptions, TuningOptions
+from recollect.efsa.sequential import FullEpisodes, SequentialEpisodes
 from recollect.models import build_model
-from recollect.search.episodes.batch import number_texts, shared_rows
-from recollect.search.episodes.batched import Episodes
-from recollect.search.episodes.options import BLOCKS_RATE, HEADS_RATE, EpisodeOptions, RewardOptions, TuningOptions
-from recollect.search.episodes.sequential import FullEpisodes, SequentialEpisodes
-from recollect.search.methods import MethodOptions
 
 BASE = EpisodeOptions.paper(k=5, rank=4)
 ALTERNATIVES = {

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from recollect.core.errors import UserError
 from recollect.core.types import caption_prefix
+from recollect.efsa.batch import EpisodeBatch, Reranked
+from recollect.efsa.cost import CostCounters
+from recollect.efsa.episodes import LEAST_PAIRS, as_reranked, contrast_scale, embed_asked, similarities
+from recollect.efsa.loss import episode_loss, negatives
+from recollect.efsa.options import EpisodeOptions
 from recollect.models import DualEncoder
 from recollect.models.lora.layers import Adapters, adapter_sites, initial_adapters, transformers_model
-from recollect.search.counters import CostCounters
-from recollect.search.episodes.batch import EpisodeBatch, Reranked
-from recollect.search.episodes.batched import LEAST_PAIRS, as_reranked, contrast_scale, embed_asked, similarities
-from recollect.search.episodes.loss import episode_loss, negatives
-from recollect.search.episodes.options import EpisodeOptions
 
 
 class OneAtATime:

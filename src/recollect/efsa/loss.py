@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from recollect.search.episodes.options import EpisodeOptions
+from recollect.efsa.options import EpisodeOptions
 
 
 def negatives(texts: Int[Tensor, "queries k"], pairs: Bool[Tensor, "queries k"]) -> Bool[Tensor, "queries k k"]:

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from recollect.search.cost import Meter, measured
-from recollect.search.counters import CostCounters
-from recollect.search.searcher import SearchReport, SearchResult
+from recollect.efsa.batch import EpisodeReport
+from recollect.efsa.cost import CostCounters, Meter, measured
+from recollect.index import Hits
 
 
 def test_products_of_both_passes_are_those_of_a_hand_count():
@@ -37,13 +37,13 @@ class Sleeper:
     """A search that does what the test says."""
 
     counters: CostCounters = field(default_factory=CostCounters)
-    report: SearchReport = field(default_factory=SearchReport)
+    report: EpisodeReport = field(default_factory=EpisodeReport)
 
     def search(self, queries, k=10):
         self.counters.forward(images=2 * len(queries), texts=len(queries))
         for _ in queries:
             torch.randn(4, 5) @ torch.randn(5, 6)
-        return [SearchResult(query, ()) for query in queries]
+        return [Hits((), query) for query in queries]
 
 
 def test_costs_are_of_one_query():

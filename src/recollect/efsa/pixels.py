@@ -1,7 +1,8 @@
-"""Pictures of a pool, decoded once."""
+"""Pictures decoded once."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -11,15 +12,28 @@ from recollect.core.errors import UserError
 from recollect.core.types import ImageLike
 from recollect.data.sources.reading import blocks_ahead
 from recollect.data.transforms import ImageTransform
-from recollect.memory import Item
 
 _GIB = 2**30
 
 
-class PixelCache:
-    """Decoded, transformed pictures, the least recently used thrown out first.
+@runtime_checkable
+class Readable(Protocol):
+    """A picture that can be opened, such as a `recollect.index.Picture`."""
 
-    Kept as bytes of colour, a quarter of what the towers read.
+    @property
+    def id(self) -> str:
+        """Unique in the cache."""
+        ...
+
+    def read(self) -> ImageLike:
+        """What an image tower reads."""
+        ...
+
+
+class PixelCache:
+    """Decoded, transformed pictures; the least recently used are dropped first.
+
+    They are kept as bytes, a quarter of what the towers read.
 
     Args:
         transform: what the image tower needs.
@@ -38,8 +52,8 @@ class PixelCache:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def read(self, items: Sequence[Item]) -> list[np.ndarray | None]:
-        """Each item's picture, (size, size, 3) bytes or a 1-d vector; None where it cannot be opened any more."""
+    def read(self, items: Sequence[Readable]) -> list[np.ndarray | None]:
+        """Each item's picture, (size, size, 3) bytes or a 1-d vector; None where it cannot be opened."""
         missing = [item for item in items if item.id not in self._kept and item.id not in self.gone]
         fresh: dict[str, np.ndarray | None] = {}
         if missing:
@@ -63,7 +77,7 @@ class PixelCache:
         rows = torch.from_numpy(np.stack(pictures))
         return rows.float() if rows.ndim == 2 else self.transform.normalise(rows)
 
-    def _open(self, item: Item) -> np.ndarray | None:
+    def _open(self, item: Readable) -> np.ndarray | None:
         try:
             return self.prepared(item.read())
         except (UserError, OSError):

@@ -1,4 +1,4 @@
-"""Captions of a pool's images, written once by a model that describes images."""
+"""Captions of pictures, written once by a model that describes images."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,13 +17,14 @@ from transformers import (
 )
 
 from recollect.core.errors import UserError
+from recollect.core.progress import progress
 from recollect.core.types import ImageLike, Source, chosen_device
 from recollect.data.sources.images import as_rgb, pixel_digest
-from recollect.memory import Item
+from recollect.efsa.caption_file import CaptionFile, key_of
+from recollect.efsa.pixels import Readable
+from recollect.index import Index, Picture
 from recollect.models.hub_check import asked_once
 from recollect.models.transformers.encoder import quiet
-from recollect.search.baselines.pool_wide import has_caption
-from recollect.search.captioning.file import CaptionFile, key_of
 
 PROMPT = "Describe what you see in detail with a maximum of 30 words."
 """What EFSA asks its captioner (§4.1)."""
@@ -124,15 +125,25 @@ class TransformersCaptioner:
         return [" ".join(answer.split()) for answer in answers]
 
 
+@runtime_checkable
+class Captioned(Readable, Protocol):
+    """A picture that may have a caption."""
+
+    @property
+    def caption(self) -> str:
+        """Blank if it has none."""
+        ...
+
+
 @dataclass
 class CaptionReport:
-    """What became of a pool's images.
+    """What happened to pictures.
 
     Attributes:
         written: captions that were made now.
-        known: images that had one.
-        gone: images that cannot be opened any more; they have none.
-        empty: images that the captioner said nothing about.
+        known: pictures that had one.
+        gone: pictures that cannot be opened.
+        empty: pictures for which the captioner wrote nothing.
     """
 
     written: int = 0
@@ -142,46 +153,72 @@ class CaptionReport:
 
 
 def write_captions(
-    blocks: Iterable[Sequence[Item]], captioner: Captioner, file: CaptionFile, batch_size: int = 8
+    blocks: Iterable[Sequence[Captioned]], captioner: Captioner, file: CaptionFile, batch_size: int = 8
 ) -> CaptionReport:
-    """Describe every image that has no caption yet; what is written is on disk, so that a run can be stopped anywhere.
+    """Describe every picture without a caption; captions are on disk at once, so a run can be stopped anywhere.
 
     Args:
-        blocks: the images, some at a time.
+        blocks: pictures.
         captioner: describes them.
         file: where captions go.
-        batch_size: images that are described at a time.
+        batch_size: pictures that are described at a time.
     """
     report = CaptionReport()
     for items in blocks:
-        missing = [item for item in items if not has_caption(item) and item.id not in file.captions]
+        missing = [item for item in items if not item.caption.strip() and item.id not in file.captions]
         report.known += len(items) - len(missing)
         for start in range(0, len(missing), batch_size):
-            _describe(missing[start : start + batch_size], captioner, file, report)
+            opened = _opened(missing[start : start + batch_size], report)
+            if captions := _described(opened, captioner, report):
+                file.write(captions, {id: pixel_digest(image) for id, image in opened.items()})
     return report
 
 
-def _describe(items: Sequence[Item], captioner: Captioner, file: CaptionFile, report: CaptionReport) -> None:
-    opened = {}
+def caption_index(index: Index, captioner: Captioner, by: str = "", batch_size: int = 8) -> CaptionReport:
+    """Describe every picture of an index that has no caption; each batch is kept, so a run can be stopped anywhere.
+
+    Args:
+        index: it keeps the captions with their vectors.
+        captioner: describes the pictures.
+        by: what to call the captioner.
+        batch_size: pictures that are described at a time.
+    """
+    report = CaptionReport()
+    missing = [id for id, captions in zip(index.ids, index.values("caption"), strict=True) if not captions]
+    report.known = len(index) - len(missing)
+    with progress("describe", len(missing), "pictures") as counter:
+        for start in range(0, len(missing), batch_size):
+            ids = missing[start : start + batch_size]
+            index.set_captions(_described(_opened(index.pictures(ids), report), captioner, report), by)
+            counter.advance(len(ids))
+    return report
+
+
+def _opened(items: Sequence[Readable], report: CaptionReport) -> dict[str, ImageLike]:
+    opened: dict[str, ImageLike] = {}
     for item in items:
         try:
             opened[item.id] = item.read()
         except (UserError, OSError):
             report.gone += 1
+    return opened
+
+
+def _described(opened: dict[str, ImageLike], captioner: Captioner, report: CaptionReport) -> dict[str, str]:
     if not opened:
-        return
+        return {}
     captions = dict(zip(opened, captioner.describe(list(opened.values())), strict=True))
-    file.write(captions, {id: pixel_digest(image) for id, image in opened.items()})
     report.empty += sum(not caption for caption in captions.values())
     report.written += len(captions)
+    return captions
 
 
-def source_items(source: Source, block: int = 64) -> Iterator[list[Item]]:
-    """The images of a source by their keys, some at a time; their texts do not count as captions."""
+def source_items(source: Source, block: int = 64) -> Iterator[list[Picture]]:
+    """The pictures of a source by their keys, in blocks; their texts do not count as captions."""
 
-    def item(index: int) -> Item:
+    def item(index: int) -> Picture:
         where = f"{source.name}, row {index}"
-        return Item(key_of(source, index), "", source.name, {}, lambda: source.read(index, extra=False).image, where)
+        return Picture(key_of(source, index), where=where, _read=lambda: source.read(index, extra=False).image)
 
     for start in range(0, len(source), block):
         yield [item(index) for index in range(start, min(start + block, len(source)))]

@@ -2,20 +2,19 @@
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.core.errors import UserError
-from recollect.search.normalisation import (
+from recollect.efsa.normalisation import (
     Normalisation,
-    NormalisedPool,
+    NormalisedIndex,
     choose_normalisation,
     normalised,
     reference_means,
 )
-from recollect.search.pool import SourcePool
-from recollect.search.searcher import Searcher
+from recollect.index import Index, Rows
+from recollect.index.source import source_index
 
 
 def unit(generator, *shape):
@@ -23,28 +22,11 @@ def unit(generator, *shape):
     return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
 
 
-class Bare:
-    """A pool whose pictures nobody asks for."""
-
-    def __init__(self, names):
-        self.names = names
-
-    def __len__(self):
-        return len(self.names)
-
-    def ids(self):
-        return self.names
-
-    def nearest(self, vectors, k):
-        raise NotImplementedError
-
-    items = filtered = vectors = nearest
-
-
 def ranking(vectors, means, alpha, queries):
+    index = Index.create(width=vectors.shape[1], model="m")
     ids = [str(row) for row in range(len(vectors))]
-    pool = NormalisedPool(Bare(ids), ids, vectors, means, Normalisation(alpha, 1))
-    return pool.nearest(torch.from_numpy(queries), len(vectors))
+    index.insert(Rows(vectors, ids=ids))
+    return NormalisedIndex(index, ids, vectors, means, Normalisation(alpha, 1)).lookup(queries, len(vectors))
 
 
 @given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 9), st.integers(1, 12), st.floats(0, 2))
@@ -122,22 +104,23 @@ def test_of_settings_that_do_alike_the_smaller_alpha_and_then_the_smaller_k_is_c
     assert (found.alpha, found.k, found.reciprocal_rank) == (0.0, 1, 1.0)
 
 
-def test_a_pool_is_searched_by_normalised_scores(encoder, make_pool):
-    pool = make_pool(encoder)
-    plain = normalised(encoder, pool, Normalisation(0.0, 8))
-    ids = lambda pool: [hit.item.id for hit in Searcher(encoder, pool).search("queen", 24).hits]  # noqa: E731
-    assert ids(plain) == ids(pool)
-    chosen = normalised(encoder, pool)
+def test_an_index_is_searched_by_normalised_scores(encoder, make_index):
+    index = make_index(encoder)
+
+    def ids(index, **more):
+        return [hit.id for hit in index.search("queen", 24, **more)]
+
+    assert ids(normalised(index, Normalisation(0.0, 8))) == ids(index)
+    chosen = normalised(index)
     assert chosen.settings.reciprocal_rank >= chosen.settings.plain
-    half = normalised(encoder, pool, Normalisation(0.5, 8))
+    half = normalised(index, Normalisation(0.5, 8))
     odd = [id for id in ids(half) if int(id) % 2]
-    assert ids(half.filtered("domain = 'odd'")) == odd  # with the means of the whole pool
-    np.testing.assert_array_equal(half.vectors(["3", "1"]), pool.vectors(["3", "1"]))
+    assert ids(half, where="domain = 'odd'") == odd  # with the means of the whole index
 
 
 def test_without_captions_there_are_no_references(encoder, pictures):
     with pytest.raises(UserError, match="no captions"):
-        normalised(encoder, SourcePool(encoder, pictures))
+        normalised(source_index(encoder, pictures))
 
 
 @pytest.mark.parametrize("wrong", [{"alpha": float("nan"), "k": 1}, {"alpha": -1.0, "k": 1}, {"alpha": 0.5, "k": 0}])

@@ -10,14 +10,13 @@ import torch.nn.functional as F
 
 from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator
+from recollect.efsa.fine_tuning import fine_tune, index_by
+from recollect.efsa.methods import SEARCH_METHODS, MethodOptions, SearchContext, prepare
+from recollect.efsa.options import EpisodeOptions, RewardOptions, TuningOptions
+from recollect.efsa.pixels import PixelCache
+from recollect.efsa.rlcf import RewardSearcher, Teacher
+from recollect.efsa.sequential import inject_adapters
 from recollect.models.lora.layers import AdapterOptions, adapter_sites, initial_adapters
-from recollect.search.baselines.pool_wide import by_captions, by_model, fine_tune
-from recollect.search.baselines.rlcf import RewardSearcher, Teacher
-from recollect.search.episodes.options import EpisodeOptions, RewardOptions, TuningOptions
-from recollect.search.episodes.sequential import inject_adapters
-from recollect.search.methods import SEARCH_METHODS, MethodOptions, SearchContext, prepare
-from recollect.search.pixels import PixelCache
-from recollect.search.searcher import Searcher
 
 QUERIES = ["a red snowman", "large river", "the bridge right of a tree"]
 EPISODE = EpisodeOptions.paper(k=6, rank=4, scale=15.0, at_once=2)
@@ -34,12 +33,12 @@ def teacher(make_encoder):
 
 
 def ids(result):
-    return [hit.item.id for hit in result.hits]
+    return [hit.id for hit in result]
 
 
-def test_text_to_text_finds_the_images_whose_captions_are_nearest(encoder, make_pool, pictures):
+def test_text_to_text_finds_the_images_whose_captions_are_nearest(encoder, make_index, pictures):
     captions = [None if row == 5 else pictures.texts(row)[0] for row in range(24)]
-    found = Searcher(encoder, by_captions(encoder, make_pool(encoder, captions))).search(QUERIES, 23)
+    found = make_index(encoder, captions).search_many(QUERIES, 23, by="text")
     for query, result in zip(QUERIES, found, strict=True):
         asked = encoder.embed_texts([query])[0]
         own = {str(row): float(encoder.embed_texts([text])[0] @ asked) for row, text in enumerate(captions) if text}
@@ -77,12 +76,12 @@ def reference_tuning(encoder, pictures, captions, options, tuning):
     return model
 
 
-def test_fine_tuning_is_peft_on_the_captioned_pool(encoder, make_pool, pictures):
+def test_fine_tuning_is_peft_on_the_captioned_pool(encoder, make_index, pictures):
     captions = [None if row in (3, 4) else pictures.texts(row)[0] for row in range(24)]
     captions[9] = captions[8]
     tuning = TuningOptions(epochs=2, batch_size=8, learning_rate=None, seed=5)
     before = copy.deepcopy(encoder.state_dict())
-    tuned = fine_tune(encoder, make_pool(encoder, captions), EPISODE, tuning, PixelCache(encoder.transform))
+    tuned = fine_tune(encoder, make_index(encoder, captions), EPISODE, tuning, PixelCache(encoder.transform))
     assert all(torch.equal(tensor, before[name]) for name, tensor in encoder.state_dict().items())
     reference = reference_tuning(encoder, pictures, captions, EPISODE, tuning)
     pixels = torch.stack([encoder.transform(pictures[row].image) for row in range(24)]).double()
@@ -93,27 +92,27 @@ def test_fine_tuning_is_peft_on_the_captioned_pool(encoder, make_pool, pictures)
     assert (tuned.encode_images(pixels) - encoder.encode_images(pixels)).abs().max() > 1e-3
 
 
-def test_an_image_gone_from_disk_is_left_out_of_another_models_pool(encoder, teacher, make_pool, pictures):
-    pool = make_pool(encoder)
+def test_an_image_gone_from_disk_is_left_out_of_another_models_pool(encoder, teacher, make_index, pictures):
+    index = make_index(encoder)
     pictures.lost |= {2, 7}
-    again = by_model(teacher, pool, PixelCache(teacher.transform))
-    assert sorted(map(int, again.ids())) == [row for row in range(24) if row not in (2, 7)]
+    again = index_by(teacher, index, PixelCache(teacher.transform))
+    assert sorted(map(int, again.ids)) == [row for row in range(24) if row not in (2, 7)]
     wanted = teacher.embed_images([pictures[3].image])
     np.testing.assert_allclose(again.vectors(["3"]), wanted.numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_rewards_of_a_teacher_move_the_query_as_reinforce_says(encoder, teacher, make_pool, pictures, steps):
-    pool = make_pool(encoder)
+def test_rewards_of_a_teacher_move_the_query_as_reinforce_says(encoder, teacher, make_index, pictures, steps):
+    index = make_index(encoder)
     options = RewardOptions(sampled=5, candidates=10, steps=steps, learning_rate=1e-3)
-    searcher = RewardSearcher(encoder, pool, teacher=teacher, options=options)
+    searcher = RewardSearcher(index, encoder, teacher, options=options)
     for query in QUERIES:
         model = copy.deepcopy(encoder).eval()
         optimiser = torch.optim.AdamW(list(model.tower_parameters("text")), lr=1e-3, weight_decay=5e-4)
-        candidates = ids(Searcher(encoder, pool).search([query], 10)[0])
+        candidates = ids(index.search(query, 10))
         for _ in range(steps):
             asked = F.normalize(model.encode_texts(model.tokenize([query])), dim=1)[0]
-            vectors = torch.from_numpy(pool.vectors(candidates)).double()
+            vectors = torch.from_numpy(index.vectors(candidates)).double()
             logits = torch.stack([encoder.scale * (vector @ asked) for vector in vectors])
             chosen = logits.argsort(descending=True)[:5].tolist()
             judged = teacher.embed_texts([query])[0]
@@ -125,17 +124,17 @@ def test_rewards_of_a_teacher_move_the_query_as_reinforce_says(encoder, teacher,
             loss.backward()
             optimiser.step()
         asked = model.embed_texts([query])[0]
-        cosines = (torch.from_numpy(pool.vectors(pool.ids())) @ asked).tolist()
+        cosines = (torch.from_numpy(index.vectors()) @ asked).tolist()
         (found,) = searcher.search([query], 24)
         assert ids(found) == [str(row) for row in sorted(range(24), key=lambda row: -cosines[row])]
-        assert [hit.score for hit in found.hits] == pytest.approx(sorted(cosines, reverse=True), abs=1e-6)
-        plain = ids(Searcher(encoder, pool).search([query], 24)[0])
-        assert [plain[hit.zero_shot_rank - 1] for hit in found.hits] == ids(found)
-        assert abs(found.hits[0].score - float(pool.nearest(encoder.embed_texts([query]), 1).scores[0, 0])) > 1e-6
+        assert [hit.score for hit in found] == pytest.approx(sorted(cosines, reverse=True), abs=1e-6)
+        plain = ids(index.search(query, 24))
+        assert [plain[hit.zero_shot_rank - 1] for hit in found] == ids(found)
+        assert abs(found[0].score - index.search(query, 1)[0].score) > 1e-6
 
 
-def test_rewards_are_clipped_cosines_and_an_image_that_is_gone_has_none(encoder, teacher, make_pool, pictures):
-    judge = Teacher(teacher, make_pool(encoder))
+def test_rewards_are_clipped_cosines_and_an_image_that_is_gone_has_none(encoder, teacher, make_index, pictures):
+    judge = Teacher(teacher, make_index(encoder))
     pictures.lost.add(4)
     rewards = judge.rewards("queen", ["1", "4", "2"])
     assert rewards.isnan().tolist() == [False, True, False]
@@ -145,39 +144,38 @@ def test_rewards_are_clipped_cosines_and_an_image_that_is_gone_has_none(encoder,
     assert judge.counters.images_forward == 2
 
 
-def test_when_no_image_can_be_judged_the_ranking_is_zero_shot(encoder, teacher, make_pool, pictures):
-    pool = make_pool(encoder)
+def test_when_no_image_can_be_judged_the_ranking_is_zero_shot(encoder, teacher, make_index, pictures):
+    index = make_index(encoder)
     pictures.lost |= set(range(24))
-    searcher = RewardSearcher(encoder, pool, teacher=teacher, options=RewardOptions(learning_rate=1.0))
-    plain = Searcher(encoder, pool).search(QUERIES, 8)
+    searcher = RewardSearcher(index, encoder, teacher, options=RewardOptions(learning_rate=1.0))
+    plain = index.search_many(QUERIES, 8)
     assert [ids(result) for result in searcher.search(QUERIES, 8)] == [ids(result) for result in plain]
     assert searcher.report.not_finite == 0
 
 
-def test_a_reward_that_is_not_finite_falls_back_to_zero_shot_and_is_counted(encoder, teacher, make_pool):
-    pool = make_pool(encoder)
+def test_a_reward_that_is_not_finite_falls_back_to_zero_shot_and_is_counted(encoder, teacher, make_index):
+    index = make_index(encoder)
     broken = RewardOptions(learning_rate=1e300, weight_decay=1e300)
-    searcher = RewardSearcher(encoder, pool, teacher=teacher, options=broken)
-    plain = Searcher(encoder, pool).search(QUERIES, 8)
+    searcher = RewardSearcher(index, encoder, teacher, options=broken)
+    plain = index.search_many(QUERIES, 8)
     found = searcher.search(QUERIES, 8)
     assert [ids(result) for result in found] == [ids(result) for result in plain]
     assert all("zero-shot" in result.notes[0] for result in found)
     assert searcher.report.not_finite == 3
 
 
-def setting(encoder, pool, teacher, **options):
+def setting(encoder, index, teacher):
     chosen = MethodOptions(EPISODE, TuningOptions(epochs=1), RewardOptions())
-    return SearchContext(encoder, pool, chosen, PixelCache(encoder.transform), teacher)
+    return SearchContext(encoder, index, chosen, PixelCache(encoder.transform), teacher)
 
 
 @pytest.mark.parametrize("name", list(SEARCH_METHODS))
-def test_every_method_is_asked_in_the_same_way_and_leaves_the_model_as_it_was(encoder, teacher, make_pool, name):
+def test_every_method_is_asked_in_the_same_way_and_leaves_the_model_as_it_was(encoder, teacher, make_index, name):
     before = copy.deepcopy(encoder.state_dict())
-    prepared = prepare(name, setting(encoder, make_pool(encoder), teacher))
+    prepared = prepare(name, setting(encoder, make_index(encoder), teacher))
     found = prepared.search.search([*QUERIES, ""], 7)
     assert [result.query for result in found] == [*QUERIES, ""]
-    assert [len(result.hits) for result in found] == [7, 7, 7, 0]
-    assert prepared.search.report.empty == 1
+    assert [len(result) for result in found] == [7, 7, 7, 0]
     assert prepared.search.counters.texts_forward >= 3
     again = prepared.search.search(QUERIES[1:2], 7)[0]
     assert ids(again) == ids(found[1])  # what one query learned, the next has forgotten
@@ -185,23 +183,23 @@ def test_every_method_is_asked_in_the_same_way_and_leaves_the_model_as_it_was(en
 
 
 @pytest.mark.parametrize("name", ["fine-tuning", "text-to-text"])
-def test_methods_that_learn_from_captions_say_how_to_get_some(encoder, teacher, make_pool, name):
+def test_methods_that_learn_from_captions_say_how_to_get_some(encoder, teacher, make_index, name):
     with pytest.raises(UserError, match="recollect caption"):
-        prepare(name, setting(encoder, make_pool(encoder, [None] * 24), teacher))
+        prepare(name, setting(encoder, make_index(encoder, [None] * 24), teacher))
 
 
-def test_a_method_that_lacks_something_or_does_not_exist_says_so(encoder, make_pool):
+def test_a_method_that_lacks_something_or_does_not_exist_says_so(encoder, make_index):
     with pytest.raises(UserError, match="--teacher"):
-        prepare("rlcf", setting(encoder, make_pool(encoder), None))
+        prepare("rlcf", setting(encoder, make_index(encoder), None))
     with pytest.raises(UserError, match="Choose from: zero-shot"):
-        prepare("magic", setting(encoder, make_pool(encoder), None))
+        prepare("magic", setting(encoder, make_index(encoder), None))
 
 
-def test_a_fine_tuning_that_breaks_down_says_so(encoder, make_pool):
+def test_a_fine_tuning_that_breaks_down_says_so(encoder, make_index):
     options = replace(EPISODE, learning_rate=1e30, scale=1e30)
     with pytest.raises(UserError, match="not finite"):
         fine_tune(
-            encoder, make_pool(encoder), options, TuningOptions(learning_rate=None), PixelCache(encoder.transform)
+            encoder, make_index(encoder), options, TuningOptions(learning_rate=None), PixelCache(encoder.transform)
         )
 
 

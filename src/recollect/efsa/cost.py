@@ -1,10 +1,10 @@
-"""What a query costs: products of both passes, seconds, memory."""
+"""What a search costs: rows through the towers, products of both passes, seconds, memory."""
 
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
-from recollect.search.searcher import SearchResult, TextSearch
+from recollect.efsa.batch import EpisodeReport
+from recollect.index import Hits
 
 _aten = torch.ops.aten
 # In-place forms and the CPU's attention, which torch's own table leaves out.
@@ -25,6 +26,51 @@ _COUNTS: dict[Any, Callable[..., int]] = {
         _aten._scaled_dot_product_flash_attention_backward
     ],
 }
+
+
+@dataclass
+class CostCounters:
+    """Rows that went through each tower, forwards and backwards."""
+
+    images_forward: int = 0
+    texts_forward: int = 0
+    images_backward: int = 0
+    texts_backward: int = 0
+
+    def forward(self, *, images: int = 0, texts: int = 0) -> None:
+        """Count rows of a forward pass."""
+        self.images_forward += images
+        self.texts_forward += texts
+
+    def backward(self, *, images: int = 0, texts: int = 0) -> None:
+        """Count rows of a backward pass."""
+        self.images_backward += images
+        self.texts_backward += texts
+
+    def as_dict(self) -> dict[str, int]:
+        """The counts by name."""
+        return asdict(self)
+
+
+@runtime_checkable
+class TextSearch(Protocol):
+    """A way of searching that evaluations compare: the model as it is, episodes, or a baseline.
+
+    Attributes:
+        counters: rows that went through the towers so far.
+        report: what went wrong.
+    """
+
+    counters: CostCounters
+
+    @property
+    def report(self) -> EpisodeReport:
+        """How often something went wrong."""
+        ...
+
+    def search(self, queries: Sequence[str], k: int = 10) -> list[Hits]:
+        """The k best pictures for each query, in the order of the queries; fewer if there are not as many."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -100,11 +146,11 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def measured(search: TextSearch, queries: Sequence[str], k: int, probe: int = 8) -> tuple[list[SearchResult], Cost]:
-    """Search, and say what it cost.
+def measured(search: TextSearch, queries: Sequence[str], k: int, probe: int = 8) -> tuple[list[Hits], Cost]:
+    """Search, and measure what it costs.
 
-    Seconds and rows are of all queries; products and memory of the first ``probe`` asked again, since to count slows
-    the search down.
+    Seconds and rows are of all queries; products and memory are counted in a second search for the first ``probe``
+    queries, since counting is slow.
     """
     before = search.counters.as_dict()
     start = time.perf_counter()

@@ -1,0 +1,128 @@
+"""Fine-tuning once on all captioned pictures of an index (the baseline F.T of EFSA, section 4.1)."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recollect.core.errors import UserError
+from recollect.core.progress import progress
+from recollect.core.seeding import numpy_generator
+from recollect.core.types import caption_prefix
+from recollect.efsa.batch import number_texts
+from recollect.efsa.cost import CostCounters
+from recollect.efsa.episodes import LEAST_PAIRS, contrast_scale, frozen
+from recollect.efsa.loss import episode_loss, negatives
+from recollect.efsa.options import EpisodeOptions, TuningOptions
+from recollect.efsa.pixels import PixelCache
+from recollect.efsa.rerank import NO_CAPTIONS
+from recollect.index import Index
+from recollect.models import DualEncoder
+from recollect.models.lora.layers import Adapters, adapted, adapter_sites, initial_adapters, merge_adapters
+
+_BLOCK = 512
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """A batch of pictures with the numbers of their captions; equal captions have equal numbers."""
+
+    pixels: Tensor
+    captions: tuple[str, ...]
+    numbers: tuple[int, ...]
+
+
+def index_by(encoder: DualEncoder, index: Index, pixels: PixelCache, counters: CostCounters | None = None) -> Index:
+    """The pictures of an index embedded by another model; those that cannot be opened are left out.
+
+    Raises:
+        UserError: none can be opened.
+    """
+    ids, found, blocks = index.ids, list[str](), []
+    with progress("embed images", len(ids), "images") as counter:
+        for start in range(0, len(ids), _BLOCK):
+            pictures = index.pictures(ids[start : start + _BLOCK])
+            read = zip(pictures, pixels.read(pictures), strict=True)
+            there = [(picture.id, pixel) for picture, pixel in read if pixel is not None]
+            if there:
+                found += [id for id, _ in there]
+                blocks.append(encoder.embed_images(pixels.tensor([pixel for _, pixel in there])).numpy())
+            counter.advance(len(pictures))
+    if not found:
+        raise UserError(f"{index.address}: no picture can be opened. Are the files still where they were?")
+    if counters is not None:
+        counters.forward(images=len(found))
+    return index.with_vectors(found, np.concatenate(blocks), encoder, "fine-tuned model")
+
+
+def fine_tune(
+    encoder: DualEncoder,
+    index: Index,
+    episode: EpisodeOptions,
+    options: TuningOptions,
+    pixels: PixelCache,
+    counters: CostCounters | None = None,
+) -> DualEncoder:
+    """A copy of ``encoder``, tuned by low-rank adapters on all captioned pictures (EFSA, section 4.1, F.T).
+
+    Loss, adapters and optimiser are an episode's; batches are drawn at random, so the negatives are pictures of any
+    domain.
+
+    Raises:
+        UserError: fewer than two captioned pictures, a loss that is not finite, a model that adapters cannot wrap.
+    """
+    captions = dict(zip(index.ids, (next(iter(each or ()), "") for each in index.values("caption")), strict=True))
+    ids = [id for id, caption in captions.items() if caption]
+    if len(ids) < LEAST_PAIRS:
+        raise UserError(NO_CAPTIONS)
+    sites = adapter_sites(encoder)
+    start = initial_adapters(sites, episode.adapters)
+    halves = [{name: each.clone().requires_grad_() for name, each in half.items()} for half in (start.down, start.up)]
+    adapters = Adapters(halves[0], halves[1], start.scale)
+    learned = [each for half in halves for each in half.values()]
+    rate = episode.for_sites(sites).rate if options.learning_rate is None else options.learning_rate
+    optimiser = torch.optim.AdamW(learned, lr=rate, weight_decay=episode.weight_decay)
+    with frozen(encoder), progress("fine-tune", options.epochs * len(ids), "images") as counter:
+        for epoch in range(options.epochs):
+            for batch in _batches(index, ids, options, epoch, pixels):
+                with torch.enable_grad(), adapted(encoder, adapters):
+                    loss = _loss(encoder, batch, episode)
+                if not bool(loss.isfinite()):
+                    raise UserError("fine-tuning: the loss is not finite. Lower the learning rate.")
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+                counter.advance(len(batch.numbers), f"loss {loss.item():.3f}")
+                if counters is not None:
+                    counters.forward(images=len(batch.numbers), texts=len(batch.numbers))
+                    counters.backward(images=len(batch.numbers), texts=len(batch.numbers))
+    tuned = copy.deepcopy(encoder).eval()
+    down, up = ({name: each.detach() for name, each in half.items()} for half in halves)
+    merge_adapters(tuned, Adapters(down, up, start.scale))
+    return tuned
+
+
+def _loss(encoder: DualEncoder, batch: _Pairs, options: EpisodeOptions) -> Tensor:
+    images = encoder.encode_images(batch.pixels.to(encoder.device, encoder.dtype))
+    texts = encoder.encode_texts(encoder.tokenize(batch.captions, caption_prefix(encoder)))
+    numbers = torch.tensor([batch.numbers], device=images.device)
+    every = torch.ones_like(numbers, dtype=torch.bool)
+    scale = contrast_scale(encoder, options)
+    return episode_loss(images[None], texts[None], every, negatives(numbers, every), scale, options)[0]
+
+
+def _batches(
+    index: Index, ids: Sequence[str], options: TuningOptions, epoch: int, pixels: PixelCache
+) -> Iterator[_Pairs]:
+    order = numpy_generator("fine-tuning", options.seed, epoch).permutation(len(ids))
+    for first in range(0, len(ids), options.batch_size):
+        pictures = index.pictures([ids[row] for row in order[first : first + options.batch_size]])
+        read = zip(pictures, pixels.read(pictures), strict=True)
+        there = [(picture.caption, pixel) for picture, pixel in read if pixel is not None]
+        if len(there) < LEAST_PAIRS:
+            continue
+        wordings = tuple(caption for caption, _ in there)
+        yield _Pairs(pixels.tensor([pixel for _, pixel in there]), wordings, tuple(number_texts(wordings)[1]))

@@ -1,0 +1,176 @@
+"""Scores minus what a picture scores with any query: nearest-neighbour normalisation (NNN, Chowdhury et al., 2024).
+
+``s'(q, g) = s(q, g) - α b(g)``, where b(g) is the mean of the k largest cosines of picture g with reference queries: a
+picture close to every query (a hub) falls. In an index these are two more entries, which keep unit norm:
+pictures ``[g, b, √(B² - b²)] / √(1 + B²)`` with ``B = max b``, queries ``[q, -α, 0] / √(1 + α²)``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, Int64
+from torch import Tensor
+
+from recollect.core.errors import UserError
+from recollect.core.nearest import exact_neighbours
+from recollect.core.seeding import numpy_generator
+from recollect.efsa.rerank import NO_CAPTIONS
+from recollect.index import Found, Index
+
+_ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
+NEAREST = (1, 8, 32, 128)
+_REFERENCES, _ASKED, _AMONG = 2_048, 512, 8_192
+_BLOCK = 1_024
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """How scores are normalised.
+
+    Attributes:
+        alpha: factor of a picture's mean cosine with its nearest references; 0 changes nothing.
+        k: how many references count as near; all of them where there are fewer.
+        reciprocal_rank: what the choice was made by: the mean of 1/rank of the own picture of held-out captions; None
+            where nothing was chosen.
+        plain: the same without normalisation.
+    """
+
+    alpha: float
+    k: int
+    reciprocal_rank: float | None = None
+    plain: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha < float("inf"):
+            raise UserError(f"alpha {self.alpha}: must be a finite number, 0 or more")
+        if self.k < 1:
+            raise UserError(f"k {self.k}: at least 1 reference")
+
+    def __str__(self) -> str:
+        """For a reader."""
+        chosen = ""
+        if self.reciprocal_rank is not None and self.plain is not None:
+            found = f"{self.reciprocal_rank:.3f}, without normalisation {self.plain:.3f}"
+            chosen = f"; held-out captions find their picture at a mean reciprocal rank of {found}"
+        return f"alpha {self.alpha:g}, k {self.k}{chosen}"
+
+
+class NormalisedIndex(Index):
+    """Pictures of an index by normalised scores: cosines minus alpha times a mean.
+
+    Args:
+        index: the pictures.
+        ids: of those that can be found.
+        vectors: of these, unit norm.
+        means: b of each.
+        settings: alpha and k.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        ids: Sequence[str],
+        vectors: Float32[np.ndarray, "n width"],
+        means: Float32[np.ndarray, " n"],
+        settings: Normalisation,
+    ) -> None:
+        most = float(np.abs(means).max(initial=0.0))
+        rest = np.sqrt(np.maximum(most**2 - means.astype(np.float64) ** 2, 0))
+        longer = np.concatenate([vectors, means[:, None], rest[:, None]], axis=1) / np.sqrt(1 + most**2)
+        made = index.with_vectors(ids, longer.astype(np.float32), scored_by="normalised")
+        super().__init__(made.store, read=made._read)
+        self._encoder, self._labels, self.scored_by = made._encoder, made._labels, made.scored_by
+        self.settings = settings
+        self._factor = np.sqrt(1 + most**2) * np.sqrt(1 + settings.alpha**2)
+
+    def lookup(self, vectors: Tensor | np.ndarray, k: int, *args: Any, **options: Any) -> Found:
+        """As `Index.lookup`; scores are normalised."""
+        queries = np.asarray(vectors.detach().cpu() if isinstance(vectors, Tensor) else vectors, dtype=np.float64)
+        added = np.broadcast_to([-self.settings.alpha, 0.0], (len(queries), 2))
+        longer = np.concatenate([queries, added], axis=1) / np.sqrt(1 + self.settings.alpha**2)
+        found = super().lookup(longer.astype(np.float32), k, *args, **options)
+        return replace(found, scores=(found.scores * self._factor).astype(np.float32))
+
+
+def normalised(index: Index, settings: Normalisation | None = None, seed: int = 0) -> NormalisedIndex:
+    """An index by normalised scores, whose references are its own captions: at most 2,048, drawn at random.
+
+    Args:
+        settings: alpha and k; by default those by which captions find their own picture best, each held out.
+
+    Raises:
+        UserError: fewer than two pictures have a caption.
+    """
+    ids, vectors = index.matrix()
+    captions = index.vectors(by="text")
+    owners = np.flatnonzero(captions.any(axis=1))
+    if len(owners) < 2:
+        raise UserError(NO_CAPTIONS)
+    drawn = numpy_generator("references", seed).permutation(len(owners))[:_REFERENCES]
+    chosen = owners[np.sort(drawn)]
+    texts = captions[chosen]
+    if settings is None:
+        settings = choose_normalisation(vectors, texts, chosen, seed=seed)
+    return NormalisedIndex(index, ids, vectors, reference_means(vectors, texts, settings.k), settings)
+
+
+def reference_means(
+    images: Float32[np.ndarray, "images width"], references: Float32[np.ndarray, "references width"], k: int
+) -> Float32[np.ndarray, " images"]:
+    """b of each picture: the mean of its k largest cosines with the references, or of all if there are fewer."""
+    return exact_neighbours(images, references, min(k, len(references))).scores.mean(axis=1)
+
+
+def choose_normalisation(
+    images: Float32[np.ndarray, "images width"],
+    texts: Float32[np.ndarray, "texts width"],
+    owners: Int64[np.ndarray, " texts"],
+    *,
+    alphas: Sequence[float] = _ALPHAS,
+    nearest: Sequence[int] = NEAREST,
+    seed: int = 0,
+) -> Normalisation:
+    """The alpha and k by which captions find their own images best, each caption held out from every image's mean.
+
+    The measure is the mean of 1/rank over at most 512 captions, among at most 8,192 images and their own; ties go to
+    the smaller alpha and then to the smaller k.
+
+    Args:
+        owners: row of the image that each text belongs to.
+    """
+    generator = numpy_generator("normalisation", seed)
+    asked = np.sort(generator.permutation(len(texts))[:_ASKED])
+    among = np.union1d(generator.permutation(len(images))[:_AMONG], owners[asked])
+    pool, references = torch.from_numpy(images[among]), torch.from_numpy(texts)
+    own = torch.from_numpy(np.searchsorted(among, owners[asked]))[:, None]
+    scores = references[asked] @ pool.T
+    ranks: dict[tuple[float, int], float] = {}
+    for k in dict.fromkeys(min(k, len(texts) - 1) for k in sorted(nearest)):
+        means = _means_without(scores, pool, references, k)
+        for alpha in sorted(alphas):
+            after = scores - alpha * means
+            rank = 1 + (after > after.gather(1, own)).sum(dim=1)
+            ranks[alpha, k] = float((1 / rank.double()).mean())
+    alpha, k = max(ranks, key=lambda key: (ranks[key], -key[0], -key[1]))
+    plain = ranks.get((0.0, k))
+    return Normalisation(alpha, k, ranks[alpha, k], plain)
+
+
+def _means_without(
+    scores: Float[Tensor, "asked images"],
+    images: Float[Tensor, "images width"],
+    references: Float[Tensor, "references width"],
+    k: int,
+) -> Float[Tensor, "asked images"]:
+    """b of each image for each caption, with that caption held out; k is below the number of references.
+
+    Where the caption is one of an image's k nearest, the next reference replaces it.
+    """
+    tops = [(references @ block.T).topk(k + 1, dim=0).values for block in images.split(_BLOCK)]
+    top = torch.cat(tops, dim=1)  # (k + 1, images), greatest first
+    with_next = top.sum(dim=0)
+    inside = scores >= top[k - 1]
+    return torch.where(inside, with_next - scores, with_next - top[k]) / k

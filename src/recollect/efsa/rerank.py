@@ -1,0 +1,190 @@
+"""Ranking the first pictures of a search again by the model adapted to the query (EFSA)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recollect.core.errors import UserError
+from recollect.core.progress import progress
+from recollect.core.types import caption_prefix
+from recollect.efsa.batch import Asked, EpisodeBatch, EpisodeReport, Reranked, number_texts
+from recollect.efsa.cost import CostCounters, Meter
+from recollect.efsa.episodes import LEAST_PAIRS, Episodes
+from recollect.efsa.options import EpisodeOptions
+from recollect.efsa.pixels import PixelCache
+from recollect.efsa.planning import EpisodeBatchPlan, Load
+from recollect.efsa.sequential import FullEpisodes
+from recollect.index import Hit, Hits, Index, Picture, Query, Term
+from recollect.models import DualEncoder
+
+NOT_FINITE = "the episode's loss or scores were not finite: zero-shot ranking"
+NO_CAPTIONS = (
+    "these pictures have no captions to learn from. Write some with `recollect caption INDEX --model CAPTIONER`."
+)
+EPISODE = "episode"
+"""What scores a hit that was ranked again."""
+
+
+class EpisodeReranker:
+    """Adapts the model to each query on the first k pictures it finds, and ranks these again (EFSA).
+
+    >>> adapt = EpisodeReranker(index.encoder)                                    # doctest: +SKIP
+    >>> index.search("a red snowman", k=20, rerank=adapt)                         # doctest: +SKIP
+
+    Hits that an episode ranked are scored by it and come before the others, which have the score of the model as it is.
+
+    Args:
+        encoder: the model of the index.
+        options: of the episodes.
+        pixels: decoded pictures; searches may share them.
+
+    Attributes:
+        depth: how many pictures of a search are ranked again.
+        counters: rows that went through the towers.
+        report: what went wrong.
+        plan: how many queries adapt at once; the first alone, to measure the memory that it takes.
+    """
+
+    def __init__(
+        self, encoder: DualEncoder, options: EpisodeOptions | None = None, pixels: PixelCache | None = None
+    ) -> None:
+        self.encoder, self.options = encoder, options or EpisodeOptions()
+        self.depth = self.options.k
+        self.counters, self.report = CostCounters(), EpisodeReport()
+        self.pixels = pixels or PixelCache(encoder.transform)
+        kind = Episodes if self.options.parameters == "adapters" else FullEpisodes
+        self.episodes: Episodes | FullEpisodes = kind(encoder, self.options)
+        self.episodes.counters = self.counters
+        self.plan = EpisodeBatchPlan(self.options.at_once, self.options.gibibytes * 2**30)
+
+    def rerank(self, queries: Sequence[Query], found: Sequence[Hits]) -> list[Hits]:
+        """The same hits, the first k in their new order."""
+        results: list[Hits] = []
+        with progress("episodes", len(queries), "queries") as counter:
+            while len(results) < len(queries):
+                some = self._next(queries, found, len(results))
+                results += self._measured(queries[some], found[some])
+                counter.advance(len(queries[some]))
+        return results
+
+    def _next(self, queries: Sequence[Query], found: Sequence[Hits], start: int) -> slice:
+        """Which queries adapt together now: as many as measured memory allows."""
+        some = slice(start, start + self.options.at_once)
+        loads = [self._load(query, hits) for query, hits in zip(queries[some], found[some], strict=True)]
+        return slice(start, start + self.plan.number(loads))
+
+    def _measured(self, queries: Sequence[Query], found: Sequence[Hits]) -> list[Hits]:
+        load = self._load(queries[0], found[0])
+        if len(queries) > 1 or self.plan.knows(load):
+            return self._together(queries, found)
+        with Meter() as meter:
+            results = self._together(queries, found)
+        self.plan.learn(load, meter.peak)
+        return results
+
+    def _load(self, query: Query, hits: Hits) -> Load:
+        first = hits[: self.options.k]
+        texts = [hit.caption for hit in first] + [term.words for term in query.terms if term.words is not None]
+        lengths = self.encoder.text_lengths([text or "" for text in texts], caption_prefix(self.encoder))
+        longest, most = max(lengths, default=0), self.encoder.longest_text
+        pictures = len(first) + sum(term.picture is not None for term in query.terms)
+        captioned = sum(bool(hit.caption.strip()) for hit in first)
+        return pictures + captioned, longest if most is None else min(longest, most)
+
+    def _together(self, queries: Sequence[Query], found: Sequence[Hits]) -> list[Hits]:
+        batch = make_episode_batch(queries, found, self.options.k, self.pixels)
+        if batch is None:  # no picture could be opened
+            nothing = torch.zeros(len(queries), dtype=torch.int64)
+            places = torch.full((len(queries), 1), torch.nan, dtype=torch.float64)
+            again = Reranked(places, nothing.bool(), nothing)
+        else:
+            again = self.episodes.rerank(batch)
+        return [self._reordered(hits, again, number) for number, hits in enumerate(found)]
+
+    def _reordered(self, found: Hits, again: Reranked, number: int) -> Hits:
+        first = found.hits[: self.options.k]
+        notes = self._notes(first, bool(again.failed[number]), int(again.pairs[number]))
+        before = np.array([hit.score for hit in first])
+        scores = self.options.mix * again.scores[number].numpy()[: len(first)] + (1 - self.options.mix) * before
+        hits = list(first)
+        ranked = [place for place, score in enumerate(scores.tolist()) if np.isfinite(score)]
+        order = sorted(ranked, key=lambda place: -scores[place])
+        for place, hit in zip(ranked, order, strict=True):
+            hits[place] = replace(first[hit], score=float(scores[hit]), scored_by=EPISODE)
+        return found.with_hits((*hits, *found.hits[len(first) :]), notes)
+
+    def _notes(self, first: Sequence[Hit], failed: bool, pairs: int) -> list[str]:
+        gone = sum(hit.id in self.pixels.gone for hit in first)
+        uncaptioned = sum(not hit.caption.strip() for hit in first)
+        self.report.images_gone += gone
+        self.report.captions_missing += uncaptioned
+        notes = []
+        if gone:
+            notes.append(f"{gone} of {len(first)} pictures cannot be opened and keep their zero-shot places")
+        if pairs < LEAST_PAIRS:
+            self.report.without_captions += 1
+            notes.append(f"only {pairs} of {len(first)} pictures have a caption to learn from: zero-shot ranking")
+        elif uncaptioned:
+            notes.append(f"{uncaptioned} of {len(first)} pictures have no caption: the episode learnt from {pairs}")
+        if failed:
+            self.report.not_finite += 1
+            notes.append(NOT_FINITE)
+        return notes
+
+
+def episode_reranker(
+    index: Index, options: EpisodeOptions | None = None, pixels: PixelCache | None = None
+) -> EpisodeReranker:
+    """Episodes by the model of an index.
+
+    Raises:
+        UserError: it is not a dual encoder, or no picture has a caption.
+    """
+    encoder = index.encoder
+    if not isinstance(encoder, DualEncoder):
+        raise UserError(f"{index.address}: its model cannot adapt to a query; only dual encoders can")
+    if not index.texts:
+        raise UserError(f"{index.address}: {NO_CAPTIONS}")
+    return EpisodeReranker(encoder, options, pixels)
+
+
+def make_episode_batch(
+    queries: Sequence[Query], found: Sequence[Hits], k: int, pixels: PixelCache
+) -> EpisodeBatch | None:
+    """The first k pictures of each query with their captions, each opened once; None if none can be opened."""
+    pictures: dict[str, Picture] = {hit.id: hit.picture for hits in found for hit in hits.hits[:k]}
+    read = dict(zip(pictures, pixels.read(list(pictures.values())), strict=True))
+    there = {id: pixel for id, pixel in read.items() if pixel is not None}
+    if not there:
+        return None
+    rows = {id: row for row, id in enumerate(there)}
+    wordings, numbers = number_texts([picture.caption for picture in pictures.values()])
+    texts = dict(zip(pictures, numbers, strict=True))
+    most = max(len(hits.hits[:k]) for hits in found)
+
+    def places(numbers: dict[str, int]) -> Tensor:
+        table = torch.full((len(found), most), -1, dtype=torch.int64)
+        for query, hits in enumerate(found):
+            for place, hit in enumerate(hits.hits[:k]):
+                table[query, place] = numbers.get(hit.id, -1)
+        return table
+
+    opened = list(there.values())
+    asked = []
+    for query in queries:
+        words = tuple((term.words, term.weight) for term in query.terms if term.words is not None)
+        shown = []
+        for term in query.terms:
+            if term.picture is not None:
+                shown.append((len(opened), term.weight))
+                opened.append(pixels.prepared(term.open()))
+        asked.append(Asked(words, tuple(shown), _vector(query.terms)))
+    return EpisodeBatch(tuple(asked), pixels.tensor(opened), places(rows), wordings, places(texts))
+
+
+def _vector(terms: Sequence[Term]) -> Tensor | None:
+    vectors = [term.weight * term.vector for term in terms if term.vector is not None]
+    return torch.stack(vectors).sum(dim=0) if vectors else None

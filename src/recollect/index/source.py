@@ -1,0 +1,75 @@
+"""An index in RAM over a source: nothing is copied, and pictures are read from the source."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from recollect.core.errors import UserError
+from recollect.core.types import Encoder, ImageLike, Source, caption_prefix
+from recollect.data.sources.reading import MOST_BROKEN, readable_blocks
+from recollect.index.index import Index
+from recollect.index.rows import File, Record, Rows
+from recollect.index.stores.ram import RamStore
+
+
+def source_index(
+    encoder: Encoder,
+    source: Source,
+    captions: Sequence[str | None] | None = None,
+    vectors: Float32[np.ndarray, "n width"] | None = None,
+) -> Index:
+    """The pictures of a source in RAM, for evaluations: a row for each sample, equal pictures included.
+
+    Ids are the samples' numbers as text. Pictures that cannot be read are left out. Filters know ``domain``.
+
+    Args:
+        encoder: embeds captions, and pictures unless their ``vectors`` are given.
+        captions: one for each sample, or None where there is none; no captions by default.
+        vectors: unit norm, if they are known.
+
+    Raises:
+        ValueError: as many captions or vectors as samples are needed.
+        UserError: no picture can be embedded, or too many cannot be read.
+    """
+    for name, given in (("captions", captions), ("vectors", vectors)):
+        if given is not None and len(given) != len(source):
+            raise ValueError(f"{len(source)} images, but {len(given)} {name}")
+    numbers, images = _embedded(encoder, source) if vectors is None else (np.arange(len(source)), vectors)
+    places = numbers.tolist()
+    texts = [(captions[place] or "") if captions is not None else "" for place in places]
+    texts = [text if text.strip() else "" for text in texts]
+    wordings = {text: row for row, text in enumerate(dict.fromkeys(filter(None, texts)))}
+    embedded = encoder.embed_texts(list(wordings), caption_prefix(encoder)).numpy() if wordings else images[:0]
+    domains = source.values("domain")
+    record = Record(images.shape[1], encoder.fingerprint, prefix=caption_prefix(encoder))
+    rows = Rows(
+        image_vectors=images,
+        ids=[str(place) for place in places],
+        captions=[(text,) if text else () for text in texts],
+        caption_vectors=[embedded[[wordings[text]]] if text else embedded[:0] for text in texts],
+        files=[(File(source.name, str(place)),) for place in places],
+        metadata=[{} if domains[place] is None else {"domain": domains[place]} for place in places],
+    )
+
+    def read(id: str) -> ImageLike:
+        return source.read(int(id), extra=False).image
+
+    index = Index(RamStore(record), encoder, read)
+    index.insert(rows)
+    return index
+
+
+def _embedded(
+    encoder: Encoder, source: Source, block: int = 256
+) -> tuple[Int64[np.ndarray, " n"], Float32[np.ndarray, "n width"]]:
+    """The number and vector of every sample whose picture can be read."""
+    numbers: list[int] = []
+    blocks = [np.empty((0, encoder.width), dtype=np.float32)]
+    for read in readable_blocks(source, block, share=MOST_BROKEN):
+        if read:
+            blocks.append(encoder.embed_images([sample.image for _, sample in read]).numpy())
+        numbers += [number for number, _ in read]
+    if not numbers:
+        raise UserError(f"{source.name}: no images to search. Check the split and the filters.")
+    return np.array(numbers, dtype=np.int64), np.concatenate(blocks)

@@ -1,0 +1,372 @@
+"""Search by the model as it is and by episodes: the same call, and bad input that stops nothing."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from recollect.core.errors import UserError
+from recollect.data.sources.images import BrokenImageError
+from recollect.efsa.cost import Meter
+from recollect.efsa.options import EpisodeOptions
+from recollect.efsa.pixels import PixelCache
+from recollect.efsa.rerank import EpisodeReranker, episode_reranker
+from recollect.efsa.sequential import SequentialEpisodes
+from recollect.index import Query, embed_queries
+from recollect.index.source import source_index
+
+QUERIES = ["a red snowman", "large river", "the bridge right of a tree", "queen", "blue car above the umbrella"]
+OPTIONS = EpisodeOptions(k=6, rank=4, scale=15.0, at_once=2)
+
+
+@pytest.fixture(scope="module")
+def encoder(make_encoder):
+    return make_encoder("clip").double()
+
+
+def ids(hits):
+    return [hit.id for hit in hits]
+
+
+def adapted(encoder, index, queries=QUERIES, k=10, options=OPTIONS, **more):
+    """What is found by episodes, and the reranker."""
+    rerank = EpisodeReranker(encoder, options)
+    return index.search_many(queries, k, rerank=rerank, **more), rerank
+
+
+@pytest.fixture(params=[None, OPTIONS], ids=["plain", "episodes"])
+def search(request, encoder):
+    """Search an index by the model as it is, or by episodes."""
+
+    def asked(index, queries=QUERIES, k=10, **more):
+        rerank = None if request.param is None else EpisodeReranker(encoder, request.param)
+        return index.search_many(queries, k, rerank=rerank, **more)
+
+    return asked
+
+
+def test_a_search_finds_the_nearest_images(encoder, make_index, pictures):
+    found = make_index(encoder).search_many(QUERIES, 7)
+    images = encoder.embed_images([pictures[row].image for row in range(24)])
+    for query, hits in zip(QUERIES, found, strict=True):
+        cosines = (images @ encoder.embed_texts([query])[0]).tolist()
+        order = sorted(range(24), key=lambda row: -cosines[row])[:7]
+        assert ids(hits) == [str(row) for row in order]
+        assert [hit.zero_shot_rank for hit in hits] == list(range(1, 8))
+        assert [hit.score for hit in hits] == pytest.approx([cosines[row] for row in order], abs=1e-6)
+        assert hits.query == query
+
+
+def test_an_episode_ranks_the_first_k_again_as_the_sequential_reference_does(encoder, make_index):
+    index = make_index(encoder)
+    plain = index.search_many(QUERIES, 10)
+    found, _ = adapted(encoder, index)
+    slow = EpisodeReranker(encoder, OPTIONS)
+    slow.episodes = SequentialEpisodes(encoder, OPTIONS)
+    assert [ids(hits) for hits in found] == [ids(hits) for hits in index.search_many(QUERIES, 10, rerank=slow)]
+    assert [ids(hits) for hits in found] != [ids(hits) for hits in plain]
+    for before, after in zip(plain, found, strict=True):
+        assert set(ids(before)[:6]) == set(ids(after)[:6])
+        assert ids(before)[6:] == ids(after)[6:]
+        assert after.notes == ()
+        scores = [hit.score for hit in after[:6]]
+        assert scores == sorted(scores, reverse=True)
+        assert [before[hit.zero_shot_rank - 1].id for hit in after] == ids(after)
+
+
+@pytest.mark.parametrize("parameters", ["adapters", "all"])
+def test_after_a_search_the_model_is_bit_for_bit_what_it_was(make_encoder, make_index, parameters):
+    encoder = make_encoder("siglip")
+    before = copy.deepcopy(encoder.state_dict())
+    index, rerank = make_index(encoder), EpisodeReranker(encoder, replace(OPTIONS, parameters=parameters))
+    once = [ids(hits) for hits in index.search_many(QUERIES, 6, rerank=rerank)]
+    after = encoder.state_dict()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    assert once == [ids(hits) for hits in index.search_many(QUERIES, 6, rerank=rerank)]
+
+
+def test_a_query_is_answered_the_same_alone_and_with_others(encoder, make_index):
+    index = make_index(encoder)
+    together, _ = adapted(encoder, index, k=6, options=replace(OPTIONS, at_once=8))
+    for query, hits in zip(QUERIES, together, strict=True):
+        ((alone,), _) = adapted(encoder, index, [query], 6)
+        assert ids(alone) == ids(hits)
+        assert [hit.score for hit in alone] == pytest.approx([hit.score for hit in hits], abs=1e-10)
+
+
+def test_an_empty_query_finds_nothing_and_stops_nothing(encoder, make_index, search):
+    index = make_index(encoder)
+    empty, words, blank = search(index, ["", "queen", " \n"], 4)
+    assert len(empty) == len(blank) == 0
+    assert empty.notes
+    assert ids(words) == ids(search(index, ["queen"], 4)[0])
+    assert search(index, [], 4) == []
+
+
+def test_an_index_smaller_than_k_is_found_whole(encoder, make_index, search):
+    index = make_index(encoder)
+    few = index.with_vectors(["3", "8", "21"], index.vectors(["3", "8", "21"]))
+    for hits in search(few):
+        assert sorted(ids(hits)) == ["21", "3", "8"]
+        assert hits.notes == ()
+
+
+def test_one_image_alone_is_found_without_an_episode(encoder, make_index):
+    index = make_index(encoder)
+    ((hits,), rerank) = adapted(encoder, index.with_vectors(["3"], index.vectors(["3"])), ["queen"])
+    assert ids(hits) == ["3"]
+    assert hits.notes
+    assert rerank.report.without_captions == 1
+
+
+def test_images_gone_from_disk_keep_their_places_and_the_others_are_ranked_again(encoder, make_index, pictures):
+    index = make_index(encoder)
+    (before,) = index.search_many(QUERIES[:1], 6)
+    lost = {int(ids(before)[0]), int(ids(before)[3])}
+    pictures.lost |= lost
+    ((after,), rerank) = adapted(encoder, index, QUERIES[:1], 6)
+    assert ids(after)[0] == ids(before)[0]
+    assert ids(after)[3] == ids(before)[3]
+    assert set(ids(after)) == set(ids(before))
+    assert after.notes
+    assert rerank.report.images_gone == 2
+    there = [id for id in ids(before) if int(id) not in lost]
+    ((alone,), _) = adapted(encoder, index.with_vectors(there, index.vectors(there)), QUERIES[:1], 6)
+    assert [id for id in ids(after) if int(id) not in lost] == ids(alone)
+
+
+def test_when_every_image_is_gone_the_ranking_is_zero_shot(encoder, make_index, pictures):
+    index = make_index(encoder)
+    before = index.search_many(QUERIES, 10)
+    pictures.lost |= set(range(24))
+    after, rerank = adapted(encoder, index)
+    assert [ids(hits) for hits in after] == [ids(hits) for hits in before]
+    assert all(hits.notes for hits in after)
+    assert rerank.report.without_captions == 5
+
+
+def test_missing_captions_leave_the_episode_to_the_others(encoder, make_index, pictures):
+    captions = [None if row in (2, 5, 9) else pictures.texts(row)[0] for row in range(24)]
+    captions[1] = "  "
+    index = make_index(encoder, captions)
+    before = index.search_many(QUERIES, 6)
+    found, rerank = adapted(encoder, index, k=6)
+    missing = 0
+    for plain, hits in zip(before, found, strict=True):
+        absent = sum(id in ("1", "2", "5", "9") for id in ids(hits))
+        missing += absent
+        assert set(ids(hits)) == set(ids(plain))
+        assert bool(hits.notes) == bool(absent)
+    assert missing
+    assert rerank.report.captions_missing == missing
+
+
+def test_without_captions_the_ranking_is_zero_shot_and_the_user_is_told(encoder, make_index):
+    index = make_index(encoder, [None] * 24)
+    found, rerank = adapted(encoder, index)
+    assert [ids(hits) for hits in found] == [ids(hits) for hits in index.search_many(QUERIES, 10)]
+    assert all(hits.notes for hits in found)
+    assert rerank.report.without_captions == 5
+    with pytest.raises(UserError, match="recollect caption"):
+        episode_reranker(index)
+
+
+def test_an_episode_that_is_not_finite_falls_back_to_zero_shot_and_is_counted(encoder, make_index):
+    index = make_index(encoder)
+    before = index.search_many(QUERIES, 6)
+    found, rerank = adapted(encoder, index, k=6, options=replace(OPTIONS, k=3, temperature=1e-320))
+    assert [ids(hits) for hits in found] == [ids(hits) for hits in before]
+    assert [hit.score for hit in found[0]] == [hit.score for hit in before[0]]
+    assert all(hits.notes for hits in found)
+    assert rerank.report.not_finite == 5
+
+
+def test_decoded_pictures_are_kept_and_read_once(encoder, make_index, pictures):
+    index, rerank = make_index(encoder), EpisodeReranker(encoder, OPTIONS)
+    pictures.read_count = 0
+    index.search_many(QUERIES, 6, rerank=rerank)
+    first = pictures.read_count
+    assert first == len(rerank.pixels) <= 24
+    index.search_many(QUERIES, 6, rerank=rerank)
+    assert pictures.read_count == first
+
+
+def test_the_cache_drops_what_was_not_used_for_longest(encoder, make_index):
+    pictures = make_index(encoder).pictures([str(row) for row in range(5)])
+    cache = PixelCache(encoder.transform, most_bytes=3 * 16 * 16 * 3)
+    assert all(picture is not None for picture in cache.read(pictures))
+    assert len(cache) == 3
+    cache.read(pictures[2:3])
+    cache.read(pictures[:1])  # drops 3, which was not used for longest
+    assert set(cache._kept) == {"4", "2", "0"}
+
+
+def test_pixels_from_the_cache_are_what_the_model_reads(encoder, make_index, pictures):
+    cache = PixelCache(encoder.transform)
+    read = [picture for picture in cache.read(make_index(encoder).pictures(["4", "9"])) if picture is not None]
+    wanted = torch.stack([encoder.transform(pictures[row].image) for row in (4, 9)])
+    torch.testing.assert_close(cache.tensor(read), wanted)
+
+
+def test_captions_and_vectors_are_one_for_each_picture(encoder, pictures):
+    with pytest.raises(ValueError, match="captions"):
+        source_index(encoder, pictures, ["one", "two"])
+    with pytest.raises(ValueError, match="vectors"):
+        source_index(encoder, pictures, vectors=np.eye(3, dtype=np.float32))
+
+
+def test_pictures_that_cannot_be_read_are_left_out_and_the_others_keep_their_ids(encoder, pictures, capsys):
+    class Damaged(type(pictures)):
+        def __getitem__(self, index):
+            if index == 3:
+                raise BrokenImageError("row 3: not a picture")
+            return super().__getitem__(index)
+
+    whole, index = source_index(encoder, pictures), source_index(encoder, Damaged(pictures._texts))
+    left = [str(row) for row in range(24) if row != 3]
+    assert (len(index), index.ids) == (23, left)
+    np.testing.assert_array_equal(index.vectors(left), whole.vectors(left))
+    assert index.lookup(whole.vectors(["7"]), 1).ids.tolist() == [["7"]]
+    assert "row 3" in capsys.readouterr().err
+
+
+def test_equal_pictures_of_a_source_are_rows_of_their_own(encoder, pictures):
+    pictures._pixels[5] = pictures._pixels[4]
+    index = source_index(encoder, pictures)
+    assert ids(index.search(Query.picture(pictures[4].image), 2)) == ["4", "5"]
+
+
+def test_pages_are_parts_of_one_list(encoder, make_index, search):
+    index, queries = make_index(encoder), QUERIES[:2]
+    whole = search(index, queries, 24)
+    pages = [search(index, queries, 5, page=page) for page in range(1, 7)]
+    for number, hits in enumerate(whole):
+        assert [id for page in pages for id in ids(page[number])] == ids(hits)
+        assert [page[number].first_rank for page in pages] == [1, 6, 11, 16, 21, 26]
+    assert len(pages[-1][0]) == 0
+    with pytest.raises(UserError):
+        search(index, QUERIES, 5, page=0)
+
+
+def test_a_cut_off_is_by_the_model_as_it_is(encoder, make_index, search):
+    index = make_index(encoder)
+    plain = index.search(QUERIES[0], 24)
+    threshold = plain[8].score
+    above = [hit.id for hit in plain if hit.score >= threshold]
+    (cut,) = search(index, QUERIES[:1], 20, min_score=threshold)
+    assert sorted(ids(cut)) == sorted(above)
+    assert (cut.cut, cut.searched) == (15, 24)
+    assert cut.notes
+    (none,) = search(index, QUERIES[:1], 7, min_score=threshold)
+    assert len(none) == 7
+
+
+def test_a_filter_leaves_what_satisfies_it(encoder, make_index, search):
+    index = make_index(encoder)
+    (odd,) = search(index, ["queen"], 24, where="domain = 'odd'")
+    assert sorted(map(int, ids(odd))) == list(range(1, 24, 2))
+    assert odd.searched == 12
+    plain = index.search("queen", 24, where="domain = 'odd'")
+    assert ids(plain) == [id for id in ids(index.search("queen", 24)) if int(id) % 2]
+    for wrong in ("domain = 'strange'", "domian = 'odd'"):
+        with pytest.raises(UserError):
+            search(index, ["queen"], where=wrong)
+
+
+def test_other_vectors_keep_everything_else(encoder, make_index, pictures):
+    index = make_index(encoder)
+    turned = index.with_vectors(index.ids[4:], np.ascontiguousarray(index.vectors(index.ids[4:])[:, ::-1]))
+    assert ids(turned.search("queen", 24, where="domain = 'odd'")) != ids(index.search("queen", 24))
+    assert len(turned) == 20
+    (picture,) = turned.pictures(["7"])
+    assert picture.caption == pictures.texts(7)[0]
+    assert np.array_equal(picture.read(), pictures[7].image)
+    assert np.array_equal(np.asarray(picture.open()), pictures[7].image)
+
+
+def test_every_hit_says_whose_score_it_has(encoder, make_index):
+    index = make_index(encoder)
+    found, _ = adapted(encoder, index)
+    for hits in found:
+        assert [hit.scored_by for hit in hits] == ["episode"] * 6 + ["model"] * 4
+        plain = {hit.id: hit.score for hit in index.search(hits.query, 10)}
+        assert {hit.id: hit.model_score for hit in hits} == pytest.approx(plain, abs=1e-6)
+
+
+def mixed_queries(pictures):
+    return [
+        Query.words("a red snowman") + Query.picture(pictures[4].image) - 0.4 * Query.words("queen"),
+        Query.words("large river"),
+        0.5 * Query.picture(pictures[9].image) - Query.picture(pictures[2].image),
+    ]
+
+
+def test_words_and_pictures_together_find_what_the_sum_is_nearest_to(encoder, make_index, pictures):
+    index, queries = make_index(encoder), mixed_queries(pictures)
+    images = encoder.embed_images([pictures[row].image for row in range(24)])
+    vectors = embed_queries(encoder, queries)
+    for query, vector, hits in zip(queries, vectors, index.search_many(queries, 24), strict=True):
+        assert ids(hits) == [str(row) for row in sorted(range(24), key=lambda row: -float(images[row] @ vector))]
+        assert hits.query == str(query)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_episodes_of_sums_equal_the_sequential_reference(encoder, make_index, pictures, steps):
+    index, options = make_index(encoder), replace(OPTIONS, steps=steps, at_once=3)
+    queries = mixed_queries(pictures)
+    queries.append(0.7 * Query.vector(index.vectors(["3"])[0]) + Query.words("tree"))
+    slow = EpisodeReranker(encoder, options)
+    slow.episodes = SequentialEpisodes(encoder, options)
+    fast, _ = adapted(encoder, index, queries, 8, options)
+    for one, other in zip(fast, index.search_many(queries, 8, rerank=slow), strict=True):
+        assert [hit.score for hit in one] == pytest.approx([hit.score for hit in other], abs=1e-9)
+        assert ids(one) == ids(other)
+        assert one[0].scored_by == "episode"
+
+
+def test_a_stored_vector_in_a_query_stays_as_it_is_when_the_model_adapts(encoder, make_index):
+    """Without words or pictures only the candidates move: the score is the cosine of the vector with them."""
+    index = make_index(encoder)
+    vector = index.vectors(["3"])[0]
+    ((hits,), _) = adapted(encoder, index, [Query.vector(vector)], 6)
+    ((again,), _) = adapted(encoder, index, [2.0 * Query.vector(vector)], 6)
+    assert [hit.score for hit in hits] == pytest.approx([hit.score for hit in again], abs=1e-9)
+    assert any(abs(hit.score - hit.model_score) > 1e-6 for hit in hits)
+
+
+@pytest.mark.parametrize("mix", [0.0, 0.4])
+def test_an_episode_may_be_mixed_with_the_ranking_before_it(encoder, make_index, mix):
+    index = make_index(encoder)
+    alone, _ = adapted(encoder, index, k=6)
+    mixed, _ = adapted(encoder, index, k=6, options=replace(OPTIONS, mix=mix))
+    for one, other in zip(alone, mixed, strict=True):
+        wanted = {hit.id: mix * hit.score + (1 - mix) * hit.model_score for hit in one}
+        assert {hit.id: hit.score for hit in other} == pytest.approx(wanted, abs=1e-9)
+        assert [hit.score for hit in other] == sorted(wanted.values(), reverse=True) or mix == 0.0
+
+
+class Measured(EpisodeReranker):
+    """Notes how many queries ran together and what all of it held."""
+
+    def _together(self, queries, found):
+        with Meter() as meter:
+            results = super()._together(queries, found)
+        self.together = [*getattr(self, "together", []), (len(queries), meter.peak)]
+        return results
+
+
+def test_queries_adapt_together_as_far_as_measured_memory_allows(encoder, make_index):
+    index, queries = make_index(encoder), QUERIES * 3
+    free = Measured(encoder, replace(OPTIONS, at_once=8))
+    wanted = index.search_many(queries, 6, rerank=free)
+    assert max(number for number, _ in free.together) == 8
+    each = free.plan.dearest
+    for times in (0.5, 1.5, 3.5):
+        held = Measured(encoder, replace(OPTIONS, at_once=8, gibibytes=times * each / 2**30))
+        few = slice(0, 8)  # the first of each length are measured alone
+        found = index.search_many(queries[few], 6, rerank=held)
+        assert [ids(hits) for hits in found] == [ids(hits) for hits in wanted[few]]
+        assert max(number for number, _ in held.together) == max(1, int(times))
+        assert all(peak <= max(times, 1) * each for _, peak in held.together)
