@@ -12,7 +12,11 @@ import types
 import typing
 
 import jaxtyping
+from beartype import BeartypeConf, beartype
 from jaxtyping import _decorator
+
+as_mypy_reads_them = beartype(conf=BeartypeConf(is_pep484_tower=True))
+"""A `float` may be an int (PEP 484)."""
 
 
 def needs_jaxtyping(hint) -> bool:
@@ -35,6 +39,10 @@ def check_once() -> None:
     of_code = {}
 
     def jaxtyped(fn=_decorator._sentinel, *, typechecker=_decorator._sentinel):
+        if isinstance(fn, type) and any(base.__module__.startswith("transformers.") for base in fn.__mro__):
+            return fn  # a config's __init__ also takes keywords that are no fields
+        if callable(typechecker):
+            typechecker = as_mypy_reads_them
         if not isinstance(fn, types.FunctionType) or not callable(typechecker):
             return whole(fn, typechecker=typechecker)
         if not fn.__annotations__:
