@@ -1,9 +1,6 @@
-"""A memory of coloured pictures, and its page on a free port."""
+"""An index of colored pictures, and its page on a free port."""
 
 import json
-import socket
-import threading
-import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -12,14 +9,13 @@ import pytest
 
 from colours import COLOURS, ColourEncoder, shade
 from pictures import encoded
-from recollect.memory.rows import Pairs
-from recollect.memory.store import Memory
+from recollect.index import File, Index, Rows
 
 HOSTILE = '<img src=x onerror="window.hacked=1">green'
 
 
-def colour_memory(folder, rows=60):
-    """Red, green and blue in turn; the last caption is hostile, the last picture damaged."""
+def colour_index(folder, rows=60):
+    """Red, green and blue in turn; the last caption but one is hostile, the last picture damaged."""
     names = list(COLOURS)
     images = [shade(COLOURS[names[i % 3]], i) for i in range(rows)]
     encoder = ColourEncoder()
@@ -27,24 +23,24 @@ def colour_memory(folder, rows=60):
     captions[-2] = HOSTILE
     data = [encoded(image) for image in images]
     data[-1] = b"not a picture"
-    memory = Memory.create(folder, width=3, model=encoder.fingerprint, model_name="colours")
-    memory.add(
-        Pairs(
-            ids=[f"{names[i % 3]}/{i}.png" for i in range(rows)],
+    ids = [f"{names[i % 3]}/{i}.png" for i in range(rows)]
+    index = Index.create(folder, width=3, model=encoder.fingerprint, model_name="colours")
+    index.insert(
+        Rows(
+            ids=ids,
             image_vectors=encoder.embed_images(images).numpy(),
-            text_vectors=encoder.embed_texts(captions).numpy(),
-            captions=captions,
-            model=encoder.fingerprint,
-            sources=["paint"] * rows,
+            captions=[(caption,) for caption in captions],
+            caption_vectors=list(encoder.embed_texts(captions).numpy()[:, None]),
+            files=[(File("paint", id),) for id in ids],
             metadata=[{"number": i} for i in range(rows)],
             images=data,
         )
     )
-    return memory
+    return index
 
 
 @dataclass
-class Page:
+class RunningPage:
     """A running page."""
 
     address: str
@@ -60,38 +56,25 @@ class Page:
             own = {"content-type": "application/json", **own}
         request = urllib.request.Request(self.address + path, data, own, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=20) as answer:
+            with urllib.request.urlopen(request, timeout=60) as answer:
                 content, status, given = answer.read(), answer.status, answer.headers
         except urllib.error.HTTPError as error:
             content, status, given = error.read(), error.code, error.headers
         return status, (content, given) if raw else (json.loads(content) if content else {})
 
+    def list(self, **ask):
+        """A list, as `POST /api/list` answers."""
+        status, answer = self.call("/api/list", ask)
+        assert status == 200, answer
+        return answer
 
-def start(folder, token=None, encoder=None, name="colours"):
-    """Serve the memory in a thread; returns the page and how to stop it."""
-    uvicorn = pytest.importorskip("uvicorn", reason="needs the web extra")
-    from recollect.web.api import create_app
-    from recollect.web.collection import Collection
-    from recollect.web.label_store import LabelStore
-    from recollect.web.session import Session
 
-    labels = LabelStore(folder / "annotations.sqlite")
-    kept = folder / "page/classifiers"
-    session = Session(Collection(Memory.open(folder)), encoder or ColourEncoder(), labels, kept, name)
-    session.prepare()
-    listening = socket.socket()
-    listening.bind(("127.0.0.1", 0))
-    app = create_app(session, frozenset(("127.0.0.1", "localhost")), token)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.005)
+def start(folder, token=None, encoder=None):
+    """Serve an index in a thread; returns the page and how to stop it."""
+    pytest.importorskip("uvicorn", reason="needs the web extra")
+    from recollect.web import Page
 
-    def stop():
-        server.should_exit = True
-        thread.join(10)
-        labels.close()
-        session.collection.close()
-
-    return Page(f"http://127.0.0.1:{listening.getsockname()[1]}", session, folder), stop
+    page = Page(Index.open(folder, encoder or ColourEncoder()), port=0, token=token).start()
+    page.session.prepare()
+    address = f"http://127.0.0.1:{page.listening.getsockname()[1]}"
+    return RunningPage(address, page.session, folder), page.stop

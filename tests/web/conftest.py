@@ -1,4 +1,4 @@
-"""The page of a small memory, running."""
+"""The page of a small index, running."""
 
 import shutil
 
@@ -6,25 +6,24 @@ import numpy as np
 import pytest
 
 import guide_world
-from pages import colour_memory, start
-from recollect.memory.rows import Pairs
-from recollect.memory.store import Memory
+from pages import colour_index, start
+from recollect.index import Index, Rows
 from recollect.models import load_model
 
 
 @pytest.fixture(scope="session")
 def painted(tmp_path_factory):
-    """A memory that nobody changes; a test that would copies it."""
-    folder = tmp_path_factory.mktemp("painted") / "memory"
-    colour_memory(folder)
+    """An index that no test changes."""
+    folder = tmp_path_factory.mktemp("painted") / "index"
+    colour_index(folder)
     return folder
 
 
 @pytest.fixture
 def page(tmp_path, painted):
-    """A page of one's own."""
-    shutil.copytree(painted, tmp_path / "memory")
-    running, stop = start(tmp_path / "memory")
+    """A page that a test may change."""
+    shutil.copytree(painted, tmp_path / "index")
+    running, stop = start(tmp_path / "index")
     yield running
     stop()
 
@@ -32,7 +31,7 @@ def page(tmp_path, painted):
 @pytest.fixture(scope="module")
 def shared_page(tmp_path_factory, painted):
     """A page for tests that change nothing."""
-    folder = tmp_path_factory.mktemp("shared") / "memory"
+    folder = tmp_path_factory.mktemp("shared") / "index"
     shutil.copytree(painted, folder)
     running, stop = start(folder)
     yield running
@@ -41,7 +40,7 @@ def shared_page(tmp_path_factory, painted):
 
 @pytest.fixture
 def restart():
-    """Start the page of a memory again, as after a kill."""
+    """Start the page of an index again, as after a kill."""
     stops = []
 
     def again(folder, token=None):
@@ -68,21 +67,20 @@ def drawings(tmp_path_factory):
     images = [guide_world.drawing(number) for number in range(30)]
     captions = [guide_world.caption(number) if number % 3 else "" for number in range(30)]
     texts = encoder.embed_texts([caption or "nothing" for caption in captions]).numpy()
-    texts[[not caption for caption in captions]] = 0
-    name = str(folder / "MODEL")
-    memory = Memory.create(folder / "memory", width=encoder.width, model=encoder.fingerprint, model_name=name)
-    memory.add(
-        Pairs(
+    index = Index.create(
+        folder / "index", width=encoder.width, model=encoder.fingerprint, model_name=str(folder / "MODEL")
+    )
+    index.insert(
+        Rows(
             ids=[f"d/{number}" for number in range(30)],
             image_vectors=encoder.embed_images(images).numpy(),
-            text_vectors=texts,
-            captions=captions,
-            model=encoder.fingerprint,
-            sources=["drawings"] * 30,
+            captions=[(caption,) if caption else () for caption in captions],
+            caption_vectors=[text[None] if caption else text[:0].reshape(0, len(text))
+                             for caption, text in zip(captions, texts, strict=True)],
             metadata=[{"number": number} for number in range(30)],
             images=[guide_world.encoded(image) for image in images],
         )
-    )
-    running, stop = start(folder / "memory", encoder=encoder, name=name)
+    )  # fmt: skip
+    running, stop = start(folder / "index", encoder=encoder)
     yield running
     stop()

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from colours import COLOURS, ColourEncoder, shade
-from pages import HOSTILE, colour_memory
+from pages import HOSTILE, colour_index
 from pictures import encoded
 from recollect.apps.classify.classifier import Classifier
 from recollect.core.errors import UserError
-from recollect.memory.store import Memory
+from recollect.index import Index
 
 CHROMIUM = os.environ.get("RECOLLECT_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
@@ -279,8 +279,8 @@ def test_two_tabs_show_the_same_clicks(browser, page):
 def test_a_server_that_is_gone_is_said(browser, tmp_path):
     from pages import start
 
-    colour_memory(tmp_path / "memory")
-    page, stop = start(tmp_path / "memory")
+    colour_index(tmp_path / "index")
+    page, stop = start(tmp_path / "index")
     tab = Tab(browser, page)
     stop()
     tab.tab.fill("#words", "red")
@@ -413,7 +413,7 @@ def plain_rows(page, words):
 @pytest.mark.parametrize("size", WIDTHS)
 def test_map_and_duplicates_open_and_late_answers_take_nobody_elsewhere(browser, shared_page, size):
     tab, held = Tab(browser, shared_page, size), []
-    tab.tab.route("**/api/search", lambda route: held.append(route))  # playwright marks what it calls
+    tab.tab.route("**/api/list", lambda route: held.append(route))  # playwright marks what it calls
     for words in ("red", "green"):
         tab.tab.fill("#words", words)
         tab.tab.press("#words", "Enter")
@@ -422,7 +422,7 @@ def test_map_and_duplicates_open_and_late_answers_take_nobody_elsewhere(browser,
     while len(held) < 2:
         tab.tab.wait_for_timeout(10)
     for route in reversed(held):  # the later question is answered first
-        with tab.tab.expect_response("**/api/search"):
+        with tab.tab.expect_response("**/api/list"):
             route.continue_()
     tab.calm()
     assert tab.tab.inner_text("#status").startswith("Map of"), "who looks at the map stays there"

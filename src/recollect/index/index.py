@@ -490,7 +490,7 @@ class Index:
         pictures_by = len(self) if by == "image" else self.texts
         searched = pictures_by if where is None else len(self.ids_where(where))
         if not real or not searched:
-            return [Hits((), str(query), _notes(query, self._encoder), searched=searched) for query in asked]
+            return [Hits((), str(query), query_notes(query, self._encoder), searched=searched) for query in asked]
         vectors = embed_queries(encoder or self._embeds(real), real, self.record.prefix)
         asked_for = min(max(page * k, rerank.depth if rerank else 0), searched)
         found = self.lookup(vectors, asked_for, by, where=where, exclude=frozenset(exclude) or None, exact=exact)
@@ -503,7 +503,7 @@ class Index:
                 for rank, (id, score) in enumerate(zip(found.ids[row], found.scores[row].tolist(), strict=True), 1)
                 if id
             ]
-            ranked.append(Hits(hits, str(query), _notes(query, encoder or self._encoder), 1, searched))
+            ranked.append(Hits(hits, str(query), query_notes(query, encoder or self._encoder), 1, searched))
         if rerank is not None:
             ranked = rerank.rerank(real, ranked)
         rows = iter(range(len(real)))
@@ -982,7 +982,7 @@ def _limit(query: Query, min_score: float | CutOff | None, vector: np.ndarray) -
     return min_score.score_for(vector), ()
 
 
-def _notes(query: Query, encoder: Encoder | None) -> tuple[str, ...]:
+def query_notes(query: Query, encoder: Encoder | None) -> tuple[str, ...]:
     """What to say about words that the model reads only in part, or that name a file."""
     notes = [query.hint] if query.hint else []
     words = [term.words for term in query.terms if term.words is not None]

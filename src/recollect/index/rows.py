@@ -179,8 +179,12 @@ class Picture:
         """
         return self.open() if self._read is None else self._read()
 
-    def open(self) -> Image.Image:
+    def open(self, needed: int = 0) -> Image.Image:
         """Decode the picture.
+
+        Args:
+            needed: shorter side in pixels above which detail is of no use; large JPEGs are then decoded faster, smaller
+                than they are. 0 decodes all of it.
 
         Raises:
             BrokenImageError: the index stores no picture, its file is gone or damaged, or holds other pixels now; or it
@@ -194,22 +198,22 @@ class Picture:
         data = self.encoded()
         if data is None:
             raise BrokenImageError(f"{self.where}: the index stores no picture for it")
-        picture = decode(data, self.where)
-        if self._changed(picture):
+        written = self._written_since()
+        picture = decode(data, self.where, needed=0 if written else needed)
+        if written and len(self.id) == 32 and pixel_digest(picture) != self.id:
             raise BrokenImageError(
                 f"{self.where}: {self.path} holds another picture now. Update the index with `recollect index add`."
             )
         return picture
 
-    def _changed(self, picture: Image.Image) -> bool:
-        """Whether its file holds other pixels than those that were indexed."""
+    def _written_since(self) -> bool:
+        """Whether its file was written after it was indexed, so that it may hold other pixels."""
         path = self.path
         file = next((file for file in self.files if file.path and Path(file.path) == path), None)
         if self._bytes() is not None or file is None or path is None or not file.mtime:
             return False
         found = path.stat()
-        same = (found.st_size, found.st_mtime_ns) == (file.size, file.mtime)
-        return not same and len(self.id) == 32 and pixel_digest(picture) != self.id
+        return (found.st_size, found.st_mtime_ns) != (file.size, file.mtime)
 
 
 @dataclass

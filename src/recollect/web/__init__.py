@@ -1,1 +1,5 @@
-"""The page: a memory in the browser, searched, sorted and taught by clicks."""
+"""The page: an index in the browser, to search, sort and label."""
+
+from recollect.web.server import Page, serve
+
+__all__ = ["Page", "serve"]

@@ -1,9 +1,8 @@
-"""The page's JSON API: a verb of the commands each, and the front end's own files."""
+"""The page's JSON API, and the front end's own files."""
 
 import csv
 import io
-import time
-from dataclasses import asdict
+import threading
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
@@ -15,12 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from recollect.apps.classify.sheet import no_formula
 from recollect.core.errors import UserError
-from recollect.memory.rows import Item, plain
-from recollect.web.collection import VIEW_SIDE, Collection, as_jpeg
+from recollect.index.rows import plain
 from recollect.web.guard import Guard
-from recollect.web.opened import MemoryChangedError, OpenMemory
-from recollect.web.orders import ListGoneError, Order
-from recollect.web.session import SearchTerm, Session
+from recollect.web.session import Ask, SearchTerm, Session
 
 STATIC = (
     "index.html",
@@ -39,10 +35,9 @@ _TYPES = {"html": "text/html; charset=utf-8", "css": "text/css", "js": "text/jav
 _WEEK = "private, max-age=604800, immutable"
 MOST_TILES = 400
 MOST_GROUPS, MOST_OF_GROUP = 300, 24
-"""Of duplicates that are shown; how many more there are, is said."""
+"""Of duplicates that are shown; the answer says how many more there are."""
 _Filter = Annotated[str | None, Query(max_length=2000)]
-"""Of an address; only what satisfies it is listed, counted or written."""
-_STATUS: dict[type[Exception], int] = {ListGoneError: 410, MemoryChangedError: 409}
+_Id = Annotated[str, Field(max_length=512)]
 
 
 class _Body(BaseModel):
@@ -53,46 +48,50 @@ class TermBody(_Body):
     """One term of a search."""
 
     words: Annotated[str, Field(max_length=2000)] | None = None
-    row: int | None = None
+    id: _Id | None = None
     upload: Annotated[str, Field(max_length=64)] | None = None
     weight: float | int = 1.0
 
 
-class SearchBody(_Body):
-    """A search."""
+class ListBody(_Body):
+    """Which list, and which tiles of it; see `Ask` and `Session.answer`."""
 
     terms: Annotated[list[TermBody], Field(max_length=16)] = []
     where: Annotated[str, Field(max_length=2000)] | None = None
     adapt: bool = False
+    order: Literal["search", "likely", "next", "cut", "clicked", "sorted"] = "search"
+    label: int | None = None
+    show: Annotated[str, Field(max_length=410)] = "doubtful"
+    start: Annotated[int, Field(ge=0)] = 0
+    count: Annotated[int, Field(ge=1, le=MOST_TILES)] = 60
     version: int | None = None
-    """Whose rows the terms name; another is refused."""
+    revision: int | None = None
+
+    def answer(self, session: Session) -> dict[str, Any]:
+        """The list."""
+        terms = tuple(SearchTerm(each.words, each.id, each.upload, float(each.weight)) for each in self.terms)
+        where = (self.where or "").strip()
+        ask = Ask(terms, where, self.adapt and bool(terms), self.order, self.label, self.show)
+        return session.answer(ask, self.start, self.count, self.version, self.revision)
 
 
-class ClassBody(_Body):
-    """A new class."""
+class LabelBody(_Body):
+    """A new label."""
 
     name: Annotated[str, Field(max_length=400)]
     text: Annotated[str, Field(max_length=400)] = ""
 
 
 class MarkBody(_Body):
-    """A click."""
+    """Marks, and the list to answer with."""
 
-    rows: Annotated[list[int], Field(min_length=1, max_length=1000)]
+    ids: Annotated[list[_Id], Field(min_length=1, max_length=1000)]
     mark: Literal[-1, 0, 1]
-    version: int
-    show: Literal["likely", "next", "cut", "clicked"] = "likely"
-    where: Annotated[str, Field(max_length=2000)] | None = None
-
-
-class WriteBody(_Body):
-    """Which pictures' labels to write; all by default."""
-
-    where: Annotated[str, Field(max_length=2000)] | None = None
+    listing: ListBody | None = None
 
 
 class SaveBody(_Body):
-    """Where to keep the classifier."""
+    """Name of a classifier."""
 
     name: Annotated[str, Field(max_length=100)]
 
@@ -105,21 +104,20 @@ def create_app(session: Session, hosts: frozenset[str], token: str | None = None
         token: what a browser must know; None for whoever can reach it.
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    opened = OpenMemory(session)
     _errors(app)
     _static(app)
-    _searching(app, opened)
-    _looking(app, opened)
-    _overviews(app, opened)
-    _teaching(app, opened)
-    _keeping(app, opened)
+    _listing(app, session)
+    _looking(app, session)
+    _overviews(app, session)
+    _labelling(app, session)
+    _saving(app, session)
     return Guard(app, hosts, token)
 
 
 def _errors(app: FastAPI) -> None:
     @app.exception_handler(UserError)
-    async def said(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"error": " ".join(str(error).split())}, _STATUS.get(type(error), 400))
+    async def wrong(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"error": " ".join(str(error).split())}, 400)
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: Exception) -> JSONResponse:
@@ -130,7 +128,7 @@ def _errors(app: FastAPI) -> None:
 
     @app.exception_handler(OSError)
     async def gone(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"error": f"cannot be read any more ({type(error).__name__})"}, 503)
+        return JSONResponse({"error": f"cannot be read ({type(error).__name__})"}, 503)
 
 
 def _static(app: FastAPI) -> None:
@@ -148,128 +146,95 @@ def _static(app: FastAPI) -> None:
         app.add_api_route(f"/static/{each}", lambda name=each: serve(name), methods=["GET"])
 
 
-def _answer(session: Session, order: Order, began: float, **more: Any) -> dict[str, Any]:
-    return {
-        "order": order.key,
-        "total": len(order.rows),
-        "of": session.collection.tiles,
-        "kind": order.kind,
-        "version": session.collection.version,
-        "milliseconds": round(1000 * (time.perf_counter() - began), 1),
-        **order.about,
-        **more,
-    }
-
-
-def _checked(session: Session, version: int) -> Collection:
-    if version != session.collection.version:
-        raise MemoryChangedError("the memory has changed since this was shown. Ask again, or load the page again.")
-    return session.collection
-
-
-def _searching(app: FastAPI, opened: OpenMemory) -> None:
+def _listing(app: FastAPI, session: Session) -> None:
     @app.get("/api/info")
     def info() -> dict[str, Any]:
-        session = opened.refresh()
+        view = session.library.refresh()
+        threading.Thread(target=session.prepare, name="prepare", daemon=True).start()
+        index = view.index
         return {
-            "memory": session.collection.name,
-            "rows": len(session.collection),
-            "version": session.collection.version,
-            "model": session.model_name.rstrip("/").rsplit("/")[-1],
+            "name": session.library.name,
+            "pictures": len(view.ids),
+            "version": view.version,
+            "revision": session.labels.revision,
+            "model": index.record.model_name.rstrip("/").rsplit("/")[-1],
             "damaged": session.labels.damaged,
+            "filling": session.filling(),
         }
 
     @app.get("/api/filters")
-    def filters() -> dict[str, Any]:  # by itself: of a million rows it takes seconds
-        keys, missing = opened.ask(
-            lambda session: (session.collection.memory.metadata_keys(), session.adaptive.missing)
-        )
-        return {"filters": ["id", "caption", "source", *keys], "cannot_adapt": missing}
+    def filters() -> dict[str, Any]:  # apart from the rest: it takes seconds with a million pictures
+        return {"filters": list(session.library.index.columns()), "cannot_adapt": session.adaptive.missing}
 
-    @app.post("/api/search")
-    def search(body: SearchBody) -> dict[str, Any]:
-        began = time.perf_counter()
-        terms = [SearchTerm(each.words, each.row, each.upload, float(each.weight)) for each in body.terms]
-
-        def answer(session: Session) -> dict[str, Any]:
-            if body.version is not None and any(each.row is not None for each in body.terms):
-                _checked(session, body.version)
-            order = session.search(terms, body.where, body.adapt) if terms else session.everything(body.where)
-            return _answer(session, order, began)
-
-        return opened.ask(answer)
+    @app.post("/api/list")
+    def tiles(body: ListBody) -> dict[str, Any]:
+        return session.ask(lambda: body.answer(session))
 
     @app.post("/api/pictures")
     async def upload(request: Request) -> dict[str, str]:
         data = await request.body()
         from starlette.concurrency import run_in_threadpool
 
-        return {"upload": await run_in_threadpool(opened.session.upload, data)}
+        return {"upload": await run_in_threadpool(session.upload, data)}
 
 
-def _looking(app: FastAPI, opened: OpenMemory) -> None:
-    @app.get("/api/window")
-    def window(
-        order: Annotated[str, Query(max_length=64)],
-        start: Annotated[int, Query(ge=0)],
-        count: Annotated[int, Query(ge=1, le=MOST_TILES)],
-        label: int | None = None,
-    ) -> dict[str, Any]:
-        return {"tiles": opened.ask(lambda session: session.window(order, start, count, label))}
+def _looking(app: FastAPI, session: Session) -> None:
+    @app.get("/api/thumbs/{id:path}")
+    def thumb(id: str) -> Response:
+        return _picture(lambda: session.library.thumbnail(id))
 
-    @app.get("/api/thumbs/{version}/{row}")
-    def thumb(version: int, row: int) -> Response:
-        collection = _checked(opened.session, version)
-        collection.check([row])
-        return _picture(lambda: collection.thumbnail(row))
+    @app.get("/api/pictures/{id:path}")
+    def picture(id: str) -> Response:
+        return _picture(lambda: session.library.picture(id))
 
-    @app.get("/api/pictures/{version}/{row}")
-    def picture(version: int, row: int) -> Response:
-        collection = _checked(opened.session, version)
-        collection.check([row])
-        return _picture(lambda: as_jpeg(collection.picture(row), VIEW_SIDE))
-
-    @app.get("/api/items/{version}/{row}")
-    def item(version: int, row: int) -> dict[str, Any]:
-        def known(session: Session) -> tuple[Item, list[str]]:
-            _checked(session, version).check([row])
-            return session.collection.items([row])[0], session.collection.captions(row)
-
-        found, captions = opened.ask(known)
+    @app.get("/api/items/{id:path}")
+    def item(id: str) -> dict[str, Any]:
+        (found,) = session.ask(lambda: session.library.pictures([id]))
+        names = ("source", "folder", "width", "height", "taken", "camera")
+        facts = {name: value for name in names if (value := getattr(found, name))}
         return {
             "id": found.id,
-            "caption": found.caption,
-            "captions": captions,
-            "source": found.source,
-            "file": str(found.path or ""),
-            "metadata": plain(found.metadata),
+            "captions": found.captions,
+            "files": [file.path or f"{file.source}: {file.key}" for file in found.files],
+            "labels": [*found.labels, *session.labels.labels_of(id)],
+            "facts": facts,
+            "metadata": plain(dict(found.metadata)),
         }
 
 
-def _overviews(app: FastAPI, opened: OpenMemory) -> None:
+def _picture(make: Any) -> Response:
+    try:
+        return Response(make(), media_type="image/jpeg", headers={"cache-control": _WEEK})
+    except (UserError, OSError):  # no picture, gone or damaged: the tile shows its name
+        return Response(status_code=404, headers={"cache-control": "no-store"})
+
+
+def _overviews(app: FastAPI, session: Session) -> None:
     @app.get("/api/map")
     def layout(where: _Filter = None) -> dict[str, Any]:
-        session = opened.session
-        found = session.layout(where)
-        return {
-            "version": session.collection.version,
-            "of": len(session.collection.shown(where).tiles),
-            "rows": found.rows.tolist(),
-            "points": np.round(found.points, 4).ravel().tolist(),
-            "method": found.method,
-        }
+        ids, points, method = session.ask(lambda: session.layout(where))
+        of = len(session.selection(where).rows)
+        version = session.library.view().version
+        return {"version": version, "of": of, "ids": ids, "points": np.round(points, 4).ravel().tolist(),
+                "method": method}  # fmt: skip
 
     @app.get("/api/duplicates")
     def alike(where: _Filter = None) -> dict[str, Any]:
-        (groups, note), collection = opened.ask(lambda session: (session.duplicates(where), session.collection))
-        ids = collection.ids
+        groups, note = session.ask(lambda: session.duplicates(where))
         return {
-            "version": collection.version,
             "groups": [
                 {
                     "kind": each.kind,
-                    "pictures": [{"row": row, "id": ids[row], "score": None} for row in each.rows[:MOST_OF_GROUP]],
-                    "more": max(0, len(each.rows) - MOST_OF_GROUP),
+                    "pictures": [
+                        {
+                            "id": found.id,
+                            "name": found.path.name if found.path else "",
+                            "caption": found.caption,
+                            "files": [file.path or f"{file.source}: {file.key}" for file in found.files],
+                        }
+                        for found in session.library.pictures(each.ids[:MOST_OF_GROUP])
+                    ],
+                    "more": max(0, len(each.ids) - MOST_OF_GROUP),
                 }
                 for each in groups[:MOST_GROUPS]
             ],
@@ -277,80 +242,53 @@ def _overviews(app: FastAPI, opened: OpenMemory) -> None:
             "note": note,
         }
 
-    @app.get("/api/sorted")
-    def sorted_by_clicks(
-        show: Annotated[str, Query(max_length=410)] = "doubtful", where: _Filter = None
-    ) -> dict[str, Any]:
-        began = time.perf_counter()
-        return opened.ask(
-            lambda session: _answer(session, session.keeper.sort(show, where), began, revision=session.labels.revision)
-        )
 
+def _labelling(app: FastAPI, session: Session) -> None:
+    teacher, labels = session.teacher, session.labels
 
-def _picture(make: Any) -> Response:
-    try:
-        return Response(make(), media_type="image/jpeg", headers={"cache-control": _WEEK})
-    except UserError:  # no picture, gone or damaged: the tile shows its caption
-        return Response(status_code=404, headers={"cache-control": "no-store"})
-
-
-def _teaching(app: FastAPI, opened: OpenMemory) -> None:
     @app.get("/api/classes")
-    def classes() -> dict[str, Any]:
-        session = opened.session
+    def every() -> dict[str, Any]:
         found = []
-        for each in list(session.labels.classes.values()):
-            yes, no = session.teacher.counts(each)
+        for each in list(labels.classes.values()):
+            yes, no = teacher.counts(each)
             found.append({"class": each.key, "name": each.name, "text": each.text, "yes": yes, "no": no})
-        return {"classes": found, "revision": session.labels.revision}
+        return {"classes": found, "revision": labels.revision}
 
     @app.post("/api/classes")
-    def create(body: ClassBody) -> dict[str, Any]:
-        session = opened.session
-        return {"class": session.teacher.create(body.name, body.text).key, "revision": session.labels.revision}
+    def create(body: LabelBody) -> dict[str, Any]:
+        return {"class": teacher.create(body.name, body.text).key, "revision": labels.revision}
 
     @app.delete("/api/classes/{key}")
     def drop(key: int) -> dict[str, Any]:
-        session = opened.session
-        session.teacher.drop(key)
-        return {"revision": session.labels.revision}
+        teacher.drop(key)
+        return {"revision": labels.revision}
 
-    def listed(session: Session, key: int, show: str, where: str | None, **more: Any) -> dict[str, Any]:
-        began = time.perf_counter()
-        order = session.teacher.ranked(key, show, where)
-        summary = session.teacher.summary(key, where)
-        return _answer(session, order, began, summary=summary, revision=session.labels.revision, **more)
-
-    @app.get("/api/classes/{key}/order")
-    def ranked(
-        key: int, show: Literal["likely", "next", "cut", "clicked"] = "likely", where: _Filter = None
-    ) -> dict[str, Any]:
-        return opened.ask(lambda session: listed(session, key, show, where))
+    @app.get("/api/classes/{key}")
+    def summary(key: int, where: _Filter = None) -> dict[str, Any]:
+        return {"summary": teacher.summary(key, session.selection(where)), "revision": labels.revision}
 
     @app.post("/api/classes/{key}/marks")
     def mark(key: int, body: MarkBody) -> dict[str, Any]:
-        session = opened.session
-        _checked(session, body.version).shown(body.where)  # a filter that is wrong is said before a click counts
-        marked = session.teacher.mark(key, body.rows, body.mark)
-        return listed(session, key, body.show, body.where, marked=marked)
+        if body.listing is not None:
+            session.selection(body.listing.where)  # a wrong filter is reported before anything is marked
+        teacher.mark(key, body.ids, body.mark)
+        where = body.listing.where if body.listing is not None else None
+        answer = {"summary": teacher.summary(key, session.selection(where)), "revision": labels.revision}
+        return answer | ({"listing": body.listing.answer(session)} if body.listing is not None else {})
 
     @app.post("/api/undo")
     def undo() -> dict[str, Any]:
-        session = opened.session
-        undone = session.teacher.undo()
-        return {"undone": undone, "revision": session.labels.revision}
+        return {"undone": teacher.undo(), "revision": labels.revision}
 
     @app.post("/api/redo")
     def redo() -> dict[str, Any]:
-        session = opened.session
-        redone = session.teacher.redo()
-        return {"redone": redone, "revision": session.labels.revision}
+        return {"redone": teacher.redo(), "revision": labels.revision}
 
 
-def _keeping(app: FastAPI, opened: OpenMemory) -> None:
+def _saving(app: FastAPI, session: Session) -> None:
     @app.post("/api/save")
     def save(body: SaveBody) -> dict[str, Any]:
-        folder, kept, replaced = opened.ask(lambda session: session.keeper.save(body.name))
+        folder, kept, replaced = session.sorting.save(body.name)
         return {
             "folder": str(folder),
             "replaced": replaced,
@@ -360,18 +298,11 @@ def _keeping(app: FastAPI, opened: OpenMemory) -> None:
             "held_out": kept.calibration,
         }
 
-    @app.post("/api/labels/memory")
-    def write(body: WriteBody | None = None) -> dict[str, Any]:
-        where = body.where if body else None
-        opened.refresh()  # an id may be another picture's now: what is written is of the rows of today
-        written = opened.ask(lambda session: session.keeper.write_labels(where))
-        return {**asdict(written), "version": opened.refresh().collection.version}
-
     @app.get("/api/labels.csv")
     def as_csv(where: _Filter = None) -> Response:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        table = opened.ask(lambda session: session.keeper.table(where))
+        table = session.sorting.table(session.selection(where))
         writer.writerow(table.column_names)
         for row in zip(*(column.to_pylist() for column in table.columns), strict=True):
             writer.writerow([no_formula(value) if isinstance(value, str) else value for value in row])
@@ -379,7 +310,7 @@ def _keeping(app: FastAPI, opened: OpenMemory) -> None:
 
     @app.get("/api/labels.parquet")
     def as_parquet(where: _Filter = None) -> Response:
-        data = opened.ask(lambda session: session.keeper.parquet(where))
+        data = session.sorting.parquet(session.selection(where))
         return _download(data, "application/vnd.apache.parquet", "labels.parquet")
 
 

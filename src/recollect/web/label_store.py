@@ -6,7 +6,7 @@ import sqlite3
 import threading
 import unicodedata
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count, zip_longest
@@ -15,7 +15,9 @@ from typing import Any
 
 from recollect.apps.classify.predictions import looks_of
 from recollect.core.errors import UserError
-from recollect.memory.naming import LABELLED
+
+LABELLED = "clicked"
+"""The column that filters know labels by: ``clicked = 'cat'``."""
 
 MOST_CLASSES = 200
 LONGEST_NAME = 200
@@ -39,7 +41,7 @@ class ClickedClass:
         key: does not change.
         name: what people call it.
         text: words that describe it; they order the pictures before any are marked.
-        marks: +1 or -1 by the digest of the picture's pixels, or by its id where that is unknown, in click order.
+        marks: +1 or -1 by the id of the picture, in click order.
     """
 
     key: int
@@ -85,7 +87,7 @@ class LabelStore:
             self._file = os.stat(path)
         except (OSError, sqlite3.Error) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise UserError(f"{path}: clicks cannot be kept there ({reason}). Name a file with --log.") from None
+            raise UserError(f"{path}: clicks cannot be kept there ({reason}). Name a file with --labels.") from None
         if old_log is not None and old_log.exists() and not self.revision:
             self._take_over(old_log)
         _ = self.revision
@@ -127,12 +129,8 @@ class LabelStore:
             write({"do": "class", "class": key, "name": name, "text": text})
         return self._classes[key]
 
-    def mark(self, key: int, ids: list[str], mark: int, digests: Sequence[str] = ()) -> ClickedClass:
+    def mark(self, key: int, ids: list[str], mark: int) -> ClickedClass:
         """Mark pictures as belonging (+1) or not belonging (-1) to a class, or remove their mark (0).
-
-        Args:
-            ids: of the pictures.
-            digests: of their pixels, "" where unknown: the same id may be another picture tomorrow.
 
         Raises:
             UserError: no such class, another mark, or the click could not be saved.
@@ -142,8 +140,7 @@ class LabelStore:
         with self._change() as write:
             found = self._get(key)
             if ids:
-                more = {"digests": list(digests)} if any(digests) else {}
-                write({"do": "mark", "class": key, "ids": ids, "mark": mark, **more})
+                write({"do": "mark", "class": key, "ids": ids, "mark": mark})
         return found
 
     def drop(self, key: int) -> None:
@@ -178,30 +175,9 @@ class LabelStore:
             self._catch_up()
             return self._get(key)
 
-    def wrote(self, column: str) -> None:
-        """Remember that labels of these classes were saved in a column of the memory."""
-        with self._change() as write:
-            if column not in self._columns():
-                write({"do": "wrote", "column": column})
-
-    def free_column(self, there: Mapping[str, Mapping[str, Any]]) -> tuple[str, tuple[str, ...]]:
-        """The first column for labels that nobody else has filled, and those before it that somebody has.
-
-        A column belongs to this file if it was saved from here and holds only names of its classes, or if every
-        picture in it has classes that it was clicked for.
-
-        Args:
-            there: values by id of each column that labels may be in.
-        """
-        noted, foreign = self._columns(), list[str]()
-        for column in _label_names():
-            values = there.get(column, {})
-            known = self._ever() if values else {}
-            every = set().union(*known.values()) if known else set()
-            if all(_made_of(value, every if column in noted else known.get(id, ())) for id, value in values.items()):
-                return column, tuple(foreign)
-            foreign.append(column)
-        raise AssertionError("names do not end")
+    def labels_of(self, id: str) -> list[str]:
+        """Names of the classes that a picture belongs to."""
+        return sorted(each.name for each in self.classes.values() if each.marks.get(id, 0) > 0)
 
     def close(self) -> None:
         """Close the file."""
@@ -329,24 +305,10 @@ class LabelStore:
         elif key in self._classes:
             marks = self._classes[key].marks
             for id, digest in zip_longest(entry["ids"], entry.get("digests", ())):
-                marks.pop(id, None)  # of logs that did not record the picture's digest
+                marks.pop(id, None)  # files of older versions have digests as well
                 marks.pop(picture := digest or id, None)
                 if entry["mark"]:
                     marks[picture] = entry["mark"]
-
-    def _columns(self) -> set[str]:
-        return {entry["column"] for entry in self._entries.values() if entry["do"] == "wrote"}
-
-    def _ever(self) -> dict[str, set[str]]:
-        """Names of the classes that each picture was ever clicked for, whatever was undone since."""
-        entries = self._entries.values()
-        names = {entry["class"]: entry["name"] for entry in entries if entry["do"] == "class"}
-        found: dict[str, set[str]] = {}
-        for entry in entries:
-            if entry["do"] == "mark" and entry["mark"] > 0 and entry["class"] in names:
-                for id in entry["ids"]:
-                    found.setdefault(id, set()).add(names[entry["class"]])
-        return found
 
 
 def _crc(number: int, text: str) -> int:
@@ -431,17 +393,3 @@ def _entry_of_line(line: bytes) -> LabelEntry | None:
     except ValueError:
         return None
     return entry if isinstance(entry, dict) else None
-
-
-def _label_names() -> Iterator[str]:
-    yield LABELLED
-    yield from (f"{LABELLED}_{number}" for number in count(2))
-
-
-def _made_of(value: Any, names: Collection[str]) -> bool:
-    """Whether a label is some of these names, with ``; `` between; a name may have one in it too."""
-    if not isinstance(value, str):
-        return False
-    return any(
-        value == name or (value.startswith(f"{name}; ") and _made_of(value[len(name) + 2 :], names)) for name in names
-    )

@@ -1,30 +1,28 @@
-"""The map, and what is there twice."""
+"""The map, and groups of duplicates."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from recollect.memory.duplicates import LEVELS, find_duplicates
-from recollect.memory.store import Memory
+from recollect.index import Index
 
 MOST_POINTS = 5_000
-"""Pictures on a map; a random part of a larger memory."""
+"""Pictures on a map; of a larger index a random part."""
 
 TSNE_POINTS = 2_000
-"""Up to so many points are laid out by t-SNE (seconds), beyond by principal components."""
+"""Up to so many points are laid out by t-SNE (seconds), more by principal components."""
 
 MOST_COMPARED = 100_000
-"""Rows of a memory whose pictures are all compared with one another, in some ten seconds; of more, neighbours are."""
+"""Pictures that are all compared with one another, in about ten seconds; of more, neighbors are."""
 
 KINDS = ("identical", "near-identical", "similar")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Places of some rows in the unit square, and what made them."""
+    """Places of some rows in the unit square, and the method that made them."""
 
     rows: np.ndarray
     points: np.ndarray
@@ -38,6 +36,8 @@ def lay_out(vectors: np.ndarray, seed: int = 0) -> Layout:
         vectors: unit-norm (rows, width).
     """
     rows = np.arange(len(vectors))
+    if len(rows) < 2:
+        return Layout(rows, np.full((len(rows), 2), 0.5, dtype=np.float32), "a single point")
     if len(rows) > MOST_POINTS:
         rows = np.sort(np.random.default_rng(seed).choice(len(vectors), MOST_POINTS, replace=False))
     some = vectors[rows] - vectors[rows].mean(axis=0)
@@ -70,26 +70,28 @@ def _umap() -> Any:
 
 @dataclass(frozen=True)
 class Alike:
-    """Pictures that are there more than once, in one of three ways."""
+    """A group of duplicates: its kind, and the ids of its pictures, the one to keep first.
+
+    Pictures with equal pixels are one picture of the index with several files, so an ``identical`` group has one id.
+    """
 
     kind: str
-    rows: tuple[int, ...]
+    ids: tuple[str, ...]
 
 
-def duplicates(memory: Memory, row_of: Mapping[str, int]) -> tuple[list[Alike], tuple[str, ...]]:
-    """Groups of pictures that are alike, in the three levels of `recollect memory duplicates`, each apart.
-
-    Args:
-        memory: what is shown.
-        row_of: the page's number of each id; a picture that was added since is passed over.
+def duplicates(index: Index) -> tuple[list[Alike], tuple[str, ...]]:
+    """Groups of duplicates as `Index.duplicates` finds them, by kind, the largest first.
 
     Returns:
-        The groups, the largest first, and what was not compared, a sentence each.
+        The groups, and what was not compared, a sentence each.
     """
-    found = find_duplicates(memory, everything=len(memory) <= MOST_COMPARED)
-    groups = []
-    for level, kind in zip(LEVELS, KINDS, strict=True):
-        rows = (tuple(row_of[id] for id in group if id in row_of) for group in found.groups[level])
-        alike = sorted((each for each in rows if len(each) > 1), key=lambda each: (-len(each), each))
-        groups += [Alike(kind, each) for each in alike]
-    return groups, found.left_out
+    several: dict[str, int] = {}
+    for table in index.store.scan(["id", "files"]):
+        for id, files in zip(table["id"].to_pylist(), table["files"].to_pylist(), strict=True):
+            if len(files) > 1:
+                several[id] = len(files)
+    found = index.duplicates(everything=len(index) <= MOST_COMPARED)
+    groups = [Alike("identical", (id,)) for id in sorted(several, key=lambda id: (-several[id], id))]
+    for kind, alike in (("near-identical", found.near_identical), ("similar", found.similar)):
+        groups += [Alike(kind, tuple(each)) for each in sorted(alike, key=lambda each: (-len(each), each))]
+    return groups, tuple(found.skipped)

@@ -1,306 +1,404 @@
-"""What the page does, without the web: search, order, adapt. A script could call every action."""
+"""What the page does, without the web: list, look, label. A script could call every action."""
 
 import secrets
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import numpy as np
-import torch
 
-from recollect.apps.classify.teaching import class_prefix
 from recollect.core.errors import UserError
-from recollect.core.types import Encoder
 from recollect.core.words import counted
 from recollect.data.sources.images import decode
-from recollect.models import DualEncoder
-from recollect.search.cutoff import LearntCutOff, cut_off_of
-from recollect.search.query import Query, Term
-from recollect.search.searcher import Hit, shortened_notes
+from recollect.index import CutOff, Index, Query, Term, embed_queries
 from recollect.web.adaptive import Adaptive
-from recollect.web.collection import Collection
-from recollect.web.keeping import Keeper
 from recollect.web.label_store import LabelStore
 from recollect.web.layout import KINDS, Alike, Layout, duplicates, lay_out
-from recollect.web.orders import Order, Orders
-from recollect.web.teaching import Teaching
+from recollect.web.library import Library, View
+from recollect.web.sorting import Sorting
+from recollect.web.teaching import Selection, Teaching
 
-_UPLOADS, _UPLOADED = 32, 2**27  # pictures, and their bytes
+Answer = TypeVar("Answer")
+Order = Literal["search", "likely", "next", "cut", "clicked", "sorted"]
+
 MOST_TERMS = 16
-_ALL = "`recollect memory duplicates` compares all with all"
+_UPLOADS, _UPLOADED = 32, 2**27  # pictures that were dropped on the page, and their bytes
+_LISTS, _FILTERS = 16, 8  # that are kept
+_FIRST = 5_000  # pictures that a search ranks at first; all of them once someone scrolls further
 
 
 @dataclass(frozen=True)
 class SearchTerm:
-    """A part of a query: words, a picture of the memory, or an uploaded one; a negative weight pushes away."""
+    """A part of a query: words, a picture of the index, or an uploaded one; a negative weight pushes away."""
 
     words: str | None = None
-    row: int | None = None
+    id: str | None = None
     upload: str | None = None
     weight: float = 1.0
 
 
-@dataclass
-class Session:
-    """One memory, one model, the labels; safe to call from several threads.
+@dataclass(frozen=True)
+class Ask:
+    """Which list the page asks for.
 
     Attributes:
-        collection: what is shown.
-        encoder: the model that embedded it.
-        labels: classes by clicks.
-        out: folder that classifiers are saved in.
-        model_name: what to open the model by.
-        orders: the latest lists.
-        teacher: answers to clicks.
-        keeper: what clicks are good for.
+        terms: of a search; without any the list has all pictures in the order of the index.
+        where: a filter.
+        adapt: rank the first results again by a model adapted to this query (EFSA).
+        order: ``search``; for a label ``likely``, ``next``, ``cut`` or ``clicked`` (see `Teaching.ranked`); ``sorted``
+            for all pictures by the classifier that all labels make.
+        label: the label to rank for; in the other orders the one whose marks tiles show.
+        show: of ``sorted``: ``doubtful``, ``none``, or ``class:NAME`` (see `Sorting.ranked`).
     """
 
-    collection: Collection
-    encoder: Encoder
-    labels: LabelStore
-    out: Path
-    model_name: str = ""
-    orders: Orders = field(default_factory=Orders, repr=False)
-    _uploads: OrderedDict[str, tuple[np.ndarray, bytes]] = field(default_factory=OrderedDict, repr=False)
-    _layout: Layout | None = field(default=None, repr=False)
-    _alike: tuple[list[Alike], tuple[str, ...]] | None = field(default=None, repr=False)
-    _cut: LearntCutOff | None = field(default=None, repr=False)
-    _slow: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+    terms: tuple[SearchTerm, ...] = ()
+    where: str = ""
+    adapt: bool = False
+    order: Order = "search"
+    label: int | None = None
+    show: str = "doubtful"
 
-    def __post_init__(self) -> None:
-        self.teacher = Teaching(self.collection, self.labels, self.orders, self._text, self._lock)
-        self.keeper = Keeper(
-            self.collection, self.encoder, self.teacher, self.orders, self.out, self.model_name, self._lock
-        )
-        self.adaptive = Adaptive(self.collection.memory, self.encoder)
 
-    def on(self, collection: Collection) -> "Session":
-        """The same model, clicks and uploaded pictures on another version of the memory."""
-        return Session(
-            collection, self.encoder, self.labels, self.out, self.model_name, _uploads=self._uploads, _lock=self._lock
-        )
+@dataclass
+class Listing:
+    """An answer to `Ask`.
 
-    # ---------------------------------------------------------------- search
+    Attributes:
+        ids: of the pictures, best first; of a long search only the first.
+        scores: of these, None where the order has no score.
+        total: pictures of the whole list.
+        about: facts about the whole list.
+        before: ranks by the model as it is, of pictures that an adapted model ranked again.
+        vector: what was looked up.
+    """
 
-    def everything(self, where: str | None = None) -> Order:
-        """All pictures, or those that satisfy a filter, in the memory's order."""
-        rows = self.collection.shown(where).tiles
-        return self.orders.keep(rows, np.full(len(rows), np.nan, dtype=np.float32), "all")
+    ids: Sequence[str]
+    scores: np.ndarray | None
+    total: int
+    about: dict[str, Any] = field(default_factory=dict)
+    before: Mapping[str, int] = field(default_factory=dict)
+    vector: np.ndarray | None = None
 
-    def search(self, terms: Sequence[SearchTerm], where: str | None = None, adapt: bool = False) -> Order:
-        """Every picture by its cosine with the weighted sum of the terms' unit embeddings.
 
-        For words alone ``about`` has the learnt cut-off, where captions teach one.
+class Session:
+    """One index, its model and its labels; safe to call from several threads.
+
+    Args:
+        index: what is shown.
+        labels: labels and marks.
+        out: folder that classifiers are saved in.
+    """
+
+    def __init__(self, index: Index, labels: LabelStore, out: Path) -> None:
+        self.library, self.labels = Library(index), labels
+        self._lock = threading.RLock()  # of the model
+        self._kept = threading.Lock()  # of lists, selections and uploads
+        self._slow = threading.Lock()  # of the map and duplicates
+        self.teacher = Teaching(self.library, labels, self._lock)
+        self.sorting = Sorting(self.library, self.teacher, out, self._lock)
+        self.adaptive = Adaptive(index)
+        self._uploads: OrderedDict[str, tuple[np.ndarray, bytes]] = OrderedDict()
+        self._lists: OrderedDict[tuple[Any, ...], Listing] = OrderedDict()
+        self._selections: OrderedDict[tuple[Any, ...], Selection] = OrderedDict()
+        self._layout: tuple[int, Layout] | None = None
+        self._alike: tuple[int, list[Alike], tuple[str, ...]] | None = None
+        self._cut: tuple[int, CutOff | None] | None = None
+        self._preparing = threading.Lock()
+        self.progress: Callable[[], dict[str, Any] | None] | None = None
+
+    def ask(self, question: Callable[[], Answer]) -> Answer:
+        """Answer a question; once more if the files of the open version were cleared away meanwhile.
+
+        Raises:
+            UserError: the question is wrong.
+        """
+        version = self.library.version
+        try:
+            return question()
+        except UserError:
+            if self.library.refresh().version == version:
+                raise
+            return question()
+
+    # ---------------------------------------------------------------- lists
+
+    def answer(
+        self,
+        ask: Ask,
+        start: int = 0,
+        count: int = 60,
+        version: int | None = None,
+        revision: int | None = None,
+    ) -> dict[str, Any]:
+        """Some tiles of a list, and what is known about the whole list.
 
         Args:
-            adapt: rank the first rows again by an episode; they stand before the others, and ``about`` says what it
-                learnt from.
+            version, revision: of the index and the labels when the first tiles of this list were shown: later tiles
+                come from the same list while it is kept, else from the list as it is now.
 
         Raises:
-            UserError: no terms or too many, a term that cannot be read, terms that cancel out, or ``adapt`` for a model
-                or memory that has no episodes.
+            UserError: the filter, a term or the label is wrong, or nothing satisfies the filter.
         """
-        vector = self.query(terms)
-        rows = self.collection.shown(where).tiles
-        every = len(rows) == len(self.collection)
-        vectors = self.collection.vectors if every else self.collection.vectors[rows]
-        scores = (torch.from_numpy(vectors) @ torch.from_numpy(vector)).numpy()
-        best = np.argsort(-scores, kind="stable")
-        rows, scores = rows[best], scores[best]
-        about = self._cut_for(vector, scores) if all(term.words is not None for term in terms) else {}
-        if not adapt:
-            return self.orders.keep(rows, scores, "search", about={**about, "notes": self._notes(terms)})
-        return self._adapted(terms, where, rows, scores, about)
+        began = time.perf_counter()
+        view = self.library.view()
+        key = (ask, version, revision)
+        with self._kept:
+            listing = self._lists.get(key)
+        if listing is None:
+            version, revision = view.version, self.labels.revision
+            key = (ask, version, revision)
+            listing = self._lists.get(key) or self._make(ask, view)
+        if start + count > len(listing.ids) < listing.total:
+            listing = self._whole(ask, listing)
+        with self._kept:
+            self._lists[key] = listing
+            self._lists.move_to_end(key)
+            while len(self._lists) > _LISTS:
+                self._lists.popitem(last=False)
+        return {
+            "total": listing.total,
+            "of": len(view.ids),
+            "version": version,
+            "revision": revision,
+            "start": start,
+            "tiles": self._tiles(ask, listing, start, count),
+            **listing.about,
+            "milliseconds": round(1000 * (time.perf_counter() - began), 1),
+        }
 
-    def _notes(self, terms: Sequence[SearchTerm]) -> list[str]:
-        """What a reader should know of a search, as the command says it."""
-        words = [Term(words=each.words) for each in terms if each.words is not None]
-        if not words or not isinstance(self.encoder, DualEncoder):
-            return []
-        return list(shortened_notes(self.encoder, Query(tuple(words))))
+    def _make(self, ask: Ask, view: View) -> Listing:
+        if ask.order == "search":
+            return self._search(ask, view) if ask.terms else self._everything(ask, view)
+        shown = self.selection(ask.where, view)
+        if ask.order == "sorted":
+            ids, scores, about = self.sorting.ranked(ask.show, shown)
+            return Listing(ids, scores, len(ids), about)
+        if ask.label is None:
+            raise UserError("choose a label first")
+        ids, scores = self.teacher.ranked(ask.label, ask.order, shown)
+        return Listing(ids, scores, len(ids), {"summary": self.teacher.summary(ask.label, shown)})
 
-    def _adapted(
-        self,
-        terms: Sequence[SearchTerm],
-        where: str | None,
-        rows: np.ndarray,
-        scores: np.ndarray,
-        about: dict[str, Any],
-    ) -> Order:
-        query = Query(tuple(term for each in terms for term in self._as_query(each).terms))
+    def _everything(self, ask: Ask, view: View) -> Listing:
+        ids = self.selection(ask.where, view).ids
+        return Listing(ids, None, len(ids))
+
+    def _search(self, ask: Ask, view: View) -> Listing:
+        """The same look-up as `Index.search`, which ranks every picture where someone scrolls that far."""
+        query = self.query(ask.terms)
         with self._lock:
-            found = self.adaptive.search(query, where or None)
-        row_of, tile = (
-            self.collection.row_of,
-            dict(zip(self.collection.tile_of[rows].tolist(), rows.tolist(), strict=True)),
-        )
-        best: dict[int, Hit] = {}
-        for hit in found.hits:  # of rows of one picture, one for each caption, the best
-            if hit.item.id in row_of:
-                best.setdefault(tile[int(self.collection.tile_of[row_of[hit.item.id]])], hit)
-        first, head = list(best.values()), np.array(list(best), dtype=np.int64)
-        rest = ~np.isin(rows, head)
-        plain = {int(row): rank for rank, row in enumerate(rows.tolist(), start=1)}
-        learnt = [{**pair, "row": row_of[pair["id"]]} for pair in found.pairs() if pair["id"] in row_of]
-        return self.orders.keep(
-            np.concatenate([head, rows[rest]]),
-            np.concatenate([np.array([hit.score for hit in first], dtype=np.float32), scores[rest]]),
-            "adapted",
-            {row: plain[row] for row in head.tolist()} if found.changed else {},
-            {**about, "episode": {"learnt": learnt, "notes": list(found.notes), "changed": found.changed}},
+            vector = embed_queries(self.library.index.encoder, [query], self.library.index.record.prefix)[0].numpy()
+        total = len(self.selection(ask.where, view).ids) if ask.where else len(view.ids)
+        listing = self._looked_up(vector, ask.where, min(_FIRST, total), total)
+        listing.about = {"notes": self._notes(query), **self._end(query, listing)}
+        return self._adapted(ask, listing) if ask.adapt else listing
+
+    def _looked_up(self, vector: np.ndarray, where: str, k: int, total: int) -> Listing:
+        if not k:
+            return Listing([], None, 0, vector=vector)
+        found = self.library.index.lookup(vector[None], k, where=where or None)
+        ids = [id for id in found.ids[0].tolist() if id]
+        return Listing(ids, found.scores[0][: len(ids)], total if len(ids) == k else len(ids), vector=vector)
+
+    def _whole(self, ask: Ask, listing: Listing) -> Listing:
+        assert listing.vector is not None
+        whole = self._looked_up(listing.vector, ask.where, listing.total, listing.total)
+        first = set(listing.ids)  # an adapted model has changed their order
+        rest = [place for place, id in enumerate(whole.ids) if id not in first]
+        assert listing.scores is not None
+        assert whole.scores is not None
+        return replace(
+            listing,
+            ids=[*listing.ids, *(whole.ids[place] for place in rest)],
+            scores=np.concatenate([listing.scores, whole.scores[rest]]),
+            total=len(first) + len(rest),
         )
 
-    def query(self, terms: Sequence[SearchTerm]) -> np.ndarray:
-        """The unit vector along the weighted sum of the terms' unit embeddings."""
+    def _end(self, query: Query, listing: Listing) -> dict[str, Any]:
+        """Where the results of a search by words end, as captions teach it; nothing where there are too few."""
+        cut = self._cut[1] if self._cut is not None else None
+        if cut is None or not query.words_alone or listing.vector is None or listing.scores is None:
+            return {}
+        limit = cut.score_for(listing.vector)
+        above = int((listing.scores.astype(np.float64) >= limit).sum())
+        return {"cut": {"score": limit, "above": above, "share": cut.share, "captions": cut.captions}}
+
+    def _notes(self, query: Query) -> list[str]:
+        from recollect.index.index import query_notes
+
+        return list(query_notes(query, self.library.index.encoder))
+
+    def _adapted(self, ask: Ask, plain: Listing) -> Listing:
+        with self._lock:
+            query = Query(tuple(self._with_pixels(term) for term in ask.terms))
+            found = self.adaptive.search(query, ask.where or None)
+        first = {hit.id: hit.score for hit in found.hits if hit.id in set(plain.ids)}
+        ranks = {id: rank for rank, id in enumerate(plain.ids, start=1)}
+        rest = [place for place, id in enumerate(plain.ids) if id not in first]
+        assert plain.scores is not None
+        episode = {"learnt": found.learnt, "notes": list(found.hits.notes), "changed": found.changed}
+        return replace(
+            plain,
+            ids=[*first, *(plain.ids[place] for place in rest)],
+            scores=np.concatenate([np.array(list(first.values()), dtype=np.float32), plain.scores[rest]]),
+            about={**plain.about, "episode": episode},
+            before={id: ranks[id] for id in first} if found.changed else {},
+        )
+
+    def _tiles(self, ask: Ask, listing: Listing, start: int, count: int) -> list[dict[str, Any]]:
+        ids = list(listing.ids[start : start + count])
+        known = self.teacher.known(ask.label, ids) if ask.label is not None else {}
+        sorted_as = self._sorted_as(ids) if ask.order == "sorted" else {}
+        tiles: list[dict[str, Any]] = []
+        for place, picture in enumerate(self.library.pictures(ids), start=start):
+            score = None if listing.scores is None else float(listing.scores[place])
+            tile: dict[str, Any] = {
+                "id": picture.id,
+                "caption": picture.caption,
+                "name": picture.path.name if picture.path else "",
+                "folder": picture.folder,
+                "score": score,
+            }
+            if picture.id in listing.before:
+                tile["before"] = listing.before[picture.id]
+            tiles.append(tile | known.get(picture.id, {}) | sorted_as.get(picture.id, {}))
+        return tiles
+
+    def _sorted_as(self, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+        try:
+            return self.sorting.sorted_as(ids)
+        except UserError:  # marks were taken away since the list was made
+            return {}
+
+    def selection(self, where: str | None = None, view: View | None = None) -> Selection:
+        """What satisfies a filter, or everything.
+
+        Raises:
+            UserError: the filter is malformed, or nothing satisfies it.
+        """
+        where, view = (where or "").strip(), view or self.library.view()
+        key = (where, view.version, self.labels.revision if where else 0)  # a filter may ask for labels
+        with self._kept:
+            found = self._selections.get(key)
+        if found is None:
+            rows = view.rows(self.library.index.ids_where(where)) if where else np.arange(len(view.ids))
+            found = Selection(view, np.sort(rows), where)
+            with self._kept:
+                self._selections[key] = found
+                while len(self._selections) > _FILTERS:
+                    self._selections.popitem(last=False)
+        return found
+
+    # ---------------------------------------------------------------- queries
+
+    def query(self, terms: Sequence[SearchTerm]) -> Query:
+        """The query that the command line and Python would write with these terms.
+
+        Raises:
+            UserError: no terms or too many, or a term that cannot be used.
+        """
         if not 1 <= len(terms) <= MOST_TERMS:
             raise UserError(f"{len(terms)} terms: search by 1 to {MOST_TERMS}")
-        total = np.zeros(self.collection.vectors.shape[1], dtype=np.float64)
-        for term in terms:
-            if not np.isfinite(term.weight) or term.weight == 0:
-                raise UserError("a weight is a finite number other than 0")
-            total += term.weight * self._vector(term)
-        norm = float(np.linalg.norm(total))
-        if not norm > 1e-6:
-            raise UserError("the terms cancel out, so that they ask for nothing. Change a weight.")
-        return (total / norm).astype(np.float32)
+        return Query(tuple(self._term(term) for term in terms))
 
-    def _vector(self, term: SearchTerm) -> np.ndarray:
-        if sum(each is not None for each in (term.words, term.row, term.upload)) != 1:
-            raise UserError("a term has words or a picture, one of both")
+    def _term(self, term: SearchTerm) -> Term:
+        if sum(each is not None for each in (term.words, term.id, term.upload)) != 1:
+            raise UserError("a term needs text or an image, not both")
         if term.words is not None:
             if not term.words.strip():
-                raise UserError("one of the terms is empty. Say what to look for.")
-            return self._text(term.words)
-        if term.row is not None:
-            self.collection.check([term.row])
-            return self.collection.vectors[term.row]
-        return self._uploaded(str(term.upload))[0]
+                raise UserError("one of the terms is empty. Type what to look for, or remove it.")
+            return Term(words=term.words, weight=term.weight)
+        if term.id is not None:
+            return self.library.index.picture_term(term.id, term.weight)
+        vector, _ = self._uploaded(str(term.upload))
+        return replace(Query.vector(vector, "the uploaded image").terms[0], weight=term.weight)
 
-    def _as_query(self, term: SearchTerm) -> Query:
-        if term.words is not None:
-            return term.weight * Query.words(term.words)
-        if term.row is not None:
-            return term.weight * Query.picture(self.collection.picture(term.row))
-        return term.weight * Query.picture(decode(self._uploaded(str(term.upload))[1], "the picture"))
+    def _with_pixels(self, term: SearchTerm) -> Term:
+        """A term that an adapted model can embed again."""
+        if term.id is not None:
+            return Term(picture=self.library.index.pictures([term.id])[0].open(), weight=term.weight)
+        if term.upload is not None:
+            return Term(picture=decode(self._uploaded(term.upload)[1], "the upload"), weight=term.weight)
+        return self._term(term)
 
     def _uploaded(self, key: str) -> tuple[np.ndarray, bytes]:
-        with self._lock:
+        with self._kept:
             if key not in self._uploads:
-                raise UserError("this picture is not there any more. Drop it again.")
+                raise UserError("this upload has expired. Please upload the image again.")
             return self._uploads[key]
 
-    def _text(self, words: str) -> np.ndarray:
-        with self._lock:
-            return self.encoder.embed_texts([words], class_prefix(self.encoder)).numpy()[0]
-
     def upload(self, data: bytes) -> str:
-        """Embed a picture to search by; kept in memory only, and only the latest few.
+        """Embed a picture to search by; only the latest few are kept, in memory.
 
         Raises:
-            UserError: it is no picture.
+            UserError: it is not a picture.
         """
-        picture = decode(data, "the picture")  # all of it: its score is the one that the command says
+        picture = decode(data, "the upload")
         with self._lock:
-            vector = self.encoder.embed_images([picture]).numpy()[0]
-            key = secrets.token_urlsafe(12)
+            vector = self.library.index.encoder.embed_images([picture]).numpy()[0]
+        key = secrets.token_urlsafe(12)
+        with self._kept:
             self._uploads[key] = (vector, data)
             while len(self._uploads) > _UPLOADS or sum(len(each) for _, each in self._uploads.values()) > _UPLOADED:
                 self._uploads.popitem(last=False)
         return key
 
     def prepare(self) -> None:
-        """What takes a while, before anybody asks: where searches by words end, and which rows are copies.
+        """Learn from captions where searches by words end; until then lists have no end."""
+        with self._preparing:
+            index = self.library.index
+            if self._cut is not None and self._cut[0] == index.version:
+                return
+            version, cut = index.version, None
+            with suppress(UserError, OSError):
+                cut = index.cut_off()
+            self._cut = version, cut
 
-        Where they end is learnt from captions; until then, and with too few of them, lists have no end.
+    def filling(self) -> dict[str, Any] | None:
+        """Progress of the folder that is being indexed; None when there is none."""
+        return self.progress() if self.progress is not None else None
+
+    def close(self) -> None:
+        """Close the labels."""
+        self.labels.close()
+
+    # ---------------------------------------------------------------- overviews
+
+    def layout(self, where: str | None = None) -> tuple[list[str], np.ndarray, str]:
+        """Ids of the pictures on the map, their places (pictures, 2) in the unit square, and the method.
+
+        The map is computed once per version; a filter leaves pictures where they are.
         """
-        collection, rows = self.collection, self.collection.shown().tiles
-        with suppress(UserError, OSError):
-            ids, vectors = collection.ids, collection.vectors
-            if len(rows) < len(ids):  # as `recollect search` learns it: of each picture once
-                ids, vectors = [ids[row] for row in rows.tolist()], vectors[rows]
-            self._cut = cut_off_of(collection.memory, ids, vectors)
-        _ = collection.copy_of
-
-    def _cut_for(self, vector: np.ndarray, scores: np.ndarray) -> dict[str, Any]:
-        """Where the learnt cut-off lies in these scores, best first; nothing where captions teach none."""
-        cut = self._cut
-        if cut is None:
-            return {}
-        limit = cut.score_for(vector)
-        above = int((scores.astype(np.float64) >= limit).sum())
-        return {"cut": {"score": limit, "above": above, "share": cut.share, "captions": cut.captions}}
-
-    # ---------------------------------------------------------------- look
-
-    def window(self, key: str, start: int, count: int, label: int | None = None) -> list[dict[str, Any]]:
-        """Some tiles of an order.
-
-        Args:
-            label: a class, whose marks and probabilities are added.
-
-        Raises:
-            UserError: the order is not kept any more.
-        """
-        order = self.orders.get(key)
-        shown = order.rows[start : start + count]
-        items = self.collection.items(shown.tolist())
-        marks, probability = self.teacher.said(label) if label is not None else ({}, None)
-        copy_of = self.collection.copy_of
-        told = self._told(shown) if order.kind == "sorted" else [{}] * len(items)
-        tiles = []
-        for place, (row, item) in enumerate(zip(shown.tolist(), items, strict=True), start=start):
-            score = float(order.scores[place])
-            tile = {"row": row, "id": item.id, "caption": item.caption, "source": item.source}
-            tile["score"] = score if np.isfinite(score) else None
-            if row in order.before:
-                tile["before"] = order.before[row]
-            if label is not None:
-                picture = int(copy_of[row])
-                tile["mark"] = marks.get(picture, 0)
-                tile["p"] = float(probability[picture]) if probability is not None else None
-            tiles.append(tile | told[place - start])
-        return tiles
-
-    def _told(self, rows: np.ndarray) -> list[dict[str, Any]]:
-        try:
-            return self.keeper.told(rows)
-        except UserError:  # too few clicks are left since the list was made
-            return [{}] * len(rows)
-
-    def layout(self, where: str | None = None) -> Layout:
-        """Where the pictures lie on a map, made once; those that satisfy a filter stay where they are."""
-        shown = self.collection.shown(where)
+        shown = self.selection(where)
+        view = shown.view
         with self._slow:
-            if self._layout is None:
-                self._layout = lay_out(self.collection.vectors)
-            found = self._layout
-        kept = np.isin(found.rows, shown.tiles)
-        return Layout(found.rows[kept], found.points[kept], found.method)
+            if self._layout is None or self._layout[0] != view.version:
+                self._layout = view.version, lay_out(view.vectors)
+            found = self._layout[1]
+        kept = np.isin(found.rows, shown.rows)
+        return [view.ids[row] for row in found.rows[kept].tolist()], found.points[kept], found.method
 
     def duplicates(self, where: str | None = None) -> tuple[list[Alike], str]:
-        """Groups of pictures that are alike among those of a filter, and a sentence about them; looked for once."""
-        shown = self.collection.shown(where)
+        """Groups of duplicates among the pictures of a filter, and a sentence about them; computed once per version."""
+        shown = self.selection(where)
         with self._slow:
-            if self._alike is None:
-                self._alike = duplicates(self.collection.memory, self.collection.row_of)
-            groups, left_out = self._alike
+            if self._alike is None or self._alike[0] != shown.view.version:
+                self._alike = (shown.view.version, *duplicates(self.library.index))
+            _, groups, left_out = self._alike
         if shown.where:
-            here = set(shown.rows.tolist())
-            some = (Alike(each.kind, tuple(row for row in each.rows if row in here)) for each in groups)
-            groups = [each for each in some if len(each.rows) > 1]
-        counts = {kind: [len(each.rows) for each in groups if each.kind == kind] for kind in KINDS}
-        said = "; ".join(f"{kind}: {_sizes(sizes)}" for kind, sizes in counts.items())
-        part = f" ({'; '.join((*left_out, _ALL))})" if left_out else ""
-        return groups, f"{said}{part}"
+            here = set(shown.ids)
+            some = (Alike(each.kind, tuple(id for id in each.ids if id in here)) for each in groups)
+            groups = [each for each in some if len(each.ids) > (each.kind != "identical")]
+        counts = {kind: [len(each.ids) for each in groups if each.kind == kind] for kind in KINDS}
+        note = "; ".join(f"{kind}: {_sizes(sizes)}" for kind, sizes in counts.items())
+        return groups, f"{note} ({'; '.join(left_out)})" if left_out else note
 
 
-def _sizes(sizes: list[int]) -> str:
-    """Groups, and all pictures in them."""
+def _sizes(sizes: Sequence[int]) -> str:
     if not sizes:
         return "none"
     return f"{counted(len(sizes), 'group')}, {counted(sum(sizes), 'picture')}"

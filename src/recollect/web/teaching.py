@@ -1,8 +1,9 @@
-"""Classes by clicks over one collection: what each click makes of every other picture."""
+"""Labels by clicks: what each mark says about every other picture."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,105 +11,100 @@ import numpy as np
 from recollect.apps.classify.active_learning import next_to_label
 from recollect.apps.classify.clicked_cut import CutOff, cut_off
 from recollect.apps.classify.clicks import ClickFit, ClickModel
-from recollect.web.collection import Collection, PictureSelection
+from recollect.core.errors import UserError
+from recollect.index.lookup import best_first
 from recollect.web.label_store import ClickedClass, LabelStore
-from recollect.web.orders import Order, Orders
+from recollect.web.library import Library, View
 
-ASKED = 24
-"""Pictures that *Ask me* shows at once."""
+SUGGESTED = 24
+"""Pictures that *Suggest pictures to mark* shows at once."""
 
 MOST_HELD = 2**30
-"""Bytes that all classes but the one that is taught may keep between clicks: of a million pictures each needs more."""
+"""Bytes that the models of all labels but the active one may keep between clicks."""
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """What a filter leaves of a version of the index.
+
+    Attributes:
+        view: the version.
+        rows: that satisfy the filter, rising.
+        where: the filter; empty for everything.
+    """
+
+    view: View
+    rows: np.ndarray
+    where: str = ""
+
+    @cached_property
+    def ids(self) -> list[str]:
+        """Ids of the rows."""
+        return [self.view.ids[row] for row in self.rows.tolist()] if self.where else self.view.ids
 
 
 @dataclass
 class Taught:
-    """A class's model and its answer to the clicks so far.
+    """A label's model and its answer to the marks so far.
 
     Attributes:
+        view: version of the index whose rows it scores.
+        revision: of the labels.
         model: over every row.
-        fit: to the clicks; of copies of a picture only the row that stands for them is clicked.
-        copy_of: for each row the one that stands for it.
-        latest: clicked rows, latest first.
+        fit: to the marks.
+        latest: marked rows, latest first.
     """
 
+    view: View
+    revision: int
     model: ClickModel
     fit: ClickFit
-    copy_of: np.ndarray
     latest: np.ndarray
-    _cuts: dict[PictureSelection, CutOff | None] = field(default_factory=dict, repr=False)
+    _cuts: dict[str, CutOff | None] = field(default_factory=dict, repr=False)
 
-    def cut(self, shown: PictureSelection) -> CutOff | None:
-        """The cut, with the figures of what is shown; copies count once."""
-        if shown not in self._cuts:
-            self._cuts[shown] = cut_off(self.fit, shown.pictures)
-        return self._cuts[shown]
+    def cut(self, shown: Selection) -> CutOff | None:
+        """The cut-off, with figures about a selection."""
+        if shown.where not in self._cuts:
+            self._cuts[shown.where] = cut_off(self.fit, shown.rows)
+        return self._cuts[shown.where]
 
 
 class Teaching:
-    """Answers to clicks; safe to call from several threads.
+    """Answers to marks; safe to call from several threads.
 
     Args:
-        collection: what is clicked.
-        labels: classes and their clicks.
-        orders: keeps the lists that are made.
-        text: embeds the words that describe a class.
+        library: what is marked.
+        labels: labels and their marks.
         lock: shared with whatever else uses the model.
     """
 
-    def __init__(
-        self,
-        collection: Collection,
-        labels: LabelStore,
-        orders: Orders,
-        text: Callable[[str], np.ndarray],
-        lock: threading.RLock,
-    ) -> None:
-        self.collection, self.labels, self.orders = collection, labels, orders
-        self._text, self._lock = text, lock
-        self._taught: dict[int, tuple[int, Taught]] = {}
-        self._models: dict[int, ClickModel] = {}
+    def __init__(self, library: Library, labels: LabelStore, lock: threading.RLock) -> None:
+        self.library, self.labels = library, labels
+        self._lock = lock
+        self._taught: dict[int, Taught] = {}
+        self._models: dict[int, tuple[View, ClickModel]] = {}
 
     def create(self, name: str, text: str = "") -> ClickedClass:
-        """A new class; ``text``, or its name, orders the pictures until there are clicks."""
+        """Add a label; ``text``, or its name, orders the pictures before any are marked."""
         with self._lock:
             return self.labels.create(name, text)
 
-    def mark(self, key: int, rows: Sequence[int], mark: int) -> list[int]:
-        """Say what some pictures are, each with all its copies; on disk when this returns.
+    def mark(self, key: int, ids: Sequence[str], mark: int) -> None:
+        """Mark pictures; on disk when this returns.
 
-        Returns:
-            The rows that have the mark now.
+        Raises:
+            UserError: no such label or picture; then nothing is marked.
         """
-        self.collection.check(rows)
-        copy_of = self.collection.copy_of
-        asked = list(dict.fromkeys(rows))
-        same = np.flatnonzero(np.isin(copy_of, copy_of[asked]))
-        every = asked + sorted(set(same.tolist()) - set(asked))
+        distinct = list(dict.fromkeys(ids))
+        known = self.library.view().row_of
+        if missing := next((id for id in distinct if id not in known), None):
+            raise UserError(f"picture {missing[:40]!r} is no longer in the library")
         with self._lock:
-            ids, digests = self.collection.ids, self.collection.digests
-            self.labels.mark(key, [ids[row] for row in every], mark, [digests[row] for row in every])
-        return every
-
-    def clicked(self, found: ClickedClass) -> dict[int, int]:
-        """+1 or −1 by the row that stands for a picture and its copies, in the order of the clicks; the latest counts.
-
-        Pictures that are no longer in the memory are left out.
-        """
-        marks: dict[int, int] = {}
-        copy_of = self.collection.copy_of
-        for key, mark in found.marks.items():
-            if (row := self.collection.row_of_picture(key)) is not None:
-                picture = int(copy_of[row])
-                marks.pop(picture, None)
-                marks[picture] = mark
-        return marks
+            self.labels.mark(key, distinct, mark)
 
     def counts(self, found: ClickedClass) -> tuple[int, int]:
-        """How many pictures are Yes and No, of the whole memory and of what was removed from it since."""
-        marks = list(self.clicked(found).values())
-        marks += [mark for key, mark in found.marks.items() if self.collection.row_of_picture(key) is None]
-        return marks.count(1), marks.count(-1)
+        """How many pictures are marked yes and no, including those that have left the library since."""
+        return found.count(1), found.count(-1)
 
     def undo(self) -> dict[str, Any] | None:
         """Take the last change back."""
@@ -121,58 +117,48 @@ class Teaching:
             return self.labels.redo()
 
     def drop(self, key: int) -> None:
-        """Remove a class."""
+        """Remove a label."""
         with self._lock:
             self.labels.drop(key)
             self._models.pop(key, None)
             self._taught.pop(key, None)
 
-    def ranked(self, key: int, what: str = "likely", where: str | None = None) -> Order:
-        """Rows for a class.
+    def ranked(self, key: int, order: str, shown: Selection) -> tuple[list[str], np.ndarray]:
+        """Ids and scores of a selection for a label.
 
         Args:
-            what: ``likely``: the best first, those that were clicked behind all others, so that the next picture comes
-                to where the last one was; ``next``: what to label next, as many as fill a screen; ``cut``: those
-                nearest to the cut first; ``clicked``: only those, latest first.
-            where: a filter; only what satisfies it is in the list. Every click teaches.
+            order: ``likely``: best first, marked pictures at the end; ``next``: what to mark next, a screenful;
+                ``cut``: nearest to the cut-off first; ``clicked``: marked pictures, latest first.
 
         Raises:
-            UserError: no such class, or nothing satisfies the filter.
+            UserError: no such label.
         """
-        shown = self.collection.shown(where)
-        with self._lock:
-            taught = self.answer(self.labels.get(key))
-        fit, scores = taught.fit, taught.fit.scores
-        if what == "next":
-            rows = shown.tiles_of(next_to_label(taught.model, fit, ASKED, among=shown.pictures))
-            return self.orders.keep(rows, scores[rows], "next")
-        if what == "clicked":
-            pictures = taught.latest[shown.has(taught.latest)]
-            rows = shown.tiles_of(pictures)
-            return self.orders.keep(rows, scores[rows], "class")
-        cut, rows = taught.cut(shown), shown.tiles
-        by = -scores[rows] if what == "likely" or cut is None else np.abs(cut.probability[rows] - 0.5)
-        best = rows[np.argsort(by, kind="stable")]
-        clicked = np.isin(taught.copy_of[best], fit.rows)
-        best = np.concatenate([best[~clicked], best[clicked]])
-        return self.orders.keep(best, scores[best], "class")
+        taught = self.answer(self.labels.get(key), shown.view)
+        fit, scores, rows = taught.fit, taught.fit.scores, shown.rows
+        if order == "next":
+            best = next_to_label(taught.model, fit, SUGGESTED, among=rows)
+        elif order == "clicked":
+            best = taught.latest[np.isin(taught.latest, rows)]
+        else:
+            cut = taught.cut(shown)
+            by = scores[rows] if order == "likely" or cut is None else -np.abs(cut.probability[rows] - 0.5)
+            best = rows[best_first(by)]
+            marked = np.isin(best, fit.rows)
+            best = np.concatenate([best[~marked], best[marked]])
+        return [taught.view.ids[row] for row in best.tolist()], scores[best]
 
-    def summary(self, key: int, where: str | None = None) -> dict[str, Any]:
-        """What is known of a class: clicks, cut-off with its left-out precision and coverage, whether to stop.
+    def summary(self, key: int, shown: Selection) -> dict[str, Any]:
+        """What is known about a label: marks, its cut-off with left-out precision and coverage, whether to stop.
 
-        Args:
-            where: a filter; what is said of the cut-off is about what satisfies it, and the clicks there.
+        The figures of the cut-off are about the selection and the marks in it.
         """
-        shown = self.collection.shown(where)
-        with self._lock:
-            found = self.labels.get(key)
-            taught = self.answer(found)
-            yes, no = self.counts(found)
+        found = self.labels.get(key)
+        taught = self.answer(found, shown.view)
+        yes, no = self.counts(found)
         cut = taught.cut(shown)
         about: dict[str, Any] = {"class": key, "name": found.name, "text": found.text, "yes": yes, "no": no}
         if cut is not None:
-            yes_here = [row for row, mark in self.clicked(found).items() if mark > 0 and shown.has(np.array([row]))[0]]
-            above = round(len(yes_here) * (cut.coverage or 0.0))
+            yes_here = int(((taught.fit.marks > 0) & np.isin(taught.fit.rows, shown.rows)).sum())
             about["cut"] = {
                 "above": cut.found,
                 "expected": cut.expected,
@@ -181,48 +167,56 @@ class Teaching:
                 "coverage": cut.coverage if cut.enough_clicks else None,
                 "clicks": cut.clicks,
                 "enough": cut.enough_clicks,
-                "yes": len(yes_here),
-                "found": above,
+                "yes": yes_here,
+                "found": round(yes_here * (cut.coverage or 0.0)),
                 "wrong": cut.wrong,
-                "copies": len(shown.tiles) - len(shown.pictures),
                 "stop": cut.stop,
             }
         return about
 
-    def said(self, key: int) -> tuple[dict[int, int], np.ndarray | None]:
-        """Marks of a class by the row that stands for a picture, and its probabilities if enough clicks check them."""
-        shown = self.collection.shown()
-        with self._lock:
-            found = self.labels.get(key)
-            taught = self.answer(found)
-            cut = taught.cut(shown)
-            return self.clicked(found), cut.probability if cut is not None and cut.enough_clicks else None
+    def known(self, key: int, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """For each id its mark, and its probability if there are enough marks to check it."""
+        found = self.labels.get(key)
+        view = self.library.view()
+        taught = self.answer(found, view)
+        cut = taught.cut(Selection(view, np.arange(len(view.ids))))
+        sure = cut is not None and cut.enough_clicks
+        rows = {id: view.row_of[id] for id in ids if id in view.row_of} if sure else {}
+        return {
+            id: {
+                "mark": found.marks.get(id, 0),
+                "p": float(cut.probability[rows[id]]) if cut is not None and id in rows else None,
+            }
+            for id in ids
+        }
 
-    def answers(self) -> list[tuple[ClickedClass, Taught]]:
-        """Every class with what its clicks say."""
+    def answers(self, view: View) -> list[tuple[ClickedClass, Taught]]:
+        """Every label with what its marks say."""
         with self._lock:
-            return [(each, self.answer(each)) for each in self.labels.classes.values()]
+            return [(each, self.answer(each, view)) for each in self.labels.classes.values()]
 
-    def answer(self, found: ClickedClass) -> Taught:
-        """What a class's clicks say of every row; computed once for each change."""
-        known = self._taught.get(found.key)
-        if known is not None and known[0] == self.labels.revision:
-            return known[1]
-        model = self._models.pop(found.key, None)
-        if model is None:
-            text = self._text(found.text or found.name)
-            model = ClickModel(self.collection.vectors, text, seed=found.key)
-        self._models[found.key] = model  # the last is the latest used
-        marks = self.clicked(found)
-        latest = np.array(list(reversed(marks)), dtype=np.int64)
-        taught = Taught(model, model.fit(marks), self.collection.copy_of, latest)
-        self._taught[found.key] = (self.labels.revision, taught)
-        self._forget()
-        return taught
+    def answer(self, found: ClickedClass, view: View) -> Taught:
+        """What a label's marks say about every row of a version; computed once for each change."""
+        with self._lock:
+            revision = self.labels.revision
+            taught = self._taught.get(found.key)
+            if taught is not None and (taught.view, taught.revision) == (view, revision):
+                return taught
+            of, model = self._models.pop(found.key, (None, None))
+            if model is None or of is not view:
+                text = self.library.index.query_vector(found.text or found.name)
+                model = ClickModel(view.vectors, text, seed=found.key)
+            self._models[found.key] = view, model  # the last one is the latest used
+            marks = {view.row_of[id]: mark for id, mark in found.marks.items() if id in view.row_of}
+            latest = np.array(list(reversed(marks)), dtype=np.int64)
+            taught = Taught(view, revision, model, model.fit(marks), latest)
+            self._taught[found.key] = taught
+            self._forget()
+            return taught
 
     def _forget(self) -> None:
-        """Keep no more between clicks than fits: the classes that were not asked about for longest go first."""
-        others = list(self._models.values())[:-1]
+        """Free what models hold between clicks beyond `MOST_HELD`, the least recently used first."""
+        others = [model for _, model in list(self._models.values())[:-1]]
         held = sum(model.held for model in others)
         for model in others:
             if held <= MOST_HELD:

@@ -7,7 +7,7 @@ async function call(method, path, body, type = "application/json") {
   try {
     answer = await fetch(path, { method, headers, body: body === undefined ? undefined : type === "application/json" ? JSON.stringify(body) : body });
   } catch {
-    throw new Error("The server does not answer. Clicks that were answered are kept; start it again.");
+    throw new Error("The server does not answer. Start it again; your marks are saved.");
   }
   let value = {};
   try { value = await answer.json(); } catch { /* an answer without JSON is an error below */ }
@@ -18,39 +18,38 @@ async function call(method, path, body, type = "application/json") {
 // a filter in an address
 export const only = (where, first = "?") => (where ? `${first}where=${encodeURIComponent(where)}` : "");
 
+export const PAGE = 60; // tiles of a page of a list
+
 export const api = {
   info: () => call("GET", "/api/info"),
   filters: () => call("GET", "/api/filters"),
-  search: (terms, where, adapt, version) => call("POST", "/api/search", { terms, where: where || null, adapt, version: version ?? null }),
-  window: (order, start, count, label) =>
-    call("GET", `/api/window?order=${encodeURIComponent(order)}&start=${start}&count=${count}${label ? `&label=${label}` : ""}`),
+  list: (ask) => call("POST", "/api/list", { count: PAGE, ...ask }),
   upload: (file) => call("POST", "/api/pictures", file, file.type || "application/octet-stream"),
-  item: (version, row) => call("GET", `/api/items/${version}/${row}`),
+  item: (id) => call("GET", `/api/items/${encodeURIComponent(id)}`),
   classes: () => call("GET", "/api/classes"),
   create: (name, text) => call("POST", "/api/classes", { name, text }),
   drop: (key) => call("DELETE", `/api/classes/${key}`),
-  ranked: (key, show, where) => call("GET", `/api/classes/${key}/order?show=${show}${only(where, "&")}`),
-  mark: (key, rows, mark, version, show, where) => call("POST", `/api/classes/${key}/marks`, { rows, mark, version, show, where: where || null }),
+  summary: (key, where) => call("GET", `/api/classes/${key}${only(where)}`),
+  mark: (key, ids, mark, listing) => call("POST", `/api/classes/${key}/marks`, { ids, mark, listing: { count: PAGE, ...listing } }),
   undo: () => call("POST", "/api/undo"),
   redo: () => call("POST", "/api/redo"),
   save: (name) => call("POST", "/api/save", { name }),
-  sorted: (show, where) => call("GET", `/api/sorted?show=${encodeURIComponent(show)}${only(where, "&")}`),
-  write: (where) => call("POST", "/api/labels/memory", { where: where || null }),
   map: (where) => call("GET", `/api/map${only(where)}`),
   duplicates: (where) => call("GET", `/api/duplicates${only(where)}`),
 };
 
-export const thumb = (version, row) => `/api/thumbs/${version}/${row}`;
-export const picture = (version, row) => `/api/pictures/${version}/${row}`;
+export const thumb = (id) => `/api/thumbs/${encodeURIComponent(id)}`;
+export const picture = (id) => `/api/pictures/${encodeURIComponent(id)}`;
+export const named = (tile) => tile.caption || tile.name || tile.id;
 
 export function element(kind, className, text) {
   const made = document.createElement(kind);
   if (className) made.className = className;
-  if (text !== undefined) made.textContent = text; // never as HTML: captions and names are strangers' texts
+  if (text !== undefined) made.textContent = text; // never as HTML: captions and names may be anyone's texts
   return made;
 }
 
-// new contents; whoever was on one of its buttons stays there
+// replaces the contents of a place; the button that had the focus keeps it
 export function fill(place, contents) {
   const at = [...place.querySelectorAll("button")].indexOf(document.activeElement);
   place.replaceChildren(...contents);
@@ -79,9 +78,5 @@ export const counted = (number, noun = "picture") => `${number.toLocaleString()}
 export const percent = (share) => (share === null || share === undefined ? "–" : `${Math.round(100 * share)} %`);
 
 export const guarded = (action) => async (...given) => {
-  try { return await action(...given); } catch (error) {
-    notice(error.message);
-    if (error.status === 409) document.dispatchEvent(new Event("changed")); // rows of another version
-    return undefined;
-  }
+  try { return await action(...given); } catch (error) { notice(error.message); return undefined; }
 };

@@ -1,5 +1,5 @@
 // The page: state in one place, every action a call of the API.
-import { api, counted, element, guarded, notice, only, opens, thumb } from "./api.js";
+import { api, counted, element, guarded, named, notice, only, opens, thumb } from "./api.js";
 import { Classes } from "./classes.js";
 import { Grid } from "./grid.js";
 import { PictureMap } from "./map.js";
@@ -8,28 +8,28 @@ import { Sorted } from "./sorted.js";
 import { Viewer } from "./viewer.js";
 
 const get = (id) => document.getElementById(id);
-// list: what the grid shows, with how to ask for it again and what is said of an answer; searched: the latest search's;
-// where: the filter of that, which limits every list and count
+// list: what the grid shows (what was asked, the answer, and the status line of an answer); searched: the latest search;
+// where: its filter, which limits every list and count
 const state = { version: 0, searched: null, list: null, listing: "search", left: 0, stale: false, where: "" };
 const where = () => state.where;
 const status = (text) => { get("status").textContent = text; };
 const said = (list) => (list ? list.said(list.answer) : "");
 
 let turn = 0;
-function begin(waiting) { // a question: says of its answer, however late it comes, whether nothing else was asked for since
+function begin(waiting) { // starts a question; returns whether it is still the latest one
   const mine = ++turn;
   if (waiting) status(waiting);
   return () => mine === turn;
 }
 
-const viewer = new Viewer(guarded((version, tile, weight) => search.like(version, tile, weight)), beside, guarded(stepped));
-const look = guarded((tile) => (tile ? viewer.open(tile.version ?? state.version, tile) : undefined));
+const viewer = new Viewer(guarded((tile, weight) => search.like(tile, weight)), beside, guarded(stepped));
+const look = guarded((tile) => (tile ? viewer.open(tile) : undefined));
 const grid = new Grid(get("grid"), { open: look, mark: guarded(clicked) });
 const map = new PictureMap(get("map"), look);
 
-// the picture before or behind one that was opened from the list that is seen
+// the neighbor of a picture that was opened from the visible list
 function beside(tile, by) {
-  return get("grid").hidden || tile.row !== grid.current?.row ? undefined : grid.at(grid.focus + by);
+  return get("grid").hidden || tile.id !== grid.current?.id ? undefined : grid.at(grid.focus + by);
 }
 
 function stepped(by) {
@@ -40,8 +40,13 @@ function stepped(by) {
 }
 
 function present(list, options = {}) {
+  if (["search", "sorted"].includes(list.ask.order) && list.ask.label !== classes.active) {
+    list.ask = { ...list.ask, label: classes.active };
+    list.answer = { ...list.answer, tiles: null }; // they show marks of another label
+  }
   Object.assign(state, { list, version: list.answer.version, stale: false });
-  grid.show(list.answer, { label: classes.active, renew: () => renew(list), ...options });
+  grid.show(list.answer, { ask: list.ask, ...options });
+  list.answer = { ...list.answer, tiles: null }; // marks may change before the list is shown again
   for (const button of document.querySelectorAll("[data-show]")) {
     button.classList.toggle("chosen", button.dataset.show === state.listing);
     button.setAttribute("aria-pressed", button.dataset.show === state.listing);
@@ -49,16 +54,24 @@ function present(list, options = {}) {
   status(said(list));
 }
 
-async function renew(list) { // what is said of it too: the memory may hold others than before
-  const { version } = list.answer;
-  list.answer = await list.ask();
-  state.version = list.answer.version;
-  if (list === state.list && !get("grid").hidden) status(said(list));
-  if (version !== state.version) classes.tell();
-  return list.answer;
+// the same list as it is now: pictures came or went
+async function renew() {
+  const { list } = state, answer = await api.list(list.ask);
+  if (list !== state.list) return;
+  list.answer = answer;
+  if (list.ask.order === "search") limit(state.where, answer);
+  if (get("grid").hidden) Object.assign(state, { stale: true, version: answer.version });
+  else present(list, { keep: true });
 }
 
-function back(options) { // to what was searched for last
+get("grid").addEventListener("changed", ({ detail: answer }) => { // noticed while scrolling
+  state.list.answer = answer;
+  state.version = answer.version;
+  limit(state.where, answer);
+  if (!get("grid").hidden) status(said(state.list));
+});
+
+function back(options) { // to the latest search
   state.listing = "search";
   view("grid");
   if (state.searched) present(state.searched, options);
@@ -79,16 +92,15 @@ const sorted = new Sorted(begin, (answer, ask, options) => {
   present({ answer, ask, said: ({ total, milliseconds }) => `${counted(total)} (${milliseconds} ms)` }, options);
 }, where);
 
-const search = new SearchBox(begin, (answer, { count, ask, where: filter, current }) => {
-  const told = (found) => `${counted(found.total)}${count ? ", best first" : ""}${cutOff(found)} (${found.milliseconds} ms)${(found.notes ?? []).map((note) => `; ${note}`).join("")}`;
-  const again = async () => { const found = await ask(); limit(filter, found); return found; };
-  state.searched = { answer, ask: again, said: told };
+const search = new SearchBox(begin, (answer, { ask, where: filter, current }) => {
+  const told = (found) => `${counted(found.total)}${ask.terms.length ? ", best first" : ""}${cutOff(found)} (${found.milliseconds} ms)${(found.notes ?? []).map((note) => `; ${note}`).join("")}`;
+  state.searched = { answer, ask, said: told };
   limit(filter, answer);
   episode.show(answer);
   if (current || state.listing === "search" && !get("grid").hidden) back();
-}, () => status(said(state.list)));
+}, () => status(said(state.list)), () => classes.active);
 
-// what the filter leaves is all that is listed, counted and written from here on; it is said above whatever is shown
+// the filter limits everything that is listed, counted and exported; the page says so above each view
 function limit(filter, { total, of }) {
   const other = filter !== state.where;
   state.where = filter;
@@ -100,7 +112,7 @@ function limit(filter, { total, of }) {
 }
 get("scope-off").addEventListener("click", () => search.everything());
 
-// where the learnt cut-off lies; what is below is shown all the same, dimmed
+// how many results are above the learned cut-off; the others are shown dimmed
 function cutOff({ cut, episode }) {
   if (!cut) return "";
   return `; ${cut.above.toLocaleString()} likely matches (score above ${cut.score.toFixed(3)}${episode ? " before refining" : ""}, as ${Math.round(100 * cut.share)} % of ${cut.captions.toLocaleString()} captions score with their own picture)`;
@@ -109,21 +121,20 @@ function cutOff({ cut, episode }) {
 async function clicked(tile, mark, key = classes.active) {
   if (!tile) return;
   const earlier = tile.mark;
-  const answer = await classes.mark(tile, mark, state.version, key);
+  const answer = await classes.mark(tile, mark, key);
   if (!answer) return;
-  if (key === classes.active) grid.marked(answer.marked, tile.mark);
-  if (key !== classes.active) status(`✓ for ${classes.list.find((each) => each.class === key)?.name}: ${tile.caption || tile.id}`); // which no tile shows
+  const list = { ...state.list, answer: answer.listing };
+  if (key !== classes.active) status(`✓ for ${classes.list.find((each) => each.class === key)?.name}: ${named(tile)}`); // tiles show only marks of the active label
   if (key !== classes.active || ["search", "sorted"].includes(state.listing)) { grid.refresh(); step(tile.mark !== 0 && earlier !== tile.mark); return; }
   if (state.listing === "next" && !(earlier === 0 && --state.left <= 0)) { grid.refresh(); step(true); return; }
-  const list = { ...state.list, answer };
-  if (state.listing === "next") { state.left = answer.total; present(list); return; }
+  if (state.listing === "next") { state.left = answer.listing.total; present(list); return; }
   if (state.listing === "clicked") { grid.refresh(); return; }
-  present({ ...list, said: ({ total, milliseconds }) => `${counted(total)}, best matches first (${milliseconds} ms)` }, { keep: true }); // the next picture comes under the same place
+  present({ ...list, said: ({ total, milliseconds }) => `${counted(total)}, best matches first (${milliseconds} ms)` }, { keep: true }); // the next picture takes the same place
 }
 
 const step = (on) => { if (on) grid.move(grid.focus + 1); };
 
-// clicks or classes are others now, not by a click in the list: shown at once where the list is seen, else when it is
+// labels or marks changed, but not by a click in the list: update the list now if it is visible, else when it is shown
 async function changed() {
   state.stale = get("grid").hidden;
   if (state.stale) return;
@@ -161,21 +172,20 @@ const overview = (which, waiting, work) => get(`show-${which}`).addEventListener
   let said = "";
   try { said = await work(); } finally { if (current()) status(said); }
 }));
-overview("map", "Drawing the map …", async () => `Map of ${(await map.load(state.version, state.where), map.rows.length.toLocaleString())}${map.rows.length < map.of ? ` of ${map.of.toLocaleString()}` : ""} ${map.of === 1 ? "picture" : "pictures"} by ${map.method}; wheel, +/− or two fingers zoom, drag or arrows move, a click or Enter opens.`);
+overview("map", "Drawing the map …", async () => `Map of ${(await map.load(state.version, state.where), map.ids.length.toLocaleString())}${map.ids.length < map.of ? ` of ${map.of.toLocaleString()}` : ""} ${map.of === 1 ? "picture" : "pictures"} by ${map.method}; wheel, +/− or two fingers zoom, drag or arrows move, a click or Enter opens.`);
 overview("duplicates", "Looking for duplicates …", async () => {
-  const { groups, note, version, more: rest } = await api.duplicates(state.where);
+  const { groups, note, more: rest } = await api.duplicates(state.where);
   get("duplicates").replaceChildren(...groups.map(({ kind, pictures, more }) => {
     const group = element("div", "group");
     group.append(element("span", "kind", kind), ...pictures.map((tile) => {
       const figure = element("figure"), image = element("img");
-      image.loading = "lazy"; image.src = thumb(version, tile.row); image.alt = tile.id;
-      figure.append(opens(image, () => look({ ...tile, version })), element("figcaption", "", tile.id));
+      image.loading = "lazy"; image.src = thumb(tile.id); image.alt = named(tile);
+      figure.append(opens(image, () => look(tile)), element("figcaption", "", kind === "identical" ? `${tile.files.length} files: ${tile.files.join("\n")}` : tile.name || named(tile)));
       return figure;
     }));
     if (more) group.append(element("span", "kind", `and ${more.toLocaleString()} more`));
     return group;
   }));
-  if (groups.length) get("duplicates").prepend(element("p", "hint", "To remove spare copies: recollect memory duplicates MEMORY --remove identical (or near-identical) shows what would go, and removes it with --yes."));
   if (rest) get("duplicates").append(element("p", "", `and ${rest.toLocaleString()} more groups`));
   if (!groups.length) get("duplicates").append(element("p", "", "No duplicates found."));
   return note;
@@ -188,9 +198,6 @@ function panel(shown) {
 get("toggle-classes").addEventListener("click", () => panel(get("panel").hidden));
 
 const moves = { ArrowLeft: () => -1, ArrowRight: () => 1, ArrowUp: () => -grid.columns, ArrowDown: () => grid.columns, PageDown: () => 4 * grid.columns, PageUp: () => -4 * grid.columns, Home: () => -Infinity, End: () => Infinity };
-
-// the memory, where its version is another: a list of its rows today
-document.addEventListener("changed", ({ detail }) => { if (detail !== state.version) grid.again(); });
 
 document.addEventListener("keydown", (event) => {
   const { key } = event;
@@ -214,30 +221,49 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
-// a key on a picture that is not shown yet does nothing: what nobody has seen is never marked
+// does nothing for a picture that is not shown yet: nobody can have judged it
 const clickedByKey = guarded((mark, key) => clicked(grid.current, mark, key));
 
-async function synchronise() { // another tab may have clicked
+// another tab may have marked pictures, and another process may have changed the index
+async function synchronise() {
   if (document.hidden) return;
-  const active = classes.active;
-  if (!await classes.load() || !state.list) return;
-  if (classes.active === active && ["next", "sorted"].includes(state.listing)) present(state.list, { keep: true }); // marks; nothing moves under the hand
-  else if (active !== null || classes.active !== null) await changed();
+  const active = classes.active, marked = await classes.load();
+  if (!state.list) return;
+  if (marked && classes.active === active && ["next", "sorted"].includes(state.listing)) present(state.list, { keep: true }); // nothing moves under the hand
+  else if (marked && (active !== null || classes.active !== null)) await changed();
+  const info = await api.info();
+  fillingShown(info);
+  if (info.version !== state.version) await renew();
+}
+
+// progress while a folder is indexed
+function fillingShown({ filling }) {
+  get("filling").hidden = !filling;
+  if (!filling) return;
+  const { done, total, note } = filling, bar = get("filling-bar");
+  if (total) Object.assign(bar, { max: total, value: done }); else bar.removeAttribute("value");
+  get("filling-note").textContent = note || (total ? `Indexing: ${done.toLocaleString()} of ${total.toLocaleString()} pictures. You can search those already.` : "Looking for pictures …");
+}
+
+async function watch() {
+  try { await synchronise(); } catch (error) { notice(error.message); }
+  setTimeout(watch, get("filling").hidden ? 4000 : 1000);
 }
 
 guarded(async () => {
   panel(!narrow.matches);
   const info = await api.info();
-  get("memory").textContent = info.memory;
-  document.title = `${info.memory} · recollect`;
+  get("memory").textContent = info.name;
+  document.title = `${info.name} · recollect`;
   if (info.damaged) notice(`${counted(info.damaged, "change")} to your labels could not be read and ${info.damaged === 1 ? "is" : "are"} missing.`);
   state.version = info.version;
+  fillingShown(info);
   await classes.load();
   await search.run();
   get("grid").focus();
+  setTimeout(watch, info.filling ? 1000 : 4000);
+  document.addEventListener("visibilitychange", guarded(synchronise));
   const { filters, cannot_adapt: reason } = await api.filters();
   get("where").title = `filter by ${filters.join(", ")}`;
   search.canAdapt(reason);
-  setInterval(synchronise, 4000);
-  document.addEventListener("visibilitychange", synchronise);
 })();

@@ -1,4 +1,4 @@
-// Classes by clicks: yes and no, what that makes of the others, what to look at next.
+// Labels by clicks: yes and no, what that says about other pictures, what to mark next.
 import { api, counted, element, fill, guarded, notice, percent } from "./api.js";
 
 export class Classes {
@@ -7,12 +7,11 @@ export class Classes {
     Object.assign(this, { begin, show, changed, where, list: [], active: null, mode: "likely", revision: -1 });
     const get = (id) => document.getElementById(id);
     Object.assign(this, { place: get("classes"), about: get("about"), cut: get("cut"), stop: get("stop"), name: get("class-name"), text: get("class-text"), file: get("save-name"), hint: get("classes-hint"), saved: get("saved") });
-    for (const action of ["load", "choose", "create", "mark", "undo", "redo", "drop", "save", "rank", "tell", "write"]) this[action] = guarded(this[action].bind(this));
+    for (const action of ["load", "choose", "create", "mark", "undo", "redo", "drop", "save", "rank", "tell"]) this[action] = guarded(this[action].bind(this));
     get("new-class").addEventListener("submit", (event) => { event.preventDefault(); this.create(); });
     get("save").addEventListener("submit", (event) => { event.preventDefault(); this.save(); });
     get("undo").addEventListener("click", () => this.undo());
     get("redo").addEventListener("click", () => this.redo());
-    get("write").addEventListener("click", () => this.write());
     for (const button of this.about.querySelectorAll("[data-show]")) button.addEventListener("click", () => this.rank(button.dataset.show));
   }
 
@@ -41,29 +40,26 @@ export class Classes {
     await this.rank("likely");
   }
 
+  ask(mode = this.mode, label = this.active) { return { order: mode, label, where: this.where() || null }; }
+
   async rank(mode, options = {}) {
     if (this.active === null) return;
     this.mode = mode;
-    const key = this.active, where = this.where(), current = this.begin(), answer = await api.ranked(key, mode, where);
+    const key = this.active, where = this.where(), ask = this.ask(), current = this.begin(), answer = await api.list(ask);
     if (!current() || this.active !== key) return;
     this.told(answer, where);
-    const again = async () => {
-      const found = await api.ranked(key, mode, where);
-      if (this.active === key) this.told(found, where);
-      return found;
-    };
-    this.show(answer, mode, again, options);
+    this.show(answer, mode, ask, options);
   }
 
-  // what is known of the active class, beside a list of something else
+  // what is known about the active label, next to a list of something else
   async tell() {
     const key = this.active, where = this.where();
     if (key === null) return;
-    const answer = await api.ranked(key, this.mode, where);
+    const answer = await api.summary(key, where);
     if (this.active === key && where === this.where()) this.told(answer, where);
   }
 
-  // the answer of a click, or of a choice, about the active class
+  // shows what is known about the active label
   told({ summary, revision }, where) {
     this.revision = revision;
     const known = this.list.find((each) => each.class === summary.class);
@@ -71,23 +67,22 @@ export class Classes {
     this.draw();
     this.about.hidden = false;
     const { cut } = summary;
-    const here = where ? "With this filter: " : "", once = cut?.copies ? " Copies of a picture count once." : "";
+    const here = where ? "With this filter: " : "";
     const among = `${counted(cut?.clicks ?? 0, "mark")}${where ? " there" : ""}`;
     const checked = !cut?.clicks ? "None of your marks is there to check them against."
       : !cut.enough ? `${among}: too few examples to tell how good they are.`
       : `Checked against your ${among}: ${cut.found} of ${cut.yes} found, ${cut.wrong} wrong.`;
     this.cut.textContent = cut
-      ? `${here}${cut.above.toLocaleString()} likely ${cut.above === 1 ? "match" : "matches"} (about ${Math.round(cut.expected).toLocaleString()} in all). ${checked}${once}`
+      ? `${here}${cut.above.toLocaleString()} likely ${cut.above === 1 ? "match" : "matches"} (about ${Math.round(cut.expected).toLocaleString()} in all). ${checked}`
       : "Mark a few pictures with ✓ and ✗: two of each separate likely matches from the rest.";
     this.stop.textContent = `Your marks suggest that 95 %${where ? " of the filtered matches" : ""} are found: you can stop.`;
     this.stop.hidden = !cut?.stop;
   }
 
-  // show: the order that the answer brings; a search's list keeps its own
-  async mark(tile, mark, version, key = this.active) {
+  async mark(tile, mark, key = this.active) {
     if (key === null) { notice("Add or choose a label first."); return undefined; }
     const now = key === this.active && tile.mark === mark ? 0 : mark;
-    const where = this.where(), answer = await api.mark(key, [tile.row], now, version, this.mode, where);
+    const where = this.where(), answer = await api.mark(key, [tile.id], now, this.ask(this.mode, key));
     const known = this.list.find((each) => each.class === key);
     if (known) Object.assign(known, { yes: answer.summary.yes, no: answer.summary.no });
     this.revision = answer.revision;
@@ -131,14 +126,6 @@ export class Classes {
     const folder = /[^\w./-]/.test(kept.folder) ? `'${kept.folder.replaceAll("'", "'\\''")}'` : kept.folder; // as a shell reads it
     this.saved.replaceChildren("To label other pictures with it: ", element("code", "", `recollect classify --with ${folder} --images FOLDER`));
     this.saved.hidden = false;
-  }
-
-  async write() {
-    const where = this.where(), { changed, pictures, key, foreign, version } = await api.write(where);
-    document.dispatchEvent(new CustomEvent("changed", { detail: version }));
-    const stays = foreign.length ? ` ${foreign.join(", ")} holds values of yours, which stay as they are.` : "";
-    if (!changed && !this.list.some((each) => each.yes)) { notice("No picture has a ✓ yet, so there is nothing to save."); return; }
-    notice((changed ? `${counted(pictures)} labelled${where ? " (filtered)" : ""}; filter by ${key} = 'NAME'.` : `These labels are saved already, in ${key}.`) + stays);
   }
 
   draw() {

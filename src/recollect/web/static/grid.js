@@ -1,12 +1,12 @@
-// A grid of any number of tiles: only those in sight exist, and pages of what they show are fetched as they come near.
-import { api, element, notice, thumb } from "./api.js";
+// A grid of any number of tiles. Only visible tiles exist; pages of the list are fetched as they come near.
+import { PAGE, api, element, named, notice, thumb } from "./api.js";
 
-const PAGE = 60, KEPT_PAGES = 40, FOOT = 26;
+const KEPT_PAGES = 40, FOOT = 26;
 const TALLEST = 8_000_000; // pixels; browsers end near 16 or 33 million, and a million rows in two columns need more
 
 const sorted = ({ says, possible }) => (says === null ? "no label fits" : possible.length > 1 ? `${says} (or ${possible.filter((name) => name !== says).join(", ")})` : says);
 
-let made = 0; // tiles so far: each has a name for readers of the screen
+let made = 0; // numbers the tiles, so that screen readers can name the active one
 
 export class Grid {
   constructor(place, { open, mark }) {
@@ -18,10 +18,11 @@ export class Grid {
     new ResizeObserver(() => this.layout()).observe(place);
   }
 
-  // keep: stay at the same place, as after a click that changes the order
-  // renew: asks for the same list again, where the server has it no more
-  show(order, { label = null, keep = false, renew = null } = {}) {
-    Object.assign(this, { renew, order: order.order, version: order.version, total: order.total, label, end: order.cut?.above ?? Infinity, pages: new Map() });
+  // ask: the list that `answer` has the first tiles of; keep: stay at the same place, as after a mark that changes the order
+  show(answer, { ask, keep = false } = {}) {
+    const label = ask.label ?? null;
+    Object.assign(this, { ask, label, version: answer.version, revision: answer.revision, total: answer.total, end: answer.cut?.above ?? Infinity, pages: new Map() });
+    if (answer.tiles && !answer.start) this.pages.set(0, { tiles: answer.tiles });
     if (!keep) { this.focus = 0; this.top = 0; }
     this.focus = Math.max(0, Math.min(this.focus, this.total - 1));
     this.place.classList.toggle("teaching", label !== null);
@@ -115,21 +116,22 @@ export class Grid {
     box.classList.toggle("below", (known?.before ?? tile.index + 1) > this.end); // the cut is of the model as it is
     box.classList.toggle("yes", known?.mark === 1);
     box.classList.toggle("no", known?.mark === -1);
-    const source = known ? thumb(this.version, known.row) : "";
+    const source = known ? thumb(known.id) : "";
     if (tile.source !== source) {
       tile.source = source;
       image.hidden = !source; words.hidden = true;
       if (source) image.src = source; else image.removeAttribute("src");
     }
-    image.alt = known ? known.caption || known.id : "";
-    words.textContent = known ? known.caption || known.id : "";
+    image.alt = known ? named(known) : "";
+    words.textContent = known ? named(known) : "";
     const said = known?.p ?? null;
-    score.textContent = !known ? "" : said !== null ? `${Math.round(100 * said)}%` : known.score !== null ? known.score.toFixed(3) : "";
+    score.textContent = said === null ? "" : `${Math.round(100 * said)}%`;
     before.textContent = known?.before && known.before !== tile.index + 1 ? `${tile.index + 1} ← ${known.before}` : "";
     if (known && known.says !== undefined) caption.textContent = sorted(known);
-    else caption.textContent = known ? known.caption || known.id : "";
-    for (const [name, value] of [["posinset", tile.index + 1], ["setsize", this.total], ["label", known ? [known.caption || known.id, score.textContent, { 1: "yes", "-1": "no" }[known.mark]].filter(Boolean).join(", ") : "…"]]) box.setAttribute(`aria-${name}`, value);
-    box.title = !known ? "" : known.possible?.length ? `${known.id}: cannot be ruled out: ${known.possible.join(", ")}` : known.caption || known.id;
+    else caption.textContent = known ? named(known) : "";
+    for (const [name, value] of [["posinset", tile.index + 1], ["setsize", this.total], ["label", known ? [named(known), score.textContent, { 1: "yes", "-1": "no" }[known.mark]].filter(Boolean).join(", ") : "…"]]) box.setAttribute(`aria-${name}`, value);
+    const where = known ? [known.folder, known.name].filter(Boolean).join("/") || known.caption || known.id : "";
+    box.title = known?.possible?.length ? `${where}: could be ${known.possible.join(", ")}` : where;
   }
 
   release(index, tile) {
@@ -154,32 +156,21 @@ export class Grid {
   async fetch(first, last) {
     for (let page = Math.floor(first / PAGE); page * PAGE < last; page++) {
       if (this.pages.has(page)) continue;
-      const entry = {};
-      this.pages.set(page, entry);
-      while (this.pages.size > KEPT_PAGES) this.pages.delete(this.pages.keys().next().value);
-      const order = this.order;
-      api.window(order, page * PAGE, PAGE, this.label).then((answer) => {
-        if (order !== this.order) return;
+      const entry = {}, { ask, pages, version, revision } = this;
+      pages.set(page, entry);
+      while (pages.size > KEPT_PAGES) pages.delete(pages.keys().next().value);
+      api.list({ ...ask, start: page * PAGE, version, revision }).then((answer) => {
+        if (pages !== this.pages) return;
+        if (answer.total !== this.total) { this.show(answer, { ask, keep: true }); this.place.dispatchEvent(new CustomEvent("changed", { detail: answer })); return; } // pictures came or went
         entry.tiles = answer.tiles;
         for (const tile of this.tiles.values()) if (Math.floor(tile.index / PAGE) === page) this.fill(tile);
         this.place.dispatchEvent(new CustomEvent("filled"));
       }, (error) => {
-        if (order !== this.order) return;
-        this.pages.delete(page);
-        if (error.status === 410 && this.renew) this.again(); else notice(error.message);
+        if (pages !== this.pages) return;
+        pages.delete(page);
+        notice(error.message);
       });
     }
-  }
-
-  // the server keeps the latest few lists, and none when it was started again
-  async again() {
-    if (this.renewing || !this.renew) return;
-    this.renewing = true;
-    const { order, renew } = this;
-    try {
-      const answer = await renew();
-      if (order === this.order) this.show(answer, { label: this.label, keep: true, renew });
-    } catch (error) { notice(error.message); } finally { this.renewing = false; }
   }
 
   move(index) {
@@ -189,12 +180,6 @@ export class Grid {
     if (y < top) this.place.scrollTop = y / this.scale;
     else if (y + this.rowHeight > top + seen) this.place.scrollTop = (y + this.rowHeight - seen) / this.scale;
     this.draw();
-  }
-
-  // copies of a picture have one mark
-  marked(rows, mark) {
-    const same = new Set(rows);
-    for (const { tiles } of this.pages.values()) for (const tile of tiles ?? []) if (same.has(tile.row)) tile.mark = mark;
   }
 
   refresh() { for (const tile of this.tiles.values()) this.fill(tile); }

@@ -1,4 +1,4 @@
-// Where the pictures lie: two directions of their embeddings, thumbnails where there is room.
+// The map: two dimensions of the embeddings, thumbnails where there is room.
 import { api, thumb } from "./api.js";
 
 const SIDE = 44, MOST = 400, KEPT = 1500;
@@ -65,7 +65,7 @@ export class PictureMap {
     ink.fillStyle = getComputedStyle(canvas).color;
     const taken = new Set();
     this.drawn = [];
-    for (let index = 0; index < this.rows.length; index++) {
+    for (let index = 0; index < this.ids.length; index++) {
       const [x, y] = this.place(index);
       if (x < -SIDE || y < -SIDE || x > width + SIDE || y > height + SIDE) continue;
       const cell = `${Math.floor(x / SIDE)} ${Math.floor(y / SIDE)}`;
@@ -74,7 +74,7 @@ export class PictureMap {
       this.drawn.push([x, y, index]);
     }
     for (const [x, y, index] of this.drawn) {
-      const image = this.image(this.rows[index]);
+      const image = this.image(this.ids[index]);
       if (image.complete && image.naturalWidth) {
         const scale = (SIDE - 2) / Math.max(image.naturalWidth, image.naturalHeight);
         ink.drawImage(image, x - image.naturalWidth * scale / 2, y - image.naturalHeight * scale / 2, image.naturalWidth * scale, image.naturalHeight * scale);
@@ -82,13 +82,13 @@ export class PictureMap {
     }
   }
 
-  image(row) {
-    let image = this.images.get(row);
+  image(id) {
+    let image = this.images.get(id);
     if (!image) {
       image = new Image();
       image.addEventListener("load", () => this.schedule());
-      image.src = thumb(this.version, row);
-      this.images.set(row, image);
+      image.src = thumb(id);
+      this.images.set(id, image);
       if (this.images.size > KEPT) this.images.delete(this.images.keys().next().value);
     }
     return image;
@@ -100,6 +100,6 @@ export class PictureMap {
       const distance = (px - x) ** 2 + (py - y) ** 2;
       if (distance < least) { least = distance; best = index; }
     }
-    if (best !== null) this.open({ row: this.rows[best], version: this.version, id: "", caption: "", score: null });
+    if (best !== null) this.open({ id: this.ids[best], caption: "" });
   }
 }

@@ -1,10 +1,10 @@
 // One box: words, pictures dropped or pasted, each towards or away.
-import { api, element, fill, guarded, notice, opens, thumb } from "./api.js";
+import { api, element, fill, guarded, named, notice, opens, thumb } from "./api.js";
 
 export class SearchBox {
-  // begin: says, once an answer is there, whether nothing else was asked for since
-  constructor(begin, show, idle) {
-    Object.assign(this, { begin, show, idle, terms: [], asked: 0 });
+  // begin: starts a question; returns whether it is still the latest one. label: whose marks tiles show
+  constructor(begin, show, idle, label) {
+    Object.assign(this, { begin, show, idle, label, terms: [], asked: 0 });
     const get = (id) => document.getElementById(id);
     Object.assign(this, { form: get("search"), words: get("words"), where: get("where"), chips: get("terms"), box: document.querySelector(".box"), file: get("file"), adapt: get("adapt") });
     this.form.addEventListener("submit", (event) => { event.preventDefault(); this.run(); });
@@ -57,8 +57,8 @@ export class SearchBox {
     return this.run();
   }
 
-  like(version, tile, weight) {
-    this.terms.push({ row: tile.row, version, weight, name: tile.caption || tile.id, source: thumb(version, tile.row) });
+  like(tile, weight) {
+    this.terms.push({ id: tile.id, weight, name: named(tile), source: thumb(tile.id) });
     this.draw();
     return this.run();
   }
@@ -90,20 +90,20 @@ export class SearchBox {
   }
 
   async run() {
-    const terms = this.terms.map(({ words, row, upload, weight }) => ({ words: words ?? null, row: row ?? null, upload: upload ?? null, weight }));
+    const terms = this.terms.map(({ words, id, upload, weight }) => ({ words: words ?? null, id: id ?? null, upload: upload ?? null, weight }));
     const words = this.words.value.trim();
-    if (words) terms.push({ words, row: null, upload: null, weight: 1 });
-    const where = this.where.value.trim(), adapts = this.adapts && terms.length > 0, version = this.terms.find((term) => term.version)?.version;
-    const ask = () => api.search(terms, where, adapts, version), current = this.begin(adapts ? "Refining …" : ""), mine = ++this.asked;
+    if (words) terms.push({ words, weight: 1 });
+    const adapts = this.adapts && terms.length > 0, where = this.where.value.trim();
+    const ask = { order: "search", terms, where: where || null, adapt: adapts, label: this.label() }, current = this.begin(adapts ? "Refining …" : ""), mine = ++this.asked;
     let answer;
-    try { answer = await ask(); } catch (error) {
+    try { answer = await api.list(ask); } catch (error) {
       if (adapts && mine === this.asked) { // show the plain results instead, and do not fail again in the next search
         this.switchAdapt(false);
         await this.run();
       } else if (current()) this.idle();
       throw error;
     }
-    if (mine === this.asked) this.show(answer, { count: terms.length, ask, where, current: current() }); // the answer to the latest question, however late others come
+    if (mine === this.asked) this.show(answer, { ask, where, current: current() }); // the answer to the latest question, however late others come
   }
 }
 
@@ -115,7 +115,7 @@ export class Episode {
     Object.assign(this, { place: get("episode"), note: get("episode-note"), pairs: get("episode-pairs"), open: false });
   }
 
-  show({ episode, version }) {
+  show({ episode }) {
     this.open = Boolean(episode);
     if (!episode) return;
     const moved = episode.learnt.filter(({ before, after }) => before !== after).length;
@@ -125,8 +125,8 @@ export class Episode {
     ].join(" ");
     this.pairs.replaceChildren(...episode.learnt.map((pair) => {
       const figure = element("figure"), image = element("img");
-      image.loading = "lazy"; image.src = thumb(version, pair.row); image.alt = pair.id;
-      opens(image, () => this.look({ row: pair.row, id: pair.id, caption: pair.caption, score: null }));
+      image.loading = "lazy"; image.src = thumb(pair.id); image.alt = pair.id;
+      opens(image, () => this.look({ id: pair.id, caption: pair.caption }));
       figure.append(image, element("figcaption", "", `${pair.before} → ${pair.after}: ${pair.caption}`));
       return figure;
     }));

@@ -9,16 +9,11 @@ export class Sorted {
   }
 
   async load(show, options = {}) {
-    const where = this.where(), current = this.begin(), answer = await api.sorted(show, where);
+    const where = this.where(), current = this.begin(), ask = { order: "sorted", show, where: where || null }, answer = await api.list(ask);
     if (!current()) return;
     this.chosen = show;
     this.draw(answer, show, where);
-    const again = async () => {
-      const found = await api.sorted(show, where);
-      if (this.chosen === show) this.draw(found, show, where);
-      return found;
-    };
-    this.show(answer, again, options);
+    this.show(answer, ask, options);
   }
 
   draw(answer, show, where) {

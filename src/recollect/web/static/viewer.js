@@ -1,8 +1,8 @@
-// One picture, large, with all that is known of it.
-import { api, element, picture } from "./api.js";
+// One picture, large, with everything known about it.
+import { api, element, named, picture } from "./api.js";
 
 export class Viewer {
-  // like: searches for more or less of it; beside, step: what lies before or behind it in a list, and going there
+  // like: searches for more or less like it; beside: its neighbor in the list; step: opens that neighbor
   constructor(like, beside, step) {
     this.beside = beside;
     const get = (id) => document.getElementById(id);
@@ -10,7 +10,7 @@ export class Viewer {
     for (const [button, by] of this.steps) button.addEventListener("click", () => step(by));
     this.image.addEventListener("error", () => { this.image.hidden = true; this.none.hidden = false; }); // gone, damaged, or none was kept
     get("close").addEventListener("click", () => this.dialog.close());
-    for (const [id, weight] of [["more", 1], ["less", -1]]) get(id).addEventListener("click", () => { this.dialog.close(); like(this.version, this.tile, weight); });
+    for (const [id, weight] of [["more", 1], ["less", -1]]) get(id).addEventListener("click", () => { this.dialog.close(); like(this.tile, weight); });
   }
 
   say(captions) { // all that a picture has
@@ -18,12 +18,12 @@ export class Viewer {
     this.caption.hidden = !captions.length;
   }
 
-  async open(version, tile) {
-    Object.assign(this, { version, tile });
+  async open(tile) {
+    this.tile = tile;
     this.image.hidden = false; this.none.hidden = true;
-    this.image.src = picture(version, tile.row);
-    this.image.alt = tile.caption || tile.id;
-    this.say([this.image.alt]);
+    this.image.src = picture(tile.id);
+    this.image.alt = named(tile);
+    this.say([named(tile)]);
     this.about.replaceChildren();
     const near = this.steps.map(([, by]) => this.beside(tile, by));
     for (const [place, [button]] of this.steps.entries()) {
@@ -31,10 +31,11 @@ export class Viewer {
       button.disabled = !near[place];
     }
     if (!this.dialog.open) this.dialog.showModal();
-    const known = await api.item(version, tile.row);
+    const { captions, files, labels, facts, metadata } = await api.item(tile.id);
     if (this.tile !== tile) return; // another was opened meanwhile
-    const rows = { id: known.id, source: known.source, ...(known.file ? { file: known.file } : {}), ...(tile.score === null || tile.score === undefined ? {} : { score: tile.score.toFixed(4) }), ...known.metadata };
-    this.say(known.captions);
+    this.say(captions);
+    const { width, height, ...others } = facts, size = width ? { size: `${width} × ${height}` } : {};
+    const rows = { ...(files.length ? { [files.length > 1 ? "files" : "file"]: files.join("\n") } : {}), ...size, ...others, ...(labels.length ? { labels: labels.join(", ") } : {}), ...metadata };
     for (const [name, value] of Object.entries(rows)) this.about.append(element("dt", "", name), element("dd", "", typeof value === "object" ? JSON.stringify(value) : String(value)));
   }
 }

@@ -1,0 +1,182 @@
+"""The index as the page reads it: the newest version, what a filter leaves of it, and small copies of pictures."""
+
+import io
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float32, Int64
+from PIL import Image
+
+from recollect.index import Index, Picture
+
+THUMB_SIDE = 256
+VIEW_SIDE = 1600
+
+_CACHE_BYTES = 128 * 2**20
+_CHECK_EVERY = 0.3  # seconds between two looks for changes by other processes
+_GONE = "no longer in the library"
+
+
+@dataclass(eq=False)
+class View:
+    """One version of an index.
+
+    Attributes:
+        index: which index; it may have moved on to a later version.
+        version: of the index.
+        ids: of the pictures, in the order of the rows.
+    """
+
+    index: Index
+    version: int
+    ids: list[str]
+    _lock: threading.RLock = field(repr=False)
+
+    @cached_property
+    def row_of(self) -> dict[str, int]:
+        """The row of each id."""
+        return {id: row for row, id in enumerate(self.ids)}
+
+    @cached_property
+    def vectors(self) -> Float32[np.ndarray, "rows width"]:
+        """Unit-norm image vectors of all rows."""
+        with self._lock:
+            if self.index.version == self.version:
+                return self.index.vectors()
+            return Index.open(self.index.address, version=self.version).vectors()
+
+    def rows(self, ids: Sequence[str]) -> Int64[np.ndarray, " some"]:
+        """Rows of ids; those that this version lacks are left out."""
+        row_of = self.row_of
+        return np.array([row_of[id] for id in ids if id in row_of], dtype=np.int64)
+
+
+class Library:
+    """An index that other processes may change while its page is open; safe to call from several threads.
+
+    Args:
+        index: what the page shows.
+    """
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self._lock = threading.RLock()
+        self._checked = 0.0
+        self._place = _place_of(index)
+        self._view = self._read()
+        self._thumbnails = Thumbnails(self)
+
+    @property
+    def name(self) -> str:
+        """What the page calls it: the last part of its address."""
+        address = self.index.address
+        return (address if "://" in address else str(Path(address).resolve())).rstrip("/").rsplit("/", 1)[-1]
+
+    @property
+    def version(self) -> int:
+        """Of the latest view."""
+        return self._view.version
+
+    def view(self) -> View:
+        """The newest version.
+
+        Raises:
+            UserError: the index is gone, or holds vectors of another model now.
+        """
+        with self._lock:
+            if time.monotonic() - self._checked > _CHECK_EVERY:
+                self.refresh()
+            return self._view
+
+    def refresh(self) -> View:
+        """The newest version, without waiting."""
+        with self._lock:
+            place = _place_of(self.index)
+            if place != self._place:  # built again at the same address
+                self.index, self._place = Index.open(self.index.address, self.index.encoder), place
+            self.index.refresh()
+            if self.index is not self._view.index or self.index.version != self._view.version:
+                self._view = self._read()
+            self._checked = time.monotonic()
+            return self._view
+
+    def _read(self) -> View:
+        view = View(self.index, self.index.version, self.index.ids, self._lock)
+        if self.index.folder is None:  # its earlier versions cannot be read
+            _ = view.vectors
+        return view
+
+    def pictures(self, ids: Sequence[str]) -> list[Picture]:
+        """What is known about pictures; one that was removed since says so."""
+        known = set(self.index.store.rows(list(ids), ["id"])["id"].to_pylist())
+        found = {each.id: each for each in self.index.pictures([id for id in ids if id in known])}
+        return [found.get(id) or Picture(id, captions=(_GONE,)) for id in ids]
+
+    def thumbnail(self, id: str) -> bytes:
+        """A small JPEG of a picture.
+
+        Raises:
+            UserError: there is no such picture, or its file is gone, changed or damaged.
+        """
+        return self._thumbnails.get(id)
+
+    def picture(self, id: str, side: int = VIEW_SIDE) -> bytes:
+        """A JPEG of a picture no larger than ``side``.
+
+        Raises:
+            UserError: as in `thumbnail`.
+        """
+        return as_jpeg(self.index.pictures([id])[0].open(side), side)
+
+
+class Thumbnails:
+    """The thumbnails that were asked for last, up to 128 MB."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def get(self, id: str) -> bytes:
+        """A small JPEG; see `Library.thumbnail`."""
+        with self._lock:
+            if id in self._kept:
+                self._kept.move_to_end(id)
+                return self._kept[id]
+        made = self.library.picture(id, THUMB_SIDE)
+        with self._lock:
+            if id not in self._kept:
+                self._kept[id] = made
+                self._bytes += len(made)
+            while self._bytes > _CACHE_BYTES:
+                _, old = self._kept.popitem(last=False)
+                self._bytes -= len(old)
+        return made
+
+
+def as_jpeg(picture: Image.Image, side: int) -> bytes:
+    """The picture as a new JPEG no larger than ``side``. Files of the user are never sent as they are."""
+    picture = picture.convert("RGB")
+    picture.thumbnail((side, side))
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=84)
+    return buffer.getvalue()
+
+
+def _place_of(index: Index) -> tuple[int, int]:
+    """Changes when an index on disk was deleted and built again."""
+    if index.folder is None:
+        return (0, 0)
+    try:
+        found = os.stat(index.folder / "pictures.lance")
+    except OSError:
+        return (0, 0)
+    return (found.st_dev, found.st_ino)

@@ -1,0 +1,223 @@
+"""The page of one index: open it, listen, and stop in time."""
+
+import errno
+import os
+import socket
+import sys
+import threading
+import time
+import webbrowser
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from recollect.core.errors import UserError
+from recollect.core.files import check_writable
+from recollect.core.progress import output, printable
+from recollect.index import Index
+from recollect.web.label_store import LabelStore
+from recollect.web.session import Session
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+PORT = 8517
+
+PATIENCE = 5.0
+"""Seconds to wait for requests under way before the process ends; finding duplicates may take a minute."""
+
+
+class Page:
+    """The page of an index, which starts to listen when it is made.
+
+    Args:
+        index: what to show.
+        host: where to listen; on an address that others can reach only with a token.
+        port: where to listen; 0 takes any free port.
+        token: a secret of at least 16 letters and digits that a browser must know.
+        labels: SQLite file for labels; in the folder of the index by default.
+        out: folder for saved classifiers; in the folder of the index by default.
+
+    Raises:
+        UserError: an option is wrong, the port is in use, or there is no place for labels.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        *,
+        host: str = "127.0.0.1",
+        port: int = PORT,
+        token: str | None = None,
+        labels: Path | None = None,
+        out: Path | None = None,
+    ) -> None:
+        try:
+            import uvicorn
+
+            from recollect.web.api import create_app
+        except ImportError:
+            raise UserError("the page needs fastapi and uvicorn: pip install 'recollect[web]'") from None
+        check_address(host, port, token)
+        self.host, self.token = host, token
+        self.listening = _listen(host, port)
+        try:
+            self.session = _session(index, labels, out)
+        except BaseException:
+            self.listening.close()
+            raise
+        hosts = frozenset(LOOPBACK) if host in LOOPBACK else frozenset[str]()
+        app = create_app(self.session, hosts, token)
+        self.listening.listen(128)  # so that a browser that opens the address now is answered
+        config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="off")
+        self._server = uvicorn.Server(config)
+        self._thread: threading.Thread | None = None
+
+    @property
+    def address(self) -> str:
+        """What to open in a browser."""
+        host = "127.0.0.1" if self.host == "localhost" else f"[{self.host}]" if ":" in self.host else self.host
+        port = self.listening.getsockname()[1]
+        return f"http://{host}:{port}/{f'?token={self.token}' if self.token else ''}"
+
+    def run(self) -> None:
+        """Serve until interrupted."""
+        ended = end_in_time(self._server)
+        threading.Thread(target=self.session.prepare, name="prepare", daemon=True).start()
+        try:
+            self._server.run(sockets=[self.listening])
+        finally:
+            ended.set()
+            self.close()
+
+    def start(self) -> "Page":
+        """Serve in a thread, until `stop`."""
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self.listening]}, name="page", daemon=True
+        )
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.005)
+        return self
+
+    def stop(self) -> None:
+        """Stop serving."""
+        self._server.should_exit = True
+        if self._thread is not None:
+            self._thread.join(10)
+        self.close()
+
+    def close(self) -> None:
+        """Close the files."""
+        self.session.close()
+        self.listening.close()
+
+
+def serve(
+    index: Index,
+    *,
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    token: str | None = None,
+    labels: Path | None = None,
+    out: Path | None = None,
+    open_browser: bool = False,
+) -> None:
+    """Show an index in the browser until interrupted; see `Page`.
+
+    Nothing is fetched from elsewhere, and nothing is sent anywhere.
+    """
+    page = Page(index, host=host, port=port, token=token, labels=labels, out=out)
+    show(page, f"{len(index):,} pictures", open_browser)
+
+
+def show(page: Page, what: str, open_browser: bool) -> None:
+    """Print the address of a page, open it where asked, and serve it until interrupted."""
+    output().print(f"page: {page.address} ({what}; stop with Ctrl-C)", highlight=False, soft_wrap=True)
+    if open_browser:
+        with suppress(webbrowser.Error):
+            webbrowser.open(page.address)
+    page.run()
+
+
+def check_address(host: str, port: int, token: str | None) -> None:
+    """Reject a place to listen that is impossible, or unsafe.
+
+    Raises:
+        UserError: naming the option.
+    """
+    if not 0 <= port <= 65535:
+        raise UserError(f"--port {port}: between 0 and 65535")
+    if token is not None and (len(token) < 16 or not token.isascii() or not token.isalnum()):
+        raise UserError("--token: at least 16 letters and digits, for example from `openssl rand -hex 16`")
+    if host not in LOOPBACK and token is None:
+        raise UserError(f"--host {host}: others could open the page. Set a secret with --token as well.")
+
+
+def end_in_time(server: Any, patience: float = PATIENCE) -> threading.Event:
+    """Let a uvicorn server end soon after a signal, and at once after a second one, whatever it is doing.
+
+    Nothing is lost: every mark is on disk before it is answered, and other files are written whole or not at all. The
+    threads that answer requests cannot be stopped, so the process ends with them.
+
+    Returns:
+        To be set when the server has ended by itself.
+    """
+    usual, asked, ended = server.handle_exit, threading.Event(), threading.Event()
+
+    def leave(number: int) -> None:
+        sys.stderr.write("interrupted\n")
+        sys.stderr.flush()
+        os._exit(128 + number)
+
+    def wait(number: int) -> None:
+        if not ended.wait(patience):
+            leave(number)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if asked.is_set():
+            leave(number)
+        asked.set()
+        threading.Thread(target=wait, args=[number], name="ending", daemon=True).start()
+        usual(number, frame)
+
+    server.handle_exit = handle
+    return ended
+
+
+def _session(index: Index, labels: Path | None, out: Path | None) -> Session:
+    folder = index.folder
+    if labels is None and folder is None:
+        raise UserError(f"{index.address}: not a folder. Name a file for the labels with --labels.")
+    file = labels or index.annotations
+    assert file is not None
+    check_writable(labels, "--labels")
+    check_writable(out, "--out")
+    page = (folder or file.parent) / "page"
+    old = file if file.suffix == ".jsonl" else page / "clicks.jsonl"
+    store = LabelStore(file.with_suffix(".sqlite") if file == old else file, old)
+    _ = index.encoder  # a model that cannot be opened is reported now
+    if folder is not None and labels is not None:
+        _note_read_only(folder, store.path)
+    return Session(index, store, out or (labels.parent if labels else page) / "classifiers")
+
+
+def _note_read_only(folder: Path, labels: Path) -> None:
+    try:
+        check_writable(folder, "INDEX")
+    except UserError:
+        text = f"note: {folder} cannot be written to: labels are kept in {labels}, and filters do not know them"
+        output().print(printable(text), style="yellow", highlight=False, soft_wrap=True)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(f"--port {port}: in use. Choose another, or 0 for any free one.") from None
+        raise UserError(f"--host {host} --port {port}: {error.strerror}") from None
+    return listening

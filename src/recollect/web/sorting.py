@@ -1,0 +1,235 @@
+"""All pictures sorted by the classifier that the labels make, and what can be saved: the classifier and tables."""
+
+import io
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recollect.apps.classify.classifier import Classifier
+from recollect.apps.classify.teaching import ClassifierModel, Support, class_prefix, class_prompts_of, not_of_pixels
+from recollect.core.errors import UserError
+from recollect.evaluation.features import learned_scale, prompt_ensemble
+from recollect.index.lookup import best_first
+from recollect.web.library import Library, View
+from recollect.web.teaching import Selection, Teaching
+
+_NAME = re.compile(r"[^\W_][\w .-]{0,80}")
+_LONGEST = 200  # bytes of a folder's name
+_AT_ONCE = 8_192
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """Every picture by the classifier that the labels make.
+
+    Attributes:
+        view: version of the index.
+        revision: of the labels.
+        classifier: as `Sorting.classifier` makes it.
+        best: index of the likeliest class of each row.
+        probability: of that class.
+        unknown: rows that are unlike every example.
+    """
+
+    view: View
+    revision: int
+    classifier: Classifier
+    best: np.ndarray
+    probability: np.ndarray
+    unknown: np.ndarray
+
+
+class Sorting:
+    """What the labels are good for; safe to call from several threads.
+
+    Args:
+        library: what was labelled.
+        teacher: answers to marks.
+        out: folder that classifiers are saved in.
+        lock: shared with whatever else uses the model.
+    """
+
+    def __init__(self, library: Library, teacher: Teaching, out: Path, lock: threading.RLock) -> None:
+        self.library, self.teacher, self.out = library, teacher, out
+        self._lock = lock
+        self._sorted: Sorted | None = None
+        self._sorting = threading.Lock()
+        self._texts: dict[tuple[str, tuple[str, ...]], np.ndarray] = {}
+
+    # ---------------------------------------------------------------- a classifier
+
+    def classifier(self, view: View) -> Classifier:
+        """One classifier with a class for each label; a single label is told from the pictures marked no.
+
+        Raises:
+            UserError: fewer than two kinds of pictures.
+        """
+        with self._lock:
+            labels = [each for each in self.teacher.labels.classes.values() if each.count(1)]
+            known = [(id, each.name) for each in labels for id, mark in each.marks.items() if mark > 0]
+            if len(labels) == 1:
+                known += [(id, f"not {labels[0].name}") for id, mark in labels[0].marks.items() if mark < 0]
+            texts = {each.name: (each.text,) for each in labels if each.text and each.text != each.name}
+        known = [(id, name) for id, name in known if id in view.row_of]
+        names = tuple(sorted({name for _, name in known}))
+        if len(names) < 2:
+            raise UserError("a classifier needs two kinds of pictures: mark some ✓ and some ✗, or ✓ for two labels")
+        ids = tuple(id for id, _ in known)
+        support = Support(
+            view.vectors[[view.row_of[id] for id in ids]],
+            np.array([names.index(name) for _, name in known], dtype=np.int64),
+            ids,
+            tuple(id if _DIGEST.fullmatch(id) else not_of_pixels(id) for id in ids),
+        )
+        index = self.library.index
+        encoder = index.encoder
+        model = ClassifierModel(
+            index.record.model_name, encoder.fingerprint, learned_scale(encoder), class_prefix(encoder)
+        )
+        return Classifier(names, texts, self._class_texts(names, texts), support, model)
+
+    def _class_texts(self, names: Sequence[str], texts: Mapping[str, tuple[str, ...]]) -> np.ndarray:
+        """Unit-norm class texts; each is embedded once, so that later marks need not wait for it."""
+        encoder = self.library.index.encoder
+        with self._lock:
+            keys = [(name, texts.get(name, ())) for name in names]
+            if new := [key for key in keys if key not in self._texts]:
+                prompts = [class_prompts_of(*key) for key in new]
+                self._texts |= zip(new, prompt_ensemble(encoder, prompts, class_prefix(encoder)), strict=True)
+            return np.stack([self._texts[key] for key in keys])
+
+    def save(self, name: str) -> tuple[Path, Classifier, bool]:
+        """Save the classifier in a folder of this name below ``out``, replacing an earlier one.
+
+        Returns:
+            The folder, the classifier, and whether an earlier one was replaced.
+
+        Raises:
+            UserError: the name cannot be a folder's, or as in `classifier`.
+        """
+        if not _NAME.fullmatch(name) or name.endswith((".", " ")) or len(name.encode()) > _LONGEST:
+            raise UserError("a name has at most 80 letters, digits, spaces, dots, - and _")
+        kept, there = self.classifier(self.library.view()), (self.out / name).exists()
+        files = tuple(str(each.path or each.id) for each in self.library.pictures(kept.support.files))
+        kept = replace(kept, support=replace(kept.support, files=files))
+        return kept.save(self.out / name, replace=True), kept, there
+
+    # ---------------------------------------------------------------- all pictures sorted
+
+    def sorted(self, view: View) -> Sorted:
+        """Every picture by the classifier; computed once for each change, however many ask at a time.
+
+        Raises:
+            UserError: as in `classifier`.
+        """
+        with self._sorting:
+            with self._lock:
+                revision = self.teacher.labels.revision
+                found = self._sorted
+                if found is not None and (found.view, found.revision) == (view, revision):
+                    return found
+                kept = self.classifier(view)
+            best, probability, unknown = [], [], []
+            for start in range(0, len(view.vectors), _AT_ONCE):
+                block = view.vectors[start : start + _AT_ONCE]
+                p = kept.predict_proba(block)
+                best.append(p.argmax(axis=1))
+                probability.append(p.max(axis=1))
+                unknown.append(kept.is_unknown(block))
+            parts = (np.concatenate(each) for each in (best, probability, unknown))
+            self._sorted = Sorted(view, revision, kept, *parts)
+            return self._sorted
+
+    def ranked(self, show: str, shown: Selection) -> tuple[list[str], np.ndarray, dict[str, Any]]:
+        """Ids and probabilities of a selection, and what is known about the classifier.
+
+        Args:
+            show: ``doubtful``: all pictures, the least certain first; ``none``: those unlike every example;
+                ``class:NAME``: those of one class, the most certain first.
+
+        Raises:
+            UserError: no such class, or as in `classifier`.
+        """
+        view, rows = shown.view, shown.rows
+        found = self.sorted(view)
+        names = list(found.classifier.classes)
+        by = found.probability[rows]
+        if show == "none":
+            rows = rows[found.unknown[rows]]
+            by = -found.classifier.unknown_rule.similarity(view.vectors[rows]) if len(rows) else found.probability[rows]
+        elif show == "doubtful":
+            by = -by
+        else:
+            name = show.removeprefix("class:")
+            if name not in names:
+                raise UserError(f"no class {name!r}; there are {', '.join(names)}")
+            rows = rows[((found.best == names.index(name)) & ~found.unknown)[rows]]
+            by = found.probability[rows]
+        best = rows[best_first(by)]
+        return [view.ids[row] for row in best.tolist()], found.probability[best], self._counts(found, shown.rows)
+
+    def _counts(self, found: Sorted, rows: np.ndarray) -> dict[str, Any]:
+        """How many pictures each class has, and how far that can be trusted."""
+        kept, unknown = found.classifier, found.unknown[rows]
+        known = np.bincount(found.best[rows][~unknown], minlength=len(kept.classes)).tolist()
+        return {
+            "classes": [{"name": name, "pictures": count} for name, count in zip(kept.classes, known, strict=True)],
+            "none": int(unknown.sum()),
+            "none_rate": kept.unknown_rule.rejected,
+            "none_accepted": kept.unknown_rule.accepted,
+            "method": kept.method,
+            "held_out": dict(kept.calibration),
+        }
+
+    def sorted_as(self, ids: Sequence[str], alpha: float = 0.1) -> dict[str, dict[str, Any]]:
+        """For each id its class (None where unknown), probability, and the classes that cannot be ruled out."""
+        found = self.sorted(self.library.view())
+        names, row_of = found.classifier.classes, found.view.row_of
+        here = [id for id in ids if id in row_of]
+        rows = [row_of[id] for id in here]
+        possible: np.ndarray | None = None
+        if found.classifier.enough_examples and rows:
+            possible = found.classifier.predict_set(found.view.vectors[rows], alpha)
+        return {
+            id: {
+                "says": None if found.unknown[row] else names[found.best[row]],
+                "p": float(found.probability[row]),
+                "possible": [] if possible is None else [names[c] for c in np.flatnonzero(possible[place])],
+            }
+            for place, (id, row) in enumerate(zip(here, rows, strict=True))
+        }
+
+    # ---------------------------------------------------------------- tables
+
+    def table(self, shown: Selection) -> pa.Table:
+        """Every mark and, where a label has a cut-off, what it says about every other picture of a selection."""
+        columns: dict[str, list[Any]] = {"id": [], "file": [], "class": [], "clicked": [], "probability": [], "yes": []}
+        files = {each.id: str(each.path or "") for each in self.library.pictures(shown.ids)}
+        for each, taught in self.teacher.answers(shown.view):
+            cut = taught.cut(shown)
+            for row, id in zip(shown.rows.tolist(), shown.ids, strict=True):
+                mark = each.marks.get(id, 0)
+                p = None if cut is None else float(cut.probability[row])
+                if p is None and not mark:
+                    continue
+                values = (id, files[id], each.name, mark, p, mark > 0 if p is None else p >= 0.5)
+                for column, value in zip(columns.values(), values, strict=True):
+                    column.append(value)
+        types = (pa.string(), pa.string(), pa.string(), pa.int8(), pa.float64(), pa.bool_())
+        return pa.table(
+            {name: pa.array(values, kind) for (name, values), kind in zip(columns.items(), types, strict=True)}
+        )
+
+    def parquet(self, shown: Selection) -> bytes:
+        """`table` as a Parquet file."""
+        sink = io.BytesIO()
+        pq.write_table(self.table(shown), sink)
+        return sink.getvalue()
