@@ -3,7 +3,6 @@
 import os
 import shutil
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -13,6 +12,7 @@ from pictures import encoded
 from recollect.apps.classify.classifier import Classifier
 from recollect.core.errors import UserError
 from recollect.index import Index
+from recollect.web.session import Listing
 
 CHROMIUM = os.environ.get("RECOLLECT_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 SWITCHES = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
@@ -214,12 +214,10 @@ def test_keys_mark_undo_and_move(browser, page):
 
 
 def test_hostile_captions_are_only_text_and_a_picture_shows_all_of_its_own(browser, page):
-    memory = Memory.open(page.folder)
-    (id,) = memory.ids_where("number = 58")
-    more = [f"{HOSTILE} again", "a wordofone" + "hundredandmanyletters" * 12]
-    own = memory.backend.rows([id])
-    for number, caption in enumerate(more, start=1):
-        memory.add(replace(own, ids=[f"{id}#{number}"], captions=[caption]))
+    index = Index.open(page.folder, ColourEncoder())
+    (id,) = index.ids_where("number = 58")
+    captions = [HOSTILE, f"{HOSTILE} again", "a wordofone" + "hundredandmanyletters" * 12]
+    index.set_captions({id: captions})
     tab = Tab(browser, page)
     tab.tab.fill("#where", "number = 58")
     tab.tab.click("#search .main")
@@ -228,10 +226,10 @@ def test_hostile_captions_are_only_text_and_a_picture_shows_all_of_its_own(brows
                               HOSTILE)  # fmt: skip
     tab.tab.click(".tile:not([hidden]) img")
     shown = "[...document.querySelectorAll('#view-caption li')].map(each => each.textContent).join('|')"
-    tab.wait(f"captions => {shown} === captions", "|".join([HOSTILE, *more]))
+    tab.wait(f"captions => {shown} === captions", "|".join(captions))
     tab.tab.set_viewport_size({"width": 390, "height": 780})
     width = "[...document.querySelectorAll('#viewer, #view-caption')].every(e => e.scrollWidth <= e.clientWidth)"
-    assert tab.tab.evaluate(width), "nothing lies beside a phone"
+    assert tab.tab.evaluate(width), "nothing is wider than a phone"
     tab.tab.click("#more")
     tab.tab.wait_for_selector(".term")
     tab.new_class(HOSTILE)
@@ -239,7 +237,7 @@ def test_hostile_captions_are_only_text_and_a_picture_shows_all_of_its_own(brows
     tab.clean()
 
 
-def test_two_tabs_show_the_same_clicks(browser, page):
+def test_two_tabs_show_the_same_marks_and_pictures(browser, page):
     one, two = Tab(browser, page), Tab(browser, page)
     one.new_class("reds", "red")
     two.panel()
@@ -247,31 +245,23 @@ def test_two_tabs_show_the_same_clicks(browser, page):
     one.shows("red")
     one.tab.click(".tile.focus:not([hidden]) .marks .yes")
     one.wait("document.querySelector('.counts').textContent === '✓1 ✗0'")
-    two.tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # as when a person comes back to it
+    two.tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # as when a person returns to it
     two.wait("document.querySelector('.counts').textContent === '✓1 ✗0'")
-    page.session.orders._orders.clear()  # the server keeps a few lists, which the clicks of either tab replace
+    page.session._lists.clear()  # the server keeps a few lists, which either tab replaces
     one.tab.focus("#grid")
     one.tab.keyboard.press("End")
     one.wait("document.querySelector('.tile.focus .caption')?.textContent > ''")
     two.tab.click("#classes [aria-label='remove reds']")
     two.wait("!document.querySelector('#classes li')")
-    page.session.orders._orders.clear()
     one.tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     one.wait("document.querySelector('#about').hidden")
     one.wait("document.querySelector('.tile.focus .caption')?.textContent > ''")
-    Memory.open(page.folder).delete(["red/0.png"])
-    two.tab.reload()
-    two.wait("document.querySelector('#status').textContent.startsWith('59 pictures')")
-    one.tab.focus("#grid")
-    one.tab.keyboard.press("Enter")  # a picture of before: refused, and the list is asked for again
-    one.wait("document.querySelector('#status').textContent.startsWith('59 pictures')", seconds=20)
-    one.tab.keyboard.press("Escape")
+    Index.open(page.folder).remove(["red/0.png"])
+    for tab in (one, two):
+        tab.tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        tab.wait("document.querySelector('#status').textContent.startsWith('59 pictures')", seconds=20)
     one.new_class("greens", "green")
     one.shows("green")
-    for tab in (one, two):
-        tab.problems = [
-            said for said in tab.problems if "410" not in said and "409" not in said
-        ]  # as the browser notes
     one.clean()
     two.clean()
 
@@ -290,12 +280,11 @@ def test_a_server_that_is_gone_is_said(browser, tmp_path):
 
 
 @pytest.mark.parametrize("size", WIDTHS)
-def test_everything_sorted_shows_classes_and_labels_go_into_the_memory(browser, page, size):
-    version = page.session.collection.version
+def test_everything_sorted_shows_classes_and_filters_know_labels(browser, page, size):
     for key, name in enumerate(("red", "green", "blue"), start=1):
         page.call("/api/classes", {"name": name})
-        rows = list(range(key - 1, 36, 3))
-        page.call(f"/api/classes/{key}/marks", {"rows": rows, "mark": 1, "version": version})
+        ids = [f"{name}/{number}.png" for number in range(key - 1, 36, 3)]
+        page.call(f"/api/classes/{key}/marks", {"ids": ids, "mark": 1})
     tab = Tab(browser, page, size)
     tab.tab.click("#show-sorted")
     tab.tab.wait_for_selector("#sorted-classes button >> nth=4")
@@ -303,9 +292,6 @@ def test_everything_sorted_shows_classes_and_labels_go_into_the_memory(browser, 
     tab.tab.click("#sorted-classes button:has-text('green')")
     tab.shows("green", 4)
     assert tab.tab.evaluate("document.querySelector('#sorted-classes .chosen').textContent").startswith("green")
-    tab.panel()
-    tab.tab.click("#write")
-    tab.wait("document.querySelector('#notice').textContent.startsWith('36 pictures')")
     tab.tab.click("#show-grid")
     tab.tab.fill("#where", "clicked = 'blue'")
     tab.tab.click("#search .main")
@@ -316,7 +302,7 @@ def test_everything_sorted_shows_classes_and_labels_go_into_the_memory(browser, 
     tab.tab.click("#classes .name:has-text('blue')")
     tab.shows("blue", 4)
     tab.wait("document.querySelector('#status').textContent.startsWith('12 pictures, best matches first')")
-    page.call("/api/classes/3/marks", {"rows": [0, 1], "mark": -1, "version": version})
+    page.call("/api/classes/3/marks", {"ids": ["red/0.png", "green/1.png"], "mark": -1})
     tab.tab.click("[data-show=clicked]")
     tab.wait("document.querySelector('#cut').textContent.startsWith('With this filter: 12 likely matches')")
     tab.tab.click("[data-show=next]")
@@ -335,9 +321,12 @@ def test_everything_sorted_shows_classes_and_labels_go_into_the_memory(browser, 
 
 
 def test_an_adapted_search_shows_ranks_before_and_what_it_learnt_from(browser, drawings, monkeypatch):
-    """A model that can adapt; what its session says is tested beside it."""
-    eighth = lambda self, vector, scores: {"cut": {"score": float(scores[7]), "above": 8, "share": 0.9, "captions": 20}}  # noqa: E731
-    monkeypatch.setattr(type(drawings.session), "_cut_for", eighth)
+    """What the session answers is tested without a browser."""
+
+    def eighth(self, query, listing):
+        return {"cut": {"score": float(listing.scores[7]), "above": 8, "share": 0.9, "captions": 20}}
+
+    monkeypatch.setattr(type(drawings.session), "_end", eighth)
     tab = Tab(browser, drawings)
     tab.search("a red bridge")
     assert not tab.tab.is_visible("#episode")
@@ -398,16 +387,11 @@ def test_a_failed_adapted_search_shows_plain_results_and_switches_adapt_off(brow
     tab.tab.click("#adapt")
     tab.wait("document.querySelector('#notice').textContent.includes('broke down')")
     tab.wait("document.querySelector('#adapt').getAttribute('aria-pressed') === 'false'")
-    expected = [drawings.session.collection.items([row])[0] for row in plain_rows(drawings, "a green river")]
+    first = drawings.list(terms=[{"words": "a green river"}])["tiles"][0]
     tab.wait("shown => document.querySelector('.tile.focus .caption').textContent === shown",
-             expected[0].caption or expected[0].id)  # fmt: skip
+             first["caption"] or first["id"])  # fmt: skip
     tab.problems.clear()  # the browser notes the refusal
     tab.clean()
-
-
-def plain_rows(page, words):
-    _, answer = page.call("/api/search", {"terms": [{"words": words}]})
-    return [tile["row"] for tile in page.call(f"/api/window?order={answer['order']}&start=0&count=9")[1]["tiles"]]
 
 
 @pytest.mark.parametrize("size", WIDTHS)
@@ -430,7 +414,7 @@ def test_map_and_duplicates_open_and_late_answers_take_nobody_elsewhere(browser,
     stays = tab.tab.evaluate("""async () => {
       const { PictureMap } = await import("/static/map.js"), canvas = document.querySelector("#map").cloneNode();
       document.querySelector("#map-view").append(canvas);
-      const map = Object.assign(new PictureMap(canvas, () => {}), { points: [0.9, 0.2], rows: [0], version: 0 });
+      const map = Object.assign(new PictureMap(canvas, () => {}), { points: [0.9, 0.2], ids: ["red/0.png"] });
       const [x, y] = map.place(0);
       map.zoomAt(x, y, 3);
       const [x2, y2] = map.place(0);
@@ -453,12 +437,9 @@ def test_map_and_duplicates_open_and_late_answers_take_nobody_elsewhere(browser,
 
 def test_a_million_rows_scroll_to_the_last_in_few_elements(browser, page, monkeypatch):
     """The list is longer than a browser can lay out; sixty pictures stand for all of it."""
-    import numpy as np
-
-    session = page.session
-    rows = np.arange(1_000_000) % 60
-    monkeypatch.setattr(type(session), "everything", lambda self, where=None: self.orders.keep(
-        rows, np.full(len(rows), np.nan, dtype=np.float32), "all"))  # fmt: skip
+    ids = Index.open(page.folder).ids
+    million = [ids[row % 60] for row in range(1_000_000)]
+    monkeypatch.setattr(type(page.session), "_everything", lambda self, ask, view: Listing(million, None, len(million)))
     tab = Tab(browser, page)
     tab.wait("document.querySelector('#status').textContent.startsWith('1,000,000')")
     tab.tab.focus("#grid")
