@@ -232,7 +232,7 @@ def test_a_file_that_is_removed_while_it_is_open_takes_no_clicks(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="--log"):
+    with pytest.raises(UserError, match="--labels"):
         LabelStore(tmp_path / "file" / "labels.sqlite")
 
 
@@ -265,7 +265,7 @@ def test_the_click_log_of_an_earlier_version_is_read_once(tmp_path):
 ENDING = """
 import os, signal, sys, threading, time
 from types import SimpleNamespace
-from recollect.web.stopping import end_in_time
+from recollect.web.server import end_in_time
 server = SimpleNamespace(handle_exit=lambda number, frame: None)
 ended = end_in_time(server, float(sys.argv[1]))
 signal.signal(signal.SIGINT, server.handle_exit)
