@@ -77,7 +77,7 @@ COMMANDS: dict[str, Command] = {
     "memory optimize": Command(
         "recollect.cli.memory_upkeep:Optimize", "join small files, and free what old versions take up"
     ),
-    "serve": Command("recollect.cli.serve:Serve", "a memory in the browser: search, look, teach classes by clicks"),
+    "serve": Command("recollect.cli.serve:Serve", "an index in the browser: search, browse, label pictures"),
     "completion": Command(
         "recollect.cli.completion:Completion", "what bash, zsh or fish needs to complete commands and options"
     ),
@@ -85,7 +85,7 @@ COMMANDS: dict[str, Command] = {
 
 
 _TYRO = frozenset(
-    "train evaluate analyse search caption classify embed memory serve".split()  # noqa: SIM905
+    "train evaluate analyse search caption classify embed memory".split()  # noqa: SIM905
 )
 PORTED = frozenset(name for name in COMMANDS if name.split()[0] not in _TYRO)
 """Commands that `recollect.cli.parser` parses; tyro parses the others for now."""

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from recollect.cli.positionals import MemoryPlace
+from recollect.cli.parser import Arg
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,7 @@ class Serve:
     in INDEX/annotations.sqlite with every click.
     """
 
-    memory: MemoryPlace
+    index: Annotated[str, Arg(place="INDEX")]
     """Its folder, or milvus://host:port/collection."""
     model: str | None = None
     """Model to embed queries with (default: the one the index was built with)."""
@@ -38,6 +39,6 @@ class Serve:
         from recollect.web.server import check_address
 
         check_address(self.host, self.port, self.token)
-        index = Index.open(self.memory, self.model)
+        index = Index.open(self.index, self.model)
         serve(index, host=self.host, port=self.port, token=self.token, labels=self.labels, out=self.out,
               open_browser=self.open)  # fmt: skip
