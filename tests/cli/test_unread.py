@@ -76,7 +76,6 @@ LATE = (
     (("evaluate", "probe", "m/m", "--data", "a"), ("--form", "clip-benchmark", "--out", "x.json"), "has one file for"),
     (("evaluate", "retrieval", "m/m", "./none", "--data", "a.csv"), ("--k", "3"), "--k: says how a memory is read"),
     (("evaluate", "retrieval", "m/m", "./none", "--data"), ("a.csv",), "./none: no such folder"),
-    (("evaluate", "entities", "--data"), ("a.csv",), "no model was named"),
 )  # fmt: skip
 BY_DEFAULT = (
     (SEARCH, ("--image_weight=1.0",), "--image-weight: is of pictures"),

@@ -27,6 +27,7 @@ class Command:
 COMMANDS: dict[str, Command] = {
     "train": Command("recollect.cli.train:Train", "train or post-train a dual encoder by a recipe"),
     "train reco": Command("recollect.cli.train_reco:TrainReco", "teach a frozen model to read a memory"),
+    "train starter": Command("recollect.cli.train_starter:TrainStarter", "train the text head of the default model"),
     "train ra-clip": Command(
         "recollect.cli.train_ra_clip:TrainRaClip", "train a dual encoder whose images read a memory"
     ),

@@ -13,6 +13,7 @@ from recollect.apps.classify.classifier import Classifier
 from recollect.apps.classify.pictures import find_examples, find_images, read_names
 from recollect.apps.classify.predictions import NONE_OF_THESE, Classification, classify, example_warnings, unknown_text
 from recollect.apps.classify.sheet import save_csv, save_json, save_sheet
+from recollect.cli.default_model import default_model
 from recollect.cli.memory_options import MemoryOptions
 from recollect.cli.memory_reading import reading, reading_name
 from recollect.cli.unread import refuse_unread
@@ -24,8 +25,6 @@ from recollect.core.words import counted
 from recollect.fewshot.methods import FEW_SHOT_METHODS
 from recollect.fewshot.trust import TOO_FEW, share_text
 from recollect.models import load_model
-
-DEFAULT_MODEL = "google/siglip2-base-patch16-224"
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Classify:
     save: Path | None = None
     """Folder to keep the classifier in; the one named by --with may be replaced."""
     model: str | None = None
-    """RUN/model, any folder of a CLIP-type checkpoint, or a hub id; google/siglip2-base-patch16-224 by default, with
+    """RUN/model, any folder of a CLIP-type checkpoint, or a hub id; the starter by default, with
     --with the one it was taught with, with --memory the one that embedded that."""
     method: str | None = None
     """How: best (the default) chooses by leaving each example out; or tip-adapter-cv, prototype, gda, ..."""
@@ -70,7 +69,7 @@ class Classify:
         images = find_images(self.images) if self.images else []
         opened = Classifier.load(self.kept) if self.kept else None
         kept = beside(opened.model.name, self.kept or "") if opened else self.reading.model
-        name = self.model or kept or DEFAULT_MODEL
+        name = self.model or kept or default_model()
         encoder = reading(self.reading, load_model(name, self.device))
         if opened is None:
             taught = Classifier.teach(encoder, examples, names, method=self.method or BEST, model_name=name)

@@ -9,6 +9,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from recollect.cli.default_model import STARTER, default_model
 from recollect.cli.memory_options import MemoryOptions
 from recollect.cli.memory_reading import reading, reading_name, with_memory
 from recollect.cli.positionals import ModelPlaces
@@ -126,7 +127,8 @@ class ModelOptions:
     """The model, and where figures go."""
 
     models: ModelPlaces
-    """One or more: RUN/model, any folder of a CLIP-type checkpoint, or a hub id. Gains are over the first."""
+    """RUN/model, any folder of a CLIP-type checkpoint, or a hub id; by default the starter. Of several, gains are over
+    the first."""
     out: Path | None = None
     """Folder for one JSON for each model and set, and for figures; or one .json file for all figures together."""
     form: Literal["recollect", "clip-benchmark"] = "recollect"
@@ -143,18 +145,15 @@ class ModelOptions:
     """Seed the model was trained with, kept in the JSON so that summaries over models can be made."""
     reading: tyro.conf.OmitArgPrefixes[MemoryOptions] = field(default_factory=MemoryOptions)
 
-    def check(self, protocol: str, *, opened: bool = True) -> None:
-        """Refuse, before any work, what names no model, or a place or a form for the figures that could not be.
+    def check(self, protocol: str) -> None:
+        """Refuse, before any work, a place or a form for the figures that could not be.
 
         Args:
             protocol: what is evaluated.
-            opened: whether models are read; else embeddings are, of whatever made them.
 
         Raises:
             UserError: naming the option.
         """
-        if opened and not self.models:
-            raise UserError("no model was named. Give a folder or a hub id before --data.")
         self.reading.check()
         check_writable(self.out, "--out")
         check_writable(self.cache, "--cache")
@@ -179,7 +178,7 @@ class ModelOptions:
         """
         sets = list(tested)
         cache = FeatureCache(self.cache) if self.cache else None
-        for name in self.models:
+        for name in self.models or (default_model(),):
             encoder = load_model(name, self.device)
             for data, images in sets:
                 read = reading(self.reading, encoder, images, cache)
@@ -194,8 +193,9 @@ class ModelOptions:
         """The prefix that texts get; none for a model that has none."""
         if self.prefix == "auto":
             return caption_prefix(encoder)
-        if self.prefix != "none" and self.prefix not in encoder.prefixes and len(self.models) == 1:
-            raise UserError(f"--prefix {self.prefix}: {self.models[0]} has no prefix for {self.prefix}s. Leave it out.")
+        if self.prefix != "none" and self.prefix not in encoder.prefixes and len(self.models) < 2:
+            name = "".join(self.models) or STARTER
+            raise UserError(f"--prefix {self.prefix}: {name} has no prefix for {self.prefix}s. Leave it out.")
         return None if self.prefix == "none" else self.prefix
 
     def save(self, results: Sequence[Result], console: Console) -> None:

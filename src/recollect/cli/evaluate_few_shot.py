@@ -137,7 +137,7 @@ class FewShot:
         """Evaluate, print, plot and write."""
         self._refuse_unread()
         self.data.check()
-        self.model.check("few-shot", opened=not self.own.features)
+        self.model.check("few-shot")
         console = output()
         results, left_out = self._of_features() if self.own.features else self._of_models()
         frame = tidy(results)

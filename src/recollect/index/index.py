@@ -135,7 +135,7 @@ class Index:
 
         Args:
             source: a folder, a file, a hub id, or an opened source.
-            model: an encoder, or what opens one.
+            model: an encoder, or what opens one; the starter by default (`recollect.load_model`).
             out: a folder, or ``milvus://host:port/collection``; in RAM by default.
             name: what the index calls the source; its own name by default.
             options: how samples become rows.
@@ -1003,13 +1003,13 @@ def _check_all(address: str, wanted: Sequence[str], known: Collection[str]) -> N
 
 
 def _encoder_of(model: Encoder | str | Path | None) -> tuple[Encoder, str]:
-    if model is None:
-        raise UserError("name the model that embeds the pictures, e.g. --model google/siglip2-base-patch16-224")
-    if not isinstance(model, str | Path):
+    if not isinstance(model, str | Path | None):
         return model, str(getattr(model, "name", ""))
     from recollect.models import load_model
+    from recollect.models.starter import STARTER
 
-    return load_model(str(model)), str(model)
+    name = STARTER if model is None else str(model)
+    return load_model(name), name
 
 
 def _store_kind(address: str) -> Any:

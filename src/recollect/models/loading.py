@@ -26,6 +26,7 @@ from recollect.models.float32 import MadeInFloat32
 from recollect.models.hub_check import asked_once
 from recollect.models.presets import PRESETS
 from recollect.models.small import WEIGHTS, SmallEncoder
+from recollect.models.starter import HEAD, HEAD_SUFFIX, STARTER, open_starter
 from recollect.models.transformers.encoder import TransformersEncoder, quiet
 from recollect.models.transformers.families import TextFormat
 from recollect.models.transformers.gated import GATED_WEIGHTS, load_gated
@@ -37,12 +38,13 @@ _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _FAILURES = (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError, ImportError, SafetensorError)
 
 
-def load_model(path_or_hub_id: str | Path, device: torch.device | str | None = None) -> DualEncoder:
+def load_model(path_or_hub_id: str | Path = STARTER, device: torch.device | str | None = None) -> DualEncoder:
     """Open a model for evaluation: weights in float32 that can be trained, whatever the caller's own tensors are.
 
     Args:
         path_or_hub_id: a folder (``RUN/model`` of a training run, or any checkpoint of the CLIP family that
-            transformers wrote), or an id on the hub such as ``google/siglip2-base-patch16-224``.
+            transformers wrote), an id on the hub such as ``google/siglip2-base-patch16-224``, or ``starter``, the
+            default: a small model that needs no hub (`recollect.models.starter`).
         device: where to put it; the best device of the machine by default.
 
     Raises:
@@ -52,6 +54,8 @@ def load_model(path_or_hub_id: str | Path, device: torch.device | str | None = N
     name = str(path_or_hub_id)
     check_model_place(name)
     chosen = chosen_device(device)
+    if name == STARTER or name.endswith(HEAD_SUFFIX):
+        return open_starter(HEAD if name == STARTER else name).to(chosen).eval()
     with asked_once(name), torch.inference_mode(False), MadeInFloat32():
         record, file = _record(name)
         if record.get("architecture") in {encoder.architecture for encoder in ENCODERS.values()}:
@@ -70,6 +74,8 @@ def check_model_place(name: str) -> None:
         UserError: saying what is there in its stead.
     """
     path = Path(name)
+    if name == STARTER or (path.is_file() and name.endswith(HEAD_SUFFIX)):
+        return
     if path.is_file():
         raise UserError(f"{name}: a file, not a model's folder. Name the folder that holds config.json.")
     if path.is_dir():

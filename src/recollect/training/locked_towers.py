@@ -40,7 +40,7 @@ class TextFeatures:
             texts = list(dict.fromkeys(text for source in read for text in possible_texts(source, knowledge)))
             start = len(self._rows)
             self._rows |= {(kind, text): start + place for place, text in enumerate(texts)}
-            found.append(_embed_texts(encoder, texts, kind, store))
+            found.append(embed_texts_once(encoder, texts, kind, store))
         self._features = torch.cat(found)
 
     def __call__(self, texts: Sequence[str], kinds: Sequence[Kind]) -> Float[Tensor, "n features"]:
@@ -49,7 +49,10 @@ class TextFeatures:
         return self._features[[self._rows[kind if self._kinds else None, text] for text, kind in pairs]]
 
 
-def _embed_texts(encoder: DualEncoder, texts: Sequence[str], kind: Kind | None, store: FeatureStore) -> Tensor:
+def embed_texts_once(
+    encoder: DualEncoder, texts: Sequence[str], kind: Kind | None, store: FeatureStore
+) -> Float[Tensor, "texts features"]:
+    """What the text tower makes of ``texts`` before its head, kept in ``store``."""
     digest = hashlib.blake2b("\x1f".join(texts).encode(), digest_size=16).hexdigest()
     key = ("locked texts", encoder.stem_fingerprint("text"), digest, kind or "")
     kept = store.load(*key)

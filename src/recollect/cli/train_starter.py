@@ -1,0 +1,37 @@
+"""``recollect train starter``: the text head of the starter."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from recollect.cli.positionals import SourcePlace
+from recollect.core.errors import UserError
+from recollect.core.files import check_writable
+from recollect.core.progress import output
+from recollect.data.sources import open_source
+from recollect.models.starter import HEAD_SUFFIX
+from recollect.training.starter import HeadOptions, train_starter
+
+
+@dataclass(frozen=True)
+class TrainStarter:
+    """Train the text head of the starter, the model that recollect uses where none is named.
+
+    The image tower stays as it is. `--model HEAD.safetensors` uses the result.
+    """
+
+    pairs: SourcePlace
+    """Pictures with captions."""
+    out: Path = Path("head.safetensors")
+    """File to write."""
+    split: str | None = None
+    """Split to train on: train by default, where there is one."""
+    seed: int = 0
+    """Of the training."""
+
+    def run(self) -> None:
+        """Train, and say where the head is."""
+        if self.out.suffix != HEAD_SUFFIX:
+            raise UserError(f"--out {self.out}: name a file that ends in {HEAD_SUFFIX}.")
+        check_writable(self.out, "--out")
+        head = train_starter(open_source(self.pairs, split=self.split), self.out, HeadOptions(seed=self.seed))
+        output().print(f"head: {head}", highlight=False, soft_wrap=True)

@@ -1,0 +1,88 @@
+"""The starter: the model that recollect uses where none is named. It opens from two packages and a file of ours.
+
+Images: the features of EfficientNet-Lite0, standardized; nothing is learned on this side (locked-image tuning, Zhai
+et al., 2022). Texts: MiniLM-L6-v2 and a residual MLP, trained by `recollect.training.starter`. ``card.md`` says on
+what, how well it works, and where it does not.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from recollect.core.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from recollect.models.transformers.encoder import TransformersEncoder
+
+STARTER = "starter"
+"""The name that `recollect.load_model` knows it by."""
+
+HEAD_SUFFIX = ".safetensors"
+HEAD = Path(__file__).parent / "head.safetensors"
+CARD = Path(__file__).parent / "card.md"
+
+IMAGE_TOWER, TEXT_TOWER = "efficientnet-lite0", "minilm-l6-v2"
+WIDTH = 1280
+"""Entries of an embedding: the features of EfficientNet-Lite0."""
+
+
+def open_starter(head: str | Path = HEAD) -> TransformersEncoder:
+    """The starter on the CPU, with the head that the package ships or one that `recollect train starter` wrote.
+
+    Raises:
+        UserError: a package of the extra ``starter`` is not installed, a file has another checksum, or ``head`` is not
+            such a head.
+    """
+    weights = read_head(head)
+    encoder = empty_starter(weights["text_projection.up.weight"].shape[0])
+    found = encoder.model.load_state_dict({name: value.float() for name, value in weights.items()}, strict=False)
+    assert not found.unexpected_keys, found.unexpected_keys
+    return encoder
+
+
+def empty_starter(hidden: int) -> TransformersEncoder:
+    """Both towers and a head that has learned nothing yet.
+
+    Args:
+        hidden: width of the hidden layer of the text head.
+    """
+    from recollect.models.pairing import pair_towers
+
+    encoder = pair_towers(IMAGE_TOWER, TEXT_TOWER, width=WIDTH, image_head="standardize", text_hidden=hidden)
+    encoder.preset = STARTER
+    return encoder
+
+
+def read_head(file: str | Path) -> dict[str, Tensor]:
+    """The tensors of a head by their names in the model: mean and std of the features, the text MLP, scale and bias.
+
+    Raises:
+        UserError: the file is missing, damaged or something else.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        weights = load_file(str(file))
+        shapes = {name: tuple(weights[name].shape) for name in ("visual_projection.mean", "text_projection.up.weight")}
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{file}: cannot be read ({error}). Train it again, or install recollect again.") from error
+    except KeyError as error:
+        raise UserError(
+            f"{file}: not a head of the starter, it has no {error}. Name what `recollect train starter` wrote."
+        ) from error
+    if shapes["visual_projection.mean"] != (WIDTH,):
+        raise UserError(f"{file}: made for {shapes['visual_projection.mean']} features; {IMAGE_TOWER} has {WIDTH}.")
+    return weights
+
+
+@cache
+def class_names() -> tuple[tuple[str, ...], ...]:
+    """Names of the 1,000 classes of ImageNet in the order of the tower's classifier, each with its synonyms."""
+    listed = json.loads((Path(__file__).parent / "names.json").read_text(encoding="utf-8"))
+    return tuple(tuple(names) for names in listed)

