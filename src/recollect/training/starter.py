@@ -154,7 +154,7 @@ def class_features(
 
 def fit_head(
     captions: Pairs,
-    names: Sequence[Float[Tensor, "texts entries"]],
+    names: Sequence[Float[Tensor, "_ entries"]],
     weights: Float[Tensor, "classes features"],
     options: HeadOptions | None = None,
 ) -> dict[str, Tensor]:
