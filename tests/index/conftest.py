@@ -5,7 +5,7 @@ import pytest
 from index_rows import WIDTH, HashEncoder, write_picture
 from recollect.index import Index
 
-STORES = ("ram", "lance")
+STORES = ("ram", "lance", "milvus")
 
 
 def address_of(kind, folder):

@@ -296,18 +296,12 @@ class Index:
         return [id for table in self.store.scan(["id"]) for id in table["id"].to_pylist()]
 
     def __len__(self) -> int:
-        if isinstance(self.store, LocalStore):
-            return len(self.store.matrix())
-        return len(self.ids)
+        return int(self.store.count())  # type: ignore[attr-defined]
 
     @property
     def texts(self) -> int:
         """How many pictures have a caption."""
-        if isinstance(self.store, LocalStore):
-            matrix = self.store.matrix()
-            spoken = matrix.counts > 0
-            return int(spoken.sum() if matrix.alive is None else (spoken & matrix.alive).sum())
-        return sum(len(each) > 0 for table in self.store.scan(["captions"]) for each in table["captions"])
+        return int(self.store.count(spoken=True))  # type: ignore[attr-defined]
 
     def __repr__(self) -> str:
         return f"Index({self.address!r}, {len(self):,} pictures, width {self.width})"

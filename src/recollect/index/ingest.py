@@ -420,10 +420,12 @@ class _Writer:
             reads = self._waiting.get(id, [])
             mine = [each.file for each in reads] + self._moved.get(id, [])
             replaced = {(file.source, file.key, file.stamp) for file in mine}
+            known = {(file.source, file.key) for file in files[row]}
             files[row] = [each for each in files[row] if (each.source, each.key, each.stamp) not in replaced]
             files[row] += dict.fromkeys(mine)
             images[row] = images[row] or next((each.stored for each in reads if each.stored), None)
-            self.report.copies += len(reads) if not there.removed[row] else 0
+            copies = sum((each.file.source, each.file.key) not in known for each in reads)
+            self.report.copies += copies if not there.removed[row] else 0
             self.report.kept_out += len(reads) if there.removed[row] else 0
         return replace(there, files=files, images=images)
 

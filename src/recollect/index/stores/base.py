@@ -1,5 +1,6 @@
 """What an index asks of the place that keeps its rows."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -113,6 +114,10 @@ class StoreBase:
     def filter_keys(self) -> dict[str, str]:
         """Keys of the metadata with the type of their values."""
         return {}
+
+    @abstractmethod
+    def count(self, spoken: bool = False) -> int:
+        """How many pictures are visible, or how many of them have a caption."""
 
 
 def mean_of_captions(

@@ -208,6 +208,14 @@ class LocalStore(StoreBase):
             return matrix.whole(by)
         return matrix.read(matrix.slots_of(list(ids)), by)
 
+    def count(self, spoken: bool = False) -> int:
+        """From the matrix."""
+        matrix = self.matrix()
+        if not spoken:
+            return len(matrix)
+        has = matrix.counts > 0
+        return int(has.sum() if matrix.alive is None else (has & matrix.alive).sum())
+
     def visible_ids(self) -> Any:
         """Arrow array of the ids of all visible rows."""
         import pyarrow as pa

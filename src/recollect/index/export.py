@@ -1,0 +1,200 @@
+"""Write an index for other tools: Parquet with vectors, a map and neighbors; CSV; or COCO captions (JSON)."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from jaxtyping import Float32
+
+from recollect.core.errors import UserError
+from recollect.core.files import atomic_path, write_json
+from recollect.core.progress import progress
+from recollect.index.rows import Picture
+
+if TYPE_CHECKING:
+    from recollect.index.index import Index
+
+MapMethod = Literal["pca", "tsne"]
+
+_TSNE_ROWS = 50_000  # above, t-SNE takes hours
+_BLOCK = 1_024
+_FACTS = ("width", "height", "taken", "camera", "folder", "phash")
+
+
+def export_index(index: "Index", out: Path, method: MapMethod = "pca", k: int = 10) -> int:
+    """Write the pictures of an index to one file; its ending says the format.
+
+    ``.parquet``: id, captions, labels, source, path, width, height, taken, camera, folder, phash, metadata (JSON),
+    image_vector, text_vector (null without a caption), x and y (a map of the image vectors), and neighbors: the k
+    nearest other pictures as ``{"ids": row numbers, "distances": 1 - cosine}``, which embedding-atlas reads.
+    ``.csv``: the same without vectors, map and neighbors; several captions, labels and paths as JSON lists.
+    ``.json``: COCO captions (``images`` and ``annotations``).
+
+    Args:
+        index: pictures that are changed meanwhile are written as they were, except on Milvus.
+        out: the file.
+        method: of the map: principal components, or t-SNE.
+        k: neighbors of each picture.
+
+    Returns:
+        How many pictures were written.
+
+    Raises:
+        UserError: an empty index, an unknown ending, or t-SNE of too many pictures.
+    """
+    writers: dict[str, Callable[[Index], int]] = {
+        ".parquet": lambda index: _write_parquet(index, out, method, k),
+        ".csv": lambda index: _write_csv(index, out),
+        ".json": lambda index: _write_coco(index, out),
+    }
+    if out.suffix not in writers:
+        raise UserError(f"--out {out}: cannot be written; the name must end in {', '.join(writers)}")
+    if not out.parent.is_dir():
+        raise UserError(f"--out {out}: no such folder as {out.parent}")
+    if k < 0:
+        raise UserError(f"--k {k}: must be at least 0")
+    index = index.snapshot()
+    if not len(index):
+        raise UserError(f"{index.address}: is empty, so there is nothing to write")
+    return writers[out.suffix](index)
+
+
+def _write_parquet(index: "Index", out: Path, method: MapMethod, k: int) -> int:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    ids, images = index.matrix()
+    if method == "tsne" and len(ids) > _TSNE_ROWS:
+        raise UserError(
+            f"t-SNE of {len(ids):,} pictures takes hours; up to {_TSNE_ROWS:,} it takes minutes. Use --map pca."
+        )
+    row_of = {id: row for row, id in enumerate(ids)}
+    places = _plane(images, method)
+    with atomic_path(out) as temporary, progress("write", len(ids), "pictures") as counter:
+        writer = None
+        try:
+            for first, pictures in _blocks(index, ids):
+                some = slice(first, first + len(pictures))
+                columns: dict[str, Any] = {name: _column(pictures, name) for name in ("id", "captions", "labels")}
+                columns |= {"source": _column(pictures, "source"), "path": _column(pictures, "path")}
+                columns |= {name: _column(pictures, name) for name in _FACTS}
+                columns["metadata"] = pa.array([json.dumps(dict(each.metadata)) for each in pictures], pa.string())
+                texts = index.vectors([each.id for each in pictures], "text")
+                columns["image_vector"] = _lists(images[some])
+                columns["text_vector"] = _lists_or_null(texts, texts.any(axis=1))
+                columns |= {"x": pa.array(places[some, 0]), "y": pa.array(places[some, 1])}
+                columns["neighbors"] = _neighbors(index, pictures, images[some], k, row_of)
+                table = pa.table(columns)
+                writer = writer or pq.ParquetWriter(temporary, table.schema, compression="zstd")
+                writer.write_table(table)
+                counter.advance(len(pictures))
+        finally:
+            if writer is not None:
+                writer.close()
+    return len(ids)
+
+
+def _write_csv(index: "Index", out: Path) -> int:
+    ids, written = index.ids, 0
+    with atomic_path(out) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", "path", "captions", "labels", "source", *_FACTS, "metadata"])
+        for _, pictures in _blocks(index, ids):
+            for each in pictures:
+                lists = [json.dumps(list(value), ensure_ascii=False) for value in (each.captions, each.labels)]
+                facts = [getattr(each, name) for name in _FACTS]
+                metadata = json.dumps(dict(each.metadata), ensure_ascii=False)
+                writer.writerow([each.id, each.path or "", *lists, each.source, *facts, metadata])
+                written += 1
+    return written
+
+
+def _write_coco(index: "Index", out: Path) -> int:
+    images, annotations = list[dict[str, Any]](), list[dict[str, Any]]()
+    for _, pictures in _blocks(index, index.ids):
+        for each in pictures:
+            number = len(images)
+            about = {"id": number, "file_name": str(each.path or each.id), "width": each.width, "height": each.height}
+            images.append(about)
+            annotations += [
+                {"id": len(annotations) + place, "image_id": number, "caption": caption}
+                for place, caption in enumerate(each.captions)
+            ]
+    write_json(out, {"images": images, "annotations": annotations})
+    return len(images)
+
+
+def _blocks(index: "Index", ids: list[str]) -> Iterator[tuple[int, list[Picture]]]:
+    for first in range(0, len(ids), _BLOCK):
+        yield first, index.pictures(ids[first : first + _BLOCK])
+
+
+def _column(pictures: list[Picture], name: str) -> Any:
+    import pyarrow as pa
+
+    values = [getattr(each, name) for each in pictures]
+    if name in ("captions", "labels"):
+        return pa.array([list(each) for each in values], pa.list_(pa.string()))
+    if name in ("width", "height"):
+        return pa.array(values, pa.int32())
+    return pa.array([None if each is None else str(each) for each in values], pa.string())
+
+
+def _lists(vectors: np.ndarray) -> Any:
+    import pyarrow as pa
+
+    flat = pa.array(np.ascontiguousarray(vectors, dtype=np.float32).reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
+
+
+def _lists_or_null(vectors: np.ndarray, there: np.ndarray) -> Any:
+    """Lists of any size: pyarrow before 26 cannot read fixed-size lists with gaps."""
+    import pyarrow as pa
+
+    flat = pa.array(np.ascontiguousarray(vectors[there], dtype=np.float32).reshape(-1))
+    offsets = np.concatenate([[0], np.cumsum(there * vectors.shape[1])]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), flat, mask=pa.array(~there))
+
+
+def _neighbors(index: "Index", pictures: list[Picture], images: np.ndarray, k: int, row_of: dict[str, int]) -> Any:
+    import pyarrow as pa
+
+    kind = pa.struct([("ids", pa.list_(pa.int64())), ("distances", pa.list_(pa.float32()))])
+    empty: dict[str, list[Any]] = {"ids": [], "distances": []}
+    has = np.flatnonzero(images.any(axis=1)).tolist()
+    rows = [dict(empty) for _ in pictures]
+    k = min(k, len(row_of) - 1)
+    if k >= 1 and has:
+        found = index.lookup(images[has], k, exclude=[pictures[row].id for row in has])
+        for row, ids, scores in zip(has, found.ids.tolist(), found.scores.tolist(), strict=True):
+            others = [(row_of[id], max(0.0, 1 - score)) for id, score in zip(ids, scores, strict=True) if id]
+            rows[row] = {"ids": [each for each, _ in others], "distances": [distance for _, distance in others]}
+    return pa.array(rows, kind)
+
+
+def _plane(images: Float32[np.ndarray, "rows width"], method: MapMethod) -> Float32[np.ndarray, "rows 2"]:
+    """Image vectors in two dimensions."""
+    count, width = images.shape
+    total, products = np.zeros(width), np.zeros((width, width))
+    for start in range(0, count, _BLOCK):
+        block = np.asarray(images[start : start + _BLOCK], dtype=np.float64)
+        total += block.sum(0)
+        products += block.T @ block
+    mean = total / count
+    vectors = np.linalg.eigh(products / count - np.outer(mean, mean)).eigenvectors
+    kept = 2 if method == "pca" else min(50, width)
+    axes = vectors[:, ::-1][:, :kept]
+    axes = axes * np.where(axes[np.abs(axes).argmax(0), np.arange(axes.shape[1])] < 0, -1, 1)  # a fixed sign
+    blocks = [(images[start : start + _BLOCK] - mean) @ axes for start in range(0, count, _BLOCK)]
+    reduced = np.concatenate(blocks).astype(np.float32)
+    if method == "tsne" and count > 3:
+        from sklearn.manifold import TSNE
+
+        perplexity = min(30.0, (count - 1) / 3)
+        reduced = TSNE(init="pca", perplexity=perplexity, random_state=0).fit_transform(reduced).astype(np.float32)
+    plane = np.zeros((count, 2), dtype=np.float32)
+    plane[:, : min(2, reduced.shape[1])] = reduced[:, :2]
+    return plane

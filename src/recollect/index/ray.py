@@ -1,0 +1,123 @@
+"""Embed a large source on a Ray cluster: the blocks of `Reader.blocks`, in the same order."""
+
+import logging
+import os
+import signal
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from threading import current_thread, main_thread
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from recollect.core.errors import UserError
+from recollect.core.types import best_device
+
+if TYPE_CHECKING:
+    from recollect.index.ingest import Outcome, Reader
+
+_ENVIRONMENT = {
+    "GRPC_VERBOSITY": "NONE",  # otherwise Ray's parts warn about too many pings on a busy machine
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # otherwise it warns of a future change
+    "RAY_BACKEND_LOG_LEVEL": "fatal",  # its core writes errors to the terminal whatever its other logs are set to
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # and reports workers that died although they are replaced
+}
+"""Settings that Ray reads from the environment when it is imported; the user's own values stay."""
+
+_AHEAD = 2
+"""Blocks per worker that are embedded before the first of them is written."""
+
+
+def ray_blocks(reader: "Reader", stop: int) -> "Iterator[list[Outcome]]":
+    """What ``reader.blocks(range(stop))`` yields, embedded by the workers of a Ray cluster.
+
+    The cluster is the one that ``RAY_ADDRESS`` names, or one on this machine's cores. Encoder and source are sent to
+    each worker once; the files of the source must have the same path on every machine. A worker that dies is replaced,
+    and its block embedded again.
+
+    Raises:
+        UserError: there is no such cluster, or a worker failed.
+    """
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ImportError:
+        raise UserError("--engine ray needs Ray: pip install 'recollect[ray]'") from None
+    ours, handler = not ray.is_initialized(), signal.getsignal(signal.SIGTERM)
+    try:
+        if ours:
+            _start(ray)
+        yield from _blocks(ray, reader, stop)
+    except (ray.exceptions.RayError, ConnectionError) as error:
+        cause = getattr(error, "cause", None) or error
+        if isinstance(cause, UserError):
+            raise UserError(str(cause)) from error
+        raise UserError(f"Ray: {str(cause).strip().splitlines()[-1][:200]}") from error
+    finally:
+        if ours:  # also after an interruption: no worker is left behind
+            ray.shutdown()
+            if handler is not None and current_thread() is main_thread():
+                signal.signal(signal.SIGTERM, handler)  # Ray had replaced it
+
+
+def _start(ray: Any) -> None:
+    """Start or join the cluster, without Ray's own warnings."""
+    with warnings.catch_warnings(action="ignore"), _no_stderr():
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.CRITICAL)
+
+
+@contextmanager
+def _no_stderr() -> Iterator[None]:
+    """Discard what native code writes to the terminal: Ray's core reports there that it was told to be silent."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # there is no terminal
+        yield
+        return
+    try:
+        with Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _blocks(ray: Any, reader: "Reader", stop: int) -> "Iterator[list[Outcome]]":
+    from recollect.index.ingest import BLOCK
+
+    if isinstance(reader.encoder, torch.nn.Module):
+        reader.encoder.to("cpu")  # each worker moves its copy to its own device
+    cards = int(ray.cluster_resources().get("GPU", 0))
+    starts = range(0, stop, BLOCK)
+    count = min(len(starts), max(1, cards or int(ray.cluster_resources().get("CPU", 1))))
+    worker = ray.remote(num_gpus=1 if cards else 0, num_cpus=0 if cards else 1, max_restarts=-1, max_task_retries=-1)(
+        _Worker
+    )
+    shared = ray.put(reader)
+    workers = [worker.remote(shared) for _ in range(count)]
+    waiting: deque[Any] = deque()
+    for block, start in enumerate(starts):
+        waiting.append(workers[block % count].embed.remote(start, min(start + BLOCK, stop)))
+        if len(waiting) >= _AHEAD * count:
+            yield ray.get(waiting.popleft())
+    while waiting:
+        yield ray.get(waiting.popleft())
+
+
+class _Worker:
+    """An encoder and a source in a process of their own."""
+
+    def __init__(self, reader: Any) -> None:
+        self.reader = reader
+        if isinstance(reader.encoder, torch.nn.Module):
+            self.reader = replace(reader, encoder=reader.encoder.to(best_device()))
+
+    def embed(self, start: int, stop: int) -> "list[Outcome]":
+        """The outcomes of one block of samples."""
+        return [outcome for block in self.reader.blocks(range(start, stop)) for outcome in block]

@@ -1,0 +1,482 @@
+"""An index on a Milvus server, for those who outgrow one machine; Milvus Lite keeps it in a file."""
+
+import base64
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from recollect.core.errors import UserError
+from recollect.core.files import cache_folder, locked
+from recollect.index.filters import NAMES, SEVERAL, Columns, Filter, milvus_text
+from recollect.index.rows import PHYSICAL, By, Record, asked_value, caption_matrix, schema, unit, vector_matrix
+from recollect.index.stores.base import Nearest, StoreBase, mean_of_captions
+
+_RECORD, _VERSION = "recollect.record", "recollect.version"
+_LONGEST = 65_535  # bytes of a text field; there are no binary fields, so pictures are stored as base64
+_ROWS = 256  # a message has at most 64 MB
+_QUERIES = 512
+_PAGE = 1_000
+_MOST = 16_384  # results of a query
+_JSON = ("files", "captions", "labels", "metadata", "own")  # columns that are stored as JSON texts
+_CAPTIONS = "_captions"
+"""Ending of the collection with the captions, which is kept next to that with the pictures."""
+
+
+@dataclass(frozen=True)
+class _Address:
+    """``milvus://[user:password@]host:port/collection[?index=HNSW]``, or ``milvus:///path/to/file.db/collection``."""
+
+    uri: str
+    token: str
+    collection: str
+    index: str
+
+    @classmethod
+    def parse(cls, address: str) -> "_Address":
+        parts = urlsplit(address)
+        place, _, collection = parts.path.rpartition("/")
+        if not collection.isidentifier() or not (parts.netloc or place.endswith(".db")):
+            raise UserError(
+                f"{address}: write milvus://host:port/collection, with letters, digits and _ in the collection's name"
+            )
+        token = os.environ.get("MILVUS_TOKEN", "")
+        if parts.username:
+            token = f"{parts.username}:{parts.password or ''}"
+        host = parts.netloc.rpartition("@")[2]
+        index = dict(parse_qsl(parts.query)).get("index", "FLAT").upper()
+        return cls(f"http://{host}" if host else place, token, collection, index)
+
+
+class MilvusStore(StoreBase):
+    """See `recollect.index.stores.base.Store`.
+
+    Pictures and captions are two collections. The default index, FLAT, is exact; ``?index=AUTOINDEX`` lets the server
+    choose a faster one when the index is created. Vectors are rounded to the precision of the index and stored with
+    32 bits, since Milvus compares 16-bit fields with rounded queries only.
+
+    A write is sent in messages of 256 rows, each of them whole or absent. A writer that is killed between the two
+    collections leaves captions that no picture has; they are ignored, and replaced when the picture is written again.
+    One process of a machine writes at a time; Milvus has no lock between machines.
+
+    Args:
+        address: ``milvus://host:port/collection``; a password comes from ``MILVUS_TOKEN`` or the address.
+        version: not supported, since a collection has no versions.
+    """
+
+    def __init__(self, address: str, version: int | None = None) -> None:
+        self.place, self.address = _Address.parse(address), _without_password(address)
+        if version is not None:
+            raise UserError(f"{self.address}: Milvus keeps no versions of a collection; an index on disk does")
+        self.client = _client(self.place, self.address)
+        with self._reported():
+            if not self.client.has_collection(self.place.collection):
+                raise UserError(f"{self.address}: no such collection. Build one with `recollect index build`.")
+            properties = self._properties()
+            if _RECORD not in properties:
+                raise UserError(f"{self.address}: a collection, but not an index of recollect")
+            self.record = Record.from_json(properties[_RECORD], self.address)
+            for name in self._collections:
+                self.client.load_collection(name)
+
+    @classmethod
+    def create(cls, address: str, record: Record) -> "MilvusStore":
+        """Make two empty collections.
+
+        Raises:
+            UserError: one of that name exists.
+        """
+        place = _Address.parse(address)
+        if cls.exists(address):
+            raise UserError(f"{_without_password(address)}: already exists. Name another collection, or drop it.")
+        client = _client(place, address)
+        with _reported(_without_password(address)):
+            # that with the pictures last: it makes the index exist
+            for name, made in ((place.collection + _CAPTIONS, _captions_schema), (place.collection, _pictures_schema)):
+                if client.has_collection(name):  # left behind by a writer that was killed
+                    client.drop_collection(name)
+                index = client.prepare_index_params()
+                index.add_index("vector", index_type=place.index, metric_type="IP")
+                client.create_collection(
+                    name,
+                    schema=made(client, record.width),
+                    consistency_level="Strong",  # rows are found as soon as they are added
+                    properties={_RECORD: record.to_json(), _VERSION: "1"},
+                )
+                client.create_index(name, index, sync=False)
+        return cls(address)
+
+    @staticmethod
+    def exists(address: str) -> bool:
+        """Whether there is such a collection."""
+        place = _Address.parse(address)
+        with _reported(_without_password(address)):
+            return bool(_client(place, address).has_collection(place.collection))
+
+    def version(self, newest: bool = False) -> int:
+        """Counted by recollect: writers that do not use recollect do not change it. Reads are always of the newest."""
+        with self._reported():
+            return int(self._properties()[_VERSION])
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Other writers on this machine wait."""
+        name = hashlib.blake2b(f"{self.place.uri}/{self.place.collection}".encode(), digest_size=8).hexdigest()
+        if getattr(self, "_held", False):
+            yield
+            return
+        folder = cache_folder() / "milvus"
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / f"{name}.lock"):
+            self._held = True
+            try:
+                yield
+            finally:
+                self._held = False
+
+    def upsert(self, rows: Any) -> None:
+        """First the captions, then the pictures, then captions that the pictures no longer have are deleted."""
+        with self.writing(), self._reported():
+            self._count_version()
+            for start in range(0, rows.num_rows, _ROWS):
+                some = rows.slice(start, _ROWS)
+                pictures, captions = self._pictures(some), self._caption_rows(some)
+                for first in range(0, len(captions), _ROWS):
+                    self.client.upsert(self._collections[1], captions[first : first + _ROWS])
+                self.client.upsert(self._collections[0], pictures)
+                keys = [row["key"] for row in captions]
+                stale = f"{_among('id', some['id'].to_pylist())} and not ({_among('key', keys)})"
+                self.client.delete(self._collections[1], filter=stale)
+
+    def _pictures(self, rows: Any) -> list[dict[str, Any]]:
+        vectors = self._rounded(vector_matrix(rows["image_vector"]))
+        found = []
+        names = [name for name in rows.column_names if "vector" not in name]
+        for row, vector in zip(rows.select(names).to_pylist(), vectors, strict=True):
+            facts = _facts(row)
+            made = {**row, "vector": vector, "has_image": bool(vector.any()), "count": len(row["captions"])}
+            made |= {name: json.dumps(row[name], ensure_ascii=False) if not isinstance(row[name], str) else row[name]
+                     for name in _JSON}  # fmt: skip
+            made |= {"image": base64.b64encode(row["image"] or b"").decode(), "facts": facts}
+            for name, value in made.items():
+                text = json.dumps(value) if name == "facts" else value
+                if isinstance(text, str) and len(text.encode()) > _LONGEST:
+                    hint = " Use --pictures path or --pictures none." if name == "image" else ""
+                    raise UserError(
+                        f"{self.address}, picture '{row['id']}': its {name} has more than {_LONGEST:,} bytes, the most "
+                        f"that Milvus stores.{hint}"
+                    )
+            found.append(made)
+        return found
+
+    def _caption_rows(self, rows: Any) -> list[dict[str, Any]]:
+        flat, counts = caption_matrix(rows["caption_vectors"])
+        vectors, found, start = self._rounded(flat), list[dict[str, Any]](), 0
+        names = [name for name in rows.column_names if "vector" not in name and name != "image"]
+        for row, count in zip(rows.select(names).to_pylist(), counts.tolist(), strict=True):
+            facts = _facts(row)
+            for entry, caption in enumerate(row["captions"]):
+                made = {"key": _caption_key(row["id"], entry, caption), "id": row["id"], "entry": entry}
+                made |= {"vector": vectors[start + entry], "removed": row["removed"], "facts": facts}
+                found.append(made)
+            start += count
+        return found
+
+    def _rounded(self, vectors: np.ndarray) -> Float32[np.ndarray, "rows width"]:
+        """The vectors that an index on disk would read back."""
+        stored = vectors.reshape(-1, self.record.width).astype(self.record.precision).astype(np.float32)
+        return unit(stored, self.record.width, self.address)
+
+    def delete(self, ids: Sequence[str]) -> None:
+        """First the pictures, then their captions."""
+        with self.writing(), self._reported():
+            self._count_version()
+            for name in self._collections:
+                for some in _chunks(ids):
+                    self.client.delete(name, filter=_among("id", some))
+
+    def rows(self, ids: Sequence[str], columns: Sequence[str]) -> Any:
+        """Rows in the order of their ids."""
+        names = list(dict.fromkeys(["id", *columns]))
+        found: dict[str, dict[str, Any]] = {}
+        with self._reported():
+            for some in _chunks(list(dict.fromkeys(ids))):
+                wanted = _fields(names)
+                rows = self.client.query(self._collections[0], filter=_among("id", some), output_fields=wanted)
+                found |= {row["id"]: dict(row) for row in rows}
+        return self._table([found[id] for id in ids if id in found], names)
+
+    def scan(self, columns: Sequence[str], where: Filter | None = None, removed: bool | None = False) -> Iterator[Any]:
+        """In the order of ids."""
+        clauses = [] if removed is None and where is None else [f"removed == {'true' if removed else 'false'}"]
+        clauses += [where.milvus()] if where is not None else []
+        for rows in self._all(self._collections[0], _fields(["id", *columns]), " and ".join(clauses) or 'id >= ""'):
+            yield self._table(rows, list(columns))
+
+    def _table(self, rows: list[dict[str, Any]], names: list[str]) -> Any:
+        """Rows as Milvus returns them, as an Arrow table in the schema of the index."""
+        import pyarrow as pa
+
+        kept = schema(self.record)
+        captions = self._caption_vectors(rows) if "caption_vectors" in names else []
+        arrays = []
+        for name in names:
+            kind = kept.field(name).type
+            if name == "image_vector":
+                matrix = np.array([row["vector"] for row in rows], dtype=np.float32).reshape(-1, self.record.width)
+                arrays.append(pa.array(list(matrix.astype(self.record.precision)), kind))
+            elif name == "caption_vectors":
+                arrays.append(pa.array([list(each.astype(self.record.precision)) for each in captions], kind))
+            elif name in ("files", "captions", "labels"):
+                arrays.append(pa.array([json.loads(row[name]) for row in rows], kind))
+            elif name == "image":
+                arrays.append(pa.array([base64.b64decode(row[name]) or None for row in rows], kind))
+            else:
+                arrays.append(pa.array([row[name] for row in rows], kind))
+        return pa.table(arrays, schema=pa.schema([(name, kept.field(name).type) for name in names]))
+
+    def _caption_vectors(self, rows: list[dict[str, Any]]) -> list[np.ndarray]:
+        """The vectors of the captions of each row."""
+        keys = [[_caption_key(row["id"], *each) for each in enumerate(json.loads(row["captions"]))] for row in rows]
+        found: dict[str, np.ndarray] = {}
+        with self._reported():
+            for some in _chunks([key for each in keys for key in each]):
+                answer = self.client.query(
+                    self._collections[1], filter=_among("key", some), output_fields=["key", "vector"]
+                )
+                found |= {row["key"]: np.array(row["vector"], dtype=np.float32) for row in answer}
+        if missing := next((key for each in keys for key in each if key not in found), None):
+            raise UserError(f"{self.address}: the vector of caption {missing!r} is missing. Build the index again.")
+        empty = np.zeros((0, self.record.width), dtype=np.float32)
+        return [np.stack([found[key] for key in each]) if each else empty for each in keys]
+
+    def nearest(
+        self,
+        queries: Float32[np.ndarray, "queries width"],
+        k: int,
+        by: By,
+        where: Filter | None = None,
+        spoken: bool = False,
+        exact: bool = False,
+    ) -> Nearest:
+        """By the index of the collection."""
+        import pyarrow as pa
+
+        collection = self._collections[by == "text"]
+        clauses = ["removed == false"]
+        if by == "image":
+            clauses += ["has_image == true", *(["count > 0"] if spoken else [])]
+        clauses += [where.milvus()] if where is not None else []
+        asked = min(k, _MOST)
+        if k > _MOST and self._count(collection, "") > _MOST:
+            raise UserError(f"{self.address}: k = {k:,}, but Milvus finds at most {_MOST:,} pictures for a query")
+        fields = ["id", "entry", "key"] if by == "text" else ["id"]
+        hits: list[Any] = []
+        with self._reported():
+            for start in range(0, len(queries), _QUERIES):
+                hits += self.client.search(
+                    collection, list(queries[start : start + _QUERIES]), anns_field="vector", limit=asked,
+                    filter=" and ".join(clauses), output_fields=fields,
+                )  # fmt: skip
+        ids = list(dict.fromkeys(hit["entity"]["id"] for row in hits for hit in row))
+        valid = self._valid_keys(ids) if by == "text" else set[str]()
+        place = {id: row for row, id in enumerate(ids)}
+        width = max(map(len, hits), default=0)
+        rows, entries = (np.full((len(queries), width), empty, dtype=np.int64) for empty in (-1, 0))
+        scores = np.full((len(queries), width), -np.inf, dtype=np.float32)
+        for query, found in enumerate(hits):
+            for column, hit in enumerate(found):
+                entity = hit["entity"]
+                if by == "text" and entity["key"] not in valid:
+                    continue  # left behind by a writer that was killed
+                rows[query, column] = place[entity["id"]]
+                entries[query, column] = entity.get("entry", 0)
+                scores[query, column] = hit["distance"]
+
+        def read(
+            some: Int64[np.ndarray, " some"], kind: By, which: Int64[np.ndarray, " some"] | None
+        ) -> Float32[np.ndarray, "some width"]:
+            return self._read([ids[row] for row in some.tolist()], kind, which)
+
+        return Nearest(rows, entries, scores, pa.array(ids, pa.string()), read)
+
+    def _valid_keys(self, ids: list[str]) -> set[str]:
+        table = self.rows(ids, ["captions"])
+        pairs = zip(table["id"].to_pylist(), table["captions"].to_pylist(), strict=True)
+        return {_caption_key(id, *each) for id, captions in pairs for each in enumerate(captions)}
+
+    def _read(self, ids: list[str], by: By, which: np.ndarray | None) -> Float32[np.ndarray, "some width"]:
+        distinct = list(dict.fromkeys(ids))
+        places = np.array([{id: row for row, id in enumerate(distinct)}[id] for id in ids], dtype=np.int64)
+        if by == "image" or which is None:
+            return self.vectors(by, distinct)[places]
+        flat, counts = caption_matrix(self.rows(distinct, ["captions", "caption_vectors"])["caption_vectors"])
+        first = np.cumsum(counts) - counts
+        return unit(flat.astype(np.float32), self.record.width, self.address)[first[places] + which]
+
+    def vectors(self, by: By, ids: Sequence[str] | None = None) -> Float32[np.ndarray, "rows width"]:
+        """Vectors in the order of ``ids``, or of `scan`."""
+        names = ["image_vector"] if by == "image" else ["captions", "caption_vectors"]
+        found = [np.zeros((0, self.record.width), dtype=np.float32)]
+        for table in self.scan(names) if ids is None else [self.rows(list(ids), names)]:
+            if by == "image":
+                found.append(unit(vector_matrix(table["image_vector"]), self.record.width, self.address))
+            else:
+                flat, counts = caption_matrix(table["caption_vectors"])
+                found.append(mean_of_captions(unit(flat, self.record.width, self.address), counts))
+        return np.concatenate(found)
+
+    def count(self, spoken: bool = False) -> int:
+        """Counted by the server."""
+        return self._count(self._collections[0], "removed == false" + (" and count > 0" if spoken else ""))
+
+    def filter_keys(self) -> dict[str, str]:
+        """Keys of the metadata with the type of their values."""
+        values = [json.loads(each) for table in self.scan(["metadata"]) for each in table["metadata"].to_pylist()]
+        return Columns(len(values), lambda _: values).keys()
+
+    def verify(self) -> list[str]:
+        """Vectors that are not of unit norm; files are the server's own matter."""
+        found = []
+        for rows in self._all(self._collections[0], ["id", "vector", "has_image"], 'id >= ""'):
+            norms = np.linalg.norm(np.array([row["vector"] for row in rows], dtype=np.float64), axis=1)
+            for row, norm in zip(rows, norms.tolist(), strict=True):
+                if row["has_image"] and not abs(norm - 1) < 1e-2:
+                    found.append(f"{self.address}: the vectors of picture {row['id']} are damaged")
+        return found
+
+    @property
+    def _collections(self) -> tuple[str, str]:
+        return self.place.collection, self.place.collection + _CAPTIONS
+
+    def _count(self, collection: str, where: str) -> int:
+        with self._reported():
+            found = self.client.query(collection, filter=where, output_fields=["count(*)"])
+        return int(found[0]["count(*)"])
+
+    def _properties(self) -> dict[str, str]:
+        return dict(self.client.describe_collection(self.place.collection)["properties"])
+
+    def _count_version(self) -> None:
+        """Before the rows are sent: nobody may take the new state for the old one."""
+        self.client.alter_collection_properties(self.place.collection, {_VERSION: str(self.version() + 1)})
+
+    def _all(self, collection: str, names: list[str], clause: str) -> Iterator[list[dict[str, Any]]]:
+        """All rows of a query, in pages that start after the id that was read last.
+
+        pymilvus copies that id into a filter without escaping it; after an id with a quote or backslash the query is
+        started again with a filter of our own.
+        """
+        with self._reported():
+            pages = self.client.query_iterator(collection, batch_size=_PAGE, filter=clause, output_fields=names)
+            while rows := pages.next():
+                yield [dict(row) for row in rows]
+                last = rows[-1]["id"]
+                if milvus_text(last) != f'"{last}"':
+                    pages.close()
+                    after = f"id > {milvus_text(last)} and ({clause})"
+                    pages = self.client.query_iterator(collection, batch_size=_PAGE, filter=after, output_fields=names)
+            pages.close()
+
+    def _reported(self) -> Any:
+        return _reported(self.address)
+
+
+def _pictures_schema(client: Any, width: int) -> Any:
+    from pymilvus import DataType
+
+    made = client.create_schema(auto_id=False, enable_dynamic_field=False)
+    made.add_field("id", DataType.VARCHAR, is_primary=True, max_length=512)
+    made.add_field("vector", DataType.FLOAT_VECTOR, dim=width)
+    for name in (*_JSON, "taken", "camera", "folder", "phash", "image"):
+        made.add_field(name, DataType.VARCHAR, max_length=_LONGEST)
+    for name in ("width", "height", "count"):
+        made.add_field(name, DataType.INT64)
+    for name in ("has_image", "removed"):
+        made.add_field(name, DataType.BOOL)
+    made.add_field("facts", DataType.JSON)
+    return made
+
+
+def _captions_schema(client: Any, width: int) -> Any:
+    from pymilvus import DataType
+
+    made = client.create_schema(auto_id=False, enable_dynamic_field=False)
+    made.add_field("key", DataType.VARCHAR, is_primary=True, max_length=600)
+    made.add_field("id", DataType.VARCHAR, max_length=512)
+    made.add_field("vector", DataType.FLOAT_VECTOR, dim=width)
+    made.add_field("entry", DataType.INT64)
+    made.add_field("removed", DataType.BOOL)
+    made.add_field("facts", DataType.JSON)
+    return made
+
+
+def _facts(row: dict[str, Any]) -> dict[str, Any]:
+    """What filters ask about, as `Filter.milvus` reads it; missing values are left out."""
+    found: dict[str, Any] = json.loads(row["metadata"])
+    for name in NAMES:
+        if name == "id":
+            continue
+        value = asked_value(name, row[PHYSICAL.get(name, name)])
+        if value is None or value == []:
+            continue
+        found[name] = value
+        if name in SEVERAL:
+            found[f"{name} lines"] = "\n".join(value)
+    return found
+
+
+def _fields(names: Sequence[str]) -> list[str]:
+    """The fields of the collection with the pictures that some columns are made from."""
+    made = {"image_vector": "vector", "caption_vectors": "captions"}
+    return list(dict.fromkeys(made.get(name, name) for name in names))
+
+
+def _caption_key(id: str, entry: int, caption: str) -> str:
+    """Changes with the caption, so that a stale vector is never taken for that of a new caption."""
+    return f"{id}#{entry}#{hashlib.blake2b(caption.encode(), digest_size=8).hexdigest()}"
+
+
+def _among(name: str, values: Sequence[str]) -> str:
+    """A filter for some ids or keys; pymilvus's own would read a backslash as an escape."""
+    return f"{name} in [{', '.join(map(milvus_text, values))}]"
+
+
+def _chunks(ids: Sequence[str]) -> Iterator[list[str]]:
+    for start in range(0, len(ids), _ROWS):
+        yield list(ids[start : start + _ROWS])
+
+
+def _client(place: _Address, address: str) -> Any:
+    try:
+        from pymilvus import MilvusClient
+    except ImportError:
+        raise UserError("an index on Milvus needs pymilvus: pip install 'recollect[milvus]'") from None
+    for name in ("pymilvus", "grpc._server"):  # they log a traceback for every error, also for those they handle
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    with _reported(_without_password(address)):
+        return MilvusClient(place.uri, token=place.token)
+
+
+def _without_password(address: str) -> str:
+    head, at, rest = address.rpartition("@")
+    return f"milvus://{rest}" if at and head.startswith("milvus://") else address
+
+
+@contextmanager
+def _reported(address: str) -> Iterator[None]:
+    try:
+        yield
+    except (UserError, GeneratorExit):
+        raise
+    except Exception as error:  # pymilvus, gRPC and the file's own errors have nothing in common
+        reason = str(getattr(error, "message", error)).strip().splitlines()[0][:200]
+        raise UserError(f"{address}: Milvus says: {reason}") from error

@@ -1,0 +1,106 @@
+"""Watch a folder: new pictures are added, changed ones replaced, and deleted ones leave the index."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from recollect.core.errors import UserError
+from recollect.data.sources.images import PICTURE_ENDINGS, note
+from recollect.index.index import Index
+from recollect.index.ingest import IngestOptions, IngestReport
+
+FolderState = dict[str, tuple[int, int, int]]
+"""Size, modification time and change time of every picture. The change time cannot be set by programs that copy or
+unpack files, so it tells two files apart that exchanged their names."""
+
+_WATCHED = IngestOptions(broken_share=1.0)  # half-written files are read again later
+
+
+@dataclass
+class FolderWatch:
+    """Keeps an index up to date with a folder of pictures, by the same upsert as `Index.add`.
+
+    A change is read once nothing has changed between two polls, so that files that are still being copied are not read.
+    If the folder disappears, becomes unreadable or is empty, nothing is removed: disks are unmounted by mistake more
+    often than collections are emptied.
+
+    Args:
+        index: what is kept up to date.
+        folder: what is watched, with its subfolders.
+        name: what the index calls the folder; the folder's own name by default.
+    """
+
+    index: Index
+    folder: Path
+    name: str = ""
+    _before: FolderState = field(default_factory=dict)
+    _done: FolderState = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.folder.is_dir():
+            raise UserError(f"{self.folder}: no such folder to watch")
+
+    def poll(self, settled: bool = False) -> IngestReport | None:
+        """Update the index if the folder has changed and the change has settled.
+
+        Args:
+            settled: do not wait for another poll.
+
+        Returns:
+            What was done; None if there was nothing to do yet.
+
+        Raises:
+            UserError: the folder's name belongs to another source of the index.
+        """
+        state = folder_state(self.folder)
+        if not state or state == self._done or (state != self._before and not settled):
+            self._before = state
+            return None
+        self._before = state
+        self.index.refresh()
+        report = self.index.add(self.folder, name=self.name, options=_WATCHED)
+        self._done = state
+        return report
+
+    def follow(self, every: float, report: Callable[[IngestReport], None]) -> None:
+        """Poll every so many seconds until interrupted; the first poll takes everything as settled."""
+        done = self._first(every)
+        while True:
+            if done is not None:
+                report(done)
+            time.sleep(every)
+            try:
+                done = self.poll()
+            except (UserError, FileNotFoundError) as error:
+                note(str(error))  # a file that vanished while the folder was read; the next poll sees it
+                done = None
+
+    def _first(self, every: float) -> IngestReport | None:
+        """The first poll, repeated while the folder changes under it; an error in a still folder ends the watch."""
+        while True:
+            try:
+                return self.poll(settled=True)
+            except (UserError, FileNotFoundError) as error:
+                if folder_state(self.folder) == self._before:
+                    raise
+                note(str(error))
+                time.sleep(every)
+
+
+def folder_state(folder: Path) -> FolderState:
+    """The pictures of a folder, without opening a file; hidden files and folders and links to folders are ignored."""
+    found: FolderState = {}
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in files:
+            if name.startswith(".") or Path(name).suffix.lower() not in PICTURE_ENDINGS:
+                continue
+            path = os.path.join(place, name)
+            try:
+                facts = os.stat(path)
+            except OSError:
+                continue  # deleted meanwhile
+            found[path] = (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+    return found

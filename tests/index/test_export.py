@@ -1,0 +1,60 @@
+"""Files for other tools: what is written is what the index holds."""
+
+import csv
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from index_rows import make_rows
+from recollect.core.errors import UserError
+from recollect.index.export import export_index
+
+
+def test_parquet_has_vectors_a_map_and_true_neighbors(index, tmp_path):
+    rows = make_rows(40)
+    index.insert(rows)
+    assert export_index(index, tmp_path / "index.parquet", k=4) == 40
+    found = pq.read_table(tmp_path / "index.parquet").to_pylist()
+    vectors = dict(zip(rows.ids, rows.image_vectors, strict=True))
+    captions = dict(zip(rows.ids, rows.captions, strict=True))
+    for number, row in enumerate(found):
+        np.testing.assert_allclose(row["image_vector"], vectors[row["id"]], atol=1e-6)
+        cosines = np.array([vectors[other["id"]] @ vectors[row["id"]] for other in found])
+        cosines[number] = -2
+        assert row["neighbors"]["ids"] == np.argsort(-cosines)[:4].tolist()
+        np.testing.assert_allclose(row["neighbors"]["distances"], 1 - np.sort(cosines)[::-1][:4], atol=1e-5)
+        assert row["captions"] == list(captions[row["id"]])
+        assert (row["text_vector"] is None) == (not captions[row["id"]])
+    places = np.array([[row["x"], row["y"]] for row in found])
+    centered = np.array([vectors[row["id"]] for row in found], dtype=np.float64)
+    centered -= centered.mean(0)
+    np.testing.assert_allclose(np.linalg.norm(places, axis=0), np.linalg.svd(centered, compute_uv=False)[:2], rtol=1e-4)
+
+
+def test_csv_and_coco_have_every_picture_and_caption(index, tmp_path):
+    rows = make_rows(9)
+    index.insert(rows)
+    index.remove(["row 3"])
+    kept = {id: list(each) for id, each in zip(rows.ids, rows.captions, strict=True) if id != "row 3"}
+    assert export_index(index, tmp_path / "index.csv") == 8
+    with (tmp_path / "index.csv").open(newline="") as file:
+        found = {row["id"]: row for row in csv.DictReader(file)}
+    assert {id: json.loads(row["captions"]) for id, row in found.items()} == kept
+    assert json.loads(found["row 5"]["metadata"])["rare"] == "it's"
+    assert export_index(index, tmp_path / "index.json") == 8
+    coco = json.loads((tmp_path / "index.json").read_text())
+    assert sorted(each["caption"] for each in coco["annotations"]) == sorted(
+        caption for each in kept.values() for caption in each
+    )
+    assert {each["image_id"] for each in coco["annotations"]} <= {each["id"] for each in coco["images"]}
+
+
+def test_what_cannot_be_written_is_refused(index, tmp_path):
+    with pytest.raises(UserError):
+        export_index(index, tmp_path / "empty.csv")
+    index.insert(make_rows(3))
+    with pytest.raises(UserError):
+        export_index(index, tmp_path / "index.xlsx")
+    assert list(tmp_path.glob("*.xlsx")) == []

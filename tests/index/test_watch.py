@@ -1,0 +1,187 @@
+"""Following a folder: new, changed, deleted, renamed, half-copied, unreadable and removed pictures."""
+
+import io
+import os
+
+import pytest
+from PIL import Image
+
+from index_rows import write_picture
+from recollect.core.errors import UserError
+from recollect.index import Index, watch
+from recollect.index.watch import FolderWatch, folder_state
+
+
+@pytest.fixture
+def followed(photos, tmp_path, encoder):
+    index = Index.create(tmp_path / "index", width=encoder.width, model=encoder.fingerprint)
+    index._encoder = encoder
+    return index, FolderWatch(index, photos)
+
+
+def files(index):
+    return {file.key for each in index.pictures(index.ids) for file in each.files}
+
+
+def test_a_watched_folder_is_followed(followed, photos, encoder):
+    index, follower = followed
+    assert follower.poll(settled=True).added == 11
+    assert follower.poll() is None
+    write_picture(photos / "new.png", 100)
+    write_picture(photos / "home" / "4.png", 101)
+    (photos / "home" / "6.png").unlink()
+    write_picture(photos / "below" / "deep.png", 102)
+    (photos / ".hidden.png").write_bytes(b"not a picture")
+    encoder.images = 0
+    assert follower.poll() is None, "perhaps still being copied"
+    report = follower.poll()
+    assert (report.added, report.gone, encoder.images) == (3, 2, 3)
+    assert {"new.png", "below/deep.png", "home/4.png"} <= files(index)
+    assert "home/6.png" not in files(index)
+    assert follower.poll() is None
+
+
+def test_files_of_one_size_and_time_that_exchange_their_names_are_followed(followed, photos):
+    index, follower = followed
+    for number in (0, 2):
+        os.utime(photos / "home" / f"{number}.png", (1e9, 1e9))
+    follower.poll(settled=True)
+    before = index.find(["home/0.png", "home/2.png"])
+    (photos / "home" / "0.png").rename(photos / "other")
+    (photos / "home" / "2.png").rename(photos / "home" / "0.png")
+    (photos / "other").rename(photos / "home" / "2.png")
+    follower.poll(), follower.poll()
+    assert index.find(["home/2.png", "home/0.png"]) == before
+
+
+def test_building_adding_and_watching_agree_about_copies(followed, photos, tmp_path, encoder):
+    index, follower = followed
+    follower.poll(settled=True)
+    (photos / "copy.png").write_bytes((photos / "home" / "2.png").read_bytes())
+    report = follower.poll(settled=True)
+    assert (report.added, report.copies, len(index)) == (0, 1, 11)
+    built = Index.build(photos, encoder, out=tmp_path / "built")
+    assert set(built.ids) == set(index.ids)
+    (photos / "home" / "2.png").unlink()
+    assert follower.poll(settled=True).gone == 0
+    assert set(index.ids) == set(built.ids), "the copy keeps the row"
+
+
+def test_a_half_copied_picture_is_read_when_it_is_whole(followed, photos):
+    index, follower = followed
+    follower.poll(settled=True)
+    whole = io.BytesIO()
+    Image.effect_noise((64, 64), 50).save(whole, "PNG")
+    (photos / "late.png").write_bytes(whole.getvalue()[:60])
+    follower.poll(), follower.poll()
+    assert len(index) == 11
+    (photos / "late.png").write_bytes(whole.getvalue())
+    follower.poll(), follower.poll()
+    assert len(index) == 12
+
+
+def test_removed_pictures_stay_away_while_their_folder_is_followed(followed, photos):
+    index, follower = followed
+    follower.poll(settled=True)
+    gone = index.find(["home/2.png"])
+    index.remove(gone)
+    (photos / "home" / "2.png").rename(photos / "renamed.png")
+    assert follower.poll(settled=True).kept_out == 1
+    assert not set(gone) & set(index.ids)
+    index.restore()
+    assert index.find(["renamed.png"]) == gone
+
+
+def test_an_emptied_or_missing_folder_removes_nothing(followed, photos):
+    index, follower = followed
+    follower.poll(settled=True)
+    for file in [file for file in photos.rglob("*") if file.is_file()]:
+        file.unlink()
+    assert [follower.poll(), follower.poll(settled=True)] == [None, None]
+    assert len(index) == 11
+    for folder in [*photos.iterdir(), photos]:
+        folder.rmdir()
+    assert follower.poll(settled=True) is None
+    with pytest.raises(UserError):
+        FolderWatch(index, photos)
+
+
+def test_unreadable_folders_and_files_remove_nothing(followed, photos, monkeypatch, capsys):
+    """Root may read everything, so the system calls refuse here."""
+    index, follower = followed
+    os.symlink(".", photos / "again")  # a loop for those who follow links
+    assert len(folder_state(photos)) == 12
+    follower.poll(settled=True)
+    (photos / "home" / "2.png").unlink()
+
+    def refusing(work, refused):
+        def refuse(path, *more, **options):
+            if isinstance(path, str | os.PathLike) and refused(os.fspath(path)):
+                raise PermissionError(13, "Permission denied", os.fspath(path))
+            return work(path, *more, **options)
+
+        return refuse
+
+    below, file = str(photos / "norway"), str(photos / "home" / "4.png")
+    with monkeypatch.context() as other:
+        other.setattr(os, "scandir", refusing(os.scandir, lambda path: path == below))
+        other.setattr(os, "stat", refusing(os.stat, lambda path: path.startswith(f"{below}/")))
+        other.setattr(io, "open", refusing(io.open, lambda path: path == file))
+        follower.poll(settled=True)
+    assert len(index) == 10
+    assert "norway" in capsys.readouterr().err
+
+
+def test_a_picture_that_vanishes_during_the_first_poll_does_not_end_the_watch(followed, photos, monkeypatch):
+    _, follower = followed
+    add, reports = Index.add, []
+
+    def vanish(*given, **options):
+        (photos / "home" / "2.png").unlink()
+        monkeypatch.setattr(Index, "add", add)
+        raise UserError("photos: cannot be read (2.png does not exist)")
+
+    def stop(report):
+        reports.append(report)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Index, "add", vanish)
+    with pytest.raises(KeyboardInterrupt):
+        follower.follow(0.01, stop)
+    assert [each.added for each in reports] == [10]
+    monkeypatch.setattr(Index, "add", lambda *given, **options: (_ for _ in ()).throw(UserError("wrong")))
+    write_picture(photos / "other.png", 60)
+    with pytest.raises(UserError, match="wrong"):
+        follower.follow(0.01, reports.append)
+
+
+def test_a_watch_continues_where_another_ended_and_changes_no_other_source(followed, photos, tmp_path, encoder):
+    index, follower = followed
+    follower.poll(settled=True)
+    write_picture(tmp_path / "b" / "photos" / "0.png", 300)
+    with pytest.raises(UserError):
+        FolderWatch(index, tmp_path / "b" / "photos").poll(settled=True)
+    FolderWatch(index, tmp_path / "b" / "photos", "more").poll(settled=True)
+    (photos / "home" / "0.png").unlink()
+    encoder.images = 0
+    again = Index.open(index.address, encoder)
+    assert FolderWatch(again, photos).poll(settled=True).gone == 1
+    assert encoder.images == 0
+    assert index.refresh()
+    assert index.info().sources == {"photos": 10, "more": 1}
+
+
+def test_a_folder_with_a_double_colon_in_its_name_is_followed(tmp_path, encoder):
+    folder = tmp_path / "2024::summer"
+    for number in range(3):
+        write_picture(folder / f"{number}.png", number)
+    index = Index.create(width=encoder.width, model=encoder.fingerprint)
+    index._encoder = encoder
+    follower = FolderWatch(index, folder)
+    assert follower.poll(settled=True).added == 3
+    (folder / "0.png").unlink()
+    write_picture(folder / "new.png", 9)
+    report = follower.poll(settled=True)
+    assert (report.added, report.gone) == (1, 1)
+    assert index.pictures(index.find(["new.png"]))[0].path == folder / "new.png"
+    assert watch.folder_state(folder).keys() == {str(folder / name) for name in ("1.png", "2.png", "new.png")}
