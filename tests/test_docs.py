@@ -32,10 +32,10 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").r
 # Commands that no test can run, and why. Their options are still checked against the command's help.
 NOT_RUN = {
     r"^--suite lixp-21": "opens 21 sets on the hub",
-    r"milvus://db\.example\.org": "needs a Milvus cluster; tests/memory runs the same code on Milvus Lite",
-    r"^memory index\b": "needs thousands of rows; tests/memory makes and measures an index",
+    r"milvus://db\.example\.org": "needs a Milvus cluster; tests/index runs the same code on Milvus Lite",
+    r"^index accelerate\b": "needs thousands of rows; tests/index measures it",
     r"^serve\b": "goes on until it is stopped; tests/apps drives the page",
-    r"^memory watch\b": "goes on until it is stopped; tests/memory follows a folder",
+    r"^index watch\b": "runs until it is stopped; tests/index follows a folder",
     r"^export\b.*--classifier": "writes five graphs; tests/apps writes them, and runs each against the model",
 }
 # Shell lines that are no `recollect`: they set this very environment up.

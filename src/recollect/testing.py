@@ -23,6 +23,7 @@ from torch import Tensor
 from recollect.core.types import NO_LABEL, Encoder, EncoderBase, ImageLike, Kind, Sample, Source
 from recollect.data.sources.images import BrokenImageError
 from recollect.fewshot.base import EmbeddingClassifier
+from recollect.index.conformance import check_store as check_store
 from recollect.memory.conformance import ListBackend as ListBackend
 from recollect.memory.conformance import check_backend as check_backend
 from recollect.memory.rows import Record as Record

@@ -18,7 +18,7 @@ from recollect.data.sources.columns import Columns
 from recollect.data.sources.derived import Joined, Subset, corpus
 from recollect.data.sources.images import find_images
 from recollect.data.sources.table import Origin
-from recollect.memory.build.watching import folder_state
+from recollect.index.watch import folder_state
 
 
 def test_parquet_with_captions(make, shade):

@@ -1,25 +1,18 @@
 """Filling a memory: whole whatever happens, resumable, without what is broken or there already."""
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-import uuid
-import zlib
 from dataclasses import replace
-from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from recollect.core.errors import UserError
-from recollect.core.types import EncoderBase
 from recollect.data.sources import open_source
 from recollect.memory import Memory
 from recollect.memory.build import building
@@ -354,74 +347,3 @@ def test_a_build_killed_in_the_middle_opens_whole_and_resumes_without_duplicates
         row = rows[f"latents:captions:{number}"]
         np.testing.assert_allclose(row[5], model.embed_images([source[number].image])[0], atol=1e-6)
         np.testing.assert_allclose(row[6], model.embed_texts([row[0]])[0], atol=1e-6)
-
-
-def dying(folder):
-    """An encoder of a class that travels to workers whole, since they have no tests to import."""
-
-    class Dying(EncoderBase):
-        """The first worker that is asked to embed is killed in the middle of it."""
-
-        width, fingerprint = 16, "hashes"
-        mark, parent = str(folder / "killed"), os.getpid()
-
-        def embed_images(self, images):
-            if os.getpid() != self.parent:
-                with contextlib.suppress(FileExistsError):
-                    os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
-                    os.kill(os.getpid(), signal.SIGKILL)
-            return self.hashed(np.asarray(image).tobytes() for image in images)
-
-        def embed_texts(self, texts, prefix=None):
-            return self.hashed(text.encode() for text in texts)
-
-        def hashed(self, parts):
-            rows = np.stack([np.random.default_rng(zlib.crc32(part)).normal(size=16) for part in parts])
-            return torch.nn.functional.normalize(torch.from_numpy(rows).float())
-
-    return Dying()
-
-
-def built_by(engine, folder):
-    """A memory whose first worker is killed; with Ray in a process of its own, since a process that held Ray cannot be
-    relied on to fork."""
-    encoder = dying(folder)
-    reader = Reader(encoder, open_source("latents:captions"), encoder.fingerprint)
-    memory = open_for_build(str(folder / engine), encoder, "m")
-    before = signal.getsignal(signal.SIGTERM)
-    assert fill_memory(memory, reader, BuildOptions(limit=600), engine).added == 600
-    assert signal.getsignal(signal.SIGTERM) == before
-
-
-def test_ray_gives_the_rows_of_one_process_though_a_worker_is_killed_and_leaves_none_behind(tmp_path):
-    if find_spec("ray") is None:
-        pytest.skip("Ray is not installed: pip install 'recollect[ray]'")
-    mark = uuid.uuid4().hex
-    environment = {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0", "RECOLLECT_MARK": mark}
-    program = "import sys, pathlib, test_building; test_building.built_by('ray', pathlib.Path(sys.argv[1]))"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program, str(tmp_path)],
-        capture_output=True, text=True, timeout=240, cwd=Path(__file__).parent, env=os.environ | environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    said = [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("embed latents:captions")]
-    assert said == [], "of Ray, and of the worker that died, nothing is printed"
-    assert (tmp_path / "killed").exists()
-    built_by("local", tmp_path)
-    assert rows_of(Memory.open(tmp_path / "ray")) == rows_of(Memory.open(tmp_path / "local"))
-    deadline = time.monotonic() + 90  # on a machine that does much else
-    while (left := processes_marked(mark)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert left == []
-
-
-def processes_marked(mark):
-    """Command lines of processes whose environment has a mark."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark.encode() in (folder / "environ").read_bytes():
-                found.append((folder / "cmdline").read_bytes().decode(errors="replace")[:100])
-        except OSError:
-            continue
-    return found

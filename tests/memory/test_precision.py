@@ -1,11 +1,9 @@
 """Memories at half precision: vectors are handed out with unit norm, and every store finds the same rows."""
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from recollect.memory import Memory
-from recollect.memory.export import export_memory
 from recollect.memory.fusion.block import FusionSettings
 from recollect.memory.fusion.neighbours import find_neighbours
 
@@ -53,20 +51,6 @@ def test_scores_are_the_products_of_the_vectors_that_are_handed_out(half):
         np.testing.assert_allclose(half.vectors(ids.tolist(), "image") @ query, scores, atol=3e-7)
 
 
-def test_milvus_finds_what_lance_finds_at_the_same_precision(tmp_path, pairs):
-    generator = np.random.default_rng(2)
-    middle = unit(generator.normal(size=(1, 16)))
-    near = unit(middle + 3e-2 * generator.normal(size=(300, 16)))  # nearly equal, so that rounding decides the order
-    queries, found = unit(middle + 3e-2 * generator.normal(size=(20, 16))), []
-    for address in (tmp_path / "folder", f"milvus://{tmp_path}/lite.db/rows"):
-        memory = Memory.create(address, width=16, model=MODEL, precision="float16")
-        rows = pairs(300)
-        memory.add(type(rows)(**{**rows.__dict__, "image_vectors": near}))
-        found.append(memory.search(queries, 10))
-    np.testing.assert_allclose(found[0].scores, found[1].scores, atol=3e-7)
-    assert (found[0].ids == found[1].ids).mean() > 0.98  # the rest are equal up to single precision
-
-
 def test_a_row_written_back_as_it_was_read_stays_as_it_is(tmp_path, pairs):
     memory = Memory.create(tmp_path / "memory", width=WIDE, model=MODEL, precision="float16")
     memory.add(pairs(40, width=WIDE))
@@ -82,15 +66,6 @@ def test_vectors_that_are_not_quite_of_unit_norm_are_kept_with_unit_norm(tmp_pat
     memory.add(type(rows)(**{**rows.__dict__, "image_vectors": rows.image_vectors * np.float32(1.004)}))
     assert off(memory.matrix("image")[1]) < 3e-7
     assert off(memory.vectors(rows.ids, "image")) < 3e-7
-
-
-def test_an_exported_file_holds_unit_norm_vectors(tmp_path, pairs):
-    memory = Memory.create(tmp_path / "memory", width=WIDE, model=MODEL, precision="float16")
-    memory.add(pairs(20, width=WIDE))
-    export_memory(memory, tmp_path / "rows.parquet")
-    for name in ("image_vector", "text_vector"):
-        column = pq.read_table(tmp_path / "rows.parquet")[name].combine_chunks()
-        assert off(column.flatten().to_numpy().reshape(20, WIDE)) < 3e-7
 
 
 def test_near_twins_are_cut_by_the_cosine_of_unit_vectors(tmp_path, pairs):

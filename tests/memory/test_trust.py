@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,14 +18,10 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from PIL import Image
 
 from recollect.core.errors import UserError
-from recollect.core.types import EncoderBase
 from recollect.memory import Memory, Pairs
 from recollect.memory.backends.lance import LanceBackend
-from recollect.memory.build import building, editions, reading
-from recollect.memory.build.watching import FolderWatch
 
 WIDTH = 8
 STEP = 1 if os.environ.get("RECOLLECT_ALL_KILLS") else 8
@@ -280,87 +275,4 @@ def test_a_writer_that_is_killed_at_any_write_leaves_a_whole_memory(tmp_path, ca
         kills += 1
     with capsys.disabled():
         print(f"\n{kills} kills during add, upsert, caption, index and delete")
-    assert kills >= 4
-
-
-class Pixels(EncoderBase):
-    """Embeds a picture by its pixels."""
-
-    width, fingerprint = WIDTH, "m"
-
-    def embed_images(self, images):
-        import torch
-
-        return torch.from_numpy(np.stack([vector(str(np.asarray(image).tobytes())) for image in images]))
-
-    def embed_texts(self, texts, prefix=None):
-        raise AssertionError("nothing has a text")
-
-
-def draw(folder, name, shade):
-    (folder / name).write_bytes(b"P6 2 2 255 " + bytes([shade] * 12))
-
-
-def change(folder):
-    """Two new pictures, two that are others now, two exchanged and two that are gone; again and again the same."""
-    draw(folder, "7.ppm", 8), draw(folder, "8.ppm", 7)
-    for number in (90, 91, 3, 14):
-        draw(folder, f"{number}.ppm", 200 + number % 50)
-    for number in (5, 13):
-        (folder / f"{number}.ppm").unlink(missing_ok=True)
-
-
-def watched(address, photos):
-    watch = FolderWatch(Memory.open(address), Pixels(), Path(photos))
-    watch.look(settled=True)
-
-
-def watch_and_die(address, moment, photos):
-    """Follow a folder that changes meanwhile, in small commits, in a process that kills itself."""
-    building.COMMIT = building.ROWS_AT_ONCE = editions.ROWS_AT_ONCE = reading.ROWS_AT_ONCE = 4
-    die_at(moment)
-    watched(address, photos)
-    memory = Memory.open(address)
-    memory.set_captions({"photos:7.ppm": "seven", "photos:8.ppm": "eight"}, Words())
-    memory.delete(["photos:2.ppm"])
-    change(Path(photos))
-    watched(address, photos)
-    Memory.open(address).search(np.eye(WIDTH, dtype=np.float32), 1)
-
-
-def captions_of(memory):
-    """By the picture, which its vector tells."""
-    ids = [id for id in ids_of(memory) if memory.fetch([id])[0].caption]
-    vectors = memory.vectors(ids, "image")
-    return {row.tobytes(): item.caption for row, item in zip(vectors, memory.fetch(ids), strict=True)}
-
-
-def test_a_watch_that_is_killed_at_any_write_loses_and_doubles_nothing(tmp_path, capsys):
-    Memory.create(tmp_path / "memory", width=WIDTH, model="m")
-    kills = 0
-    for moment in range(1, 90, STEP * 3 // 2):
-        photos = tmp_path / f"{moment}" / "photos"
-        photos.mkdir(parents=True)
-        for number in range(18):
-            draw(photos, f"{number}.ppm", number)
-        copy = killed(watch_and_die, tmp_path / "memory", moment, str(photos))
-        if copy is None:
-            break
-        memory = Memory.open(copy)
-        assert set(ids_of(memory)) <= {f"photos:{number}.ppm" for number in (*range(18), 90, 91)}
-        assert memory.damage() == []
-        said, removed = captions_of(memory), bool(memory.removals()) and not memory.backend.known(["photos:2.ppm"])
-        change(photos)
-        watched(copy, photos)
-        memory.refresh()
-        assert captions_of(memory) == said, "a picture keeps its words, whatever file it is in"
-        names = sorted(file.name for file in photos.iterdir() if not (removed and file.name == "2.ppm"))
-        assert sorted(ids_of(memory)) == [f"photos:{name}" for name in names]
-        pictures = [Image.open(photos / name).convert("RGB") for name in names]
-        vectors = memory.vectors([f"photos:{name}" for name in names], "image")
-        np.testing.assert_array_equal(vectors, Pixels().embed_images(pictures).numpy())
-        assert memory.damage() == []
-        kills += 1
-    with capsys.disabled():
-        print(f"\n{kills} kills during a watch")
     assert kills >= 4

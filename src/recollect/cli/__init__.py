@@ -57,6 +57,19 @@ COMMANDS: dict[str, Command] = {
     ),
     "embed": Command("recollect.cli.embed:Embed", "the embeddings of labelled sets, as Parquet or .npy"),
     "export": Command("recollect.cli.export:Export", "a model as ONNX files, with its memory and its classifier"),
+    "index build": Command("recollect.cli.index:Build", "index the pictures of a folder, table or hub id"),
+    "index add": Command("recollect.cli.index:Add", "add the pictures of another source, or update from one"),
+    "index remove": Command("recollect.cli.index:Remove", "preview and remove pictures; no file is touched"),
+    "index restore": Command("recollect.cli.index:Restore", "bring removed pictures back"),
+    "index watch": Command("recollect.cli.index:Watch", "keep an index up to date with a folder"),
+    "index info": Command("recollect.cli.index:Info", "what an index holds"),
+    "index verify": Command("recollect.cli.index:Verify", "compare every file with its checksum"),
+    "index duplicates": Command(
+        "recollect.cli.index:FindDuplicates", "identical files, near-identical and similar pictures"
+    ),
+    "index export": Command("recollect.cli.index:ExportIndex", "write an index to Parquet, CSV or COCO captions"),
+    "index accelerate": Command("recollect.cli.index:Accelerate", "make searches of a large index fast"),
+    "index compact": Command("recollect.cli.index:Compact", "free the space of deleted rows and old versions"),
     "memory build": Command("recollect.cli.memory:Build", "embed the pairs of a source and keep them"),
     "memory add": Command("recollect.cli.memory:Add", "add the pairs of another source to a memory"),
     "memory remove": Command(
@@ -67,17 +80,6 @@ COMMANDS: dict[str, Command] = {
         "recollect.cli.memory_retrieve:Retrieve", "pairs that fit class names, to train on (REACT)"
     ),
     "memory info": Command("recollect.cli.memory_upkeep:Info", "what a memory holds, and whether all of it is sound"),
-    "memory watch": Command("recollect.cli.memory:Watch", "keep a memory in step with a folder of pictures"),
-    "memory export": Command(
-        "recollect.cli.memory_upkeep:ExportMemory", "write a memory to Parquet, with a map and neighbours"
-    ),
-    "memory duplicates": Command(
-        "recollect.cli.memory_upkeep:FindDuplicates", "the same files, pictures encoded again, similar shots"
-    ),
-    "memory index": Command("recollect.cli.memory_upkeep:Index", "make searches fast, at a recall that is measured"),
-    "memory optimize": Command(
-        "recollect.cli.memory_upkeep:Optimize", "join small files, and free what old versions take up"
-    ),
     "serve": Command("recollect.cli.serve:Serve", "an index in the browser: search, browse, label pictures"),
     "completion": Command(
         "recollect.cli.completion:Completion", "what bash, zsh or fish needs to complete commands and options"

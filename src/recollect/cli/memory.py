@@ -6,7 +6,7 @@ from typing import Literal
 import tyro
 
 from recollect.cli.memory_upkeep import remove_rows
-from recollect.cli.positionals import FolderPlace, MemoryPlace, ModelPlace, SourcePlace
+from recollect.cli.positionals import MemoryPlace, ModelPlace, SourcePlace
 from recollect.cli.unread import refuse_unread, split_for
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable
@@ -27,7 +27,6 @@ from recollect.memory.build.building import (
     open_for_build,
 )
 from recollect.memory.build.reading import KeepPictures, Reader, ReadOptions
-from recollect.memory.build.watching import FolderWatch
 from recollect.memory.opening import open_model_of
 from recollect.memory.rows import VectorPrecision
 from recollect.memory.store import NEAR, Memory
@@ -58,8 +57,6 @@ class PairOptions:
     """Leave out rows whose image has at least this cosine with one that is there; 0.94 in RECO."""
     broken_share: float = 0.01
     """Share of pictures that may be unreadable before the build stops."""
-    engine: Literal["local", "ray"] = "local"
-    """Embed in this process, or on the Ray cluster that RAY_ADDRESS names (by default: this machine's cores)."""
     device: str | None = None
     """Where to compute; the best there is by default."""
     image_column: str | None = None
@@ -77,8 +74,6 @@ class PairOptions:
             columns = ("image_column", "caption_column", "label_column")
             refuse_unread(self, *columns, why=f"is for files with columns; {spec} has none. Leave it out.")
         split_for(spec, self.split)
-        if self.engine == "ray":
-            refuse_unread(self, "device", why="with --engine ray every worker takes the best there is. Leave it out.")
 
     def source(self, spec: str) -> Source:
         """Open the source."""
@@ -137,7 +132,7 @@ class Build:
         reader, options = self.pairs.reader(self.data, encoder), self.pairs.build()
         memory = open_for_build(self.out, encoder, self.model, self.precision)
         check_alone(memory, reader)
-        _say(memory, fill_memory(memory, reader, options, self.pairs.engine), reader.called)
+        _say(memory, fill_memory(memory, reader, options), reader.called)
         memory.prepare()  # now, rather than when somebody waits for a first answer
 
 
@@ -163,7 +158,7 @@ class Add:
         reader = self.pairs.reader(self.data, encoder)
         options = replace(self.pairs.build(), bring_back=self.bring_back)
         check_name(memory, reader)
-        _say(memory, fill_memory(memory, reader, options, self.pairs.engine), reader.called)
+        _say(memory, fill_memory(memory, reader, options), reader.called)
 
 
 @dataclass(frozen=True)
@@ -224,57 +219,6 @@ class Remove:
             source = open_source(near, split="all")
         output().print(printable(f"{near}: has no split 'test'; all of it is compared"), highlight=False)
         return source
-
-
-@dataclass(frozen=True)
-class Watch:
-    """Keep a memory in step with a folder of pictures: new ones are added, changed ones replaced, gone ones removed.
-
-    Ends when interrupted (Ctrl-C), at any time: what was taken up stays, and the next call goes on. A folder that is
-    gone or empty takes no row away.
-    """
-
-    memory: MemoryPlace
-    """Its folder, or milvus://host:port/collection."""
-    folder: FolderPlace
-    """The folder of pictures, with all folders below it."""
-    model: str | None = None
-    """The model that embedded the memory; by default where it was then."""
-    name: str = ""
-    """What the memory calls the folder; by default its own name."""
-    every: float = 2.0
-    """Seconds between two looks; a change is taken up once nothing has changed between two."""
-    once: bool = False
-    """Look once, take up everything, and end."""
-    device: str | None = None
-    """Where to compute; the best there is by default."""
-
-    def run(self) -> None:
-        """Watch."""
-        if self.once:
-            refuse_unread(self, "every", why="is between two looks, and --once looks once.")
-        if not 0 < self.every < float("inf"):
-            raise UserError(f"--every {self.every:g}: must be above 0 and finite")
-        memory = Memory.open(self.memory)
-        encoder, _ = open_model_of(memory, self.model, self.device)
-        watch = FolderWatch(memory, encoder, self.folder, self.name)
-        if self.once:
-            report = watch.look(settled=True)
-            if report is None:
-                raise UserError(f"{self.folder}: holds no picture; nothing was changed")
-            self._say(memory, report)
-            return
-        output().print(printable(f"watching {self.folder}; Ctrl-C ends"), highlight=False, soft_wrap=True)
-        watch.follow(self.every, lambda report: self._say(memory, report))
-
-    def _say(self, memory: Memory, report: BuildReport) -> None:
-        counts = {"added": report.added, "replaced": report.replaced, "removed": report.removed}
-        counts |= {"in another place now": report.moved, "not readable": report.broken}
-        counts |= {"removed earlier and left out (`recollect memory add … --bring-back all`)": report.away}
-        done = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "nothing to do"
-        output().print(
-            printable(f"{self.folder}: {done}; {counted(len(memory), 'row')}"), highlight=False, soft_wrap=True
-        )
 
 
 def _say(memory: Memory, report: BuildReport, name: str) -> None:

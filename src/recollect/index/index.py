@@ -42,7 +42,7 @@ from recollect.index.rows import (
     unit,
 )
 from recollect.index.stores.base import Store
-from recollect.index.stores.lance import Compaction, LanceStore
+from recollect.index.stores.lance import TABLE, Compaction, LanceStore, verify_folder
 from recollect.index.stores.local import LocalStore
 from recollect.index.stores.ram import RamStore
 
@@ -130,6 +130,7 @@ class Index:
         name: str = "",
         options: "IngestOptions | None" = None,
         precision: VectorPrecision = "float16",
+        model_name: str = "",
     ) -> "Index":
         """Index the pictures of a source; the same call again continues, or brings the index up to date.
 
@@ -140,15 +141,20 @@ class Index:
             name: what the index calls the source; its own name by default.
             options: how samples become rows.
             precision: of the stored vectors.
+            model_name: path or hub id that opens an encoder again, which the index remembers.
 
         Raises:
             UserError: the model or source cannot be opened, or ``out`` is an index of another model.
         """
-        encoder, model_name = _encoder_of(model)
+        encoder, name_of_model = _encoder_of(model)
         if out is not None and cls.exists(out):
             index = cls.open(out, encoder)
         else:
-            kept = {"model": encoder.fingerprint, "model_name": model_name, "prefix": caption_prefix(encoder)}
+            kept = {
+                "model": encoder.fingerprint,
+                "model_name": model_name or name_of_model,
+                "prefix": caption_prefix(encoder),
+            }
             index = cls.create(out, width=encoder.width, precision=precision, **kept)  # type: ignore[arg-type]
             index._encoder = encoder
         index.add(source, name=name, options=options)
@@ -886,6 +892,24 @@ class Index:
         if isinstance(self.store, LanceStore):
             return Index(LanceStore(self.address, self.version), self._encoder)
         return self
+
+    def warm(self) -> None:
+        """Make now what the first look-up would make: the matrix of the vectors."""
+        if isinstance(self.store, LocalStore):
+            self.store.matrix()
+
+    @staticmethod
+    def examine(address: str | Path) -> list[str]:
+        """`verify` of an index that may not open.
+
+        Raises:
+            UserError: there is no index.
+        """
+        folder = Path(address)
+        here = "://" not in str(address) and (folder / f"{TABLE}.lance").is_dir()
+        if here and (found := verify_folder(folder)):
+            return found
+        return Index.open(address).verify()
 
     def verify(self) -> list[str]:
         """Read everything, and report what is damaged: one line for each file or picture."""

@@ -21,7 +21,10 @@ from recollect.core.progress import progress
 from recollect.core.types import NO_LABEL, Encoder, ImageLike, Sample, Source
 from recollect.data.prompts import fill
 from recollect.data.sources import open_source
+from recollect.data.sources.columns import Columns
+from recollect.data.sources.generated import is_generated
 from recollect.data.sources.images import BrokenImageError, note
+from recollect.data.sources.opening import split_of
 from recollect.data.sources.reading import BROKEN_SHARE, BrokenCounter, blocks_ahead
 from recollect.index.exif import PictureFacts, picture_facts
 from recollect.index.phash import phash_of
@@ -113,7 +116,7 @@ def ingest(
     """
     options = options or IngestOptions()
     if not isinstance(source, Source):
-        source = open_source(str(source), split="all", keep_textless=True)
+        source = open_pictures(str(source))
     called = name or source.name.removesuffix(":all")
     known = _Known.read(index, called)
     _check_name(index, known, source, called, bool(name))
@@ -131,6 +134,17 @@ def ingest(
         writer.commit()
     writer.drop_unseen(whole=stop == len(source))
     return writer.report
+
+
+def open_pictures(spec: str, split: str | None = None, columns: Columns | None = None) -> Source:
+    """Open a source for an index: all its splits where none is named, pictures without texts included.
+
+    Raises:
+        UserError: there is no such source, split or column.
+    """
+    if split is None and not is_generated(spec):
+        split = split_of(spec) or "all"
+    return open_source(spec, split=split, columns=columns, keep_textless=True)
 
 
 def _blocks(reader: "Reader", stop: int, engine: str) -> "Iterator[list[Outcome]]":

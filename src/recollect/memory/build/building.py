@@ -1,9 +1,8 @@
 """Filling a memory from a source: resumable, without what is broken or there already."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from recollect.core.errors import UserError
 from recollect.core.files import may_be_there
@@ -79,7 +78,7 @@ def check_name(memory: Memory, reader: Reader, given: bool | None = None) -> Non
 
 
 def fill_memory(
-    memory: Memory, reader: Reader, options: BuildOptions, engine: Literal["local", "ray"] = "local"
+    memory: Memory, reader: Reader, options: BuildOptions
 ) -> BuildReport:
     """Embed the samples of a source and add them, from where an earlier call was stopped.
 
@@ -94,7 +93,6 @@ def fill_memory(
         memory: embedded by the reader's model.
         reader: of the source.
         options: what to leave out.
-        engine: embed in this process, or on a Ray cluster.
 
     Raises:
         UserError: the source's name belongs to another one; a picture is to be brought back that nobody has removed; or
@@ -114,7 +112,7 @@ def fill_memory(
     if start < stop:
         away = KeptAway.of(set(removals) - set(back), edition.held)
         known = replace(reader, known=edition.stamps, away=away)
-        back += _fill(memory, known, (start, stop), options, edition, report, engine)
+        back += _fill(memory, known, (start, stop), options, edition, report)
     memory.bring_back(back)  # now that the rows are there: a call that was killed is made again as it was
     report.moved = _move(memory, edition.moves, reader.place)
     if start == 0 and stop == len(reader.source) and (gone := _gone(memory, reader.called, edition)):
@@ -143,7 +141,6 @@ def _fill(
     options: BuildOptions,
     edition: "Edition",
     report: BuildReport,
-    engine: str,
 ) -> list[Removal]:
     """Read samples and add their rows; returns the removals of doubles that are back, since the others are gone."""
     start, stop = span
@@ -155,7 +152,7 @@ def _fill(
     with progress(f"embed {reader.source.name}", stop, "pairs", start) as counter:
         waiting: list[Pairs] = []
         again: list[int] = []
-        for block in _blocks(reader, start, stop, engine):
+        for block in reader.blocks(start, stop):
             count = min(ROWS_AT_ONCE, stop - start - report.read)
             report.read += count
             report.broken += len(block.failures)
@@ -226,14 +223,6 @@ def _confirm(block: RowBlock, edition: "Edition", deduplication: "Deduplicator",
         for id in ids:
             deduplication.confirm(id)
     return again
-
-
-def _blocks(reader: Reader, start: int, stop: int, engine: str) -> Iterator[RowBlock]:
-    if engine == "ray":
-        from recollect.memory.build.ray import ray_blocks
-
-        return ray_blocks(reader, start, stop)
-    return reader.blocks(start, stop)
 
 
 def _commit(memory: Memory, waiting: list[Pairs], report: BuildReport, edition: "Edition", exchange: Exchange) -> None:

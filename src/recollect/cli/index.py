@@ -1,0 +1,554 @@
+"""``recollect index …``: build an index of pictures, keep it up to date, check it and export it."""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from recollect.cli.parser import Arg, warn_unused
+from recollect.core.errors import UserError
+
+if TYPE_CHECKING:
+    from recollect.core.types import Encoder, Source
+    from recollect.index import Duplicates, Index, IngestOptions
+
+_SHOWN = 10
+
+IndexPlace = Annotated[str, Arg(place="INDEX")]
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """How the samples of a source become pictures of an index."""
+
+    name: str = ""
+    """What the index calls the source (default: the name of its file or folder)."""
+    split: str | None = None
+    """Split of the source (default: all splits)."""
+    limit: int | None = None
+    """Read only this many samples; needed for sources without an end."""
+    captions: Literal["all", "first"] = "all"
+    """Captions of a sample to keep."""
+    pictures: Literal["source", "bytes", "path", "none"] = "source"
+    """What to store of a picture: bytes or path as the source has it, always one of them, or nothing."""
+    near: float | None = None
+    """Leave out pictures with at least this cosine to one in the index (RECO: 0.94)."""
+    engine: Literal["local", "ray"] = "local"
+    """Embed in this process, or on the Ray cluster named by RAY_ADDRESS (default: on this machine)."""
+    device: str | None = None
+    """Device to embed on (default: the best one)."""
+    template: Annotated[str | None, Arg(rare=True)] = None
+    """Make a caption of the class of a picture without captions, e.g. "a photo of a {}."."""
+    broken_share: Annotated[float, Arg(rare=True)] = 0.01
+    """Share of unreadable pictures above which reading stops."""
+    image_column: Annotated[str | None, Arg(rare=True)] = None
+    """Column of a table with the pictures, if it has an unusual name."""
+    caption_column: Annotated[str | None, Arg(rare=True)] = None
+    """Column of a table with the captions."""
+    label_column: Annotated[str | None, Arg(rare=True)] = None
+    """Column of a table with the classes."""
+
+    def check(self) -> None:
+        """Reject impossible values before anything is opened."""
+        if self.template is not None and "{}" not in self.template:
+            raise UserError(f"--template {self.template}: needs {{}} for the class name")
+        if self.near is not None and not 0 < self.near <= 1:
+            raise UserError(f"--near {self.near:g}: a cosine above 0, at most 1")
+        if self.limit is not None and self.limit < 1:
+            raise UserError(f"--limit {self.limit}: must be at least 1")
+        if not 0 <= self.broken_share <= 1:
+            raise UserError(f"--broken-share {self.broken_share:g}: must be between 0 and 1")
+        if self.engine == "ray":
+            warn_unused(self, "device", why="with --engine ray each worker uses its best device.")
+
+    def open(self, source: str) -> "Source":
+        """Open the source."""
+        from recollect.data.sources.columns import Columns
+        from recollect.index.ingest import open_pictures
+
+        columns = Columns(image=self.image_column, caption=self.caption_column, label=self.label_column)
+        opened = open_pictures(source, self.split, columns)
+        if opened.endless and self.limit is None:
+            raise UserError(f"{source}: has no end. Add --limit N, or write {source}?size=N.")
+        return opened
+
+    def ingest(self) -> "IngestOptions":
+        """For `Index.add`."""
+        from recollect.index import IngestOptions
+
+        return IngestOptions(
+            self.captions, self.template, self.pictures, self.limit, self.near, self.broken_share, self.engine
+        )
+
+
+@dataclass(frozen=True)
+class Build:
+    """Index the pictures of a source: a folder, a table, shards or a hub id.
+
+    The same command again continues a build that was interrupted, or brings the index up to date: pictures that are
+    there already are not embedded again. Identical pictures become one row, whatever their files are called.
+    """
+
+    source: Annotated[str, Arg(place="SOURCE")]
+    """A folder of pictures; or a table, shards or a hub id with captions or classes."""
+    out: str
+    """The index: a folder, or milvus://host:port/collection."""
+    model: str | None = None
+    """Model to embed with: RUN/model, the folder of a checkpoint, or a hub id."""
+    precision: Literal["float16", "float32"] = "float16"
+    """Precision of the stored vectors; float16 changes a cosine by about 1e-5 and takes half the space."""
+    reading: Annotated[SourceOptions, Arg(flat=True)] = field(default_factory=SourceOptions)
+
+    def run(self) -> None:
+        """Build, and print what was added."""
+        from recollect.core.files import check_writable
+        from recollect.index import Index
+
+        check_writable(None if "://" in self.out else self.out, "--out")
+        self.reading.check()
+        source = self.reading.open(self.source)
+        model = _model(self.model, self.reading.device)
+        index = Index.build(source, model, out=self.out, name=self.reading.name, options=self.reading.ingest(),
+                            precision=self.precision, model_name=self.model or "")  # fmt: skip
+        _print_report(index)
+        index.warm()
+
+
+@dataclass(frozen=True)
+class Add:
+    """Add the pictures of a source to an index, or bring it up to date with a source that it has already.
+
+    The index can be used meanwhile.
+    """
+
+    index: IndexPlace
+    """Its folder, or milvus://host:port/collection."""
+    source: Annotated[str, Arg(place="SOURCE")]
+    """A folder of pictures; or a table, shards or a hub id with captions or classes."""
+    model: str | None = None
+    """Model of the index (default: where it was when the index was built)."""
+    reading: Annotated[SourceOptions, Arg(flat=True)] = field(default_factory=SourceOptions)
+
+    def run(self) -> None:
+        """Add, and print what was added."""
+        from recollect.index import Index
+
+        self.reading.check()
+        index = Index.open(self.index, None if self.model is None else _model(self.model, self.reading.device))
+        index.add(self.reading.open(self.source), name=self.reading.name, options=self.reading.ingest())
+        _print_report(index)
+
+
+@dataclass(frozen=True)
+class Remove:
+    """Show which pictures would be removed from an index; with --yes, remove them.
+
+    No file is touched. Removed pictures stay out when their source is read again; `recollect index restore` brings them
+    back. --source drops a source instead: its pictures come back when it is added again.
+    """
+
+    index: IndexPlace
+    """Its folder, or milvus://host:port/collection."""
+    ids: tuple[str, ...] = ()
+    """Pictures, by id or file."""
+    where: Annotated[str | None, Arg(metavar="SQL")] = None
+    """Pictures that satisfy a filter, e.g. "folder = 'Norway' and taken < '2015'"."""
+    near: Annotated[str | None, Arg(metavar="SOURCE")] = None
+    """Near-duplicates of the pictures of a source, such as a test set."""
+    source: str | None = None
+    """A source of the index, by its name in `recollect index info`."""
+    yes: bool = False
+    """Remove them instead of showing a preview."""
+    threshold: float = 0.94
+    """Cosine from which --near takes two pictures for the same."""
+    split: str | None = None
+    """Split of --near (default: test, or all of a source without that split)."""
+    model: str | None = None
+    """Model of the index, for --near (default: where it was when the index was built)."""
+
+    def run(self) -> None:
+        """Preview or remove."""
+        from recollect.core.progress import output, printable
+        from recollect.index import Index
+
+        chosen = [bool(self.ids), *(each is not None for each in (self.where, self.near, self.source))]
+        if sum(chosen) != 1:
+            raise UserError("say what to remove: one of --ids, --where, --near and --source")
+        if self.near is None:
+            warn_unused(self, "threshold", "split", "model", why="it is for --near.")
+        if not -1 <= self.threshold <= 1:
+            raise UserError(f"--threshold {self.threshold:g}: a cosine is between -1 and 1")
+        index = Index.open(self.index, self.model)
+        if self.source is not None:
+            ids = index.ids_where(f"source = '{self.source.replace(chr(39), chr(39) * 2)}'")
+            if self.yes:
+                gone = index.forget(self.source)
+                line = f"{self.index}: source {self.source} dropped; {gone:,} pictures are gone, {len(index):,} left"
+                output().print(printable(line), highlight=False, soft_wrap=True)
+                return
+        elif self.where is not None:
+            ids = index.ids_where(self.where)
+        else:
+            ids = self._near_ids(index) if self.near else index.find(list(dict.fromkeys(self.ids)))
+        remove_pictures(index, ids, self.yes)
+
+    def _near_ids(self, index: "Index") -> list[str]:
+        from recollect.data.sources import open_source
+        from recollect.data.sources.opening import split_of
+        from recollect.evaluation.features import image_features
+
+        assert self.near is not None
+        named = self.split or split_of(self.near)
+        try:
+            source = open_source(self.near, split=named or "test")
+        except UserError:
+            if named is not None:
+                raise
+            source = open_source(self.near, split="all")
+        return index.near(image_features(index.encoder, source).images, self.threshold)
+
+
+@dataclass(frozen=True)
+class Restore:
+    """Bring back pictures that were removed from an index: all of them, or those named by --ids."""
+
+    index: IndexPlace
+    """Its folder, or milvus://host:port/collection."""
+    ids: tuple[str, ...] = ()
+    """Pictures, by id or file."""
+    show: bool = False
+    """Only list the removed pictures."""
+
+    def run(self) -> None:
+        """List or restore."""
+        from recollect.core.progress import output, printable
+        from recollect.index import Index
+
+        index = Index.open(self.index)
+        removed = index.removed()
+        if self.show:
+            for each in removed:
+                output().print(printable(f"{each.id}  {each.path or each.caption}"), highlight=False, soft_wrap=True)
+            return
+        names = {name: each.id for each in removed for file in each.files for name in (file.path, file.key) if name}
+        ids = [names.get(id, names.get(str(Path(id).resolve()), id)) for id in self.ids] or None
+        count = index.restore(ids)
+        line = f"{self.index}: {count:,} of {len(removed):,} removed pictures restored; {len(index):,} pictures"
+        output().print(printable(line), highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Keep an index up to date with a folder: new pictures are added, changed ones replaced, deleted ones dropped.
+
+    Stop with Ctrl-C; the next call continues. If the folder disappears or is empty, nothing is dropped.
+    """
+
+    index: IndexPlace
+    """Its folder, or milvus://host:port/collection."""
+    folder: Annotated[Path, Arg(place="FOLDER")]
+    """The folder of pictures, with its subfolders."""
+    model: str | None = None
+    """Model of the index (default: where it was when the index was built)."""
+    name: str = ""
+    """What the index calls the folder (default: its own name)."""
+    every: float = 2.0
+    """Polling interval in seconds; a change is read once nothing has changed between two polls."""
+    once: bool = False
+    """Update once and end."""
+
+    def run(self) -> None:
+        """Watch until interrupted."""
+        from recollect.core.progress import output, printable
+        from recollect.index import Index
+        from recollect.index.watch import FolderWatch
+
+        if self.once:
+            warn_unused(self, "every", why="--once polls once.")
+        if not 0 < self.every < float("inf"):
+            raise UserError(f"--every {self.every:g}: must be above 0 and finite")
+        index = Index.open(self.index, self.model)
+        watch = FolderWatch(index, self.folder, self.name)
+        if self.once:
+            if watch.poll(settled=True) is None:
+                raise UserError(f"{self.folder}: has no pictures; nothing was changed")
+            _print_report(index)
+            return
+        output().print(printable(f"watching {self.folder}; stop with Ctrl-C"), highlight=False, soft_wrap=True)
+        watch.follow(self.every, lambda report: _print_report(index))
+
+
+@dataclass(frozen=True)
+class Info:
+    """Show what an index holds: pictures, sources, columns for filters, model, and measured recall."""
+
+    index: IndexPlace
+    """Its folder, or milvus://host:port/collection."""
+    out: Path | None = None
+    """JSON file for the same."""
+
+    def run(self) -> None:
+        """Print."""
+        from rich.table import Table
+
+        from recollect.core.files import check_writable, write_json
+        from recollect.core.progress import output, printable
+        from recollect.index import Index
+
+        check_writable(self.out, "--out")
+        info = Index.open(self.index).info()
+        table = Table(show_header=False)
+        rows = {"index": info.address, "pictures": f"{info.pictures:,}, {info.texts:,} of them with a caption"}
+        rows["captions"] = f"{info.captions:,}"
+        for source, count in sorted(info.sources.items()):
+            places = ", ".join(info.places.get(source, ()))
+            rows[f"  from {source or 'no source'}"] = f"{count:,}" + (f" ({places})" if places else "")
+        if info.removed:
+            rows["removed"] = f"{info.removed:,} (`recollect index restore` brings them back)"
+        rows["columns"] = ", ".join(info.columns)
+        rows["vectors"] = f"{info.record.width} numbers, {info.record.precision}"
+        rows["model"] = f"{info.record.model_name} ({info.record.model})"
+        if info.record.prefix:
+            rows["texts are read"] = f"as {info.record.prefix}s"
+        rows["version"] = str(info.version)
+        for name, value in rows.items():
+            table.add_row(printable(name), printable(value))
+        output().print(table)
+        if info.accelerators:
+            output().print(_accelerator_table(info.accelerators))
+        if self.out:
+            write_json(self.out, asdict(info))
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Read every file of an index and compare it with its checksum; status 2 if anything is damaged."""
+
+    index: IndexPlace
+    """Its folder, or milvus://host:port/collection."""
+
+    def run(self) -> None:
+        """Print every damage."""
+        from recollect.core.progress import output, printable
+        from recollect.index import Index
+
+        damaged = Index.examine(self.index)
+        for line in damaged[: 2 * _SHOWN]:
+            output().print(printable(line), highlight=False, soft_wrap=True)
+        if damaged:
+            raise UserError(
+                f"{self.index}: {len(damaged):,} damages found. Damaged caches are built again when they are deleted; "
+                "restore other files from a copy, or build the index again."
+            )
+        output().print(printable(f"{self.index}: nothing is damaged"), highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class FindDuplicates:
+    """Find identical files, near-identical pictures and similar pictures; with --remove --yes, remove near-identical.
+
+    Near-identical pictures show the same shot, encoded again, resized, in gray or slightly cropped: decided by pixels,
+    each compared with the one that stays. Similar pictures are found by embedding and never removed. No file is
+    touched, and `recollect index restore` brings removed pictures back.
+    """
+
+    index: IndexPlace
+    """Its folder, or milvus://host:port/collection."""
+    threshold: float = 0.94
+    """Cosine from which two pictures are similar."""
+    approximate: bool = False
+    """Look for similar pictures among close neighbors only: faster for millions, and a few are missed."""
+    remove: bool = False
+    """Show what would be removed: all but the first picture of each near-identical group."""
+    yes: bool = False
+    """With --remove: remove them."""
+    out: Path | None = None
+    """JSON file for all groups."""
+
+    def run(self) -> None:
+        """Find, print, and remove where asked."""
+        from recollect.core.files import check_writable, write_json
+        from recollect.core.progress import output, printable
+        from recollect.index import Index
+
+        if not self.remove:
+            warn_unused(self, "yes", why="it confirms --remove.")
+        check_writable(self.out, "--out")
+        index = Index.open(self.index)
+        found = index.duplicates(self.threshold, everything=not self.approximate)
+        paths = _print_duplicates(index, found)
+        if self.out is not None:
+            groups: dict[str, Any] = {"identical": [[{"path": path} for path in group] for group in found.identical]}
+            for level, some in (("near-identical", found.near_identical), ("similar", found.similar)):
+                groups[level] = [[{"id": id, "path": paths[id]} for id in group] for group in some]
+            write_json(self.out, groups)
+            output().print(printable(f"groups: {self.out}"), highlight=False, soft_wrap=True)
+        if self.remove:
+            remove_pictures(index, found.spare, self.yes)
+
+
+@dataclass(frozen=True)
+class ExportIndex:
+    """Write an index to one file: .parquet with vectors, a map and neighbors (for embedding-atlas), .csv, or .json.
+
+    The .json file has the format of COCO captions.
+    """
+
+    index: IndexPlace
+    """Its folder, or milvus://host:port/collection."""
+    out: Path
+    """File that ends in .parquet, .csv or .json."""
+    map: Literal["pca", "tsne"] = "pca"
+    """Map of the pictures in a .parquet file: principal components, or t-SNE (up to 50,000 pictures)."""
+    k: int = 10
+    """Neighbors of each picture in a .parquet file."""
+
+    def run(self) -> None:
+        """Write."""
+        from recollect.core.files import check_writable
+        from recollect.core.progress import output, printable
+        from recollect.core.words import counted
+        from recollect.index import Index
+        from recollect.index.export import export_index
+
+        check_writable(self.out, "--out")
+        if self.out.suffix != ".parquet":
+            warn_unused(self, "map", "k", why="they are for .parquet files.")
+        count = export_index(Index.open(self.index), self.out, self.map, self.k)
+        output().print(printable(f"{counted(count, 'picture')}: {self.out}"), highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Accelerate:
+    """Make searches of a large index fast (faiss), and print the recall measured on the index's own pictures.
+
+    Pictures that are added later are included. Searches with filters or exclusions stay exact.
+    """
+
+    index: IndexPlace
+    """Its folder."""
+    recall: float = 0.999
+    """Share of the ten nearest pictures to find."""
+    drop: bool = False
+    """Remove the acceleration: every search is exact again."""
+    out: Path | None = None
+    """JSON file for the measurements."""
+
+    def run(self) -> None:
+        """Build, measure, print."""
+        from recollect.core.files import check_writable, write_json
+        from recollect.core.progress import output
+        from recollect.index import Index
+        from recollect.index.ann import drop_accelerators
+
+        check_writable(self.out, "--out")
+        index = Index.open(self.index)
+        if self.drop:
+            warn_unused(self, "recall", "out", why="nothing is measured with --drop.")
+            drop_accelerators(index.store)  # type: ignore[arg-type]
+            output().print("every search is exact", highlight=False)
+            return
+        made = index.accelerate(self.recall)
+        if not made:
+            raise UserError(f"{self.index}: {len(index):,} pictures are searched fast enough without it")
+        output().print(_accelerator_table(made))
+        for each in made:
+            if each.recall < self.recall:
+                line = f"{each.by}: recall {each.recall:.4f} is below {self.recall:g}; use --exact where that matters"
+                output().print(line, style="yellow", highlight=False, soft_wrap=True)
+        if self.out is not None:
+            write_json(self.out, [asdict(each) for each in made])
+
+
+@dataclass(frozen=True)
+class Compact:
+    """Join the small files of many additions, and free the space of deleted rows and old versions."""
+
+    index: IndexPlace
+    """Its folder."""
+    keep_days: float = 1.0
+    """Keep versions younger than this many days, for processes that still read them; 0 keeps only the newest."""
+
+    def run(self) -> None:
+        """Compact, and print sizes before and after."""
+        from recollect.core.progress import output, printable
+        from recollect.index import Index
+
+        done = Index.open(self.index).compact(self.keep_days)
+        if done is None:
+            raise UserError(f"{self.index}: Milvus compacts its collections itself")
+        parts = [f"{done.files[0]:,} → {done.files[1]:,} files"]
+        parts.append(f"{done.bytes[0] / 1e6:,.1f} → {done.bytes[1] / 1e6:,.1f} MB")
+        parts.append(f"{done.versions[0]:,} → {done.versions[1]:,} versions")
+        output().print(printable(f"{self.index}: {', '.join(parts)}"), highlight=False, soft_wrap=True)
+
+
+def remove_pictures(index: "Index", ids: list[str], yes: bool) -> None:
+    """Remove pictures, or print what would be removed."""
+    from recollect.core.progress import output, printable
+
+    total = len(index)
+    share = f"{len(ids):,} of {total:,} pictures ({len(ids) / max(1, total):.1%})"
+    if not yes:
+        output().print(f"{share} would be removed{' (add --yes to remove them)' if ids else ''}", highlight=False)
+        for each in index.pictures(ids[:_SHOWN]):
+            output().print(printable(f"  {each.path or each.id}"), highlight=False, soft_wrap=True)
+        if len(ids) > _SHOWN:
+            output().print("  …", highlight=False)
+        return
+    removed = index.remove(ids) if ids else 0
+    line = f"{share} removed, {total - removed:,} left. `recollect index restore {index.address}` brings them back."
+    output().print(printable(line), highlight=False, soft_wrap=True)
+
+
+def _model(name: str | None, device: str | None) -> "Encoder | None":
+    if name is None:
+        return None
+    from recollect.models import load_model
+
+    return load_model(name, device)
+
+
+def _print_report(index: "Index") -> None:
+    from recollect.core.progress import output, printable
+
+    assert index.report is not None
+    line = f"{index.address}: {index.report.summary()}; {len(index):,} pictures"
+    output().print(printable(line), highlight=False, soft_wrap=True)
+
+
+def _print_duplicates(index: "Index", found: "Duplicates") -> dict[str, str]:
+    from recollect.core.progress import output, printable
+    from recollect.core.words import counted
+
+    ids = sorted({id for groups in (found.near_identical, found.similar) for group in groups for id in group})
+    paths = {each.id: str(each.path or each.id) for each in index.pictures(ids)} if ids else {}
+    levels = {
+        "identical files (one picture of the index)": found.identical,
+        "near-identical pictures (encoded again, resized, gray or slightly cropped)": found.near_identical,
+        "similar pictures (never removed)": found.similar,
+    }
+    console = output()
+    for level, groups in levels.items():
+        console.print(f"{level}: {counted(len(groups), 'group')}", highlight=False)
+        for group in groups[:_SHOWN]:
+            line = "  " + "  ".join(paths.get(each, each) for each in group)
+            console.print(printable(line), highlight=False, soft_wrap=True)
+        if len(groups) > _SHOWN:
+            console.print(f"  … and {len(groups) - _SHOWN:,} more (--out FILE.json has all)", highlight=False)
+    if found.unread:
+        console.print(f"{counted(found.unread, 'picture')} could not be read and compared by pixels", highlight=False)
+    for sentence in found.skipped:
+        console.print(sentence, highlight=False)
+    return paths
+
+
+def _accelerator_table(made: Any) -> Any:
+    from rich.table import Table
+
+    table = Table("vectors", "recall@10", "cells read", "one look-up, exact", "accelerated", "measured at")
+    for each in made:
+        table.add_row(
+            f"{each.by}s", f"{each.recall:.4f}", f"{each.probes:,} of {each.cells:,}",
+            f"{each.exact_milliseconds:.2f} ms", f"{each.milliseconds:.2f} ms", f"{each.rows:,} vectors",
+        )  # fmt: skip
+    return table

@@ -1,0 +1,126 @@
+"""What a store has to do, checked against the store in RAM."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from recollect.index.index import Index
+from recollect.index.rows import COLUMNS, By, File, Record, Rows
+from recollect.index.stores.base import Store
+from recollect.index.stores.ram import RamStore
+
+_WIDTH = 8
+_RECORD = Record(_WIDTH, "model", "the model", None, "float32", "key")
+_ODD_IDS = ("a\\b", "a\\n", "a\nb", 'say "x"', "it's", "tab\t", "ü%_", "[1]", "p#1")
+_FILTERS = (
+    "source = 'emoji'",
+    "id in ('row 3', 'row 4')",
+    "caption like '%owl%'",
+    "label = 'cat' and not domain = 'd1'",
+    "folder = 'Norway' or width >= 130",
+    "year < 2003 or (good = true and not domain in ('d0', 'd2'))",
+    "rare = 'it''s'",
+)
+
+
+def check_store(create: Callable[[Record], Store], reopen: Callable[[], Store]) -> None:
+    """Check that a store keeps what `recollect.index.stores.base.Store` promises.
+
+    >>> store = RamStore(Record(8, "model"))
+    >>> check_store(lambda record: store.__init__(record) or store, lambda: store)
+
+    Args:
+        create: makes an empty store with a record; there is one at a time.
+        reopen: opens the store that ``create`` made last, as another process would.
+
+    Raises:
+        AssertionError: naming the promise that is broken.
+    """
+    store, reference = create(_RECORD), RamStore(_RECORD)
+    assert isinstance(store, Store), f"{type(store).__name__} lacks a method of Store"
+    index, wanted = Index(store), Index(reference)
+    _check_equal(index, wanted, "an empty store")
+    before = index.version
+    for each in (index, wanted):
+        each.insert(_rows(25))
+        each.insert(_rows(15, first=25))
+        each.insert(Rows(ids=list(_ODD_IDS), image_vectors=_unit(np.random.default_rng(9), len(_ODD_IDS))))
+    assert index.version > before, "version grows with every change"
+    _check_equal(index, wanted, "rows that were inserted")
+    for each in (index, wanted):
+        each.insert(_rows(10, first=20, seed=1))
+        each.remove([*_ODD_IDS[:4], "row 3"])
+        each.restore([_ODD_IDS[0]])
+        each.store.delete(["row 7", _ODD_IDS[5], "never there"])
+    _check_equal(index, wanted, "rows that were replaced, removed, restored and deleted")
+    again = Index(reopen())
+    assert again.record == _RECORD, "the record is kept"
+    _check_equal(again, wanted, "a store that was opened again")
+    assert again.verify() == [], "an intact store reports no damage"
+
+
+def _check_equal(index: Index, wanted: Index, what: str) -> None:
+    assert len(index) == len(wanted), f"{what}: count"
+    assert index.texts == wanted.texts, f"{what}: count of those with a caption"
+    assert sorted(index.ids) == sorted(wanted.ids), f"{what}: scan visits every visible row once"
+    assert index.ids == index.ids, f"{what}: scan has one order"
+    ids = sorted(wanted.ids)
+    _check_tables(index.store.rows(ids, COLUMNS), wanted.store.rows(ids, COLUMNS), f"{what}: rows")
+    assert {each.id for each in index.removed()} == {each.id for each in wanted.removed()}, f"{what}: removed rows"
+    kinds: tuple[By, ...] = ("image", "text")
+    queries = _unit(np.random.default_rng(3), 5)
+    for by in kinds:
+        assert np.allclose(index.vectors(ids, by), wanted.vectors(ids, by), atol=1e-5), f"{what}: vectors by {by}"
+        for where in (None, *(each for each in _FILTERS if _matches(wanted, each))):
+            for read in kinds:
+                found, right = (each.lookup(queries, 9, by, read, where=where) for each in (index, wanted))
+                name = f"{what}: nearest by {by}" + (f" where {where}" if where else "")
+                assert found.ids.tolist() == right.ids.tolist(), name
+                assert np.allclose(found.scores, right.scores, atol=1e-5), f"{name}: scores"
+                assert found.vectors is not None
+                assert right.vectors is not None
+                assert np.allclose(found.vectors, right.vectors, atol=1e-5), f"{name}: {read} vectors that are read"
+    for where in _FILTERS:
+        if _matches(wanted, where):
+            assert set(index.ids_where(where)) == set(wanted.ids_where(where)), f"{what}: where {where}"
+
+
+def _matches(index: Index, where: str) -> bool:
+    from recollect.index.filters import parse_filter
+
+    return any(table.num_rows for table in index.store.scan(["id"], parse_filter(where)))
+
+
+def _check_tables(found: Any, wanted: Any, what: str) -> None:
+    for name in COLUMNS:
+        if "vector" not in name:
+            assert found[name].to_pylist() == wanted[name].to_pylist(), f"{what}: column {name}"
+
+
+def _rows(count: int, first: int = 0, seed: int = 0) -> Rows:
+    draw, numbers = np.random.default_rng([seed, first]), range(first, first + count)
+    captions: Sequence[tuple[str, ...]] = [
+        tuple(f"picture {n} of {'a cat' if j % 2 else 'an owl'}, {j}" for j in range(n % 4)) for n in numbers
+    ]
+    return Rows(
+        ids=[f"row {n}" for n in numbers],
+        image_vectors=_unit(draw, count),
+        captions=captions,
+        caption_vectors=[_unit(draw, len(each)) for each in captions],
+        files=[[File(("emoji", "birds")[n % 2], f"{n}.png", f"/pictures/{n}.png", "/pictures")] for n in numbers],
+        labels=[["cat", "pet"] if n % 3 else [] for n in numbers],
+        folder=["Norway/Bergen" if n % 2 else "" for n in numbers],
+        width=[100 + n for n in numbers],
+        height=[0] * count,
+        images=[bytes([n % 256, 0, 255]) if n % 3 else None for n in numbers],
+        metadata=[
+            {"year": 2000 + n, "domain": f"d{n % 3}", "good": n % 4 == 0} | ({"rare": "it's"} if n % 5 == 0 else {})
+            for n in numbers
+        ],
+    )
+
+
+def _unit(draw: np.random.Generator, count: int) -> np.ndarray:
+    rows = draw.normal(size=(count, _WIDTH))
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)

@@ -1,0 +1,122 @@
+"""`recollect index`: the life of an index as its user types it."""
+
+import json
+import shutil
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image, ImageDraw
+
+from recollect.index import Index
+from recollect.models import build_model
+
+
+def scene(number, size=96):
+    draw = np.random.default_rng(number)
+    image = Image.new("RGB", (size, size), tuple(draw.integers(0, 256, 3).tolist()))
+    pen = ImageDraw.Draw(image)
+    for _ in range(6):
+        corners = np.sort(draw.integers(0, size, (2, 2)), axis=0).reshape(-1).tolist()
+        pen.rectangle(corners, fill=tuple(draw.integers(0, 256, 3).tolist()))
+    return image
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory, recollect):
+    """A model, a folder of eight pictures and an index of them."""
+    folder = tmp_path_factory.mktemp("index")
+    build_model("tiny", texts=["a"], seed=0).save(folder / "model")
+    (folder / "photos").mkdir()
+    for number in range(8):
+        scene(number).save(folder / "photos" / f"{number}.png")
+    recollect("index", "build", folder / "photos", "--model", folder / "model", "--out", folder / "index")
+    return folder
+
+
+@pytest.fixture
+def world(built, tmp_path):
+    """A copy of `built`."""
+    for name in ("photos", "index"):
+        shutil.copytree(built / name, tmp_path / name)
+    return tmp_path
+
+
+@pytest.fixture
+def run(recollect, built, world):
+    """Run a command of `recollect index` on the copy."""
+    return lambda name, *words, **more: recollect("index", name, world / "index", *words, **more).stdout
+
+
+def test_building_again_and_watching_embed_nothing_twice(recollect, built, world, run):
+    again = ("index", "build", world / "photos", "--model", built / "model", "--out", world / "index", "--name")
+    assert "8 unchanged" in recollect(*again, "photos").stdout
+    scene(50).save(world / "photos" / "new.png")
+    shutil.copy(world / "photos" / "1.png", world / "photos" / "copy.png")
+    assert "1 added" in run("watch", world / "photos", "--name", "photos", "--once")
+    assert len(Index.open(world / "index")) == 9
+
+
+def test_duplicates_are_previewed_removed_and_restored(run, world):
+    scene(1).save(world / "photos" / "smaller.jpg", quality=60)
+    run("add", world / "photos", "--name", "photos")
+    text = run("duplicates", "--remove", "--out", world / "groups.json")
+    assert "add --yes" in text
+    assert len(Index.open(world / "index")) == 9, "nothing is removed without --yes"
+    (group,) = json.loads((world / "groups.json").read_text())["near-identical"]
+    assert {each["path"] for each in group} == {str(world / "photos" / name) for name in ("1.png", "smaller.jpg")}
+    run("duplicates", "--remove", "--yes")
+    run("add", world / "photos", "--name", "photos")
+    assert len(Index.open(world / "index")) == 8, "what was removed stays out"
+    assert "smaller.jpg" in run("restore", "--show")
+    run("restore")
+    assert len(Index.open(world / "index")) == 9
+    assert (world / "photos" / "smaller.jpg").exists()
+
+
+def test_pictures_are_removed_by_id_filter_source_and_nearness(run, world, built):
+    index = Index.open(world / "index")
+    first, second = index.ids[:2]
+    run("remove", "--ids", first, "--yes")
+    run("remove", "--where", f"id = '{second}'", "--yes")
+    assert "would be removed" in run("remove", "--near", world / "photos", "--threshold", -1)
+    index.refresh()
+    assert set(index.ids) == set(Index.open(built / "index").ids) - {first, second}
+    run("restore", "--ids", first)
+    run("remove", "--source", "photos", "--yes")
+    index.refresh()
+    assert len(index) == 0
+    assert run("remove", "--ids", first, "--where", "width > 0", check=False) == ""
+
+
+def test_an_index_is_described_exported_compacted_and_verified(run, recollect, world):
+    run("info", "--out", world / "info.json")
+    info = json.loads((world / "info.json").read_text())
+    assert (info["pictures"], info["sources"]) == (8, {"photos": 8})
+    run("export", "--out", world / "index.parquet", "--map", "tsne")
+    assert pq.read_table(world / "index.parquet").num_rows == 8
+    run("compact", "--keep-days", 0)
+    assert "nothing is damaged" in run("verify")
+    file = max((world / "index" / "pictures.lance" / "data").iterdir(), key=lambda file: file.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(bytes(content))
+    done = recollect("index", "verify", world / "index", check=False)
+    assert done.returncode == 2
+    assert file.name in done.stdout
+
+
+def test_impossible_options_are_refused_before_anything_is_read(recollect, world, built):
+    index = world / "index"
+    for words in (
+        ("index", "build", "photos?", "--model", built / "model", "--out", index, "--near", 2),
+        ("index", "add", index, world / "photos", "--limit", 0),
+        ("index", "remove", index),
+        ("index", "watch", index, world / "nowhere"),
+        ("index", "compact", index, "--keep-days", -1),
+        ("index", "accelerate", index),
+        ("index", "info", world / "nowhere"),
+    ):
+        done = recollect(*words, check=False)
+        assert done.returncode == 2, words
+        assert len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,70 @@
+"""Half precision: vectors have unit norm whichever way they are read, and every store finds the same."""
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from index_rows import make_rows, unit
+from recollect.index import Index
+from recollect.index.export import export_index
+from recollect.index.rows import unit as unit_rows
+
+WIDE = 48
+
+
+@pytest.fixture(params=["ram", "lance", "milvus"])
+def half(request, tmp_path):
+    """Sixty pictures at half precision, on each kind of store."""
+    place = {"ram": None, "lance": tmp_path / "index", "milvus": f"milvus://{tmp_path}/lite.db/pictures"}
+    index = Index.create(place[request.param], width=WIDE, model="m", precision="float16")
+    index.insert(make_rows(60, width=WIDE))
+    return index
+
+
+def off(vectors):
+    """How far the norms are from 1; rows of zeros do not count."""
+    assert vectors.dtype == np.float32
+    norms = np.linalg.norm(vectors.astype(np.float64), axis=1)
+    return np.abs(norms[norms > 0] - 1).max()
+
+
+def test_vectors_have_unit_norm_whichever_way_they_are_read(half, tmp_path):
+    for by in ("image", "text"):
+        ids, whole = half.matrix(by)
+        assert off(whole) < 3e-7
+        assert off(half.vectors(ids[::-1], by)) < 3e-7
+        np.testing.assert_allclose(half.vectors(ids, by), whole, atol=1e-7)
+        found = half.lookup(unit(np.random.default_rng(1).normal(size=(5, WIDE))), 7, by, read=by)
+        assert off(found.vectors.reshape(-1, WIDE)) < 3e-7
+    export_index(half, tmp_path / "index.parquet")
+    column = pq.read_table(tmp_path / "index.parquet")["image_vector"].combine_chunks()
+    assert off(column.flatten().to_numpy().reshape(60, WIDE)) < 3e-7
+
+
+def test_scores_are_the_products_with_the_vectors_that_are_handed_out(half):
+    queries = unit(np.random.default_rng(1).normal(size=(5, WIDE)))
+    found = half.lookup(queries, 10)
+    for query, ids, scores in zip(queries, found.ids, found.scores, strict=True):
+        np.testing.assert_allclose(half.vectors(ids.tolist()) @ query, scores, atol=3e-7)
+
+
+def test_nearly_equal_vectors_are_ranked_alike_on_every_store(half):
+    """So near that rounding to half precision decides the order."""
+    generator = np.random.default_rng(2)
+    middle = unit(generator.normal(size=(1, WIDE)))
+    rows = make_rows(60, width=WIDE)
+    rows.image_vectors = unit_rows(unit(middle + 3e-2 * generator.normal(size=(60, WIDE))), WIDE, "rows")
+    queries = unit(middle + 3e-2 * generator.normal(size=(20, WIDE)))
+    half.insert(rows)
+    other = Index.create(width=WIDE, model="m", precision="float16")
+    other.insert(rows)
+    found, wanted = half.lookup(queries, 10), other.lookup(queries, 10)
+    np.testing.assert_allclose(found.scores, wanted.scores, atol=3e-7)
+    assert (found.ids == wanted.ids).mean() > 0.98, "the rest are equal up to single precision"
+
+
+def test_a_row_written_back_as_it_was_read_stays_as_it_is(half):
+    before = half.vectors(half.ids)
+    for _ in range(3):
+        half.set_values("round", dict.fromkeys(half.ids, _))
+    np.testing.assert_allclose(half.vectors(half.ids), before, atol=0)
