@@ -20,17 +20,14 @@ from recollect.core.files import may_be_there
 from recollect.core.progress import progress
 from recollect.core.types import NO_LABEL, Encoder, ImageLike, Sample, Source
 from recollect.data.prompts import fill
-from recollect.data.sources import open_source
-from recollect.data.sources.columns import Columns
-from recollect.data.sources.generated import is_generated
 from recollect.data.sources.images import BrokenImageError, note
-from recollect.data.sources.opening import split_of
 from recollect.data.sources.reading import BROKEN_SHARE, BrokenCounter, blocks_ahead
 from recollect.index.exif import PictureFacts, picture_facts
 from recollect.index.phash import phash_of
 from recollect.index.rows import COLUMNS, ROUNDING, File, Rows, as_png, picture_id, plain
 
 if TYPE_CHECKING:
+    from recollect.data.sources.columns import Columns
     from recollect.index.index import Index
 
 BLOCK = 256
@@ -136,12 +133,16 @@ def ingest(
     return writer.report
 
 
-def open_pictures(spec: str, split: str | None = None, columns: Columns | None = None) -> Source:
+def open_pictures(spec: str, split: str | None = None, columns: "Columns | None" = None) -> Source:
     """Open a source for an index: all its splits where none is named, pictures without texts included.
 
     Raises:
         UserError: there is no such source, split or column.
     """
+    from recollect.data.sources import open_source  # loads datasets, which a search does not need
+    from recollect.data.sources.generated import is_generated
+    from recollect.data.sources.opening import split_of
+
     if split is None and not is_generated(spec):
         split = split_of(spec) or "all"
     return open_source(spec, split=split, columns=columns, keep_textless=True)

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from jaxtyping import Int64, UInt64
 from PIL import Image
-from scipy.fft import dctn
 
 from recollect.core.types import ImageLike
 
@@ -21,6 +20,8 @@ def phash_of(image: ImageLike) -> str:
     Returns:
         16 hexadecimal digits; empty for what is not a picture, or where all pixels are equal.
     """
+    from scipy.fft import dctn  # slow to import
+
     if isinstance(image, np.ndarray):
         if image.ndim != 3:
             return ""

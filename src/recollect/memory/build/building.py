@@ -77,9 +77,7 @@ def check_name(memory: Memory, reader: Reader, given: bool | None = None) -> Non
     )
 
 
-def fill_memory(
-    memory: Memory, reader: Reader, options: BuildOptions
-) -> BuildReport:
+def fill_memory(memory: Memory, reader: Reader, options: BuildOptions) -> BuildReport:
     """Embed the samples of a source and add them, from where an earlier call was stopped.
 
     Rows are added in the source's order and in commits of whole blocks, each there whole or not at all; so the last row
