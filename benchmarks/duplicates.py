@@ -29,7 +29,7 @@ from recollect.index.same_picture import PreparedPicture, near_identical
 from recording import this_command
 
 CHOSEN_ON = ("fashion", "pacs sketch", "flickr8k", "caltech101", "windows", "grocery", "pacs cartoon", "terminals")
-TESTED_ON = ("coco_captions", "butterfly10")
+TESTED_ON = ("coco_captions", "butterfly10", "imagenette", "flowers12", "resisc12")
 TWINS = {
     ("fashion", 2671, 2672), ("fashion", 2695, 2696), ("caltech101", 375, 415), ("caltech101", 391, 407),
     ("caltech101", 865, 869), ("caltech101", 889, 911), ("caltech101", 893, 894), ("pacs cartoon", 303, 342),

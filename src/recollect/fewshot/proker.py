@@ -93,6 +93,18 @@ class ProKeR(EmbeddingClassifier):
             self.text_weight_, self.residual_weight_ = 0.0, 1.0
         self._solve()
 
+    def _chosen(self) -> dict[str, Any]:
+        texts = {} if self.text_features is None else {"text_weight": self.text_weight_}
+        return {"bandwidth": self.bandwidth_, "ridge": self.ridge_, **texts}
+
+    def _guessed_temperature(self, support: np.ndarray, labels: np.ndarray) -> float:
+        """As in other methods, with stand-ins for the pictures only: what the texts leave to explain is known."""
+        models = [self._refitted(rows, labels) for rows in self._stand_ins(support)]
+        for model in models:
+            if model._ridge is not None:
+                model.coef_ = model._ridge.inverse @ self._residual(np.arange(len(labels)))
+        return self._suited(models, support, labels)
+
     def _fixed(
         self, bandwidths: Sequence[float], ridges: Sequence[float], text_weight: float
     ) -> tuple[float, float, float]:
