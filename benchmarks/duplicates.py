@@ -28,12 +28,16 @@ from recollect.index.phash import phash_of
 from recollect.index.same_picture import PreparedPicture, near_identical
 from recording import this_command
 
-CHOSEN_ON = ("fashion", "pacs sketch", "flickr8k", "caltech101", "windows", "grocery", "pacs cartoon", "terminals")
-TESTED_ON = ("coco_captions", "butterfly10", "imagenette", "flowers12", "resisc12")
+CHOSEN_ON = (
+    "fashion", "pacs sketch", "flickr8k", "caltech101", "windows", "grocery", "pacs cartoon", "terminals", "documents",
+)  # fmt: skip
+TESTED_ON = ("coco_captions", "butterfly10", "imagenette", "flowers12", "resisc12", "chats")
 TWINS = {
     ("fashion", 2671, 2672), ("fashion", 2695, 2696), ("caltech101", 375, 415), ("caltech101", 391, 407),
     ("caltech101", 865, 869), ("caltech101", 889, 911), ("caltech101", 893, 894), ("pacs cartoon", 303, 342),
-    ("pacs cartoon", 1004, 1098),
+    ("pacs cartoon", 1004, 1098), ("butterfly10", 7, 23), ("butterfly10", 338, 341), ("flowers12", 286, 297),
+    ("flowers12", 517, 524), ("flowers12", 257, 265), ("flowers12", 287, 300), ("flowers12", 538, 541),
+    ("flowers12", 424, 438), ("flowers12", 359, 368), ("flowers12", 573, 587), ("flowers12", 346, 360),
 }  # fmt: skip
 """Rows of one source that show the same picture: looked at one by one, and left out."""
 
@@ -107,8 +111,8 @@ EDITS: dict[str, Edit] = {
 
 def pictures(options: Options, source: str) -> list[Image.Image]:
     """Of a Parquet file, of one domain of it, or drawn screenshots."""
-    if source in ("windows", "terminals"):
-        return [screenshot(seed, dark=source == "terminals") for seed in range(120)]
+    if source in DRAWN:
+        return [DRAWN[source](seed, False) for seed in range(120)]
     name, _, domain = source.partition(" ")
     table = pq.read_table(options.data / f"{name}.parquet")
     domains = table["domain"].to_pylist() if domain else [""] * len(table)
@@ -136,6 +140,46 @@ def screenshot(seed: int, dark: bool, other_line: bool = False) -> Image.Image:
     return image
 
 
+def document(seed: int, other_line: bool) -> Image.Image:
+    """A full screen of text; with one line whose words come in another order."""
+    generator = np.random.default_rng([seed, 2])
+    image = Image.new("RGB", (1600, 1000), "white")
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(14)
+    changed = int(generator.integers(2, 44))
+    for line, y in enumerate(range(40, 960, 20)):
+        words = ["".join(map(chr, generator.integers(97, 123, generator.integers(2, 9)))) for _ in range(14)]
+        if other_line and line == changed:
+            words.reverse()
+        draw.text((60, y), " ".join(words), fill=(20, 20, 20), font=font)
+    return image
+
+
+def chat(seed: int, other_line: bool) -> Image.Image:
+    """A phone's screen of messages in colored boxes; one of them may say something else."""
+    generator = np.random.default_rng([seed, 3])
+    image = Image.new("RGB", (1080, 1920), (230, 221, 212))
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(40)
+    draw.rectangle((0, 0, 1080, 150), fill=(0, 128, 105))
+    changed, y = int(generator.integers(1, 12)), 180
+    for message in range(14):
+        letters = ["".join(map(chr, generator.integers(97, 123, generator.integers(2, 8)))) for _ in range(5)]
+        if other_line and message == changed:
+            letters.reverse()
+        left = 40 if generator.integers(2) else 240
+        draw.rounded_rectangle((left, y, left + 800, y + 90), 24, fill="white" if left == 40 else (217, 253, 211))
+        draw.text((left + 30, y + 20), " ".join(letters), fill=(30, 30, 30), font=font)
+        y += 120
+    return image
+
+
+DRAWN: dict[str, Callable[[int, bool], Image.Image]] = {
+    "windows": lambda seed, other: screenshot(seed, dark=False, other_line=other),
+    "terminals": lambda seed, other: screenshot(seed, dark=True, other_line=other),
+    "documents": document,
+    "chats": chat,
+}
+
+
 def noisy(image: Image.Image, seed: int) -> Image.Image:
     """With the noise of a sensor."""
     noise = np.random.default_rng(seed).normal(size=(image.height, image.width, 1)) * 3
@@ -149,9 +193,11 @@ def negatives(
     for one, other in nearest(images, options.near):
         if (source, one, other) not in TWINS:
             yield "most similar pictures", images[one], images[other]
-    if source in ("windows", "terminals"):
+    if source in DRAWN:
         for seed, image in enumerate(images):
-            yield "one other line of text", image, screenshot(seed, source == "terminals", other_line=True)
+            yield "one other line of text", image, DRAWN[source](seed, True)
+            other = encoded(DRAWN[source](seed, True), "JPEG", quality=80)
+            yield "one other line of text, JPEG 80", image, other
         return
     generator = np.random.default_rng(0)
     for number in range(options.edited):

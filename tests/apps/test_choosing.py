@@ -6,7 +6,7 @@ import pytest
 from recollect.apps.classify import predictions
 from recollect.apps.classify.choosing import CANDIDATES, by_names, choose_method
 from recollect.apps.classify.teaching import Support
-from recollect.fewshot.trust import held_out_check
+from recollect.fewshot.trust import INTERVAL_WIDTH, accuracy_interval, held_out_check
 from recollect.fewshot.unknown import unknown_rule
 
 
@@ -126,3 +126,14 @@ def test_examples_are_compared_block_by_block(monkeypatch):
         wanted = [(i, j) for i in range(len(labels)) for j in range(i + 1, len(labels))
                   if every[i, j] >= 0.995 and labels[i] != labels[j]]  # fmt: skip
         assert [pair[:2] for pair in found] == wanted != []
+
+
+def test_the_interval_is_wilsons_and_reaches_as_high_as_more_examples_may_lift_it():
+    low, high = accuracy_interval(0.8, 50)
+    z = INTERVAL_WIDTH * 1.959964
+    for end in (low, high):  # the ends solve |p - share| = z sqrt(p (1 - p) / n)
+        assert abs(end - 0.8) == pytest.approx(z * (end * (1 - end) / 50) ** 0.5)
+    assert low < 0.8 < high
+    from_half = accuracy_interval(0.8, 50, learned=0.5)
+    assert from_half[0] == low
+    assert from_half[1] == pytest.approx(accuracy_interval(1 - 0.2 * 0.5**0.5, 50)[1])

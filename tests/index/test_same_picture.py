@@ -62,6 +62,19 @@ def with_another_line(image):
     return edited
 
 
+def document(seed, reversed_line=None, size=(1600, 1000)):
+    """A full screen of lines, one of which may have its words in another order."""
+    generator = np.random.default_rng(seed)
+    image = Image.new("RGB", size, "white")
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(14)
+    draw.rectangle((0, 0, size[0], 28), fill=(60, 90, 160))
+    for line, y in enumerate(range(40, size[1] - 16, 20)):
+        count = int(generator.integers(10, 22))
+        words = ["".join(map(chr, generator.integers(97, 123, generator.integers(2, 9)))) for _ in range(count)]
+        draw.text((60, y), " ".join(words[::-1] if line == reversed_line else words), fill=(20, 20, 20), font=font)
+    return image
+
+
 def frame_of(image, right=0):
     """A frame of a burst: the same size, seen from a little further to the right, with sensor noise."""
     frame = image.crop((12 + right, 9, image.width - 12 + right, image.height - 9))
@@ -129,6 +142,14 @@ def test_pictures_of_similar_things_are_different(make):
 
 def test_one_other_line_of_text_makes_a_different_screenshot():
     assert not any(same(screenshot(seed), with_another_line(screenshot(seed))) for seed in range(4))
+
+
+def test_one_other_line_makes_a_different_page_of_a_full_screen():
+    for seed in range(3):
+        assert not same(document(seed), document(seed, reversed_line=7 + 12 * seed))
+        assert not same(document(seed), encoded(document(seed, reversed_line=7 + 12 * seed), "JPEG", quality=80))
+        assert same(document(seed), encoded(document(seed), "JPEG", quality=50))
+        assert same(document(seed), scaled(document(seed), 0.6))
 
 
 def test_frames_of_a_burst_are_different_pictures():

@@ -32,7 +32,7 @@ MOST_HASHES, MOST_PAIRS = 3 * 10**9, 10**7
 """Comparisons of hashes, and pairs of pictures with near hashes, beyond which `find_duplicates` skips some unless it
 compares everything."""
 
-_PREPARED = 256  # pictures kept in memory, about 200 KB each
+_PREPARED = 128  # pictures kept in memory, at most 2 MB each
 
 
 @dataclass(frozen=True)

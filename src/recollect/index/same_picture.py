@@ -14,7 +14,7 @@ chain of neighbors.
 How it works. Both pictures are reduced to squares of 32, 64 and 128 pixels (as far as the smaller picture has twice
 that resolution), aligned, and cut into 8 x 8 blocks. In every block the difference must be small *relative to the
 contrast there*, and the worst block decides: an average over a white background would hide that the shoes in front of
-it differ.
+it differ. Screenshots are compared once more in 8 x 8 pixel places, so that one other line of text is noticed.
 Thresholds were set by hand; ``benchmarks/duplicates.py`` measures them, and no result of it is kept yet.
 """
 
@@ -32,9 +32,11 @@ MOST_CROPPED = 0.055
 
 SIZES = (32, 64, 128)
 """Edges of the squares on which pictures are compared."""
+_TEXT_SIZES = (128, 256)
+"""The same for screenshots and drawings, which are compared once more at the finest size that both allow."""
 
-_WORKING = 256
-"""Pictures are first reduced to about this edge (the square root of their area)."""
+_WORKING, _WORKING_FOR_TEXT = 256, 512
+"""Pictures are first reduced to about these edges (the square root of their area)."""
 _OVERSAMPLING = 1.9
 """A size is compared only if both pictures have this many times its resolution: finer detail is encoding noise."""
 _SMALLEST = 24
@@ -74,12 +76,18 @@ SAME_FRAME = Limits(block=0.7, chroma=1.0, correlation=0.95)
 CROPPED = Limits(block=0.6, chroma=1.0, correlation=0.95)
 """For pictures that were aligned first. Alignment also brings frames of a burst closer, so less is tolerated."""
 
+_PLACE, _FLAT_CONTRAST, _FLAT_SHARE, _BUSY_CONTRAST = 8, 3.0, 0.1, 8.0
+_OUTLIER, _OUTLIER_FLOOR, _MOST_IN_A_PLACE = 7.0, 0.05, 0.9
+"""Screenshots and drawings have flat areas. There no place of `_PLACE` pixels may differ by more than this factor times
+what most busy places differ by: encoding changes all lines of a text, an edit only one. Re-encodings reach 3.9 times
+and a score of 0.8; another line starts at 13 times, or where it was encoded again, at a score of 1."""
+
 _COARSER = 2.5
 """At coarser sizes than the finest a block may differ by this factor more: text averages to an even gray there."""
 
 
 class PreparedPicture:
-    """A picture reduced for comparison; about 200 KB, whatever its size.
+    """A picture reduced for comparison; at most 2 MB, whatever its size.
 
     Args:
         picture: decoded, upright, RGB: a PIL image or a uint8 array (height, width, 3).
@@ -89,16 +97,14 @@ class PreparedPicture:
         image = Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
         self.width, self.height = image.size
         """Of the original."""
-        scale = min(1.0, _WORKING / max(1.0, (image.width * image.height) ** 0.5))
-        size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
-        image = image.convert("RGB")
-        self._image = image if size == image.size else image.resize(size, Image.Resampling.BICUBIC, reducing_gap=2.0)
+        self._fine = _reduced(image.convert("RGB"), _WORKING_FOR_TEXT)
+        self._image = _reduced(self._fine, _WORKING)
         self._squares: dict[int, Float32[np.ndarray, "edge edge 3"]] = {}
 
     @property
     def edge(self) -> float:
-        """Square root of the area of the working copy, in pixels."""
-        return float((self._image.width * self._image.height) ** 0.5)
+        """Square root of the area of the finest working copy, in pixels."""
+        return float((self._fine.width * self._fine.height) ** 0.5)
 
     @cached_property
     def gray(self) -> bool:
@@ -132,12 +138,19 @@ class PreparedPicture:
         return self._squares[edge]
 
     def _read(self, edge: int, window: "Window") -> Float32[np.ndarray, "edge edge 3"]:
-        width, height = self._image.size
+        image = self._image if edge <= SIZES[-1] else self._fine
+        width, height = image.size
         box = (window.left * width, window.top * height, window.right * width, window.bottom * height)
-        rgb = np.asarray(self._image.resize((edge, edge), Image.Resampling.BICUBIC, box=box), dtype=np.float32)
+        rgb = np.asarray(image.resize((edge, edge), Image.Resampling.BICUBIC, box=box), dtype=np.float32)
         red, green, blue = rgb[..., 0], rgb[..., 1], rgb[..., 2]
         luma = 0.299 * red + 0.587 * green + 0.114 * blue
         return _blurred(np.stack([luma, 0.564 * (blue - luma), 0.713 * (red - luma)], axis=-1))
+
+
+def _reduced(image: Image.Image, edge: int) -> Image.Image:
+    scale = min(1.0, edge / max(1.0, (image.width * image.height) ** 0.5))
+    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    return image if size == image.size else image.resize(size, Image.Resampling.BICUBIC, reducing_gap=2.0)
 
 
 @dataclass(frozen=True)
@@ -183,12 +196,27 @@ def _agree(one: PreparedPicture, other: PreparedPicture, windows: "tuple[Window,
         most = limits.block if edge == edges[-1] else _COARSER * limits.block
         if found.block > most or found.correlation < limits.correlation or (color and found.chroma > limits.chroma):
             return False
+    for edge in reversed(_TEXT_SIZES):
+        if _OVERSAMPLING * edge <= min(one.edge, other.edge):
+            return not one_place_differs(one.square(edge, windows[0]), other.square(edge, windows[1]))
     return True
+
+
+def one_place_differs(one: Float32[np.ndarray, "edge edge 3"], other: Float32[np.ndarray, "edge edge 3"]) -> bool:
+    """Whether two aligned screenshots or drawings differ in one place far more than elsewhere."""
+    ours, theirs = (_blocks(each[..., :1], _PLACE)[..., 0] for each in (one, other))
+    contrast = _largest_around(np.maximum(ours.std((2, 3)), theirs.std((2, 3))))
+    busy = contrast >= _BUSY_CONTRAST
+    if (contrast < _FLAT_CONTRAST).mean() < _FLAT_SHARE or not busy.any():
+        return False
+    differs = np.sqrt(((ours - theirs) ** 2).mean((2, 3))) / (_FLOOR + _CONTRAST * contrast)
+    usual = _OUTLIER * (_OUTLIER_FLOOR + np.percentile(differs[busy], 75))
+    return bool(differs.max() > min(usual, _MOST_IN_A_PLACE))
 
 
 def measure(one: Float32[np.ndarray, "edge edge 3"], other: Float32[np.ndarray, "edge edge 3"]) -> Limits:
     """How far two aligned squares differ, in the terms of `Limits`."""
-    ours, theirs = _blocks(one), _blocks(other)
+    ours, theirs = (_blocks(each, len(each) // _GRID) for each in (one, other))
     difference = ours - theirs
     luma = np.sqrt((difference[..., 0] ** 2).mean((2, 3)))
     contrast = _largest_around(np.maximum(ours[..., 0].std((2, 3)), theirs[..., 0].std((2, 3))))
@@ -315,13 +343,13 @@ def _correlation(one: np.ndarray, other: np.ndarray) -> float:
     return float((one * other).sum() / np.sqrt((one**2).sum() * (other**2).sum() + 1e-9))
 
 
-def _blocks(square: np.ndarray) -> np.ndarray:
+def _blocks(square: np.ndarray, pixels: int) -> np.ndarray:
     """(grid, grid, pixels, pixels, channels)."""
-    edge = len(square) // _GRID
-    return square.reshape(_GRID, edge, _GRID, edge, -1).swapaxes(1, 2)
+    grid = len(square) // pixels
+    return square.reshape(grid, pixels, grid, pixels, -1).swapaxes(1, 2)
 
 
 def _largest_around(values: np.ndarray) -> np.ndarray:
     """The largest of each block and its eight neighbors."""
-    padded = np.pad(values, 1, mode="edge")
-    return np.max([padded[row : row + _GRID, col : col + _GRID] for row in range(3) for col in range(3)], axis=0)
+    padded, grid = np.pad(values, 1, mode="edge"), len(values)
+    return np.max([padded[row : row + grid, col : col + grid] for row in range(3) for col in range(3)], axis=0)
