@@ -38,14 +38,15 @@ from recollect.core.seeding import text_fold
 from recollect.core.types import EncoderBase
 from recollect.evaluation.entities import harmonic_mean
 from recollect.evaluation.results import summarise
-from recollect.memory.fusion.block import FusionModule, FusionSettings
-from recollect.memory.fusion.crossfit import Fold
-from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder
-from recollect.memory.fusion.learning import FusionRecipe, paper_recipe, train_fusion
-from recollect.memory.fusion.newness import Newness, NewnessKind
-from recollect.memory.rows import Pairs
-from recollect.memory.store import Memory
+from recollect.index import Index
+from recollect.index.rows import COLUMNS
 from recollect.objectives import sigmoid_contrastive
+from recollect.reco.block import FusionModule, FusionSettings
+from recollect.reco.crossfit import Fold
+from recollect.reco.encoder import RetrievalEnhancedEncoder
+from recollect.reco.learning import FusionRecipe, paper_recipe, train_fusion
+from recollect.reco.newness import Newness, NewnessKind
+from recollect.reco.pairs import Pairs
 from recollect.training.options import Data
 from recording import this_command
 
@@ -311,13 +312,13 @@ def embedded(base: Base, features: Tensor, captions: Sequence[str], rows: np.nda
     texts = [captions[row] for row in rows]
     images, vectors = base.embed(features[rows], texts)
     ids = [f"{what}:{row}" for row in rows]
-    return Pairs(ids, images.numpy(), vectors.numpy(), texts, what, sources=[what] * len(ids))
+    return Pairs(images.numpy(), vectors.numpy(), texts, ids, what, sources=[what] * len(ids))
 
 
 def pairs_of(base: Base, features: Tensor, captions: Sequence[str], rows: np.ndarray, what: str) -> Pairs:
     """Embedded pairs of some rows, without those whose caption has no word that the base model knows."""
     pairs = embedded(base, features, captions, rows, what)
-    return pairs.take(np.flatnonzero(np.linalg.norm(pairs.text_vectors, axis=1) > 0.5).tolist())
+    return pairs.take(np.flatnonzero(np.linalg.norm(pairs.texts, axis=1) > 0.5).tolist())
 
 
 def emoji(data: Path, work: Path, split: str, seed: int) -> World:
@@ -366,7 +367,7 @@ def fashion(data: Path, work: Path, split: str, seed: int) -> World:
 
 def characters(work: Path, split: str, seed: int, *, new: bool) -> World:
     """Half of the characters are trained on. The study's fusion also meets pairs that the model has not: ``new``."""
-    from recollect.memory.fusion.learning import embed_pairs
+    from recollect.reco.pairs import embed_pairs
     from recollect_papers.reco.glyphs import glyph_entities, memory_sources
     from recollect_papers.reco.world import benches
     from recollect_papers.study import StudyOptions
@@ -390,9 +391,9 @@ def characters(work: Path, split: str, seed: int, *, new: bool) -> World:
 
 def join(parts: Sequence[Pairs]) -> Pairs:
     """Pairs of several kinds, without what training does not read."""
-    ids, captions = ([value for part in parts for value in getattr(part, name)] for name in ("ids", "captions"))
-    images, texts = (np.concatenate([getattr(part, f"{side}_vectors") for part in parts]) for side in ("image", "text"))
-    return Pairs(ids, images, texts, captions, parts[0].model)
+    ids, captions = ([value for part in parts for value in getattr(part, name)] for name in ("pictures", "captions"))
+    images, texts = (np.concatenate([getattr(part, side) for part in parts]) for side in ("images", "texts"))
+    return Pairs(images, texts, captions, ids, parts[0].model)
 
 
 # Fusions --------------------------------------------------------------------------------------------------------------
@@ -502,7 +503,7 @@ def measure(world: World, fusion: FusionModule | None, folder: Path) -> dict[str
     for memory in ("A", "B"):
         images, names = refined_images, refined_names = world.queries, world.names
         if fusion is not None:
-            encoder = RetrievalEnhancedEncoder(frozen, Memory.open(folder / memory), fusion, "both", K)  # type: ignore[arg-type]
+            encoder = RetrievalEnhancedEncoder(frozen, Index.open(folder / memory), fusion, "both", K)  # type: ignore[arg-type]
             refined_images, refined_names = encoder.refine("image", images), encoder.refine("text", names)
         for mode in ("image", "text", "both"):
             scores = (images if mode == "text" else refined_images) @ (names if mode == "image" else refined_names).T
@@ -523,9 +524,10 @@ def prepare(world: World, folder: Path) -> None:
     """Memories A and B."""
     for name, parts in (("A", [world.pairs]), ("B", [world.pairs, world.grown])):
         if not (folder / f"{name}.done").exists():
-            memory = Memory.create(folder / name, width=world.queries.shape[1], model=world.pairs.model)
+            index = Index.create(folder / name, width=world.queries.shape[1], model=world.pairs.model)
             for part in parts:
-                memory.add(part)
+                for table in part.index().store.scan(COLUMNS):
+                    index.store.upsert(table)
             (folder / f"{name}.done").touch()
 
 

@@ -24,9 +24,10 @@ from recollect.core.nearest import exact_neighbours
 from recollect.core.types import best_device
 from recollect.memory import Memory, Pairs
 from recollect.memory.backends.cells import IndexRecord
-from recollect.memory.fusion.block import FusionBlock, FusionModule, FusionSettings
-from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder
 from recollect.models import build_model
+from recollect.reco import pairs as reco
+from recollect.reco.block import FusionBlock, FusionModule, FusionSettings
+from recollect.reco.encoder import RetrievalEnhancedEncoder
 from recording import this_command, where
 
 Part = Literal["search", "index", "precision", "fusion", "overhead"]
@@ -280,8 +281,10 @@ def overhead(folder: Path, options: Options) -> dict[str, float]:
     """A batch of 32 images, embedded by a model alone and with the memory."""
     model = build_model(options.preset, texts=[f"a caption of number {number}" for number in range(200)])
     model = model.to(best_device()).eval()
-    memory = fill(folder, options, model.width, model.fingerprint)
-    enhanced = RetrievalEnhancedEncoder(model, memory, FusionModule(FusionSettings(model.width)), "image", options.k)
+    images, texts = (vectors(options.rows, options, model.width, seed) for seed in (1, 2))
+    ids = [f"row {number}" for number in range(options.rows)]
+    index = reco.Pairs(images, texts, ids, ids, model.fingerprint).index()
+    enhanced = RetrievalEnhancedEncoder(model, index, FusionModule(FusionSettings(model.width)), "image", options.k)
     pixels = torch.randn(32, 3, model.transform.size, model.transform.size)
     own = model.embed_images(pixels)
     alone, reading = median(lambda: model.embed_images(pixels), 5), median(lambda: enhanced.refine("image", own), 5)

@@ -20,20 +20,19 @@ from typing import Any, Literal
 import numpy as np
 import tyro
 
-from recollect import cli
 from recollect.core.files import read_json, write_json
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder
 from recollect.data.prompts import GENERAL_TEMPLATES
+from recollect.data.sources import open_source
 from recollect.data.sources.derived import Subset
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
 from recollect.evaluation.results import summarise
 from recollect.evaluation.tasks.classification import ClassificationTask, Division, classification_task
 from recollect.evaluation.zero_shot import zero_shot
 from recollect.fewshot.protocol import Protocol
-from recollect.memory import Memory
-from recollect.memory.by_class import ClassHit, retrieve_by_class, write_retrieved
-from recollect.memory.rows import Modality
+from recollect.index import By, Index, IngestOptions
+from recollect.index.by_class import ClassHit, retrieve_by_class, write_retrieved
 from recollect.models import DualEncoder, load_model
 from recollect.training.locked import lock_source
 from recollect.training.locked_towers import FeatureEncoder
@@ -145,20 +144,17 @@ class Trial:
         return load_model(self.base, "cpu")
 
     @cached_property
-    def memory(self) -> Memory:
+    def memory(self) -> Index:
         """Of the pairs that the base model has not seen."""
         out = self.folder / "memory"
         done = out.with_suffix(".done")
         if not done.exists():
             shutil.rmtree(out, ignore_errors=True)  # of minutes
-        for number, (name, source) in enumerate(zip(TRAINING, self.half("1/2").captions, strict=True)):
+        for name, source in zip(TRAINING, self.half("1/2").captions, strict=True):
             if not done.exists():
-                places = (str(out),) if number else (str(self.base),)
-                words = ["memory", "add" if number else "build", *places, source, "--name", name]
-                if code := cli.main([*words, *(() if number else ("--out", str(out)))]):
-                    raise SystemExit(code)
+                Index.build(open_source(source), self.base, out=out, name=name, options=IngestOptions(captions="first"))
         done.touch()
-        return Memory.open(out)
+        return Index.open(out)
 
     def pairs(self, role: Role, drawn: Drawn) -> tuple[Path, dict[str, float]]:
         """A file of pairs to train on further, and what it holds."""
@@ -166,14 +162,14 @@ class Trial:
         about = out.with_suffix(".json")
         if not about.exists():
             names = list(dict.fromkeys(name for task in self.tasks[role].values() for name in task.class_names))
-            by: Modality = "text" if drawn == "by text" else "image"
+            by: By = "text" if drawn == "by text" else "image"
             hits = retrieve_by_class(self.memory, self.encoder, names, TEMPLATES, self.options.per_class, by)
-            ids, _ = self.memory.matrix("image")
+            ids = self.memory.ids
             if drawn == "random":  # as many as by image
                 rows = numpy_generator("react", self.seed, role).choice(len(ids), len(hits), replace=False)
                 hits = [ClassHit(ids[row], names[number % len(names)], 0.0) for number, row in enumerate(rows)]
             write_retrieved(self.memory, hits, out)
-            captions = [item.caption for item in self.memory.fetch([hit.id for hit in hits], pictures=False)]
+            captions = [picture.caption for picture in self.memory.pictures([hit.id for hit in hits])]
             said = [sum(times_spoken([hit.name], [text])) for hit, text in zip(hits, captions, strict=True)]
             spoken = sum(any(times_spoken(names, [text])) for text in captions)
             told = {"pairs": len(hits), "of": len(ids), "caption says its class": round(100 * float(np.mean(said)), 1)}

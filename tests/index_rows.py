@@ -89,6 +89,7 @@ class Pictures(Source):
     name: str = "pictures"
     broken: tuple[int, ...] = ()
     same: int | None = None
+    shift: int = 0
 
     def __len__(self):
         return self.size
@@ -96,7 +97,7 @@ class Pictures(Source):
     def __getitem__(self, index):
         if index in self.broken:
             raise BrokenImageError(f"{self.name}, row {index}: not a picture")
-        number = index % self.same if self.same else index
+        number = self.shift + (index % self.same if self.same else index)
         pixels = np.random.default_rng(number).integers(0, 256, (6, 6, 3), dtype=np.uint8)
         texts = (f"caption {number}", f"other words for {number}")
         return Sample(pixels, texts, -1, self.name, "caption", str(index), {"number": number})

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 
 from recollect.evaluation.reports import plots
 from recollect.index import Hit, Hits, Picture
-from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder
 from recollect.models import patches
+from recollect.reco.encoder import RetrievalEnhancedEncoder
 from recollect.training import locked
 from recollect_papers import runs
 from recollect_papers.demo import context, reading

@@ -11,8 +11,8 @@ from PIL import Image
 
 from recollect.data.sources.derived import Subset
 from recollect.evaluation.entities import harmonic_mean
-from recollect.memory import Memory
-from recollect.memory.fusion.block import FusionModule, FusionSettings
+from recollect.index import Index
+from recollect.reco.block import FusionModule, FusionSettings
 from recollect_papers import cli
 from recollect_papers.engine import printed
 from recollect_papers.reco import bench as reco_bench
@@ -122,11 +122,11 @@ def test_every_figure_is_drawn(options, number):
 
 def test_shares_of_relevant_rows_are_counted_as_by_hand(bench):
     shares = reco_pictures.relevant_shares(bench, "new characters", k=3)
-    memory, right = Memory.open(bench.memory_of()), []
+    index, right = Index.open(bench.memory_of()), []
     for task in bench.tasks["new characters"]:
         samples = [task.query[row] for row in range(len(task.query))]
-        found = memory.search(bench.model.embed_images([sample.image for sample in samples]), 3, "text").ids
-        names = {item.id: item.metadata["name"] for item in memory.fetch(sorted(set(found.ravel())), pictures=False)}
+        found = index.lookup(bench.model.embed_images([sample.image for sample in samples]), 3, "text").ids
+        names = {each.id: each.metadata["name"] for each in index.pictures(sorted(set(found.ravel())))}
         for sample, ids in zip(samples, found, strict=True):
             right += [names[id] == task.class_names[sample.label] for id in ids]
     assert shares["image", "cross"] == pytest.approx(100 * np.mean(right))
@@ -152,32 +152,28 @@ def test_a_damaged_memory_or_fusion_of_a_study_is_made_again(bench, tmp_path, ca
     capsys.readouterr()
     assert made() == (before, memory)
     assert capsys.readouterr().err == ""
-    for file, said in ((weights, "model: damaged; it is made again"), (vectors, "this memory is built again")):
+    for file, said in ((weights, "model: damaged; it is made again"), (vectors, "this index is built again")):
         whole = file.read_bytes()
         file.write_bytes(whole[:-200] + bytes([whole[-200] ^ 1]) + whole[-199:])
         assert made() == (before, memory)
         assert capsys.readouterr().err.count(said) == 1
-    assert Memory.examine(memory) == []
+    assert Index.open(memory).verify() == []
 
 
 def test_a_share_of_the_memory_is_a_part_of_it(bench):
-    whole, part = (Memory.open(bench.memory_of(share)) for share in (1.0, 0.1))
+    whole, part = (Index.open(bench.memory_of(share)) for share in (1.0, 0.1))
     assert len(part) == pytest.approx(0.1 * len(whole), abs=3)
-    captions = [{item.caption for item in memory.fetch(_ids(memory))} for memory in (whole, part)]
+    captions = [{each.caption for each in index.pictures(index.ids)} for index in (whole, part)]
     assert captions[1] <= captions[0]
-
-
-def _ids(memory):
-    return [id for batch in memory.columns(["id"]) for id in batch["id"]]
 
 
 def test_the_second_control_also_learns_from_what_the_pairs_find(bench):
     pairs = bench._with_found(FusionArm())
     assert len(pairs) > len(bench.pairs)
-    assert len(set(pairs.ids)) == len(pairs)
-    memory = Memory.open(bench.memory_of())
-    added = pairs.ids[len(bench.pairs) :]
-    np.testing.assert_array_equal(memory.vectors(added, "text"), pairs.text_vectors[len(bench.pairs) :])
+    added = pairs.pictures[len(bench.pairs) :]
+    assert not set(added) & set(bench.pairs.pictures)
+    index = Index.open(bench.memory_of())
+    np.testing.assert_array_equal(index.vectors(added, "text"), pairs.texts[len(bench.pairs) :])
 
 
 def test_nothing_is_made_twice(options, bench):
@@ -197,8 +193,8 @@ def test_another_memory_in_the_same_folder_is_built_and_read(bench, tmp_path):
     source = bench.memory[0]
     first, second = (Subset(source, np.arange(start, start + 40), name="pairs") for start in (0, 100))
     one, other = (replace(bench, folder=tmp_path, memory=(memory,), training=(memory,)) for memory in (first, second))
-    captions = [{item.caption for item in memory.fetch(_ids(memory))} for memory in (
-        Memory.open(each.memory_of()) for each in (one, other))]  # fmt: skip
+    captions = [{each.caption for each in index.pictures(index.ids)} for index in (
+        Index.open(each.memory_of()) for each in (one, other))]  # fmt: skip
     assert captions == [{sample.texts[0] for sample in part} for part in (first, second)]
     assert one.memory_of() == replace(one, label="another name").memory_of()
     arm = FusionArm(FusionSettings(1, "mlp"))  # reads no memory: only its training pairs differ

@@ -1,4 +1,4 @@
-"""Tower, memory, fusion and classifier as one graph say what the objects say."""
+"""Tower, index, fusion and classifier as one graph say what the objects say."""
 
 import json
 
@@ -8,17 +8,16 @@ import torch
 
 from pictures import picture
 from recollect.apps.classify.classifier import Classifier
-from recollect.apps.export import MemoryReading, export_all
+from recollect.apps.export import IndexReading, export_all
 from recollect.cli import main
 from recollect.cli.memory_options import MemoryOptions
 from recollect.core.errors import UserError
 from recollect.fewshot.form import kernel_form
 from recollect.fewshot.methods import FEW_SHOT_METHODS
-from recollect.memory.fusion.block import FusionModule, FusionSettings
-from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder
-from recollect.memory.rows import Pairs
-from recollect.memory.store import Memory
+from recollect.index import Index, Rows
 from recollect.models import build_model, load_model
+from recollect.reco.block import FusionModule, FusionSettings
+from recollect.reco.encoder import RetrievalEnhancedEncoder
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -59,21 +58,21 @@ def test_votes_have_no_such_form():
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A small model, a memory it embedded with a fusion that reads it, examples and a classifier taught with both."""
+    """A small model, an index it embedded with a fusion that reads it, examples and a classifier taught with both.
+
+    Some pictures of the index have no caption, and some have several.
+    """
     folder = tmp_path_factory.mktemp("all")
     model = build_model("tiny-conv", texts=["dark", "bright", "a red bridge"], seed=0)
     model.save(folder / "model")
-    pairs = Pairs(
+    rows = Rows(
         ids=[f"row {i}" for i in range(20)],
         image_vectors=unit(20, 3, model.width),
-        text_vectors=unit(20, 4, model.width) * (np.arange(20) % 5 > 0)[:, None],
-        captions=[f"caption {i}" if i % 5 else "" for i in range(20)],
-        model=model.fingerprint,
-        sources=["made"] * 20,
+        captions=[tuple(f"caption {i}, {j}" for j in range(i % 5)) for i in range(20)],
+        caption_vectors=[unit(i % 5, 4 + i, model.width) for i in range(20)],
         metadata=[{"number": i} for i in range(20)],
     )
-    memory = Memory.create(folder / "memory", width=model.width, model=model.fingerprint, precision="float32")
-    memory.add(pairs)
+    Index.create(folder / "memory", width=model.width, model=model.fingerprint).insert(rows)
     torch.manual_seed(0)
     fusion = FusionModule(FusionSettings(model.width), model.fingerprint)
     for block in fusion.blocks.values():  # not as it starts, but as after training
@@ -89,7 +88,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture
 def encoder(place):
-    fusion, memory = FusionModule.open(place / "fusion"), Memory.open(place / "memory")
+    fusion, memory = FusionModule.open(place / "fusion"), Index.open(place / "memory")
     return RetrievalEnhancedEncoder(load_model(place / "model"), memory, fusion, "both", 3, "number < 16", ["row 3"])
 
 
@@ -153,12 +152,13 @@ def test_what_cannot_be_written_says_so_before_anything_is(place, encoder, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_exported_reads_both_modalities_where_the_fusion_does(place):
-    model, memory = load_model(place / "model"), Memory.open(place / "memory")
+@pytest.mark.parametrize("read", ["both", "cross", "uni"])
+def test_what_is_exported_reads_what_the_fusion_does(place, read):
+    model, memory = load_model(place / "model"), Index.open(place / "memory")
     torch.manual_seed(0)
-    fusion = FusionModule(FusionSettings(model.width, read="both", start="mean"), model.fingerprint)
+    fusion = FusionModule(FusionSettings(model.width, read=read, start="mean"), model.fingerprint)
     reading = RetrievalEnhancedEncoder(model, memory, fusion, "both", 3, "number < 16")
     for modality in ("image", "text"):
         asked = torch.from_numpy(unit(5, 7, model.width))
         with torch.no_grad():
-            torch.testing.assert_close(MemoryReading(reading, modality)(asked), reading.refine(modality, asked))
+            torch.testing.assert_close(IndexReading(reading, modality)(asked), reading.refine(modality, asked))

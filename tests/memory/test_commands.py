@@ -12,7 +12,6 @@ from PIL import Image
 
 from recollect import cli
 from recollect.memory import Memory
-from recollect.memory.fusion.encoder import open_encoder
 from recollect.models import build_model, load_model
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (30, 40, 220)}
@@ -138,18 +137,6 @@ def test_near_duplicates_of_test_images_are_removed(memory, model, table, capsys
     run(capsys, "memory", "remove", memory, *words)
     left = [caption for batch in Memory.open(memory).columns(["caption"]) for caption in batch["caption"]]
     assert not [caption for caption in left if int(caption.split()[-1]) >= 50]
-
-
-def test_a_trained_fusion_is_read_with_the_memory(built, model, table, tmp_path, capsys):
-    out = tmp_path / "reco"
-    words = ("--memory", built, "--data", f"{table}?split=test", "--out", out, "--k", 4, "--epochs", 3)
-    text = run(capsys, "train", "reco", model, *words, "--batch-size", 5)
-    assert str(out / "model") in text.replace("\n", "")
-    encoder = load_model(model, "cpu")
-    enhanced = open_encoder(encoder, built, out / "model", "both", 4)
-    assert enhanced.embed_texts(["a red square"]).shape == (1, encoder.width)
-    assert len((out / "metrics.jsonl").read_text().splitlines()) >= 1
-    assert "already contains a run" in refused(capsys, "train", "reco", model, *words, "--batch-size", 5)
 
 
 def test_bad_input_is_one_line_and_nothing_is_lost(memory, model, table, tmp_path, capsys):

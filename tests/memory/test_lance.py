@@ -21,8 +21,6 @@ from recollect.memory.backends import cells, lance
 from recollect.memory.backends.base import DamagedMemoryError
 from recollect.memory.backends.cells import Cells, CellSearch, _recalls, nearest_centres
 from recollect.memory.backends.matrix import ExactNeighbours, Matrices
-from recollect.memory.fusion.block import FusionSettings
-from recollect.memory.fusion.neighbours import find_neighbours
 from recollect.search.memory_pool import MemoryPool
 
 
@@ -152,9 +150,6 @@ def test_filters_exclusions_and_near_duplicates_are_exact_beside_an_index(indexe
     indexed.search(queries, 5, exact=True)
     indexed.near_duplicates(queries, 0.9)
     assert MemoryPool(indexed, exact=True).nearest(torch.from_numpy(queries), 5).ids.shape == (5, 5)
-    pairs = Pairs([f"q{n}" for n in range(5)], queries, rows(5, seed=4), ["b"] * 5, "m")
-    for max_score in (0.94, 1.01):  # training neighbours
-        assert find_neighbours(pairs, indexed, FusionSettings(32), 5, max_score).rows["image"].shape == (5, 5)
 
 
 def test_a_damaged_index_is_as_none(indexed, tmp_path):

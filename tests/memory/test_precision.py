@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 
 from recollect.memory import Memory
-from recollect.memory.fusion.block import FusionSettings
-from recollect.memory.fusion.neighbours import find_neighbours
 
 BOTH = pytest.mark.parametrize("address", ["lance", "milvus"], indirect=True)
 MODEL = "model-a"
@@ -66,31 +64,6 @@ def test_vectors_that_are_not_quite_of_unit_norm_are_kept_with_unit_norm(tmp_pat
     memory.add(type(rows)(**{**rows.__dict__, "image_vectors": rows.image_vectors * np.float32(1.004)}))
     assert off(memory.matrix("image")[1]) < 3e-7
     assert off(memory.vectors(rows.ids, "image")) < 3e-7
-
-
-def test_near_twins_are_cut_by_the_cosine_of_unit_vectors(tmp_path, pairs):
-    """Pairs whose cosine is within a rounding of the threshold are cut as exact arithmetic on unit vectors says."""
-    generator = np.random.default_rng(3)
-    rows = pairs(200, width=WIDE)
-    base = rows.image_vectors
-    turned = generator.normal(size=base.shape)
-    turned = unit(turned - (turned * base).sum(1, keepdims=True) * base)
-    cosines = 0.94 + np.linspace(-3e-5, 3e-5, len(base))[:, None]
-    twins = unit(cosines * base + np.sqrt(1 - cosines**2) * turned)
-    memory = Memory.create(tmp_path / "memory", width=WIDE, model=MODEL, precision="float16")
-    memory.add(type(rows)(**{**rows.__dict__, "ids": [f"twin {n}" for n in range(200)], "image_vectors": twins}))
-    read = memory.backend.table.to_arrow()["image_vector"].combine_chunks().flatten().to_numpy()
-    kept = read.reshape(200, WIDE).astype(np.float64)
-    exact = (base * kept / np.linalg.norm(kept, axis=1, keepdims=True)).sum(1)
-    found = find_neighbours(rows, memory, FusionSettings(WIDE), k=1, max_score=0.94, score_of="image")
-    ids = memory.matrix("image")[0]
-    near = [f"twin {n}" for n in range(200)]
-    assert ids == near
-    sure = np.abs(exact - 0.94) > 1e-6
-    values, places = found.values["image"], found.rows["image"][:, 0]
-    texts = memory.vectors(near, "text")
-    reads_own_twin = np.isclose(values[places].numpy(), texts, atol=1e-6).all(axis=1)
-    assert (reads_own_twin == (exact < 0.94))[sure].all()
 
 
 @BOTH

@@ -10,8 +10,8 @@ from recollect.data.sources import open_source
 from recollect.memory import Memory
 from recollect.memory.build.building import BuildOptions, fill_memory, open_for_build
 from recollect.memory.build.reading import Reader
-from recollect.memory.fusion.learning import embed_pairs
 from recollect.models import build_model
+from recollect.reco.pairs import embed_pairs
 from recollect.search.opening import open_searcher
 
 TEXTS = [f"a {colour} {shape}" for colour in ("red", "green", "blue") for shape in ("square", "circle", "cross", "dot")]
@@ -63,7 +63,7 @@ def test_build_training_and_search_read_a_text_alike(model, memory, table):
         assert np.abs(other.numpy() - as_captions).max() > 0.01  # a reading makes a difference
     np.testing.assert_allclose(text_vectors(memory, TEXTS), as_captions, atol=1e-6)
     pairs = embed_pairs(encoder, (open_source(table),), None, 0.0)
-    np.testing.assert_allclose(pairs.text_vectors, encoder.embed_texts(list(pairs.captions), "caption"), atol=1e-6)
+    np.testing.assert_allclose(pairs.texts, encoder.embed_texts(list(pairs.captions), "caption"), atol=1e-6)
     found = open_searcher(memory.address, among="captions").search(TEXTS, 1)
     assert [result.hits[0].item.caption for result in found] == TEXTS
     assert [result.hits[0].score for result in found] == pytest.approx([1] * len(TEXTS), abs=1e-5)

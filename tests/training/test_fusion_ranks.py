@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,17 +10,15 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from recollect.memory.backends.base import Record
-from recollect.memory.conformance import ListBackend
-from recollect.memory.fusion import joint as joint_runs
-from recollect.memory.fusion.block import FusionModule, FusionSettings
-from recollect.memory.fusion.joint import ReadingTowers
-from recollect.memory.fusion.learning import FusionTowers
-from recollect.memory.fusion.objective import TERMS, FusionObjective
-from recollect.memory.rows import Pairs
-from recollect.memory.store import Memory
+from recollect.index import Index
 from recollect.models import build_model
 from recollect.objectives import ContextObjective, ContrastiveObjective
+from recollect.reco import joint as joint_runs
+from recollect.reco.block import FusionModule, FusionSettings
+from recollect.reco.joint import ReadingTowers
+from recollect.reco.learning import FusionTowers
+from recollect.reco.objective import TERMS, FusionObjective
+from recollect.reco.pairs import Pairs
 from recollect.testing import HashEncoder
 from recollect.training.options import Data
 from recollect.training.ranks import ranks, shard_of_this_process, sum_gradients
@@ -97,7 +94,8 @@ def joint(base, rank, shard):
     values[0] = 0
     found = torch.randint(1, 9, (20, 2 * K))
     found[0], found[4, K:] = 0, 0  # a picture that could not be read, and one that found no image
-    memory, searcher = Memory.__new__(Memory), build_model("tiny-conv", texts=["a"])
+    searcher = build_model("tiny-conv", texts=["a"])
+    memory = Index.create(width=searcher.width, model=searcher.fingerprint)
     model = moved(ReadingTowers(Linear(), FusionModule(settings), values, found, memory, searcher, K))
     objective = (ContrastiveObjective("softmax") if base == "softmax" else ContextObjective("sigmoid")).double()
     images, words = (torch.randn(BATCH, size, dtype=torch.float64) for size in (5, 4))
@@ -127,14 +125,14 @@ def same_runs(folder: Path, whole_run) -> None:
 
 @pytest.fixture
 def whole_run(tmp_path, monkeypatch):
-    """A run of towers that read a memory in a list, from its pictures on; each process has a cache of its own."""
+    """A run of towers that read an index in RAM, from its pictures on; each process has a cache of its own."""
     searcher, captions = HashEncoder(), [f"a caption, number {number}" for number in range(20)]
     drawn = np.random.default_rng(0).normal(size=(2, 20, searcher.width)).astype(np.float32)
     images, texts = drawn / np.linalg.norm(drawn, axis=2, keepdims=True)
-    memory = Memory(ListBackend(Record(searcher.width, searcher.fingerprint)))
-    memory.add(Pairs([f"m:{n}" for n in range(20)], images, texts, captions, searcher.fingerprint, ["m"] * 20))
-    monkeypatch.setattr(joint_runs.Memory, "open", lambda address: SimpleNamespace(snapshot=lambda: memory))
-    monkeypatch.setattr(joint_runs, "open_model_of", lambda *_: (searcher, "searcher"))
+    pairs = Pairs(images, texts, captions, [f"m:{n}" for n in range(20)], searcher.fingerprint)
+    index = pairs.index()
+    monkeypatch.setattr(joint_runs.Index, "open", lambda address: index)
+    monkeypatch.setattr(joint_runs.Index, "open_model", lambda *_: (searcher, "searcher"))
     plain = joint_runs.joint_recipe(RECIPES["latents-siglip"]())
     data = Data(sources=("latents:captions?size=24",))
     recipe = replace(plain, data=data, memory="m", k=3, max_score=2.0, steps=2, batch_size=8, log_every=1)

@@ -1,4 +1,4 @@
-"""A model with what it reads and what it was taught, as ONNX: tower, memory and fusion, classifier in one graph."""
+"""A model with what it reads and what it was taught, as ONNX: tower, index and fusion, classifier in one graph."""
 
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ from recollect.core.errors import UserError
 from recollect.core.files import fresh_folder
 from recollect.core.types import Encoder
 from recollect.fewshot.form import KernelForm, kernel_form
-from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder, modalities_of
-from recollect.memory.rows import Modality
+from recollect.index import By, Index
+from recollect.index.rows import caption_matrix, unit
 from recollect.models.export import (
     IMAGE_FILE,
     TEXT_FILE,
@@ -26,15 +26,16 @@ from recollect.models.export import (
     write_record,
     write_text_graph,
 )
+from recollect.reco.encoder import RetrievalEnhancedEncoder, modalities_of
 
 _CLASSIFIER_GRAPH = "classifier.onnx"
 
 MOST_BYTES = 2**30
-"""Of a memory's vectors in one file: the format ends at 2 GiB."""
+"""Of an index's vectors in one file: the format ends at 2 GiB."""
 
 
-class MemoryReading(nn.Module):
-    """Unit embeddings, refined by what they find in a memory as it was when this was made (RECO, section 3).
+class IndexReading(nn.Module):
+    """Unit embeddings, refined by what they find in an index as it was when this was made (RECO, section 3).
 
     Args:
         encoder: reads embeddings of ``modality``.
@@ -43,49 +44,72 @@ class MemoryReading(nn.Module):
     keys: Tensor
     values: Tensor
 
-    def __init__(self, encoder: RetrievalEnhancedEncoder, modality: Modality) -> None:
+    def __init__(self, encoder: RetrievalEnhancedEncoder, modality: By) -> None:
         super().__init__()
         settings = encoder.fusion.settings
         self.fusion, self.modality, self.k = encoder.fusion, modality, encoder.k
         self.reads = settings.kind != "mlp"
         if self.reads:
-            taken = settings.taken(modality)
-            ids = _readable(encoder, "text" in (settings.searched(modality), *taken), vectors=1 + len(taken))
-            keys, *values = (encoder.memory.vectors(ids, side) for side in (settings.searched(modality), *taken))
-            self.register_buffer("keys", torch.from_numpy(keys))
-            self.register_buffer("values", torch.from_numpy(np.stack(values)))
+            by, taken = settings.searched(modality), settings.taken(modality)
+            ids = _readable(encoder, spoken="text" in (by, *taken))
+            keys = _keys(encoder.index, ids, by, vectors=len(taken))
+            self.captions = keys.shape[1]
+            values = [
+                keys if by == side == "text"
+                else np.repeat(encoder.index.vectors(ids, side)[:, None], self.captions, axis=1)
+                for side in taken
+            ]  # fmt: skip
+            self.register_buffer("keys", torch.from_numpy(keys).flatten(0, 1))
+            self.register_buffer("values", torch.from_numpy(np.stack(values)).flatten(1, 2))
 
     def forward(self, embeddings: Float[Tensor, "n width"]) -> Float[Tensor, "n width"]:
         tokens = embeddings[:, None]
         if self.reads:
-            nearest = (embeddings @ self.keys.T).topk(self.k, dim=1).indices
-            tokens = torch.cat([tokens, *(values[nearest] for values in self.values.unbind())], dim=1)
+            # A picture is found once, by the best of its captions.
+            scores, best = (embeddings @ self.keys.T).unflatten(1, (-1, self.captions)).max(dim=2)
+            nearest = scores.topk(self.k, dim=1).indices
+            read = nearest * self.captions + best.gather(1, nearest)
+            tokens = torch.cat([tokens, *(values[read] for values in self.values.unbind())], dim=1)
         return self.fusion(self.modality, tokens)
 
 
-def _readable(encoder: RetrievalEnhancedEncoder, with_text: bool, vectors: int) -> list[str]:
-    """The ids of the rows that an embedding may read; a file holds so many vectors of each.
+def _keys(index: Index, ids: list[str], by: By, vectors: int) -> Float[np.ndarray, "n captions w"]:
+    """What an embedding is compared with: each picture, or its captions, the first repeated up to the longest list.
+
+    Args:
+        vectors: read from each picture.
 
     Raises:
-        UserError: fewer than k are left, or more than a file can hold.
+        UserError: there are more than a file holds.
     """
-    memory = encoder.memory
-    allowed = None if encoder.where is None else set(memory.ids_where(encoder.where))
-    ids = [
-        id
-        for batch in memory.columns(["id"])
-        for id in batch["id"]
-        if id not in encoder.exclude_ids and (allowed is None or id in allowed)
-    ]
-    if with_text:  # a row without one has zeros in its place
-        ids = [ids[row] for row in np.flatnonzero(memory.vectors(ids, "text").any(axis=1))]
-    if len(ids) < encoder.k:
-        raise UserError(f"{memory.address}: {len(ids)} rows can be read, fewer than k = {encoder.k}")
-    if (size := 4 * vectors * len(ids) * memory.width) > MOST_BYTES:
+    if by == "image":
+        keys = index.vectors(ids)[:, None]
+    else:
+        flat, counts = caption_matrix(index.store.rows(ids, ["caption_vectors"])["caption_vectors"])
+        places = np.arange(counts.max())[None]
+        first = (np.cumsum(counts) - counts)[:, None]
+        keys = unit(flat, index.width, index.address)[first + np.where(places < counts[:, None], places, 0)]
+    if (size := 4 * (1 + vectors) * keys.size) > MOST_BYTES:
         raise UserError(
-            f"{memory.address}: the vectors of {len(ids):,} rows take {size / 2**30:.1f} GiB, more than one ONNX file "
-            "holds. Read fewer of them with --read-where."
+            f"{index.address}: the vectors of {len(ids):,} pictures take {size / 2**30:.1f} GiB, more than one ONNX "
+            "file holds. Read fewer of them with --read-where."
         )
+    return keys
+
+
+def _readable(encoder: RetrievalEnhancedEncoder, spoken: bool) -> list[str]:
+    """The ids of the pictures that an embedding may read.
+
+    Raises:
+        UserError: fewer than k are left.
+    """
+    index = encoder.index
+    ids = index.ids if encoder.where is None else index.ids_where(encoder.where)
+    ids = [id for id in ids if id not in encoder.exclude_ids]
+    if spoken:
+        ids = [id for id, captions in zip(ids, index.values("caption", ids), strict=True) if captions]
+    if len(ids) < encoder.k:
+        raise UserError(f"{index.address}: {len(ids)} pictures can be read, fewer than k = {encoder.k}")
     return ids
 
 
@@ -132,21 +156,19 @@ class _TextChain(_Chain):
 
 
 def export_all(encoder: Encoder, folder: str | Path, classifier: Classifier | None = None) -> Path:
-    """Write a model as ONNX, with the memory it reads and the classifier it was taught, if there are any.
+    """Write a model as ONNX, with the index it reads and the classifier it was taught, if there are any.
 
-    ``image.onnx`` and ``text.onnx`` are the towers (`export_onnx`), and where ``encoder`` reads a memory in that
-    modality, search and fusion behind them: the memory's vectors are in the file, as they are now. ``classifier.onnx``
-    takes ``pixels`` and gives calibrated ``probabilities`` (n, classes) and ``nearest`` (n,), the cosine with the
-    nearest class mean, below ``unknown_below`` of ``export.json`` a picture is none of the classes.
+    ``image.onnx`` and ``text.onnx`` are the towers (`export_onnx`), followed by look-up and fusion if ``encoder`` reads
+    an index in that modality; its vectors are in the file, as they are now. ``classifier.onnx`` takes ``pixels``
+    and gives calibrated ``probabilities`` (n, classes) and ``nearest`` (n,), the cosine with the nearest class mean;
+    below ``unknown_below`` of ``export.json`` a picture is none of the classes.
 
     Raises:
-        UserError: the extra ``onnx`` is not installed, a method that has no such form, a memory that is too large, the
+        UserError: the extra ``onnx`` is not installed, a method that has no such form, an index that is too large, the
             classifier is of another model, or something is at ``folder`` already.
     """
     if isinstance(encoder, RetrievalEnhancedEncoder) and encoder.searcher is not None:
-        raise UserError(
-            "two models look at each picture (RA-CLIP), and one ONNX file holds one. Export the towers alone."
-        )
+        raise UserError("two models embed each picture (RA-CLIP), and an ONNX file holds one. Export the towers alone.")
     model = check_exportable(encoder.base or encoder)
     reads = modalities_of(encoder.mode) if isinstance(encoder, RetrievalEnhancedEncoder) else ()
     form = _form(encoder, classifier) if classifier is not None else None
@@ -157,9 +179,9 @@ def export_all(encoder: Encoder, folder: str | Path, classifier: Classifier | No
             encoder.fusion.to("cpu")
             more["reads"] = encoder.description
         if "image" in reads:
-            images = _Chain(images, MemoryReading(encoder, "image"))  # type: ignore[arg-type]
+            images = _Chain(images, IndexReading(encoder, "image"))  # type: ignore[arg-type]
         write_image_graph(images, model, unfinished / IMAGE_FILE, ["embeddings"])
-        read = MemoryReading(encoder, "text") if "text" in reads else nn.Identity()  # type: ignore[arg-type]
+        read = IndexReading(encoder, "text") if "text" in reads else nn.Identity()  # type: ignore[arg-type]
         write_text_graph(
             lambda names: _TextChain(TextTower(model, names), read), model, unfinished / TEXT_FILE, ["embeddings"]
         )

@@ -56,7 +56,7 @@ class MemoryOptions:
         """What the memory says that it was embedded by; empty where none is read, or another model finds in it."""
         if self.memory is None or self.searcher is not None:
             return ""
-        from recollect.memory.store import Memory
+        from recollect.index import Index
 
-        memory = Memory.open(self.memory)
-        return beside(memory.model_name, memory.address)
+        index = Index.open(self.memory)
+        return beside(index.record.model_name, index.address)

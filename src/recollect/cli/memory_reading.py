@@ -9,10 +9,9 @@ from recollect.core.progress import output
 from recollect.core.types import Encoder, Source
 from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.results import Result
-from recollect.memory.fusion.block import FusionModule, FusionSettings
-from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder
-from recollect.memory.opening import open_model_of
-from recollect.memory.store import Memory
+from recollect.index import Index
+from recollect.reco.block import FusionModule, FusionSettings
+from recollect.reco.encoder import RetrievalEnhancedEncoder
 
 
 def reading(
@@ -30,40 +29,40 @@ def reading(
     """
     if options.memory is None or options.fusion is None:
         return encoder
-    memory = Memory.open(options.memory)
+    index = Index.open(options.memory)
     if options.fusion == MEAN:
         fusion = FusionModule(FusionSettings(encoder.width, "mean"))
     else:
         fusion = FusionModule.open(options.fusion)
-    mode, searcher = options.mode or fusion.settings.modalities, _searcher(options, memory, fusion)
+    mode, searcher = options.mode or fusion.settings.modalities, _searcher(options, index, fusion)
     k = fusion.trained.get("k", 10) if options.k is None else options.k
-    enhanced = RetrievalEnhancedEncoder(encoder, memory, fusion, mode, k, options.read_where, searcher=searcher)
+    enhanced = RetrievalEnhancedEncoder(encoder, index, fusion, mode, k, options.read_where, searcher=searcher)
     if options.near is None or tested is None:
         return enhanced
-    near = memory.near_duplicates(image_features(searcher or encoder, tested, cache).images, options.near)
+    near = index.near(image_features(searcher or encoder, tested, cache).images, options.near)
     output().print(
-        f"{tested.name}: {len(near):,} of {len(memory):,} rows of {memory.address} are near-duplicates of tested "
+        f"{tested.name}: {len(near):,} of {len(index):,} pictures of {index.address} are near-duplicates of tested "
         f"images (cosine {options.near:g} or more) and are left out",
         highlight=False,
         soft_wrap=True,
     )
-    if len(near) > len(memory) - k:
+    if len(near) > len(index) - k:
         raise UserError(
-            f"{memory.address}: {len(memory) - len(near):,} rows are left without near-duplicates, fewer than k = "
+            f"{index.address}: {len(index) - len(near):,} pictures are left without near-duplicates, fewer than k = "
             f"{k}. Ask for a smaller --k or a higher --near."
         )
     return RetrievalEnhancedEncoder(
-        encoder, memory, fusion, mode, k, options.read_where, exclude_ids=near, searcher=searcher
+        encoder, index, fusion, mode, k, options.read_where, exclude_ids=near, searcher=searcher
     )
 
 
-def _searcher(options: MemoryOptions, memory: Memory, fusion: FusionModule) -> Encoder | None:
+def _searcher(options: MemoryOptions, index: Index, fusion: FusionModule) -> Encoder | None:
     """The model that finds, where that is not the one whose embeddings are refined."""
     if fusion.settings.reads is None:
         if options.searcher is not None:
-            raise UserError(f"--searcher {options.searcher}: {options.fusion} reads the memory of its own model.")
+            raise UserError(f"--searcher {options.searcher}: {options.fusion} reads the index of its own model.")
         return None
-    return open_model_of(memory, options.searcher, option="--searcher")[0]
+    return index.open_model(options.searcher, option="--searcher")[0]
 
 
 def reading_name(options: MemoryOptions, model: str, encoder: Encoder) -> str:
@@ -75,7 +74,7 @@ def reading_name(options: MemoryOptions, model: str, encoder: Encoder) -> str:
         f", near {options.near:g}" if options.near else ""
     )
     fusion = f"{public_place(str(options.fusion))} {read['fusion'][:8]}"
-    return f"{model} + {read['memory']} version {read['version']}, {fusion}, {read['mode']}, k={read['k']}{extra}"
+    return f"{model} + {read['index']} version {read['version']}, {fusion}, {read['mode']}, k={read['k']}{extra}"
 
 
 def with_memory(result: Result, encoder: Encoder) -> Result:

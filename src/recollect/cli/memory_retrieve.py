@@ -13,10 +13,8 @@ from recollect.core.words import counted
 from recollect.data.prompts import GENERAL_TEMPLATES, read_templates
 from recollect.data.sources import open_source
 from recollect.evaluation.features import image_features
-from recollect.memory.by_class import check_ending, retrieve_by_class, write_retrieved
-from recollect.memory.opening import open_model_of
-from recollect.memory.rows import Modality
-from recollect.memory.store import NEAR, Memory
+from recollect.index import NEAR, By, Index
+from recollect.index.by_class import check_ending, retrieve_by_class, write_retrieved
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Retrieve:
     """Most pairs of a class."""
     templates: Path | None = None
     """A text file of prompt templates, one a line with {} for the class name; CLIP's 80 by default."""
-    by: Modality = "image"
+    by: By = "image"
     """Compare the prompts with the memory's images, or with its texts."""
     exclude: str | None = None
     """A source that will be tested: near-duplicates of its images are not retrieved."""
@@ -61,24 +59,24 @@ class Retrieve:
             split_for(self.exclude, self.split, "test")
         names = list(dict.fromkeys(read_lines(self.names, "class names")))
         templates = read_templates(self.templates) if self.templates else GENERAL_TEMPLATES
-        memory = Memory.open(self.memory)
-        encoder, _ = open_model_of(memory, self.model, self.device)
-        left = self._excluded(memory, encoder)
-        hits = retrieve_by_class(memory, encoder, names, templates, self.per_class, self.by, left)
+        index = Index.open(self.memory)
+        encoder, _ = index.open_model(self.model, self.device)
+        left = self._excluded(index, encoder)
+        hits = retrieve_by_class(index, encoder, names, templates, self.per_class, self.by, left)
         if left and not hits:
             raise UserError(
-                f"--exclude {self.exclude}: {len(left):,} of {len(memory):,} rows are near-duplicates of its images "
+                f"--exclude {self.exclude}: {len(left):,} of {len(index):,} pictures are near-duplicates of its images "
                 f"(cosine {self.threshold:g} or more), and no pair is found beside them. Take a higher --threshold."
             )
-        broken = write_retrieved(memory, hits, self.out)
+        broken = write_retrieved(index, hits, self.out)
         found = len({hit.name for hit in hits})
         parts = [f"{counted(len(hits) - broken, 'pair')} of {found:,} of {len(names):,} classes"]
         parts += [f"{counted(broken, 'picture')} could not be read"] if broken else []
         parts += [f"{len(left):,} near-duplicates of {self.exclude} left out"] if self.exclude else []
         output().print(printable(f"{'; '.join(parts)}: {self.out}"), highlight=False, soft_wrap=True)
 
-    def _excluded(self, memory: Memory, encoder: Encoder) -> list[str]:
+    def _excluded(self, index: Index, encoder: Encoder) -> list[str]:
         if self.exclude is None:
             return []
         features = image_features(encoder, open_source(self.exclude, split=split_for(self.exclude, self.split, "test")))
-        return memory.near_duplicates(features.images, self.threshold)
+        return index.near(features.images, self.threshold)

@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from recollect.cli.train import Train, begun_from, named_recipe, recipe_of_run
-from recollect.memory.fusion.joint import JointRecipe, joint_recipe, train_joint
+from recollect.reco.joint import JointRecipe, joint_recipe, train_joint
 
 DEFAULT = "clip-tiny"
 

@@ -14,15 +14,15 @@ from recollect.core.given import is_given, option_of
 from recollect.core.progress import output
 from recollect.core.types import Source
 from recollect.data.sources import open_source
-from recollect.memory.fusion.block import FusionKind, FusionSettings, Read, Start
-from recollect.memory.fusion.crossfit import Fold, fold_of
-from recollect.memory.fusion.learning import FUSION_PRESETS, FusionPreset, FusionRecipe, embed_pairs, train_fusion
-from recollect.memory.fusion.neighbours import ScoreOf
-from recollect.memory.fusion.newness import STRENGTHS, Newness, NewnessKind
-from recollect.memory.fusion.objective import TERMS, LossTerm, Mask
-from recollect.memory.opening import open_model_of
-from recollect.memory.store import NEAR, Memory
+from recollect.index import NEAR, Index
 from recollect.models import load_model, loading
+from recollect.reco.block import FusionKind, FusionSettings, Read, Start
+from recollect.reco.crossfit import Fold, fold_of
+from recollect.reco.learning import FUSION_PRESETS, FusionPreset, FusionRecipe, train_fusion
+from recollect.reco.neighbours import ScoreOf, check_k
+from recollect.reco.newness import STRENGTHS, Newness, NewnessKind
+from recollect.reco.objective import TERMS, LossTerm, Mask
+from recollect.reco.pairs import embed_pairs
 from recollect.training.optimiser import Optimiser
 from recollect.training.options import Data, Model, ObjectiveOptions, Recipe
 from recollect.training.run_folder import check_free, differences
@@ -163,9 +163,9 @@ class TrainReco:
         replace(recipe, fusion=replace(recipe.fusion, width=1), steps=1).check()
         check_writable(self.out, "--out")
         check_free(self.out, self.resume)
-        memory = Memory.open(self.memory)  # what is wrong with it should show before anything is embedded
-        memory.check_k(self.k)
-        encoder, name = open_model_of(memory, self.model, self.device, option="MODEL")
+        index = Index.open(self.memory)  # what is wrong with it should show before anything is embedded
+        check_k(index, self.k)
+        encoder, name = index.open_model(self.model, self.device, option="MODEL")
         recipe = replace(recipe, model=Model(start=name))
         sources = tuple(open_source(spec, split=self._split(spec)) for spec in self.data)
         if self.limit is None and any(source.endless for source in sources):

@@ -320,19 +320,41 @@ class Index:
             UserError: it cannot be opened, or is another model now.
         """
         if self._encoder is None:
-            name = beside(self.record.model_name, self.address)
-            if not name:
-                raise UserError(f"{self.address}: does not say which model embedded it. Name it with --model.")
-            try:
-                encoder = _encoder_of(name)[0]
-            except UserError as error:
-                raise UserError(
-                    f"{self.address}: its model {self.record.model_name} cannot be opened; say where it is with "
-                    f"--model. ({error})"
-                ) from error
-            self.check_encoder(encoder, name)
-            self._encoder = encoder
+            self.open_model()
+        assert self._encoder is not None
         return self._encoder
+
+    def open_model(
+        self, named: str | None = None, device: torch.device | str | None = None, option: str = "--model"
+    ) -> tuple[Encoder, str]:
+        """Open the model of the index.
+
+        Args:
+            named: where it is now; where it was when the index was made by default.
+            device: where to compute; the best there is by default.
+            option: what names the model on the command line, for messages.
+
+        Returns:
+            The model, and what opened it.
+
+        Raises:
+            UserError: it cannot be opened, or is another model.
+        """
+        name = named or beside(self.record.model_name, self.address)
+        if not name:
+            raise UserError(f"{self.address}: does not say which model embedded it. Name it with {option}.")
+        try:
+            encoder = _encoder_of(name, device)[0]
+        except UserError as error:
+            if named is not None:
+                raise
+            raise UserError(
+                f"{self.address}: its model {self.record.model_name} cannot be opened; say where it is with {option}. "
+                f"({error})"
+            ) from error
+        self.check_encoder(encoder, name)
+        self._encoder = encoder
+        return encoder, name
 
     def check_encoder(self, encoder: Encoder, what: str) -> None:
         """Reject a model other than the one that made the vectors, or one that reads texts differently.
@@ -1020,14 +1042,14 @@ def _check_all(address: str, wanted: Sequence[str], known: Collection[str]) -> N
         )
 
 
-def _encoder_of(model: Encoder | str | Path | None) -> tuple[Encoder, str]:
+def _encoder_of(model: Encoder | str | Path | None, device: torch.device | str | None = None) -> tuple[Encoder, str]:
     if not isinstance(model, str | Path | None):
         return model, str(getattr(model, "name", ""))
     from recollect.models import load_model
     from recollect.models.starter import STARTER
 
     name = STARTER if model is None else str(model)
-    return load_model(name), name
+    return load_model(name, device), name
 
 
 def _store_kind(address: str) -> Any:

@@ -26,11 +26,13 @@ class Found:
         ids: of the pictures; "" where nothing is left.
         scores: cosines; -inf there.
         vectors: what was read from the pictures, unit norm, zeros there; None if nothing was to be read.
+        captions: by text, which caption of the picture matched, from 0; 0 elsewhere.
     """
 
     ids: Shaped[np.ndarray, "queries k"]
     scores: Float32[np.ndarray, "queries k"]
     vectors: Float32[np.ndarray, "queries k width"] | None = None
+    captions: Int64[np.ndarray, "queries k"] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -57,6 +59,7 @@ def look_up(
     spoken = by == "text" or read == "text"
     ids = np.full((len(queries), k), "", dtype=object)
     scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
+    captions = np.zeros((len(queries), k), dtype=np.int64)
     vectors = None if read is None else np.zeros((len(queries), k, queries.shape[1]), dtype=np.float32)
     filtered = max_score is not None or excluded is not None
     exact = exact or filtered
@@ -75,12 +78,13 @@ def look_up(
         rows = np.where(kept, np.take_along_axis(found.rows, order, 1), -1)
         ids[waiting, :width] = _names(found.ids, rows)
         scores[waiting, :width] = np.where(kept, np.take_along_axis(found.scores, order, 1), -np.inf)
+        entries = np.take_along_axis(found.entries, order, 1)
+        captions[waiting, :width] = np.where(kept, entries, 0)
         if vectors is not None and read is not None:
-            entries = np.take_along_axis(found.entries, order, 1)
             vectors[waiting, :width] = _read(found, rows, entries, by, read, queries.shape[1])
         exhausted = found.rows.shape[1] < asked or (found.rows[:, -1] < 0).all()
         waiting, asked = waiting[counts.sum(1) < k] if not exhausted else waiting[:0], _GROWTH * asked
-    return Found(ids, scores, vectors)
+    return Found(ids, scores, vectors, captions)
 
 
 def best_first(scores: Float[np.ndarray, " rows"]) -> Int64[np.ndarray, " rows"]:

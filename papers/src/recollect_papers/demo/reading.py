@@ -25,15 +25,11 @@ from recollect.evaluation.results import Result
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.evaluation.tasks.opening import Selection, open_tasks
 from recollect.evaluation.zero_shot import zero_shot
-from recollect.index import Hits, Index
+from recollect.index import By, Hits, Index, IngestOptions
 from recollect.index.source import source_index
-from recollect.memory import Memory
-from recollect.memory.build.building import BuildOptions, fill_memory, open_for_build
-from recollect.memory.build.reading import Reader
-from recollect.memory.fusion.block import FusionModule, FusionSettings
-from recollect.memory.fusion.encoder import Mode, RetrievalEnhancedEncoder
-from recollect.memory.rows import Modality
 from recollect.models import DualEncoder, load_model
+from recollect.reco.block import FusionModule, FusionSettings
+from recollect.reco.encoder import Mode, RetrievalEnhancedEncoder
 from recollect.training.options import Data, Model, ObjectiveOptions
 from recollect.training.recipes import RECIPES
 from recollect_papers.demo import DemoScale
@@ -184,7 +180,7 @@ def readings(out: Path, scale: DemoScale) -> Readings:
     model = load_model(job.folder(out) / "model", "cpu")
     prefixes = {"label set": _by_reading(zero, _LABELS), "captions only": _by_reading(zero, _UNSEEN)}
     plane, apart = _prompts(model)
-    memory = _memory(model, out / "memory", size)
+    memory = _memory(model, size)
     search, ranking = _search(model, size)
     pictures = (plane, memory.picture, ranking)
     return Readings(prefixes, apart, memory.found, memory.way, memory.own, search, memory.named, size.asked, pictures)
@@ -233,12 +229,12 @@ class _Memory:
     picture: Figure
 
 
-def _memory(model: DualEncoder, folder: Path, size: ReaderSize) -> _Memory:
+def _memory(model: DualEncoder, size: ReaderSize) -> _Memory:
     """A memory of characters that the model knows and of all that it will be asked for, read in the best way."""
-    memory = open_for_build(folder / model.fingerprint, model, READER)
+    index = Index.create(width=model.width, model=model.fingerprint, prefix=caption_prefix(model), precision="float16")
+    index = Index(index.store, model)
     for source in remembered(size):
-        fill_memory(memory, Reader(model, source, model.fingerprint), BuildOptions(same=False))
-    memory = Memory.open(folder / model.fingerprint)
+        index.add(source, options=IngestOptions(captions="first"))
     fusion = FusionModule(FusionSettings(model.width, kind="mean"))
 
     def accuracy(
@@ -252,7 +248,7 @@ def _memory(model: DualEncoder, folder: Path, size: ReaderSize) -> _Memory:
         for split in ("validation", "test")
     )
     readers = {
-        (mode, k): RetrievalEnhancedEncoder(model, memory, fusion, mode, k) for mode in _MODES for k in _NEIGHBOURS
+        (mode, k): RetrievalEnhancedEncoder(model, index, fusion, mode, k) for mode in _MODES for k in _NEIGHBOURS
     }
     own = max(_READINGS, key=lambda reading: accuracy(model, validation, reading))
     captions = caption_prefix(model)  # names that look things up are read as the texts were that they are to find
@@ -260,7 +256,7 @@ def _memory(model: DualEncoder, folder: Path, size: ReaderSize) -> _Memory:
     found = {"alone": accuracy(model, test, own), "with the memory": accuracy(readers[way], test, captions)}
     named = sum(len(task.query) for task in test)
     called = (_names(model, test[0], own), _names(readers[way], test[0], captions))
-    return _Memory(found, way, own, named, _neighbours(model, called, memory, test[0], way[0]))
+    return _Memory(found, way, own, named, _neighbours(model, called, index, test[0], way[0]))
 
 
 def remembered(size: ReaderSize) -> tuple[GlyphPairs, ...]:
@@ -291,7 +287,7 @@ def _names(encoder: DualEncoder | RetrievalEnhancedEncoder, task: Classification
 
 
 def _neighbours(
-    model: DualEncoder, names: tuple[list[str], list[str]], memory: Memory, task: ClassificationTask, mode: Mode
+    model: DualEncoder, names: tuple[list[str], list[str]], index: Index, task: ClassificationTask, mode: Mode
 ) -> Figure:
     """Queries of different classes, what they or their names find in the memory, and what they are called without it
     and with it."""
@@ -299,13 +295,13 @@ def _neighbours(
     images = [task.query[row].image for row in rows]
     prompts = [class_prompts(task)[task.query.labels[row]][0] for row in rows]
     asked = {"image": model.embed_images(images), "text": model.embed_texts(prompts, caption_prefix(model))}
-    modality: Modality = "text" if mode == "text" else "image"
-    found = memory.search(asked[modality].numpy(), 5, modality).ids
+    modality: By = "text" if mode == "text" else "image"
+    found = index.lookup(asked[modality], 5, modality).ids
     lines = []
     for image, row, alone, helped, ids in zip(images, rows, *names, found, strict=True):
         name = task.class_names[task.query.labels[row]]
         tiles = [plots.Tile(np.asarray(image), f"ASKED\nalone: {alone}\nwith the memory: {helped}")]
-        items = memory.fetch([str(id) for id in ids])
+        items = index.pictures([str(id) for id in ids])
         tiles += [
             plots.Tile(np.asarray(item.open()), item.caption, item.metadata.get("name") == name) for item in items
         ]

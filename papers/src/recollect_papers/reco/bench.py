@@ -22,15 +22,13 @@ from recollect.evaluation.retrieval import retrieval
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.evaluation.tasks.retrieval import RetrievalTask
 from recollect.evaluation.zero_shot import zero_shot
-from recollect.memory.build.building import BuildOptions, fill_memory, open_for_build
-from recollect.memory.build.reading import Reader
-from recollect.memory.fusion.block import FusionModule, FusionSettings
-from recollect.memory.fusion.encoder import Mode, RetrievalEnhancedEncoder
-from recollect.memory.fusion.learning import FUSION_PRESETS, FusionPreset, embed_pairs, train_fusion
-from recollect.memory.fusion.objective import TERMS, LossTerm
-from recollect.memory.rows import Pairs
-from recollect.memory.store import NEAR, Memory
+from recollect.index import NEAR, Index, IngestOptions
 from recollect.models import DualEncoder
+from recollect.reco.block import FusionModule, FusionSettings
+from recollect.reco.encoder import Mode, RetrievalEnhancedEncoder
+from recollect.reco.learning import FUSION_PRESETS, FusionPreset, train_fusion
+from recollect.reco.objective import TERMS, LossTerm
+from recollect.reco.pairs import Pairs, embed_pairs
 from recollect.training.options import Data
 from recollect_papers.runs import alone_in
 from recollect_papers.store import as_written, kept_or_made
@@ -51,7 +49,7 @@ class FusionArm:
         share: of the memory that training reads.
         test_share: of the memory that evaluation reads; as in training by default.
         more: also train on the rows of the memory that the training pairs find (Figure 3, left).
-        preset: how it learns to read (`recollect.memory.fusion.learning.PRESETS`).
+        preset: how it learns to read (`recollect.reco.learning.PRESETS`).
     """
 
     fusion: FusionSettings = field(default_factory=lambda: FusionSettings(1))
@@ -71,7 +69,7 @@ class Learning:
 
     Attributes:
         epochs, batch_size, learning_rate: of the fusion; the paper's by default.
-        max_score: see `recollect.memory.fusion.learning.FusionRecipe`.
+        max_score: see `recollect.reco.learning.FusionRecipe`.
         limit: train on so many pairs at most.
     """
 
@@ -135,16 +133,14 @@ class Bench:
     def _build(self, folder: Path, done: Path, share: float) -> None:
         if folder in self._sound:
             return
-        if done.exists() and (damage := Memory.examine(folder) if Memory.exists(folder) else [f"{folder}: gone"]):
-            note(f"{damage[0]}; this memory is built again")
+        if done.exists() and (damage := _damage(folder)):
+            note(f"{damage[0]}; this index is built again")
             done.unlink()
             shutil.rmtree(folder, ignore_errors=True)
         if not done.exists():
-            memory = open_for_build(folder, self.model, self.label)
             for source in self.memory:
                 part = source if share == 1 else Subset(source, _sample(len(source), share, source.name))
-                reader = Reader(self.model, part, self.model.fingerprint)
-                fill_memory(memory, reader, BuildOptions(same=False))
+                Index.build(part, self.model, out=folder, options=IngestOptions(captions="first"))
             done.touch()
         self._sound.add(folder)
 
@@ -199,13 +195,13 @@ class Bench:
         if arm is None:
             return self.model
         share, k = arm.share if arm.test_share is None else arm.test_share, arm.test_k or arm.k
-        memory, near = Memory.open(self.memory_of(share)), self.too_near(share, part)
-        if len(memory) - len(near) < k:
+        index, near = Index.open(self.memory_of(share)), self.too_near(share, part)
+        if len(index) - len(near) < k:
             raise UserError(
-                f"{len(memory) - len(near):,} rows of the memory are left without near-duplicates of tested pictures, "
-                f"fewer than k = {k}. It takes a memory of other pictures."
+                f"{len(index) - len(near):,} pictures of the memory are left without near-duplicates of tested "
+                f"pictures, fewer than k = {k}. It takes a memory of other pictures."
             )
-        return RetrievalEnhancedEncoder(self.model, memory, self.fusion(arm), arm.mode, k, exclude_ids=near)
+        return RetrievalEnhancedEncoder(self.model, index, self.fusion(arm), arm.mode, k, exclude_ids=near)
 
     def too_near(self, share: float, part: MemoryPart) -> frozenset[str]:
         """The rows of the memory that are near-duplicates of a part's tested pictures (RECO, section 4.1)."""
@@ -213,7 +209,7 @@ class Bench:
             return frozenset()
         if (share, part) not in self._too_near:
             shown = [image_features(self.model, source, self.cache).images for source in self._tested(part)]
-            near = Memory.open(self.memory_of(share)).near_duplicates(np.concatenate(shown), self.near)
+            near = Index.open(self.memory_of(share)).near(np.concatenate(shown), self.near)
             self._too_near[share, part] = frozenset(near)
         return self._too_near[share, part]
 
@@ -267,19 +263,27 @@ class Bench:
         return {column: [_question(task) for task in tasks] for column, tasks in self.tasks.items()}
 
     def _with_found(self, arm: FusionArm) -> Pairs:
-        """The training pairs and every row of the memory that one of them finds by its image (the paper's R-WebLI)."""
-        memory = Memory.open(self.memory_of(arm.share))
-        found = memory.search(self.pairs.image_vectors, arm.k, "image").ids.ravel()
-        ids = sorted(set(found.tolist()) - set(self.pairs.ids))
-        items = memory.fetch(ids, pictures=False)
-        pairs = self.pairs
+        """The training pairs, and every picture of the memory that one of them finds by its image (R-WebLI)."""
+        index, pairs = Index.open(self.memory_of(arm.share)), self.pairs
+        found = index.lookup(pairs.images, arm.k, read="text").ids.ravel()
+        ids = sorted(set(found.tolist()) - {"", *pairs.pictures})
         return Pairs(
-            [*pairs.ids, *ids],
-            np.concatenate([pairs.image_vectors, memory.vectors(ids, "image")]),
-            np.concatenate([pairs.text_vectors, memory.vectors(ids, "text")]),
-            [*pairs.captions, *(item.caption for item in items)],
+            np.concatenate([pairs.images, index.vectors(ids)]),
+            np.concatenate([pairs.texts, index.vectors(ids, "text")]),
+            [*pairs.captions, *(picture.caption for picture in index.pictures(ids))],
+            [*pairs.pictures, *ids],
             pairs.model,
         )
+
+
+def _damage(folder: Path) -> list[str]:
+    """What is wrong with an index; nothing if it is sound."""
+    if not Index.exists(folder):
+        return [f"{folder}: gone"]
+    try:
+        return Index.open(folder).verify()
+    except UserError as error:
+        return [str(error)]
 
 
 def _question(task: ClassificationTask) -> list[Any]:

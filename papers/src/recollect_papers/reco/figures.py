@@ -15,8 +15,7 @@ from recollect.evaluation.features import class_prompts, class_text_features, im
 from recollect.evaluation.reports.plots import LINE_COLOURS, RIGHT, new_figure, say_beneath
 from recollect.evaluation.results import Summary
 from recollect.evaluation.tasks.classification import ClassificationTask
-from recollect.memory.rows import Item, Modality
-from recollect.memory.store import Memory
+from recollect.index import By, Index, Picture
 from recollect_papers.reco.bench import Bench
 
 _Direction = Literal["uni", "cross"]
@@ -131,25 +130,25 @@ def _curves(axis: Axes, curves: Mapping[str, Mapping[float, Summary]]) -> None:
                       capsize=2, color=colour, label=name)  # fmt: skip
 
 
-def relevant_shares(bench: Bench, column: str, k: int = 10) -> dict[tuple[Modality, _Direction], float]:
+def relevant_shares(bench: Bench, column: str, k: int = 10) -> dict[tuple[By, _Direction], float]:
     """Percent of the k nearest rows that are of the query's own class, for images and class texts, by each search.
 
     Args:
         bench: with a whole memory.
         column: whose tasks to ask for.
     """
-    memory, hits = Memory.open(bench.memory_of()), {}
-    modalities: tuple[Modality, ...] = ("image", "text")
+    index, hits = Index.open(bench.memory_of()), {}
+    modalities: tuple[By, ...] = ("image", "text")
     searches: tuple[_Direction, ...] = ("uni", "cross")
     for modality in modalities:
         for search in searches:
-            right = [_relevance(bench, memory, task, modality, search, k) for task in bench.tasks[column]]
+            right = [_relevance(bench, index, task, modality, search, k) for task in bench.tasks[column]]
             hits[modality, search] = 100 * float(np.concatenate(right).mean())
     return hits
 
 
 def _relevance(
-    bench: Bench, memory: Memory, task: ClassificationTask, modality: Modality, search: _Direction, k: int
+    bench: Bench, index: Index, task: ClassificationTask, modality: By, search: _Direction, k: int
 ) -> np.ndarray:
     if modality == "image":
         features = image_features(bench.model, task.query, bench.cache)
@@ -157,17 +156,19 @@ def _relevance(
     else:
         vectors, names = class_text_features(bench.model, task), list(task.class_names)
     near = bench.too_near(1.0, "tasks")
-    found = memory.search(vectors, k, _compared(modality, search), exclude_ids=near).ids
-    items = {item.id: item for item in memory.fetch(sorted(set(found.ravel().tolist())), pictures=False)}
-    return np.array([[_relevant(items[id], name) for id in ids] for ids, name in zip(found, names, strict=True)])
+    found = index.lookup(vectors, k, _compared(modality, search), exclude=near or None).ids
+    pictures = {each.id: each for each in index.pictures(sorted(set(found.ravel().tolist()) - {""}))}
+    return np.array(
+        [[id != "" and _relevant(pictures[id], name) for id in ids] for ids, name in zip(found, names, strict=True)]
+    )
 
 
-def _compared(modality: Modality, search: _Direction) -> Modality:
-    other: Modality = "text" if modality == "image" else "image"
+def _compared(modality: By, search: _Direction) -> By:
+    other: By = "text" if modality == "image" else "image"
     return modality if search == "uni" else other
 
 
-def _relevant(item: Item, name: str) -> bool:
+def _relevant(item: Picture, name: str) -> bool:
     """Whether a row shows the class: by its own name where it has one, else if its caption says the name."""
     known = item.metadata.get("name")
     return known == name if known is not None else name.lower() in item.caption.lower()
@@ -175,7 +176,7 @@ def _relevant(item: Item, name: str) -> bool:
 
 def nearest_items(bench: Bench, column: str, k: int = 4) -> Figure:
     """Two images and two class names with the nearest rows of the memory, by uni- and cross-modal search."""
-    memory = Memory.open(bench.memory_of())
+    index = Index.open(bench.memory_of())
     generator = numpy_generator("figure 4", bench.label)
     tasks = bench.tasks[column]
     columns = 2 * k + 2  # one of them stays empty between the searches
@@ -193,15 +194,15 @@ def nearest_items(bench: Bench, column: str, k: int = 4) -> Figure:
         name, vectors = _draw_query(axes[row, 0], bench, task, modality, generator)  # type: ignore[arg-type]
         for first, search in ((1, "uni"), (2 + k, "cross")):
             other = _compared(modality, search)  # type: ignore[arg-type]
-            ids = memory.search(vectors, k, other, exclude_ids=bench.too_near(1.0, "tasks")).ids[0]
-            _draw_found(axes[row, first : first + k], memory.fetch(ids.tolist()), name)
+            ids = index.lookup(vectors, k, other, exclude=bench.too_near(1.0, "tasks") or None).ids[0]
+            _draw_found(axes[row, first : first + k], index.pictures(ids.tolist()), name)
     for first, title in ((0, "query"), (1, "uni-modal search"), (2 + k, "cross-modal search")):
         figure.text((first + 0.1) / columns, 0.965, title, fontsize=10, fontweight="bold")
     return figure
 
 
 def _draw_query(
-    axis: Axes, bench: Bench, task: ClassificationTask, modality: Modality, generator: np.random.Generator
+    axis: Axes, bench: Bench, task: ClassificationTask, modality: By, generator: np.random.Generator
 ) -> tuple[str, np.ndarray]:
     if modality == "image":
         sample = task.query[int(generator.integers(len(task.query)))]
@@ -215,7 +216,7 @@ def _draw_query(
     return task.class_names[label], bench.model.embed_texts([text]).numpy()
 
 
-def _draw_found(axes: Sequence[Axes] | np.ndarray, items: Sequence[Item], name: str) -> None:
+def _draw_found(axes: Sequence[Axes] | np.ndarray, items: Sequence[Picture], name: str) -> None:
     for axis, item in zip(axes, items, strict=True):
         picture = np.asarray(item.open())
         axis.imshow(picture, interpolation="nearest")

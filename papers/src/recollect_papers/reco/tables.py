@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from recollect.evaluation.reports import plots
 from recollect.evaluation.results import Summary
 from recollect.evaluation.tasks.oven import is_oven
-from recollect.memory.fusion.block import FusionSettings
-from recollect.memory.fusion.encoder import Mode
+from recollect.reco.block import FusionSettings
+from recollect.reco.encoder import Mode
 from recollect_papers.engine import (
     Column,
     FigureStudy,

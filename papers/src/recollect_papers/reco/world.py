@@ -16,7 +16,7 @@ from recollect.evaluation.entities import open_entities
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.evaluation.tasks.opening import Selection, open_tasks
 from recollect.evaluation.tasks.retrieval import RetrievalTask, retrieval_task
-from recollect.memory.store import NEAR
+from recollect.index import NEAR
 from recollect.models import DualEncoder, load_model
 from recollect.training.options import Data, Recipe
 from recollect.training.recipes import RECIPES

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from recollect.core.errors import UserError
-from recollect.memory.fusion.block import FusionBlock, FusionModule, FusionSettings
+from recollect.reco.block import FusionBlock, FusionModule, FusionSettings
 
 
 def randomised(block, seed=0):

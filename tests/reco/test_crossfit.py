@@ -14,13 +14,15 @@ from recollect.core.errors import UserError
 from recollect.core.seeding import text_fold
 from recollect.core.types import EncoderBase
 from recollect.data.sources import open_source
-from recollect.memory import Memory, Pairs
-from recollect.memory.fusion.block import FusionModule, FusionSettings
-from recollect.memory.fusion.crossfit import Fold, alignment, cross_neighbours, fold_of
-from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder
-from recollect.memory.fusion.learning import embed_pairs, paper_recipe, train_fusion
-from recollect.memory.fusion.neighbours import find_neighbours
+from recollect.index import Index
+from recollect.index.rows import COLUMNS
 from recollect.models import build_model
+from recollect.reco.block import FusionModule, FusionSettings
+from recollect.reco.crossfit import Fold, alignment, cross_neighbours, fold_of
+from recollect.reco.encoder import RetrievalEnhancedEncoder
+from recollect.reco.learning import paper_recipe, train_fusion
+from recollect.reco.neighbours import find_neighbours
+from recollect.reco.pairs import Pairs, embed_pairs
 from recollect.training.options import Data
 
 WIDTH = 16
@@ -37,12 +39,13 @@ def rotation(generator, width=WIDTH):
 def rows(generator, count, model="base"):
     images, texts = (unit(generator.normal(size=(count, WIDTH))) for _ in range(2))
     captions = [f"caption {row // 2}" for row in range(count)]
-    return Pairs([f"pair:{row}" for row in range(count)], images, texts, captions, model)
+    return Pairs(images, texts, captions, [f"pair:{row}" for row in range(count)], model)
 
 
 def turned(pairs, turn, model):
-    vectors = {f"{side}_vectors": (getattr(pairs, f"{side}_vectors") @ turn).astype("f4") for side in ("image", "text")}
-    return replace(pairs, model=model, **vectors)
+    return replace(
+        pairs, model=model, images=(pairs.images @ turn).astype("f4"), texts=(pairs.texts @ turn).astype("f4")
+    )
 
 
 @given(seed=st.integers(0, 10_000), noise=st.sampled_from([0.0, 0.3]))
@@ -57,16 +60,14 @@ def test_the_alignment_is_that_of_scipy_and_undoes_a_rotation(seed, noise):
         np.testing.assert_allclose(found, turn, atol=1e-9)
 
 
-def test_models_that_differ_by_a_rotation_find_what_the_model_itself_finds(tmp_path):
+def test_models_that_differ_by_a_rotation_find_what_the_model_itself_finds():
     generator = np.random.default_rng(0)
     base = rows(generator, 30)
     part = np.array([text_fold(caption, 2) for caption in base.captions])
     folds = [Fold(turned(base, rotation(generator), f"model {one}"), part == one) for one in range(2)]
     settings = FusionSettings(WIDTH)
-    crossed = cross_neighbours(base, folds, settings, tmp_path / "folds", 4)
-    memory = Memory.create(tmp_path / "memory", width=WIDTH, model="base")
-    memory.add(base)
-    plain = find_neighbours(base, memory, settings, 4, 1.01)
+    crossed = cross_neighbours(base, folds, settings, 4)
+    plain = find_neighbours(base, base.index(), settings, 4, 1.01)
     order = torch.from_numpy(np.concatenate([np.flatnonzero(part == one) for one in range(2)]))
     everything = torch.arange(30)
     for modality in ("image", "text"):
@@ -77,24 +78,23 @@ def test_models_that_differ_by_a_rotation_find_what_the_model_itself_finds(tmp_p
         read = crossed.token_captions(modality, everything)
         assert torch.equal(read, plain.token_captions(modality, order))
     assert torch.equal(crossed.pictures, plain.pictures[order])
-    assert not (tmp_path / "folds").exists()
 
 
-def test_a_pair_and_what_it_reads_are_as_the_model_embeds_them_that_has_not_seen_it(tmp_path):
+def test_a_pair_and_what_it_reads_are_as_the_model_embeds_them_that_has_not_seen_it():
     generator = np.random.default_rng(1)
     base = rows(generator, 24)
     new = np.arange(24) < 10
-    others = [replace(rows(generator, 24, f"model {one}"), ids=base.ids, captions=base.captions) for one in range(2)]
+    others = [rows(generator, 24, f"model {one}") for one in range(2)]
     folds = [Fold(others[0], new), Fold(others[1], ~new)]
-    found = cross_neighbours(base, folds, FusionSettings(WIDTH), tmp_path / "folds", 3)
+    found = cross_neighbours(base, folds, FusionSettings(WIDTH), 3)
     for row in range(24):
         fold = folds[0] if new[row] else folds[1]
         halves = [
-            np.concatenate([getattr(each, f"{side}_vectors")[~fold.new] for side in ("image", "text")])
+            np.concatenate([getattr(each, side)[~fold.new] for side in ("images", "texts")])
             for each in (fold.pairs, base)
         ]
         turn = orthogonal_procrustes(*(each.astype(np.float64) for each in halves))[0]
-        images, texts = fold.pairs.image_vectors @ turn, fold.pairs.text_vectors @ turn
+        images, texts = fold.pairs.images @ turn, fold.pairs.texts @ turn
         for modality, own, read in (("image", images, texts), ("text", texts, images)):
             near = [other for other in np.argsort(-(own @ own[row])) if other != row][:3]
             tokens = found.tokens(modality, torch.tensor([row]))[0].numpy()
@@ -123,9 +123,8 @@ def test_pairs_that_are_new_to_their_model_teach_a_fusion_to_read(tmp_path):
         texts = np.where(known[:, None], keys, wrong)
         noise = 0.1 / 32**0.5 * np.random.default_rng(7).normal(size=(2, len(which), 32))
         ids, captions = [f"{name}:{row}" for row in range(len(which))], [f"concept {one}" for one in which]
-        return Pairs(
-            ids, unit(keys[which] + noise[0]), unit(texts[which] + noise[1]), captions, model, [name] * len(ids)
-        )
+        images, words = unit(keys[which] + noise[0]), unit(texts[which] + noise[1])
+        return Pairs(images, words, captions, ids, model, [name] * len(ids))
 
     which, everything = np.repeat(np.arange(trained), 4), np.arange(concepts) < trained
     train = embedded(which, everything, "base", "train", 50)
@@ -133,8 +132,7 @@ def test_pairs_that_are_new_to_their_model_teach_a_fusion_to_read(tmp_path):
     for number in range(3):
         known = everything & (np.arange(concepts) % 3 != number)
         folds.append(Fold(embedded(which, known, f"model {number}", "train", 1 + number), which % 3 == number))
-    memory = Memory.create(tmp_path / "memory", width=32, model="base")
-    memory.add(train)
+    memory = train.index().save(tmp_path / "memory")
     recipe = replace(
         paper_recipe(),
         memory=memory.address,
@@ -152,13 +150,15 @@ def test_pairs_that_are_new_to_their_model_teach_a_fusion_to_read(tmp_path):
     shutil.rmtree(tmp_path / "crossed" / "model")
     with pytest.raises(UserError, match=r"train had folds \w{32}, has folds none"):
         train_fusion(recipe, Frozen(), train, tmp_path / "crossed", resume=True, device="cpu")
-    memory.add(embedded(np.repeat(np.arange(trained, concepts), 3), everything, "base", "grown", 50))
+    grown = embedded(np.repeat(np.arange(trained, concepts), 3), everything, "base", "grown", 50)
+    for table in grown.index().store.scan(COLUMNS):
+        memory.store.upsert(table)
     asked = embedded(np.arange(trained, concepts), everything, "base", "asked", 50)
 
     def right(fusion):
-        encoder = RetrievalEnhancedEncoder(Frozen(), Memory.open(memory.address), fusion, "both", 3)
-        images = encoder.refine("image", torch.from_numpy(asked.image_vectors))
-        texts = encoder.refine("text", torch.from_numpy(asked.text_vectors))
+        encoder = RetrievalEnhancedEncoder(Frozen(), Index.open(memory.address), fusion, "both", 3)
+        images = encoder.refine("image", torch.from_numpy(asked.images))
+        texts = encoder.refine("text", torch.from_numpy(asked.texts))
         return float(((images @ texts.T).argmax(1) == torch.arange(len(asked))).float().mean())
 
     assert right(crossed) > right(plain) + 0.2, (right(crossed), right(plain))
@@ -177,11 +177,11 @@ def test_pairs_that_are_new_to_their_model_teach_a_fusion_to_read(tmp_path):
         ),
     ],
 )
-def test_a_fold_that_cannot_be_one_is_one_line(tmp_path, change, message):
+def test_a_fold_that_cannot_be_one_is_one_line(change, message):
     base = rows(np.random.default_rng(0), 10)
     fold = Fold(replace(base, model="another"), np.arange(10) < 4)
     with pytest.raises(UserError, match=f"model 0 of --crossfit: .*{message}"):
-        cross_neighbours(base, [change(fold)], FusionSettings(WIDTH), tmp_path / "folds", 3)
+        cross_neighbours(base, [change(fold)], FusionSettings(WIDTH), 3)
 
 
 @pytest.mark.parametrize("columns", ["path,caption", "path,class_name"])

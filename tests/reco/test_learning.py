@@ -13,30 +13,34 @@ from safetensors.torch import load_file
 
 from recollect.core.errors import UserError
 from recollect.core.types import EncoderBase
-from recollect.memory import Memory, Pairs
-from recollect.memory.fusion import learning
-from recollect.memory.fusion.block import FusionModule, FusionSettings
-from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder
-from recollect.memory.fusion.learning import FusionRecipe, train_fusion
-from recollect.memory.fusion.neighbours import Neighbours, caption_key, find_neighbours
-from recollect.memory.fusion.newness import Disturbance, Newness
-from recollect.memory.fusion.objective import TERMS, FusionObjective, masked_contrastive
+from recollect.index import Index
+from recollect.index.rows import COLUMNS, Rows
 from recollect.objectives import softmax_contrastive
+from recollect.reco import learning
+from recollect.reco.block import FusionModule, FusionSettings
+from recollect.reco.encoder import RetrievalEnhancedEncoder
+from recollect.reco.learning import FusionRecipe, train_fusion
+from recollect.reco.neighbours import Neighbours, caption_key, find_neighbours
+from recollect.reco.newness import Disturbance, Newness
+from recollect.reco.objective import TERMS, FusionObjective, masked_contrastive
+from recollect.reco.pairs import Pairs
 from recollect.training.optimiser import Optimiser
 from recollect.training.options import Data
 
+SIDES = {"image": "images", "text": "texts"}
 
-def loop_neighbours(pairs, memory_rows, searched, taken, own, k, max_score, score_of):
-    """For each pair: sort all rows, leave out itself and near-duplicates, take the other side's vectors."""
+
+def loop_neighbours(pairs, stored, searched, taken, own, k, max_score, score_of):
+    """For each pair: sort all pictures, leave out its own and near-duplicates, take the other side's vectors."""
     read = []
-    for row, id in enumerate(pairs.ids):
-        cosines = getattr(memory_rows, f"{searched}_vectors").astype(np.float64) @ own[row].astype(np.float64)
-        images = memory_rows.image_vectors.astype(np.float64) @ pairs.image_vectors[row].astype(np.float64)
+    for row, id in enumerate(pairs.pictures):
+        cosines = getattr(stored, SIDES[searched]).astype(np.float64) @ own[row].astype(np.float64)
+        images = stored.images.astype(np.float64) @ pairs.images[row].astype(np.float64)
         near = cosines if score_of == "searched" else images
-        order = [other for other in np.argsort(-cosines) if near[other] < max_score and memory_rows.ids[other] != id]
+        order = [other for other in np.argsort(-cosines) if near[other] < max_score and stored.pictures[other] != id]
         places = []
         for modality in taken:
-            found = [getattr(memory_rows, f"{modality}_vectors")[other] for other in order[:k]]
+            found = [getattr(stored, SIDES[modality])[other] for other in order[:k]]
             places += found + [np.zeros_like(own[row])] * (k - len(found))
         read.append(places)
     return np.array(read)
@@ -48,10 +52,10 @@ def loop_neighbours(pairs, memory_rows, searched, taken, own, k, max_score, scor
 @pytest.mark.parametrize("max_score", [0.94, 0.2, -0.3])
 @pytest.mark.parametrize("score_of", ["image", "searched"])
 def test_a_pair_reads_what_a_loop_over_the_memory_finds(on_disk, pairs, search, read, max_score, score_of):
-    some, everything = pairs(12, first=30), pairs(40)  # ten of them are in the memory
+    some, everything = pairs(12, first=30), pairs(40)  # ten of them are in the index
     settings = FusionSettings(16, search=search, read=read)
     found = find_neighbours(some, on_disk, settings, 5, max_score, score_of)
-    for modality, own in (("image", some.image_vectors), ("text", some.text_vectors)):
+    for modality, own in (("image", some.images), ("text", some.texts)):
         expected = loop_neighbours(
             some, everything, settings.searched(modality), settings.taken(modality), own, 5, max_score, score_of
         )
@@ -65,20 +69,19 @@ def unit_rows(generator, *shape):
     return (rows / np.linalg.norm(rows, axis=-1, keepdims=True)).astype(np.float32)
 
 
-def test_a_text_reads_rows_of_its_own_caption_in_training_as_it_does_at_test(tmp_path):
-    """Many rows of a memory may share a caption, and thus a text vector: their cosine is 1, their pictures differ."""
+def test_a_text_reads_pictures_of_its_own_caption_in_training_as_it_does_at_test():
+    """Many pictures may share a caption, and thus a text vector: their cosine is 1, their pictures differ."""
     generator = np.random.default_rng(0)
     texts = np.repeat(unit_rows(generator, 5, 16), 8, axis=0)
     captions = [f"caption {row // 8}" for row in range(40)]
     ids = [f"pair:{row}" for row in range(40)]
-    stored = Pairs(ids, unit_rows(generator, 40, 16), texts, captions, "model-a")
-    memory = Memory.create(tmp_path / "memory", width=16, model="model-a")
-    memory.add(stored)
+    stored = Pairs(unit_rows(generator, 40, 16), texts, captions, ids, "model-a")
+    memory = stored.index()
 
     tested = stored.take(range(0, 40, 8))
     encoder = RetrievalEnhancedEncoder(Frozen(16), memory, FusionModule(FusionSettings(16)), "text", 4)
-    for pair, values in zip(range(5), encoder.read("text", torch.from_numpy(tested.text_vectors)), strict=True):
-        own_caption = stored.image_vectors[8 * pair : 8 * pair + 8]
+    for pair, values in zip(range(5), encoder.read("text", torch.from_numpy(tested.texts)), strict=True):
+        own_caption = stored.images[8 * pair : 8 * pair + 8]
         assert all((own_caption == value).all(1).any() for value in values)
 
     def own_captions_read(score_of):
@@ -90,34 +93,79 @@ def test_a_text_reads_rows_of_its_own_caption_in_training_as_it_does_at_test(tmp
     assert own_captions_read("searched") == 0  # the paper's: what is read at test is never read in training
 
 
-def test_a_near_duplicate_picture_is_passed_over_by_both_searches(tmp_path, pairs):
+def test_a_near_duplicate_picture_is_passed_over_by_both_searches(pairs):
     some = pairs(10)
-    twins = replace(some, ids=[f"twin:{row}" for row in range(10)])  # the same pictures and texts under other ids
-    memory = Memory.create(tmp_path / "memory", width=16, model="model-a")
-    memory.add(some)
-    memory.add(twins)
-    found = find_neighbours(some, memory, FusionSettings(16), 5, 0.999)
-    for modality, own in (("image", some.text_vectors), ("text", some.image_vectors)):
+    twins = replace(some, pictures=[f"twin:{row}" for row in range(10)])  # the same vectors under other ids
+    index = some.index()
+    grow(index, twins)
+    found = find_neighbours(some, index, FusionSettings(16), 5, 0.999)
+    for modality, own in (("image", some.texts), ("text", some.images)):
         read = found.tokens(modality, torch.arange(10))[:, 1:]
         assert not (read == torch.from_numpy(own)[:, None]).all(2).any()
 
 
-def test_a_picture_never_reads_its_own_other_captions(tmp_path):
-    """Rows of one picture with several captions are named ``id``, ``id#1``, ``id#2``."""
+def grow(index, pairs):
+    """Add pairs to an index."""
+    for table in pairs.index().store.scan(COLUMNS):
+        index.store.upsert(table)
+
+
+def test_a_picture_never_reads_its_own_other_captions():
     generator = np.random.default_rng(1)
     images = np.repeat(unit_rows(generator, 6, 16), 3, axis=0)
-    ids = [f"photo-{row // 3}.png" + (f"#{row % 3}" if row % 3 else "") for row in range(18)]
+    ids = [f"photo-{row // 3}.png" for row in range(18)]
     texts = unit_rows(generator, 18, 16)
-    stored = Pairs(ids, images, texts, [f"caption {row}" for row in range(18)], "model-a")
-    memory = Memory.create(tmp_path / "memory", width=16, model="model-a")
-    memory.add(stored)
-    found = find_neighbours(stored, memory, FusionSettings(16), 5, 1.01)
+    stored = Pairs(images, texts, [f"caption {row}" for row in range(18)], ids, "model-a")
+    index = stored.index()
+    assert len(index) == 6
+    found = find_neighbours(stored, index, FusionSettings(16), 5, 1.01)
+    means = texts.reshape(6, 3, 16).mean(axis=1)
+    means /= np.linalg.norm(means, axis=1, keepdims=True)
     for row in range(18):
         own = texts[row // 3 * 3 : row // 3 * 3 + 3]
         read = found.tokens("image", torch.tensor([row]))[0, 1:].numpy()
-        assert not (read[:, None] == own[None]).all(2).any()
+        assert np.allclose(np.sort(read @ means.T, axis=1)[:, -1], 1, atol=1e-6)  # the mean of a picture's captions
+        assert not np.isclose(read @ means[row // 3], 1, atol=1e-6).any()
+        read = found.tokens("text", torch.tensor([row]))[0, 1:].numpy()
+        assert not np.isclose(read @ images[row], 1, atol=1e-6).any()
+        assert len(np.unique(read.round(6), axis=0)) == 5  # five pictures, however many of their captions are near
+        assert own.shape == (3, 16)
     assert len(torch.unique(found.pictures)) == 6
     assert len(torch.unique(found.captions)) == 18
+
+
+@pytest.mark.parametrize("score_of", ["image", "searched"])
+def test_a_picture_exactly_as_near_as_max_score_is_not_read(score_of):
+    vectors = np.array([[0.5, np.sqrt(0.75)], [0, 1]], dtype=np.float32)
+    index = Pairs(vectors, vectors, ["b", "c"], ["half", "other"], "m").index()
+    pair = Pairs(*([np.array([[1, 0]], dtype=np.float32)] * 2), ["a"], ["own"], "m")
+    above = float(np.nextafter(np.float32(0.5), np.float32(1)))
+    for bound, read in ((0.5, vectors[1]), (above, vectors[0])):
+        found = find_neighbours(pair, index, FusionSettings(2, search="uni", read="uni"), 1, bound, score_of)
+        for modality in ("image", "text"):
+            np.testing.assert_allclose(found.tokens(modality, torch.arange(1))[0, 1], read, atol=1e-7)
+
+
+def test_near_twins_are_cut_by_the_cosine_of_unit_vectors(tmp_path, pairs):
+    """Pairs whose cosine is within a rounding of the threshold are cut as exact arithmetic on unit vectors says."""
+    generator, width = np.random.default_rng(3), 256
+    rows = pairs(200, width=width)
+    turned = generator.normal(size=rows.images.shape)
+    turned -= (turned * rows.images).sum(1, keepdims=True) * rows.images
+    turned /= np.linalg.norm(turned, axis=1, keepdims=True)
+    cosines = 0.94 + np.linspace(-3e-5, 3e-5, 200)[:, None]
+    twins = (cosines * rows.images + np.sqrt(1 - cosines**2) * turned).astype(np.float32)
+    names = [f"twin {number}" for number in range(200)]
+    index = Index.create(tmp_path / "half", width=width, model="model-a", precision="float16")
+    for table in replace(rows, images=twins, pictures=names).index().store.scan(COLUMNS):
+        index.insert(Rows.of_table(table))
+    stored = index.vectors(names).astype(np.float64)
+    exact = (rows.images * stored / np.linalg.norm(stored, axis=1, keepdims=True)).sum(1)
+    found = find_neighbours(rows, index, FusionSettings(width), k=1, max_score=0.94, score_of="image")
+    read = found.values["image"][found.rows["image"][:, 0]].numpy()
+    reads_own_twin = np.isclose(read, index.vectors(names, "text"), atol=1e-6).all(axis=1)
+    sure = np.abs(exact - 0.94) > 1e-6
+    assert (reads_own_twin == (exact < 0.94))[sure].all()
 
 
 def test_captions_are_the_same_but_for_case_and_spaces():
@@ -131,8 +179,7 @@ def test_it_is_known_of_what_caption_each_token_is(on_disk, pairs):
     found = find_neighbours(some, on_disk, FusionSettings(16), 5)
     everything = pairs(40)
     of = {
-        row.tobytes(): caption_key(caption)
-        for row, caption in zip(everything.text_vectors, everything.captions, strict=True)
+        row.tobytes(): caption_key(caption) for row, caption in zip(everything.texts, everything.captions, strict=True)
     }
     keys = found.token_captions("image", torch.arange(12))
     tokens = found.tokens("image", torch.arange(12))
@@ -166,7 +213,7 @@ def test_stored_neighbours_are_read_as_they_were(on_disk, pairs, tmp_path):
 def test_pairs_of_another_model_find_nothing(on_disk, pairs):
     with pytest.raises(UserError, match="is another model"):
         find_neighbours(pairs(5, model="model-b"), on_disk, FusionSettings(16), 3)
-    with pytest.raises(UserError, match="k = 41, but the memory holds 40 rows"):
+    with pytest.raises(UserError, match="k = 41"):
         find_neighbours(pairs(5), on_disk, FusionSettings(16), 41)
 
 
@@ -267,16 +314,16 @@ def world(tmp_path_factory):
 
     def pairs(which, noise, name):
         return Pairs(
-            [f"{name}:{number}" for number in range(len(which))],
             unit(keys[which] + noise * generator.normal(size=(len(which), width))),
             unit(values[which] + noise * generator.normal(size=(len(which), width))),
-            [""] * len(which),
+            [f"{name} {number}" for number in range(len(which))],
+            [f"{name}:{number}" for number in range(len(which))],
             "model-a",
             sources=[name] * len(which),
         )
 
-    memory = Memory.create(tmp_path_factory.mktemp("world") / "memory", width=width, model="model-a")
-    memory.add(pairs(np.repeat(np.arange(concepts), 3), 0.35, "memory"))
+    memory = pairs(np.repeat(np.arange(concepts), 3), 0.35, "memory").index()
+    memory = memory.save(tmp_path_factory.mktemp("world") / "memory")
     return pairs(np.repeat(np.arange(200), 4), 0.35, "train"), pairs(np.arange(200, 300), 0.35, "test"), memory
 
 
@@ -397,7 +444,7 @@ def test_a_run_that_was_stopped_resumes_to_the_same_weights(world, tmp_path, mon
 
 def test_a_changed_memory_is_looked_up_anew_and_no_run_goes_on_with_it(world, tmp_path, capfd):
     train, _, shared = world
-    memory = Memory.open(shutil.copytree(shared.address, tmp_path / "memory"))
+    memory = Index.open(shutil.copytree(shared.address, tmp_path / "memory"))
     train_fusion(recipe_of(memory, epochs=1), Frozen(), train, tmp_path / "run", device="cpu")
     stored = tmp_path / "run.neighbours" / "neighbours.safetensors"
     before = stored.read_bytes()
@@ -411,7 +458,7 @@ def test_a_changed_memory_is_looked_up_anew_and_no_run_goes_on_with_it(world, tm
     train_fusion(recipe_of(memory, epochs=1), Frozen(), train, tmp_path / "run", resume=True, device="cpu")
     assert stored.read_bytes() == before  # found again
     assert "neighbours.safetensors: was changed or damaged" in " ".join(capfd.readouterr().err.split())
-    memory.delete(["memory:0"])
+    memory.remove(["memory:0"])
     shutil.rmtree(tmp_path / "run" / "model")
     with pytest.raises(UserError, match=f"needs the same data, but {memory.address} had content .*, has content"):
         train_fusion(recipe_of(memory, epochs=1), Frozen(), train, tmp_path / "run", resume=True, device="cpu")
@@ -543,11 +590,10 @@ def test_newness_teaches_a_fusion_to_read_pairs_that_the_model_gets_right(tmp_pa
     def pairs(which, name):
         ids = [f"{name}:{number}" for number in range(len(which))]
         captions = [f"concept {number}" for number in which]
-        return Pairs(ids, near(which, keys), near(which, values), captions, "model-a", sources=[name] * len(ids))
+        return Pairs(near(which, keys), near(which, values), captions, ids, "model-a", sources=[name] * len(ids))
 
-    memory = Memory.create(tmp_path / "memory", width=width, model="model-a")
     train = pairs(np.repeat(np.arange(300), 4), "train")
-    memory.add(train)
+    memory = train.index().save(tmp_path / "memory")
     new, recalls = pairs(np.arange(300, 400), "test"), {}
     for name, changes in {
         "paper": {},
@@ -555,7 +601,7 @@ def test_newness_teaches_a_fusion_to_read_pairs_that_the_model_gets_right(tmp_pa
     }.items():
         recipe = recipe_of(memory, max_score=1.01, **changes)
         recalls[name] = train_fusion(recipe, Frozen(), train, tmp_path / name, device="cpu")
-    memory.add(pairs(np.repeat(np.arange(300, 400), 3), "grown"))
+    grow(memory, pairs(np.repeat(np.arange(300, 400), 3), "grown"))
     with torch.no_grad():
         paper, reading = (recall(FusionModule.open(folder), memory, new, "both") for folder in recalls.values())
     assert reading > 0.5
@@ -566,13 +612,13 @@ def test_newness_teaches_a_fusion_to_read_pairs_that_the_model_gets_right(tmp_pa
     ("changes", "message"),
     [
         ({"k": 0}, "--k 0"),
-        ({"k": 901}, "k = 901, but the memory holds 900 rows"),
+        ({"k": 901}, "k = 901"),
         ({"terms": ("text",), "fusion": FusionSettings(1, modalities="image")}, "none of them refines"),
         ({"fusion": FusionSettings(1, "mean")}, "a mean has nothing to learn"),
         ({"newness": Newness("offsets", 0.0)}, "--newness-strength 0.0"),
         ({"newness": Newness("offsets", float("nan"))}, "--newness-strength nan"),
         ({"newness": Newness("offsets", 1.0, 1.5)}, "--newness-share 1.5"),
-        ({"memory": "nowhere"}, "nowhere: no such memory"),
+        ({"memory": "nowhere"}, "nowhere"),
     ],
 )
 def test_what_cannot_be_trained_is_one_line(world, tmp_path, changes, message):

@@ -1,7 +1,7 @@
 """Simulated newness: training pairs whose own embeddings are wrong while their neighbours are still right.
 
 A frozen model is right about the pairs that it was fitted to, so a fusion that is trained on them learns to trust the
-embedding and to ignore the memory. What the model never saw is different: its image and its text lie apart, yet similar
+embedding and to ignore the index. What the model never saw is different: its image and its text lie apart, yet similar
 images still lie together, and so do similar texts. Both ways here make training pairs look like that, without any pair
 that is new to the model.
 
@@ -29,7 +29,7 @@ from torch.nn import functional
 from recollect.core.errors import UserError
 from recollect.core.hashing import normals, uniforms
 from recollect.core.seeding import derive_seed, torch_generator
-from recollect.memory.rows import Modality
+from recollect.index import By
 
 NewnessKind = Literal["none", "offsets", "rotation"]
 """Leave training pairs as they are; disturb captions one by one; or turn each modality as a whole."""
@@ -80,7 +80,7 @@ class Disturbance:
     def __call__(
         self,
         tokens: Float[Tensor, "some places width"],
-        modalities: tuple[Modality, ...],
+        modalities: tuple[By, ...],
         captions: Int64[Tensor, "some places"],
     ) -> Float[Tensor, "some places width"]:
         """Disturbed tokens; rows of zeros, the empty places, stay zeros.
@@ -97,7 +97,7 @@ class Disturbance:
         places = [tensor[:, 1:].tensor_split(len(read), dim=1) for tensor in (tokens, captions)]
         return torch.cat([turned(tokens[:, :1], own, captions[:, :1]), *map(turned, places[0], read, places[1])], dim=1)
 
-    def _offset(self, vectors: Tensor, modality: Modality, captions: Tensor) -> Tensor:
+    def _offset(self, vectors: Tensor, modality: By, captions: Tensor) -> Tensor:
         """``n(x + strength · e / √width)``, e ~ N(0, 1) of the caption and modality, where the caption is disturbed."""
         distinct, places = np.unique(captions.numpy(), return_inverse=True)
         width = vectors.shape[2]
@@ -110,10 +110,10 @@ class Disturbance:
         shifted = vectors[moved] + torch.from_numpy(offsets[places.reshape(captions.shape)[moved.numpy()]])
         return vectors.index_put((moved,), functional.normalize(shifted, dim=1).to(vectors.dtype))
 
-    def _rotate(self, vectors: Tensor, modality: Modality, captions: Tensor) -> Tensor:
+    def _rotate(self, vectors: Tensor, modality: By, captions: Tensor) -> Tensor:
         return vectors @ self.rotation(modality, vectors.shape[2]).T
 
-    def rotation(self, modality: Modality, width: int) -> Float[Tensor, "width width"]:
+    def rotation(self, modality: By, width: int) -> Float[Tensor, "width width"]:
         """The rotation of a modality in this step: ``expm(s (A − Aᵀ))``; s is the same for both modalities."""
         amount = self.newness.strength * float(uniforms(self._key("amount"), np.zeros(1, dtype=np.int64), 1)[0, 0])
         drawn = torch.randn(width, width, generator=torch_generator(self._key(modality)), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""A drop-in encoder that looks things up: embeddings refined by what they find in a memory."""
+"""A drop-in encoder that looks things up: embeddings refined by what they find in an index."""
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
@@ -13,49 +13,50 @@ from torch import Tensor
 from recollect.core.errors import UserError
 from recollect.core.places import public_place
 from recollect.core.types import Encoder, EncoderBase, ImageLike, Kind, best_device
-from recollect.data.sources.images import note
-from recollect.memory.fusion.block import FusionModule
-from recollect.memory.rows import Modality
-from recollect.memory.store import Memory
+from recollect.index import By, Index
+from recollect.reco.block import FusionModule
+from recollect.reco.neighbours import check_k, read_index
 
 Mode = Literal["image", "text", "both"]
-"""Which embeddings read the memory (RECO, Table 4)."""
+"""Which embeddings read the index (RECO, Table 4)."""
 
 _ROWS = 512
 
 
 class RetrievalEnhancedEncoder(EncoderBase):
-    """A model, a memory that it embedded, and a fusion; it embeds as any other encoder does (RECO, section 3).
+    """A model, an index that it embedded, and a fusion; it embeds as any other encoder does (RECO, section 3).
 
-    An image finds the k nearest images and reads their texts, a text finds the k nearest texts and reads their images;
-    the fusion's settings say otherwise where it was trained so. The memory may have grown or changed since the fusion
-    was trained.
+    An image finds the k nearest images and reads their captions; a text finds the k nearest captions and reads their
+    images; a fusion may have been trained to do otherwise. The index may have grown or changed since the fusion was
+    trained.
 
-    >>> encoder = RetrievalEnhancedEncoder(model, Memory.open("mem"), FusionModule.open("fusion"))  # doctest: +SKIP
+    **k counts pictures**, each found once by its best caption or by itself. Each gives one vector: a picture found by a
+    caption gives that caption where texts are read, one found by its image gives its caption, or the normalised mean of
+    several. A fusion that reads both modalities gets two vectors of each picture. Pictures without a caption are not
+    found where captions are searched or read.
+
+    >>> encoder = RetrievalEnhancedEncoder(model, Index.open("index"), FusionModule.open("fusion"))  # doctest: +SKIP
 
     Args:
         model: the frozen model.
-        memory: embedded by that model.
+        index: embedded by that model.
         fusion: trained on that model's embeddings.
-        mode: which embeddings read the memory; the others are the model's own.
-        k: how many pairs to read.
-        where: read only pairs that satisfy this filter.
-        exclude_ids: ids of rows that are never read, such as near-duplicates of tested images.
-        searcher: the model that embedded the memory, where it is another one and the fusion was trained to read its
-            vectors (RA-CLIP): it looks at each picture too, and finds; None: the model itself.
-
-    Where the memory has an index that is faster for so many queries, what is read is found through it, and the index is
-    part of the fingerprint; one that was measured on fewer than half of the rows is said.
+        mode: which embeddings read the index; the others are the model's own.
+        k: how many pictures to read.
+        where: read only pictures that satisfy this filter.
+        exclude_ids: ids of pictures that are never read, such as near-duplicates of tested images.
+        searcher: the model of the index, where it is another one and the fusion was trained to read its vectors
+            (RA-CLIP): it embeds each picture too, to search. None if the model itself searches.
 
     Raises:
-        UserError: the memory or the fusion is of another model, width or way to read texts, the memory is empty or
+        UserError: the index or the fusion is of another model, width or way to read texts, or the index is empty or
             smaller than k.
     """
 
     def __init__(
         self,
         model: Encoder,
-        memory: Memory,
+        index: Index,
         fusion: FusionModule,
         mode: Mode = "both",
         k: int = 10,
@@ -66,7 +67,7 @@ class RetrievalEnhancedEncoder(EncoderBase):
         if mode not in {"image", "text", "both"}:
             raise UserError(f"mode {mode!r}: choose image, text or both")
         fingerprint = model.fingerprint
-        _check_searcher(model, memory, fusion, searcher)
+        _check_searcher(model, index, fusion, searcher)
         if fusion.model and fusion.model != fingerprint:
             raise UserError(
                 f"the fusion was trained on embeddings of another model ({fusion.model[:12]}) than this one "
@@ -80,14 +81,8 @@ class RetrievalEnhancedEncoder(EncoderBase):
             )
         for modality in modalities_of(mode):
             if fusion.settings.kind != "mlp":
-                memory.check_k(k, "text" in fusion.settings.taken(modality))
-        if fusion.settings.kind != "mlp":
-            for record in memory.outgrown_indexes():
-                note(
-                    f"{memory.address}: the index of {record.modality}s was measured at {record.rows:,} rows, and "
-                    f"there are {len(memory):,} now. Measure it again with `recollect memory index {memory.address}`."
-                )
-        self.model, self.memory, self.mode, self.k, self.where = model, memory, mode, k, where
+                check_k(index, k, "text" in (fusion.settings.searched(modality), *fusion.settings.taken(modality)))
+        self.model, self.index, self.mode, self.k, self.where = model, index, mode, k, where
         self.searcher = searcher
         self.exclude_ids = frozenset(exclude_ids)
         self.device = best_device()
@@ -101,16 +96,16 @@ class RetrievalEnhancedEncoder(EncoderBase):
 
     @property
     def fingerprint(self) -> str:
-        """Changes with the model, the fusion, the mode, k, the rows of the memory that are read, and its indexes."""
+        """Changes with the model, the fusion, the mode, k, the pictures that are read, and how they are found."""
         parts = (
             self._model_fingerprint,
             self._fusion_fingerprint,
-            self.memory.fingerprint,
+            self.index.fingerprint,
             self.mode,
             self.k,
             self.where,
             sorted(self.exclude_ids),
-            self.memory.backend.indexes(),
+            self.index.accelerators(),
             *([self.searcher.fingerprint] if self.searcher else []),
         )
         return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
@@ -127,20 +122,20 @@ class RetrievalEnhancedEncoder(EncoderBase):
 
     @property
     def base(self) -> Encoder | None:
-        """The model, whose embeddings are refined; None where what is found depends on the picture beside them."""
+        """The model, whose embeddings are refined; None where a searcher has to see the picture."""
         return None if self.searcher else self.model
 
     def refine_images(self, embeddings: Tensor) -> Tensor:
-        """What the memory makes of the model's own image embeddings; nothing where a searcher looks at the pictures."""
+        """The model's own image embeddings, refined; unchanged where a searcher has to see the pictures."""
         return embeddings if self.searcher else self.refine("image", embeddings)
 
     @property
     def description(self) -> dict[str, Any]:
         """What is read, and how: enough to tell two results apart."""
         return {
-            "memory": public_place(self.memory.address),
-            "version": self.memory.version,
-            "rows": len(self.memory),
+            "index": public_place(self.index.address),
+            "version": self.index.version,
+            "rows": len(self.index),
             "fusion": self._fusion_fingerprint,
             "kind": self.fusion.settings.kind,
             "mode": self.mode,
@@ -154,14 +149,14 @@ class RetrievalEnhancedEncoder(EncoderBase):
         """Embed images; in modes ``image`` and ``both`` with what they find.
 
         Raises:
-            UserError: pixels that were made ready for the model, where a searcher must look at the pictures too.
+            UserError: tensors of pixels, where a searcher has to see the pictures.
         """
         embeddings = self.model.embed_images(images)
         if self.searcher is None:
             return self.refine("image", embeddings)
         if isinstance(images, Tensor):
             raise UserError(
-                "pixels that were made ready for one model: two models look at each picture. Give pictures."
+                "a tensor of pixels is ready for one model only, and two models embed each picture. Pass pictures."
             )
         return self.refine("image", embeddings, self.searcher.embed_images(images))
 
@@ -170,22 +165,22 @@ class RetrievalEnhancedEncoder(EncoderBase):
         return self.refine("text", self.model.embed_texts(texts, prefix))
 
     def refine(
-        self, modality: Modality, embeddings: Float[Tensor, "n width"], asked: Float[Tensor, "n reads"] | None = None
+        self, modality: By, embeddings: Float[Tensor, "n width"], asked: Float[Tensor, "n reads"] | None = None
     ) -> Float[Tensor, "n width"]:
         """Refine the model's own embeddings of one modality, if the mode says so.
 
         Args:
             modality: theirs.
             embeddings: of the model.
-            asked: the searcher's of the same things, where another model finds.
+            asked: the searcher's embeddings of the same things, where another model searches.
 
         Returns:
             Unit-norm float32, on the CPU, without graph.
         """
         if modality not in modalities_of(self.mode) or not len(embeddings):
             return embeddings
-        if self.fusion.settings.kind == "mlp":  # reads no memory
-            found = np.empty((len(embeddings), 0, self.memory.width), dtype=np.float32)
+        if self.fusion.settings.kind == "mlp":  # reads nothing
+            found = np.empty((len(embeddings), 0, self.index.width), dtype=np.float32)
         else:
             found = self.read(modality, embeddings if asked is None else asked)
         blocks = []
@@ -197,63 +192,47 @@ class RetrievalEnhancedEncoder(EncoderBase):
                 blocks.append(self.fusion(modality, tokens).cpu())
         return torch.cat(blocks)
 
-    def read(self, modality: Modality, embeddings: Float[Tensor, "n reads"]) -> Float[np.ndarray, "n places reads"]:
-        """The vectors that embeddings of one modality, by the memory's model, find and read, nearest first; where a
-        fusion reads both modalities of a row, k of the one and then k of the other."""
-        settings = self.fusion.settings
-        found = self.memory.search(
-            embeddings,
-            self.k,
-            settings.searched(modality),
-            self.where,
-            exclude_ids=self.exclude_ids,
-            with_text="text" in settings.taken(modality),
-        )
-        ids = found.ids.ravel()
-        there = ids != ""  # an empty place stays zeros, which no fusion reads
-        parts = []
-        for taken in settings.taken(modality):
-            values = np.zeros((len(ids), self.memory.width), dtype=np.float32)
-            values[there] = self.memory.vectors(ids[there].tolist(), taken)
-            parts.append(values.reshape(*found.ids.shape, self.memory.width))
-        return np.concatenate(parts, axis=1)
+    def read(self, modality: By, embeddings: Float[Tensor, "n reads"]) -> Float[np.ndarray, "n places reads"]:
+        """The vectors that embeddings of one modality, by the model of the index, find and read, nearest first; where a
+        fusion reads both modalities, k of the one and then k of the other."""
+        queries = embeddings.cpu().numpy()
+        exclude = self.exclude_ids or None
+        found = read_index(self.index, queries, self.fusion.settings, modality, self.k, exclude, where=self.where)
+        return np.concatenate(found.vectors, axis=1)  # empty places are zeros, which no fusion reads
 
 
-def _check_searcher(model: Encoder, memory: Memory, fusion: FusionModule, searcher: Encoder | None) -> None:
-    """Refuse a memory that the fusion was not trained to read."""
+def _check_searcher(model: Encoder, index: Index, fusion: FusionModule, searcher: Encoder | None) -> None:
+    """Reject an index that the fusion was not trained to read."""
     if fusion.settings.reads is not None and searcher is None:
-        raise UserError("the fusion reads the memory of another model than its own: that one must search. Name it.")
+        raise UserError("the fusion reads the index of another model, which has to search. Name it with --searcher.")
     if fusion.settings.reads is None and searcher is not None:
-        raise UserError("the fusion reads the memory of its own model, so no other one searches. Leave that out.")
-    memory.check_encoder(searcher or model, "the searcher" if searcher else "the encoder")
+        raise UserError("the fusion reads the index of its own model. Leave out the searcher.")
+    index.check_encoder(searcher or model, "the searcher" if searcher else "the encoder")
     width = fusion.settings.reads or model.width
-    if memory.width != width:
-        raise UserError(
-            f"{memory.address}: {memory.width} wide, but "
-            + (f"the fusion reads vectors {width} wide." if searcher else f"the encoder's embeddings are {width} wide.")
-            + " Build the memory again with this model."
-        )
+    if index.width != width:
+        what = "the fusion reads vectors" if searcher else "the encoder makes embeddings"
+        raise UserError(f"{index.address}: vectors of {index.width} entries, but {what} of {width}. Build it again.")
 
 
-def modalities_of(mode: Mode) -> tuple[Modality, ...]:
-    """The modalities that read the memory in a mode."""
+def modalities_of(mode: Mode) -> tuple[By, ...]:
+    """The modalities that read the index in a mode."""
     return ("image", "text") if mode == "both" else (mode,)
 
 
 def open_encoder(
     model: Encoder,
-    memory: str | Path,
+    index: str | Path,
     fusion: str | Path,
     mode: Mode = "both",
     k: int = 10,
     where: str | None = None,
     searcher: Encoder | None = None,
 ) -> RetrievalEnhancedEncoder:
-    """A retrieval-enhanced encoder from addresses, for ``--memory MEM --fusion F --mode both``.
+    """A retrieval-enhanced encoder from the addresses of an index and a fusion.
 
     Raises:
         UserError: a part cannot be opened, or the parts do not belong together.
     """
     return RetrievalEnhancedEncoder(
-        model, Memory.open(memory), FusionModule.open(fusion), mode, k, where, searcher=searcher
+        model, Index.open(index), FusionModule.open(fusion), mode, k, where, searcher=searcher
     )

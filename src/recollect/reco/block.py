@@ -1,4 +1,4 @@
-"""Fusion: one transformer block a modality that reads what an embedding has found in a memory (RECO, section 3.2)."""
+"""Fusion: one transformer block per modality that reads what an embedding found in an index (RECO, section 3.2)."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from torch.nn import functional
 from recollect.core.errors import UserError
 from recollect.core.files import fresh_folder, read_json, write_json
 from recollect.core.seals import check_seal, sealed
-from recollect.memory.rows import Modality
+from recollect.index import By
 
 _WEIGHTS, _RECORD = "fusion.safetensors", "fusion.json"
 FUSION_FORMAT = 3
@@ -26,7 +26,7 @@ HEAD = 64
 """Entries of an attention head."""
 
 FusionKind = Literal["transformer", "mean", "mlp"]
-"""RECO's block; the plain mean (Table 3); or a residual MLP of the same size that reads no memory (Figure 3, left)."""
+"""RECO's block; the plain mean (Table 3); or a residual MLP of the same size that reads nothing (Figure 3, left)."""
 
 Read = Literal["cross", "uni", "both"]
 """What is read of the rows that were found: the other modality than the query's (RECO), its own, or both as two tokens
@@ -49,7 +49,7 @@ class FusionSettings:
         read: read the found pairs' other modality (cross), the query's own (uni), or both.
         modalities: which embeddings are refined (Table 4).
         start: what an untrained block returns; the other kinds have none.
-        reads: width of the vectors that it reads where another model embedded the memory; None: its own model did.
+        reads: width of the vectors that it reads, if the index is of another model; None if it is of its own.
     """
 
     width: int
@@ -72,22 +72,22 @@ class FusionSettings:
         """As JSON; what was settled before there was ``reads`` reads as it did."""
         return {name: value for name, value in asdict(self).items() if name != "reads" or value is not None}
 
-    def refines(self, modality: Modality) -> bool:
+    def refines(self, modality: By) -> bool:
         """Whether embeddings of a modality are refined."""
         return self.modalities in {"both", modality}
 
-    def searched(self, modality: Modality) -> Modality:
+    def searched(self, modality: By) -> By:
         """The vectors that a query of a modality is compared with."""
         return modality if self.search == "uni" else other(modality)
 
-    def taken(self, modality: Modality) -> tuple[Modality, ...]:
+    def taken(self, modality: By) -> tuple[By, ...]:
         """The vectors that a query of a modality reads of each row, in the order of its tokens."""
         if self.read == "both":
             return other(modality), modality
         return (other(modality),) if self.read == "cross" else (modality,)
 
 
-def other(modality: Modality) -> Modality:
+def other(modality: By) -> By:
     """The other modality."""
     return "text" if modality == "image" else "image"
 
@@ -168,7 +168,7 @@ class MeanFusion(nn.Module):
 
 
 class MlpFusion(nn.Module):
-    """A residual MLP on the embedding alone, as large as the block (6 d² + 6 d parameters): learning without memory."""
+    """A residual MLP on the embedding alone, as large as the block (6 d² + 6 d parameters): without reading."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -197,7 +197,7 @@ class FusionModule(nn.Module):
     def __init__(self, settings: FusionSettings, model: str = "", trained: dict[str, Any] | None = None) -> None:
         super().__init__()
         self.settings, self.model, self.trained = settings, model, dict(trained or {})
-        modalities: tuple[Modality, ...] = ("image", "text")
+        modalities: tuple[By, ...] = ("image", "text")
         self.blocks = nn.ModuleDict({modality: self._block() for modality in modalities if settings.refines(modality)})
         if settings.reads is not None:  # without a bias: an empty place stays zeros
             self.adapters = nn.ModuleDict(
@@ -210,9 +210,7 @@ class FusionModule(nn.Module):
             return MeanFusion()
         return FusionBlock(width, self.settings.start) if self.settings.kind == "transformer" else MlpFusion(width)
 
-    def adapt(
-        self, modality: Modality, found: Float[Tensor, "batch places reads"]
-    ) -> Float[Tensor, "batch places width"]:
+    def adapt(self, modality: By, found: Float[Tensor, "batch places reads"]) -> Float[Tensor, "batch places width"]:
         """What embeddings of one modality found, as tokens beside them: as it is, or mapped linearly from the space of
         another model, images and texts each by a map of their own."""
         if self.settings.reads is None:
@@ -222,7 +220,7 @@ class FusionModule(nn.Module):
         mapped = [self.adapters[each](part) for each, part in zip(taken, parts, strict=False)]
         return torch.cat(mapped, dim=1) if mapped else found.new_zeros(len(found), 0, self.settings.width)
 
-    def forward(self, modality: Modality, tokens: Float[Tensor, "batch places width"]) -> Float[Tensor, "batch width"]:
+    def forward(self, modality: By, tokens: Float[Tensor, "batch places width"]) -> Float[Tensor, "batch width"]:
         """Refine embeddings of one modality.
 
         Args:

@@ -9,11 +9,13 @@ from PIL import Image
 
 from recollect import cli
 from recollect.cli import train_reco
-from recollect.memory.fusion.block import FusionModule
-from recollect.memory.fusion.joint import JointRecipe
-from recollect.memory.fusion.learning import paper_recipe
-from recollect.memory.fusion.newness import Newness
+from recollect.data.sources import open_source
+from recollect.index import Index
 from recollect.models import build_model
+from recollect.reco.block import FusionModule
+from recollect.reco.joint import JointRecipe
+from recollect.reco.learning import paper_recipe
+from recollect.reco.newness import Newness
 from recollect.training.options import Recipe
 from recollect.training.run_folder import as_json
 
@@ -29,8 +31,7 @@ def pairs(tmp_path_factory):
         lines.append(f"{number}.png,noise of kind {number // 2}")
     (folder / "pairs.csv").write_text("\n".join(lines))
     build_model("tiny", texts=[f"noise of kind {number}" for number in range(12)]).save(folder / "model")
-    words = ["memory", "build", folder / "model", folder / "pairs.csv", "--out", folder / "memory"]
-    assert cli.main([str(word) for word in words]) == 0
+    Index.build(open_source(str(folder / "pairs.csv")), folder / "model", out=folder / "memory")
     return folder
 
 

@@ -14,11 +14,11 @@ from recollect import cli
 from recollect.cli import train_ra_clip
 from recollect.core.errors import UserError
 from recollect.data.sources import open_source
-from recollect.memory.fusion import joint
-from recollect.memory.fusion.block import FusionModule, FusionSettings
-from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder, open_encoder
-from recollect.memory.store import Memory
+from recollect.index import Index
 from recollect.models import build_model, load_model
+from recollect.reco import joint
+from recollect.reco.block import FusionModule, FusionSettings
+from recollect.reco.encoder import RetrievalEnhancedEncoder, open_encoder
 from recollect.training.assembly import sample_mark
 from recollect.training.loop import train
 from recollect.training.options import Data, Model
@@ -44,8 +44,7 @@ def world(tmp_path_factory):
             lines.append(f"{number}.png,noise of kind {number // 2}")
         (folder / f"{name}.csv").write_text("\n".join(lines))
     build_model("tiny-conv", texts=[f"noise of kind {number}" for number in range(12)]).save(folder / "searcher")
-    words = ["memory", "build", folder / "searcher", folder / "reference.csv", "--out", folder / "memory"]
-    assert cli.main([str(word) for word in words]) == 0
+    Index.build(open_source(str(folder / "reference.csv")), folder / "searcher", out=folder / "memory")
     (folder / "5.png").write_bytes(b"broken")
     return folder
 
@@ -121,7 +120,7 @@ def test_a_picture_reads_the_pairs_that_look_like_it_and_not_itself(world, monke
 
 def test_towers_and_fusion_learn_and_open_as_an_encoder_that_reads(world, trained):
     model, fusion = load_model(trained / "model", "cpu"), FusionModule.open(trained / "model" / joint.FUSION)
-    searcher, memory = load_model(world / "searcher", "cpu"), Memory.open(world / "memory")
+    searcher, memory = load_model(world / "searcher", "cpu"), Index.open(world / "memory")
     assert fusion.settings == FusionSettings(
         model.width, read="both", modalities="image", start="gate", reads=searcher.width
     )
@@ -133,7 +132,7 @@ def test_towers_and_fusion_learn_and_open_as_an_encoder_that_reads(world, traine
     enhanced = open_encoder(model, world / "memory", trained / "model" / joint.FUSION, "image", K, searcher=searcher)
     pictures = [noise(30), noise(31)]
     asked = searcher.embed_images(pictures)
-    hits = memory.search(asked, K, with_text=True)
+    hits = memory.lookup(asked, K, read="text")
     read = [
         torch.stack([torch.from_numpy(memory.vectors(ids.tolist(), side)) for ids in hits.ids])
         for side in ("text", "image")
@@ -148,7 +147,7 @@ def test_towers_and_fusion_learn_and_open_as_an_encoder_that_reads(world, traine
             model, world / "memory", trained / "model" / joint.FUSION, "image", K + 1, searcher=searcher
         ).fingerprint
     )
-    with pytest.raises(UserError, match="two models look at each picture"):
+    with pytest.raises(UserError, match="two models embed each picture"):
         enhanced.embed_images(torch.zeros(1, 3, 32, 32))
 
 
@@ -208,8 +207,8 @@ def test_a_run_begins_with_a_named_recipe_or_with_anothers(trained, monkeypatch,
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--memory", ""), "no memory to read. Name one with --memory"),
-        (("--k", 50), "12 rows"),
+        (("--memory", ""), "--memory"),
+        (("--k", 50), "k = 50"),
         (("--compile",), "--compile: is not for towers that learn together with their reading"),
         (("--data", "glyphs:captions"), "an endless stream"),
         (("--searcher", "{run}/model"), "another model"),
@@ -233,7 +232,7 @@ def test_what_cannot_be_is_one_line_and_leaves_nothing(world, trained, tmp_path,
 
 
 def test_what_options_tell_is_said_before_the_searcher_is_opened(world, tmp_path, monkeypatch, capsys):
-    monkeypatch.delattr(joint, "open_model_of")
+    monkeypatch.delattr(joint.Index, "open_model")
     assert command(world, tmp_path / "run", "--checkpoint-activations", "--model.locked", "both") == 2
     assert "--checkpoint-activations: tiny has no layers of transformers" in capsys.readouterr().err
 
@@ -253,8 +252,8 @@ def test_a_run_goes_on_with_the_memory_that_it_began_with_only(world, trained, t
     shutil.copytree(trained, run), shutil.copytree(world / "memory", memory)
     shutil.rmtree(run / "model"), shutil.rmtree(run / "checkpoints" / "step-00000004")
     kept = world / "memory"
-    changed = Memory.open(kept)
-    changed.delete(changed.search(np.eye(1, changed.width, dtype=np.float32), 1).ids[0].tolist())
+    changed = Index.open(kept)
+    changed.remove(changed.ids[:1])
     try:
         assert command(world, run, "--checkpoint-every", 2, "--resume") == 2
         assert "memory" in capsys.readouterr().err
@@ -265,10 +264,10 @@ def test_a_run_goes_on_with_the_memory_that_it_began_with_only(world, trained, t
 
 def test_a_fusion_and_a_memory_that_do_not_belong_together_are_refused(world, trained):
     model, searcher = load_model(trained / "model", "cpu"), load_model(world / "searcher", "cpu")
-    memory, fusion = Memory.open(world / "memory"), FusionModule.open(trained / "model" / joint.FUSION)
-    with pytest.raises(UserError, match="that one must search"):
+    memory, fusion = Index.open(world / "memory"), FusionModule.open(trained / "model" / joint.FUSION)
+    with pytest.raises(UserError, match="has to search"):
         RetrievalEnhancedEncoder(model, memory, fusion, "image", K)
-    with pytest.raises(UserError, match="no other one searches"):
+    with pytest.raises(UserError, match="Leave out the searcher"):
         RetrievalEnhancedEncoder(
             model, memory, FusionModule(FusionSettings(model.width)), "image", K, searcher=searcher
         )

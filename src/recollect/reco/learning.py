@@ -15,21 +15,17 @@ from torch import Tensor, nn
 from recollect.core.errors import UserError
 from recollect.core.files import read_json, write_json
 from recollect.core.places import public_place
-from recollect.core.progress import progress
 from recollect.core.seals import check_seal, sealed, unsealed
 from recollect.core.seeding import seed_default_generators, torch_generator
-from recollect.core.types import Encoder, Source
-from recollect.data.prompts import SIMPLE_TEMPLATES
+from recollect.core.types import Encoder
 from recollect.data.sources.images import note
-from recollect.data.sources.reading import BrokenCounter
-from recollect.memory.build.reading import ROWS_AT_ONCE, Reader, ReadOptions
-from recollect.memory.fusion.block import FusionModule, FusionSettings
-from recollect.memory.fusion.crossfit import Fold, cross_neighbours
-from recollect.memory.fusion.neighbours import Neighbours, ScoreOf, find_neighbours
-from recollect.memory.fusion.newness import Disturbance, Newness
-from recollect.memory.fusion.objective import CLIP_SCALE, TERMS, FusionObjective, LossTerm, Mask
-from recollect.memory.rows import Modality, Pairs, join
-from recollect.memory.store import NEAR, Memory
+from recollect.index import NEAR, By, Index
+from recollect.reco.block import FusionModule, FusionSettings
+from recollect.reco.crossfit import Fold, cross_neighbours
+from recollect.reco.neighbours import Neighbours, ScoreOf, find_neighbours
+from recollect.reco.newness import Disturbance, Newness
+from recollect.reco.objective import CLIP_SCALE, TERMS, FusionObjective, LossTerm, Mask
+from recollect.reco.pairs import Pairs
 from recollect.training.assembly import Parts
 from recollect.training.checkpoints import Facts
 from recollect.training.loop import train
@@ -39,7 +35,7 @@ from recollect.training.ranks import ProcessRanks
 from recollect.training.run_folder import check_run_folder
 from recollect.training.step import Inputs
 
-_NEIGHBOURS_FORMAT = 3
+_NEIGHBOURS_FORMAT = 4
 NEIGHBOURS = "neighbours.safetensors"
 _KEY = "key.json"
 
@@ -59,11 +55,11 @@ class FusionRecipe(Recipe):
 
     Attributes:
         fusion: what to make; its width is the model's.
-        memory: where the memory is.
+        memory: the index to read: a folder, or milvus://host:port/collection.
         terms: of the loss; those that refine what the fusion does not are left out.
-        k: rows that each embedding reads.
-        max_score: pass over rows of the memory that are at least so near to a training pair.
-        score_of: whose cosine says how near they are.
+        k: pictures that each embedding reads (see `RetrievalEnhancedEncoder`).
+        max_score: pass over pictures with at least this cosine to a training pair.
+        score_of: whose cosine that is.
         mask: which pairs of a batch are no negatives of each other.
         newness: how training pairs are made to look new to the model.
         limit: train on so many pairs at most.
@@ -163,30 +159,6 @@ class FusionTowers(nn.Module):
         return self.save(folder)
 
 
-def embed_pairs(encoder: Encoder, sources: tuple[Source, ...], limit: int | None, broken_share: float) -> Pairs:
-    """Embed training pairs, without those whose picture cannot be read.
-
-    Raises:
-        UserError: too many cannot be read, or none is left.
-    """
-    fingerprint, parts, counters = encoder.fingerprint, [], BrokenCounter(broken_share, "--data.broken-share")
-    reading = ReadOptions(template=SIMPLE_TEMPLATES[0])
-    for source in sources:
-        stop = len(source) if limit is None else min(limit, len(source))
-        with progress(f"embed {source.name}", stop, "pairs") as counter:
-            for start, block in zip(
-                range(0, stop, ROWS_AT_ONCE), Reader(encoder, source, fingerprint, reading).blocks(0, stop), strict=True
-            ):
-                count = min(ROWS_AT_ONCE, stop - start)
-                parts.append(block.pairs.take(np.flatnonzero(block.pairs.has_text).tolist()))
-                counters.add(source, count, block.failures)
-                counter.advance(count)
-    pairs = join(parts)
-    if pairs is None:
-        raise UserError(f"{', '.join(source.name for source in sources)}: no pairs of an image and a text")
-    return pairs
-
-
 def train_fusion(
     recipe: FusionRecipe,
     encoder: Encoder,
@@ -203,11 +175,11 @@ def train_fusion(
 
     Args:
         recipe: what to train and how; its width and steps are set here.
-        encoder: the frozen model that embedded pairs and memory.
+        encoder: the frozen model that embedded pairs and index.
         pairs: training pairs.
         out: folder of the run.
         folds: the pairs by models that have not seen some of them (cross-fitting): each is then trained on as the model
-            embeds it that has not, and reads the pairs by that model instead of the memory.
+            embeds it that has not, and reads the pairs by that model instead of the index.
         resume: go on from the last checkpoint.
         device: where to compute.
 
@@ -215,7 +187,7 @@ def train_fusion(
         Folder of the trained fusion (`FusionModule.open`).
 
     Raises:
-        UserError: the memory is of another model, empty, or smaller than k; or the run cannot be made.
+        UserError: the index is of another model, empty, or smaller than k; or the run cannot be made.
     """
     batch = min(recipe.batch_size, len(pairs))
     settings = replace(recipe.fusion, width=encoder.width)
@@ -232,7 +204,7 @@ def train_fusion(
         key = read_json(folder / _KEY)
         by_others = hashlib.blake2b(json.dumps(key["folds"]).encode(), digest_size=16).hexdigest() if folds else "none"
         seen = {"pairs": len(pairs), "content": key["pairs"], "folds": by_others}
-        return {name: seen, recipe.memory: {"content": key["memory"]}}
+        return {name: seen, recipe.memory: {"content": key["index"]}}
 
     def assemble(given: Recipe, place: ProcessRanks, saved: Path | None) -> Parts:
         seed_default_generators(given.seed)
@@ -254,14 +226,14 @@ def train_fusion(
 
 
 def _found(recipe: FusionRecipe, pairs: Pairs, folds: Sequence[Fold], folder: Path) -> Neighbours:
-    """Stored neighbours of the same pairs in the same rows of the memory, or new ones."""
-    memory = Memory.open(recipe.memory)
+    """Stored neighbours of the same pairs in the same version of the index, or new ones."""
+    index = Index.open(recipe.memory)
     fusion = recipe.fusion
     key: dict[str, Any] = {
         "format": _NEIGHBOURS_FORMAT,
         "pairs": _digest(pairs),
         "folds": [[_digest(fold.pairs), *np.flatnonzero(fold.new).tolist()] for fold in folds],
-        "memory": memory.fingerprint,
+        "index": index.fingerprint,
         "k": recipe.k,
         "max_score": recipe.max_score,
         "score_of": recipe.score_of,
@@ -275,9 +247,9 @@ def _found(recipe: FusionRecipe, pairs: Pairs, folds: Sequence[Fold], folder: Pa
             note(f"{error} It is made again.")
     asked = (recipe.k, recipe.max_score, recipe.score_of)
     if folds:
-        found = cross_neighbours(pairs, folds, recipe.fusion, folder.with_name(f"{folder.name}-fold"), *asked)
+        found = cross_neighbours(pairs, folds, recipe.fusion, *asked)
     else:
-        found = find_neighbours(pairs, memory, recipe.fusion, *asked)
+        found = find_neighbours(pairs, index, recipe.fusion, *asked)
     (folder / _KEY).unlink(missing_ok=True)
     found.save(folder / NEIGHBOURS)
     write_json(folder / _KEY, sealed(key, folder))
@@ -286,9 +258,9 @@ def _found(recipe: FusionRecipe, pairs: Pairs, folds: Sequence[Fold], folder: Pa
 
 def _digest(pairs: Pairs) -> str:
     made = hashlib.blake2b(digest_size=16)
-    for array in (pairs.image_vectors, pairs.text_vectors):
+    for array in (pairs.images, pairs.texts):
         made.update(np.ascontiguousarray(array).data)
-    made.update(repr((list(pairs.ids), list(pairs.captions))).encode())
+    made.update(repr((list(pairs.pictures), list(pairs.captions))).encode())
     return made.hexdigest()
 
 
@@ -324,7 +296,7 @@ _GROUPS: Mapping[Mask, tuple[str, ...]] = {
 
 
 def _tokens(
-    found: Neighbours, recipe: FusionRecipe, disturb: Disturbance, modality: Modality, pairs: Tensor
+    found: Neighbours, recipe: FusionRecipe, disturb: Disturbance, modality: By, pairs: Tensor
 ) -> Float[Tensor, "some places width"]:
     """What the fusion reads for some pairs in a step."""
     tokens = found.tokens(modality, pairs)

@@ -1,0 +1,145 @@
+"""Pictures of an index that fit class names: what a model is trained on further (REACT, Liu et al., 2023)."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from recollect.core.errors import UserError
+from recollect.core.files import atomic_path
+from recollect.core.progress import progress
+from recollect.core.types import Encoder
+from recollect.data.prompts import fill
+from recollect.data.sources.images import BrokenImageError
+from recollect.index.index import Index
+from recollect.index.rows import By, Picture, as_png
+
+_QUERIES = 256
+_BLOCK = 256
+
+
+@dataclass(frozen=True)
+class ClassHit:
+    """One picture that was retrieved for a class.
+
+    Attributes:
+        id: of the picture.
+        name: of the class that it is nearest to.
+        distance: 1 - cosine to the nearest of the class's prompts.
+        caption: number of the caption to train on: the one that was found, or the first.
+    """
+
+    id: str
+    name: str
+    distance: float
+    caption: int = 0
+
+
+def retrieve_by_class(
+    index: Index,
+    encoder: Encoder,
+    names: Sequence[str],
+    templates: Sequence[str],
+    per_class: int = 50,
+    by: By = "image",
+    exclude_ids: Collection[str] = (),
+) -> list[ClassHit]:
+    """The pictures nearest to each class name, with their captions: REACT's retrieval. The look-up is exact.
+
+    Every template of a class finds ``per_class`` pictures; the nearest ``per_class`` of all these are kept. A picture
+    that several classes find is kept once, for the class it is nearest to, so a class may have fewer.
+
+    Args:
+        index: only its pictures with a caption are searched.
+        encoder: its model.
+        names: of the classes, each once.
+        templates: with ``{}`` for the name.
+        per_class: maximum number of pictures per class.
+        by: compare prompts with the pictures or with their captions.
+        exclude_ids: pictures that must not be found, such as near-duplicates of tested ones.
+
+    Returns:
+        By class in the order of names, nearest first.
+
+    Raises:
+        UserError: no names, a name twice, fewer than one picture per class, an index without captions.
+    """
+    if not names or len(set(names)) < len(names):
+        raise UserError("class names: at least one, and each once")
+    if per_class < 1:
+        raise UserError(f"pictures per class: at least 1, not {per_class}")
+    k = min(per_class, index.texts)
+    if k == 0:
+        raise UserError(f"{index.address}: no picture has a caption. Add captions first (`recollect caption`).")
+    prompts = [fill(template, name) for name in names for template in templates]
+    best: dict[str, tuple[float, int, int]] = {}  # by picture: distance, class, caption
+    with progress("retrieve", len(prompts), "prompts") as counter:
+        for start in range(0, len(prompts), _QUERIES):
+            queries = encoder.embed_texts(prompts[start : start + _QUERIES]).numpy()
+            found = index.lookup(queries, k, by, "text", exclude=frozenset(exclude_ids) or None, exact=True)
+            assert found.captions is not None
+            hits_of = zip(found.ids.tolist(), found.scores.tolist(), found.captions.tolist(), strict=True)
+            for place, (ids, scores, captions) in enumerate(hits_of, start):
+                for id, score, caption in zip(ids, scores, captions, strict=True):
+                    if id:  # exclusions leave empty places
+                        hit = (1.0 - score, place // len(templates), caption)
+                        best[id] = min(hit, best.get(id, hit))
+            counter.advance(len(queries))
+    hits: list[ClassHit] = []
+    for number, name in enumerate(names):
+        own = sorted((hit[0], id, hit[2]) for id, hit in best.items() if hit[1] == number)[:per_class]
+        hits += [ClassHit(id, name, max(0.0, distance), caption) for distance, id, caption in own]
+    return hits
+
+
+def write_retrieved(index: Index, hits: Sequence[ClassHit], out: Path) -> int:
+    """Write retrieved pictures to a Parquet file that training reads: image (encoded), caption, class_name, distance,
+    id, source.
+
+    Returns:
+        How many pictures could not be read, and were left out.
+
+    Raises:
+        UserError: nothing was retrieved, none of it can be read, or another ending than .parquet.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    check_ending(out)
+    texts = ("caption", "class_name", "id", "source")
+    kinds = {"image": pa.binary(), **dict.fromkeys(texts, pa.string()), "distance": pa.float32()}
+    schema, written = pa.schema(list(kinds.items())), 0
+    with atomic_path(out) as temporary, progress("write", len(hits), "pairs") as counter:
+        with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+            for start in range(0, len(hits), _BLOCK):
+                rows = list(_rows(index, hits[start : start + _BLOCK]))
+                writer.write_table(pa.Table.from_pylist(rows, schema))
+                written += len(rows)
+                counter.advance(len(hits[start : start + _BLOCK]))
+        if not written:
+            raise UserError(f"{index.address}: no picture that has a caption and can be read was found")
+    return len(hits) - written
+
+
+def check_ending(out: Path) -> None:
+    """Raise UserError unless the file is called .parquet."""
+    if out.suffix != ".parquet":
+        raise UserError(f"{out}: retrieved pictures are written as .parquet. Name a file that ends in .parquet.")
+
+
+def _rows(index: Index, hits: Sequence[ClassHit]) -> Iterator[dict[str, object]]:
+    for hit, picture in zip(hits, index.pictures([hit.id for hit in hits]), strict=True):
+        try:
+            image = _encoded(picture)
+        except BrokenImageError:
+            continue
+        caption = picture.captions[hit.caption] if picture.captions else ""
+        known = {"caption": caption, "class_name": hit.name, "id": hit.id, "source": picture.source}
+        yield {"image": image, **known, "distance": np.float32(hit.distance)}
+
+
+def _encoded(picture: Picture) -> bytes:
+    """The picture's bytes as they are, once it is known that they can be read; PNG if there are none."""
+    decoded = picture.open()
+    return picture.encoded() or as_png(decoded)

@@ -1,0 +1,280 @@
+"""Training pairs with what each of them finds in an index: found once, stored, and read in every epoch."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64, Shaped
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from recollect.core.errors import UserError
+from recollect.core.files import atomic_path
+from recollect.core.progress import progress
+from recollect.core.seeding import derive_seed, text_key
+from recollect.index import NEAR, By, Index
+from recollect.index.lookup import Excluded
+from recollect.reco.block import FusionSettings
+from recollect.reco.pairs import Pairs
+
+ScoreOf = Literal["image", "searched"]
+"""Whose cosine decides that a picture is a near-duplicate of a pair: that of the two images, however it was found; or
+that of the query with the vector it was compared with (RECO, section 4.1). The second also keeps a text from all
+pictures with its own caption, which a text does find at test time."""
+
+_QUERIES = 2_048
+
+
+def caption_key(caption: str, id: str = "") -> int:
+    """A number that two captions share if they are the same but for case and spaces; without a caption, of the id."""
+    return text_key(caption) if caption.strip() else derive_seed("no caption", id)
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Embedded pairs, and for each modality what their embeddings read.
+
+    Attributes:
+        images: embeddings of the training images.
+        texts: embeddings of the training texts.
+        values: for each modality the vectors that some embedding of it reads; row 0 is zeros, an empty place.
+        rows: for each modality and pair the k rows of ``values`` that it reads, nearest first; where both modalities of
+            a row are read, first k of the one and then k of the other.
+        captions: `caption_key` of each pair.
+        pictures: a number that pairs of one picture share.
+        read_captions: for each modality the `caption_key` of each row of ``values``; of row 0 nothing is said.
+    """
+
+    images: Float32[Tensor, "pairs width"]
+    texts: Float32[Tensor, "pairs width"]
+    values: dict[str, Float32[Tensor, "_rows width"]]
+    rows: dict[str, Int64[Tensor, "pairs k"]]
+    captions: Int64[Tensor, " pairs"]
+    pictures: Int64[Tensor, " pairs"]
+    read_captions: dict[str, Int64[Tensor, " _rows"]]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def tokens(self, modality: By, pairs: Int64[Tensor, " some"]) -> Float32[Tensor, "some places width"]:
+        """What the fusion reads for some pairs: the embedding, then what it found."""
+        own = (self.images if modality == "image" else self.texts)[pairs]
+        return torch.cat([own[:, None], self.values[modality][self.rows[modality][pairs]]], dim=1)
+
+    def token_captions(self, modality: By, pairs: Int64[Tensor, " some"]) -> Int64[Tensor, "some places"]:
+        """For each of `tokens` the key of the caption that it belongs to."""
+        read = self.read_captions[modality][self.rows[modality][pairs]]
+        return torch.cat([self.captions[pairs, None], read], dim=1)
+
+    def save(self, path: Path) -> None:
+        """Write everything to a safetensors file."""
+        tensors = {name: getattr(self, name) for name in _SINGLE}
+        for name in _PAIRED:
+            tensors |= {f"{name}.{modality}": value for modality, value in getattr(self, name).items()}
+        with atomic_path(path) as temporary:
+            save_file(tensors, temporary)
+
+    @classmethod
+    def open(cls, path: Path) -> "Neighbours":
+        """Read what `save` wrote.
+
+        Raises:
+            UserError: the file is missing or damaged.
+        """
+        try:
+            tensors = load_file(path)
+            parts: dict[str, Any] = {name: tensors[name] for name in _SINGLE}
+            parts |= {name: {side: tensors[f"{name}.{side}"] for side in ("image", "text")} for name in _PAIRED}
+            return cls(**parts)
+        except (OSError, SafetensorError, KeyError) as error:
+            raise UserError(f"{path}: cannot be read ({error}). Remove it; it is made again.") from error
+
+
+_SINGLE = ("images", "texts", "captions", "pictures")
+_PAIRED = ("values", "rows", "read_captions")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What some embeddings read.
+
+    Attributes:
+        ids: of the pictures that were found; "" where there are none left.
+        captions: which caption was read, from 0; -1 for the mean of all, or where images are read.
+        vectors: one array for each modality that is read, in the order of a fusion's tokens; zeros where nothing is.
+    """
+
+    ids: Shaped[np.ndarray, "queries k"]
+    captions: Int64[np.ndarray, "queries k"]
+    vectors: tuple[Float32[np.ndarray, "queries k width"], ...]
+
+
+def find_neighbours(
+    pairs: Pairs,
+    index: Index,
+    settings: FusionSettings,
+    k: int = 10,
+    max_score: float = NEAR,
+    score_of: ScoreOf = "image",
+) -> Neighbours:
+    """Look up every training pair from both sides (RECO, section 3.1).
+
+    A pair never finds its own picture, nor near-duplicates of it.
+
+    Args:
+        pairs: embedded training pairs.
+        index: of the same model.
+        settings: which vectors are searched and which are read.
+        k: pictures for each embedding (see `RetrievalEnhancedEncoder`); places stay empty where fewer count.
+        max_score: cosine from which a picture counts as a near-duplicate.
+        score_of: whose cosine that is.
+
+    Raises:
+        UserError: another model, an empty index, or one smaller than k.
+    """
+    index.check_model(pairs.model, "the training pairs'")
+    check_k(index, k)
+    values: dict[str, Tensor] = {}
+    rows: dict[str, Tensor] = {}
+    read_captions: dict[str, Tensor] = {}
+    for modality in ("image", "text"):
+        values[modality] = torch.zeros(1, index.width, dtype=torch.float32)
+        rows[modality] = torch.zeros(len(pairs), 0, dtype=torch.int64)
+        read_captions[modality] = torch.zeros(1, dtype=torch.int64)
+        if settings.refines(modality) and settings.kind != "mlp":
+            check_k(index, k, "text" in (settings.searched(modality), *settings.taken(modality)))
+            found = _search(pairs, index, settings, modality, k, max_score, score_of)
+            values[modality], rows[modality], read_captions[modality] = gather(found, index)
+    return Neighbours(
+        torch.from_numpy(pairs.images),
+        torch.from_numpy(pairs.texts),
+        values,
+        rows,
+        _keys(caption_key(caption, id) for caption, id in zip(pairs.captions, pairs.pictures, strict=True)),
+        _keys(derive_seed("picture", id) for id in pairs.pictures),
+        read_captions,
+    )
+
+
+def _keys(keys: Iterable[int]) -> Tensor:
+    return torch.tensor(list(keys), dtype=torch.int64)
+
+
+def _search(
+    pairs: Pairs, index: Index, settings: FusionSettings, modality: By, k: int, max_score: float, score_of: ScoreOf
+) -> list[Reading]:
+    """What the pairs' embeddings of a modality find and read, in blocks."""
+    queries = pairs.images if modality == "image" else pairs.texts
+    by, blocks = settings.searched(modality), []
+    by_score = score_of == "searched" or (modality == by == "image")
+    with progress(f"neighbours by {by}", len(queries), "pairs") as counter:
+        for start in range(0, len(queries), _QUERIES):
+            some = slice(start, start + _QUERIES)
+            exclude: list[set[str]] = [{id} for id in pairs.pictures[some]]
+            if not by_score and max_score <= 1:  # above every cosine, nothing is near
+                for own, near in zip(exclude, near_each(index, pairs.images[some], max_score), strict=True):
+                    own |= near
+            limit = max_score if by_score else None
+            blocks.append(read_index(index, queries[some], settings, modality, k, exclude, limit, exact=True))
+            counter.advance(len(exclude))
+    return blocks
+
+
+def near_each(index: Index, images: Float32[np.ndarray, "n width"], max_score: float) -> list[set[str]]:
+    """For each image the ids of all pictures with at least this cosine."""
+    near: list[set[str]] = [set() for _ in images]
+    waiting, k = np.arange(len(images)), 32
+    while len(waiting):
+        k = min(k, len(index))
+        found = index.lookup(images[waiting], k, exact=True)
+        for query, ids, scores in zip(waiting.tolist(), found.ids, found.scores, strict=True):
+            near[query] = set(ids[scores >= max_score].tolist())
+        waiting, k = waiting[(found.scores[:, -1] >= max_score)] if k < len(index) else waiting[:0], 8 * k
+    return near
+
+
+def read_index(
+    index: Index,
+    queries: Float32[np.ndarray, "queries width"],
+    settings: FusionSettings,
+    modality: By,
+    k: int,
+    exclude: Excluded | None = None,
+    max_score: float | None = None,
+    where: str | None = None,
+    exact: bool = False,
+) -> Reading:
+    """Find k pictures for each embedding of a modality, and read the vectors that a fusion asks for."""
+    by, taken = settings.searched(modality), settings.taken(modality)
+    read: By = "text" if "text" in taken else "image"
+    found = index.lookup(queries, k, by, read, where, exclude, max_score, exact)
+    assert found.vectors is not None
+    assert found.captions is not None
+    parts = []
+    for each in taken:
+        if each == read:
+            parts.append(found.vectors)
+            continue
+        vectors = np.zeros_like(found.vectors)
+        there = found.ids != ""
+        vectors[there] = index.vectors(found.ids[there].tolist(), each)
+        parts.append(vectors)
+    captions = found.captions if by == read == "text" else np.full(found.ids.shape, -1)
+    return Reading(found.ids, captions, tuple(parts))
+
+
+def gather(found: Sequence[Reading], index: Index) -> tuple[Tensor, Tensor, Tensor]:
+    """What many embeddings read, each vector kept once.
+
+    Args:
+        found: in blocks of queries.
+        index: what they read.
+
+    Returns:
+        The vectors after a row of zeros (vectors, width); which of them each place holds (queries, places): k places
+        for the first modality that is read, then k for the next; and the `caption_key` of each vector.
+    """
+    values, keys = [np.zeros((1, index.width), dtype=np.float32)], list[tuple[str, int]]()
+    sides = []
+    for side in range(len(found[0].vectors)):
+        known: dict[tuple[str, int], int] = {}
+        blocks = []
+        for block in found:
+            rows = np.zeros(block.ids.shape, dtype=np.int64)
+            for query, place in zip(*np.nonzero(block.ids != ""), strict=True):
+                key = block.ids[query, place], int(block.captions[query, place])
+                if key not in known:
+                    known[key] = len(values)
+                    values.append(block.vectors[side][query, place][None])
+                    keys.append(key)
+                rows[query, place] = known[key]
+            blocks.append(rows)
+        sides.append(np.concatenate(blocks))
+    captions = dict(zip(ids := sorted({id for id, _ in keys}), index.values("caption", ids), strict=True))
+    read = [caption_key((captions[id] or [""])[max(0, number)], id) for id, number in keys]
+    return torch.from_numpy(np.concatenate(values)), torch.from_numpy(np.concatenate(sides, axis=1)), _keys([0, *read])
+
+
+def check_k(index: Index, k: int, spoken: bool = False) -> None:
+    """Reject a number of pictures to read that an index does not have.
+
+    Args:
+        spoken: only pictures with a caption count.
+
+    Raises:
+        UserError: k is below 1, or the index is empty or smaller.
+    """
+    pictures = index.texts if spoken else len(index)
+    if k < 1:
+        raise UserError(f"k = {k}: ask for at least 1 picture")
+    if not len(index):
+        raise UserError(f"{index.address}: the index is empty. Add pictures with `recollect index add`.")
+    if k > pictures:
+        what = (
+            f"{pictures:,} of its {len(index):,} pictures have a caption" if spoken else f"it has {pictures:,} pictures"
+        )
+        raise UserError(f"{index.address}: k = {k}, but {what}. Ask for fewer, or add captions (`recollect caption`).")

@@ -1,0 +1,125 @@
+"""Training pairs: images and texts as a frozen model embeds them, one row per image-text pair."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Int64
+
+from recollect.core.errors import UserError
+from recollect.core.progress import progress
+from recollect.core.types import NO_LABEL, Encoder, Sample, Source, caption_prefix
+from recollect.data.prompts import SIMPLE_TEMPLATES, fill
+from recollect.data.sources.reading import BrokenCounter, read_ahead
+from recollect.index import Index, Rows
+from recollect.index.rows import picture_id
+
+_BLOCK = 256
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Embedded image-text pairs; every field but ``model`` has one entry for each, or is empty.
+
+    Attributes:
+        images, texts: unit-norm embeddings.
+        captions: the texts.
+        pictures: ids of the pictures, as an index has them (`recollect.index.rows.picture_id`).
+        model: fingerprint of the model.
+        sources: name of the source of each pair.
+        origins: fingerprint of that source.
+        ordinals: place of the pair in it.
+    """
+
+    images: Float32[np.ndarray, "pairs width"]
+    texts: Float32[np.ndarray, "pairs width"]
+    captions: Sequence[str]
+    pictures: Sequence[str]
+    model: str
+    sources: Sequence[str] = ()
+    origins: Sequence[str] = ()
+    ordinals: Int64[np.ndarray, " pairs"] | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def take(self, pairs: Sequence[int]) -> "Pairs":
+        """Some pairs, in the order given."""
+        chosen = np.asarray(pairs, dtype=np.int64)
+
+        def pick(value: Any) -> Any:
+            if isinstance(value, np.ndarray):
+                return value[chosen]
+            return tuple(value[pair] for pair in chosen) if isinstance(value, list | tuple) and value else value
+
+        return replace(self, **{each.name: pick(getattr(self, each.name)) for each in fields(self)})
+
+    def index(self) -> Index:
+        """The pairs as an index in RAM: a row per picture, with all its captions."""
+        by_picture: dict[str, list[int]] = {}
+        for pair, picture in enumerate(self.pictures):
+            by_picture.setdefault(picture, []).append(pair)
+        made = Index.create(width=self.images.shape[1], model=self.model)
+        made.insert(
+            Rows(
+                image_vectors=self.images[[pairs[0] for pairs in by_picture.values()]],
+                ids=list(by_picture),
+                captions=[tuple(self.captions[pair] for pair in pairs) for pairs in by_picture.values()],
+                caption_vectors=[self.texts[pairs] for pairs in by_picture.values()],
+            )
+        )
+        return made
+
+
+def embed_pairs(encoder: Encoder, sources: Sequence[Source], limit: int | None, broken_share: float) -> Pairs:
+    """Embed the first text of each sample, and its picture; samples without either are left out.
+
+    Samples with a label and no caption have a text made of the class name.
+
+    Args:
+        limit: take at most so many samples of each source.
+        broken_share: stop when more than this share of the pictures cannot be read.
+
+    Raises:
+        UserError: too many cannot be read, or no pair is left.
+    """
+    counters, prefix = BrokenCounter(broken_share, "--data.broken-share"), caption_prefix(encoder)
+    images, texts = [np.empty((0, encoder.width), np.float32)], [np.empty((0, encoder.width), np.float32)]
+    captions: list[str] = []
+    pictures: list[str] = []
+    names: list[str] = []
+    origins: list[str] = []
+    ordinals: list[int] = []
+    for source in sources:
+        stop, origin = len(source) if limit is None else min(limit, len(source)), source.fingerprint
+        with progress(f"embed {source.name}", stop, "pairs") as counter:
+            for start, block in zip(range(0, stop, _BLOCK), read_ahead(source, range(stop), _BLOCK), strict=True):
+                counters.add(source, len(block), [str(each) for each in block if not isinstance(each, Sample)])
+                read = [(start + place, each) for place, each in enumerate(block) if isinstance(each, Sample)]
+                there = [(place, each, text) for place, each in read if (text := _text(each, source))]
+                if there:
+                    images.append(encoder.embed_images([each.image for _, each, _ in there]).numpy())
+                    texts.append(encoder.embed_texts([text for _, _, text in there], prefix).numpy())
+                captions += [text for _, _, text in there]
+                pictures += [picture_id(each.image) for _, each, _ in there]
+                ordinals += [place for place, _, _ in there]
+                names += [source.name] * len(there)
+                origins += [origin] * len(there)
+                counter.advance(len(block))
+    if not captions:
+        raise UserError(f"{', '.join(source.name for source in sources)}: no pairs of an image and a text")
+    return Pairs(
+        np.concatenate(images), np.concatenate(texts), captions, pictures, encoder.fingerprint, names, origins,
+        np.array(ordinals, dtype=np.int64),
+    )  # fmt: skip
+
+
+def _text(sample: Sample, source: Source) -> str:
+    """The first text of a sample, a text made of its class name, or an empty string."""
+    texts = [text for text in sample.texts if text.strip()]
+    if sample.kind != "label" and texts:
+        return texts[0]
+    if sample.label == NO_LABEL or not source.class_names:
+        return ""
+    return fill(SIMPLE_TEMPLATES[0], source.class_names[sample.label])
