@@ -61,6 +61,26 @@ def test_a_row_that_finds_only_itself_has_found_nothing():
     assert ann.recall_of(exact, exact, np.array([0])) == 1
 
 
+def test_the_recall_is_that_of_the_kind_of_queries_that_is_found_worst():
+    recalls = np.array([1, 1, 0.5, 0.7], dtype=np.float32)
+    assert ann.lowest_mean(recalls, np.array([0, 0, 1, 1])) == pytest.approx(0.6)
+    assert ann.lowest_mean(recalls, np.array([1, 1, 0, 0])) == pytest.approx(0.6)
+
+
+def test_probes_are_chosen_for_either_kind_of_queries(large):
+    """Words and pictures are apart here, so that more cells are probed for one than for the other."""
+    matrix = large.store.matrix()
+    for about in large.accelerators():
+        made = ann.open_ann(large.store.cache, about.by)
+        for by in ("image", "text"):
+            places = np.flatnonzero(ann.vector_keys(matrix, by) >= 0)[:: 24_000 // 300]
+            queries = matrix.unit(by, places)
+            exact = matrix.nearest(queries, 11, about.by, matrix.searchable(about.by, None, False))
+            selves = places if by == about.by else np.full(len(places), -1)
+            found = made.search(matrix, queries, 11)
+            assert ann.recall_of(found, exact, selves).mean() >= about.recall - 0.05
+
+
 def test_what_it_finds_is_scored_exactly(large):
     query = unit(np.random.default_rng(5).normal(size=(1, WIDTH)))
     found = large.lookup(query, 10, read="image")
