@@ -206,10 +206,10 @@ def test_a_missing_file_is_named(tmp_path):
         decode(tmp_path / "cat.jpg", "cat.jpg")
 
 
-def test_a_telephones_picture_is_named_as_what_it_is(tmp_path):
-    (tmp_path / "beach.HEIC").write_bytes(b"\0\0\0\x18ftypheic")
+def test_a_raw_picture_of_a_camera_is_named_as_what_it_is(tmp_path):
+    (tmp_path / "beach.NEF").write_bytes(b"a camera's own format")
     with pytest.raises(BrokenImageError, match=r"beach: a kind of picture that is not read here. Convert it to JPEG"):
-        decode(tmp_path / "beach.HEIC", "beach")
+        decode(tmp_path / "beach.NEF", "beach")
 
 
 def test_the_bound_lets_large_photos_through():

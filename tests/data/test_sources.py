@@ -174,12 +174,12 @@ def test_a_folder_is_the_same_pictures_to_all_who_read_it_and_kinds_that_nobody_
     root = make.pictures(["train/cat/a.png", "train/cat/b.png", "train/dog/c.png", "train/dog/d.webp"])
     (root / "train/cat/b.png").rename(root / "train/cat/b.qoi")
     (root / "train/dog/c.png").rename(root / "train/dog/c.PFM")
-    for name in ("e.heic", "f.HEIC", "g.svg", "film.mpg", "paper.pdf", "notes.txt"):
+    for name in ("e.dng", "f.DNG", "g.svg", "film.mpg", "paper.pdf", "notes.txt"):
         (root / "train" / "cat" / name).write_bytes(b"nothing that is read here")
     source = open_source(str(root))
     names = [source.original(place).name for place in range(len(source))]
     assert (names, source.class_names) == (["a.png", "b.qoi", "c.PFM", "d.webp"], ("cat", "dog"))
-    said = "passed over: 2 .heic, 1 .svg, a kind of picture that is not read here. Convert to JPEG, say."
+    said = "passed over: 2 .dng, 1 .svg, a kind of picture that is not read here. Convert to JPEG, say."
     assert capsys.readouterr().err.count(said) == 1
     assert [file.name for file in find_images(root)] == names
     assert capsys.readouterr().err.count(said) == 1
@@ -187,7 +187,7 @@ def test_a_folder_is_the_same_pictures_to_all_who_read_it_and_kinds_that_nobody_
     for name in names:
         next(root.rglob(name)).unlink()
     for refuse in (lambda: open_source(str(root)), lambda: find_images(root)):
-        with pytest.raises(UserError, match=r"; 2 \.heic, 1 \.svg, a kind of picture that is not read here"):
+        with pytest.raises(UserError, match=r"; 2 \.dng, 1 \.svg, a kind of picture that is not read here"):
             refuse()
     for name, why in (("g.svg", "a kind of picture that is not read here"), ("notes.txt", "not a picture")):
         with pytest.raises(UserError, match=why):

@@ -80,7 +80,9 @@ COMMANDS: dict[str, Command] = {
         "recollect.cli.memory_retrieve:Retrieve", "pairs that fit class names, to train on (REACT)"
     ),
     "memory info": Command("recollect.cli.memory_upkeep:Info", "what a memory holds, and whether all of it is sound"),
-    "serve": Command("recollect.cli.serve:Serve", "an index in the browser: search, browse, label pictures"),
+    "serve": Command(
+        "recollect.cli.serve:Serve", "a folder of pictures or an index in the browser: search, browse, label"
+    ),
     "completion": Command(
         "recollect.cli.completion:Completion", "what bash, zsh or fish needs to complete commands and options"
     ),

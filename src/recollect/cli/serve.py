@@ -9,16 +9,19 @@ from recollect.cli.parser import Arg
 
 @dataclass(frozen=True)
 class Serve:
-    """Open an index in the browser: search, browse, label pictures, save labels as a classifier.
+    """Open a folder of pictures, or an index, in the browser: search, browse, label pictures.
+
+    A folder of pictures is indexed while its page is open; pictures that are indexed already can be searched. Its index
+    is kept in your data directory, so that the same folder opens at once the next time, and it follows changes of the
+    folder.
 
     Everything stays on this machine: nothing is fetched from elsewhere, and nothing is sent anywhere. Labels are saved
-    in INDEX/annotations.sqlite with every click.
+    with every click.
     """
 
-    index: Annotated[str, Arg(place="INDEX")]
-    """Its folder, or milvus://host:port/collection."""
+    index: Annotated[str, Arg(place="FOLDER|INDEX")]
     model: str | None = None
-    """Model to embed queries with (default: the one the index was built with)."""
+    """Model to embed with (default: the one the index was built with; for a new folder the model that comes along)."""
     host: str = "127.0.0.1"
     """Address to listen on; beyond this machine only with --token."""
     port: int = 8517
@@ -29,16 +32,12 @@ class Serve:
     """File for labels (default: INDEX/annotations.sqlite)."""
     out: Path | None = None
     """Folder for saved classifiers (default: INDEX/page/classifiers)."""
-    open: bool = False
+    open: bool = True
     """Open the browser."""
 
     def run(self) -> None:
         """Serve until interrupted."""
-        from recollect.index import Index
         from recollect.web import serve
-        from recollect.web.server import check_address
 
-        check_address(self.host, self.port, self.token)
-        index = Index.open(self.index, self.model)
-        serve(index, host=self.host, port=self.port, token=self.token, labels=self.labels, out=self.out,
-              open_browser=self.open)  # fmt: skip
+        serve(self.index, self.model, host=self.host, port=self.port, token=self.token, labels=self.labels,
+              out=self.out, open_browser=self.open)  # fmt: skip

@@ -146,7 +146,7 @@ class Index:
         Raises:
             UserError: the model or source cannot be opened, or ``out`` is an index of another model.
         """
-        encoder, name_of_model = _encoder_of(model)
+        encoder, name_of_model = open_encoder(model)
         if out is not None and cls.exists(out):
             index = cls.open(out, encoder)
         else:
@@ -206,7 +206,7 @@ class Index:
         if "://" not in str(address) and is_memory(Path(address)):
             convert_memory(Path(address))
         store = _store_kind(str(address))(str(address), version)
-        return cls(store, None if model is None else _encoder_of(model)[0])
+        return cls(store, None if model is None else open_encoder(model)[0])
 
     @staticmethod
     def exists(address: str | Path) -> bool:
@@ -344,7 +344,7 @@ class Index:
         if not name:
             raise UserError(f"{self.address}: does not say which model embedded it. Name it with {option}.")
         try:
-            encoder = _encoder_of(name, device)[0]
+            encoder = open_encoder(name, device)[0]
         except UserError as error:
             if named is not None:
                 raise
@@ -705,16 +705,26 @@ class Index:
     # ------------------------------------------------------------------ changing
 
     def add(
-        self, source: str | Path | Source, *, name: str = "", options: "IngestOptions | None" = None
+        self,
+        source: str | Path | Source,
+        *,
+        name: str = "",
+        options: "IngestOptions | None" = None,
+        on_block: "Callable[[IngestReport, int], None] | None" = None,
     ) -> "IngestReport":
         """Add the pictures of a source, or bring the index up to date with it (see `recollect.index.ingest`).
+
+        Args:
+            name: what the index calls the source; its own name by default.
+            options: how samples become rows.
+            on_block: called after each block of samples, with the counts so far and the number of samples.
 
         Raises:
             UserError: the source cannot be read, its name belongs to another source, or too many pictures are broken.
         """
         from recollect.index.ingest import IngestOptions, ingest
 
-        self.report = ingest(self, source, name, options or IngestOptions())
+        self.report = ingest(self, source, name, options or IngestOptions(), on_block)
         return self.report
 
     def insert(self, rows: Rows) -> int:
@@ -1042,7 +1052,7 @@ def _check_all(address: str, wanted: Sequence[str], known: Collection[str]) -> N
         )
 
 
-def _encoder_of(model: Encoder | str | Path | None, device: torch.device | str | None = None) -> tuple[Encoder, str]:
+def open_encoder(model: Encoder | str | Path | None, device: torch.device | str | None = None) -> tuple[Encoder, str]:
     if not isinstance(model, str | Path | None):
         return model, str(getattr(model, "name", ""))
     from recollect.models import load_model

@@ -8,7 +8,8 @@ written in commits of whole blocks, so that a call that was killed continues whe
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,6 +35,7 @@ BLOCK = 256
 """Samples that are embedded together."""
 
 _COMMIT = 16 * BLOCK  # rows of a commit, at most: what a kill can lose
+_EARLY, _LATER = 1.0, 0.1  # seconds between early commits, at least, and as a share of the time so far
 
 KeptPictures = Literal["source", "bytes", "path", "none"]
 """What an index stores of a picture: bytes or path as the source has it, always one of them, or nothing."""
@@ -51,6 +53,7 @@ class IngestOptions:
         near: leave out pictures with at least this cosine to one that is there (RECO: 0.94); None keeps them.
         broken_share: stop when more than this share of the pictures cannot be read.
         engine: embed in this process, or on a Ray cluster.
+        early: commit within seconds at first, so that pictures can be searched while others are still read.
     """
 
     captions: Literal["all", "first"] = "all"
@@ -60,6 +63,7 @@ class IngestOptions:
     near: float | None = None
     broken_share: float = BROKEN_SHARE
     engine: Literal["local", "ray"] = "local"
+    early: bool = False
 
 
 @dataclass
@@ -101,7 +105,11 @@ class IngestReport:
 
 
 def ingest(
-    index: "Index", source: str | Path | Source, name: str = "", options: IngestOptions | None = None
+    index: "Index",
+    source: str | Path | Source,
+    name: str = "",
+    options: IngestOptions | None = None,
+    on_block: Callable[[IngestReport, int], None] | None = None,
 ) -> IngestReport:
     """Bring an index up to date with a source; see `Index.add`.
 
@@ -128,6 +136,8 @@ def ingest(
                 writer.take(each)
             counted.add(source, len(block), failures)
             counter.advance(len(block))
+            if on_block is not None:
+                on_block(writer.report, stop)
         writer.commit()
     writer.drop_unseen(whole=stop == len(source))
     return writer.report
@@ -372,6 +382,7 @@ class _Writer:
         self._waiting: dict[str, list[Read]] = {}
         self._moved: dict[str, list[File]] = {}
         self._count = 0
+        self._began = self._committed = time.monotonic()
 
     def take(self, outcome: Outcome) -> None:
         """Count a sample, and write when enough are waiting."""
@@ -388,8 +399,13 @@ class _Writer:
         elif outcome.id in self._waiting or outcome.id in self.known.ids or not self._near(outcome):
             self._waiting.setdefault(outcome.id, []).append(outcome)
             self._count += 1
-            if self._count >= _COMMIT:
+            if self._count >= _COMMIT or (self.options.early and self._due()):
                 self.commit()
+
+    def _due(self) -> bool:
+        """Whether the next early commit is due; fewer come as time goes by, since each costs a new part."""
+        now = time.monotonic()
+        return now - self._committed > max(_EARLY, _LATER * (now - self._began))
 
     def _unchanged(self, file: File) -> None:
         self.report.unchanged += 1
@@ -427,6 +443,7 @@ class _Writer:
         self.report.wordless += sum(not any("captions" in json.loads(f.said) for f in row.files[0]) for row in new)
         self.known.ids |= {id: self.known.ids.get(id, False) for id in self._waiting}
         self._waiting, self._moved, self._count = {}, {}, 0
+        self._committed = time.monotonic()
 
     def _changed(self, there: Rows, old: Mapping[str, int]) -> Rows:
         """Rows that are there, with the files that were read."""

@@ -15,8 +15,6 @@ FolderState = dict[str, tuple[int, int, int]]
 """Size, modification time and change time of every picture. The change time cannot be set by programs that copy or
 unpack files, so it tells two files apart that exchanged their names."""
 
-_WATCHED = IngestOptions(broken_share=1.0)  # half-written files are read again later
-
 
 @dataclass
 class FolderWatch:
@@ -30,11 +28,15 @@ class FolderWatch:
         index: what is kept up to date.
         folder: what is watched, with its subfolders.
         name: what the index calls the folder; the folder's own name by default.
+        options: how files become rows; by default broken files are passed over, since half-written ones are read later.
+        on_block: as in `Index.add`.
     """
 
     index: Index
     folder: Path
     name: str = ""
+    options: IngestOptions = field(default_factory=lambda: IngestOptions(broken_share=1.0))
+    on_block: Callable[[IngestReport, int], None] | None = None
     _before: FolderState = field(default_factory=dict)
     _done: FolderState = field(default_factory=dict)
 
@@ -60,7 +62,7 @@ class FolderWatch:
             return None
         self._before = state
         self.index.refresh()
-        report = self.index.add(self.folder, name=self.name, options=_WATCHED)
+        report = self.index.add(self.folder, name=self.name, options=self.options, on_block=self.on_block)
         self._done = state
         return report
 

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import threading
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
@@ -149,8 +148,9 @@ def _static(app: FastAPI) -> None:
 def _listing(app: FastAPI, session: Session) -> None:
     @app.get("/api/info")
     def info() -> dict[str, Any]:
+        filling = session.filling()  # first, so that the last pictures are counted when it says that all are there
         view = session.library.refresh()
-        threading.Thread(target=session.prepare, name="prepare", daemon=True).start()
+        session.prepare_later()
         index = view.index
         return {
             "name": session.library.name,
@@ -159,7 +159,7 @@ def _listing(app: FastAPI, session: Session) -> None:
             "revision": session.labels.revision,
             "model": index.record.model_name.rstrip("/").rsplit("/")[-1],
             "damaged": session.labels.damaged,
-            "filling": session.filling(),
+            "filling": filling,
         }
 
     @app.get("/api/filters")

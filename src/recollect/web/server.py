@@ -10,14 +10,19 @@ import webbrowser
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable
 from recollect.core.progress import output, printable
+from recollect.core.types import Encoder
 from recollect.index import Index
+from recollect.index.index import open_encoder
 from recollect.web.label_store import LabelStore
 from recollect.web.session import Session
+
+if TYPE_CHECKING:
+    from recollect.web.folder import FolderFiller
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PORT = 8517
@@ -113,7 +118,8 @@ class Page:
 
 
 def serve(
-    index: Index,
+    index: Index | str | Path,
+    model: str | None = None,
     *,
     host: str = "127.0.0.1",
     port: int = PORT,
@@ -122,21 +128,76 @@ def serve(
     out: Path | None = None,
     open_browser: bool = False,
 ) -> None:
-    """Show an index in the browser until interrupted; see `Page`.
+    """Show an index, or a folder of pictures, in the browser until interrupted; see `Page`.
 
-    Nothing is fetched from elsewhere, and nothing is sent anywhere.
+    A folder of pictures is indexed while its page is open, and watched from then on; the same folder opens the same
+    index (`recollect.web.folder`). Nothing is fetched from elsewhere, and nothing is sent anywhere.
+
+    Args:
+        index: an index, its address, or a folder of pictures.
+        model: the model of the index, where that is not what the index remembers; of a new folder the model to use.
+        open_browser: open the page in the browser.
+
+    Raises:
+        UserError: there is no such index or folder, the folder has no pictures, or as `Page`.
     """
-    page = Page(index, host=host, port=port, token=token, labels=labels, out=out)
-    show(page, f"{len(index):,} pictures", open_browser)
+    check_address(host, port, token)
+    options = {"host": host, "port": port, "token": token, "labels": labels, "out": out}
+    if not isinstance(index, Index) and (folder := _pictures_in(str(index))) is not None:
+        page, filler = folder_page(folder, model, **options)
+        filler.start()
+        show(page, str(folder), open_browser)
+        filler.stop()
+        return
+    opened = index if isinstance(index, Index) else Index.open(index, model)
+    page = Page(opened, **options)
+    show(page, f"{len(opened):,} pictures", open_browser)
+
+
+def folder_page(folder: Path, model: Encoder | str | None = None, **options: Any) -> "tuple[Page, FolderFiller]":
+    """The page of a folder, and what fills its index once it is started.
+
+    Raises:
+        UserError: the folder has no pictures, or as `Page`.
+    """
+    from recollect.web.folder import FolderFiller, check_folder, open_folder
+
+    check_folder(folder)
+    encoder, name = open_encoder(model)
+    index = open_folder(folder, encoder, name)
+    filler = FolderFiller(Index.open(index.address, encoder), folder)
+    page = Page(index, **options)
+    page.session.progress = filler.progress
+    return page, filler
 
 
 def show(page: Page, what: str, open_browser: bool) -> None:
     """Print the address of a page, open it where asked, and serve it until interrupted."""
-    output().print(f"page: {page.address} ({what}; stop with Ctrl-C)", highlight=False, soft_wrap=True)
-    if open_browser:
+    output().print(printable(f"page: {page.address} ({what}; stop with Ctrl-C)"), highlight=False, soft_wrap=True)
+    if open_browser and _has_screen():
         with suppress(webbrowser.Error):
             webbrowser.open(page.address)
     page.run()
+
+
+def _has_screen() -> bool:
+    """Whether a browser can open a window; a text browser would take over the terminal."""
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def _pictures_in(place: str) -> Path | None:
+    """The folder of pictures at a place; None where it is an index.
+
+    Raises:
+        UserError: nothing is there.
+    """
+    path = Path(place).expanduser()
+    if "://" in place:
+        return None
+    if not path.is_dir():
+        what = "not a folder" if path.exists() else "no such folder"
+        raise UserError(f"{place}: {what}. Name an index, or a folder of pictures.")
+    return None if any((path / f"{name}.lance").is_dir() for name in ("pictures", "pairs")) else path
 
 
 def check_address(host: str, port: int, token: str | None) -> None:

@@ -16,6 +16,7 @@ from recollect.core.errors import UserError
 from recollect.core.words import counted
 from recollect.data.sources.images import decode
 from recollect.index import CutOff, Index, Query, Term, embed_queries
+from recollect.index.cutoff import LEAST_CAPTIONS
 from recollect.web.adaptive import Adaptive
 from recollect.web.label_store import LabelStore
 from recollect.web.layout import KINDS, Alike, Layout, duplicates, lay_out
@@ -174,6 +175,8 @@ class Session:
     def _make(self, ask: Ask, view: View) -> Listing:
         if ask.order == "search":
             return self._search(ask, view) if ask.terms else self._everything(ask, view)
+        if not view.ids:
+            raise UserError("there are no pictures yet")
         shown = self.selection(ask.where, view)
         if ask.order == "sorted":
             ids, scores, about = self.sorting.ranked(ask.show, shown)
@@ -355,8 +358,13 @@ class Session:
                 return
             version, cut = index.version, None
             with suppress(UserError, OSError):
-                cut = index.cut_off()
+                cut = index.cut_off() if index.texts >= LEAST_CAPTIONS else None
             self._cut = version, cut
+
+    def prepare_later(self) -> None:
+        """`prepare` in a thread, if the index has changed and no thread is at it."""
+        if not self._preparing.locked() and (self._cut is None or self._cut[0] != self.library.version):
+            threading.Thread(target=self.prepare, name="prepare", daemon=True).start()
 
     def filling(self) -> dict[str, Any] | None:
         """Progress of the folder that is being indexed; None when there is none."""

@@ -4,6 +4,7 @@ import hashlib
 import io
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,11 @@ from recollect.core.errors import UserError
 from recollect.core.files import files_in
 from recollect.core.progress import console
 from recollect.core.types import ImageLike
+
+with suppress(ImportError):  # iPhones write HEIC
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
 
 MAX_PIXELS = 89_478_485
 """Pillow's own bound on harmless pictures (a quarter of a gigabyte of RGB); beyond it lie decompression bombs."""
@@ -38,6 +44,7 @@ _CAMERAS = {".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2", ".pe
 _UNREAD_ENDINGS = frozenset(_PHONES | _CAMERAS) - PICTURE_ENDINGS
 """Of pictures that Pillow does not open, AVIF only in its older versions."""
 _UNREAD = "a kind of picture that is not read here. Convert it to JPEG, say."
+_NO_HEIF = "HEIC needs pillow-heif: pip install 'recollect[web]'"
 
 _ORIENTATION = 0x0112  # the EXIF tag
 _BITS, _ZERO, _FORM = 258, 262, 339
@@ -79,7 +86,7 @@ def decode(data: bytes | Path, where: str, *, needed: int = 0) -> Image.Image:
     except Exception as error:  # Pillow's decoders raise nearly anything on damaged bytes
         why = "not a picture" if isinstance(error, Image.UnidentifiedImageError) else f"cannot be read ({error})"
         if isinstance(data, Path) and data.suffix.lower() in _UNREAD_ENDINGS:
-            why = _UNREAD
+            why = _NO_HEIF if data.suffix.lower() in {".heic", ".heif", ".hif"} else _UNREAD
         raise BrokenImageError(f"{where}: {why}") from None
 
 
@@ -131,6 +138,8 @@ def unread_among(files: Sequence[Path]) -> str:
     """How many files are pictures of kinds that are not read, and what to do; empty where there is none."""
     unread = Counter(ending for path in files if (ending := path.suffix.lower()) in _UNREAD_ENDINGS)
     kinds = ", ".join(f"{count:,} {ending}" for ending, count in unread.most_common())
+    if unread and set(unread) <= {".heic", ".heif", ".hif"}:
+        return f"{kinds}: {_NO_HEIF}"
     return f"{kinds}, a kind of picture that is not read here. Convert to JPEG, say." if unread else ""
 
 

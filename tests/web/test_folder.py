@@ -1,0 +1,170 @@
+"""`recollect serve FOLDER`: the page opens at once, fills while the folder is indexed, and follows its changes."""
+
+import shutil
+import threading
+import time
+
+import pytest
+
+from colours import COLOURS, ColourEncoder, paint
+from pages import RunningPage
+from recollect.core.errors import UserError
+from recollect.index import Index, IngestOptions
+from recollect.web import folder as folders
+from recollect.web.server import folder_page, serve
+
+
+class Slow(ColourEncoder):
+    """Waits before it embeds a second block."""
+
+    def __init__(self):
+        self.blocks, self.go_on = 0, threading.Event()
+
+    def embed_images(self, images):
+        self.blocks += 1
+        if self.blocks > 1:
+            assert self.go_on.wait(60)
+        return super().embed_images(images)
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    """A folder of thirty pictures, and a data directory of its own."""
+    monkeypatch.setenv("RECOLLECT_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(folders, "POLL", 0.05)
+    for number in range(30):
+        name = list(COLOURS)[number % 3]
+        paint(tmp_path / "my photos" / name / f"{number}.png", COLOURS[name], number)
+    return tmp_path / "my photos"
+
+
+@pytest.fixture
+def opened():
+    """Open the page of a folder; all are stopped at the end."""
+    stops = []
+
+    def open_page(folder, encoder=None):
+        page, filler = folder_page(folder, encoder or ColourEncoder(), port=0)
+        page.start()
+        filler.start()
+        stops.append((page, filler))
+        address = f"http://127.0.0.1:{page.listening.getsockname()[1]}"
+        return RunningPage(address, page.session, folder)
+
+    yield open_page
+    for page, filler in stops:
+        filler.stop()
+        page.stop()
+
+
+def until(question, seconds=60):
+    end = time.monotonic() + seconds
+    while not (answer := question()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return answer
+
+
+def count(page):
+    return page.call("/api/info")[1]["pictures"]
+
+
+def done(page):
+    return page.call("/api/info")[1]["filling"] is None
+
+
+def test_pictures_can_be_searched_while_others_are_indexed(photos, opened, monkeypatch):
+    monkeypatch.setattr("recollect.index.ingest.BLOCK", 10)
+    monkeypatch.setattr("recollect.index.ingest._EARLY", 0.0)
+    encoder = Slow()
+    page = opened(photos, encoder)
+    info = page.call("/api/info")[1]
+    assert info["filling"] is not None, "the page answers before anything is indexed"
+    assert page.list(terms=[{"words": "red"}])["total"] <= 10
+    until(lambda: encoder.blocks > 1)
+    seen = until(lambda: count(page))
+    assert 0 < seen < 30
+    assert page.list(terms=[{"words": "red"}])["total"] == seen
+    filling = page.call("/api/info")[1]["filling"]
+    assert (filling["total"], filling["busy"]) == (30, True)
+    encoder.go_on.set()
+    until(lambda: done(page))
+    assert count(page) == 30
+    best = page.list(terms=[{"words": "red"}])["tiles"]
+    assert {tile["folder"] for tile in best[:10]} == {"red"}
+
+
+def test_the_same_folder_opens_the_same_index_and_embeds_nothing_again(photos, opened):
+    first = opened(photos)
+    until(lambda: done(first))
+    first.call("/api/classes", {"name": "reds"})
+    id = first.list()["tiles"][0]["id"]
+    first.call("/api/classes/1/marks", {"ids": [id], "mark": 1})
+    again = opened(photos.parent / "home" / ".." / "my photos", Slow())  # would wait at a second block
+    assert count(again) == 30
+    until(lambda: done(again))
+    assert [each["yes"] for each in again.call("/api/classes")[1]["classes"]] == [1]
+    assert folders.index_of_folder(photos, "x") != folders.index_of_folder(photos, "y"), "one index for each model"
+
+
+def test_changes_of_the_folder_reach_the_page(photos, opened):
+    page = opened(photos)
+    until(lambda: done(page))
+    paint(photos / "new.png", COLOURS["green"], 99)
+    until(lambda: count(page) == 31)
+    (photos / "new.png").unlink()
+    (photos / "red/0.png").unlink()
+    until(lambda: count(page) == 29)
+
+
+def test_a_folder_that_vanishes_costs_no_picture_and_is_reported(photos, opened):
+    page = opened(photos)
+    until(lambda: done(page))
+    photos.rename(photos.parent / "elsewhere")
+    note = until(lambda: (page.call("/api/info")[1]["filling"] or {}).get("note"))
+    assert str(photos) in note
+    assert count(page) == 30
+    (photos.parent / "elsewhere").rename(photos)
+    until(lambda: done(page))
+    assert count(page) == 30
+
+
+def test_a_kill_while_indexing_continues_at_the_next_start(photos, opened):
+    index = folders.open_folder(photos, ColourEncoder(), "")
+    index.add(photos, options=IngestOptions(limit=10))
+    assert len(index) == 10
+    shutil.rmtree(index.folder / "cache", ignore_errors=True)
+    page = opened(photos)
+    until(lambda: count(page) == 30)
+
+
+@pytest.mark.parametrize("make", [
+    lambda folder: None,
+    lambda folder: folder.mkdir(),
+    lambda folder: (folder.mkdir(), (folder / "notes.txt").write_text("nothing")),
+    lambda folder: folder.write_text("a file"),
+])  # fmt: skip
+def test_places_without_pictures_are_refused_in_one_line(tmp_path, monkeypatch, make):
+    monkeypatch.setenv("RECOLLECT_HOME", str(tmp_path / "home"))
+    make(tmp_path / "empty")
+    with pytest.raises(UserError, match="empty") as error:
+        serve(tmp_path / "empty", port=0)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "home").exists(), "no index is made for it"
+
+
+def test_heic_is_read(tmp_path, monkeypatch, opened):
+    heif = pytest.importorskip("pillow_heif", reason="needs the web extra")
+    monkeypatch.setenv("RECOLLECT_HOME", str(tmp_path / "home"))
+    paint(tmp_path / "phone/0.png", COLOURS["red"], 0)
+    from PIL import Image
+
+    heif.from_pillow(Image.open(tmp_path / "phone/0.png").resize((64, 48))).save(tmp_path / "phone/IMG_1.HEIC")
+    (tmp_path / "phone/0.png").unlink()
+    page = opened(tmp_path / "phone")
+    until(lambda: count(page) == 1)
+    (tile,) = page.list()["tiles"]
+    assert tile["name"] == "IMG_1.HEIC"
+    status, (content, _) = page.call(f"/api/thumbs/{tile['id']}", raw=True)
+    assert (status, content[:3]) == (200, b"\xff\xd8\xff")
+    assert Index.open(folders.index_of_folder(tmp_path / "phone", "")).ids == [tile["id"]]
