@@ -394,6 +394,44 @@ def test_a_failed_adapted_search_shows_plain_results_and_switches_adapt_off(brow
     tab.clean()
 
 
+def test_the_address_keeps_search_filter_label_view_and_picture(browser, page):
+    """Reload, Back and a copied link show the same."""
+    page.call("/api/classes", {"name": "reds", "text": "red"})
+    tab = Tab(browser, page)
+    tab.search("green")
+    tab.shows("green")
+    tab.tab.fill("#where", "number < 30")
+    tab.tab.click("#search .main")
+    tab.wait("document.querySelector('#status').textContent.startsWith('30 pictures')")
+    tab.tab.click(".tile:not([hidden]) img >> nth=0")
+    tab.tab.wait_for_selector("#viewer[open]")
+    link = tab.tab.url
+    tab.tab.go_back()
+    tab.wait("!document.querySelector('#viewer').open")
+    tab.wait("document.querySelector('#status').textContent.startsWith('30 pictures')")
+    tab.tab.go_back()
+    tab.wait("document.querySelector('#status').textContent.startsWith('60 pictures')")
+    assert tab.tab.input_value("#where") == ""
+    assert tab.tab.input_value("#words") == "green"
+    tab.tab.goto(link)
+    tab.tab.wait_for_selector("#viewer[open]")
+    tab.wait("document.querySelector('#view').naturalWidth > 0")
+    assert tab.tab.input_value("#where") == "number < 30"
+    tab.tab.keyboard.press("Escape")
+    tab.wait("!location.search.includes('open=')")
+    tab.panel()
+    tab.tab.click("#classes .name")
+    tab.wait("location.search.includes('order=likely')")
+    tab.tab.reload()
+    tab.tab.wait_for_selector("#about:not([hidden])")
+    tab.wait("document.querySelector('#status').textContent.includes('best matches first')")
+    tab.tab.click("#show-map")
+    tab.wait("location.search.includes('view=map')")
+    tab.tab.reload()
+    tab.wait("document.querySelector('#status').textContent.startsWith('Map of 30')")
+    tab.clean()
+
+
 @pytest.mark.parametrize("size", WIDTHS)
 def test_map_and_duplicates_open_and_late_answers_take_nobody_elsewhere(browser, shared_page, size):
     tab, held = Tab(browser, shared_page, size), []

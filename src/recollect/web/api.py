@@ -21,6 +21,7 @@ STATIC = (
     "index.html",
     "style.css",
     "app.js",
+    "address.js",
     "api.js",
     "grid.js",
     "search.js",

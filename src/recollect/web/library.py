@@ -63,21 +63,21 @@ class Library:
 
     Args:
         index: what the page shows.
+
+    Attributes:
+        name: what the page calls it; the last part of the address of the index by default.
     """
 
     def __init__(self, index: Index) -> None:
         self.index = index
+        address = index.address
+        place = address if "://" in address else str(Path(address).resolve())
+        self.name = place.rstrip("/").rsplit("/", 1)[-1]
         self._lock = threading.RLock()
         self._checked = 0.0
         self._place = _place_of(index)
         self._view = self._read()
         self._thumbnails = Thumbnails(self)
-
-    @property
-    def name(self) -> str:
-        """What the page calls it: the last part of its address."""
-        address = self.index.address
-        return (address if "://" in address else str(Path(address).resolve())).rstrip("/").rsplit("/", 1)[-1]
 
     @property
     def version(self) -> int:

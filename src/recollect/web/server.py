@@ -167,7 +167,7 @@ def folder_page(folder: Path, model: Encoder | str | None = None, **options: Any
     index = open_folder(folder, encoder, name)
     filler = FolderFiller(Index.open(index.address, encoder), folder)
     page = Page(index, **options)
-    page.session.progress = filler.progress
+    page.session.progress, page.session.library.name = filler.progress, folder.resolve().name
     return page, filler
 
 

@@ -1,4 +1,5 @@
 // The page: state in one place, every action a call of the API.
+import * as address from "./address.js";
 import { api, counted, element, guarded, named, notice, only, opens, thumb } from "./api.js";
 import { Classes } from "./classes.js";
 import { Grid } from "./grid.js";
@@ -23,7 +24,13 @@ function begin(waiting) { // starts a question; returns whether it is still the 
 }
 
 const viewer = new Viewer(guarded((tile, weight) => search.like(tile, weight)), beside, guarded(stepped));
-const look = guarded((tile) => (tile ? viewer.open(tile) : undefined));
+const look = guarded(async (tile) => {
+  if (!tile) return;
+  const opened = viewer.dialog.open, shown = viewer.open(tile);
+  remember(opened); // one step back closes the picture, however many were looked at
+  await shown;
+});
+viewer.dialog.addEventListener("close", () => { if (!following && new URLSearchParams(location.search).has("open")) remember(true); });
 const grid = new Grid(get("grid"), { open: look, mark: guarded(clicked) });
 const map = new PictureMap(get("map"), look);
 
@@ -39,6 +46,43 @@ function stepped(by) {
   return look(tile);
 }
 
+// the address shows what the page shows
+let following = false; // while the page follows the address, it does not change it
+let shownView = "grid";
+function remember(replace = false) {
+  if (following) return;
+  const listed = shownView === "grid" && state.listing !== "search" && state.listing !== "sorted";
+  const now = address.write({ ...search.asked(), view: shownView, label: classes.active, order: listed ? state.listing : null, show: sorted.chosen, open: viewer.dialog.open ? viewer.tile?.id : null });
+  const before = location.search || location.pathname;
+  if (now === before) return;
+  if (replace) history.replaceState(null, "", now); else history.pushState(null, "", now);
+}
+
+async function follow() { // what the address says
+  const wanted = address.read();
+  following = true;
+  try {
+    const same = followed === address.base(location.search);
+    followed = address.base(location.search);
+    if (!same) {
+      if (viewer.dialog.open) viewer.dialog.close();
+      search.restore(wanted);
+      classes.select(wanted.label);
+      state.listing = "search";
+      if (wanted.view === "grid") view("grid");
+      await search.run();
+      if (classes.active !== null && wanted.order) await classes.rank(wanted.order);
+      else if (classes.active !== null) await classes.tell();
+      if (wanted.view === "sorted") await sorted.load(wanted.show);
+      else if (wanted.view !== "grid") await overviews[wanted.view]();
+    }
+    if (wanted.open && viewer.tile?.id !== wanted.open || wanted.open && !viewer.dialog.open) await viewer.open({ id: wanted.open, caption: "" });
+    if (!wanted.open && viewer.dialog.open) viewer.dialog.close();
+  } finally { following = false; }
+}
+let followed = null;
+addEventListener("popstate", guarded(follow));
+
 function present(list, options = {}) {
   if (["search", "sorted"].includes(list.ask.order) && list.ask.label !== classes.active) {
     list.ask = { ...list.ask, label: classes.active };
@@ -52,6 +96,7 @@ function present(list, options = {}) {
     button.setAttribute("aria-pressed", button.dataset.show === state.listing);
   }
   status(said(list));
+  remember();
 }
 
 // the same list as it is now: pictures came or went
@@ -148,6 +193,7 @@ async function resort() {
 }
 
 function view(which) {
+  shownView = which;
   get("grid").hidden = which !== "grid" && which !== "sorted"; get("sorted").hidden = which !== "sorted"; get("map-view").hidden = which !== "map"; get("duplicates").hidden = which !== "duplicates";
   get("episode").hidden = which !== "grid" || state.listing !== "search" || !episode.open;
   for (const name of ["grid", "sorted", "map", "duplicates"]) {
@@ -160,18 +206,24 @@ get("show-grid").addEventListener("click", guarded(async () => {
   begin();
   if (state.listing === "sorted" || state.listing === "search" && state.list !== state.searched) { back(); return; }
   view("grid");
+  remember();
   status(said(state.list));
   if (state.stale) await changed();
 }));
 get("show-sorted").addEventListener("click", guarded(() => { if (narrow.matches) panel(false); return sorted.load("doubtful"); }));
 
-const overview = (which, waiting, work) => get(`show-${which}`).addEventListener("click", guarded(async () => {
-  const current = begin(waiting);
-  if (narrow.matches) panel(false); // a phone has no room for both
-  view(which);
-  let said = "";
-  try { said = await work(); } finally { if (current()) status(said); }
-}));
+const overviews = {};
+const overview = (which, waiting, work) => {
+  overviews[which] = guarded(async () => {
+    const current = begin(waiting);
+    if (narrow.matches) panel(false); // a phone has no room for both
+    view(which);
+    remember();
+    let said = "";
+    try { said = await work(); } finally { if (current()) status(said); }
+  });
+  get(`show-${which}`).addEventListener("click", overviews[which]);
+};
 overview("map", "Drawing the map …", async () => `Map of ${(await map.load(state.version, state.where), map.ids.length.toLocaleString())}${map.ids.length < map.of ? ` of ${map.of.toLocaleString()}` : ""} ${map.of === 1 ? "picture" : "pictures"} by ${map.method}; wheel, +/− or two fingers zoom, drag or arrows move, a click or Enter opens.`);
 overview("duplicates", "Looking for duplicates …", async () => {
   const { groups, note, more: rest } = await api.duplicates(state.where);
@@ -259,7 +311,9 @@ guarded(async () => {
   state.version = info.version;
   fillingShown(info);
   await classes.load();
-  await search.run();
+  followed = null;
+  await follow();
+  followed = address.base(location.search);
   get("grid").focus();
   setTimeout(watch, info.filling ? 1000 : 4000);
   document.addEventListener("visibilitychange", guarded(synchronise));

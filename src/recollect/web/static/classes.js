@@ -40,6 +40,13 @@ export class Classes {
     await this.rank("likely");
   }
 
+  // makes a label the active one without listing anything
+  select(key) {
+    this.active = this.list.some((each) => each.class === key) ? key : null;
+    if (this.active === null) this.about.hidden = true;
+    this.draw();
+  }
+
   ask(mode = this.mode, label = this.active) { return { order: mode, label, where: this.where() || null }; }
 
   async rank(mode, options = {}) {

@@ -4,7 +4,7 @@ import { api, element, fill, guarded, named, notice, opens, thumb } from "./api.
 export class SearchBox {
   // begin: starts a question; returns whether it is still the latest one. label: whose marks tiles show
   constructor(begin, show, idle, label) {
-    Object.assign(this, { begin, show, idle, label, terms: [], asked: 0 });
+    Object.assign(this, { begin, show, idle, label, terms: [], questions: 0 });
     const get = (id) => document.getElementById(id);
     Object.assign(this, { form: get("search"), words: get("words"), where: get("where"), chips: get("terms"), box: document.querySelector(".box"), file: get("file"), adapt: get("adapt") });
     this.form.addEventListener("submit", (event) => { event.preventDefault(); this.run(); });
@@ -52,6 +52,16 @@ export class SearchBox {
     if (files.length) await this.run();
   }
 
+  // what is asked for, as the address has it
+  asked() { return { words: this.words.value.trim(), terms: this.terms, where: this.where.value.trim(), adapt: this.adapts }; }
+
+  restore({ words, terms, where, adapt }) {
+    this.words.value = words; this.where.value = where;
+    this.terms = terms.map((term) => (term.id ? { ...term, name: "picture", source: thumb(term.id) } : term));
+    this.switchAdapt(adapt && !this.missing);
+    this.draw();
+  }
+
   everything() { // without the filter
     this.where.value = "";
     return this.run();
@@ -94,16 +104,16 @@ export class SearchBox {
     const words = this.words.value.trim();
     if (words) terms.push({ words, weight: 1 });
     const adapts = this.adapts && terms.length > 0, where = this.where.value.trim();
-    const ask = { order: "search", terms, where: where || null, adapt: adapts, label: this.label() }, current = this.begin(adapts ? "Refining …" : ""), mine = ++this.asked;
+    const ask = { order: "search", terms, where: where || null, adapt: adapts, label: this.label() }, current = this.begin(adapts ? "Refining …" : ""), mine = ++this.questions;
     let answer;
     try { answer = await api.list(ask); } catch (error) {
-      if (adapts && mine === this.asked) { // show the plain results instead, and do not fail again in the next search
+      if (adapts && mine === this.questions) { // show the plain results instead, and do not fail again in the next search
         this.switchAdapt(false);
         await this.run();
       } else if (current()) this.idle();
       throw error;
     }
-    if (mine === this.asked) this.show(answer, { ask, where, current: current() }); // the answer to the latest question, however late others come
+    if (mine === this.questions) this.show(answer, { ask, where, current: current() }); // the answer to the latest question, however late others come
   }
 }
 
