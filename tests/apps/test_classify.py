@@ -19,7 +19,7 @@ from recollect.apps.classify.pictures import find_examples, find_images, read_na
 from recollect.apps.classify.predictions import classify
 from recollect.apps.classify.sheet import save_csv, save_json, save_sheet
 from recollect.apps.classify.teaching import class_prompts_of
-from recollect.cli.classify import _sentence
+from recollect.cli.classify_run import _sentence
 from recollect.core.errors import UserError
 from recollect.data.sources.images import decode
 from recollect.evaluation.features import prompt_ensemble

@@ -33,22 +33,20 @@ COMMANDS: dict[str, Command] = {
     ),
     "evaluate zero-shot": Command("recollect.cli.evaluate:ZeroShot", "classify by class names alone"),
     "evaluate few-shot": Command(
-        "recollect.cli.evaluate_few_shot:FewShot", "classify with a few labelled images, every method and draw"
+        "recollect.cli.evaluate:FewShot", "classify with a few labelled images, every method and draw"
     ),
-    "evaluate retrieval": Command("recollect.cli.evaluate_retrieval:Retrieval", "search captioned images both ways"),
+    "evaluate retrieval": Command("recollect.cli.evaluate:Retrieval", "search captioned images both ways"),
     "evaluate entities": Command(
-        "recollect.cli.evaluate_entities:Entities", "name pictures among all entities, seen and unseen"
+        "recollect.cli.evaluate:Entities", "name pictures among all entities, seen and unseen"
     ),
-    "evaluate several": Command(
-        "recollect.cli.evaluate_several:Several", "pictures of several classes: mean average precision"
+    "evaluate multilabel": Command(
+        "recollect.cli.evaluate:Multilabel", "pictures of several classes: mean average precision"
     ),
     "evaluate probe": Command("recollect.cli.evaluate:Probe", "logistic regression on frozen image embeddings"),
     "analyse span": Command("recollect.cli.analyse:Span", "how much of the image embeddings no caption speaks of"),
-    "analyse attention": Command(
-        "recollect.cli.analyse_texts:Attention", "where a text's embedding looks, with each prefix"
-    ),
+    "analyse attention": Command("recollect.cli.analyse:Attention", "where a text's embedding looks, with each prefix"),
     "analyse embeddings": Command(
-        "recollect.cli.analyse_texts:Embeddings", "t-SNE maps of class prompts, captions and images"
+        "recollect.cli.analyse:Embeddings", "t-SNE maps of class prompts, captions and images"
     ),
     "search": Command("recollect.cli.search:Search", "images of a memory by words, pictures or both"),
     "caption": Command("recollect.cli.caption:Caption", "describe the images of a memory, once, by a model"),
@@ -90,7 +88,7 @@ COMMANDS: dict[str, Command] = {
 
 
 _TYRO = frozenset(
-    "train evaluate analyse search caption classify embed memory".split()  # noqa: SIM905
+    "train search memory".split()  # noqa: SIM905
 )
 PORTED = frozenset(name for name in COMMANDS if name.split()[0] not in _TYRO)
 """Commands that `recollect.cli.parser` parses; tyro parses the others for now."""

@@ -1,23 +1,12 @@
-"""``recollect analyse``: how a model's embeddings use their space."""
+"""``recollect analyse``: how a model's embeddings use their space, and what a prefix does to a text."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
-from rich.table import Table
+from recollect.cli.parser import Arg
 
-from recollect.cli.positionals import ModelPlaces
-from recollect.cli.unread import split_for
-from recollect.core.errors import UserError
-from recollect.core.files import check_writable, write_json
-from recollect.core.places import model_name, public_names
-from recollect.core.progress import output
-from recollect.data.sources import open_source
-from recollect.data.sources.derived import corpus
-from recollect.evaluation.analysis import energy_outside, text_span
-from recollect.evaluation.features import image_features
-from recollect.models import load_model
-
-MOST_CAPTIONS = 2000
+_Reading = Literal["label", "caption", "none"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +18,7 @@ class Span:
     tenth, and context gains there (docs/results.md).
     """
 
-    models: ModelPlaces
+    models: Annotated[tuple[str, ...], Arg(place="MODEL")]
     """RUN/model, folders or hub ids."""
     captions: tuple[str, ...] = ()
     """Sources of the captions, as in training."""
@@ -44,31 +33,76 @@ class Span:
 
     def run(self) -> None:
         """Measure, print and write."""
-        if not self.models or not self.captions or not self.data:
-            raise UserError("name a model, --captions SOURCE ... and --data SOURCE ...")
-        check_writable(self.out, "--out")
-        texts = [
-            text
-            for spec in self.captions
-            for text in list(corpus(open_source(spec, kind="caption"), MOST_CAPTIONS))[:MOST_CAPTIONS]
-        ]
-        data = public_names(self.data)
-        table = Table("model", "width", "rank of the span", *(f"outside, {called}" for called in data.values()))
-        rows = []
-        for name in self.models:
-            model = load_model(name)
-            span = text_span(model.embed_texts(list(dict.fromkeys(texts))).numpy(), self.share)
-            outside = {
-                called: energy_outside(
-                    image_features(model, open_source(spec, split=split_for(spec, self.split, "test"))).images, span
-                )
-                for spec, called in data.items()
-            }
-            called = model_name(name, model.fingerprint)
-            rows.append({"model": called, "width": model.width, "rank": len(span), "outside": outside})
-            table.add_row(
-                called, str(model.width), str(len(span)), *(f"{100 * each:.1f} %" for each in outside.values())
-            )
-        output().print(table)
-        if self.out:
-            write_json(self.out, rows)
+        from recollect.cli.analyse_span import run_span
+
+        run_span(self)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Where the token that becomes a text's embedding looks, layer by layer, with each prefix side by side.
+
+    Weights are means over heads; pieces of a word are put together. The table says how many of the text's own words a
+    layer looks at (exp of the entropy over them).
+    """
+
+    models: Annotated[tuple[str, ...], Arg(place="MODEL")]
+    """RUN/model, folders or hub ids; a second one without prefix tokens stands beside the first."""
+    texts: tuple[str, ...] = ("a sculpture of an airplane",)
+    """What to read; a row of the figure each."""
+    prefixes: tuple[_Reading, ...] = ()
+    """In this order; by default all that the model has."""
+    out: Path = Path("attention.png")
+    """The figure; its ending (.png, .pdf, .svg) says the format."""
+    json: Path | None = None
+    """A JSON file for the weights."""
+
+    def run(self) -> None:
+        """Measure, print and write."""
+        from recollect.cli.analyse_texts import run_attention
+
+        run_attention(self)
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """A t-SNE map of embeddings, and how far apart they are in the space itself.
+
+    --show classes: prompts of classes, a colour a class, one map for each prefix (prefix conditioning, Fig. 4b-d, 7);
+    prefixes: the same prompts, a colour a prefix (Fig. 4a); captions: prompts with the label prefix and captions with
+    the caption prefix (Fig. 9); images: images of a label source and of a caption source (Fig. 8). Several models are
+    drawn side by side.
+    """
+
+    models: Annotated[tuple[str, ...], Arg(place="MODEL")]
+    """RUN/model, folders or hub ids."""
+    show: Literal["classes", "prefixes", "captions", "images"] = "classes"
+    """What to draw."""
+    data: str | None = None
+    """The source with the classes: a path, a hub id, or glyphs:labels."""
+    captions: tuple[str, ...] = ()
+    """Sources of captions, for --show captions and images."""
+    prefixes: tuple[_Reading, ...] = ()
+    """For --show classes and prefixes; by default all that the model has."""
+    classes: int = 20
+    """At most this many classes, drawn at random."""
+    templates: int = 80
+    """At most this many of CLIP's 80 prompt templates."""
+    samples: int = 500
+    """At most this many captions, or images of each source."""
+    split: str = "test"
+    """Split of captions and images."""
+    perplexity: float = 30.0
+    """Neighbours that count in t-SNE."""
+    seed: int = 0
+    """Of what is drawn and of t-SNE."""
+    out: Path = Path("embeddings.png")
+    """The figure; its ending (.png, .pdf, .svg) says the format."""
+    json: Path | None = None
+    """A JSON file for the figures of the table."""
+
+    def run(self) -> None:
+        """Measure, print and write."""
+        from recollect.cli.analyse_texts import run_embeddings
+
+        run_embeddings(self)

@@ -1,299 +1,242 @@
-"""``recollect evaluate zero-shot|probe``: figures on labelled sets."""
+"""Options of ``recollect evaluate``; each command's code is in a file of its own."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Annotated, Literal
 
-import tyro
-from rich.console import Console
-from rich.table import Table
-
-from recollect.cli.default_model import STARTER, default_model
 from recollect.cli.memory_options import MemoryOptions
-from recollect.cli.memory_reading import reading, reading_name, with_memory
-from recollect.cli.positionals import ModelPlaces
-from recollect.cli.unread import refuse_unread
-from recollect.core.errors import UserError
-from recollect.core.files import check_writable
-from recollect.core.places import model_name
-from recollect.core.progress import output
-from recollect.core.types import Encoder, Kind, Source, caption_prefix
-from recollect.data.definitions import knowledge_prompts, open_definitions
-from recollect.data.prompts import GENERAL_TEMPLATES, read_templates
-from recollect.data.sources.columns import Columns
-from recollect.evaluation.clip_benchmark import CLIP_BENCHMARK_TASKS, save_clip_benchmark
-from recollect.evaluation.features import FeatureCache
-from recollect.evaluation.probe import linear_probe
-from recollect.evaluation.results import Result, check_place, save_together
-from recollect.evaluation.tasks.classification import ClassificationTask, Division
-from recollect.evaluation.tasks.opening import OpenedTasks, Selection, open_tasks
-from recollect.evaluation.unlabelled import UNLABELLED_METHODS
-from recollect.evaluation.zero_shot import zero_shot
-from recollect.models import load_model, loading
-
-DataArgument = TypeVar("DataArgument")
+from recollect.cli.parser import Arg
+from recollect.efsa.options import CaptionCorruption, EpisodeOptions, RewardOptions, TuningOptions
 
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Labelled images to evaluate on."""
+    """Labelled images."""
 
-    data: tuple[str, ...] = ()
+    data: Annotated[tuple[str, ...], Arg(metavar="SOURCE")] = ()
     """Sources with labels and class names: a path, a hub id, or for the tasks of a built-in world glyphs:captions,
-    latents:captions, glyphs:labels (a label set's own classes, in shifted styles and under synonyms too)."""
+    latents:captions, glyphs:labels (the label set's own classes, also in shifted styles and under synonyms)."""
     suite: str | None = None
-    """A suite of benchmark sets instead: lixp-21, lixp-11-ablation, lixp-5 or prefix-11, read from the hub."""
-    copies: tuple[str, ...] = ()
+    """A suite of benchmark sets instead, read from the hub: lixp-21, lixp-11-ablation, lixp-5 or prefix-11."""
+    copies: Annotated[tuple[str, ...], Arg(rare=True)] = ()
     """NAME=SOURCE: read a set of the suite from your own copy."""
-    support: str = "train"
+    support: Annotated[str, Arg(metavar="SPLIT")] = "train"
     """Split that examples are drawn from."""
-    query: str | None = None
-    """Split that is tested; test by default, else validation."""
-    within: str | None = None
+    query: Annotated[str | None, Arg(metavar="SPLIT")] = None
+    """Split to test on (default: test, or else validation)."""
+    within: Annotated[str | None, Arg(metavar="SPLIT")] = None
     """Divide this one split into examples and tested images, class by class."""
     templates: Path | None = None
-    """A text file of prompt templates, one a line with {} for the class name; CLIP's 80 by default."""
-    definitions: Path | None = None
-    """What the class names mean, to stand behind them in every prompt: a .json, .csv or .tsv file, the folder of a
-    WordNet database, or wordnet for the installed one (K-LITE). For models that were trained on such texts."""
+    """A text file of prompt templates, one a line with {} for the class name (default: CLIP's 80)."""
+    definitions: Annotated[Path | None, Arg(rare=True)] = None
+    """Definitions of the class names to append to every prompt: a .json, .csv or .tsv file, the folder of a WordNet
+    database, or wordnet for the installed one (K-LITE). For models that were trained on such texts."""
     label_column: str | None = None
-    """Where its name is unusual, as for the columns below."""
-    class_name_column: str | None = None
-    """Readable names of class numbers."""
-    image_column: str | None = None
-    """Image bytes or paths."""
-
-    def open(self, purpose: str, synonyms: str | None = None) -> OpenedTasks:
-        """The tasks; with a column of synonyms, their classes under both names."""
-        division = Division(self.support, self.query, self.within)
-        if purpose == "zero-shot" and self.within is None:
-            division = replace(division, support=None)
-        columns = replace(self.columns, synonyms=synonyms)
-        renamed = synonyms is not None
-        selection = Selection(self.data, self.suite, self.copies, division, self.read_templates(), columns, renamed)
-        opened = open_tasks(selection, "few-shot" if purpose == "probe" else purpose)  # type: ignore[arg-type]
-        if self.definitions is None:
-            return opened
-        look_up = open_definitions(self.definitions)
-        return replace(opened, tasks=tuple(self._with_definitions(task, look_up) for task in opened.tasks))
-
-    def check(self) -> None:
-        """Refuse options that say nothing beside the others.
-
-        Raises:
-            UserError: one was given.
-        """
-        if self.suite is None:
-            refuse_unread(
-                self, "copies", why="is of the sets of a suite. Name it with --suite, or the copy with --data."
-            )
-        if self.within is not None:
-            refuse_unread(self, "support", "query", why="--within divides one split into both. Leave one of them out.")
-
-    def refuse(self, command: str, *options: str) -> None:
-        """Refuse options that a command would not read, so that nobody believes that they were heeded.
-
-        Raises:
-            UserError: one was given.
-        """
-        refuse_unread(self, *options, why=f"is not read by `recollect evaluate {command}`. Leave it out.")
-
-    def _with_definitions(
-        self, task: ClassificationTask, look_up: Callable[[str], tuple[str, ...]]
-    ) -> ClassificationTask:
-        known = sum(bool(look_up(name)) for name in task.class_names)
-        output().print(f"{task.name}: {known} of {len(task.class_names)} classes have a definition", highlight=False)
-        return replace(task, class_texts=knowledge_prompts(task.templates, task.class_names, look_up))
-
-    @property
-    def columns(self) -> Columns:
-        """Which column is which."""
-        return Columns(image=self.image_column, label=self.label_column, class_name=self.class_name_column)
-
-    def read_templates(self) -> tuple[str, ...]:
-        """The prompt templates.
-
-        Raises:
-            UserError: one has no place for the name.
-        """
-        if self.templates is None:
-            return GENERAL_TEMPLATES
-        return read_templates(self.templates)
+    """Column of the labels, where it is not named label."""
+    class_name_column: Annotated[str | None, Arg(rare=True)] = None
+    """Column of readable names of class numbers."""
+    image_column: Annotated[str | None, Arg(rare=True)] = None
+    """Column of image bytes or paths."""
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The model, and where figures go."""
+    """Models, and where the figures go."""
 
-    models: ModelPlaces
-    """RUN/model, any folder of a CLIP-type checkpoint, or a hub id; by default the starter. Of several, gains are over
+    models: Annotated[tuple[str, ...], Arg(place="MODEL")] = ()
+    """RUN/model, any folder of a CLIP-type checkpoint, or a hub id (default: the starter). With several, gains are over
     the first."""
     out: Path | None = None
-    """Folder for one JSON for each model and set, and for figures; or one .json file for all figures together."""
-    form: Literal["recollect", "clip-benchmark"] = "recollect"
-    """Of the JSON: recollect's own, or that of LAION's CLIP_benchmark (one file for each model and set)."""
+    """Folder for one JSON file for each model and set, and for plots; or one .json file for all."""
+    form: Annotated[Literal["recollect", "clip-benchmark"], Arg(rare=True)] = "recollect"
+    """Format of the JSON files: recollect's, or that of LAION's CLIP_benchmark."""
     cache: Path | None = None
     """Folder for embeddings, so that they are computed once for each model and set."""
     device: str | None = None
-    """Where to compute; the best there is by default."""
+    """Where to compute, e.g. cpu or cuda (default: the fastest there is)."""
     prefix: Literal["auto", "caption", "label", "none"] = "auto"
-    """How texts are read by a model trained with prefix tokens: as captions, which is best for what its label set lacks
-    and what auto means; as labels, for that set's own classes and pictures; or without prefix. Of several models, those
-    without prefix tokens are asked as they are."""
-    seed: int = 0
-    """Seed the model was trained with, kept in the JSON so that summaries over models can be made."""
-    reading: tyro.conf.OmitArgPrefixes[MemoryOptions] = field(default_factory=MemoryOptions)
-
-    def check(self, protocol: str) -> None:
-        """Refuse, before any work, a place or a form for the figures that could not be.
-
-        Args:
-            protocol: what is evaluated.
-
-        Raises:
-            UserError: naming the option.
-        """
-        self.reading.check()
-        check_writable(self.out, "--out")
-        check_writable(self.cache, "--cache")
-        check_place(self.out)
-        if self.out is None:
-            refuse_unread(self, "form", why="is of the files that are written. Add --out FOLDER.")
-        elif self.form == "clip-benchmark" and self.out.suffix == ".json":
-            raise UserError(f"--out {self.out}: CLIP_benchmark has one file for each model and set; name a folder.")
-        if self.form == "clip-benchmark" and protocol not in CLIP_BENCHMARK_TASKS:
-            known = ", ".join(CLIP_BENCHMARK_TASKS)
-            raise UserError(f"--form clip-benchmark: it has no such task as {protocol}. It has {known}.")
-        for name in self.models:  # of several, the last would be missed when the others are done
-            loading.check_model_place(name)
-
-    def each_on(
-        self, tested: Iterable[tuple[DataArgument, Source]]
-    ) -> Iterator[tuple[str, Encoder, FeatureCache | None, DataArgument]]:
-        """Every model on every set, and its name there; with --memory it reads the memory.
-
-        Args:
-            tested: sets, each with the images that are tested, whose near-duplicates are left out of the memory.
-        """
-        sets = list(tested)
-        cache = FeatureCache(self.cache) if self.cache else None
-        for name in self.models or (default_model(),):
-            encoder = load_model(name, self.device)
-            for data, images in sets:
-                read = reading(self.reading, encoder, images, cache)
-                called = model_name(name, encoder.fingerprint)
-                yield reading_name(self.reading, called, read), read, cache, data
-
-    def refuse(self, command: str, *options: str) -> None:
-        """See `DataOptions.refuse`."""
-        refuse_unread(self, *options, why=f"is not read by `recollect evaluate {command}`. Leave it out.")
-
-    def prefix_for(self, encoder: Encoder) -> Kind | None:
-        """The prefix that texts get; none for a model that has none."""
-        if self.prefix == "auto":
-            return caption_prefix(encoder)
-        if self.prefix != "none" and self.prefix not in encoder.prefixes and len(self.models) < 2:
-            name = "".join(self.models) or STARTER
-            raise UserError(f"--prefix {self.prefix}: {name} has no prefix for {self.prefix}s. Leave it out.")
-        return None if self.prefix == "none" else self.prefix
-
-    def save(self, results: Sequence[Result], console: Console) -> None:
-        """Write the JSON files."""
-        if self.out is None:
-            return
-        if self.form == "clip-benchmark":
-            for result in results:
-                save_clip_benchmark(result, self.out)
-        elif self.out.suffix == ".json":
-            save_together(results, self.out)
-            console.print(f"figures: {self.out}", highlight=False)
-            return
-        else:
-            for result in results:
-                result.save(self.out)
-        console.print(f"{len(results)} JSON files in {self.out}", highlight=False)
-
-
-def say_left_out(left_out: Sequence[str], console: Console) -> None:
-    """Name the sets of a suite that could not be opened, and why."""
-    for reason in left_out:
-        console.print(f"left out: {reason}", style="yellow", highlight=False, soft_wrap=True)
+    """Prefix of the texts, for models trained with prefix tokens. auto reads class names as captions, which is best for
+    classes that the training labels lack; label is for the training labels' own classes."""
+    seed: Annotated[int, Arg(rare=True)] = 0
+    """Seed that the model was trained with, kept in the JSON files for summaries over seeds."""
+    reading: Annotated[MemoryOptions, Arg(flat=True)] = field(default_factory=MemoryOptions)
 
 
 @dataclass(frozen=True)
 class ZeroShot:
     """Classify by class names alone: 80 prompts a class, averaged; top-1 and mean per class, in percent."""
 
-    model: tyro.conf.OmitArgPrefixes[ModelOptions]
-    data: tyro.conf.OmitArgPrefixes[DataOptions] = field(default_factory=DataOptions)
-    synonyms_column: str | None = None
-    """A column with other names of a class: test the classes that have one under their names and under these."""
-    methods: tuple[str, ...] = ()
-    """Others to stand beside the plain ensemble of prompts. They read the whole folder of tested images at once
-    (trans-clip, stat-a, adapt-folder), those that came before (tda, adapt), or 64 views of each (zero); or all."""
+    model: Annotated[ModelOptions, Arg(flat=True)] = field(default_factory=ModelOptions)
+    data: Annotated[DataOptions, Arg(flat=True)] = field(default_factory=DataOptions)
+    synonyms_column: Annotated[str | None, Arg(rare=True)] = None
+    """Column of other names of a class: test the classes that have one under their names and under these."""
+    methods: Annotated[tuple[str, ...], Arg(metavar="METHOD")] = ()
+    """Unsupervised methods to compare with: trans-clip, stat-a and adapt-folder read all tested images at once, tda and
+    adapt those that came before, zero 64 views of each image; or all."""
 
     def run(self) -> None:
         """Evaluate, print and write."""
-        console = output()
-        methods = tuple(UNLABELLED_METHODS) if self.methods == ("all",) else tuple(dict.fromkeys(self.methods))
-        if unknown := [name for name in methods if name not in UNLABELLED_METHODS]:
-            raise UserError(
-                f"--methods {unknown[0]}: no such method. Choose from: {', '.join(UNLABELLED_METHODS)}, all."
-            )
-        self.data.refuse("zero-shot", "support")
-        self.data.check()
-        self.model.check("zero-shot")
-        opened = self.data.open("zero-shot", self.synonyms_column)
-        results = []
-        for name, encoder, cache, task in self.model.each_on((task, task.query) for task in opened.tasks):
-            options = {"model": name, "seed": self.model.seed, "prefix": self.model.prefix_for(encoder), "cache": cache}
-            try:
-                found = zero_shot(encoder, task, methods=methods, **options)  # type: ignore[arg-type]
-            except ValueError as error:  # e.g. too few images to have neighbours
-                raise UserError(f"{task.name}: {error}") from None
-            results.append(with_memory(found, encoder))
-        console.print(_zero_shot_table(results, methods))
-        say_left_out(opened.left_out, console)
-        self.model.save(results, console)
+        from recollect.cli.evaluate_zero_shot import run_zero_shot
 
-
-def _zero_shot_table(results: Sequence[Result], methods: Sequence[str]) -> Table:
-    beside = ("method", "reads besides") if methods else ()
-    table = Table("model", "data", "classes", "images", *beside, "top-1", "mean per class")
-    for result in results:
-        counts = (str(result.settings["classes"]), str(result.settings["queries"]))
-        for method in ("", *methods):
-            rows = [row for row in result.rows if row.get("method", "") == method]
-            values = {row["metric"]: f"{row['value']:.1f}" for row in rows}
-            named = (method or "prompt ensemble", str(rows[0].get("reads", ""))) if methods else ()
-            table.add_row(result.model, result.data, *counts, *named, values["top-1"], values["mean per class"])
-    return table
+        run_zero_shot(self)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Logistic regression on frozen image embeddings; regularisation is chosen on held-out training images."""
+    """Logistic regression on frozen image embeddings; its regularisation is chosen on held-out training images."""
 
-    model: tyro.conf.OmitArgPrefixes[ModelOptions]
-    data: tyro.conf.OmitArgPrefixes[DataOptions] = field(default_factory=DataOptions)
+    model: Annotated[ModelOptions, Arg(flat=True)] = field(default_factory=ModelOptions)
+    data: Annotated[DataOptions, Arg(flat=True)] = field(default_factory=DataOptions)
 
     def run(self) -> None:
         """Evaluate, print and write."""
-        console = output()
-        self.data.refuse("probe", "templates", "definitions")
-        self.model.refuse("probe", "prefix")
-        self.data.check()
-        self.model.check("probe")
-        opened = self.data.open("probe")
-        results = []
-        for name, encoder, cache, task in self.model.each_on((task, task.query) for task in opened.tasks):
-            found = linear_probe(encoder, task, task.metric, model=name, seed=self.model.seed, cache=cache)
-            results.append(with_memory(found, encoder))
-        table = Table("model", "data", "metric", "accuracy", "C")
-        for result in results:
-            row = result.rows[0]
-            table.add_row(result.model, result.data, row["metric"], f"{row['value']:.1f}", f"{row['C']:g}")
-        console.print(table)
-        say_left_out(opened.left_out, console)
-        self.model.save(results, console)
+        from recollect.cli.evaluate_zero_shot import run_probe
+
+        run_probe(self)
+
+
+@dataclass(frozen=True)
+class FeatureOptions:
+    """Your own embeddings instead of a model and images."""
+
+    features: tuple[Path, ...] = ()
+    """Parquet files, each a set with columns vector, label and optionally split; or one or two .npy files of rows:
+    examples, and tested ones. Without splits, half of each class is tested."""
+    feature_labels: tuple[Path, ...] = ()
+    """A .npy file of labels for each .npy file of rows."""
+    texts: Path | None = None
+    """Class texts by the same model: .npy in sorted order of the labels, or Parquet with columns vector and label.
+    Without, class means of the examples take their place, and there is no zero-shot."""
+    scale: Annotated[float, Arg(rare=True)] = 100.0
+    """Inverse temperature that the model learned; CLIP's by default."""
+
+
+@dataclass(frozen=True)
+class FewShot:
+    """Classify with a few labelled images, mostly without training.
+
+    Examples are drawn from the support split, nested over shots, once for each seed; nothing is chosen on tested
+    images. Prints mean and standard deviation over seeds, and with several models gains over the first.
+    """
+
+    model: Annotated[ModelOptions, Arg(flat=True)] = field(default_factory=ModelOptions)
+    data: Annotated[DataOptions, Arg(flat=True)] = field(default_factory=DataOptions)
+    methods: Annotated[tuple[str, ...], Arg(metavar="METHOD")] = ()
+    """Names, paper for the paper's six (the default, with zero-shot), or all that read embeddings. These tune the model
+    itself, for minutes to hours: clip-lora, 2sfs, coop, kgcoop, maple, promptsrc, caspl."""
+    shots: tuple[int, ...] | None = None
+    """Examples of each class (default: 1 2 4 8 16 32, as far as every class has so many)."""
+    seeds: int = 5
+    """Number of draws."""
+    effort: Annotated[float, Arg(rare=True)] = 1.0
+    """Share of the published number of steps, for methods that tune the model."""
+    flip: Annotated[bool, Arg(rare=True)] = True
+    """Mirror half of the images that these methods learn from; not for letters, signs or maps."""
+    teacher: Annotated[str | None, Arg(rare=True)] = None
+    """A larger model for caspl, which learns from it on all images of the support split, without labels."""
+    held_out: Annotated[bool, Arg(rare=True)] = False
+    """Tune the model again without parts of the shots, so that these methods report left-out accuracy, calibrated
+    confidence and conformal sets too: with up to four shots once more for each shot, else three times more."""
+    own: Annotated[FeatureOptions, Arg(flat=True)] = field(default_factory=FeatureOptions)
+    small_classes: Annotated[Literal["refuse", "drop", "all"], Arg(rare=True)] = "refuse"
+    """Classes with fewer examples than the most shots: stop, leave them out of the set, or take all they have."""
+
+    def run(self) -> None:
+        """Evaluate, print, plot and write."""
+        from recollect.cli.evaluate_few_shot import run_few_shot
+
+        run_few_shot(self)
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Search captioned images both ways: recall at 1, 5 and 10, with every true match counted.
+
+    With --methods, several ways of searching are compared on the same queries, with gains over the first and the cost
+    of a query. Intervals (95 %, in the JSON) are by bootstrap over images, whose captions stay together.
+    """
+
+    model: Annotated[ModelOptions, Arg(flat=True)] = field(default_factory=ModelOptions)
+    data: Annotated[tuple[str, ...], Arg(metavar="SOURCE")] = ()
+    """Sources with captions."""
+    suite: str | None = None
+    """Captioned sets of a paper as well: efsa-9, its nine sets, read from the hub where there is a copy."""
+    copies: Annotated[tuple[str, ...], Arg(rare=True)] = ()
+    """NAME=SOURCE: read a set of the suite from your own copy."""
+    pool: Literal["single", "merged"] = "single"
+    """Search every source by itself, or all as one pool of several domains."""
+    methods: Annotated[tuple[str, ...], Arg(metavar="METHOD")] = ("zero-shot",)
+    """Any of zero-shot, normalised, fine-tuning, text-to-text, rlcf, episode-full, episode-paper, episode; or all."""
+    captions: str | None = None
+    """Captions for methods that learn from them: reworded (one true text of each image in other words, in place of a
+    captioner), held-out (an image's last text, which is then no query), true (its first text, although it is a query:
+    the upper bound), column:NAME (another column), or a .jsonl file of `recollect caption`. One for each source,
+    separated by commas, or one for all."""
+    corruption: Annotated[CaptionCorruption, Arg(rare=True)] = field(default_factory=CaptionCorruption)
+    teacher: Annotated[str | None, Arg(rare=True)] = None
+    """A larger model that judges images for rlcf."""
+    queries: int | None = None
+    """Ask at most this many texts of each domain; the pool stays whole."""
+    depths: tuple[int, ...] = (1, 5, 10)
+    """The k of R@k. An episode does not change R@k from its own k on: zero-shot R@16 is its upper bound."""
+    episode: Annotated[EpisodeOptions, Arg(rare=True)] = field(default_factory=EpisodeOptions)
+    tuning: Annotated[TuningOptions, Arg(rare=True)] = field(default_factory=TuningOptions)
+    full_learning_rate: Annotated[float | None, Arg(rare=True)] = None
+    """Learning rate of episode-full; the episodes' own by default."""
+    reward: Annotated[RewardOptions, Arg(rare=True)] = field(default_factory=RewardOptions)
+    split: str = "test"
+    """Split of each source."""
+    caption_column: str | None = None
+    """Column of the captions, where it is not named caption."""
+    image_column: Annotated[str | None, Arg(rare=True)] = None
+    """Column of image bytes or paths."""
+
+    def run(self) -> None:
+        """Evaluate, print and write."""
+        from recollect.cli.evaluate_retrieval import run_retrieval
+
+        run_retrieval(self)
+
+
+@dataclass(frozen=True)
+class Entities:
+    """Name pictures among all entities: top-1 on those trained on, on the others, and the harmonic mean.
+
+    `--data oven:FOLDER` reads OVEN's published files, which record what was trained on; `oven:FOLDER?set=query` the
+    other set, `?part=test` another part. Both sets of a part together give OVEN's final score. Use one template with it
+    (--templates), not CLIP's 80.
+    """
+
+    model: Annotated[ModelOptions, Arg(flat=True)] = field(default_factory=ModelOptions)
+    data: Annotated[DataOptions, Arg(flat=True)] = field(default_factory=DataOptions)
+    seen: Annotated[str, Arg(metavar="SPLIT")] = "train"
+    """Split whose classes the model was trained on."""
+    unseen: Annotated[str, Arg(metavar="SPLIT")] = "test"
+    """Split of the other classes; images of both are tested, and the classes of both are candidates for each."""
+
+    def run(self) -> None:
+        """Evaluate, print and write."""
+        from recollect.cli.evaluate_entities import run_entities
+
+        run_entities(self)
+
+
+@dataclass(frozen=True)
+class Multilabel:
+    """Pictures that show several classes (VOC2007): mean average precision by class names, and by a linear probe.
+
+    The label column holds a list for each picture: class numbers, names, or one 0 or 1 for each class.
+    """
+
+    model: Annotated[ModelOptions, Arg(flat=True)] = field(default_factory=ModelOptions)
+    data: Annotated[DataOptions, Arg(flat=True)] = field(default_factory=DataOptions)
+    probe: bool = True
+    """Also learn a logistic regression for each class from the support split (--no-probe: do not)."""
+    class_names: Path | None = None
+    """A text file of class names, one a line, in the order of their numbers, where the data has none."""
+
+    def run(self) -> None:
+        """Evaluate, print and write."""
+        from recollect.cli.evaluate_multilabel import run_multilabel
+
+        run_multilabel(self)

@@ -2,14 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from recollect.cli.positionals import SourcePlace
+from recollect.cli.parser import Arg
 from recollect.core.errors import UserError
-from recollect.core.files import check_writable
-from recollect.core.progress import output
-from recollect.data.sources import open_source
-from recollect.models.starter import HEAD_SUFFIX
-from recollect.training.starter import HeadOptions, train_starter
 
 
 @dataclass(frozen=True)
@@ -19,17 +15,23 @@ class TrainStarter:
     The image tower stays as it is. `--model HEAD.safetensors` uses the result.
     """
 
-    pairs: SourcePlace
+    pairs: Annotated[str, Arg(place="SOURCE")]
     """Pictures with captions."""
     out: Path = Path("head.safetensors")
     """File to write."""
     split: str | None = None
-    """Split to train on: train by default, where there is one."""
+    """Split to train on (default: train, where there is one)."""
     seed: int = 0
-    """Of the training."""
+    """Random seed."""
 
     def run(self) -> None:
-        """Train, and say where the head is."""
+        """Train, and print where the head is."""
+        from recollect.core.files import check_writable
+        from recollect.core.progress import output
+        from recollect.data.sources import open_source
+        from recollect.models.starter import HEAD_SUFFIX
+        from recollect.training.starter import HeadOptions, train_starter
+
         if self.out.suffix != HEAD_SUFFIX:
             raise UserError(f"--out {self.out}: name a file that ends in {HEAD_SUFFIX}.")
         check_writable(self.out, "--out")

@@ -21,13 +21,11 @@ from recollect.core.progress import progress
 from recollect.core.types import ImageLike, Source, chosen_device
 from recollect.data.sources.images import as_rgb, pixel_digest
 from recollect.efsa.caption_file import CaptionFile, key_of
+from recollect.efsa.options import CaptionerOptions
 from recollect.efsa.pixels import Readable
 from recollect.index import Index, Picture
 from recollect.models.hub_check import asked_once
 from recollect.models.transformers.encoder import quiet
-
-PROMPT = "Describe what you see in detail with a maximum of 30 words."
-"""What EFSA asks its captioner (§4.1)."""
 
 # LLaVA 1.5's turn of a conversation, for checkpoints that carry no template of their own.
 _TURN = "USER: {image}\n{prompt} ASSISTANT:"
@@ -43,23 +41,6 @@ class Captioner(Protocol):
     def describe(self, images: Sequence[ImageLike]) -> list[str]:
         """One text for each image."""
         ...
-
-
-@dataclass(frozen=True)
-class CaptionerOptions:
-    """How a captioner is asked.
-
-    Attributes:
-        prompt: the request, for models that take one.
-        most_tokens: of an answer.
-    """
-
-    prompt: str = PROMPT
-    most_tokens: int = 64
-
-    def __post_init__(self) -> None:
-        if self.most_tokens < 1:
-            raise UserError(f"most_tokens {self.most_tokens}: a caption needs at least 1 token.")
 
 
 class TransformersCaptioner:

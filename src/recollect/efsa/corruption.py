@@ -10,33 +10,11 @@ from recollect.core.errors import UserError
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Source
 from recollect.efsa.batch import number_texts
+from recollect.efsa.options import CaptionCorruption
 
 _INVERSE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 _RELATION = re.compile(rf" ({'|'.join(_INVERSE)}) ")
 _KEPT = frozenset({"a", "an", "the", "on", "in", "of", "and", "with", "left", "right", "above", "below", "is", "are"})
-
-
-@dataclass(frozen=True)
-class CaptionCorruption:
-    """How the stand-in of a captioner words what is true of an image.
-
-    Attributes:
-        dropped: share of the content words that it does not mention.
-        wrong: share of the content words in whose place it says another word of the same source.
-        most_words: where it stops; None lets it finish.
-        seed: of both shares.
-    """
-
-    dropped: float = 0.1
-    wrong: float = 0.02
-    most_words: int | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.most_words is not None and self.most_words < 1:
-            raise UserError(f"{self.most_words} words at most: a caption has at least 1")
-        if not (0 <= self.dropped < 1 and 0 <= self.wrong <= 1):
-            raise UserError(f"{self.dropped} words dropped and {self.wrong} wrong: both are shares, from 0 to 1")
 
 
 @dataclass(frozen=True)

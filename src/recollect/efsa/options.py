@@ -1,4 +1,4 @@
-"""The settings of an episode."""
+"""The settings of episodes, of what they are compared with, and of captioners."""
 
 import math
 from collections.abc import Iterable
@@ -20,6 +20,9 @@ PRINTED: dict[str, Any] = {
     "margin": 0.2, "soft": 0.0, "mix": 1.0, "steps": 1,
 }  # fmt: skip
 """The settings that the paper prints (§3.2, §4.1)."""
+
+PROMPT = "Describe what you see in detail with a maximum of 30 words."
+"""What EFSA asks its captioner (§4.1)."""
 
 
 def check_positive(name: str, value: float) -> None:
@@ -162,7 +165,8 @@ class RewardOptions:
         sampled: images of the policy that are judged in each step (their K).
         candidates: images that the policy's softmax goes over; the whole pool where that is smaller.
         steps: RLCF takes 8, EFSA runs it for 1.
-        learning_rate, weight_decay: of AdamW.
+        learning_rate: of AdamW.
+        weight_decay: of AdamW.
     """
 
     sampled: int = 12
@@ -177,3 +181,43 @@ class RewardOptions:
         check_positive("learning_rate", self.learning_rate)
         if not 0 <= self.weight_decay < math.inf:
             raise UserError(f"weight_decay {self.weight_decay}: must be a finite number from 0 on.")
+
+
+@dataclass(frozen=True)
+class CaptionerOptions:
+    """How a captioner is asked.
+
+    Attributes:
+        prompt: the request, for models that take one.
+        most_tokens: of an answer.
+    """
+
+    prompt: str = PROMPT
+    most_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        if self.most_tokens < 1:
+            raise UserError(f"most_tokens {self.most_tokens}: a caption needs at least 1 token.")
+
+
+@dataclass(frozen=True)
+class CaptionCorruption:
+    """How the stand-in of a captioner words what is true of an image.
+
+    Attributes:
+        dropped: share of the content words that it does not mention.
+        wrong: share of the content words in whose place it says another word of the same source.
+        most_words: where it stops; None lets it finish.
+        seed: of both shares.
+    """
+
+    dropped: float = 0.1
+    wrong: float = 0.02
+    most_words: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.most_words is not None and self.most_words < 1:
+            raise UserError(f"{self.most_words} words at most: a caption has at least 1")
+        if not (0 <= self.dropped < 1 and 0 <= self.wrong <= 1):
+            raise UserError(f"{self.dropped} words dropped and {self.wrong} wrong: both are shares, from 0 to 1")

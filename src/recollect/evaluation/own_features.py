@@ -111,7 +111,7 @@ def _named(labels: Sequence[Any], path: Path) -> np.ndarray:
     if any(isinstance(label, list | dict) for label in labels):
         raise UserError(
             f"{path}: a row has several labels, or a structure in place of one. One label for each row is needed; "
-            "pictures of several classes are for `recollect evaluate several`."
+            "pictures of several classes are for `recollect evaluate multilabel`."
         )
     if missing := [row for row, label in enumerate(labels) if label is None or label != label or label in ("", b"")]:
         rows = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")

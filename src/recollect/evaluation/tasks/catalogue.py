@@ -77,7 +77,7 @@ class Entry:
         """
         if self.several_labels:
             raise UserError(
-                f"{self.name}: images have several labels; `recollect evaluate several --data {self.spec}` tests it."
+                f"{self.name}: images have several labels; `recollect evaluate multilabel --data {self.spec}` tests it."
             )
         # Columns are the hub copy's; one's own copy has the usual names.
         columns = Columns() if place else self.columns

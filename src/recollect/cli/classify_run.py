@@ -1,0 +1,147 @@
+"""Teach a classifier, keep it, apply it: what `recollect classify` runs."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from recollect.apps.classify.choosing import BEST
+from recollect.apps.classify.classifier import Classifier
+from recollect.apps.classify.pictures import find_examples, find_images, read_names
+from recollect.apps.classify.predictions import NONE_OF_THESE, Classification, classify, example_warnings, unknown_text
+from recollect.apps.classify.sheet import save_csv, save_json, save_sheet
+from recollect.cli.classify import Classify
+from recollect.cli.default_model import default_model
+from recollect.cli.memory_reading import reading, reading_name
+from recollect.cli.parser import warn_unused
+from recollect.core.errors import UserError
+from recollect.core.files import atomic_path, beside, check_writable, new_folder, told_if_full
+from recollect.core.progress import output
+from recollect.core.types import Encoder
+from recollect.core.words import counted
+from recollect.fewshot.methods import FEW_SHOT_METHODS
+from recollect.fewshot.trust import TOO_FEW, share_text
+from recollect.models import load_model
+
+
+def run_classify(options: Classify) -> None:
+    """Teach or open, keep, classify, print a summary and write."""
+    _check(options)
+    examples = find_examples(options.support, 1 if options.kept or options.names else 2) if options.support else []
+    names = read_names(options.names) if options.names else {}
+    images = find_images(options.images) if options.images else []
+    opened = Classifier.load(options.kept) if options.kept else None
+    kept = beside(opened.model.name, options.kept or "") if opened else options.reading.model
+    name = options.model or kept or default_model()
+    encoder = reading(options.reading, load_model(name, options.device))
+    if opened is None:
+        taught = Classifier.teach(encoder, examples, names, method=options.method or BEST, model_name=name)
+    else:
+        opened.check_model(encoder)
+        taught = (
+            opened if options.method in (None, opened.asked) else opened.with_method(options.method or BEST, encoder)
+        )
+        taught = taught.add(encoder, examples, names) if examples or names else taught
+    _describe(taught)
+    if options.save is not None:
+        taught.save(options.save, replace=_replaces(options))
+    if images:
+        _apply(options, taught, encoder, images, name)
+    elif options.save is not None:
+        for warning in example_warnings(taught):
+            _note(warning)
+    if options.save is not None:
+        output().print(f"classifier: {options.save}", highlight=False, soft_wrap=True)
+
+
+def _replaces(options: Classify) -> bool:
+    """Whether the classifier that is opened is the one that is written."""
+    return options.kept is not None and options.save is not None and options.kept.resolve() == options.save.resolve()
+
+
+def _check(options: Classify) -> None:
+    if options.kept is None and options.support is None and not options.names:
+        raise UserError(
+            "nothing to teach from: name --support examples/, --names cat dog, or a classifier --with cats/"
+        )
+    if options.images is None and options.save is None:
+        raise UserError("nothing to do: name --images to classify, or --save to keep the classifier")
+    if options.images is None:
+        warn_unused(options, "alpha", "out", why="nothing is predicted without --images FOLDER")
+    if options.method is not None and options.method != BEST and options.method not in FEW_SHOT_METHODS:
+        known = ", ".join((BEST, *FEW_SHOT_METHODS))
+        raise UserError(f"--method {options.method}: no such method. Choose one of: {known}.")
+    if not 0 < options.alpha < 1:
+        raise UserError(f"--alpha {options.alpha:g}: a share of errors lies between 0 and 1")
+    check_writable(options.save, "--save")
+    if options.save is not None and not _replaces(options):
+        new_folder(options.save, "classifier")
+    check_writable(options.out if options.images is not None else None, "--out")
+    options.reading.check()
+    if options.reading.near is not None:
+        raise UserError("--near: is for evaluation; here nothing is tested.")
+
+
+def _apply(options: Classify, taught: Classifier, encoder: Encoder, images: list[Path], name: str) -> None:
+    found = classify(taught, encoder, images, alpha=options.alpha)
+    model = reading_name(options.reading, name, encoder)
+    about = _about(taught) | {"model": model, "alpha": options.alpha}
+    summary = f"{counted(len(found.predictions), 'image')}; {_sentence(taught)}; model {model}"
+    with told_if_full(options.out), ExitStack() as stack:  # all of them or none, so that they are of the same images
+        table, values, sheet = (
+            stack.enter_context(atomic_path(options.out / f"predictions.{kind}")) for kind in ("csv", "json", "html")
+        )
+        save_csv(found, table)
+        save_json(found, values, about)
+        save_sheet(found, sheet, summary, options.images)
+    _show(found)
+    output().print(f"predictions: {options.out}", highlight=False, soft_wrap=True)
+
+
+def _about(taught: Classifier) -> dict[str, Any]:
+    return {
+        "method": taught.method,
+        "settings": taught.settings,
+        "examples": len(taught.support),
+        "calibrated": taught.calibrated,
+        "held_out": {**taught.calibration, "methods": dict(taught.accuracies)},
+        "unknown_rejected": taught.unknown_rule.rejected,
+        "unknown_accepted": taught.unknown_rule.accepted,
+    }
+
+
+def _sentence(taught: Classifier) -> str:
+    said = f"{counted(len(taught.classes), 'class')}, {counted(len(taught.support), 'example')}, method {taught.method}"
+    if not taught.calibration:
+        kind = "the model's own" if taught.without_examples else "a guess"
+        return f"{said}; confidence is not calibrated but {kind} (no two examples of a class)"
+    checked = taught.calibration
+    error, low, high = (checked.get(name, 0.0) for name in ("calibration_error", "low", "high"))
+    if not taught.enough_examples:
+        return f"{said}; {checked['examples']} held out: {TOO_FEW}"
+    return (
+        f"{said}; {share_text(checked['accuracy'], int(checked['examples']))} held-out examples are right "
+        f"(95 % interval {100 * low:.0f} to {100 * high:.0f} %), calibration error {error:.3f}"
+    )
+
+
+def _describe(taught: Classifier) -> None:
+    output().print(_sentence(taught), highlight=False, soft_wrap=True)
+    output().print(f"{NONE_OF_THESE}: {unknown_text(taught)}", highlight=False, soft_wrap=True)
+
+
+def _show(found: Classification) -> None:
+    table = Table("class", "images", "least sure")
+    for name in found.class_names:
+        sure = [item.confidence for item in found.predictions if item.label == name and not item.unknown]
+        table.add_row(name, str(len(sure)), f"{min(sure):.2f}" if sure else "")
+    if unknown := sum(item.unknown for item in found.predictions):
+        table.add_row(NONE_OF_THESE, str(unknown), "")
+    output().print(table)
+    for warning in found.warnings:
+        _note(warning)
+
+
+def _note(text: str) -> None:
+    output().print(f"note: {text}", style="yellow", highlight=False, soft_wrap=True)

@@ -1,0 +1,55 @@
+"""``recollect evaluate multilabel``: mean average precision of pictures that show several classes."""
+
+from rich.table import Table
+
+from recollect.cli.evaluate import Multilabel
+from recollect.cli.evaluate_run import (
+    check_data,
+    check_models,
+    columns_of,
+    each_on,
+    prefix_for,
+    prompt_templates,
+    save_results,
+)
+from recollect.cli.memory_reading import with_memory
+from recollect.cli.parser import warn_unused
+from recollect.core.files import read_lines
+from recollect.core.progress import output
+from recollect.data.sources.opening import split_of
+from recollect.evaluation.several import several_labels
+from recollect.evaluation.tasks.several import several_labels_task
+
+
+def run_multilabel(options: Multilabel) -> None:
+    """Evaluate, print and write."""
+    check_data(options.data, "suite", "copies", "within", "definitions", command="multilabel")
+    if not options.probe:
+        warn_unused(options.data, "support", why="there is no probe")
+    check_models(options.model, "several-labels")
+    console = output()
+    names = tuple(read_lines(options.class_names, "class names")) if options.class_names else ()
+    tasks = [
+        several_labels_task(
+            spec,
+            support=options.data.support if options.probe else None,
+            query=options.data.query or split_of(spec) or "test",
+            templates=prompt_templates(options.data),
+            columns=columns_of(options.data),
+            names=names,
+        )
+        for spec in options.data.data
+    ]
+    results = []
+    for name, encoder, cache, task in each_on(options.model, [(task, task.query) for task in tasks]):
+        given = {"model": name, "seed": options.model.seed, "prefix": prefix_for(options.model, encoder)}
+        given["cache"] = cache
+        results.append(with_memory(several_labels(encoder, task, **given), encoder))  # type: ignore[arg-type]
+    table = Table("model", "data", "classes", "images", "method", "mean average precision", "11 points")
+    for result in results:
+        counts = (str(result.settings["classes"]), str(result.settings["queries"]))
+        for method in dict.fromkeys(row["method"] for row in result.rows):
+            values = (f"{row['value']:.1f}" for row in result.rows if row["method"] == method)
+            table.add_row(result.model, result.data, *counts, method, *values)
+    console.print(table)
+    save_results(options.model, results, console)

@@ -1,0 +1,163 @@
+"""What all ``recollect evaluate`` commands share: open data and models, and write results."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from rich.console import Console
+
+from recollect.cli.default_model import STARTER, default_model
+from recollect.cli.evaluate import DataOptions, ModelOptions
+from recollect.cli.memory_reading import reading, reading_name
+from recollect.cli.parser import warn_unused
+from recollect.core.errors import UserError
+from recollect.core.files import check_writable
+from recollect.core.places import model_name
+from recollect.core.progress import output
+from recollect.core.types import Encoder, Kind, Source, caption_prefix
+from recollect.data.definitions import knowledge_prompts, open_definitions
+from recollect.data.prompts import GENERAL_TEMPLATES, read_templates
+from recollect.data.sources.columns import Columns
+from recollect.evaluation.clip_benchmark import CLIP_BENCHMARK_TASKS, save_clip_benchmark
+from recollect.evaluation.features import FeatureCache
+from recollect.evaluation.results import Result, check_place, save_together
+from recollect.evaluation.tasks.classification import ClassificationTask, Division
+from recollect.evaluation.tasks.opening import OpenedTasks, Selection, open_tasks
+from recollect.models import load_model, loading
+
+DataArgument = TypeVar("DataArgument")
+
+
+def open_data(options: DataOptions, purpose: str, synonyms: str | None = None) -> OpenedTasks:
+    """The tasks; with a column of synonyms, their classes under both names."""
+    division = Division(options.support, options.query, options.within)
+    if purpose == "zero-shot" and options.within is None:
+        division = replace(division, support=None)
+    columns = replace(columns_of(options), synonyms=synonyms)
+    renamed = synonyms is not None
+    selection = Selection(
+        options.data, options.suite, options.copies, division, prompt_templates(options), columns, renamed
+    )
+    opened = open_tasks(selection, "few-shot" if purpose == "probe" else purpose)  # type: ignore[arg-type]
+    if options.definitions is None:
+        return opened
+    look_up = open_definitions(options.definitions)
+    return replace(opened, tasks=tuple(_with_definitions(task, look_up) for task in opened.tasks))
+
+
+def check_data(options: DataOptions, *unread: str, command: str = "") -> None:
+    """Require data, and warn of options without effect.
+
+    Args:
+        options: the command's.
+        unread: options that ``command`` does not read.
+        command: `recollect evaluate`'s.
+
+    Raises:
+        UserError: no data was named.
+    """
+    if not options.data and not (options.suite and "suite" not in unread):
+        raise UserError("missing: --data SOURCE. Name the data to evaluate on.")
+    if unread:
+        warn_unused(options, *unread, why=f"`recollect evaluate {command}` does not read it")
+    if options.suite is None and "copies" not in unread:
+        warn_unused(options, "copies", why="it replaces sets of a --suite")
+    if options.within is not None:
+        warn_unused(options, "support", "query", why="--within divides one split into both")
+
+
+def _with_definitions(task: ClassificationTask, look_up: Callable[[str], tuple[str, ...]]) -> ClassificationTask:
+    known = sum(bool(look_up(name)) for name in task.class_names)
+    output().print(f"{task.name}: {known} of {len(task.class_names)} classes have a definition", highlight=False)
+    return replace(task, class_texts=knowledge_prompts(task.templates, task.class_names, look_up))
+
+
+def columns_of(options: DataOptions) -> Columns:
+    """Which column is which."""
+    return Columns(image=options.image_column, label=options.label_column, class_name=options.class_name_column)
+
+
+def prompt_templates(options: DataOptions) -> tuple[str, ...]:
+    """The prompt templates.
+
+    Raises:
+        UserError: one has no place for the name.
+    """
+    if options.templates is None:
+        return GENERAL_TEMPLATES
+    return read_templates(options.templates)
+
+
+def check_models(options: ModelOptions, protocol: str) -> None:
+    """Refuse, before any work, a place or a form for the figures that could not be.
+
+    Args:
+        protocol: what is evaluated.
+
+    Raises:
+        UserError: naming the option.
+    """
+    options.reading.check()
+    check_writable(options.out, "--out")
+    check_writable(options.cache, "--cache")
+    check_place(options.out)
+    if options.out is None:
+        warn_unused(options, "form", why="nothing is written without --out FOLDER")
+    elif options.form == "clip-benchmark" and options.out.suffix == ".json":
+        raise UserError(f"--out {options.out}: CLIP_benchmark has one file for each model and set; name a folder.")
+    if options.form == "clip-benchmark" and protocol not in CLIP_BENCHMARK_TASKS:
+        known = ", ".join(CLIP_BENCHMARK_TASKS)
+        raise UserError(f"--form clip-benchmark: it has no such task as {protocol}. It has {known}.")
+    for name in options.models:  # of several, the last would be missed when the others are done
+        loading.check_model_place(name)
+
+
+def each_on(
+    options: ModelOptions, tested: Iterable[tuple[DataArgument, Source]]
+) -> Iterator[tuple[str, Encoder, FeatureCache | None, DataArgument]]:
+    """Every model on every set, and its name there; with --memory it reads the memory.
+
+    Args:
+        tested: sets, each with the images that are tested, whose near-duplicates are left out of the memory.
+    """
+    sets = list(tested)
+    cache = FeatureCache(options.cache) if options.cache else None
+    for name in options.models or (default_model(),):
+        encoder = load_model(name, options.device)
+        for data, images in sets:
+            read = reading(options.reading, encoder, images, cache)
+            called = model_name(name, encoder.fingerprint)
+            yield reading_name(options.reading, called, read), read, cache, data
+
+
+def prefix_for(options: ModelOptions, encoder: Encoder) -> Kind | None:
+    """The prefix that texts get; none for a model that has none."""
+    if options.prefix == "auto":
+        return caption_prefix(encoder)
+    if options.prefix != "none" and options.prefix not in encoder.prefixes and len(options.models) < 2:
+        name = "".join(options.models) or STARTER
+        raise UserError(f"--prefix {options.prefix}: {name} has no prefix for {options.prefix}s. Leave it out.")
+    return None if options.prefix == "none" else options.prefix
+
+
+def save_results(options: ModelOptions, results: Sequence[Result], console: Console) -> None:
+    """Write the JSON files."""
+    if options.out is None:
+        return
+    if options.form == "clip-benchmark":
+        for result in results:
+            save_clip_benchmark(result, options.out)
+    elif options.out.suffix == ".json":
+        save_together(results, options.out)
+        console.print(f"figures: {options.out}", highlight=False)
+        return
+    else:
+        for result in results:
+            result.save(options.out)
+    console.print(f"{len(results)} JSON files in {options.out}", highlight=False)
+
+
+def say_left_out(left_out: Sequence[str], console: Console) -> None:
+    """Name the sets of a suite that could not be opened, and why."""
+    for reason in left_out:
+        console.print(f"left out: {reason}", style="yellow", highlight=False, soft_wrap=True)

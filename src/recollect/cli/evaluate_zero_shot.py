@@ -1,0 +1,80 @@
+"""``recollect evaluate zero-shot|probe``: figures on labelled sets."""
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from recollect.cli.evaluate import Probe, ZeroShot
+from recollect.cli.evaluate_run import (
+    check_data,
+    check_models,
+    each_on,
+    open_data,
+    prefix_for,
+    save_results,
+    say_left_out,
+)
+from recollect.cli.memory_reading import with_memory
+from recollect.cli.parser import warn_unused
+from recollect.core.errors import UserError
+from recollect.core.progress import output
+from recollect.evaluation.probe import linear_probe
+from recollect.evaluation.results import Result
+from recollect.evaluation.unlabelled import UNLABELLED_METHODS
+from recollect.evaluation.zero_shot import zero_shot
+
+
+def run_zero_shot(options: ZeroShot) -> None:
+    """Evaluate, print and write."""
+    console = output()
+    methods = tuple(UNLABELLED_METHODS) if options.methods == ("all",) else tuple(dict.fromkeys(options.methods))
+    if unknown := [name for name in methods if name not in UNLABELLED_METHODS]:
+        raise UserError(f"--methods {unknown[0]}: no such method. Choose from: {', '.join(UNLABELLED_METHODS)}, all.")
+    check_data(options.data, "support", command="zero-shot")
+    check_models(options.model, "zero-shot")
+    opened = open_data(options.data, "zero-shot", options.synonyms_column)
+    results = []
+    for name, encoder, cache, task in each_on(options.model, [(task, task.query) for task in opened.tasks]):
+        given = {"model": name, "seed": options.model.seed, "prefix": prefix_for(options.model, encoder)}
+        given["cache"] = cache
+        try:
+            found = zero_shot(encoder, task, methods=methods, **given)  # type: ignore[arg-type]
+        except ValueError as error:  # e.g. too few images to have neighbours
+            raise UserError(f"{task.name}: {error}") from None
+        results.append(with_memory(found, encoder))
+    console.print(_zero_shot_table(results, methods))
+    say_left_out(opened.left_out, console)
+    save_results(options.model, results, console)
+
+
+def _zero_shot_table(results: Sequence[Result], methods: Sequence[str]) -> Table:
+    beside = ("method", "reads besides") if methods else ()
+    table = Table("model", "data", "classes", "images", *beside, "top-1", "mean per class")
+    for result in results:
+        counts = (str(result.settings["classes"]), str(result.settings["queries"]))
+        for method in ("", *methods):
+            rows = [row for row in result.rows if row.get("method", "") == method]
+            values = {row["metric"]: f"{row['value']:.1f}" for row in rows}
+            named = (method or "prompt ensemble", str(rows[0].get("reads", ""))) if methods else ()
+            table.add_row(result.model, result.data, *counts, *named, values["top-1"], values["mean per class"])
+    return table
+
+
+def run_probe(options: Probe) -> None:
+    """Evaluate, print and write."""
+    console = output()
+    check_data(options.data, "templates", "definitions", command="probe")
+    warn_unused(options.model, "prefix", why="no texts are read")
+    check_models(options.model, "probe")
+    opened = open_data(options.data, "probe")
+    results = []
+    for name, encoder, cache, task in each_on(options.model, [(task, task.query) for task in opened.tasks]):
+        found = linear_probe(encoder, task, task.metric, model=name, seed=options.model.seed, cache=cache)
+        results.append(with_memory(found, encoder))
+    table = Table("model", "data", "metric", "accuracy", "C")
+    for result in results:
+        row = result.rows[0]
+        table.add_row(result.model, result.data, row["metric"], f"{row['value']:.1f}", f"{row['C']:g}")
+    console.print(table)
+    say_left_out(opened.left_out, console)
+    save_results(options.model, results, console)
