@@ -3,7 +3,7 @@
     for seed in 0 1; do
       recollect train siglip-locked --seed $seed --model.dropout 0.5 --batch-size 1024 --steps 400 \\
           --out runs/base-$seed \\
-          --data.captions 'emoji.parquet?domain!=noto,fluent_flat,openmoji_line&without=0/6' rsicd_captions.parquet \\
+          --captions 'emoji.parquet?domain!=noto,fluent_flat,openmoji_line&without=0/6' rsicd_captions.parquet \\
           flickr8k.parquet coco_captions.parquet fashion.parquet
     done
     python benchmarks/adaptation.py --models runs/base-0/model runs/base-1/model --split validation \\

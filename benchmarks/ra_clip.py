@@ -77,7 +77,7 @@ class Trial:
         if not (out / "model").exists():
             how = ("--steps", self.options.steps, "--batch-size", self.options.batch, "--seed", self.seed)
             resume = ("--resume",) if out.exists() else ()
-            said("train", *kind, *words, "--data.captions", pairs, *map(str, how), "--out", out, *resume)
+            said("train", *kind, *words, "--captions", pairs, *map(str, how), "--out", out, *resume)
         return out / "model"
 
     def memory(self, name: str, model: Path, *sources: str) -> Path:

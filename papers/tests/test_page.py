@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from recollect.cli.parser import parse
 from recollect.core.errors import UserError
 from recollect_papers import cli
 from recollect_papers.page import fill_page, read_results
+from recollect_papers.run_study import RunStudy
 
 ROOT = Path(__file__).parents[2]
 PAGE, RESULTS = ROOT / "docs" / "results.md", ROOT / "results"
@@ -198,7 +200,7 @@ def test_a_report_names_the_command_that_makes_it_again(tmp_path):
     words = ["reco/figure-2", "--scale", "full", "--seeds", "2", "--out", str(tmp_path)]
     words += ["--data", str(tmp_path / "a.parquet?split=test"), "glyphs:scenes", "--search.episode.k", "8"]
     words += ["--workers", "1"]
-    assert cli.parse(words)._command() == (
+    assert parse(RunStudy, words, "recollect-papers")._command() == (
         "recollect-papers reco/figure-2 --scale full --data 'a.parquet?split=test' glyphs:scenes --seeds 2 "
         "--search.episode.k 8"
     )

@@ -160,7 +160,7 @@ def test_a_suite_reads_ones_own_copies_and_names_what_is_left_out(recollect, tra
         (["MODEL", "--data", "SHAPES", "--shots", "1", "50"], "class 'circle' has 12 examples, fewer than 50 shots"),
         (["MODEL", "--data", "SHAPES", "--methods", "knn"], "unknown method 'knn'; choose from zero-shot"),
         (["MODEL", "--data", "PAIRS"], "pairs"),
-        (["MODEL"], "no data was named"),
+        (["MODEL"], "missing: --data"),
         (["NOWHERE", "--data", "SHAPES"], "NOWHERE"),
         (["SHAPES", "--data", "SHAPES"], "shapes"),
         (["MODEL", "--suite", "imagenet"], "imagenet: no such suite"),

@@ -185,7 +185,7 @@ def test_bad_input_is_one_line_and_nothing_is_lost(memory, model, table, tmp_pat
 def test_bad_input_of_training_shows_before_anything_is_embedded(built, model, table, tmp_path, capsys, monkeypatch):
     other = build_model("vector-mlp", texts=["a"]).save(tmp_path / "other")
     empty = Memory.create(tmp_path / "empty", width=load_model(model).width, model=load_model(model).fingerprint)
-    monkeypatch.setattr("recollect.cli.train_reco.embed_pairs", lambda *_: pytest.fail("embedded"))
+    monkeypatch.setattr("recollect.cli.train_reco_run.embed_pairs", lambda *_: pytest.fail("embedded"))
     data = ("--data", table)
     refusals = {
         (other, "--memory", built, *data): "is another model",

@@ -11,7 +11,6 @@ from PIL import Image
 from torch.nn import functional
 
 from recollect import cli
-from recollect.cli import train_ra_clip
 from recollect.core.errors import UserError
 from recollect.data.sources import open_source
 from recollect.index import Index
@@ -183,7 +182,7 @@ def test_commands_read_with_it_and_find_what_was_measured_while_it_trained(world
 
 def test_a_run_begins_with_a_named_recipe_or_with_anothers(trained, monkeypatch, capsys):
     begun = []
-    monkeypatch.setattr(train_ra_clip, "train_joint", lambda recipe, out, **rest: begun.append((recipe, out)) or out)
+    monkeypatch.setattr(joint, "train_joint", lambda recipe, out, **rest: begun.append((recipe, out)) or out)
     words = ["train", "ra-clip", "siglip-tiny", "--memory", "mine", "--data", "pairs.csv"]
     assert cli.main(words) == 0
     assert cli.main(["train", "ra-clip", "--config", str(trained / "recipe.json"), "--out", "there"]) == 0
@@ -199,7 +198,7 @@ def test_a_run_begins_with_a_named_recipe_or_with_anothers(trained, monkeypatch,
     assert cli.main(["train", "ra-clip", "siglip-tinny", "--memory", "mine", "--data", "pairs.csv"]) == 2
     assert "siglip-tinny: no such recipe. Did you mean siglip-tiny" in capsys.readouterr().err
     assert cli.main(["train", "--config", str(trained / "recipe.json")]) == 2
-    assert "recipe.json: of a run of `recollect train ra-clip`. Take" in capsys.readouterr().err
+    assert "recipe.json: there is no option" in capsys.readouterr().err
     with pytest.raises(ValueError, match="JointRecipe"):
         train(named, trained / "unused")  # which would train without the memory
 
@@ -231,10 +230,10 @@ def test_what_cannot_be_is_one_line_and_leaves_nothing(world, trained, tmp_path,
     assert not (tmp_path / "run").exists()
 
 
-def test_what_options_tell_is_said_before_the_searcher_is_opened(world, tmp_path, monkeypatch, capsys):
+def test_contradictions_are_errors_before_the_searcher_is_opened(world, tmp_path, monkeypatch, capsys):
     monkeypatch.delattr(joint.Index, "open_model")
-    assert command(world, tmp_path / "run", "--checkpoint-activations", "--model.locked", "both") == 2
-    assert "--checkpoint-activations: tiny has no layers of transformers" in capsys.readouterr().err
+    assert command(world, tmp_path / "run", "--lora", "2") == 2
+    assert "lora" in capsys.readouterr().err
 
 
 def test_a_full_disk_is_one_line_and_leaves_no_run(world, tmp_path, monkeypatch, capsys):

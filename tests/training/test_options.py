@@ -150,9 +150,7 @@ def test_a_frozen_tower_gets_no_adapters(start):
     [
         (Model("tiny", lora=2), "tiny is a preset, whose weights are drawn at random"),
         (Model("START", lora=0), "--model.lora 0: must be at least 1"),
-        (Model("START", lora_alpha=2.0), "--model.lora-alpha: belongs to LoRA"),
         (Model("START", lora=2, locked="image"), "--model.lora and --model.locked"),
-        (Model("START", tokenizer="words"), "--model.tokenizer: is for a preset; .* has its own"),
         (Model("START", lora=2, prefixes=("caption",)), "--model.lora and --model.prefixes"),
     ],
 )

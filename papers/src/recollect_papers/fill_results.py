@@ -4,11 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
+from recollect.cli.parser import Arg
 from recollect.core.errors import UserError
-from recollect.core.progress import output
-from recollect_papers.page import fill_page, write_page
 
 
 @dataclass(frozen=True)
@@ -22,7 +19,7 @@ class FillResults:
     is Python's, such as .1f.
     """
 
-    page: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="PAGE")]
+    page: Annotated[Path, Arg(place="PAGE")]
     """The page, e.g. docs/results.md."""
     results: Path = Path("results")
     """Folder of the result files, which the marks name relative to it."""
@@ -31,6 +28,9 @@ class FillResults:
 
     def run(self) -> None:
         """Fill or check."""
+        from recollect.core.progress import output
+        from recollect_papers.page import fill_page, write_page
+
         console = output()
         if not self.check:
             changed = write_page(self.page, self.results)

@@ -6,14 +6,10 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
-from rich.table import Table
-
+from recollect.cli.parser import Arg, warn
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable, read_json
 from recollect.core.places import public_place
-from recollect.core.progress import output
-from recollect.data.sources.images import note
 from recollect_papers.studies import STUDIES, find_study
 from recollect_papers.study import Scale, SearchSettings, StudyOptions
 
@@ -26,7 +22,7 @@ class RunStudy:
     tables that share runs share the work.
     """
 
-    name: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="[PAPER/ITEM]")] = None
+    name: Annotated[str | None, Arg(place="PAPER/ITEM")] = None
     """Which study, e.g. lixp/table-4."""
     scale: Scale = "smoke"
     """smoke: minutes, shows that it runs; small: several seeds where an effect can be seen; full: the paper's."""
@@ -42,12 +38,16 @@ class RunStudy:
     """Number of training seeds; the scale's own by default."""
     workers: int | None = None
     """Training runs side by side; one for each core on a CPU by default."""
-    search: SearchSettings = field(default_factory=SearchSettings)
+    search: Annotated[SearchSettings, Arg(rare=True)] = field(default_factory=SearchSettings)
     kept: Path | None = None
     """The JSON file that a figure's study left: draw OUT/PAPER-ITEM.png from it, and run nothing."""
 
     def run(self) -> None:
         """Run the study and print its report."""
+        from rich.table import Table
+
+        from recollect.core.progress import output
+
         console = output()
         if self.name is None:
             listing = Table("study", "what it shows")
@@ -85,7 +85,8 @@ class RunStudy:
         Raises:
             UserError: the study is no figure of numbers alone; the file is of another, or lacks the points.
         """
-        from recollect.evaluation.reports.plots import save_figure  # which loads more than a list of studies needs
+        from recollect.core.progress import output
+        from recollect.evaluation.reports.plots import save_figure
         from recollect_papers.engine import FigureStudy
         from recollect_papers.measurements import Measurements
 
@@ -109,7 +110,7 @@ class RunStudy:
         """Warn about options that differ from their default although they have no effect here."""
         for each in fields(self):
             if each.name in options and getattr(self, each.name) != getattr(RunStudy(), each.name):
-                note(f"--{each.name} has no effect: {why}")
+                warn(f"--{each.name} has no effect: {why}")
 
     def _command(self) -> str:
         """The command that makes the same report elsewhere: files by name, and not where results go."""

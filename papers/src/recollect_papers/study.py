@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from recollect.core.files import write_json, write_text
-from recollect.efsa.corruption import CaptionCorruption
-from recollect.efsa.options import EpisodeOptions, RewardOptions, TuningOptions
+from recollect.efsa.options import CaptionCorruption, EpisodeOptions, RewardOptions, TuningOptions
 
 Scale = Literal["smoke", "small", "full"]
 """``smoke`` shows that it runs, ``small`` that there is (or is not) an effect, ``full`` is the paper's own set-up."""
@@ -30,6 +29,7 @@ class SearchSettings:
         teacher: a larger model, for RLCF.
         captions: of the pools, as `recollect evaluate retrieval` takes them; the first is used wherever captions are
             not compared.
+        corruption: how reworded captions differ from the true ones.
         split: of every source.
         validation: sources that settings are chosen on; the data by default.
         validation_split: of those, never the split that is tested.

@@ -18,10 +18,11 @@ from recollect.core.given import options_given
 
 @dataclass(frozen=True)
 class Command:
-    """Where a command's dataclass is, ``module:Class``, and one line of help."""
+    """Where a command's dataclass is, ``module:Class``, one line of help, and how to list it (default: its name)."""
 
     place: str
     help: str
+    listed: str = ""
 
 
 COMMANDS: dict[str, Command] = {
@@ -88,7 +89,7 @@ COMMANDS: dict[str, Command] = {
 
 
 _TYRO = frozenset(
-    "train search memory".split()  # noqa: SIM905
+    "search memory".split()  # noqa: SIM905
 )
 PORTED = frozenset(name for name in COMMANDS if name.split()[0] not in _TYRO)
 """Commands that `recollect.cli.parser` parses; tyro parses the others for now."""
@@ -97,8 +98,8 @@ PORTED = frozenset(name for name in COMMANDS if name.split()[0] not in _TYRO)
 def usage(prog: str, commands: Mapping[str, Command], group: str = "") -> str:
     """All commands, or those of one group."""
     chosen = {name: command for name, command in commands.items() if not group or name.split()[0] == group}
-    width = max(map(len, chosen))
-    rows = "\n".join(f"  {name:<{width}}  {command.help}" for name, command in chosen.items())
+    width = max(len(command.listed or name) for name, command in chosen.items())
+    rows = "\n".join(f"  {command.listed or name:<{width}}  {command.help}" for name, command in chosen.items())
     return (
         f"usage: {prog} {f'{group} ' if group else ''}COMMAND [options]\n\ncommands:\n{rows}\n\n"
         f"`{prog} COMMAND --help` lists a command's options. --debug shows the traceback of an error.\n"
@@ -113,8 +114,10 @@ def choose(prog: str, commands: Mapping[str, Command], words: Sequence[str]) -> 
     """
     for length in (2, 1):
         name = " ".join(words[:length])
-        if name in commands:
+        if name in commands and words:
             return name, list(words[length:])
+    if "" in commands:
+        return "", list(words)
     groups = {name.split()[0] for name in commands if " " in name}
     wanted = " ".join(words[: 2 if words[0] in groups else 1])
     known = [*commands, *groups]
@@ -155,13 +158,13 @@ def run(prog: str, commands: Mapping[str, Command], words: list[str]) -> int:
     """Run one of ``commands``; the exit status is 0, 2 for bad input, 130 when interrupted."""
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
-    if not words or words[0] in {"-h", "--help", "help"}:
+    if words[:1] in (["-h"], ["--help"], ["help"]) or not (words or "" in commands):
         print(usage(prog, commands), end="")
         return 0
-    if words[0] not in commands and words[1:] in ([], ["-h"], ["--help"]) and _is_group(words[0], commands):
+    if words and words[0] not in commands and words[1:] in ([], ["-h"], ["--help"]) and _is_group(words[0], commands):
         print(usage(prog, commands, words[0]), end="")
         return 0
-    if words[0] == "--version":
+    if words[:1] == ["--version"]:
         from recollect import __version__
 
         print(f"{prog} {__version__}")
@@ -170,7 +173,7 @@ def run(prog: str, commands: Mapping[str, Command], words: list[str]) -> int:
     try:
         name, rest = choose(prog, commands, words)
         with options_given(rest):
-            parse_command(name, load(commands[name]), rest, f"{prog} {name}").run()
+            parse_command(name, load(commands[name]), rest, f"{prog} {name}".strip()).run()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -53,9 +53,24 @@ class Arg:
 
 @dataclass(frozen=True)
 class Option:
-    """One option or positional argument of a command."""
+    """One option or positional argument of a command.
 
-    path: tuple[str, ...]
+    Attributes:
+        path: of field names from the command down to the option's.
+        key: the same in a settings file, where flat dataclasses have no table.
+        name: on the command line, without ``--``.
+        kind: type of its value, without None.
+        optional: whether the value may be None.
+        default: `dataclasses.MISSING` where a value is required.
+        help: what the option does.
+        group: title of its part of the help.
+        arg: as declared.
+        rare: whether it is left out of ``--help``.
+        alias: a second name, that help does not show.
+    """
+
+    path: OptionPath
+    key: OptionPath
     name: str
     kind: Any
     optional: bool
@@ -64,6 +79,7 @@ class Option:
     group: str
     arg: Arg = field(default_factory=Arg)
     rare: bool = False
+    alias: str | None = None
 
     @property
     def switch(self) -> bool:
@@ -124,8 +140,8 @@ def parse(kind: type[T], words: Sequence[str], prog: str, default: T | None = No
     """
     known, values = list(options_of(kind, default)), {}
     with_config = any(option.rare for option in known)
-    if with_config and (file := _value_of("--config", words)):
-        values = read_values(kind, read_options_file(Path(file)), Path(file))
+    if with_config and (file := value_of("--config", words)):
+        values = read_values(kind, _with_tables(kind, read_options_file(Path(file))), Path(file))
         known = [replace(each, default=values[each.path]) if each.path in values else each for each in known]
     parser = build_parser(kind, prog, known)
     words = [_spelled(word, parser) for word in words]
@@ -142,7 +158,7 @@ def parse(kind: type[T], words: Sequence[str], prog: str, default: T | None = No
 
 def options_of(kind: type[Any], default: Any = None) -> Iterator[Option]:
     """Every option of a command, in the order of its fields."""
-    yield from _walk(kind, default, (), "", "options", Arg())
+    yield from _walk(kind, default)
 
 
 def build_parser(kind: type[Any], prog: str, known: Sequence[Option] | None = None) -> argparse.ArgumentParser:
@@ -160,7 +176,7 @@ def build_parser(kind: type[Any], prog: str, known: Sequence[Option] | None = No
         add_help=False,
     )
     groups: dict[str, Any] = {}
-    for option in known:
+    for option in sorted(known, key=lambda each: not each.arg.place):
         title = "arguments" if option.arg.place else option.group
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
@@ -201,15 +217,15 @@ def settings_text(known: Sequence[Option], values: Mapping[OptionPath, Any] | No
     switches = [each for each in known if is_dataclass(each.kind)]
     off = [each.path for each in switches if not (each.default or any(_within(key, each.path) for key in values))]
     named = [each for each in known if not each.arg.place and not is_dataclass(each.kind)]
-    for option in sorted(named, key=lambda each: len(each.path)):
-        here, mark = ".".join(option.path[:-1]), "# " if any(_within(option.path, each) for each in off) else ""
+    for option in sorted(named, key=lambda each: (len(each.key) > 1, each.key[:-1])):
+        here, mark = ".".join(option.key[:-1]), "# " if any(_within(option.path, each) for each in off) else ""
         if here != table:
             lines += ["", f"{mark}[{here}]"]
             table = here
         value = values.get(option.path, option.default)
         lines += [f"# {line}" for line in textwrap.wrap(option.help, MAX_WIDTH - 2)]
         unset = value is None or value is MISSING
-        lines.append(f"# {option.path[-1]} =" if unset else f"{mark}{option.path[-1]} = {_toml(value)}")
+        lines.append(f"# {option.key[-1]} =" if unset else f"{mark}{option.key[-1]} = {_toml(value)}")
     return "\n".join(lines).strip() + "\n"
 
 
@@ -223,8 +239,9 @@ def _toml(value: Any) -> str:
     return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
 
 
-def _walk(kind: type[Any], default: Any, path: tuple[str, ...], prefix: str, group: str, arg: Arg) -> Iterator[Option]:
+def _walk(kind: type[Any], default: Any, above: "Option | None" = None, prefix: str = "") -> Iterator[Option]:
     hints, docs = get_type_hints(kind, include_extras=True), field_docs(kind)
+    path, key, group, rare = (above.path, above.key, above.group, above.rare) if above else ((), (), "options", False)
     for each in fields(kind):
         if not each.init:
             continue
@@ -233,29 +250,38 @@ def _walk(kind: type[Any], default: Any, path: tuple[str, ...], prefix: str, gro
             own = next((extra for extra in get_args(hint)[1:] if isinstance(extra, Arg)), own)
         bare, optional = without_none(_stripped(hint))
         usual = default_of(each) if default is None else getattr(default, each.name)
-        here, name = (*path, each.name), own.name or each.name.replace("_", "-")
-        rare = own.rare or arg.rare
-        if is_dataclass(bare):
-            assert isinstance(bare, type)
-            if optional:
-                # None until it is switched on, or one of its options is given.
-                yield Option(
-                    here, prefix + name, bare, True, usual is not None, docs.get(each.name, ""), group, own, rare=True
-                )
-            title = _first_line(bare) if own.flat and own.shown is None else group
-            inner = Arg(rare=rare, shown=own.shown) if own.shown is not None else Arg(rare=rare)
-            below = prefix if own.flat else f"{prefix}{name}."
-            value = None if usual in (None, MISSING) else usual
-            for option in _walk(bare, value, here, below, title, inner):
-                yield _shown(option, here, own.shown) if own.shown is not None else option
+        option = Option(
+            (*path, each.name),
+            key if own.flat else (*key, each.name),
+            prefix + (own.name or each.name.replace("_", "-")),
+            bare,
+            optional,
+            usual,
+            docs.get(each.name, ""),
+            group,
+            own,
+            own.rare or rare,
+        )
+        if not is_dataclass(bare):
+            yield option
             continue
-        yield Option(here, prefix + name, bare, optional, usual, docs.get(each.name, ""), group, own, rare)
+        assert isinstance(bare, type)
+        if optional:  # None until it is switched on, or one of its options is given
+            yield replace(option, default=usual is not None, rare=True)
+        inner = replace(option, group=_first_line(bare) if own.flat and own.shown is None else group)
+        value = None if usual in (None, MISSING) else usual
+        below = _walk(bare, value, inner, prefix if own.flat else f"{option.name}.")
+        yield from below if own.shown is None else _shown(list(below), option.path, own.shown)
 
 
-def _shown(option: Option, path: tuple[str, ...], shown: Mapping[str, str]) -> Option:
-    """The option under the name that ``shown`` gives it; rare where it gives none."""
-    name = shown.get(".".join(option.path[len(path) :]))
-    return replace(option, rare=True) if name is None else replace(option, name=name, rare=False)
+def _shown(options: Sequence[Option], path: OptionPath, shown: Mapping[str, str]) -> Iterator[Option]:
+    """The options in ``shown`` in its order, under the names it gives; then the others, rare."""
+    dotted = {".".join(option.path[len(path) :]): option for option in options}
+    for name, short in shown.items():
+        option = dotted.pop(name)
+        yield replace(option, name=short, alias=None if short == option.name else option.name, rare=False)
+    for option in dotted.values():
+        yield replace(option, rare=True)
 
 
 def _stripped(hint: Any) -> Any:
@@ -291,6 +317,8 @@ def _add(group: Any, option: Option) -> None:
     if option.many:
         flag["nargs"] = "+" if get_args(option.kind)[-1] is ... else len(get_args(option.kind))
     group.add_argument(f"--{option.name}", **flag)
+    if option.alias:
+        group.add_argument(f"--{option.alias}", **flag | {"help": argparse.SUPPRESS, "required": False})
 
 
 def _required(option: Option) -> bool:
@@ -317,7 +345,7 @@ def _metavar(option: Option) -> str:
     if choices := _choices(option):
         return f"{{{','.join(map(str, choices))}}}"
     kinds: dict[Any, str] = {int: "N", float: "X", Path: "PATH"}
-    return kinds.get(_element(option)) or option.path[-1].split("_")[-1].upper()
+    return kinds.get(_element(option)) or option.name.split(".")[-1].split("-")[-1].upper()
 
 
 def _element(option: Option) -> Any:
@@ -366,6 +394,21 @@ def _value(option: Option, given: Any) -> Any:
     return tuple(given) if option.many else given
 
 
+def _with_tables(kind: type[Any], held: Mapping[str, Any]) -> dict[str, Any]:
+    """A settings file with the options of flat dataclasses in tables of their own."""
+    named, hints = dict(held), get_type_hints(kind, include_extras=True)
+    for name, hint in hints.items():
+        if any(isinstance(extra, Arg) and extra.flat for extra in get_args(hint)[1:]):
+            inner, own = _stripped(hint), {each.name for each in fields(kind)}
+            below = _with_tables(inner, {key: value for key, value in named.items() if key not in own})
+            known = {each.name for each in fields(inner)}
+            taken = {key: value for key, value in below.items() if key in known}
+            if taken:
+                moved = {key for key in named if key not in own and (key in known or key not in below)}
+                named = {key: value for key, value in named.items() if key not in moved} | {name: taken}
+    return named
+
+
 def _spelled(word: str, parser: argparse.ArgumentParser) -> str:
     """The word, if it is no option, or an option that the parser knows; ``--batch_size`` is ``--batch-size``.
 
@@ -385,7 +428,7 @@ def _spelled(word: str, parser: argparse.ArgumentParser) -> str:
     raise UserError(f"{name}: no such option of `{parser.prog}`. {guess}")
 
 
-def _value_of(option: str, words: Sequence[str]) -> str | None:
+def value_of(option: str, words: Sequence[str]) -> str | None:
     """What stands behind an option, before the words are parsed."""
     for number, word in enumerate(words):
         if word.startswith(f"{option}="):

@@ -1,122 +1,141 @@
 """``recollect train``: train or post-train a dual encoder by a recipe."""
 
-import difflib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
-import tyro
-from rich.table import Table
-
-from recollect.cli.parsing import parse_options
-from recollect.cli.train_hooks import measuring_hooks
+from recollect.cli.parser import Arg, parse, value_of, warn_unused
 from recollect.core.errors import UserError
-from recollect.core.files import check_writable, read_json
-from recollect.core.given import option_of
-from recollect.core.progress import output
-from recollect.models.hub import check_push, push_model
-from recollect.training.loop import Hook, train
-from recollect.training.options import AnyRecipe, Recipe, recipe_from_json
-from recollect.training.recipes import RECIPES
-from recollect.training.run_folder import check_free
-from recollect.training.trackers import Tracker, check_trackers
-from recollect.training.unused import refuse_at_once
+from recollect.training.options import Recipe
 
-SOURCE_OPTIONS = frozenset({"--data.sources", "--data.captions", "--data.labels"})
+if TYPE_CHECKING:
+    from recollect.training.loop import Hook
 
-_COLUMNS = ("image", "caption", "label", "class-name", "synonyms", "split")
-_SHORT = {"--data": "--data.sources"} | {f"--{role}-column": f"--data.{role}-column" for role in _COLUMNS}
-"""Options as other commands call them."""
+SHOWN: Mapping[str, str] = {
+    "data.sources": "data",
+    "data.captions": "captions",
+    "data.labels": "labels",
+    "data.caption_column": "caption-column",
+    "data.label_column": "label-column",
+    "data.image_column": "image-column",
+    "model.start": "model",
+    "model.locked": "locked",
+    "model.lora": "lora",
+    "objective.base": "objective",
+    "steps": "steps",
+    "batch_size": "batch-size",
+    "chunk": "chunk",
+    "optimiser.learning_rate": "learning-rate",
+    "precision": "precision",
+    "checkpoint_every": "checkpoint-every",
+    "seed": "seed",
+}
+"""Fields of a recipe that help lists, and their options; every other field is an option too, by its dotted name."""
+
+_SOURCES = ("sources", "captions", "labels")
+
+_Train = TypeVar("_Train", bound="Train")
 
 
 @dataclass(frozen=True)
 class Train:
-    """Train or post-train a dual encoder by a recipe.
+    """Train or post-train a dual encoder by a recipe; without a recipe, list them.
 
     OUT/model is a checkpoint that transformers opens, OUT/metrics.jsonl has a line for each logged step, and
-    OUT/recipe.json says what was run. A run that was stopped or killed goes on with the same command and --resume.
+    OUT/recipe.json records the recipe. A run that was stopped or killed continues with the same command and --resume.
 
-    `recollect train --config OTHER/recipe.json` takes the recipe of another run.
-
-    `recollect train` lists the recipes; the options below show the values of the recipe that was named. Sources that
-    are named (--data SOURCE ..., or --data.captions and --data.labels) take the place of the recipe's own.
+    The defaults below are those of the recipe named. Sources that are named (--data, --captions, --labels) replace the
+    recipe's own. --config takes the recipe.json of another run, or the settings of --print-config, edited; each of
+    these is an option too, e.g. --optimiser.warmup 0.1.
     """
 
-    recipe: Annotated[Recipe, tyro.conf.arg(name="")] = field(default_factory=Recipe)
-    out: Path | None = None
-    """Folder of the run; runs/RECIPE by default."""
+    name: Annotated[str | None, Arg(place="RECIPE")] = None
+    """Name of a recipe; `recollect train` lists them."""
+    recipe: Annotated[Recipe, Arg(flat=True, shown=SHOWN)] = field(default_factory=Recipe)
+    out: Annotated[Path | None, Arg(metavar="RUN")] = None
+    """Folder of the run (default: runs/RECIPE)."""
     resume: bool = False
-    """Go on from the last checkpoint of --out."""
+    """Continue from the last checkpoint of --out."""
     device: str | None = None
-    """Where to compute, e.g. cpu or cuda; the best there is by default."""
-    evaluate: tuple[str, ...] = ()
-    """What to measure while training, PROTOCOL=SOURCE ...: zero-shot=photos.parquet, few-shot=, probe=, retrieval=. The
-    figures go to metrics.jsonl."""
+    """Where to compute, e.g. cpu or cuda (default: the fastest there is)."""
+    evaluate: Annotated[tuple[str, ...], Arg(metavar="PROTOCOL=SOURCE")] = ()
+    """What to measure while training: zero-shot=photos.parquet, few-shot=, probe= or retrieval=; the figures go to
+    metrics.jsonl."""
     evaluate_every: int | None = None
-    """Steps between these measurements; by default as often as checkpoints."""
-    track: tuple[Tracker, ...] = ()
-    """Where else the metrics are shown; TensorBoard's files lie in OUT/tensorboard."""
-    push_to: str | None = None
-    """Repository of the Hugging Face hub, OWNER/NAME, that the finished model is sent to."""
-    public: bool = False
-    """Let everybody see a repository that --push-to makes."""
-    name: tyro.conf.Suppress[str] = ""
+    """Steps between these measurements (default: --checkpoint-every)."""
+    track: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Where else to show the metrics; TensorBoard's files go to OUT/tensorboard."""
+    push_to: Annotated[str | None, Arg(rare=True)] = None
+    """Repository of the Hugging Face hub, OWNER/NAME, to upload the finished model to."""
+    public: Annotated[bool, Arg(rare=True)] = False
+    """Make a new repository of --push-to public."""
 
     @classmethod
-    def parse(cls, words: list[str], prog: str) -> "Train":
+    def parse(cls: type[_Train], words: list[str], prog: str) -> _Train:
         """Read the command line; its first word names the recipe, which sets the defaults of all other options.
 
         Raises:
-            UserError: no such recipe.
+            UserError: no such recipe, or a wrong option.
         """
-        name, file, rest = begun_from(words)
-        if file:
-            return cls._with(recipe_of_run(file, Recipe, "train"), rest, file.resolve().parent.name, prog)
-        return cls._with(named_recipe(name) if name else Recipe(), rest, name, prog)
-
-    @classmethod
-    def _with(cls, recipe: Recipe, rest: list[str], name: str, prog: str) -> "Train":
-        rest = [full_name(word) for word in rest]
-        if SOURCE_OPTIONS & {word.split("=")[0] for word in rest}:
-            recipe = replace(recipe, data=replace(recipe.data, sources=(), captions=(), labels=()))
-        _refuse_twice(rest)
-        default = cls(recipe, name=name)
-        config = (tyro.conf.AvoidSubcommands,)
-        command = parse_options(cls, rest, f"{prog} {name or 'RECIPE'}", config, default=default)
-        if not name and rest:
-            raise UserError(f"{rest[0]}: of which recipe? Name one first; `recollect train` lists them.")
+        first = words[0] if words and not words[0].startswith("-") else None
+        command = parse(cls, words, prog, cls.of_recipe(first) if first else cls())
+        if command.name != first:
+            raise UserError(f"{command.name}: name the recipe before its options: {prog} {command.name} ...")
+        if first is None and (config := value_of("--config", words)):
+            command = replace(command, name=Path(config).resolve().parent.name)
+        short = {SHOWN[f"data.{name}"]: name for name in _SOURCES}
+        typed = {word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")}
+        named = {name for option, name in short.items() if {option, f"data.{name}"} & typed}
+        if named:  # they replace the recipe's own sources
+            data = replace(command.recipe.data, **{name: () for name in _SOURCES if name not in named})
+            command = replace(command, recipe=replace(command.recipe, data=data))
         return command
 
-    def hooks(self) -> list[Hook]:
+    @classmethod
+    def of_recipe(cls: type[_Train], name: str) -> _Train:
+        """The command with a recipe's defaults."""
+        return cls(name=name, recipe=named_recipe(name))
+
+    def hooks(self) -> "list[Hook]":
         """What to measure while training.
 
         Raises:
-            UserError: an option that measures nothing, an unknown protocol, or a source that cannot be opened.
+            UserError: an unknown protocol, or a source that cannot be opened.
         """
+        from recollect.cli.train_hooks import measuring_hooks
+        from recollect.training.checks import check_at_once
+        from recollect.training.loop import Hook
+
         if self.evaluate_every is not None and self.evaluate_every < 1:
             raise UserError(f"--evaluate-every {self.evaluate_every}: must be at least 1.")
         if not self.evaluate:
-            if self.evaluate_every is not None:
-                raise UserError("--evaluate-every: nothing to measure. Say what with --evaluate PROTOCOL=SOURCE.")
+            warn_unused(self, "evaluate_every", why="there is nothing to measure without --evaluate PROTOCOL=SOURCE")
             return []
         self.recipe.check()
-        refuse_at_once(self.recipe, None, resumed=self.resume)  # before what is measured is opened
+        check_at_once(self.recipe, None, resumed=self.resume)  # before what is measured is opened
         every = self.recipe.checkpoint_every if self.evaluate_every is None else self.evaluate_every
         return [Hook(every, measuring_hooks(self.evaluate))]
 
     def run(self) -> None:
         """Train, or list the recipes."""
+        import os
+
+        from recollect.core.files import check_writable
+        from recollect.core.progress import output
+        from recollect.models.hub import check_push, push_model
+        from recollect.training.run_folder import check_free
+        from recollect.training.trackers import check_trackers
+
         console = output()
-        if not self.name:
-            listing = Table("recipe", "what it trains")
-            for name, make in RECIPES.items():
-                listing.add_row(name, (make.__doc__ or "").strip().splitlines()[0])
-            console.print(listing)
+        if self.name is None:
+            if self.recipe != Recipe():
+                raise UserError("missing: RECIPE. `recollect train` lists them.")
+            _list_recipes()
             return
-        if self.public and not self.push_to:
-            raise UserError("--public: is for a repository that --push-to makes. Add --push-to OWNER/NAME.")
+        if not self.push_to:
+            warn_unused(self, "public", why="nothing is uploaded without --push-to OWNER/NAME")
         out = self.out or Path("runs") / self.name
         check_writable(out, "--out")
         first = int(os.environ.get("RANK", "0")) == 0  # of all processes of this launch, the one that writes
@@ -136,48 +155,9 @@ class Train:
 
     def _train(self, out: Path) -> Path:
         """The folder of the trained model."""
+        from recollect.training.loop import train
+
         return train(self.recipe, out, resume=self.resume, device=self.device, hooks=self.hooks(), trackers=self.track)
-
-
-def begun_from(words: list[str]) -> tuple[str, Path | None, list[str]]:
-    """The recipe that the first word names, the file behind ``--config``, and the other words.
-
-    Raises:
-        UserError: both are there.
-    """
-    name, rest = (words[0], words[1:]) if words and not words[0].startswith("-") else ("", words)
-    if given := config_in(words):
-        file, rest = given
-        if name:
-            raise UserError(f"{name} and --config {file}: both name a recipe. Take one of them.")
-        return name, file, rest
-    return name, None, rest
-
-
-_OF_COMMAND = {
-    "train reco": frozenset({"fusion", "terms", "score_of", "mask", "newness", "epochs"}),
-    "train ra-clip": frozenset({"memory", "searcher"}),
-}
-"""Options by which recipes are known, the first that has one of them; all others are those of `recollect train`."""
-
-
-def recipe_of_run(file: Path, kind: type[AnyRecipe], command: str) -> AnyRecipe:
-    """The recipe that another run was of.
-
-    Args:
-        file: a ``recipe.json``.
-        kind: of recipe that the command takes.
-        command: that asks; `train ra-clip` begins with recipes of `train` too.
-
-    Raises:
-        UserError: no such file, not a recipe, or one of another command.
-    """
-    held = read_json(file)
-    if isinstance(held, Mapping):
-        of = next((name for name, known in _OF_COMMAND.items() if known & held.keys()), "train")
-        if of != command and (of, command) != ("train", "train ra-clip"):
-            raise UserError(f"{file}: of a run of `recollect {of}`. Take `recollect {of} --config` with it.")
-    return recipe_from_json(file, kind)
 
 
 def named_recipe(name: str) -> Recipe:
@@ -186,33 +166,22 @@ def named_recipe(name: str) -> Recipe:
     Raises:
         UserError: there is none.
     """
+    from recollect.training.recipes import RECIPES
+
     if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES, 3, 0.5)
+        near = get_close_matches(name, RECIPES, 3, 0.5)
         guess = f"Did you mean {' or '.join(near)}? " if near else ""
         raise UserError(f"{name}: no such recipe. {guess}`recollect train` lists them.")
     return RECIPES[name]()
 
 
-def config_in(words: list[str]) -> tuple[Path, list[str]] | None:
-    """The file behind ``--config``, and the words without it."""
-    for place, word in enumerate(words):
-        option, equals, value = word.partition("=")
-        if option == "--config":
-            if not equals and place + 1 == len(words):
-                raise UserError("--config: name a recipe.json")
-            behind = place + (1 if equals else 2)
-            return Path(value if equals else words[place + 1]), words[:place] + words[behind:]
-    return None
+def _list_recipes() -> None:
+    from rich.table import Table
 
+    from recollect.core.progress import output
+    from recollect.training.recipes import RECIPES
 
-def _refuse_twice(words: list[str]) -> None:
-    """Refuse an option under two names, of which one would be lost."""
-    given = [option_of(word) for word in words if word.startswith("--")]
-    if twice := next((option for option in given if given.count(option) > 1), None):
-        raise UserError(f"--{twice.replace('_', '-')}: given twice, under two names. Give several values behind one.")
-
-
-def full_name(word: str) -> str:
-    """An option as `recollect train` declares it, from how other commands call it."""
-    option, equals, value = word.partition("=")
-    return _SHORT.get(option, option) + equals + value
+    listing = Table("recipe", "what it trains")
+    for name, make in RECIPES.items():
+        listing.add_row(name, (make.__doc__ or "").strip().splitlines()[0])
+    output().print(listing)

@@ -1,13 +1,12 @@
 """``recollect train ra-clip``: towers that learn together with what reads a memory for them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Literal
 
-import tyro
-
-from recollect.cli.train import Train, begun_from, named_recipe, recipe_of_run
-from recollect.reco.joint import JointRecipe, joint_recipe, train_joint
+from recollect.cli.train import Train
+from recollect.core.errors import UserError
+from recollect.training.options import Data, Recipe
 
 DEFAULT = "clip-tiny"
 
@@ -16,33 +15,47 @@ DEFAULT = "clip-tiny"
 class TrainRaClip(Train):
     """Train a dual encoder whose images read a memory while it learns (RA-CLIP).
 
-    MEMORY was built by another model, the searcher, which stays as it is: it finds for every picture the pairs that
+    The memory was built by another model, the searcher, which stays as it is: it finds for every picture the pairs that
     look like it, and the image tower learns together with a fusion that reads their images and texts. OUT/model is the
-    dual encoder, OUT/model/fusion what reads for it:
+    dual encoder, OUT/model/fusion the fusion:
 
     `recollect evaluate zero-shot OUT/model --data SOURCE --memory MEMORY --fusion OUT/model/fusion`
 
-    A recipe of `recollect train` may be named first, `recollect train ra-clip siglip-locked`: its towers, objective and
-    steps are then those of the run (clip-tiny's by default). The other options are those of `recollect train`.
+    RECIPE, one of `recollect train`, sets towers, objective and steps (default: clip-tiny). --config takes the
+    recipe.json of another run, or the settings of --print-config, edited.
     """
 
-    recipe: Annotated[JointRecipe, tyro.conf.arg(name="")] = field(default_factory=JointRecipe)
+    memory: str | None = None
+    """Pairs to read: a folder, or milvus://host:port/collection. Training pairs may be in it: --max-score keeps a
+    picture from its own row."""
+    searcher: str | None = None
+    """The model that embedded the memory (default: where it was then)."""
+    k: int = 10
+    """Pairs that each image reads."""
+    max_score: float = 0.94
+    """Skip pairs whose image has at least this cosine with the picture, by the searcher: itself and its
+    near-duplicates. Above 1 nothing is skipped, not even the picture's own row."""
+    start: Literal["embedding", "mean", "gate"] = "gate"
+    """What an untrained fusion returns: the embedding, the mean of it and of what it reads, or a mixture of both whose
+    weight is learned."""
 
     @classmethod
-    def parse(cls, words: list[str], prog: str) -> Train:
-        """Read the command line; its first word may name a recipe, which sets the defaults of all other options.
+    def parse(cls, words: list[str], prog: str) -> "TrainRaClip":
+        """Read the command line, as `Train.parse` does; without a recipe, it is clip-tiny."""
+        named = words and not words[0].startswith("-")
+        return replace(super().parse(words if named else [DEFAULT, *words], prog), name="ra-clip")
 
-        Raises:
-            UserError: no such recipe.
-        """
-        begun, file, rest = begun_from(words)
-        command, name = prog.rsplit(" ", 1)
-        if file:
-            return cls._with(recipe_of_run(file, JointRecipe, "train ra-clip"), rest, name, command)
-        return cls._with(joint_recipe(named_recipe(begun or DEFAULT)), rest, name, command)
+    @classmethod
+    def of_recipe(cls, name: str) -> "TrainRaClip":
+        """The command with a recipe's defaults, which name no data."""
+        command = super().of_recipe(name)
+        return replace(command, recipe=replace(command.recipe, data=Data()))
 
     def _train(self, out: Path) -> Path:
-        assert isinstance(self.recipe, JointRecipe)
-        return train_joint(
-            self.recipe, out, resume=self.resume, device=self.device, hooks=self.hooks(), trackers=self.track
-        )
+        from recollect.reco.joint import JointRecipe, train_joint
+
+        if self.memory is None:
+            raise UserError("missing: --memory MEMORY. `recollect memory build` makes one.")
+        own = {name: getattr(self, name) for name in ("memory", "searcher", "k", "max_score", "start")}
+        recipe = JointRecipe(**{each.name: getattr(self.recipe, each.name) for each in fields(Recipe)}, **own)
+        return train_joint(recipe, out, resume=self.resume, device=self.device, hooks=self.hooks(), trackers=self.track)

@@ -76,7 +76,7 @@ def read_values(kind: type[Any], held: Mapping[str, Any], file: Path, path: Opti
         here = (*path, name)
         if name not in known:
             near = get_close_matches(name, known, 1)
-            guess = f"Did you mean {near[0]}?" if near else "Was it written by another version?"
+            guess = f"Did you mean {near[0]}?" if near else "Was it written by another command or version?"
             raise UserError(f"{file}: there is no option {'.'.join(here)}. {guess}")
         inner, optional = without_none(hints[name])
         if is_dataclass(inner) and not (optional and value is None):

@@ -14,9 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from recollect.core.errors import UserError
-
-Kind = Literal["caption", "label"]
-"""What a text is: a free caption, or the wording of a class label."""
+from recollect.core.kinds import Kind
 
 ImageLike = Image.Image | np.ndarray
 """One image: a PIL image, a (height, width, 3) uint8 array, or a 1-d float32 vector of the latent world."""

@@ -1,29 +1,8 @@
-"""What training minimises: pure functions of embeddings, and small modules that own their temperatures."""
+"""What training minimises: pure functions of embeddings, and small modules that own their temperatures.
 
-from recollect.objectives.base import OBJECTIVES, Base, ContrastiveObjective, Objective
-from recollect.objectives.context import Attended, attend, contextualize
-from recollect.objectives.contextual import ContextObjective
-from recollect.objectives.options import ContextOptions
-from recollect.objectives.sigmoid import sigmoid_contrastive
-from recollect.objectives.softmax import label_contrastive, softmax_contrastive
-from recollect.objectives.terms import BaseLoss, LossInputs, Targets
-from recollect.objectives.tiles import Form
+Names are imported when they are first used, so that the options of an objective do not load torch.
+"""
 
-__all__ = [
-    "OBJECTIVES",
-    "Attended",
-    "Base",
-    "BaseLoss",
-    "ContextObjective",
-    "ContextOptions",
-    "ContrastiveObjective",
-    "Form",
-    "LossInputs",
-    "Objective",
-    "Targets",
-    "attend",
-    "contextualize",
-    "label_contrastive",
-    "sigmoid_contrastive",
-    "softmax_contrastive",
-]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -32,13 +32,13 @@ from recollect.reco.block import FusionModule, FusionSettings, Start
 from recollect.reco.encoder import RetrievalEnhancedEncoder
 from recollect.reco.neighbours import Reading, check_k, gather, read_index
 from recollect.training.assembly import Feed, Parts, assemble_recipe, open_sources, sample_mark
+from recollect.training.checks import check_at_once
 from recollect.training.feature_store import FeatureStore
 from recollect.training.loop import Hook, train
 from recollect.training.options import Data, Recipe
 from recollect.training.ranks import ProcessRanks, first_makes
 from recollect.training.step import Inputs
 from recollect.training.trackers import Tracker
-from recollect.training.unused import refuse_at_once
 
 FUSION = "fusion"
 """Folder, in that of the towers, of what reads for them."""
@@ -82,7 +82,7 @@ class JointRecipe(Recipe):
         if not -1 <= self.max_score < float("inf"):
             raise UserError(f"--max-score {self.max_score:g}: a cosine, or a number above 1 to pass over nothing near.")
         for option, on in (
-            ("--model.lora", self.model.lora is not None),
+            ("--lora", self.model.lora is not None),
             ("--compile", self.compile),
             ("--shard-weights", self.shard_weights),
         ):
@@ -212,13 +212,13 @@ def train_joint(
             run cannot be made.
     """
     recipe.check()
-    refuse_at_once(recipe, None, resumed=resume)  # before the searcher is opened
+    check_at_once(recipe, None, resumed=resume)  # before the searcher is opened
     index = Index.open(recipe.memory).snapshot()
     searcher, _ = index.open_model(recipe.searcher, device, "--searcher")
     check_k(index, recipe.k, spoken=True)
 
     def assemble(given: Recipe, place: ProcessRanks, saved: Path | None) -> Parts:
-        refuse_at_once(given, place, resumed=saved is not None)
+        check_at_once(given, place, resumed=saved is not None)
         sources = open_sources(given.data)
         found = first_makes(partial(_found, index, searcher, sources, recipe))
         objects = {spec: source for (spec, _), source in zip(given.data.specs, sources, strict=True)}

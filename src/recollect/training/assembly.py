@@ -35,12 +35,20 @@ from recollect.models.transformers.texts import TextTokens
 from recollect.objectives import ContextObjective, ContrastiveObjective, Objective
 from recollect.training.adapted import AdaptedTowers, adapt_again, add_adapters
 from recollect.training.checkpoints import CONTENT, WHOLE_CONTENT, WRITTEN, Facts
+from recollect.training.checks import (
+    OBJECT,
+    ModelParts,
+    check_at_once,
+    check_model,
+    check_sources,
+    say_defined,
+    warn_of_model,
+)
 from recollect.training.locked import LockedSource, fit_patches, lock_source
 from recollect.training.locked_towers import LockedTowers, TextFeatures
 from recollect.training.options import FIRST_BIAS, CopiesBy, Data, Model, ObjectiveOptions, Recipe
 from recollect.training.ranks import ProcessRanks, check_agreement, first_makes
 from recollect.training.step import Inputs, Towers
-from recollect.training.unused import OBJECT, refuse_at_once, refuse_idle, refuse_unfit, refuse_unused, say_defined
 
 Feed = Callable[[int, int], Iterator[tuple[Inputs, Mapping[str, int]]]]
 """From a first step and the one to stop before, to each step's inputs and how many samples each source gave it."""
@@ -95,11 +103,11 @@ def assemble_recipe(
         UserError: bad data, or a recipe of Python objects without them.
     """
     data, needs = recipe.data, None if objective is None else objective.needs
-    refuse_at_once(recipe, place, resumed=saved_model is not None, needs=needs)
+    check_at_once(recipe, place, resumed=saved_model is not None, needs=needs)
     knowledge = None if data.definitions is None else Knowledge(open_definitions(Path(data.definitions)))
     sources = open_sources(data, objects)
     _tell_apart([spec for spec, _ in data.specs], sources)
-    refuse_unused(recipe, sources, needs)
+    check_sources(recipe, sources, place, needs)
     _mixed(sources, data)  # what cannot be mixed should show before anything is fitted or embedded
     facts = _data_facts(data, sources)
     check_agreement({name: _in_words(known) for name, known in facts.items()})
@@ -109,7 +117,8 @@ def assemble_recipe(
         model = start_model(recipe.model, sources, recipe.seed, knowledge)
     if recipe.model.gated:
         _gate(model, recipe)
-    refuse_idle(recipe, model)
+    if place.first:
+        warn_of_model(recipe, model)
     check_agreement({"the tokenizer or the shape of the model": model.reading})
     objective, crops = objective or build_objective(recipe.objective, model), training_transform(model, data)
     if data.decoded and recipe.model.locked == "none":
@@ -257,18 +266,19 @@ def start_model(
         from recollect.models.pairing import pair_towers
 
         model: DualEncoder = pair_towers(options.start, options.text, width=options.width, seed=seed)
-        refuse_unfit(options, model)
+        check_model(options, model)
     elif options.start not in PRESETS:
         model = load_model(options.start, "cpu")
-        refuse_unfit(options, model)
+        check_model(options, model)
     else:
         texts = None
-        if options.tokenizer is None:
+        tokenizer = None if ModelParts.of_preset(options.start).words else options.tokenizer
+        if tokenizer is None:
             texts = [text for source in sources for text in corpus(source, _MOST_TEXTS // len(sources))]
             if knowledge is not None:
                 told = (knowledge.of_name(text) or knowledge.of_caption(text) for text in texts)
                 texts = [*texts, *dict.fromkeys(ending for endings in told for ending in endings)]
-        model = build_model(options.start, texts=texts, tokenizer=options.tokenizer, seed=seed)
+        model = build_model(options.start, texts=texts, tokenizer=tokenizer, seed=seed)
         if isinstance(model, PatchEncoder):
             first_makes(partial(fit_patches, model, sources))
     if options.dropout is not None and isinstance(model, PatchEncoder):

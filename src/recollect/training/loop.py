@@ -373,5 +373,5 @@ class _Run:
         loss, norm = numbers["loss"], numbers["gradient_norm"]
         return (
             f"{self.out}: step {step} has loss {loss} and gradient norm {norm}. "
-            f"Last good checkpoint: {last or 'none yet'}. Try a lower --optimiser.learning-rate or a longer warm-up."
+            f"Last good checkpoint: {last or 'none yet'}. Try a lower --learning-rate or a longer warm-up."
         )

@@ -1,38 +1,14 @@
 """AdamW with the parameter groups of contrastive training, and the learning rate schedule."""
 
 import math
-from dataclasses import dataclass
 
 from torch import nn
 from torch.optim import AdamW
 
 from recollect.objectives import Objective
+from recollect.training.options import Optimiser
 from recollect.training.ranks import is_split
 from recollect.training.step import Towers
-
-
-@dataclass(frozen=True)
-class Optimiser:
-    """AdamW, warm-up and cosine decay; the defaults are those of LIxP, Appendix A.
-
-    Attributes:
-        learning_rate: peak, at the end of the warm-up.
-        weight_decay: for matrices and larger tensors; never for biases, norms or temperatures.
-        beta1: decay of the mean of the gradients.
-        beta2: decay of the mean of their squares.
-        clip_norm: maximum norm of the gradient of all parameters.
-        warmup: fraction of the steps over which the learning rate rises from 0.
-        temperature_factor: learning rate multiplier for temperatures and biases of the objective. Adam moves a
-            log-temperature by about one learning rate per step, so short runs need 10 to 20.
-    """
-
-    learning_rate: float = 1e-3
-    weight_decay: float = 1e-4
-    beta1: float = 0.9
-    beta2: float = 0.95
-    clip_norm: float = 1.0
-    warmup: float = 0.05
-    temperature_factor: float = 1.0
 
 
 def learning_rate(options: Optimiser, step: int, steps: int) -> float:

@@ -1,23 +1,17 @@
 """What a recipe is made of; the command line, its help and ``recipe.json`` are derived from these fields."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from math import inf, isfinite
 from pathlib import Path
-from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar
 
 from recollect.core.choices import check_choices
 from recollect.core.errors import UserError
-from recollect.core.files import read_json
-from recollect.core.given import is_given
-from recollect.core.types import Kind
-from recollect.data.batches.mixture import Sampling
+from recollect.core.kinds import Kind, Precision, Sampling
+from recollect.core.options import from_mapping, read_options_file
 from recollect.data.sources.columns import Columns
-from recollect.objectives import OBJECTIVES, ContextOptions
-from recollect.objectives.base import smoothed
-from recollect.training.optimiser import Optimiser
-from recollect.training.precision import Precision
+from recollect.objectives.options import ContextOptions
 
 
 @dataclass(frozen=True)
@@ -25,8 +19,8 @@ class Model:
     """What to train.
 
     Attributes:
-        start: a preset (tiny, small, vit-s-16, ...) to start from nothing, or a checkpoint to go on from: the folder of
-            any CLIP-type model of transformers, RUN/model of another run, or a hub id.
+        start: a preset (tiny, small, vit-s-16, ...) to train from scratch, or a checkpoint to continue from: the folder
+            of any CLIP-type model of transformers, RUN/model of another run, or a hub id.
         text: a text encoder (BERT, MiniLM, ...) to pair with ``start``, which is then a vision backbone (ViT, DINOv2,
             Swin, ConvNeXt, ResNet, EfficientNet, ...); new linear heads join them.
         width: number of entries of an embedding of such a pair.
@@ -34,12 +28,12 @@ class Model:
         prefixes: kinds of source whose texts begin with a learned prefix token (prefix conditioning); a kind that is
             named twice gets two.
         freeze: a tower that keeps its weights.
-        locked: towers of which only the head learns (the projection; SigLIP's pooling MLP), or not even that where the
-            tower is frozen too. What lies before is computed once and kept, so that large batches cost little.
+        locked: towers of which only the head learns (the projection; SigLIP's pooling MLP), or nothing where the tower
+            is frozen too. Features before the head are computed once and kept, so that large batches cost little.
         dropout: share of the features that the head of ``patches`` drops; its own by default.
         views: of a locked image tower: how many crops of each picture are computed; 1 takes the picture as it is.
-        lora: rank of low-rank changes (LoRA) of every attention and MLP layer, which learn in the weights' stead; the
-            finished model has them added to its weights, and holds them alone as well, as PEFT reads them.
+        lora: rank of LoRA adapters of every attention and MLP layer, which are trained instead of the weights. The
+            finished model has them merged, and PEFT reads them from its folder too.
         lora_alpha: scale of the changes times their rank; the rank by default.
         gated: put a new block before each block of the image tower, behind gates that begin closed, and let these
             blocks learn alone (REACT). Such a model opens with recollect, not with plain transformers.
@@ -68,7 +62,7 @@ class Data:
     """What to train on. A source is glyphs:NAME, latents:NAME, a hub id, or a path: Parquet, WebDataset, images, CSV.
 
     Attributes:
-        sources: sources whose kind, captions or labels, is found by looking.
+        sources: training data whose kind, captions or labels, is detected.
         captions: sources to read as captions.
         labels: sources to read as class labels; their texts are made with prompt templates.
         split: of every source whose address names none; the training split by default.
@@ -85,9 +79,9 @@ class Data:
             asked with them too.
         decoded: decode every picture once, and keep the bytes in the user's cache folder: for runs of many passes that
             wait for their pictures.
-        image_column: where its name is unusual, as for the columns below.
-        caption_column: a text or a list of texts.
-        label_column: class numbers or names.
+        image_column: column of image bytes or paths, where it is not named image.
+        caption_column: column of a text or a list of texts, where it is not named caption.
+        label_column: column of class numbers or names, where it is not named label.
         class_name_column: readable names of class numbers.
         synonyms_column: other names of a class.
         split_column: says which split a row belongs to.
@@ -154,25 +148,20 @@ class Context:
 FIRST_BIAS = -10.0
 """Where the bias of a loss that has one begins (SigLIP), unless the recipe or the checkpoint say otherwise."""
 
-if TYPE_CHECKING:
-    BaseName = str
-else:
-    BaseName = Literal[tuple(OBJECTIVES)]
-
 
 @dataclass(frozen=True)
 class ObjectiveOptions:
     """What training minimises.
 
     Attributes:
-        base: SigLIP's pairwise sigmoid, CLIP's softmax, or UniCL's softmax over classes.
+        base: the loss: sigmoid (SigLIP, over pairs), softmax (CLIP), or label (UniCL, softmax over classes).
         scale: inverse temperature at the start; by default the checkpoint's, or 10.
         bias: of the sigmoid loss at the start; by default the checkpoint's, or -10. About -log(batch) suits small ones.
         smoothing: share of a pair's target that the batch's other texts get (label smoothing); not with context.
         context: look up the batch as well, for SigLIxP and CLIxP.
     """
 
-    base: BaseName = "sigmoid"
+    base: str = "sigmoid"
     scale: float | None = None
     bias: float | None = None
     smoothing: float = 0.0
@@ -212,6 +201,30 @@ _LIMITS: Mapping[str, tuple[Callable[[float], bool], str]] = {
 
 
 @dataclass(frozen=True)
+class Optimiser:
+    """AdamW, warm-up and cosine decay; the defaults are those of LIxP, Appendix A.
+
+    Attributes:
+        learning_rate: peak learning rate, at the end of the warm-up.
+        weight_decay: for matrices and larger tensors; never for biases, norms or temperatures.
+        beta1: decay of the mean of the gradients.
+        beta2: decay of the mean of their squares.
+        clip_norm: maximum norm of the gradient of all parameters.
+        warmup: fraction of the steps over which the learning rate rises from 0.
+        temperature_factor: learning rate multiplier for temperatures and biases of the objective. Adam moves a
+            log-temperature by about one learning rate per step, so short runs need 10 to 20.
+    """
+
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    clip_norm: float = 1.0
+    warmup: float = 0.05
+    temperature_factor: float = 1.0
+
+
+@dataclass(frozen=True)
 class Recipe:
     """All that decides the outcome of a run.
 
@@ -220,12 +233,12 @@ class Recipe:
         data: what to train on.
         objective: what to minimise.
         optimiser: AdamW and its schedule.
-        steps: updates of the weights.
-        batch_size: of all processes together.
+        steps: number of updates of the weights.
+        batch_size: samples of a step, over all processes.
         chunk: samples embedded at a time; memory grows with it, not with the batch. None embeds all at once.
-        precision: of the towers' arithmetic; weights, loss and optimiser stay float32. tf32 rounds the factors of
-            float32 products on a GPU; float16 scales the loss, and leaves out the steps where that was too much.
-        seed: of everything random.
+        precision: arithmetic of the towers; weights, loss and optimiser stay float32. tf32 rounds the factors of
+            float32 products on a GPU; float16 scales the loss, and skips steps where that overflowed.
+        seed: random seed.
         workers: processes that read images ahead; 0 reads between steps. The outcome does not depend on it. By default
             one for each core to spare, at most 8, where pictures are read from files and the run is not short.
         log_every: steps between lines of metrics.jsonl.
@@ -273,34 +286,20 @@ class Recipe:
                 value = getattr(value, part, None)
             if value is not None and not right(value):
                 raise UserError(f"--{name.replace('_', '-')} {value}: must be {words}.")
-        self.check_given()
-        for wrong, words in self._clashes():
+        from recollect.objectives import OBJECTIVES
+
+        if self.objective.base not in OBJECTIVES:
+            known = ", ".join(OBJECTIVES)
+            raise UserError(f"--objective {self.objective.base}: no such objective. Choose from: {known}.")
+        for wrong, words in self._contradictions():
             if wrong:
                 raise UserError(words)
 
-    def check_given(self) -> None:
-        """Refuse options that somebody gave and that say nothing beside the others; what recipes have is no matter.
-
-        Raises:
-            UserError: naming the option.
-        """
-        base, context = self.objective.base, self.objective.context
-        bias, loss = self.objective.bias, OBJECTIVES[base]
-        if not loss.biased and bias is not None and (bias != FIRST_BIAS or is_given("objective.bias")):
-            biased = " or ".join(name for name, each in OBJECTIVES.items() if each.biased)
-            words = f"{loss.name}'s loss has no bias. Leave it out, or take --objective.base {biased}."
-            raise UserError(f"--objective.bias: {words}")
-        tied = context.options.tied if context else "none"
-        if tied in {"all", "context"} and is_given("objective.context.tau"):
-            words = f"tied to the others ({tied}), it begins where they do. Take --objective.scale."
-            raise UserError(f"--objective.context.tau: {words}")
-
-    def _clashes(self) -> Iterator[tuple[bool, str]]:
-        """Options of which one would say nothing beside the other: whether they are here, and how to say so."""
-        model, data, objective = self.model, self.data, self.objective
-        locked, lora, views = model.locked != "none", model.lora is not None, model.views
+    def _contradictions(self) -> Iterator[tuple[bool, str]]:
+        """Options that no run can have together: whether they are here, and what to do."""
+        model, data, context = self.model, self.data, self.objective.context
+        locked, lora = model.locked != "none", model.lora is not None
         yield not data.specs, "no source of data was named. Name one with --data SOURCE."
-        yield not lora and model.lora_alpha is not None, "--model.lora-alpha: belongs to LoRA. Add --model.lora RANK."
         for name, on in (("locked", locked), ("prefixes", bool(model.prefixes))):
             words = f"--model.lora and --model.{name}: LoRA leaves all weights as they are. Take one of them."
             yield lora and on, words
@@ -317,37 +316,44 @@ class Recipe:
         for name, on in whole:
             words = f"--shard-weights and --{name}: only whole towers are split. Take one of them."
             yield self.shard_weights and on, words
-        yield views > 1 and not locked, f"--model.views {views}: is for a locked image tower. Add --model.locked image."
-        words = "--data.decoded and --model.locked: a locked tower reads every picture once. Leave out --data.decoded."
-        yield locked and data.decoded, words
-        words = "--data.weights: there is one source, so nothing to weigh it against. Leave it out."
-        yield len(data.weights) == len(data.specs) == 1, words
         count = len(data.specs)
         unfit = len(data.weights) != count or any(not 0 < weight < inf for weight in data.weights)
         words = f"--data.weights: must be {count} positive numbers, one for each source; got {data.weights}."
         yield bool(data.weights) and unfit, words
-        options = objective.context.options if objective.context else ContextOptions()
-        for what, on in (
-            ("Augmented entries", options.augmented != "none"),
-            ("Crops (--data.crop)", data.crop is not None),
-            ("Mirrored pictures (--data.flip)", data.flip),
-        ):
-            words = f"--model.locked keeps one view of each picture. {what} need --model.views 2 or more."
-            yield locked and views == 1 and on, words
-        smooths = not objective.context and OBJECTIVES[objective.base].smooths
-        words = f"--objective.smoothing: is for {' and '.join(smoothed())}, without context."
-        yield objective.smoothing > 0 and not smooths, words
         words = "--batch-size 1: a batch of one has no context. Take at least 2."
-        yield objective.context is not None and self.batch_size < 2, words
-        rows = options.active_rows or 0
+        yield context is not None and self.batch_size < 2, words
+        rows = (context.options.active_rows if context else None) or 0
         words = f"--objective.context.options.active-rows {rows}: more than the batch of {self.batch_size}."
         yield rows > self.batch_size, words
+
+    def without_effect(self) -> Iterator[tuple[bool, str]]:
+        """Options that change nothing beside the others: whether they are here, and why."""
+        from recollect.objectives import OBJECTIVES
+        from recollect.objectives.base import smoothed
+
+        model, data, objective = self.model, self.data, self.objective
+        locked, loss = model.locked != "none", OBJECTIVES[objective.base]
+        options = objective.context.options if objective.context else ContextOptions()
+        yield model.lora is None and model.lora_alpha is not None, "--model.lora-alpha: there is no --lora"
+        yield model.views > 1 and not locked, "--model.views: there is no --locked tower"
+        yield locked and data.decoded, "--data.decoded: a locked tower reads every picture once"
+        yield bool(data.weights) and len(data.specs) == 1, "--data.weights: there is one source"
+        for name, on in (
+            ("objective.context.options.augmented", options.augmented != "none"),
+            ("data.crop", data.crop is not None),
+            ("data.flip", data.flip),
+        ):
+            words = f"--{name}: --locked keeps one view of each picture; take --model.views 2 or more"
+            yield locked and model.views == 1 and on, words
+        smooths = not objective.context and loss.smooths
+        words = f"--objective.smoothing: it is for {' and '.join(smoothed())}, without context"
+        yield objective.smoothing > 0 and not smooths, words
+        biased = objective.bias not in (None, FIRST_BIAS)  # recipes set that one, whatever the objective
+        yield biased and not loss.biased, f"--objective.bias: the {objective.base} objective has no bias"
 
 
 AnyRecipe = TypeVar("AnyRecipe", bound=Recipe)
 """A recipe of one kind."""
-
-_IN_WORDS: Mapping[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
 def recipe_from_json(file: Path, kind: type[AnyRecipe]) -> AnyRecipe:
@@ -356,36 +362,4 @@ def recipe_from_json(file: Path, kind: type[AnyRecipe]) -> AnyRecipe:
     Raises:
         UserError: no such file, not a recipe, an option that there is not, or one that must be there and is not.
     """
-    return _from_json(kind, read_json(file), file, "")
-
-
-def _from_json(kind: Any, value: Any, file: Path, name: str) -> Any:
-    """``value`` as the type of a recipe's field."""
-    members = get_args(kind) if get_origin(kind) in (UnionType, Union) else (kind,)
-    if value is None and type(None) in members:
-        return None
-    member = next(member for member in members if member is not type(None))
-    if is_dataclass(member):
-        if not isinstance(value, Mapping):
-            raise UserError(f"{file}: {name or 'it'} is no set of options. Is it a recipe.json?")
-        hints = get_type_hints(member)
-        if unknown := sorted(value.keys() - hints.keys()):
-            raise UserError(f"{file}: there is no option {name}{unknown[0]}. Was it written by another version?")
-        needed = (each.name for each in fields(member) if each.default is each.default_factory is MISSING)
-        if missing := sorted(set(needed) - value.keys()):
-            raise UserError(f"{file}: {name}{missing[0]} is missing. Was it cut short?")
-        parts = {key: _from_json(hints[key], part, file, f"{name}{key}.") for key, part in value.items()}
-        try:
-            return member(**parts)  # type: ignore[operator]
-        except ValueError as error:
-            raise UserError(f"{file}: {name}{error}") from None
-    if get_origin(member) is tuple:
-        if not isinstance(value, list):
-            raise UserError(f"{file}: {name.rstrip('.')} is {value!r}; it must be a list")
-        return tuple(_from_json(get_args(member)[0], part, file, name) for part in value)
-    choices = get_args(member) if get_origin(member) is Literal else ()
-    fits = value in choices if choices else isinstance(value, {float: (int, float)}.get(member, member))
-    if not fits or (isinstance(value, bool) and member is not bool):
-        words = f"one of {', '.join(map(repr, choices))}" if choices else _IN_WORDS[member]
-        raise UserError(f"{file}: {name.rstrip('.')} is {value!r}; it must be {words}")
-    return float(value) if member is float else value
+    return from_mapping(kind, read_options_file(file), file)

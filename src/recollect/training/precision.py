@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
-Precision = Literal["float32", "tf32", "bfloat16", "float16"]
+from recollect.core.kinds import Precision
 
 _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 

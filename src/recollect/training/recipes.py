@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from recollect.core.plugins import Table
-from recollect.training.optimiser import Optimiser
-from recollect.training.options import Context, Data, Model, ObjectiveOptions, Recipe
+from recollect.training.options import Context, Data, Model, ObjectiveOptions, Optimiser, Recipe
 
 __all__ = ["RECIPES", "Recipe", "with_context"]
 
@@ -163,7 +162,7 @@ def post_train_siglip() -> Recipe:
 
 
 def post_train_siglixp() -> Recipe:
-    """Post-train a SigLIP checkpoint (--model.start) with the context objective."""
+    """Post-train a SigLIP checkpoint (--model) with the context objective."""
     return with_context(post_train_siglip(), tau=0.01)
 
 
@@ -173,7 +172,7 @@ def post_train_clip() -> Recipe:
 
 
 def post_train_clixp() -> Recipe:
-    """Post-train a CLIP checkpoint (--model.start) with the context objective."""
+    """Post-train a CLIP checkpoint (--model) with the context objective."""
     return with_context(post_train_clip(), tau=0.01)
 
 

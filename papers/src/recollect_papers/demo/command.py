@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recollect.core.files import check_writable
-from recollect.core.progress import output
 from recollect_papers.demo import DemoScale
 
 
@@ -25,6 +24,7 @@ class Demo:
 
     def run(self) -> None:
         """Make the page."""
+        from recollect.core.progress import output
         from recollect_papers.demo.report import demo
 
         check_writable(self.out, "--out")

@@ -2,15 +2,13 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 
 from recollect.core.errors import UserError
+from recollect.core.kinds import Sampling
 from recollect.core.types import NO_LABEL, Source
 from recollect.data.batches.order import Plan
-
-Sampling = Literal["proportional", "equal", "debiased"]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,131 @@
+"""Embed pairs, find their neighbours and train a fusion: what `recollect train reco` runs."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from recollect.cli.parser import warn_unused
+from recollect.cli.split import split_for
+from recollect.cli.train_reco import TrainReco
+from recollect.core.errors import UserError
+from recollect.core.files import check_writable
+from recollect.core.progress import output
+from recollect.core.types import Source
+from recollect.data.sources import open_source
+from recollect.index import Index
+from recollect.models import load_model, loading
+from recollect.reco.block import FusionSettings
+from recollect.reco.crossfit import Fold, fold_of
+from recollect.reco.learning import FUSION_PRESETS, FusionRecipe, train_fusion
+from recollect.reco.neighbours import check_k
+from recollect.reco.newness import STRENGTHS, Newness
+from recollect.reco.pairs import embed_pairs
+from recollect.training.options import Data, Model, ObjectiveOptions, Recipe, recipe_from_json
+from recollect.training.run_folder import check_free, differences
+
+
+def options_of_run(file: Path) -> TrainReco:
+    """The options of the run whose recipe.json this is.
+
+    Raises:
+        UserError: no such file, or not the recipe of such a run.
+    """
+    recipe = recipe_from_json(file, FusionRecipe)
+    fusion, newness = recipe.fusion, recipe.newness
+    same = ("memory", "terms", "k", "max_score", "score_of", "mask", "limit", "epochs", "crossfit", "optimiser",
+            "batch_size", "chunk", "seed", "log_every", "checkpoint_every")  # fmt: skip
+    command = TrainReco(
+        model=recipe.model.start,
+        data=recipe.data.sources,
+        split=recipe.data.split,
+        scale=recipe.objective.scale,
+        newness=newness.kind,
+        newness_strength=newness.strength,
+        newness_share=newness.share,
+        **{name: getattr(recipe, name) for name in same},
+        **{name: getattr(fusion, name) for name in ("kind", "search", "read", "modalities", "start")},
+    )
+    objective = replace(recipe.objective, base="softmax")  # it has no other
+    asked = replace(recipe, steps=Recipe.steps, fusion=replace(fusion, width=1), objective=objective)
+    if unsaid := next(iter(differences(recipe_of(command), asked)), None):
+        raise UserError(f"{file}: {unsaid} has no option of `recollect train reco`. Was the run made from Python?")
+    return command
+
+
+def run_reco(options: TrainReco) -> None:
+    """Embed, look up, train."""
+    _check(options)
+    recipe = recipe_of(options)
+    replace(recipe, fusion=replace(recipe.fusion, width=1), steps=1).check()
+    check_writable(options.out, "--out")
+    check_free(options.out, options.resume)
+    index = Index.open(options.memory)  # what is wrong with it should show before anything is embedded
+    check_k(index, options.k)
+    encoder, name = index.open_model(options.model, options.device, option="MODEL")
+    recipe = replace(recipe, model=Model(start=name))
+    sources = tuple(open_source(spec, split=split_for(spec, options.split)) for spec in options.data)
+    if options.limit is None and any(source.endless for source in sources):
+        raise UserError("a built-in stream has no end. Say how many pairs to take with --limit N.")
+    pairs = embed_pairs(encoder, sources, options.limit, recipe.data.broken_share)
+    folds = _folds(options, sources, recipe.data.broken_share)
+    model = train_fusion(recipe, encoder, pairs, options.out, folds=folds, resume=options.resume, device=options.device)
+    output().print(f"fusion: {model}\nmetrics: {options.out / 'metrics.jsonl'}", highlight=False, soft_wrap=True)
+
+
+def _check(options: TrainReco) -> None:
+    """Warn of options without effect, and refuse models that are not there."""
+    if options.kind == "mlp":
+        why = "--kind mlp reads no memory"
+        warn_unused(options, "k", "search", "read", "start", "max_score", "score_of", why=why)
+    newness = options.newness or FUSION_PRESETS[options.preset]().newness.kind
+    if newness == "none":
+        warn_unused(options, "newness_strength", why="there is no simulated newness")
+    if newness != "offsets":
+        warn_unused(options, "newness_share", why="it is for --newness offsets")
+    if len(options.crossfit) == 1:
+        raise UserError("--crossfit takes two models or more: number I of N was trained with ?without=I/N.")
+    for place in (options.model, *options.crossfit):
+        if place is not None:
+            loading.check_model_place(place)
+
+
+def _folds(options: TrainReco, sources: tuple[Source, ...], broken_share: float) -> list[Fold]:
+    """What each model of --crossfit makes of the pairs, and which of them are new to it."""
+    folds = []
+    for number, place in enumerate(options.crossfit):
+        pairs = embed_pairs(load_model(place, options.device), sources, options.limit, broken_share)
+        folds.append(Fold(pairs, fold_of(pairs, sources, len(options.crossfit)) == number))
+    return folds
+
+
+def recipe_of(options: TrainReco) -> FusionRecipe:
+    """What these options ask for."""
+    preset = FUSION_PRESETS[options.preset]()
+    newness = preset.newness
+    if options.newness is not None:
+        newness = Newness(options.newness, STRENGTHS[options.newness])
+    strength = newness.strength if options.newness_strength is None else options.newness_strength
+    newness = replace(newness, strength=strength, share=options.newness_share)
+    start = options.start or preset.fusion.start
+    return replace(
+        preset,
+        model=Model(start=options.model or ""),
+        data=Data(sources=options.data, split=options.split),
+        objective=ObjectiveOptions(base="softmax", scale=options.scale),
+        optimiser=options.optimiser,
+        batch_size=options.batch_size,
+        chunk=options.chunk,
+        seed=options.seed,
+        log_every=options.log_every,
+        checkpoint_every=options.checkpoint_every,
+        fusion=FusionSettings(1, options.kind, options.search, options.read, options.modalities, start),
+        memory=options.memory,
+        terms=options.terms,
+        k=options.k,
+        max_score=options.max_score,
+        score_of=options.score_of or preset.score_of,
+        mask=options.mask or preset.mask,
+        newness=newness,
+        limit=options.limit,
+        epochs=options.epochs,
+        crossfit=options.crossfit,
+    )

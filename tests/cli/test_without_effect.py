@@ -1,0 +1,42 @@
+"""An option without effect is a warning in one line, and the command goes on."""
+
+import pytest
+
+RETRIEVAL, FEW = ("evaluate", "retrieval", "m/m"), ("evaluate", "few-shot")
+IDLE = (
+    (("caption", "none.csv", "--captions", "c.csv"), ("--prompt", "what")),
+    (("classify", "--names", "a", "b", "--save", "kept"), ("--alpha", "0.2")),
+    (("classify", "--names", "a", "b", "--save", "kept"), ("--out", "p")),
+    (("evaluate", "zero-shot", "m/m"), ("--support", "all")),
+    (("evaluate", "zero-shot", "m/m"), ("--copies", "b=c")),
+    (("evaluate", "zero-shot", "m/m"), ("--form", "clip-benchmark")),
+    (("evaluate", "zero-shot", "m/m"), ("--k", "3")),
+    (("evaluate", "probe", "m/m"), ("--templates", "t.txt")),
+    (("evaluate", "probe", "m/m"), ("--prefix", "label")),
+    (("evaluate", "probe", "m/m", "--within", "test"), ("--query", "val")),
+    (("evaluate", "multilabel", "m/m", "--no-probe"), ("--support", "val")),
+    (RETRIEVAL, ("--teacher", "m")),
+    (RETRIEVAL, ("--reward.steps", "4")),
+    (RETRIEVAL, ("--episode.k", "4")),
+    ((*RETRIEVAL, "--methods", "episode-paper"), ("--episode.steps", "4")),
+    ((*RETRIEVAL, "--methods", "normalised"), ("--prefix", "label")),
+    ((*FEW, "m/m"), ("--effort", "0.5")),
+    ((*FEW, "m/m"), ("--texts", "t.npy")),
+)
+
+
+@pytest.mark.parametrize(("command", "option"), IDLE, ids=lambda part: " ".join(part[-2:]))
+def test_an_option_without_effect_is_a_warning(recollect, command, option, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = ("--data", "none.csv") if command[0] == "evaluate" else ()
+    *warnings, error = recollect(*command, *data, *option, check=False).stderr.splitlines()
+    assert any(line.startswith(f"warning: {option[0].partition('.')[0]}") and "no effect" in line for line in warnings)
+    assert error.startswith("error: "), "there is no such model, picture or file"
+    plain = recollect(*command, *data, check=False).stderr.splitlines()
+    assert len(plain) == len(warnings), "one line more"
+
+
+def test_own_embeddings_are_used_as_they_are(recollect, tmp_path):
+    words = ("evaluate", "few-shot", "--features", tmp_path / "a.parquet")
+    for option in (("--templates", "t.txt"), ("--prefix", "label"), ("--feature-labels", "l.npy")):
+        assert f"warning: {option[0]} has no effect" in recollect(*words, *option, check=False).stderr
