@@ -86,6 +86,9 @@ def test_a_missing_argument_is_named(recollect):
         (["export", "--class"], ["--classifier"]),
         (["export", "--mode", "im"], ["image"]),
         (["completion", "z"], ["zsh"]),
+        (["train", "siglixp-t"], ["siglixp-tiny"]),
+        (["train", "siglixp-tiny", "--lo"], ["--locked", "--lora"]),
+        (["train", "rec"], ["reco"]),
     ],
     ids=" ".join,
 )

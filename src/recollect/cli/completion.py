@@ -41,15 +41,27 @@ def command_tree(prog: str, commands: Mapping[str, tuple[type[Any], str]]) -> ar
     """
     root = argparse.ArgumentParser(prog)
     below = {"": root.add_subparsers()}
+    groups = {name.split()[0] for name in commands if " " in name}
     for name, (kind, text) in sorted(commands.items()):
         group, _, last = name.rpartition(" ")
         if group and group not in below:
             below[group] = below[""].add_parser(group, help=f"{group} commands").add_subparsers()
-        parser = below[group].add_parser(
-            last, help=text, parents=[build_parser(kind, f"{prog} {name}")], add_help=False
-        )
-        _complete_files(parser)
+        own = build_parser(kind, f"{prog} {name}")
+        if name in groups:  # `train reco` is a command, and so is `train RECIPE`
+            below[name] = _recipes_below(below[""].add_parser(name, help=text), own)
+        else:
+            _complete_files(below[group].add_parser(last, help=text, parents=[own], add_help=False))
     return root
+
+
+def _recipes_below(parser: argparse.ArgumentParser, own: argparse.ArgumentParser) -> Any:
+    """Recipes as commands below `train`, so that their names and their options are completed."""
+    from recollect.training.recipes import RECIPES
+
+    below = parser.add_subparsers()
+    for recipe in RECIPES.data:  # without those of plugins, which load much
+        below.add_parser(recipe, help="recipe", parents=[own], add_help=False)
+    return below
 
 
 def _complete_files(parser: argparse.ArgumentParser) -> None:

@@ -89,7 +89,9 @@ class Train:
         typed = {word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")}
         named = {name for option, name in short.items() if {option, f"data.{name}"} & typed}
         if named:  # they replace the recipe's own sources
-            data = replace(command.recipe.data, **{name: () for name in _SOURCES if name not in named})
+            data = command.recipe.data
+            kept = {name: getattr(data, name) if name in named else () for name in _SOURCES}
+            data = replace(data, **kept)  # type: ignore[arg-type]
             command = replace(command, recipe=replace(command.recipe, data=data))
         return command
 

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+from recollect.cli.parser import Arg
 from recollect.cli.train import Train
 from recollect.core.errors import UserError
 from recollect.training.options import Data, Recipe
@@ -28,14 +29,14 @@ class TrainRaClip(Train):
     memory: str | None = None
     """Pairs to read: a folder, or milvus://host:port/collection. Training pairs may be in it: --max-score keeps a
     picture from its own row."""
-    searcher: str | None = None
+    searcher: Annotated[str | None, Arg(rare=True)] = None
     """The model that embedded the memory (default: where it was then)."""
     k: int = 10
     """Pairs that each image reads."""
-    max_score: float = 0.94
+    max_score: Annotated[float, Arg(rare=True)] = 0.94
     """Skip pairs whose image has at least this cosine with the picture, by the searcher: itself and its
     near-duplicates. Above 1 nothing is skipped, not even the picture's own row."""
-    start: Literal["embedding", "mean", "gate"] = "gate"
+    start: Annotated[Literal["embedding", "mean", "gate"], Arg(rare=True)] = "gate"
     """What an untrained fusion returns: the embedding, the mean of it and of what it reads, or a mixture of both whose
     weight is learned."""
 

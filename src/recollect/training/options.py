@@ -235,7 +235,7 @@ class Recipe:
         optimiser: AdamW and its schedule.
         steps: number of updates of the weights.
         batch_size: samples of a step, over all processes.
-        chunk: samples embedded at a time; memory grows with it, not with the batch. None embeds all at once.
+        chunk: samples embedded at a time (default: all); memory grows with it, not with the batch.
         precision: arithmetic of the towers; weights, loss and optimiser stay float32. tf32 rounds the factors of
             float32 products on a GPU; float16 scales the loss, and skips steps where that overflowed.
         seed: random seed.
