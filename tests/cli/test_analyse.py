@@ -71,7 +71,7 @@ def test_the_same_seed_draws_the_same_map(recollect, prefixed, shapes, tmp_path)
     [
         (("attention", "MODEL", "--out", "a.jpeg"), "ending"),
         (("attention", "MODEL", "--texts", " "), "without words"),
-        (("attention",), "name a model"),
+        (("attention",), "MODEL"),
         (("attention", "BAG"), "bag of words"),
         (("attention", "nowhere/model"), "nowhere/model"),
         (("embeddings", "MODEL"), "--data"),

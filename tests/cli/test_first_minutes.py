@@ -68,7 +68,6 @@ WRONG = [
     Wrong("classify --support examples --images new --model ./MODLE", ("MODLE", "no such folder")),
     Wrong("caption memories/pairs --captions none.csv", ("none.csv", "no such file")),
     Wrong("caption memories/none --model MODEL", ("memories/none",)),
-    Wrong("serve memories/pairs --log /proc/none/x", ("--log", "cannot be written")),
     Wrong("train siglip-tiny --data none.parquet --out runs/new", ("none.parquet",)),
     Wrong("train siglip-tyni --data pairs.parquet", ("siglip-tyni", "Did you mean")),
     Wrong("evaluate zero-shot MODEL --data none.parquet", ("none.parquet",)),

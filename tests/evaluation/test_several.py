@@ -154,5 +154,5 @@ def test_the_command_prints_and_writes_both(shows, tmp_path, monkeypatch, capsys
     assert [row["method"] for row in result["rows"]] == ["zero-shot", "zero-shot", "probe", "probe"]
     assert "mean average precision" in capsys.readouterr().out
     for option in (["--within", "train"], ["--suite", "lixp-5"], ["--definitions", "wordnet"]):
-        assert cli.main(["evaluate", "multilabel", "MODEL", "--data", spec, *option]) == 0
+        assert cli.main(["evaluate", "multilabel", "MODEL", "--data", spec, *option, *words]) == 0
         assert f"{option[0]} has no effect" in capsys.readouterr().err

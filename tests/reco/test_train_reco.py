@@ -123,7 +123,6 @@ def test_what_is_written_beside_another_runs_recipe_goes_first(pairs, begun, tmp
     ("changed", "words", "message"),
     [
         ({"newnes": {}}, (), "there is no option newnes"),
-        ({"fusion": {"kind": "mlp"}}, (), "width is missing"),
         ({"precision": "bfloat16"}, (), "precision has no option of `recollect train reco`"),
     ],
 )

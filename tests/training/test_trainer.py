@@ -249,7 +249,6 @@ def test_a_figure_that_is_no_number_is_null_and_the_run_goes_on(small, tmp_path)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--evaluate-every", "5"], "nothing to measure"),
         (["--evaluate-every", "0", "--evaluate", "zero-shot=latents:captions"], "must be at least 1"),
         (["--evaluate", "zero-shot=no/such.parquet"], "no such file or folder"),
         (["--evaluate", "retrieval=no/such.parquet"], "no such file or folder"),
@@ -317,8 +316,8 @@ def test_every_recipe_comes_back_from_its_file(name, tmp_path):
         ({"model": {"freeze": "both"}}, "model.freeze is 'both'; it must be one of 'none', 'image', 'text'"),
         ({"compile": 1}, "compile is 1; it must be true or false"),
         ({"data": {"sources": "pairs.parquet"}}, "data.sources is 'pairs.parquet'; it must be a list"),
-        ({"data": {"sources": [3]}}, "data.sources is 3; it must be a text"),
-        ({"model": 3}, "model. is no set of options"),
+        ({"data": {"sources": [3]}}, "data.sources is 3; it must be a string"),
+        ({"model": 3}, "model is not a table of options"),
         ({"objective": {"context": {"options": {"stages": 2, "value_head": 1}}}}, "stages=2 has a map of its own"),
     ],
 )

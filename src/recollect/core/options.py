@@ -62,7 +62,7 @@ OptionPath = tuple[str, ...]
 """Field names from a command or recipe down to an option."""
 
 
-def read_values(kind: type[Any], held: Mapping[str, Any], file: Path, path: OptionPath = ()) -> dict[OptionPath, Any]:
+def read_values(kind: type[Any], held: Any, file: Path, path: OptionPath = ()) -> dict[OptionPath, Any]:
     """The values in a mapping of fields, checked and by their path, as `build` takes them.
 
     Raises:
