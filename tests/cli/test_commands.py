@@ -84,7 +84,7 @@ def test_a_missing_argument_is_named(recollect):
     [
         (["exp"], ["export"]),
         (["export", "--class"], ["--classifier"]),
-        (["export", "--mode", "im"], ["image"]),
+        (["embed", "m", "--form", "n"], ["npy"]),
         (["completion", "z"], ["zsh"]),
         (["train", "siglixp-t"], ["siglixp-tiny"]),
         (["train", "siglixp-tiny", "--lo"], ["--locked", "--lora"]),

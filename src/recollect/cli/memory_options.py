@@ -1,9 +1,9 @@
 """``--memory MEM --fusion F --mode both``: any command that embeds can embed with what is found in a memory (RECO)."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from recollect.cli.parser import warn_unused
+from recollect.cli.parser import Arg, warn_unused
 from recollect.core.errors import UserError
 from recollect.core.files import beside
 
@@ -19,16 +19,16 @@ class MemoryOptions:
     """Embed with what is found in this memory: a folder, or milvus://host:port/collection."""
     fusion: str | None = None
     """With --memory: the OUT/model of `recollect train reco`, or `mean`, the plain mean with what was found."""
-    mode: Literal["image", "text", "both"] | None = None
+    mode: Annotated[Literal["image", "text", "both"] | None, Arg(rare=True)] = None
     """Which embeddings read the memory: image, text, or both; by default all that the fusion refines."""
     k: int | None = None
     """Rows that each embedding reads; by default as many as the fusion was trained with, 10 for `mean`."""
-    read_where: str | None = None
+    read_where: Annotated[str | None, Arg(rare=True)] = None
     """Read only rows that satisfy a filter, e.g. "source = 'emoji' and domain != 'noto'"."""
-    searcher: str | None = None
+    searcher: Annotated[str | None, Arg(rare=True)] = None
     """Where the model that embedded the memory is now, for a fusion of `recollect train ra-clip`; by default where it
     was then."""
-    near: float | None = None
+    near: Annotated[float | None, Arg(rare=True)] = None
     """Leave out rows whose image has at least this cosine with a tested image; 0.94 in RECO."""
 
     @property
