@@ -5,8 +5,8 @@ import pytest
 RETRIEVAL, FEW = ("evaluate", "retrieval", "m/m"), ("evaluate", "few-shot")
 IDLE = (
     (("caption", "none.csv", "--captions", "c.csv"), ("--prompt", "what")),
-    (("classify", "--names", "a", "b", "--save", "kept"), ("--alpha", "0.2")),
-    (("classify", "--names", "a", "b", "--save", "kept"), ("--out", "p")),
+    (("classify", "--names", "a", "b", "--save", "kept", "--model", "./none"), ("--alpha", "0.2")),
+    (("classify", "--names", "a", "b", "--save", "kept", "--model", "./none"), ("--out", "p")),
     (("evaluate", "zero-shot", "m/m"), ("--support", "all")),
     (("evaluate", "zero-shot", "m/m"), ("--copies", "b=c")),
     (("evaluate", "zero-shot", "m/m"), ("--form", "clip-benchmark")),
