@@ -20,6 +20,7 @@ class Serve:
     """
 
     index: Annotated[str, Arg(place="FOLDER|INDEX")]
+    """A folder of pictures, an index's folder, or milvus://host:port/collection."""
     model: str | None = None
     """Model to embed with (default: the one the index was built with; for a new folder the model that comes along)."""
     host: str = "127.0.0.1"
@@ -33,7 +34,7 @@ class Serve:
     out: Path | None = None
     """Folder for saved classifiers (default: INDEX/page/classifiers)."""
     open: bool = True
-    """Open the browser."""
+    """Open the browser (--no-open: do not)."""
 
     def run(self) -> None:
         """Serve until interrupted."""
