@@ -13,7 +13,7 @@ from recollect.core.errors import UserError
 from recollect.efsa.batch import number_texts, shared_rows
 from recollect.efsa.episodes import Episodes
 from recollect.efsa.methods import MethodOptions
-from recollect.efsa.options import BLOCKS_RATE, HEADS_RATE, EpisodeOptions, RewardOptions, TuningOptions
+from recollect.efsa.options import BLOCKS_RATE, FULL_RATE, HEADS_RATE, EpisodeOptions, RewardOptions, TuningOptions
 from recollect.efsa.sequential import FullEpisodes, SequentialEpisodes
 from recollect.models import build_model
 
@@ -236,3 +236,8 @@ def test_the_paper_s_settings_have_a_name():
 def test_settings_that_make_no_sense_are_refused(wrong):
     with pytest.raises(UserError, match=next(iter(wrong))):
         EpisodeOptions(**wrong)
+
+
+def test_all_parameters_take_a_much_smaller_step_than_adapters():
+    assert EpisodeOptions(parameters="all").rate == FULL_RATE < BLOCKS_RATE / 100
+    assert EpisodeOptions(parameters="all", learning_rate=1e-4).rate == 1e-4

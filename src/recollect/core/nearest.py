@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
+from recollect.core.ordering import best_first
 from recollect.core.types import best_device
 
 _SCORES = 2**21
@@ -77,7 +78,7 @@ def best_of_all(found: Sequence[ExactNeighbours], k: int) -> ExactNeighbours:
     scores = np.concatenate([each.scores for each in found], axis=1)
     if len(found) == 1:
         return ExactNeighbours(rows[:, :k], scores[:, :k])
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    order = best_first(scores)[:, :k]
     return ExactNeighbours(np.take_along_axis(rows, order, 1), np.take_along_axis(scores, order, 1))
 
 

@@ -23,7 +23,6 @@ from recollect.index import Found, Index
 _ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 NEAREST = (1, 8, 32, 128)
 _REFERENCES, _ASKED, _AMONG = 2_048, 512, 8_192
-_BLOCK = 1_024
 
 
 @dataclass(frozen=True)
@@ -169,8 +168,7 @@ def _means_without(
 
     Where the caption is one of an image's k nearest, the next reference replaces it.
     """
-    tops = [(references @ block.T).topk(k + 1, dim=0).values for block in images.split(_BLOCK)]
-    top = torch.cat(tops, dim=1)  # (k + 1, images), greatest first
+    top = torch.from_numpy(exact_neighbours(images.numpy(), references.numpy(), k + 1).scores).T  # largest first
     with_next = top.sum(dim=0)
     inside = scores >= top[k - 1]
     return torch.where(inside, with_next - scores, with_next - top[k]) / k

@@ -15,6 +15,9 @@ BLOCKS_RATE, HEADS_RATE = 1.5e-3, 2e-2
 """Learning rates that gained most on validation pools: of towers of blocks (`recollect-papers efsa/choices`), and of
 small models without blocks, whose heads alone learn (``benchmarks/adaptation.py``)."""
 
+FULL_RATE = 3e-6
+"""Learning rate of episodes that change all parameters, which the adapters' rates would destroy."""
+
 PRINTED: dict[str, Any] = {
     "direction": "image-to-text", "learning_rate": 5e-4, "temperature": None, "contrastive": 1.7, "hinge": 0.3,
     "margin": 0.2, "soft": 0.0, "mix": 1.0, "steps": 1,
@@ -45,8 +48,8 @@ class EpisodeOptions:
     Attributes:
         k: images that the frozen model finds, that the episode learns from, and that are ranked again.
         steps: optimiser steps on the one batch of k pairs.
-        learning_rate: of AdamW; None takes 1.5e-3, or 2e-2 for adapters of a small model without blocks, whose heads
-            alone learn.
+        learning_rate: of AdamW; None takes 1.5e-3, 2e-2 for adapters of a small model without blocks, whose heads alone
+            learn, or 3e-6 for all parameters.
         weight_decay: of AdamW (the paper names none; 0.01 is torch's).
         contrastive: weight of the contrastive loss, Eq. 1 (the paper's α).
         hinge: weight of the hinge loss, Eq. 2 (the paper's β).
@@ -112,8 +115,10 @@ class EpisodeOptions:
 
     @property
     def rate(self) -> float:
-        """The learning rate; of towers of blocks where none is named."""
-        return BLOCKS_RATE if self.learning_rate is None else self.learning_rate
+        """The learning rate; by default that of all parameters, or of adapters in towers of blocks."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return FULL_RATE if self.parameters == "all" else BLOCKS_RATE
 
     def for_sites(self, sites: Iterable[str]) -> "EpisodeOptions":
         """The same with the learning rate that adapters of these layers take where none is named."""

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from recollect.core.errors import UserError
+from recollect.core.ordering import best_first
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, caption_prefix
 from recollect.efsa.batch import EpisodeReport
@@ -139,7 +140,8 @@ class RewardSearcher:
         with torch.enable_grad():
             asked = self._embed_one(query)
             likely = (self._scale * asked @ vectors.to(asked).T).log_softmax(dim=1)[0]
-            chosen = likely.detach().topk(min(self.options.sampled, len(likely))).indices
+            order = best_first(likely.detach().float().cpu().numpy())
+            chosen = torch.from_numpy(order[: self.options.sampled]).to(likely.device)
             rewards = self.judge.rewards(query, [ids[row] for row in chosen.tolist()]).to(likely)
             there = rewards.isfinite()
             loss = -((rewards - rewards[there].mean())[there] * likely[chosen][there]).mean()

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recollect.core.files import fresh_folder, write_json
+from recollect.core.ordering import in_order
 from recollect.core.types import Encoder, Kind
 from recollect.evaluation.features import class_text_features, image_features
 from recollect.evaluation.few_shot import learned_scale
@@ -50,7 +51,7 @@ def write_embedded(
             for split, rows in found.items():
                 np.save(unfinished / f"{split}.npy", rows.images)
                 np.save(unfinished / f"{split}-labels.npy", names[rows.labels])
-            np.save(unfinished / f"{_TEXTS}.npy", texts[np.argsort(names, kind="stable")])
+            np.save(unfinished / f"{_TEXTS}.npy", texts[in_order(names)])
         else:
             columns = {
                 "vector": _lists(np.concatenate([rows.images for rows in found.values()])),

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from recollect.core.ordering import best_first
 from recollect.fewshot.base import EmbeddingClassifier, class_means, unit_or_zero
 from recollect.fewshot.calibration import log_softmax
 from recollect.fewshot.holdout import MOST_TUNING_ROWS, HoldOut
@@ -112,7 +113,7 @@ class ApeClassifier(EmbeddingClassifier):
         shares = _one_or(self.channels, fixed[1], CHANNEL_SHARES)
         best, texts = None, self.scale * self._text_similarity(support, labels, plan)
         for weight in weights:
-            order = np.argsort(-channel_scores(self.texts_, weight, support, labels), kind="stable")
+            order = best_first(channel_scores(self.texts_, weight, support, labels))
             for share in shares:
                 kept = np.sort(order[: max(1, round(share * support.shape[1]))])
                 if len(weights) * len(shares) == 1:

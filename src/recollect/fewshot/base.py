@@ -10,6 +10,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
+from recollect.core.ordering import in_order
 from recollect.fewshot.calibration import (
     SCORES_AT_ONCE,
     conformal_p,
@@ -48,7 +49,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 def class_means(features: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
     """Plain mean of each class's rows (LIxP, Eq. 3), not normalised again: (classes, width)."""
-    order = np.argsort(labels, kind="stable")
+    order = in_order(labels)
     counts = np.bincount(labels, minlength=classes)
     starts = np.cumsum(counts) - counts
     return np.add.reduceat(features[order], starts, axis=0) / counts[:, None]

@@ -6,6 +6,8 @@ from functools import cached_property
 
 import numpy as np
 
+from recollect.core.ordering import in_order
+
 FEW_SHOTS = 4
 """Up to so many examples of the largest class, one of each class is held out at a time. Taking only one example away
 leaves its class with K - 1 against K, which at few shots makes the examples look worse than they are."""
@@ -99,7 +101,7 @@ class HoldOut:
 def turns(labels: np.ndarray, seed: int = 0) -> np.ndarray:
     """Place of each row in a random order of its class, from 0: (rows,)."""
     order = np.random.default_rng(seed).permutation(len(labels))
-    order = order[np.argsort(labels[order], kind="stable")]
+    order = order[in_order(labels[order])]
     counts = np.bincount(labels)
     places = np.empty(len(labels), dtype=np.int64)
     places[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)

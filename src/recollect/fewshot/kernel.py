@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.linalg
 
+from recollect.core.ordering import in_order
 from recollect.fewshot.holdout import HoldOut
 
 ROW_BLOCK = 2048
@@ -57,7 +58,7 @@ class RidgeTargets:
         sums, labels = np.zeros((len(self.texts), basis.shape[1]), dtype=basis.dtype), self.labels[rows]
         for start in range(0, len(labels), ROW_BLOCK):
             mine = labels[start : start + ROW_BLOCK]
-            order = np.argsort(mine, kind="stable")
+            order = in_order(mine)
             starts = np.flatnonzero(np.r_[True, np.diff(mine[order]) != 0])
             sums[mine[order][starts]] += np.add.reduceat(basis[start : start + ROW_BLOCK][order], starts, axis=0)
         return sums.T
@@ -87,7 +88,7 @@ def ridge_path(
     for learn, choose in plan.folds():
         parts.append(list(_fold(targets, learn, choose, bandwidth, ridges, features)))
         places.append(np.searchsorted(plan.rows, choose))
-    order = np.argsort(np.concatenate(places))
+    order = in_order(np.concatenate(places))
     for predictions in zip(*parts, strict=True):
         yield tuple(np.concatenate(each)[order] for each in zip(*predictions, strict=True))  # type: ignore[misc]
 

@@ -5,6 +5,7 @@ from typing import Any, Literal
 import numpy as np
 from sklearn.base import clone
 
+from recollect.core.ordering import in_order
 from recollect.core.types import TEXT_SCALE
 from recollect.fewshot.base import EmbeddingClassifier, class_means, softmax
 from recollect.fewshot.holdout import MOST_TUNING_ROWS, HoldOut
@@ -214,7 +215,7 @@ class DualMemory(Mixture):
         """Similarity of each query with what it reads from each class; held-out examples do not read what is absent."""
         block = min(block, max(1, 2**25 // len(self.labels_)))  # of 160,000 examples 128 MiB
         read = np.empty((len(queries), len(self.classes_)), dtype=queries.dtype)
-        order = np.argsort(self.labels_, kind="stable")
+        order = in_order(self.labels_)
         examples = np.split(order, np.cumsum(np.bincount(self.labels_))[:-1])
         memories = [
             _as_short(np.concatenate([self.support_[mine], text[None]]))

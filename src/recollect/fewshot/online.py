@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from recollect.core.ordering import in_order
 from recollect.fewshot.base import softmax, unit_rows
 
 POSITIVE, NEGATIVE = 3, 2
@@ -106,7 +107,7 @@ def counted_vote(
         raise ValueError(f"{len(views)} views, of which a share of {share} votes: there must be some")
     probabilities = softmax(scale * unit_rows(views, "views") @ texts.T)
     entropy = -(probabilities * np.log(np.maximum(probabilities, 1e-30))).sum(axis=1)
-    surest = np.argsort(entropy, kind="stable")[: max(1, int(share * len(views)))]
+    surest = in_order(entropy)[: max(1, int(share * len(views)))]
     voted = probabilities[surest].argmax(axis=1)
     votes = np.bincount(voted, minlength=len(texts))
     tied = votes == votes.max()

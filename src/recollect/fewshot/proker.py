@@ -6,6 +6,7 @@ from typing import Any, Literal
 import numpy as np
 import scipy.linalg
 
+from recollect.core.ordering import in_order
 from recollect.fewshot.base import EmbeddingClassifier, as_numpy
 from recollect.fewshot.holdout import MOST_TUNING_ROWS, HoldOut, turns
 from recollect.fewshot.kernel import ROW_BLOCK, ExactRidge, Landmarks, RidgeTargets, ridge_path
@@ -253,7 +254,7 @@ class ProKeR(EmbeddingClassifier):
         mine = self._residual(examples)[examples, own]
         known = (1 - self.residual_weight_) * mine + self.residual_weight_ * solved / inverse
         worse = (known >= asked[:, own] - 1e-9).astype(np.float64)  # a picture that is in the support ties with itself
-        order = np.argsort(own, kind="stable")
+        order = in_order(own)
         counts = np.bincount(own, minlength=len(self.classes_))
         sums = np.add.reduceat(worse[:, order], np.cumsum(counts) - counts, axis=1)
         return (1 + sums) / (counts + 1)

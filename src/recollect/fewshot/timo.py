@@ -5,6 +5,7 @@ from typing import Any, Literal
 import numpy as np
 from sklearn.utils.validation import check_array
 
+from recollect.core.ordering import best_first
 from recollect.fewshot.base import as_numpy, class_means, softmax, unit_or_zero, unit_rows
 from recollect.fewshot.holdout import MOST_TUNING_ROWS, HoldOut
 from recollect.fewshot.mixture import Mixture, discriminant
@@ -127,7 +128,7 @@ class Timo(Mixture):
         self, texts: np.ndarray, support: np.ndarray, labels: np.ndarray, share: float
     ) -> tuple[np.ndarray, np.ndarray]:
         matches = self._matches(texts, support, labels)
-        order = np.argsort(-matches, axis=1, kind="stable")
+        order = best_first(matches)
         count = round(share * texts.shape[1])
         order = np.concatenate([order, order], axis=1)[:, :count]
         classes = np.arange(len(texts))[:, None]

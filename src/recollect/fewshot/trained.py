@@ -11,6 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.utils import check_random_state
 from torch import Tensor, nn
 
+from recollect.core.ordering import best_first
 from recollect.core.types import TEXT_SCALE
 from recollect.fewshot.ape import PUBLISHED_ALPHAS, PUBLISHED_BETAS, channel_scores
 from recollect.fewshot.base import EmbeddingClassifier
@@ -334,7 +335,7 @@ class ApeTrained(TrainedHead):
     ) -> None:
         images, texts, own = stacked(supports), stacked([model.texts_ for model in models]), stacked(classes)
         scores = [channel_scores(model.texts_, self.similarity_weight) for model in models]
-        kept = np.argsort(-np.stack(scores), axis=1, kind="stable")[:, : max(1, round(self.channels * images.shape[2]))]
+        kept = best_first(np.stack(scores))[:, : max(1, round(self.channels * images.shape[2]))]
         places = torch.from_numpy(np.sort(kept, axis=1))[:, None]
         of_class, of_example = (places.expand(-1, count, -1) for count in (texts.shape[1], images.shape[1]))
         values = nn.functional.one_hot(own, texts.shape[1]).float()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from recollect.core.ordering import best_first
 from recollect.fewshot.base import softmax, unit_or_zero, unit_rows
 
 _NEIGHBOURS = 3
@@ -129,7 +130,7 @@ def _checked(pool: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 def _surest_means(pool: np.ndarray, first: np.ndarray) -> np.ndarray:
     """Mean of each class's likeliest rows, weighted by how likely they are."""
-    rows = np.argsort(-first, axis=0, kind="stable")[:SUREST]
+    rows = best_first(first, axis=0)[:SUREST]
     weights = np.take_along_axis(first, rows, axis=0)
     return unit_or_zero(np.einsum("kc,kcd->cd", weights, pool[rows]))
 

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from recollect.core.ordering import in_order
+
 SWEEP_BLOCK = 512
 """Rows handled at a time: their intermediates stay in the processor's cache."""
 
@@ -77,7 +79,7 @@ def best_of_intervals(
     lower, upper = np.maximum(lower, bounds[0]), np.minimum(upper, bounds[1])
     live = lower < upper
     ends = np.concatenate([bounds, lower[live], upper[live]])
-    order = np.argsort(ends)
+    order = in_order(ends)
     ends = ends[order]
     first = np.flatnonzero(np.concatenate([[True], ends[1:] > ends[:-1]]))
     places = ends[first]

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from recollect.core.ordering import best_first
 from recollect.fewshot.base import EmbeddingClassifier
 from recollect.fewshot.holdout import HoldOut, cosines
 
@@ -16,11 +17,11 @@ def top_similar(similarity: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]
         border = np.partition(similarity, width - k, axis=1)[:, width - k, None]
         near = similarity >= border
         if np.count_nonzero(near) > k * len(near):  # equals at the border: those with lower index go first
-            part = np.sort(np.argsort(-similarity, axis=1, kind="stable")[:, :k], axis=1)
+            part = np.sort(best_first(similarity)[:, :k], axis=1)
         else:
             part = np.flatnonzero(near).reshape(len(near), k) - width * np.arange(len(near))[:, None]
     values = np.take_along_axis(similarity, part, axis=1)
-    order = np.argsort(-values, axis=1, kind="stable")
+    order = best_first(values)
     return np.take_along_axis(part, order, axis=1), np.take_along_axis(values, order, axis=1)
 
 

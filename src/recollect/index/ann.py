@@ -15,6 +15,7 @@ from recollect.core.checksums import damaged_files, note_checksums
 from recollect.core.errors import UserError
 from recollect.core.files import atomic_folder
 from recollect.core.nearest import ExactNeighbours
+from recollect.core.ordering import in_order
 from recollect.core.seeding import numpy_generator
 from recollect.index.rows import By
 from recollect.index.stores.matrix import Matrix, within
@@ -95,7 +96,7 @@ class Ann:
             return
         keys = vector_keys(matrix, self.about.by)
         there = np.flatnonzero(keys >= 0)
-        order = np.argsort(keys[there], kind="stable")
+        order = in_order(keys[there])
         places, rising = there[order], keys[there][order]
         known = self._state.get("known")
         if known is None:

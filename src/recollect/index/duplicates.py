@@ -10,6 +10,7 @@ from jaxtyping import Float32, Int64, UInt64
 
 from recollect.core.errors import UserError
 from recollect.core.nearest import exact_neighbours
+from recollect.core.ordering import in_order
 from recollect.core.progress import progress
 from recollect.core.types import ImageLike
 from recollect.data.sources.images import BrokenImageError
@@ -178,7 +179,7 @@ def candidate_pairs(
     """
     found = [np.empty((0, 2), dtype=np.int64)]
     known = np.flatnonzero(hashes)
-    rows = known[np.argsort(hashes[known], kind="stable")]
+    rows = known[in_order(hashes[known])]
     distinct, first, counts = np.unique(hashes[rows], return_index=True, return_counts=True)
     total, cut = 0, False
     for one, other, some in _near_or_equal(distinct, counts, everything):
@@ -259,7 +260,7 @@ def _each_with_each(
 
 def _groups(roots: np.ndarray, stricter: np.ndarray) -> list[list[int]]:
     """Connected pictures, unless a stricter level connects all of them."""
-    order = np.argsort(roots, kind="stable")
+    order = in_order(roots)
     edges = np.flatnonzero(np.diff(roots[order], prepend=-1, append=-1))
     several = np.flatnonzero(np.diff(edges) > 1)
     parts = (order[edges[each] : edges[each + 1]] for each in several.tolist())

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Int64, Shaped
+from jaxtyping import Bool, Float32, Int64, Shaped
 
 from recollect.index.filters import Filter
 from recollect.index.rows import By
@@ -85,11 +85,6 @@ def look_up(
         exhausted = found.rows.shape[1] < asked or (found.rows[:, -1] < 0).all()
         waiting, asked = waiting[counts.sum(1) < k] if not exhausted else waiting[:0], _GROWTH * asked
     return Found(ids, scores, vectors, captions)
-
-
-def best_first(scores: Float[np.ndarray, " rows"]) -> Int64[np.ndarray, " rows"]:
-    """Places of scores, best first; equal scores in the order of the rows, as in a look-up."""
-    return np.argsort(-scores, kind="stable")
 
 
 def _first_of_each(rows: np.ndarray) -> Bool[np.ndarray, "queries k"]:

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 
+from recollect.core.ordering import in_order
 from recollect.core.progress import Counter, progress
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import best_device
@@ -140,7 +141,7 @@ def join_all(bounds: Bounds, joined: DisjointSets, threshold: float) -> None:
     """Join every pair of rows whose cosine reaches a threshold; half of all pairs are looked at, each once."""
     # what is alike comes together, and a block whose rows all hang together is passed over
     spread = bounds.short[:, : bounds.axes.shape[1]].std(0, correction=0)
-    rows = np.argsort(bounds.short[:, int(spread.argmax())].cpu().numpy(), kind="stable").astype(np.int64)
+    rows = in_order(bounds.short[:, int(spread.argmax())].cpu().numpy()).astype(np.int64)
     with progress("compare pictures", len(rows) * (len(rows) - 1) / 2 / _MILLION, "million pairs") as counter:
         _join_within(bounds, joined, rows, threshold, counter)
 

@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Int64, UInt64
 from PIL import Image
 
+from recollect.core.ordering import in_order
 from recollect.core.types import ImageLike
 
 _EDGE, _KEPT = 32, 8
@@ -74,7 +75,7 @@ def near_hashes(
         reach //= 2
     cut = any(int(each.max(initial=0)) > reach for each in counts)
     for place, band in enumerate(bands):
-        order = np.argsort(band, kind="stable")
+        order = in_order(band)
         own, ordered = band[order], hashes[order]
         bounds = np.concatenate([[0], np.cumsum(counts[place])])
         for flip in _FLIPS:

@@ -12,7 +12,7 @@ from recollect.apps.classify.active_learning import next_to_label
 from recollect.apps.classify.clicked_cut import CutOff, cut_off
 from recollect.apps.classify.clicks import ClickFit, ClickModel
 from recollect.core.errors import UserError
-from recollect.index.lookup import best_first
+from recollect.core.ordering import best_first
 from recollect.web.label_store import ClickedClass, LabelStore
 from recollect.web.library import Library, View
 

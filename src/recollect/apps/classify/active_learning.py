@@ -5,6 +5,7 @@ from jaxtyping import Int64
 
 from recollect.apps.classify.clicked_cut import cut_off
 from recollect.apps.classify.clicks import FEW_CLICKS, ClickFit, ClickModel
+from recollect.core.ordering import best_first, in_order
 
 _SHORTLIST = 2_000
 
@@ -33,16 +34,16 @@ def next_to_label(
     cut = cut_off(fit)
     few = min((fit.marks > 0).sum(), (fit.marks < 0).sum()) < FEW_CLICKS
     if few or cut is None:
-        top = free[np.argsort(-fit.scores[free], kind="stable")[: (count + 1) // 2]]
+        top = free[best_first(fit.scores[free])[: (count + 1) // 2]]
         others = np.setdiff1d(free, top)
         some = generator.choice(others, min(_SHORTLIST, len(others)), replace=False) if len(others) else others
         spread = _spread(model, some, np.concatenate([fit.rows, top]), np.ones(len(some)), count - len(top))
         return np.concatenate([top, spread]).astype(np.int64)
     p = cut.probability
     sure = max(1, count // 5)
-    likely = free[np.argsort(-p[free], kind="stable")[:sure]]
+    likely = free[best_first(p[free])[:sure]]
     rest = np.setdiff1d(free, likely)
-    near = rest[np.argsort(np.abs(p[rest] - 0.5), kind="stable")[: min(_SHORTLIST, max(10 * count, 50))]]
+    near = rest[in_order(np.abs(p[rest] - 0.5))[: min(_SHORTLIST, max(10 * count, 50))]]
     spread = _spread(model, near, np.concatenate([fit.rows, likely]), p[near] * (1 - p[near]), count - sure)
     return np.concatenate([spread, likely]).astype(np.int64)
 

@@ -10,6 +10,7 @@ import numpy as np
 from recollect.apps.classify.classifier import Classifier
 from recollect.apps.classify.pictures import embed_files
 from recollect.apps.classify.teaching import Support
+from recollect.core.ordering import best_first
 from recollect.core.types import Encoder
 from recollect.fewshot.trust import ENOUGH_EXAMPLES, TOO_FEW
 
@@ -163,8 +164,8 @@ def classify(
     names, support = classifier.classes, classifier.support
     predictions = []
     for row, file in enumerate(queries.files):
-        best, second = np.argsort(-chances[row], kind="stable")[:2]
-        near = np.argsort(-similarity[row], kind="stable")[:neighbours]
+        best, second = best_first(chances[row])[:2]
+        near = best_first(similarity[row])[:neighbours]
         predictions.append(
             Prediction(
                 file,

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Float32, Int64
 from recollect.core.checksums import CHECKSUMS, damaged_files, note_checksums
 from recollect.core.files import atomic_folder
 from recollect.core.nearest import ExactNeighbours, best_of_all, exact_neighbours
+from recollect.core.ordering import in_order
 from recollect.index.rows import By, Record
 from recollect.index.stores.base import Nearest, mean_of_captions
 
@@ -110,7 +111,7 @@ class Matrix:
 
     @cached_property
     def _order(self) -> Int64[np.ndarray, " slots"]:
-        return np.argsort(self.numbers, kind="stable")
+        return in_order(self.numbers)
 
     @cached_property
     def _has_image(self) -> Bool[np.ndarray, " slots"] | None:
