@@ -1,6 +1,7 @@
 """Training the starter's head: made features, what the head learns, and the same bytes twice."""
 
 import io
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pandas as pd
@@ -13,7 +14,7 @@ from recollect.data.sources import open_source
 from recollect.models import load_model
 from recollect.models.towers import ResidualMlp
 from recollect.training.feature_store import FeatureStore
-from recollect.training.starter import HeadOptions, Pairs, _folded, class_features, fit_head, train_starter
+from recollect.training.starter import Classifier, HeadOptions, Pairs, _folded, class_features, fit_head, train_starter
 
 QUICK = HeadOptions(hidden=16, steps=60, batch=64, names=2, learning_rate=1e-2)
 
@@ -24,8 +25,9 @@ def world(pictures=200, features=12, entries=8, seed=0):
     texts = F.normalize(torch.randn(pictures, entries, generator=generator), dim=1)
     images = (texts @ torch.randn(entries, features, generator=generator) + 2).clamp(0, 6)
     weights = torch.randn(3, features, generator=generator)
+    classifier = Classifier(weights, -(images.mean(0) @ weights.T))  # no class is preferred
     names = [F.normalize(torch.randn(count, entries, generator=generator), dim=1) for count in (2, 1, 3)]
-    return Pairs(images, texts, torch.arange(pictures)), names, weights
+    return Pairs(images, texts, torch.arange(pictures)), names, classifier
 
 
 def embedded(head, images, texts):
@@ -39,20 +41,32 @@ def embedded(head, images, texts):
 
 
 def test_texts_find_their_pictures_after_training():
-    pairs, names, weights = world()
-    images, texts = embedded(fit_head(pairs, names, weights, QUICK), pairs.images, pairs.texts)
+    pairs, names, classifier = world()
+    images, texts = embedded(fit_head(pairs, names, classifier, QUICK), pairs.images, pairs.texts)
     found = (texts @ images.T).topk(5, dim=1).indices
     assert (found == torch.arange(len(images))[:, None]).any(1).float().mean() > 0.8
 
 
 @pytest.mark.parametrize("change", [{}, {"mixup": 0.5}, {"average": 0.9}, {"names": 0}])
 def test_the_same_seed_gives_the_same_head(change):
-    options = HeadOptions(**{**vars(QUICK), "steps": 5, **change})
+    options = replace(QUICK, steps=5, **change)
     first, again = (fit_head(*world(), options) for _ in range(2))
     assert first.keys() == again.keys()
     assert all(torch.equal(first[name], again[name]) for name in first)
-    other = fit_head(*world(), HeadOptions(**{**vars(options), "seed": 1}))
+    other = fit_head(*world(), replace(options, seed=1))
     assert not torch.equal(first["text_projection.up.weight"], other["text_projection.up.weight"])
+
+
+def test_names_of_classes_find_pictures_that_the_classifier_is_sure_of():
+    """Although no caption uses them."""
+    pairs, names, classifier = world()
+    head = fit_head(pairs, names, classifier, replace(QUICK, steps=200))
+    found = (pairs.images @ classifier.weights.T + classifier.bias).argmax(1)
+    right = []
+    for label, own in enumerate(names):
+        images, texts = embedded(head, pairs.images, own)
+        right.append((found[(texts @ images.T).topk(5, dim=1).indices] == label).flatten())
+    assert torch.cat(right).float().mean() > 0.75  # a third by chance
 
 
 def test_made_features_are_taken_for_their_class():

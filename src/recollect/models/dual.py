@@ -23,6 +23,7 @@ from recollect.core.progress import progress
 from recollect.core.seals import sealed
 from recollect.core.types import ImageLike, Kind
 from recollect.data.sources.images import Picture, as_images, opened
+from recollect.data.sources.reading import blocks_ahead
 from recollect.data.transforms import ImageTransform
 
 RECORD = "recollect.json"
@@ -35,6 +36,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 # Pixels embedded at a time: 512 images of 32 × 32, 55 of 224 × 224; enough to keep a core or a GPU busy.
 _BLOCK_NUMBERS = 2**23
 _MOST_ROWS = 512
+_FEW = 4  # pictures for which starting threads takes longer than it saves
 
 
 class DualEncoder(nn.Module, ABC):
@@ -183,10 +185,22 @@ class DualEncoder(nn.Module, ABC):
         each = images[0].numel() if isinstance(images, Tensor) else 3 * self.transform.size**2
         rows = batch_size or min(_MOST_ROWS, max(1, _BLOCK_NUMBERS // max(1, each)))
         with self._evaluating():
-            for start in range(0, len(images), rows):
-                block = images[start : start + rows]
-                pixels = block if isinstance(block, Tensor) else self._pixels([opened(image) for image in block])
+            encode = self._fast_images(encode, len(images))
+            for pixels in self._pixel_blocks(images, rows):
                 yield encode(pixels.to(self.device, self.dtype))
+
+    def _fast_images(self, encode: Callable[[Tensor], Tensor], count: int) -> Callable[[Tensor], Tensor]:
+        """What to call instead of `encode_images` or `pool_images` for ``count`` pictures, where that is faster."""
+        return encode
+
+    def _pixel_blocks(self, images: Tensor | Sequence[ImageLike | Path], rows: int) -> Iterator[Tensor]:
+        if isinstance(images, Tensor):
+            yield from images.split(rows)
+        elif len(images) < _FEW:
+            yield self._pixels([self._ready(image) for image in images])
+        else:  # decoded and resized in threads, while the tower has the block before
+            read = blocks_ahead(lambda index: self._ready(images[index]), range(len(images)), rows)
+            yield from (self._pixels(block) for block in read)
 
     def embed_texts(self, texts: str | Iterable[str], prefix: Kind | None = None) -> Float[Tensor, "n width"]:
         """Embed texts, read as captions or as wordings of a label by a model that has prefix tokens.
@@ -370,24 +384,34 @@ class DualEncoder(nn.Module, ABC):
             "width, 3)."
         )
 
-    def _pixels(self, images: Sequence[ImageLike]) -> Tensor:
-        first = images[0]
-        if isinstance(first, np.ndarray) and first.ndim == 1:  # vectors have nothing to transform
+    def _ready(self, image: ImageLike | Path) -> np.ndarray:
+        """A vector as it is; of a picture the bytes that `ImageTransform.normalise` takes.
+
+        Raises:
+            UserError: no picture, or a vector where the model reads pictures.
+        """
+        image = opened(image)
+        if isinstance(image, np.ndarray) and image.ndim == 1:
             if not self.reads_vectors:
                 raise UserError(
-                    f"an array of {first.dtype} {first.shape} is no picture for this model. Give uint8 (height, "
+                    f"an array of {image.dtype} {image.shape} is no picture for this model. Give uint8 (height, "
                     "width, 3)."
                 )
-            return torch.from_numpy(np.stack(images))  # type: ignore[arg-type]
+            return image
         size = (self.transform.size, self.transform.size, 3)
-        unchanged = not self.transform.packs
-        if unchanged and all(
-            isinstance(image, np.ndarray) and image.shape == size and image.dtype == np.uint8 for image in images
+        if (
+            isinstance(image, np.ndarray)
+            and image.shape == size
+            and image.dtype == np.uint8
+            and not self.transform.packs
         ):
-            ready = images  # made pictures that no resizing would change
-        else:
-            ready = [self.transform.pixels(image) for image in images]
-        return self.transform.normalise(torch.from_numpy(np.stack(ready)))  # type: ignore[arg-type]
+            return self.transform.pixels(image) if self.transform.packs else image  # no resizing would change it
+        return self.transform.pixels(image)
+
+    def _pixels(self, images: Sequence[np.ndarray]) -> Tensor:
+        """A batch of what `_ready` returned."""
+        batch = torch.from_numpy(np.stack(images))
+        return batch if batch.ndim == 2 else self.transform.normalise(batch)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:

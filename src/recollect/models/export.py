@@ -186,7 +186,7 @@ def _export(
     module: nn.Module, inputs: dict[str, Tensor], file: Path, outputs: list[str], shapes: tuple[Any, ...]
 ) -> None:
     module.eval()
-    with torch.no_grad(), _silent():
+    with silent_export():
         program = torch.onnx.export(
             module,
             tuple(inputs.values()),
@@ -201,12 +201,12 @@ def _export(
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
+def silent_export() -> Iterator[None]:
     """The exporter speaks of torchvision and its own deprecated parts, and traces all it does: nothing for a user."""
     disabled = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:

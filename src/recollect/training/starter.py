@@ -1,8 +1,9 @@
 """Train the text head of the starter: locked-image tuning on captioned pictures and on the names of a classifier.
 
-Two kinds of pairs. Captioned pictures; and, for the 1,000 classes that the image tower was trained to tell apart, its
-classifier's own weights: features that this classifier takes for class c, made without any picture of it
-(`class_features`), beside the class's names.
+Three kinds of pairs: pictures with their captions; the same pictures with the names of the class, of the 1,000 that
+the image tower was trained to tell apart, that the tower's classifier is sure of; and, since most classes are in few
+pictures, features that this classifier takes for class c, made without any picture of it (`class_features`), with the
+names of c.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -47,7 +49,9 @@ class HeadOptions:
         steps, batch: number of steps, pairs of a step.
         learning_rate, weight_decay, dropout: of AdamW (cosine schedule), and of the hidden branch's inputs.
         mixup: pairs are mixed with others, features and texts alike, by shares from Beta(mixup, mixup); 0 for none.
-        names: made features of each class.
+        names: made features of each class; 0 leaves all names out.
+        confidence: a captioned picture that the classifier gives a class with more than this probability is also paired
+            with the names of that class.
         strength, spread: see `class_features`.
         average: decay of the moving average of the weights that is kept; 0 keeps the last ones.
         seed: of everything random.
@@ -55,12 +59,13 @@ class HeadOptions:
 
     hidden: int = 768
     steps: int = 400
-    batch: int = 1024
+    batch: int = 512
     learning_rate: float = 1e-3
     weight_decay: float = 1e-2
     dropout: float = 0.2
     mixup: float = 0.0
     names: int = 10
+    confidence: float = 0.15
     strength: float = 6.0
     spread: float = 0.6
     average: float = 0.0
@@ -80,6 +85,13 @@ class Pairs:
     images: Float[Tensor, "pictures features"]
     texts: Float[Tensor, "texts entries"]
     owner: Int[Tensor, " texts"]
+
+
+class Classifier(NamedTuple):
+    """A linear classifier on features of the image tower, such as the one that tower was trained with."""
+
+    weights: Float[Tensor, "classes features"]
+    bias: Float[Tensor, " classes"]
 
 
 def train_starter(
@@ -107,19 +119,24 @@ def train_starter(
     names = [tuple(template.format(name) for name in own for template in TEMPLATES) for own in classes]
     texts = [captions[index] for index in described]
     flat = list(dict.fromkeys(text for own in (*texts, *names) for text in own))
-    features, row = embed_texts_once(encoder, flat, None, store), {text: place for place, text in enumerate(flat)}
+    features, row = _rounded(embed_texts_once(encoder, flat, None, store)), {text: i for i, text in enumerate(flat)}
     pairs = Pairs(
-        locked.features[described, 0].float(),
+        _rounded(locked.features[described, 0]),
         features[[row[text] for own in texts for text in own]],
         torch.arange(len(texts)).repeat_interleave(torch.tensor([len(own) for own in texts])),
     )
-    weights = open_efficientnet(IMAGE_TOWER)[1]
-    head = fit_head(pairs, [features[[row[text] for text in own]] for own in names], weights, options)
+    classifier = Classifier(*open_efficientnet(IMAGE_TOWER)[1:])
+    head = fit_head(pairs, [features[[row[text] for text in own]] for own in names], classifier, options)
     towers = {name: PRETRAINED[name].sha256 for name in (IMAGE_TOWER, TEXT_TOWER)}
     about = {"options": asdict(options), "pairs": source.fingerprint, "towers": towers}
     with atomic_path(out) as temporary:  # one entry: safetensors writes several in any order
         save_file(head, temporary, metadata={"recipe": json.dumps(about, sort_keys=True)})
     return Path(out)
+
+
+def _rounded(features: Tensor) -> Tensor:
+    """To float16, so that the last bits of another build of a library seldom matter."""
+    return features.half().float()
 
 
 def class_features(
@@ -155,7 +172,7 @@ def class_features(
 def fit_head(
     captions: Pairs,
     names: Sequence[Float[Tensor, "_ entries"]],
-    weights: Float[Tensor, "classes features"],
+    classifier: Classifier,
     options: HeadOptions | None = None,
 ) -> dict[str, Tensor]:
     """Train a text head by the sigmoid loss.
@@ -163,7 +180,7 @@ def fit_head(
     Args:
         captions: captioned pictures.
         names: of each class, the features of the texts that name it.
-        weights: of the image tower's classifier, for the same classes.
+        classifier: the image tower's, for the same classes.
         options: of the training.
 
     Returns:
@@ -172,7 +189,7 @@ def fit_head(
     options = options or HeadOptions()
     generator = torch.Generator().manual_seed(options.seed)
     mean, std = captions.images.mean(0), captions.images.std(0) + 1e-3
-    pairs = _with_names(captions, names, weights, options, generator)
+    pairs = _with_names(captions, names, classifier, options, generator)
     images = (pairs.images - mean) / std
     center = pairs.texts.mean(0)
     factor = 1 / (pairs.texts - center).std()  # entries of variance 1, as layers expect; folded into them at the end
@@ -193,21 +210,30 @@ def fit_head(
 def _with_names(
     captions: Pairs,
     names: Sequence[Tensor],
-    weights: Tensor,
+    classifier: Classifier,
     options: HeadOptions,
     generator: torch.Generator,
 ) -> Pairs:
+    """Captioned pictures, then those the classifier is sure of beside the names of their class, then made features."""
     if not options.names:
         return captions
+    shares, classes = (captions.images @ classifier.weights.T + classifier.bias).softmax(1).max(1)
+    sure = (shares > options.confidence).nonzero()[:, 0]
     made = class_features(
-        captions.images, weights, options.names, strength=options.strength, spread=options.spread, generator=generator
+        captions.images,
+        classifier.weights,
+        options.names,
+        strength=options.strength,
+        spread=options.spread,
+        generator=generator,
     )
-    each = torch.arange(len(names)).repeat_interleave(torch.tensor([len(own) for own in names]))
-    owners = [captions.owner, *(each + len(captions.images) + len(names) * times for times in range(options.names))]
+    named = torch.cat([classes[sure], torch.arange(len(names)).repeat(options.names)])
+    texts = [names[label] for label in named.tolist()]
+    counts = torch.tensor([len(own) for own in texts])
     return Pairs(
-        torch.cat([captions.images, made]),
-        torch.cat([captions.texts, torch.cat(list(names)).repeat(options.names, 1)]),
-        torch.cat(owners),
+        torch.cat([captions.images, captions.images[sure], made]),
+        torch.cat([captions.texts, *texts]),
+        torch.cat([captions.owner, torch.arange(len(named)).repeat_interleave(counts) + len(captions.images)]),
     )
 
 

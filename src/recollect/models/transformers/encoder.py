@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import chain
@@ -21,6 +21,7 @@ from recollect.core.types import Kind
 from recollect.data.transforms import ImageTransform
 from recollect.models.attention import TextAttention, pooled_attention
 from recollect.models.dual import DualEncoder, Tower
+from recollect.models.fast import image_graph
 from recollect.models.prefixes import add_to_embedding, add_to_tokenizer, prefix_words
 from recollect.models.transformers.families import (
     TextFormat,
@@ -116,6 +117,16 @@ class TransformersEncoder(DualEncoder):
     def project_images(self, features: Float[Tensor, "n features"]) -> Float[Tensor, "n width"]:
         """Raw image embeddings of what `pool_images` returned."""
         return self._heads["image"](features)
+
+    def _fast_images(self, encode: Callable[[Tensor], Tensor], count: int) -> Callable[[Tensor], Tensor]:
+        whole = encode == self.encode_images
+        projected = hasattr(self.model, "visual_projection")
+        if not projected and not (whole or type(self._heads["image"]) is TowerHead):
+            return encode  # the graph ends behind what is asked for
+        graph = image_graph(self, count)
+        if graph is None:
+            return encode
+        return (lambda pixels: self.project_images(graph(pixels))) if whole and projected else graph
 
     def pool_texts(self, tokens: dict[str, Tensor]) -> Float[Tensor, "n features"]:
         """The pooled features before the projection."""

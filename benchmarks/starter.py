@@ -1,0 +1,131 @@
+"""What the starter can do on sets that no choice was made on: results/starter/foreign.json.
+
+python benchmarks/starter.py --data FOLDER --out results/starter/foreign.json
+
+FOLDER holds Parquet files with the columns image, split and captions (flickr8k) or label and class_name (the others).
+Retrieval searches 1,000 pictures by their first caption. Zero-shot reads one prompt, "a photo of a NAME."; *names* asks
+which of the 1,000 names of the tower's classes a picture of imagenette shows. Few-shot is the mean of prototypes and
+softmax voting at 16 examples a class, one draw.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recollect import __version__, load_model
+from recollect.core.files import write_json
+from recollect.data.prompts import readable
+from recollect.data.sources import open_source
+from recollect.data.sources.derived import Subset
+from recollect.fewshot.prototype import PrototypeClassifier
+from recollect.fewshot.voting import SoftmaxVoting
+from recollect.models import TransformersEncoder
+from recollect.models.starter import class_names
+from recollect.training.locked import lock_source
+
+CLASSIFICATION = ("imagenette", "flowers12", "butterfly10", "caltech101")
+MOST_TESTED = {"caltech101": 10}
+"""Of each class, so that a run takes minutes."""
+SHOTS, PICTURES = 16, 1000
+
+
+def part(encoder: TransformersEncoder, place: Path, split: str, most: int | None) -> tuple[Tensor, Subset]:
+    """Features of at most ``most`` pictures of each class of a split, or of all of it, drawn by seed 0."""
+    source = open_source(str(place), split=split)
+    random = np.random.default_rng(0)
+    labels = source.labels if source.class_names else np.zeros(len(source), dtype=np.int64)
+    rows = [random.permutation(np.flatnonzero(labels == label))[:most] for label in np.unique(labels)]
+    chosen = Subset(source, np.sort(np.concatenate(rows)))
+    return lock_source(encoder, chosen).features[:, 0], chosen
+
+
+def embedded(encoder: TransformersEncoder, features: Tensor) -> Tensor:
+    """Unit-norm image embeddings of features."""
+    with torch.no_grad():
+        return torch.nn.functional.normalize(encoder.project_images(features), dim=1)
+
+
+def share(hits: Tensor) -> float:
+    """In per cent."""
+    return round(100 * float(hits.float().mean()), 1)
+
+
+def recall(queries: Tensor, gallery: Tensor, k: int) -> float:
+    """How often row i of the gallery is among the first k for query i."""
+    found = (queries @ gallery.T).topk(k, dim=1).indices
+    return share((found == torch.arange(len(queries))[:, None]).any(1))
+
+
+def prompts(names: Sequence[str]) -> list[str]:
+    """One for each name."""
+    return [f"a photo of a {readable(name)}." for name in names]
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("results/starter/foreign.json"))
+    parser.add_argument("--model", default="starter")
+    parser.add_argument("--features", action="store_true", help="only compute and keep the features of all pictures")
+    given = parser.parse_args()
+    encoder = load_model(given.model, "cpu")
+    assert isinstance(encoder, TransformersEncoder)
+    measured = {}
+    for name in CLASSIFICATION:
+        place = given.data / f"{name}.parquet"
+        tested, test = part(encoder, place, "test", MOST_TESTED.get(name))
+        taught, examples = part(encoder, place, "train", SHOTS)
+        if not given.features:
+            measured[name] = classify(encoder, (tested, test), (taught, examples))
+    features, photos = part(encoder, given.data / "flickr8k.parquet", "test", PICTURES)
+    if given.features:
+        return
+    images = embedded(encoder, features)
+    texts = encoder.embed_texts([photos.texts(index)[0] for index in range(len(photos))])
+    measured["flickr8k"] = {"R@1": recall(texts, images, 1), "R@10": recall(texts, images, 10), "pictures": len(photos)}
+    about = {"model": given.model, "fingerprint": encoder.fingerprint, "version": __version__}
+    write_json(given.out, about | {"measured": measured})
+    print(json.dumps(measured, indent=1))
+
+
+def classify(
+    encoder: TransformersEncoder, tested: tuple[Tensor, Subset], taught: tuple[Tensor, Subset]
+) -> dict[str, float]:
+    """Zero-shot and few-shot accuracy, and for imagenette how often its name is among the first of 1,000."""
+    (features, test), (more, examples) = tested, taught
+    images, support = embedded(encoder, features), embedded(encoder, more)
+    labels = torch.from_numpy(test.labels)
+    zero_shot = (images @ encoder.embed_texts(prompts(test.class_names)).T).argmax(1)
+    known = np.flatnonzero(np.bincount(examples.labels, minlength=len(test.class_names)) >= SHOTS)
+    kept, queries = np.isin(examples.labels, known), np.isin(test.labels, known)
+    accuracies = []
+    for method in (PrototypeClassifier(), SoftmaxVoting()):
+        fitted = method.fit(support.numpy()[kept], examples.labels[kept])
+        accuracies.append(float((fitted.predict(images.numpy()[queries]) == test.labels[queries]).mean()))
+    found = {
+        "zero-shot": share(zero_shot == labels),
+        f"{SHOTS} shots": round(100 * float(np.mean(accuracies)), 1),
+        "pictures": len(test),
+        "classes": len(test.class_names),
+    }
+    spelled = {name.lower(): label for label, own in reversed(list(enumerate(class_names()))) for name in own}
+    numbers = [spelled.get(readable(name).lower()) for name in test.class_names]
+    if None not in numbers:
+        every = encoder.embed_texts(prompts([own[0] for own in class_names()]))
+        own = torch.tensor(numbers)[labels][:, None]
+        ranks = (images @ every.T).topk(5, dim=1).indices
+        found |= {
+            "top-1 of 1,000 names": share(ranks[:, 0] == own[:, 0]),
+            "top-5 of 1,000 names": share((ranks == own).any(1)),
+        }
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Image towers on the CPU through ONNX Runtime, which fuses layers that PyTorch runs one by one.
+
+A graph is made of a tower once it has embedded enough pictures to pay for it, and used only where its features agree
+with PyTorch's. It is made again when a weight has changed.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from recollect.models.transformers.families import features
+
+if TYPE_CHECKING:
+    from recollect.models.transformers.encoder import TransformersEncoder
+
+MIN_IMAGES = 64
+"""A graph takes about as long to make as these pictures take to embed."""
+
+MIN_COSINE = 0.9999
+"""Between features of the graph and of PyTorch."""
+
+_TRIAL_IMAGES = 4
+_State = tuple[tuple[int, int], ...]
+
+
+@dataclass
+class ImageGraph:
+    """What an image tower computes before its projection, as an ONNX Runtime session.
+
+    Attributes:
+        state: which weights it was made of.
+        session: takes ``pixels`` (n, 3, size, size) and returns one matrix (n, features).
+        threads: of the session.
+    """
+
+    state: _State
+    session: Any
+    threads: int
+
+    def __call__(self, pixels: Float[Tensor, "n channels rows columns"]) -> Float[Tensor, "n features"]:
+        """The features of ``pixels``."""
+        (made,) = self.session.run(None, {"pixels": pixels.contiguous().numpy()})
+        return torch.from_numpy(made)
+
+
+class _Stem(nn.Module):
+    """An image tower without its projection. It shares all weights and leaves the model as it is."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = copy.copy(model)
+        if hasattr(model, "visual_projection"):
+            self.model._modules = {**model._modules, "visual_projection": nn.Identity()}
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return features(self.model.get_image_features(pixel_values=pixels))
+
+
+_seen: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+_graphs: WeakKeyDictionary[nn.Module, ImageGraph | _State] = WeakKeyDictionary()
+
+
+def image_graph(encoder: TransformersEncoder, count: int) -> ImageGraph | None:
+    """The graph of an encoder's image tower; None where PyTorch should compute.
+
+    Args:
+        encoder: in evaluation mode.
+        count: of pictures that are about to be embedded.
+    """
+    if not _possible(encoder):
+        return None
+    _seen[encoder] = _seen.get(encoder, 0) + count
+    if _seen[encoder] < MIN_IMAGES:
+        return None
+    state, threads = _state(encoder), torch.get_num_threads()
+    known = _graphs.get(encoder)
+    if isinstance(known, ImageGraph) and (known.state, known.threads) == (state, threads):
+        return known
+    if known == state:  # it was tried, and did not agree
+        return None
+    made = _made(encoder, state, threads)
+    _graphs[encoder] = made or state
+    return made
+
+
+def _possible(encoder: TransformersEncoder) -> bool:
+    return (
+        encoder.device.type == "cpu"
+        and type(next(encoder.parameters())) is nn.Parameter  # no simulated device, no sharded weight
+        and encoder.dtype == torch.float32
+        and encoder.gated is None
+        and not encoder.transform.packs
+        and find_spec("onnxruntime") is not None
+        and find_spec("onnx") is not None
+    )
+
+
+def _state(encoder: TransformersEncoder) -> _State:
+    """Changes whenever a tensor of the model is replaced or written to; the text tower's count too."""
+    tensors = (*encoder.model.parameters(), *encoder.model.buffers())
+    return tuple((tensor.data_ptr(), tensor._version) for tensor in tensors)
+
+
+def _made(encoder: TransformersEncoder, state: _State, threads: int) -> ImageGraph | None:
+    import onnxruntime
+
+    from recollect.models.export import silent_export
+
+    size = encoder.transform.size
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randn(_TRIAL_IMAGES, 3, size, size, generator=generator)
+    file = io.BytesIO()
+    try:
+        stem = _Stem(encoder.model).eval()
+        with silent_export():  # the older exporter: the newer one takes twenty times as long
+            torch.onnx.export(
+                stem,
+                (pixels,),
+                file,
+                input_names=["pixels"],
+                output_names=["features"],
+                dynamic_axes={"pixels": {0: "n"}, "features": {0: "n"}},
+                opset_version=18,
+                dynamo=False,
+            )
+        expected = stem(pixels)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = threads, 3
+        session = onnxruntime.InferenceSession(file.getvalue(), options, providers=["CPUExecutionProvider"])
+        graph = ImageGraph(state, session, threads)
+        agree = F.cosine_similarity(graph(pixels), expected, dim=1)
+    except Exception:  # an operator that the exporter or the runtime does not know, or a model of over 2 GB
+        return None
+    return graph if bool((agree >= MIN_COSINE).all()) else None

@@ -1,0 +1,52 @@
+"""Pictures embedded through ONNX Runtime have the embeddings that PyTorch gives them."""
+
+import numpy as np
+import pytest
+import torch
+
+from recollect.models import load_model
+from recollect.models.fast import MIN_IMAGES, image_graph
+
+pytest.importorskip("onnxruntime")
+PICTURES = list(np.random.default_rng(0).integers(0, 256, (MIN_IMAGES, 40, 48, 3), dtype=np.uint8))
+FAMILIES = ("clip", "siglip", "vit_bert")
+
+
+def by_torch(model, pictures, few=8):
+    """Embedded in calls too small for a graph, by a model that has embedded nothing before."""
+    return torch.cat([model.embed_images(pictures[start : start + few]) for start in range(0, len(pictures), few)])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_both_ways_agree(checkpoint, family):
+    name = str(checkpoint(family))
+    slow, fast = load_model(name, "cpu"), load_model(name, "cpu")
+    expected = by_torch(slow, PICTURES[: MIN_IMAGES - 8])
+    found = fast.embed_images(PICTURES)
+    assert image_graph(fast, 0) is not None
+    assert image_graph(slow, 0) is None
+    torch.testing.assert_close(found[: len(expected)], expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        fast.pooled_images(PICTURES[:3]), load_model(name, "cpu").pooled_images(PICTURES[:3]), atol=1e-4, rtol=1e-4
+    )
+
+
+def test_a_changed_weight_changes_the_embeddings(checkpoint):
+    model = load_model(str(checkpoint("clip")), "cpu")
+    before = model.embed_images(PICTURES)
+    with torch.no_grad():
+        for parameter in model.tower_parameters("image"):
+            parameter.mul_(1.5)
+    after = model.embed_images(PICTURES)
+    assert not torch.allclose(before, after, atol=1e-3)
+    changed = load_model(str(checkpoint("clip")), "cpu")
+    changed.load_state_dict(model.state_dict())
+    torch.testing.assert_close(after[:8], changed.embed_images(PICTURES[:8]), atol=1e-5, rtol=0)
+
+
+def test_the_model_is_as_it_was(checkpoint):
+    model = load_model(str(checkpoint("clip")), "cpu")
+    names, fingerprint = list(model.state_dict()), model.fingerprint
+    model.embed_images(PICTURES)
+    assert list(model.state_dict()) == names
+    assert model.fingerprint == fingerprint
