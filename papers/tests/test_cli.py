@@ -1,0 +1,28 @@
+"""The commands of `recollect-papers`."""
+
+import subprocess
+import sys
+
+from recollect.cli import load, parser
+from recollect_papers.cli import COMMANDS
+
+
+def test_help_imports_nothing_heavy():
+    code = f"""
+import sys
+from recollect_papers.cli import main
+for name in {sorted(COMMANDS)}:
+    try:
+        main([*name.split(), "--help"])
+    except SystemExit as stop:
+        assert not stop.code
+print(sorted({{"torch", "numpy", "transformers", "pyarrow", "matplotlib"}} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_every_option_has_help():
+    for command in COMMANDS.values():
+        for option in parser.options_of(load(command)):
+            assert option.help, option.name
