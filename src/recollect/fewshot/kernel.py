@@ -90,7 +90,7 @@ def ridge_path(
         places.append(np.searchsorted(plan.rows, choose))
     order = in_order(np.concatenate(places))
     for predictions in zip(*parts, strict=True):
-        yield tuple(np.concatenate(each)[order] for each in zip(*predictions, strict=True))  # type: ignore[misc]
+        yield tuple(np.concatenate(each)[order] for each in zip(*predictions, strict=True))
 
 
 def _alone(

@@ -231,7 +231,7 @@ class _Memory:
 
 def _memory(model: DualEncoder, size: ReaderSize) -> _Memory:
     """A memory of characters that the model knows and of all that it will be asked for, read in the best way."""
-    index = Index.create(width=model.width, model=model.fingerprint, prefix=caption_prefix(model), precision="float16")
+    index = Index.create(width=model.width, model=model.fingerprint, prefix=caption_prefix(model))
     index = Index(index.store, model)
     for source in remembered(size):
         index.add(source, options=IngestOptions(captions="first"))

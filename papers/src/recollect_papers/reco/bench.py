@@ -140,7 +140,8 @@ class Bench:
         if not done.exists():
             for source in self.memory:
                 part = source if share == 1 else Subset(source, _sample(len(source), share, source.name))
-                Index.build(part, self.model, out=folder, options=IngestOptions(captions="first"))
+                options = IngestOptions(captions="first")
+                Index.build(part, self.model, out=folder, options=options, precision="float32")
             done.touch()
         self._sound.add(folder)
 
