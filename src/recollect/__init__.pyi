@@ -52,5 +52,6 @@ from .training.loop import train as train
 from .training.options import Data as Data
 from .training.options import Recipe as Recipe
 from .training.recipes import RECIPES as RECIPES
+from .web import serve as serve
 
 __version__: str

@@ -1053,6 +1053,7 @@ def _check_all(address: str, wanted: Sequence[str], known: Collection[str]) -> N
 
 
 def open_encoder(model: Encoder | str | Path | None, device: torch.device | str | None = None) -> tuple[Encoder, str]:
+    """A model, and the name that opens it again; the starter by default."""
     if not isinstance(model, str | Path | None):
         return model, str(getattr(model, "name", ""))
     from recollect.models import load_model
