@@ -21,7 +21,7 @@ NAMES = [
     "RetrievalEnhancedEncoder", "RetrievalTask", "Sample", "Searcher", "Source", "UserError", "__version__",
     "build_model", "classification_task", "cut_off", "entities", "few_shot", "fewshot", "image_features",
     "linear_probe", "load_model", "name_pictures", "next_to_label", "objectives", "open_encoder", "open_searcher",
-    "open_source", "retrieval", "retrieval_task", "suite", "testing", "train", "train_fusion", "zero_shot",
+    "open_source", "retrieval", "retrieval_task", "serve", "suite", "testing", "train", "train_fusion", "zero_shot",
 ]  # fmt: skip
 
 

@@ -30,7 +30,10 @@ const look = guarded(async (tile) => {
   remember(opened); // one step back closes the picture, however many were looked at
   await shown;
 });
-viewer.dialog.addEventListener("close", () => { if (!following && new URLSearchParams(location.search).has("open")) remember(true); });
+viewer.dialog.addEventListener("close", () => { // the address follows, whoever closed it
+  const rest = address.base(location.search);
+  if (new URLSearchParams(location.search).has("open")) history.replaceState(null, "", rest ? `?${rest}` : location.pathname);
+});
 const grid = new Grid(get("grid"), { open: look, mark: guarded(clicked) });
 const map = new PictureMap(get("map"), look);
 
