@@ -1,202 +1,193 @@
-"""``recollect search``: images of a memory by words, by pictures, or by both."""
+"""``recollect search``: pictures of an index by words, by pictures, or by both."""
 
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import tyro
-from rich.console import Console
-from rich.table import Table
-
-from recollect.cli.memory_options import MemoryOptions
-from recollect.cli.memory_reading import reading, reading_name
-from recollect.cli.positionals import MemoryPlace
-from recollect.cli.unread import refuse_unread
+from recollect.cli.parser import Arg, warn_unused
 from recollect.core.errors import UserError
-from recollect.core.files import check_writable, read_text
-from recollect.core.progress import console as errors
-from recollect.core.progress import output, printable
-from recollect.efsa.options import PRINTED, EpisodeOptions
-from recollect.evaluation.reports.gallery import save_results, scored_parts
-from recollect.memory import Memory
-from recollect.memory.opening import model_of
-from recollect.search.cutoff import LearntCutOff, cut_off_of
-from recollect.search.normalisation import NormalisedPool
-from recollect.search.opening import open_searcher
-from recollect.search.query import Query
-from recollect.search.searcher import MODEL, Searcher, SearchReport, SearchResult
+from recollect.efsa.options import EpisodeOptions
+
+if TYPE_CHECKING:
+    from recollect.index import CutOff, Hits, Index, Query
+
+Adaptation = Literal["tuned", "paper", "full"]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Queries that read a memory, this one or another of the same model, before they search (RECO)."""
+    """An index that the words of queries read before they search (RECO)."""
 
     memory: str | None = None
-    """A folder, or milvus://host:port/collection."""
+    """Its folder, or milvus://host:port/collection."""
     fusion: str | None = None
-    """The OUT/model of `recollect train reco`, or `mean`, the plain mean with what was found."""
+    """OUT/model of `recollect train reco`, or `mean` for the plain mean with what was found."""
     k: int | None = None
-    """Rows that each query reads; by default as many as the fusion was trained with, 10 for `mean`."""
+    """Pictures that each query reads (default: as many as the fusion was trained with, 10 for `mean`)."""
     where: str | None = None
-    """Read only rows that satisfy a filter."""
+    """Read only pictures that satisfy a filter."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """Find images of a memory by words, by pictures, or by both; --rerank episode adapts the model to each query.
+    """Find pictures of an index by words, by pictures, or by both.
 
-    A query is words, taken as they are, or a sum in which words stand in double quotes and pictures are files:
+    A query is words, or a sum in which words have double quotes and pictures are files:
 
-        recollect search MEMORY 'a red boat'
-        recollect search MEMORY '"red boat" + harbour.jpg - 0.5 * "sunset"'
-        recollect search MEMORY --image harbour.jpg
+    recollect search INDEX 'a red boat' --where "folder = 'Norway'"
+
+    recollect search INDEX '"red boat" + harbour.jpg - 0.5 * "sunset"'
+
+    recollect search INDEX --image harbour.jpg --minus people
     """
 
-    memory: MemoryPlace
-    """A folder, or milvus://host:port/collection."""
-    query: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[QUERY ...]")] = ()
-    """One or more, each in quotes."""
+    index: Annotated[str, Arg(place="INDEX")]
+    """Its folder, or milvus://host:port/collection."""
+    query: Annotated[tuple[str, ...], Arg(place="QUERY")] = ()
+    """One or more queries, each in quotes."""
     image: tuple[Path, ...] = ()
-    """Pictures that every query also asks for; without a query, they are one by themselves."""
+    """Pictures that are added to every query, or that are the query."""
     minus: tuple[str, ...] = ()
-    """Words that every query takes away."""
-    image_weight: float = 1.0
-    """Of each --image, where words have 1."""
-    minus_weight: float = 1.0
-    """Of each --minus."""
-    literal: bool = False
-    """Take every query as words, whatever signs and quotes it has."""
-    queries: Path | None = None
-    """A text file of further queries, one a line."""
+    """Words that are subtracted from every query."""
+    where: Annotated[str | None, Arg(metavar="SQL")] = None
+    """Search only pictures that satisfy a filter, e.g. "folder = 'Norway' and taken >= '2020'"."""
     k: int = 20
-    """Images of a page, for each query."""
+    """Pictures of a page, for each query."""
     page: int = 1
-    """2 for the next k images, and so on."""
-    where: str | None = None
-    """Search only images that satisfy a filter, e.g. "source = 'emoji' and year >= 2020"."""
-    min_score: float | Literal["learnt"] | None = None
-    """Leave out images whose cosine by the model as it is lies below; how many, is said. `learnt` takes what nine of
-    ten of the memory's captions give to their own picture, for searches by words."""
+    """2 for the next k pictures, and so on."""
+    min_score: Annotated[str | None, Arg(metavar="SCORE")] = None
+    """Leave out pictures with a lower cosine; `learnt` takes what nine of ten captions of the index give their own
+    picture, for searches by words."""
     among: Literal["images", "captions"] = "images"
-    """Find images by what they show, or by what their captions say."""
+    """Compare queries with the pictures, or with their captions."""
+    adapt: bool = False
+    """Adapt the model to each query and rank its first pictures again (EFSA); needs captions."""
     normalise: bool = False
-    """Take from each score what the image gets from any query (the memory's captions), so that no image is found by
-    everything; how much, is chosen by the captions, and printed."""
+    """Subtract from each score what the picture gets from any query, so that no picture is found by everything."""
     exact: bool = False
-    """Compare with every image, also where the memory has an index (`recollect memory index`)."""
-    rerank: Literal["none", "episode", "episode-paper", "episode-full"] = "none"
-    """Rank the first --episode.k again by the model adapted to the query; episode-paper has the loss and step that the
-    paper prints, episode-full changes all parameters."""
-    episode: EpisodeOptions = field(default_factory=EpisodeOptions)
-    model: str | None = None
-    """The model that embedded the memory; by default where it was then."""
-    captions: Path | None = None
-    """Captions that a model wrote, if not in the memory's folder."""
+    """Compare with every picture, even if the index is accelerated."""
     out: Path | None = None
     """A .json file, or an .html gallery."""
+    queries: Path | None = None
+    """A text file of further queries, one per line."""
+    model: str | None = None
+    """Model of the index (default: where it was when the index was built)."""
     device: str | None = None
-    """Where to compute; the best there is by default."""
-    read: Reading = field(default_factory=Reading)
+    """Device to embed on (default: the best one)."""
+    image_weight: Annotated[float, Arg(rare=True)] = 1.0
+    """Weight of each --image (words have weight 1)."""
+    minus_weight: Annotated[float, Arg(rare=True)] = 1.0
+    """Weight of each --minus."""
+    literal: Annotated[bool, Arg(rare=True)] = False
+    """Take every query as words, whatever signs and quotes it has."""
+    adaptation: Annotated[Adaptation, Arg(rare=True)] = "tuned"
+    """With --adapt: the tuned settings, those printed in the paper, or all parameters instead of low-rank adapters."""
+    episode: Annotated[EpisodeOptions, Arg(rare=True)] = field(default_factory=EpisodeOptions)
+    read: Annotated[Reading, Arg(rare=True)] = field(default_factory=Reading)
 
     def run(self) -> None:
         """Search, print and write."""
-        self._check()
-        queries = self._queries()
+        from recollect.core.files import check_writable
+        from recollect.core.progress import output
+        from recollect.efsa.batch import EpisodeReport
+        from recollect.efsa.normalisation import NormalisedIndex, normalised
+        from recollect.evaluation.reports.gallery import save_results
+        from recollect.index import Index
 
-        searcher = open_searcher(
-            self.memory, model=self.model, rerank=self.rerank, among=self.among, normalise=self.normalise,
-            episode=self.episode, captions=self.captions, exact=self.exact, device=self.device,
+        self._check()
+        check_writable(self.out, "--out")
+        queries = self._queries()
+        index: Index = Index.open(self.index)
+        index.open_model(self.model, self.device)
+        encoder, scored_by = self._encoder(index)
+        if self.normalise:
+            index = normalised(index)
+        reranker = self._reranker(index)
+        results = index.search_many(
+            queries, self.k, where=self.where, page=self.page, min_score=self._cut(index), encoder=encoder,
+            exact=self.exact, by="image" if self.among == "images" else "text", rerank=reranker,
         )  # fmt: skip
-        name = self._reads(searcher)
-        cut = self._cut(searcher)
-        results = searcher.search(queries, self.k, where=self.where, page=self.page, min_score=cut)
         about: dict[str, Any] = {
-            "memory": self.memory, "model": name, "among": self.among, "rerank": self.rerank, "where": self.where,
-            "k": self.k, "page": self.page, "min_score": self.min_score,
+            "index": self.index, "model": index.record.model_name, "read": scored_by, "among": self.among,
+            "adapt": self.adaptation if self.adapt else None, "where": self.where, "k": self.k, "page": self.page,
+            "min_score": self.min_score,
         }  # fmt: skip
-        if isinstance(searcher.pool, NormalisedPool):
-            about["normalisation"] = asdict(settings := searcher.pool.settings)
-            output().print(f"normalised: {settings}", highlight=False, soft_wrap=True)
-        for place, text in enumerate(() if self.literal else (*self.query, *self._from_file())):
-            if (file := _picture_in_words(text)) is not None:
-                said = f"{file} is a picture here, but this was read as words: --image {file}, or '{file} + \"words\"'"
-                results[place] = replace(results[place], notes=(*results[place].notes, said))
-        show(results, searcher.report, output())
+        if isinstance(index, NormalisedIndex):
+            about["normalisation"] = asdict(index.settings)
+            output().print(f"normalised: {index.settings}", highlight=False, soft_wrap=True)
+        report = reranker.report if reranker is not None else EpisodeReport()
+        print_results(results)
+        if report.not_finite:
+            line = f"{report.not_finite} of {len(queries)} episodes broke down; their ranking is zero-shot"
+            output().print(line, style="yellow", highlight=False)
         if self.out is not None:
-            save_results(results, searcher.report, about, self.out)
+            save_results(results, report, about, self.out)
             output().print(f"results: {self.out}", highlight=False, soft_wrap=True)
 
     def _check(self) -> None:
         for name in ("k", "page"):
             if getattr(self, name) < 1:
-                raise UserError(f"--{name} {getattr(self, name)}: at least 1")
-        if self.min_score == "learnt" and (self.normalise or self.among == "captions" or self.read.memory is not None):
-            raise UserError(
-                "--min-score learnt: is of cosines with images by the model as it is. Name a score instead."
-            )
-        if isinstance(self.min_score, float) and not -1 <= self.min_score <= 1:
-            raise UserError(f"--min-score {self.min_score:g}: a cosine lies between -1 and 1")
-        for option in ("image_weight", "minus_weight"):
-            if not 0 < getattr(self, option) < float("inf"):
-                raise UserError(f"--{option.replace('_', '-')} {getattr(self, option):g}: must be above 0 and finite")
-        check_writable(self.out, "--out")
-        if self.out is not None:
-            if self.out.suffix not in (".json", ".html"):
-                raise UserError(f"--out {self.out}: results are written as .json or .html. Name a file that ends so.")
-            if self.out.is_dir():
-                raise UserError(f"--out {self.out}: is a folder. Name a file.")
-        self._refuse_unread()
-        read = self.read
-        if (read.memory is None) != (read.fusion is None):
-            raise UserError("--read.memory and --read.fusion: name both, the memory and what reads it, or neither.")
-        if read.memory is None:
-            why = "says how a memory is read. Name one with --read.memory."
-            refuse_unread(read, "k", "where", why=why, before="read.")
-        if read.memory is not None and self.rerank != "none":
-            raise UserError(f"--read.memory: cannot be joined with --rerank {self.rerank}; leave out one of both.")
-
-    def _refuse_unread(self) -> None:
-        """Refuse options that say nothing beside the others."""
+                raise UserError(f"--{name} {getattr(self, name)}: must be at least 1")
+        for name in ("image_weight", "minus_weight"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name):g}: must be above 0 and finite")
+        self._least_score()
+        if self.out is not None and self.out.suffix not in (".json", ".html"):
+            raise UserError(f"--out {self.out}: results are written as .json or .html. Name a file that ends so.")
+        if self.out is not None and self.out.is_dir():
+            raise UserError(f"--out {self.out}: is a folder. Name a file.")
+        if (self.read.memory is None) != (self.read.fusion is None):
+            raise UserError("--read.memory and --read.fusion: give both, the index and what reads it, or neither")
+        if self.adapt and (self.normalise or self.among == "captions" or self.read.memory is not None):
+            raise UserError("--adapt: cannot be combined with --normalise, --among captions or --read. Remove one.")
+        if self.normalise and self.among == "captions":
+            raise UserError("--normalise: is for searches among images. Remove it, or --among captions.")
         if not self.image:
-            refuse_unread(self, "image_weight", why="is of pictures. Name one with --image FILE.")
+            warn_unused(self, "image_weight", why="there is no --image.")
         if not self.minus:
-            refuse_unread(self, "minus_weight", why="is of words to take away. Name them with --minus WORDS.")
-        if not self.query and self.queries is None:
-            refuse_unread(self, "literal", why="is for queries in words, and there is none.")
-        if self.rerank == "none":
-            refuse_unread(self, "episode", why="is of --rerank episode. Add that, or leave this out.")
-        refuse_unread(
-            self.episode, "parameters", before="episode.",
-            why="--rerank says it: episode learns adapters, episode-full all parameters.",
-        )  # fmt: skip
-        if self.rerank == "episode-paper":
-            why = "--rerank episode-paper has the paper's own. Take --rerank episode."
-            refuse_unread(self.episode, *PRINTED, why=why, before="episode.")
-        if self.rerank == "episode-full":
-            why = "is of adapters, and --rerank episode-full changes all parameters."
-            refuse_unread(self.episode, "rank", "scale", "both_xavier", why=why, before="episode.")
+            warn_unused(self, "minus_weight", why="there is no --minus.")
+        if not self.adapt:
+            warn_unused(self, "adaptation", "episode", why="it is for --adapt.")
 
-    def _cut(self, searcher: "Searcher") -> "float | LearntCutOff | None":
-        """The cut-off, learnt where that is asked for."""
+    def _least_score(self) -> float | None:
+        if self.min_score is None:
+            return None
+        if self.min_score == "learnt":
+            if self.normalise or self.among == "captions" or self.read.memory is not None:
+                raise UserError("--min-score learnt: is for cosines of pictures with words. Name a score instead.")
+            return None
+        try:
+            score = float(self.min_score)
+        except ValueError:
+            raise UserError(f"--min-score {self.min_score}: a number or `learnt`") from None
+        if not -1 <= score <= 1:
+            raise UserError(f"--min-score {self.min_score}: a cosine is between -1 and 1")
+        return score
+
+    def _cut(self, index: "Index") -> "float | CutOff | None":
+        """The cut-off, learnt where asked."""
+        from recollect.core.progress import output
+
         if self.min_score != "learnt":
-            return self.min_score
-
-        ids = list(searcher.pool.ids())
-        learnt = cut_off_of(Memory.open(self.memory), ids, searcher.pool.vectors(ids))
-        output().print(
-            f"cut-off: {learnt}; it leaves {learnt.above:.1%} of the pictures on average",
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
+            return self._least_score()
+        learnt = index.cut_off()
+        line = f"cut-off: {learnt}; it leaves {learnt.above:.1%} of the pictures on average"
+        output().print(line, highlight=False, soft_wrap=True)
         return learnt
 
     def _queries(self) -> "list[Query]":
-        texts = [*self.query, *self._from_file()]
+        from recollect.core.files import read_text
+        from recollect.index import Query
+
+        texts = list(self.query)
+        if self.queries is not None:
+            if not self.queries.is_file():
+                raise UserError(f"--queries {self.queries}: no such file. It is a text file with one query per line.")
+            texts += read_text(self.queries).splitlines()
         if not texts and not self.image:
-            raise UserError("no query was given. Write it in quotes behind the memory, or name a picture with --image.")
+            raise UserError("no query was given. Write it in quotes after the index, or name a picture with --image.")
         if texts and not any(text.strip() for text in texts):
             raise UserError("every query is empty. Say what to look for.")
-
         queries = [Query.words(text) if self.literal else Query.parse(text) for text in texts]
         added = [self.image_weight * Query.picture(path) for path in self.image]
         added += [-self.minus_weight * Query.words(words) for words in self.minus]
@@ -204,60 +195,58 @@ class Search:
             queries, added = added[:1], added[1:]
         return [query if query.empty else sum(added, query) for query in queries]
 
-    def _from_file(self) -> list[str]:
-        if self.queries is None:
-            return []
-        if not self.queries.is_file():
-            raise UserError(f"--queries {self.queries}: no such file. It is a text file with one query a line.")
-        return read_text(self.queries).splitlines()
-
-    def _reads(self, searcher: "Searcher") -> str:
-        """Let queries read a memory, where that is asked for; returns what to call the model."""
-
-        name = model_of(Memory.open(self.memory), self.model)
+    def _encoder(self, index: "Index") -> Any:
+        """What embeds the queries, and its name if that is not the model of the index."""
         if self.read.memory is None:
-            return str(name)
+            return None, None
+        from recollect.cli.memory_options import MemoryOptions
+        from recollect.cli.memory_reading import reading, reading_name
+
         options = MemoryOptions(self.read.memory, self.read.fusion, "text", self.read.k, self.read.where)
-        options.check()
-        searcher.query_encoder = reading(options, searcher.encoder)
-        searcher.scored_by = "model that reads a memory"
-        return reading_name(options, name, searcher.query_encoder)
+        encoder = reading(options, index.encoder)
+        return encoder, reading_name(options, index.record.model_name, encoder)
+
+    def _reranker(self, index: "Index") -> Any:
+        if not self.adapt:
+            return None
+        from dataclasses import replace
+
+        from recollect.efsa.rerank import episode_reranker
+
+        options = self.episode
+        if self.adaptation == "paper":
+            options = EpisodeOptions.paper(k=options.k, at_once=options.at_once, gibibytes=options.gibibytes)
+        elif self.adaptation == "full":
+            options = replace(options, parameters="all")
+        return episode_reranker(index, options)
 
 
-def _picture_in_words(text: str) -> str | None:
-    """The file of a picture that a query without double quotes names, and takes for words."""
-    from recollect.data.sources.images import PICTURE_ENDINGS
-
-    if Query.parse(text).text != text:
-        return None
-    for word in (text.strip(), *text.split()):
-        with suppress(OSError):  # too long for a name
-            if Path(word).suffix.lower() in PICTURE_ENDINGS and Path(word).is_file():
-                return word
-    return None
-
-
-def show(results: "list[SearchResult]", report: "SearchReport", console: "Console") -> None:
+def print_results(results: "list[Hits]") -> None:
     """Print what was found: a table for each run of hits that one model scored."""
+    from rich.table import Table
 
+    from recollect.core.progress import output, printable
+    from recollect.evaluation.reports.gallery import scored_parts
+    from recollect.index.hits import MODEL
+
+    console = output()
     for result in results:
         parts = scored_parts(result)
         console.print(printable(result.query.strip() or "(empty)"), style="italic", highlight=False)
         for scored_by, run in parts:
-            columns: list[Any] = ["rank", *(["before"] if scored_by != MODEL else []), "score", "id", "caption", "file"]
-            title = f"scored by: {scored_by}" if len(parts) > 1 or scored_by != MODEL else None
+            plain = scored_by == MODEL
+            title = f"scored by: {scored_by}" if len(parts) > 1 or not plain else None
+            columns: list[Any] = ["rank", *([] if plain else ["before"]), "score", "id", "caption", "file"]
             table = Table(*columns, title=title, title_justify="left")
             for rank, hit in run:
                 before = "" if hit.zero_shot_rank in (rank, None) else str(hit.zero_shot_rank)
                 table.add_row(
-                    str(rank), *([before] if scored_by != MODEL else []), f"{hit.score:.3f}", printable(hit.item.id),
-                    printable(hit.item.caption), printable(str(hit.item.path or "")),
+                    str(rank), *([] if plain else [before]), f"{hit.score:.3f}", printable(hit.id[:12]),
+                    printable(hit.caption), printable(str(hit.file or "")),
                 )  # fmt: skip
             console.print(table)
-        if not result.hits:
+        if not result:
             ended = f"the list ends before rank {result.first_rank:,}" if result.first_rank > 1 else "nothing found"
             console.print(f"  {ended}", highlight=False)
         for note in result.notes:
-            console.print(printable(f"  {note}"), style="yellow", highlight=False)
-    if report.not_finite:
-        errors.print(f"{report.not_finite} of {report.queries} episodes broke down; their ranking is zero-shot")
+            console.print(printable(f"  {note}"), style="yellow", highlight=False, soft_wrap=True)

@@ -4,40 +4,38 @@ import base64
 import io
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from recollect.core.errors import UserError
+from recollect.efsa.batch import EpisodeReport
 from recollect.evaluation.reports.gallery import hits_as_json, save_results, thumbnail
-from recollect.memory import Item
-from recollect.search.searcher import Hit, SearchReport, SearchResult
+from recollect.index import File, Hit, Hits, Picture
 
 
-def gone():
-    raise FileNotFoundError("3.png")
+def png(red):
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((300, 400, 3), (red, 0, 0), dtype=np.uint8)).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
-def picture(red):
-    return lambda: np.full((300, 400, 3), (red, 0, 0), dtype=np.uint8)
-
-
-def item(id, caption, image, source="", path=None):
-    return Item(id, caption, source, {}, image, id, path)
+def picture(id, caption, data, source="", path=""):
+    files = (File(source, path, path),) if source else ()
+    return Picture(id, (caption,) if caption else (), files=files, where=id, _bytes=lambda: data)
 
 
 HITS = (
-    Hit(item("one", "a <b>red</b> tree", picture(200), "trees", Path("/p/a tree.png")), 0.31, 4, "episode", 0.25),
-    Hit(item("two", "", gone), 0.3, 1, "episode", 0.28),
-    Hit(item("three", "a car & a river", picture(20)), 0.29, 3, "model", 0.29),
+    Hit(picture("one", "a <b>red</b> tree", png(200), "trees", "/p/a tree.png"), 0.31, "episode", 0.25, 4),
+    Hit(picture("two", "", None), 0.3, "episode", 0.28, 1),
+    Hit(picture("three", "a car & a river", png(20)), 0.29, "model", 0.29, 3),
 )
 RESULTS = [
-    SearchResult('a "red" <tree>', HITS, ("1 of 3 images cannot be opened",), 1, 9, 6),
-    SearchResult(" ", (), ("empty query",)),
+    Hits(HITS, 'a "red" <tree>', ("1 of 3 pictures cannot be opened",), 1, 9, 6),
+    Hits((), " ", ("empty query",)),
 ]
-REPORT = SearchReport(queries=2, empty=1, images_gone=1)
+REPORT = EpisodeReport(images_gone=1)
 
 
 def test_a_page_shows_every_hit_and_escapes_what_strangers_wrote(tmp_path):
@@ -52,7 +50,7 @@ def test_a_page_shows_every_hit_and_escapes_what_strangers_wrote(tmp_path):
     assert "▲ 3" in page
     assert "▼ 1" in page
     assert "nothing found" in page
-    assert "candidates that cannot be opened any more: 1" in page
+    assert "candidates that cannot be opened: 1" in page
     assert not re.search(r'src="(?!data:)', page)  # nothing is loaded from anywhere else
     assert set(re.findall(r'href="([^#"][^"]*)"', page)) == {"file:///p/a%20tree.png"}
 
@@ -63,19 +61,18 @@ def test_scores_of_two_models_stand_in_lists_of_their_own(tmp_path):
     heads = re.findall(r"scored by: (\w+)", page)
     assert heads == ["episode", "model"]
     assert page.index("scored by: model") > page.index('<div class="quiet">two</div>')
-    plain = SearchResult("a tree", tuple(Hit(hit.item, hit.score, None) for hit in HITS))
+    plain = Hits([Hit(hit.picture, hit.score) for hit in HITS], "a tree")
     save_results([plain], REPORT, {}, tmp_path / "page.html")
     assert "scored by" not in (tmp_path / "page.html").read_text()
 
 
 def test_a_thumbnail_is_small_and_what_it_was():
-    data = thumbnail(HITS[0].item)
+    data = thumbnail(HITS[0].picture)
     shown = Image.open(io.BytesIO(base64.b64decode(data.partition(",")[2])))
     assert max(shown.size) <= 224
     assert shown.size[0] / shown.size[1] == pytest.approx(4 / 3, abs=0.02)
     assert np.asarray(shown).reshape(-1, 3).mean(axis=0) == pytest.approx([200, 0, 0], abs=6)
-    assert thumbnail(HITS[1].item) is None
-    assert thumbnail(item("vector", "", lambda: np.zeros(5, dtype=np.float32))) is None
+    assert thumbnail(HITS[1].picture) is None
 
 
 def test_a_json_file_holds_everything(tmp_path):
@@ -86,10 +83,10 @@ def test_a_json_file_holds_everything(tmp_path):
     assert [hit["id"] for hit in found["results"][0]["hits"]] == ["one", "two", "three"]
     assert found["results"][0]["hits"][0] == {
         "rank": 1, "id": "one", "score": 0.31, "scored_by": "episode", "model_score": 0.25, "zero_shot_rank": 4,
-        "caption": "a <b>red</b> tree", "path": "/p/a tree.png", "source": "trees", "metadata": {},
+        "captions": ["a <b>red</b> tree"], "path": "/p/a tree.png", "source": "trees", "metadata": {},
     }  # fmt: skip
     assert (found["results"][0]["searched"], found["results"][0]["cut"]) == (9, 6)
-    assert found["results"][0]["hits"][1]["caption"] is None
+    assert found["results"][0]["hits"][1]["captions"] == []
 
 
 def test_another_ending_is_refused(tmp_path):

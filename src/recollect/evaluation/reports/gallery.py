@@ -8,29 +8,26 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from recollect.core.errors import UserError
 from recollect.core.files import write_json, write_text
+from recollect.efsa.batch import EpisodeReport
 from recollect.evaluation.reports.templates import TEMPLATES
-from recollect.memory import Item
-from recollect.search.searcher import MODEL, Hit, SearchReport, SearchResult
+from recollect.index import Hit, Hits, Picture
+from recollect.index.hits import MODEL
 
-GALLERY_FORMAT = 2
-"""Version of the JSON; 2 has ``scored_by``, ``path`` and pages."""
+GALLERY_FORMAT = 3
+"""Version of the JSON; in 3 a hit is a picture, with all its captions."""
 
 _SIDE = 224
 _REPORT = {
-    "empty": "empty queries",
-    "shortened": "queries that the model does not read to their end",
     "not_finite": "episodes that broke down, whose ranking is zero-shot",
     "without_captions": "queries without an episode, for want of captioned images",
     "captions_missing": "candidates without a caption",
-    "images_gone": "candidates that cannot be opened any more",
+    "images_gone": "candidates that cannot be opened",
 }
 
 
-def hits_as_json(results: Sequence[SearchResult], report: SearchReport, about: Mapping[str, Any]) -> dict[str, Any]:
+def hits_as_json(results: Sequence[Hits], report: EpisodeReport, about: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that was found and what was not as it should be.
 
     Args:
@@ -53,9 +50,7 @@ def hits_as_json(results: Sequence[SearchResult], report: SearchReport, about: M
     }
 
 
-def save_results(
-    results: Sequence[SearchResult], report: SearchReport, about: Mapping[str, Any], path: str | Path
-) -> None:
+def save_results(results: Sequence[Hits], report: EpisodeReport, about: Mapping[str, Any], path: str | Path) -> None:
     """Write what was found to a ``.json`` file, or to an ``.html`` page that needs nothing else.
 
     Raises:
@@ -70,34 +65,33 @@ def save_results(
         raise UserError(f"{path}: results are written as .json or .html. Name a file that ends so.")
 
 
-def scored_parts(result: SearchResult) -> list[tuple[str, list[tuple[int, Hit]]]]:
+def scored_parts(result: Hits) -> list[tuple[str, list[tuple[int, Hit]]]]:
     """The ranked hits of a result in runs that one model scored, so that no list mixes two models' scores."""
     ranked = enumerate(result.hits, start=result.first_rank)
     return [(scored_by, list(run)) for scored_by, run in groupby(ranked, key=lambda pair: pair[1].scored_by)]
 
 
 def _hit(hit: Hit, rank: int) -> dict[str, Any]:
-    item = hit.item
     return {
         "rank": rank,
-        "id": item.id,
+        "id": hit.id,
         "score": float(hit.score),
         "scored_by": hit.scored_by,
         "model_score": None if hit.model_score is None else float(hit.model_score),
         "zero_shot_rank": hit.zero_shot_rank,
-        "caption": item.caption or None,
-        "path": None if item.path is None else str(item.path),
-        "source": item.source,
-        "metadata": dict(item.metadata),
+        "captions": list(hit.picture.captions),
+        "path": None if hit.file is None else str(hit.file),
+        "source": hit.picture.source,
+        "metadata": dict(hit.picture.metadata),
     }
 
 
-def _page(results: Sequence[SearchResult], report: SearchReport, about: Mapping[str, Any]) -> str:
+def _page(results: Sequence[Hits], report: EpisodeReport, about: Mapping[str, Any]) -> str:
     pictures: dict[str, str | None] = {}
     for result in results:
         for hit in result.hits:
-            if hit.item.id not in pictures:
-                pictures[hit.item.id] = thumbnail(hit.item)
+            if hit.id not in pictures:
+                pictures[hit.id] = thumbnail(hit.picture)
     groups = []
     for result in results:
         parts = scored_parts(result)
@@ -114,27 +108,27 @@ def _page(results: Sequence[SearchResult], report: SearchReport, about: Mapping[
 
 def _card(hit: Hit, rank: int, pictures: Mapping[str, str | None]) -> dict[str, Any]:
     moved = 0 if hit.zero_shot_rank is None else hit.zero_shot_rank - rank
-    path = hit.item.path
+    path = hit.file
     return {
         "rank": rank,
-        "picture": pictures[hit.item.id],
-        "id": hit.item.id,
+        "picture": pictures[hit.id],
+        "id": hit.id,
         "path": None if path is None else str(path),
         "link": None if path is None else path.absolute().as_uri(),
         "score": f"{hit.score:.3f}",
-        "caption": hit.item.caption,
+        "caption": hit.caption,
         "up": max(0, moved),
         "down": max(0, -moved),
     }
 
 
-def thumbnail(item: Item, side: int = _SIDE) -> str | None:
-    """An item's picture as a small JPEG in a data URL; None where there is none, or it cannot be opened any more."""
+def thumbnail(picture: Picture, side: int = _SIDE) -> str | None:
+    """A picture as a small JPEG in a data URL; None if it cannot be opened."""
     try:
-        picture: Image.Image = item.open().convert("RGB")
+        small = picture.open().convert("RGB")
     except (UserError, OSError):
         return None
-    picture.thumbnail((side, side))
+    small.thumbnail((side, side))
     buffer = io.BytesIO()
-    picture.save(buffer, "JPEG", quality=82)
+    small.save(buffer, "JPEG", quality=82)
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -1,17 +1,20 @@
-"""Search, caption and evaluate retrieval as their users run them."""
+"""Search and evaluate retrieval as their users run them."""
+# ruff: noqa: F401, F811
 
+import io
 import json
 import shutil
 import struct
 import zlib
 
+import numpy as np
 import pytest
 from PIL import Image
 
+from dual_encoders import family, make_encoder, pictures
 from recollect import cli
+from recollect.index import File, Index, Query, Rows
 from recollect.models.transformers.encoder import quiet
-from recollect.search.opening import open_searcher
-from recollect.search.query import Query
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +25,37 @@ def model(make_encoder, tmp_path_factory):
 
 
 @pytest.fixture
-def memory(make_memory, model):
-    return make_memory(model[0], model[1])
+def make_index(tmp_path, pictures):
+    """An index of pictures: the even ones as bytes with captions of their own, the odd ones as files without."""
+
+    def make(encoder, model_name="", captioned=True):
+        made = Index.create(tmp_path / "index", width=20, model=encoder.fingerprint, model_name=model_name)
+        numbers, encoded, files, captions = range(24), [], [], []
+        for row in numbers:
+            buffer = io.BytesIO()
+            Image.fromarray(pictures[row].image).save(buffer, "PNG")
+            file = tmp_path / f"{row}.png"
+            file.write_bytes(buffer.getvalue())
+            encoded.append(None if row % 2 else buffer.getvalue())
+            files.append([File("odd" if row % 2 else "even", f"{row}.png", str(file) if row % 2 else "")])
+            captions.append((pictures.texts(row)[0],) if captioned and row % 2 == 0 else ())
+        texts = [encoder.embed_texts(list(each)).numpy() if each else np.zeros((0, 20)) for each in captions]
+        made.insert(
+            Rows(
+                ids=[f"picture-{row}" for row in numbers],
+                image_vectors=encoder.embed_images([pictures[row].image for row in numbers]).numpy(),
+                captions=captions, caption_vectors=[each.astype(np.float32) for each in texts],
+                files=files, images=encoded, metadata=[{"number": row} for row in numbers],
+            )
+        )  # fmt: skip
+        return made
+
+    return make
+
+
+@pytest.fixture
+def index(make_index, model):
+    return make_index(model[0], model[1])
 
 
 @pytest.fixture
@@ -38,11 +70,11 @@ def run(capsys):
     return command
 
 
-def test_search_writes_json(run, memory, tmp_path):
+def test_search_writes_json(run, index, tmp_path):
     """With a file of queries, one of them empty, a filter and episodes at once."""
     (tmp_path / "queries.txt").write_text("large river\n\nqueen\n")
-    words = [memory.address, "a red snowman", "--queries", tmp_path / "queries.txt", "--k", 4]
-    words += ["--where", "source = 'even'", "--rerank", "episode", "--out", tmp_path / "found.json"]
+    words = [index.address, "a red snowman", "--queries", tmp_path / "queries.txt", "--k", 4]
+    words += ["--where", "source = 'even'", "--adapt", "--out", tmp_path / "found.json"]
     words += ["--episode.k", 6, "--episode.rank", 4, "--device", "cpu"]
     status, printed, err = run("search", *words)
     assert status == 0, err
@@ -50,93 +82,88 @@ def test_search_writes_json(run, memory, tmp_path):
     assert [result["query"] for result in found["results"]] == ["a red snowman", "large river", "", "queen"]
     assert [len(result["hits"]) for result in found["results"]] == [4, 4, 0, 4]
     assert all(hit["source"] == "even" for result in found["results"] for hit in result["hits"])
-    assert found["report"]["empty"] == 1
-    assert found["rerank"] == "episode"
+    assert found["adapt"] == "tuned"
     assert "a red snowman" in printed
 
 
-def hits_of(run, memory, tmp_path, *words):
+def hits_of(run, index, tmp_path, *words):
     """What one query of a command found, and what the command printed."""
     out = tmp_path / "found.json"
-    status, printed, err = run("search", memory.address, *words, "--out", out, "--device", "cpu")
+    status, printed, err = run("search", index.address, *words, "--out", out, "--device", "cpu")
     assert status == 0, err
     (result,) = json.loads(out.read_text())["results"]
     return result, " ".join(printed.split())
 
 
-def test_search_by_words_and_pictures_with_weights_and_what_is_not_wanted(run, memory, model, tmp_path):
+def test_search_by_words_and_pictures_with_weights_and_what_is_not_wanted(run, index, model, tmp_path):
     file = tmp_path / "3.png"
-    by_picture, printed = hits_of(run, memory, tmp_path, "--image", file, "--k", 3)
+    by_picture, printed = hits_of(run, index, tmp_path, "--image", file, "--k", 3)
     assert by_picture["hits"][0]["id"] == "picture-3"
     assert by_picture["hits"][0]["score"] == pytest.approx(1, abs=1e-5)
     assert by_picture["hits"][0]["path"] == str(file)
     assert file.name in printed
-    written, _ = hits_of(run, memory, tmp_path, f'"queen" + 0.5 * image:"{file}" - 0.25*"river"', "--k", 24)
+    written, _ = hits_of(run, index, tmp_path, f'"queen" + 0.5 * image:"{file}" - 0.25*"river"', "--k", 24)
     options = ["queen", "--image", file, "--image-weight", "0.5", "--minus", "river", "--minus-weight", "0.25"]
-    by_options, _ = hits_of(run, memory, tmp_path, *options, "--k", 24)
+    by_options, _ = hits_of(run, index, tmp_path, *options, "--k", 24)
     assert written["hits"] == by_options["hits"]
     assert written["query"] == by_options["query"]
     query = Query.words("queen") + 0.5 * Query.picture(file) - 0.25 * Query.words("river")
-    same = open_searcher(memory.address, device="cpu").search(query, 24)
-    assert [hit["id"] for hit in written["hits"]] == [hit.item.id for hit in same.hits]
-    for words in (str(file), f"{file} + queen"):
-        _, printed = hits_of(run, memory, tmp_path, words, "--k", 1)
-        assert f"{file.name} is a picture here, but this was read as words: --image" in printed.replace(
-            f"{file.parent}/", ""
-        )
-    literal, _ = hits_of(run, memory, tmp_path, '"queen" + "river"', "--literal", "--k", 24)
+    assert [hit["id"] for hit in written["hits"]] == [hit.id for hit in Index.open(index.address).search(query, 24)]
+    _, printed = hits_of(run, index, tmp_path, str(file), "--k", 1)
+    assert "--image" in printed, "a file among the words is pointed out"
+    literal, _ = hits_of(run, index, tmp_path, '"queen" + "river"', "--literal", "--k", 24)
     assert literal["query"] == str(Query.words('"queen" + "river"'))
 
 
-def test_pages_and_the_cut_off_say_what_they_leave_out(run, memory, tmp_path):
-    whole, _ = hits_of(run, memory, tmp_path, "queen", "--k", 24)
-    second, _ = hits_of(run, memory, tmp_path, "queen", "--k", 5, "--page", 2)
+def test_pages_and_the_cut_off_say_what_they_leave_out(run, index, tmp_path):
+    whole, _ = hits_of(run, index, tmp_path, "queen", "--k", 24)
+    second, _ = hits_of(run, index, tmp_path, "queen", "--k", 5, "--page", 2)
     assert second["hits"] == whole["hits"][5:10]
     assert second["hits"][0]["rank"] == 6
     least = whole["hits"][3]["score"] - 1e-6
-    cut, printed = hits_of(run, memory, tmp_path, "queen", "--k", 20, "--min-score", least)
+    cut, printed = hits_of(run, index, tmp_path, "queen", "--k", 20, "--min-score", least)
     assert cut["hits"] == whole["hits"][:4]
     assert cut["cut"] == 20
-    assert "20 of 24 images score below" in printed
+    assert "20 of 24 pictures score below" in printed
 
 
-def test_scores_of_an_episode_and_of_the_model_stand_apart(run, memory, tmp_path):
-    words = ["queen", "--rerank", "episode", "--episode.k", 12, "--episode.rank", 4, "--k", 15]
-    found, printed = hits_of(run, memory, tmp_path, *words)
+def test_scores_of_an_episode_and_of_the_model_stand_apart(run, index, tmp_path):
+    words = ["queen", "--adapt", "--episode.k", 12, "--episode.rank", 4, "--k", 15]
+    found, printed = hits_of(run, index, tmp_path, *words)
     assert [hit["scored_by"] for hit in found["hits"]] == ["episode"] * 12 + ["model"] * 3
     assert printed.index("scored by: episode") < printed.index("scored by: model")
 
 
-def test_normalised_scores_say_what_was_chosen(run, memory, tmp_path):
-    found, printed = hits_of(run, memory, tmp_path, "queen", "--normalise", "--k", 24)
+def test_normalised_scores_say_what_was_chosen(run, index, tmp_path):
+    found, printed = hits_of(run, index, tmp_path, "queen", "--normalise", "--k", 24)
     assert {hit["scored_by"] for hit in found["hits"]} == {"normalised"}
     assert "normalised: alpha" in printed
     assert json.loads((tmp_path / "found.json").read_text())["normalisation"]["reciprocal_rank"] > 0
-    status, _, err = run("search", memory.address, "queen", "--normalise", "--rerank", "episode", "--device", "cpu")
+    status, _, err = run("search", index.address, "queen", "--normalise", "--adapt", "--device", "cpu")
     assert status == 2
-    assert "leave out the re-ranking" in err
+    assert "--adapt" in err
 
 
-def test_a_byte_order_mark_is_no_part_of_a_query(run, memory, tmp_path):
+def test_a_byte_order_mark_is_no_part_of_a_query(run, index, tmp_path):
     (tmp_path / "queries.txt").write_bytes(b"\xef\xbb\xbfqueen\r\n")
-    found, _ = hits_of(run, memory, tmp_path, "--queries", tmp_path / "queries.txt")
+    found, _ = hits_of(run, index, tmp_path, "--queries", tmp_path / "queries.txt")
     assert found["query"] == "queen"
 
 
-def test_hostile_captions_are_shown_and_do_nothing(run, make_memory, model, tmp_path, pictures):
+def test_hostile_captions_are_shown_and_do_nothing(run, make_index, model, tmp_path, pictures):
     pictures.texts = lambda row: ("\x1b[31mred\x07 [/b] <script>alert(1)</script>",)
-    memory = make_memory(model[0], model[1])
-    found, printed = hits_of(run, memory, tmp_path, "[/b] queen\x1b[2J", "--k", 24)
+    index = make_index(model[0], model[1])
+    found, printed = hits_of(run, index, tmp_path, "[/b] queen\x1b[2J", "--k", 24)
     assert len(found["hits"]) == 24
     assert "\x1b[31m" not in printed
     assert "\x1b[2J" not in printed
     assert "\\x1b[31mred\\x07 [/b] <script>" in printed
-    run("search", memory.address, "queen", "--out", tmp_path / "found.html", "--device", "cpu")
+    run("search", index.address, "queen", "--out", tmp_path / "found.html", "--device", "cpu")
     assert "<script>alert" not in (tmp_path / "found.html").read_text()
 
 
-def test_search_makes_a_gallery(run, memory, tmp_path):
-    status, out, err = run("search", memory.address, "queen", "--out", tmp_path / "found.html", "--device", "cpu")
+def test_search_makes_a_gallery(run, index, tmp_path):
+    status, out, err = run("search", index.address, "queen", "--out", tmp_path / "found.html", "--device", "cpu")
     assert status == 0, err
     page = (tmp_path / "found.html").read_text()
     assert page.count("<figure>") == 20
@@ -150,13 +177,12 @@ def test_search_makes_a_gallery(run, memory, tmp_path):
         ([], "no query was given"),
         (["  "], "every query is empty"),
         (["queen", "--k", "0"], "--k 0"),
-        (["queen", "--where", "source = 'none'"], "no row satisfies"),
+        (["queen", "--where", "source = 'none'"], "no picture satisfies"),
         (["queen", "--where", "source >>> 3"], "source >>> 3"),
         (["queen", "--out", "found.txt"], ".json or .html"),
         (["queen", "--queries", "nothing.txt"], "nothing.txt"),
-        (["queen", "--rerank", "episode", "--episode.k", "1"], "at least 2"),
+        (["queen", "--adapt", "--episode.k", "1"], "at least 2"),
         (["queen", "--model", "nothing/here"], "nothing/here"),
-        (["queen", "--captions", "nothing.jsonl"], "nothing.jsonl: no such file"),
         (["queen", "--page", "0"], "--page 0"),
         (["queen", "--min-score", "nan"], "--min-score nan"),
         (["queen", "--min-score", "2"], "--min-score 2"),
@@ -166,37 +192,37 @@ def test_search_makes_a_gallery(run, memory, tmp_path):
         (['"queen" - "queen"'], "cancel out"),
         (['"queen" + ""'], "one of its terms is empty"),
         (["queen", "--read.memory", "somewhere"], "--read.fusion"),
-        (["queen", "--rerank", "episode", "--among", "captions"], "leave out one of both"),
+        (["queen", "--adapt", "--among", "captions"], "--adapt"),
     ],
 )
-def test_search_says_in_one_line_what_is_wrong(run, memory, words, said):
-    status, _, err = run("search", memory.address, *words)
+def test_search_says_in_one_line_what_is_wrong(run, index, words, said):
+    status, _, err = run("search", index.address, *words)
     assert status == 2
     assert said in err
     assert len(err.strip().splitlines()) == 1
 
 
-def test_a_picture_too_large_is_one_line_to_which_pillow_adds_none(run, memory, tmp_path, recwarn):
+def test_a_picture_too_large_is_one_line_to_which_pillow_adds_none(run, index, tmp_path, recwarn):
     header = b"IHDR" + struct.pack(">IIBBBBB", 9500, 9500, 8, 2, 0, 0, 0)
     parts = (header, b"IDAT")
     chunks = [struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in parts]
     (tmp_path / "large.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
-    status, _, err = run("search", memory.address, "--image", tmp_path / "large.png", "--device", "cpu")
+    status, _, err = run("search", index.address, "--image", tmp_path / "large.png", "--device", "cpu")
     assert (status, err.count("more than 89,478,485 pixels"), len(err.strip().splitlines())) == (2, 1, 1)
     assert not [each for each in recwarn.list if "decompression bomb" in str(each.message)]
 
 
-def test_search_refuses_another_model_than_the_memorys(run, memory, make_encoder, tmp_path):
+def test_search_refuses_another_model_than_the_memorys(run, index, make_encoder, tmp_path):
     with quiet():
         make_encoder("siglip").save(tmp_path / "other")
-    status, _, err = run("search", memory.address, "queen", "--model", tmp_path / "other", "--device", "cpu")
+    status, _, err = run("search", index.address, "queen", "--model", tmp_path / "other", "--device", "cpu")
     assert status == 2
     assert "another model" in err
 
 
-def test_without_captions_reranking_says_how_to_get_them(run, make_memory, model):
-    address = make_memory(model[0], model[1], captioned=False).address
-    status, _, err = run("search", address, "queen", "--rerank", "episode")
+def test_without_captions_reranking_says_how_to_get_them(run, make_index, model):
+    address = make_index(model[0], model[1], captioned=False).address
+    status, _, err = run("search", address, "queen", "--adapt")
     assert status == 2
     assert "recollect caption" in err
     assert run("search", address, "queen", "--device", "cpu")[0] == 0
@@ -210,20 +236,20 @@ class Scribe:
         return [f"a picture of {image.size[0]}" for image in images]
 
 
-def test_caption_fills_the_gaps_of_a_memory_and_search_learns_from_them(run, memory, monkeypatch, tmp_path):
+def test_caption_fills_the_gaps_of_an_index_and_search_learns_from_them(run, index, monkeypatch, tmp_path):
     monkeypatch.setattr("recollect.cli.caption_run.TransformersCaptioner", Scribe)
     (tmp_path / "3.png").unlink()
-    status, out, err = run("caption", memory.address, "--model", "scribe")
+    status, out, err = run("caption", index.address, "--model", "scribe")
     assert status == 0, err
     assert "11 captions written" in out
-    assert "12 images had one" in out
-    assert "1 image cannot be opened" in out
-    assert "0 captions written" in run("caption", memory.address, "--model", "scribe")[1]
-    words = ["--rerank", "episode", "--episode.k", 24, "--episode.rank", 2, "--k", 24, "--device", "cpu"]
-    status, out, err = run("search", memory.address, "queen", *words)
+    assert "12 pictures had one" in out
+    assert "1 picture cannot be opened" in out
+    assert "0 captions written" in run("caption", index.address, "--model", "scribe")[1]
+    words = ["--adapt", "--episode.k", 24, "--episode.rank", 2, "--k", 24, "--device", "cpu"]
+    status, out, err = run("search", index.address, "queen", *words)
     assert status == 0, err
     assert "a picture of 16" in out
-    assert "1 of 24 images have no caption: the episode learnt from 23" in out.replace("\n", " ").replace("  ", " ")
+    assert "1 of 24 pictures have no caption: the episode learnt from 23" in out.replace("\n", " ").replace("  ", " ")
 
 
 def test_caption_describes_a_source_into_a_file_that_evaluation_reads(run, model, monkeypatch, tmp_path):
@@ -313,21 +339,21 @@ def test_each_source_has_captions_of_its_own_kind_and_a_pool_joins_them(run, mod
     assert "2 kinds for 3 sources" in err
 
 
-def _damaged_search(run, memory, tmp_path, *words):
+def _damaged_search(run, index, tmp_path, *words):
     """Three queries, one of them empty, over a memory of 24 whose odd pictures have no caption and of which two are
     gone from disk, by episodes of more candidates than there are."""
     for number in (3, 7):
         (tmp_path / f"{number}.png").unlink()
     (tmp_path / "queries.txt").write_text("a red snowman\n\nlarge river\n")
-    asked = ["--queries", tmp_path / "queries.txt", "--rerank", "episode", "--episode.k", 100, "--episode.rank", 2]
+    asked = ["--queries", tmp_path / "queries.txt", "--adapt", "--episode.k", 100, "--episode.rank", 2]
     asked += ["--k", 50, "--out", tmp_path / "found.json", "--device", "cpu", *words]
-    status, out, err = run("search", memory.address, *asked)
+    status, out, err = run("search", index.address, *asked)
     assert status == 0, err
     return json.loads((tmp_path / "found.json").read_text()), " ".join(out.split())
 
 
-def test_nothing_stops_a_batch_and_nothing_is_lost(run, memory, tmp_path):
-    found, printed = _damaged_search(run, memory, tmp_path)
+def test_nothing_stops_a_batch_and_nothing_is_lost(run, index, tmp_path):
+    found, printed = _damaged_search(run, index, tmp_path)
     assert [(each["query"], len(each["hits"])) for each in found["results"]] == [
         ("a red snowman", 24), ("", 0), ("large river", 24),
     ]  # fmt: skip
@@ -336,16 +362,16 @@ def test_nothing_stops_a_batch_and_nothing_is_lost(run, memory, tmp_path):
         assert all(
             hit["rank"] == hit["zero_shot_rank"] for hit in each["hits"] if hit["id"] in ("picture-3", "picture-7")
         )
-        assert any("2 of 24 images cannot be opened" in note for note in each["notes"])
-        assert any("12 of 24 images have no caption: the episode learnt from 12" in note for note in each["notes"])
-    expected = {"queries": 3, "empty": 1, "images_gone": 4, "captions_missing": 24, "not_finite": 0}
+        assert any("2 of 24 pictures cannot be opened" in note for note in each["notes"])
+        assert any("12 of 24 pictures have no caption: the episode learnt from 12" in note for note in each["notes"])
+    expected = {"images_gone": 4, "captions_missing": 24, "not_finite": 0}
     assert {name: found["report"][name] for name in expected} == expected
     assert "empty query" in printed
     assert "the episode learnt from 12" in printed
 
 
-def test_an_episode_that_breaks_down_leaves_the_zero_shot_ranking_and_is_counted(run, memory, tmp_path):
-    found, printed = _damaged_search(run, memory, tmp_path, "--episode.learning-rate", "1e38")
+def test_an_episode_that_breaks_down_leaves_the_zero_shot_ranking_and_is_counted(run, index, tmp_path):
+    found, printed = _damaged_search(run, index, tmp_path, "--episode.learning-rate", "1e38")
     for each in (found["results"][0], found["results"][2]):
         assert [hit["zero_shot_rank"] for hit in each["hits"]] == list(range(1, 25))
     assert found["report"]["not_finite"] == 2

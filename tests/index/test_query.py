@@ -1,4 +1,5 @@
 """Queries as people write them, and what is searched for."""
+# ruff: noqa: F401, F811
 
 from pathlib import Path
 
@@ -10,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from dual_encoders import family, make_encoder
 from recollect.core.errors import UserError
-from recollect.search.query import Query, Term, embed_queries
+from recollect.index.query import Query, Term, embed_queries
 
 
 def terms(text):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from recollect.search.cutoff import LearntCutOff, learn_cut_off, moments
+from recollect.index.cutoff import CutOff, learn_cut_off, moments
 
 
 def world(captions=400, rows=900, width=24, seed=0):
@@ -41,7 +41,7 @@ def test_the_threshold_is_the_least_that_the_share_of_captions_reach():
 
 @pytest.mark.parametrize("standardised", [False, True])
 def test_a_score_at_the_threshold_itself_lies_above_in_single_precision_too(standardised):
-    cut = LearntCutOff(0.5, 0.9, 20, 0.1, standardised, np.zeros(3), np.eye(3))
+    cut = CutOff(0.5, 0.9, 20, 0.1, standardised, np.zeros(3), np.eye(3))
     limit = cut.score_for(np.array([0.0, 1.0, 0.0], dtype=np.float32))
     assert np.float32(0.5) - np.float32(3e-7) > limit > 0.499
 
