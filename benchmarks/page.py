@@ -2,12 +2,12 @@
 
     python benchmarks/page.py --rows 1000000 --out results/page/million.json
 
-Builds a memory of made pictures (kept in ``--work`` for the next run), serves it with the command, opens it in Debian's
+Builds an index of made pictures (kept in ``--work`` for the next run), serves it with the command, opens it in Debian's
 chromium by Playwright and scrolls. *Frames* are intervals between animation frames while the list moves by a wheel
 and leaps by its bar; *memory* is the renderer's own (not shared with other processes), with what an empty tab has
 beside it, and the JavaScript heap; *first answer* is the time from the loaded model until a search by words has been
 answered, with every row read, and the processor's time of that: the fairer one where others use the machine too. As
-`recollect memory build` does, the matrices are written before.
+`recollect index build` does, the matrices are written before.
 """
 
 import io
@@ -31,7 +31,7 @@ from PIL import Image
 
 from recollect.core.files import write_json
 from recollect.core.progress import progress
-from recollect.memory import Memory, Pairs
+from recollect.index import File, Index, Rows
 from recollect.models import build_model
 from recording import this_command
 
@@ -61,9 +61,9 @@ class Options:
     """What to measure.
 
     Attributes:
-        rows: of the memory.
+        rows: pictures of the index.
         seconds: of each way of scrolling.
-        work: folder for the memory, made once.
+        work: folder for the index, made once.
         browser: also scroll in a browser; without it only the server is measured.
         out: JSON file for the figures.
     """
@@ -87,20 +87,20 @@ def made(number: int) -> bytes:
 
 
 def build(options: Options) -> Path:
-    """The memory and its model; what is there already is used."""
-    folder, model = options.work / f"memory-{options.rows}", options.work / "model"
+    """The index and its model; what is there already is used."""
+    folder, model = options.work / f"index-{options.rows}", options.work / "model"
     if not model.exists():
         build_model(
             "glyph-held-back", texts=[f"a {colour} picture number {i}" for colour in COLOURS for i in range(9)]
         ).save(model)
     if folder.exists():
-        Memory.open(folder).prepare()
+        Index.open(folder).warm()
         return folder
     from recollect.models import load_model
 
     encoder = load_model(str(model))
     generator = np.random.default_rng(0)
-    memory = Memory.create(folder, width=encoder.width, model=encoder.fingerprint, model_name=str(model.resolve()))
+    index = Index.create(folder, width=encoder.width, model=encoder.fingerprint, model_name=str(model.resolve()))
 
     def unit(rows: np.ndarray) -> np.ndarray:
         return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
@@ -110,20 +110,18 @@ def build(options: Options) -> Path:
             numbers = range(start, min(start + _BLOCK, options.rows))
             images = unit(generator.normal(size=(len(numbers), encoder.width)))
             texts = unit(images + generator.normal(size=images.shape))
-            memory.add(
-                Pairs(
+            index.insert(
+                Rows(
                     ids=[f"made/{number}" for number in numbers],
                     image_vectors=images,
-                    text_vectors=texts,
-                    captions=[f"a {COLOURS[number % 3]} picture number {number}" for number in numbers],
-                    model=encoder.fingerprint,
-                    sources=["made"] * len(numbers),
-                    metadata=[{}] * len(numbers),
+                    captions=[(f"a {COLOURS[number % 3]} picture number {number}",) for number in numbers],
+                    caption_vectors=[text[None] for text in texts],
+                    files=[[File("made", str(number))] for number in numbers],
                     images=[made(number % _PICTURES) for number in numbers],
                 )
             )
             counter.advance(len(numbers))
-    memory.prepare()
+    index.warm()
     return folder
 
 

@@ -2,7 +2,7 @@
 
 Operations and bytes are counted while a few images and texts pass through the real model and objective, and scaled by
 what they depend on (rows, rows x batch). The machine's figures are arguments. Two things are timed: how long a Parquet
-file takes to open, here; and, by `benchmarks/memory.py` and `benchmarks/data.py`, whose files are read, a memory's
+file takes to open, here; and, by earlier benchmarks whose files are read, an index's
 searches and how many pictures a core prepares.
 
 python benchmarks/scale.py --preset vit-b-16 --pairs 15e9 --batch 32768 --devices 64 --out results/bench/scale.json
@@ -213,7 +213,7 @@ def run_figures(options: Options, found: Figures) -> Figures:
 
 
 def index_flops(rows: float, width: int) -> float:
-    """Operations to build an index (`recollect.memory.backends.cells`).
+    """Operations to build an index (an inverted file, as `recollect.index.ann` makes).
 
     It has twice the root of the rows as cells, eight rounds of k-means on fifty rows for each, and every row's cell.
     """

@@ -19,6 +19,7 @@ from .data.batches.stream import BatchStream as BatchStream
 from .data.sources import open_source as open_source
 from .data.transforms import ImageTransform as ImageTransform
 from .efsa.options import EpisodeOptions as EpisodeOptions
+from .efsa.rerank import EpisodeReranker as EpisodeReranker
 from .evaluation.entities import entities as entities
 from .evaluation.features import FeatureCache as FeatureCache
 from .evaluation.features import image_features as image_features
@@ -33,8 +34,12 @@ from .evaluation.tasks.classification import classification_task as classificati
 from .evaluation.tasks.retrieval import RetrievalTask as RetrievalTask
 from .evaluation.tasks.retrieval import retrieval_task as retrieval_task
 from .evaluation.zero_shot import zero_shot as zero_shot
-from .memory import Memory as Memory
-from .memory.rows import Pairs as Pairs
+from .index import Hits as Hits
+from .index import Index as Index
+from .index import IngestOptions as IngestOptions
+from .index import Minus as Minus
+from .index import Query as Query
+from .index import Rows as Rows
 from .models import PRESETS as PRESETS
 from .models import DualEncoder as DualEncoder
 from .models import build_model as build_model
@@ -44,10 +49,6 @@ from .reco.encoder import RetrievalEnhancedEncoder as RetrievalEnhancedEncoder
 from .reco.encoder import open_encoder as open_encoder
 from .reco.learning import FusionRecipe as FusionRecipe
 from .reco.learning import train_fusion as train_fusion
-from .search.episodes.searcher import EpisodicSearcher as EpisodicSearcher
-from .search.opening import open_searcher as open_searcher
-from .search.query import Query as Query
-from .search.searcher import Searcher as Searcher
 from .training.loop import train as train
 from .training.options import Data as Data
 from .training.options import Recipe as Recipe

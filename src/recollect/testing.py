@@ -1,4 +1,4 @@
-"""Checks for sources, encoders, classifiers and memory backends of one's own, and small ones to test with.
+"""Checks for sources, encoders, classifiers and stores of your own, and small ones to test with.
 
 Each check raises `AssertionError` with a sentence that says which promise is broken.
 
@@ -24,9 +24,6 @@ from recollect.core.types import NO_LABEL, Encoder, EncoderBase, ImageLike, Kind
 from recollect.data.sources.images import BrokenImageError
 from recollect.fewshot.base import EmbeddingClassifier
 from recollect.index.conformance import check_store as check_store
-from recollect.memory.conformance import ListBackend as ListBackend
-from recollect.memory.conformance import check_backend as check_backend
-from recollect.memory.rows import Record as Record
 
 
 @dataclass(eq=False)

@@ -3,7 +3,6 @@
 import pytest
 
 from recollect.core.types import Encoder, EncoderBase
-from recollect.memory.backends.base import Backend
 
 
 class Dear(EncoderBase):
@@ -29,7 +28,7 @@ def test_a_check_of_a_type_reads_no_fingerprint():
         _ = Dear().fingerprint
 
 
-@pytest.mark.parametrize("protocol", [Encoder, Backend])
+@pytest.mark.parametrize("protocol", [Encoder])
 def test_what_lacks_a_member_is_of_another_type(protocol):
     part = type("Part", (), dict.fromkeys(("width", "fingerprint", "version", "append")))
     assert not isinstance(part(), protocol)

@@ -4,101 +4,86 @@ from pathlib import Path
 
 from recollect.cli.caption import Caption
 from recollect.cli.parser import warn_unused
-from recollect.cli.split import split_for
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable
-from recollect.core.progress import output, track
+from recollect.core.progress import output, printable, track
 from recollect.core.words import counted
 from recollect.data.sources import open_source
+from recollect.data.sources.opening import split_of
 from recollect.efsa.caption_file import CaptionFile, read_captions
-from recollect.efsa.captioner import TransformersCaptioner, source_items, write_captions
-from recollect.memory.opening import open_model_of
-from recollect.memory.store import Memory
-from recollect.models import DualEncoder
-from recollect.search.baselines.pool_wide import item_blocks
-from recollect.search.memory_pool import MemoryPool, caption_path
+from recollect.efsa.captioner import CaptionReport, TransformersCaptioner, caption_index, source_items, write_captions
+from recollect.index import Index
+
+_BLOCK = 64
 
 
 def run_caption(options: Caption) -> None:
-    """Describe, and say what was done."""
+    """Describe, and print what was done."""
     if options.batch_size < 1:
-        raise UserError(f"--batch-size {options.batch_size}: at least 1")
+        raise UserError(f"--batch-size {options.batch_size}: must be at least 1")
     check_writable(options.out, "--out")
     if (options.model is None) == (options.captions is None):
         raise UserError("name either a model that describes the pictures, --model, or a file of --captions")
-    if not _is_memory(options.target) and "/" in options.target and not Path(options.target).exists():
-        raise UserError(f"{options.target}: no such memory or source. `recollect memory build` makes a memory.")
-    memory = Memory.open(options.target) if _is_memory(options.target) else None
-    if memory is not None:
-        warn_unused(options, "split", why="a memory has no splits")
+    if not is_index(options.target) and "/" in options.target and not Path(options.target).exists():
+        raise UserError(f"{options.target}: no such index or source. `recollect index build` makes an index.")
+    if not is_index(options.target):
+        _source(options)
+        return
+    warn_unused(options, "split", "out", why="an index keeps its captions itself.")
+    index = Index.open(options.target)
+    index.open_model(options.encoder, options.device, "--encoder")
     if options.captions is not None:
-        why = "--captions are read from a file"
-        warn_unused(options.asked, why=why)
-        warn_unused(options, "batch_size", "out", why=why)
-    if options.captions is not None:
-        _take(options, memory, options.captions)
+        warn_unused(options, "asked", "batch_size", why="--captions are read from a file.")
+        _take(index, options.captions)
         return
     assert options.model is not None
-    path = options.out or (None if memory is None else caption_path(memory))
-    if path is None:
-        raise UserError(f"{options.target}: name the file that captions go to, with --out FILE.jsonl")
-    if path.suffix != ".jsonl":
-        raise UserError(f"--out {path}: captions go into a .jsonl file. Name one that ends so.")
-    file = CaptionFile(path)
-    if memory is None:
-        source = open_source(options.target, split=split_for(options.target, options.split), keep_textless=True)
-        blocks = track(source_items(source, block := 64), "describe", -(-len(source) // block), "blocks")
-    else:
-        blocks = item_blocks(MemoryPool(memory, written=file), "describe")
     captioner = TransformersCaptioner(options.model, options.asked, options.device)
-    report = write_captions(blocks, captioner, file, options.batch_size)
-    console = output()
-    console.print(
-        f"{counted(report.written, 'caption')} written to {path}; {counted(report.known, 'image')} had one",
-        highlight=False,
-    )
-    if report.gone:
-        console.print(f"{counted(report.gone, 'image')} cannot be opened any more, without a caption", style="yellow")
-    if report.empty:
-        console.print(f"{counted(report.empty, 'empty caption')}: the model said nothing", style="yellow")
-    if memory is not None:
-        _embed(options, memory, file)
+    _print(caption_index(index, captioner, options.model, options.batch_size), options.target)
 
 
-def _take(options: Caption, memory: Memory | None, path: Path) -> None:
-    """Captions of a file, into the memory."""
-    if memory is None:
-        raise UserError(f"{options.target}: no memory. Captions of a file are read into a memory.")
+def _source(options: Caption) -> None:
+    """Captions of a source, into a file."""
+    if options.model is None:
+        raise UserError(f"{options.target}: not an index. Captions of a file are read into an index.")
+    if options.out is None:
+        raise UserError(f"{options.target}: name the file that captions go to, with --out FILE.jsonl")
+    if options.out.suffix != ".jsonl":
+        raise UserError(f"--out {options.out}: captions go into a .jsonl file. Name one that ends so.")
+    split = None if split_of(options.target) else options.split
+    source = open_source(options.target, split=split, keep_textless=True)
+    blocks = track(source_items(source, _BLOCK), "describe", -(-len(source) // _BLOCK), "blocks")
+    captioner = TransformersCaptioner(options.model, options.asked, options.device)
+    _print(write_captions(blocks, captioner, CaptionFile(options.out), options.batch_size), str(options.out))
+
+
+def _take(index: Index, path: Path) -> None:
+    """Captions of a file, by id or by the file of a picture, into the index."""
     captions = read_captions(path)
-    encoder = _encoder(options, memory)
-    changed = memory.set_captions(captions, encoder, folder=path.parent)
-    texts = f"{changed:,} of {len(captions):,} captions are new; {memory.texts:,} of {len(memory):,} rows have a text"
-    output().print(texts, highlight=False)
+    names = {name: name for name in index.ids}
+    for table in index.store.scan(["id", "files"]):
+        for id, files in zip(table["id"].to_pylist(), table["files"].to_pylist(), strict=True):
+            names |= {name: id for file in files for name in (file["path"], file["key"]) if name}
+    found = {}
+    for name, text in captions.items():
+        id = names.get(name) or names.get(str(Path(name).resolve())) or names.get(str((path.parent / name).resolve()))
+        if id is None:
+            raise UserError(f"{path}: no picture called {name!r} in {index.address}; nothing was changed")
+        found[id] = text
+    changed = index.set_captions(found)
+    line = f"{changed:,} of {len(captions):,} captions are new; {index.texts:,} of {len(index):,} pictures have one"
+    output().print(line, highlight=False)
 
 
-def _embed(options: Caption, memory: Memory, file: CaptionFile) -> None:
-    """What a model wrote becomes the text of rows that have none; those of rows that are gone are passed over."""
-    there = memory.backend.known(list(file.captions)) if file.captions else set()
-    own = {item.id for item in memory.fetch(sorted(there), pictures=False) if item.caption.strip()} if there else set()
-    new = {id: text for id, text in file.captions.items() if id in there - own and text.strip()}
-    if not new:
-        return
-    try:
-        encoder = _encoder(options, memory)
-    except UserError as error:
-        output().print(
-            f"they serve --rerank episode, but cannot be searched as texts yet: {error}",
-            style="yellow",
-            highlight=False,
-        )
-        return
-    changed = memory.set_captions(new, encoder, by=options.model or "")
-    output().print(f"{counted(changed, 'row')} without a text before, with one now", highlight=False)
+def _print(report: CaptionReport, place: str) -> None:
+    line = f"{counted(report.written, 'caption')} written to {place}; {counted(report.known, 'picture')} had one"
+    output().print(printable(line), highlight=False, soft_wrap=True)
+    if report.gone:
+        output().print(f"{counted(report.gone, 'picture')} cannot be opened and got none", style="yellow")
+    if report.empty:
+        output().print(f"{counted(report.empty, 'empty caption')}: the model wrote nothing", style="yellow")
 
 
-def _encoder(options: Caption, memory: Memory) -> DualEncoder:
-    return open_model_of(memory, options.encoder, options.device, "--encoder")[0]
-
-
-def _is_memory(address: str) -> bool:
-    return address.startswith("milvus://") or (Path(address) / "pairs.lance").exists()
+def is_index(address: str) -> bool:
+    """Whether an address is that of an index, or of a memory of an older version."""
+    tables = (Path(address) / f"{name}.lance" for name in ("pictures", "pairs"))
+    return address.startswith("milvus://") or any(table.is_dir() for table in tables)
