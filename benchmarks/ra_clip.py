@@ -88,7 +88,7 @@ class Trial:
             return out
         shutil.rmtree(out, ignore_errors=True)  # of seconds
         for number, source in enumerate(sources):
-            said("memory", "add" if number else "build", *((out, model) if number else (model,)), source,
+            said("index", "add" if number else "build", *((out, source) if number else (source, "--model", model)),
                  "--name", f"part-{number}", *(() if number else ("--out", out)))  # fmt: skip
         done.touch()
         return out

@@ -1,7 +1,7 @@
 """Pictures of the page for the guides, at desktop and phone width: each view as a PNG.
 
-    recollect memory build RUN/model glyphs:captions --limit 3000 --out memories/glyphs
-    python benchmarks/screenshots.py memories/glyphs --words "playing card" --yes "playing card" --out docs/images
+    recollect index build glyphs:captions --model RUN/model --limit 3000 --out indexes/glyphs
+    python benchmarks/screenshots.py indexes/glyphs --words "playing card" --yes "playing card" --out docs/images
 
 RUN is a training of the demo's. Clicks go to a log of their own, so the memory stays as it was.
 """

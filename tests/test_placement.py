@@ -77,9 +77,9 @@ def test_a_memory_a_fusion_and_a_classifier_made_elsewhere_are_those_made_here(p
 
     def make(out, device):
         for words in (
-            f"memory build model pairs.csv --out {out}/memory",
+            f"index build pairs.csv --model model --out {out}/memory",
             f"train reco model --memory {out}/memory --data pairs.csv --epochs 1 --batch-size 8 --out {out}/reco",
-            f"search {out}/memory 'a dark square' --k 3 --rerank episode --episode.k 4 --out {out}/found.json",
+            f"search {out}/memory 'a dark square' --k 3 --adapt --episode.k 4 --out {out}/found.json",
             f"evaluate zero-shot model --data pictures?split=train --memory {out}/memory --fusion {out}/reco/model "
             f"--out {out}/result",
             f"classify --support pictures --model model --images pictures --out {out}/classes",

@@ -6,14 +6,12 @@ from recollect.cli import main
 
 NOWHERE = "/proc/none/x"
 COMMANDS = [
-    f"memory build NO/MODEL none.parquet --out {NOWHERE}",
     f"index build none.parquet --out {NOWHERE}",
     f"index export none --out {NOWHERE}.parquet",
-    f"memory retrieve none --names none.txt --out {NOWHERE}.parquet",
+    f"index retrieve none --names none.txt --out {NOWHERE}.parquet",
     f"index duplicates none --out {NOWHERE}.json",
     f"index accelerate none --out {NOWHERE}.json",
     f"index info none --out {NOWHERE}.json",
-    f"memory info none --out {NOWHERE}.json",
     f"train siglip-tiny --data none.parquet --out {NOWHERE}",
     f"train reco NO/MODEL --memory none --data none.parquet --out {NOWHERE}",
     f"embed NO/MODEL --data none.parquet --out {NOWHERE}",

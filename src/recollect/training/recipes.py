@@ -177,7 +177,7 @@ def post_train_clixp() -> Recipe:
 
 
 def post_train_react() -> Recipe:
-    """REACT (Liu et al., 2023): new gated blocks of a CLIP checkpoint's image tower learn on what a memory retrieved.
+    """REACT (Liu et al., 2023): new gated blocks of a CLIP checkpoint's image tower learn on what an index retrieved.
 
     Batch 4,096 (512 on each of 8 GPUs), 32 epochs of 10 million pairs, 5e-4, decay 0.1, 5,000 steps of warm-up; all
     else is the checkpoint's, and stays.

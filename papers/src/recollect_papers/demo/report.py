@@ -39,8 +39,8 @@ _TERMS = (
     ("R@k", "Share of queries whose right picture is among the first k."),
 )  # fmt: skip
 NEXT = (
-    ("recollect memory build MODEL photos/ --out memories/photos", "Your own pictures, with any CLIP or SigLIP model."),
-    ("recollect serve memories/photos", "The page in the browser: search, teach classes by clicks, find duplicates."),
+    ("recollect index build photos/ --model MODEL --out indexes/photos", "Your own pictures, with any CLIP or SigLIP model."),
+    ("recollect serve indexes/photos", "The page in the browser: search, teach classes by clicks, find duplicates."),
     ("recollect classify --support examples/ --images new/ --model MODEL", "A classifier from a few examples a class."),
     ("recollect train siglixp-locked --data pairs.parquet --out runs/mine", "Context on your own pairs, in minutes."),
     ("recollect-papers lixp/table-4 --scale small", "The papers' tables at this scale; recollect-papers lists all."),
