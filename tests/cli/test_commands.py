@@ -51,7 +51,7 @@ def test_options_are_few():
 
 
 def test_a_group_lists_its_commands(recollect):
-    listed = recollect("memory").stdout
+    listed = recollect("index").stdout
     assert "index build" in listed
     assert "evaluate probe" not in listed
     assert "evaluate probe" in recollect().stdout

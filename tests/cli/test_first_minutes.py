@@ -48,10 +48,9 @@ class Wrong:
 
 
 WRONG = [
-    Wrong("search memories/none red", ("memories/none", "no such memory")),
+    Wrong("search memories/none red", ("memories/none", "no such index")),
     Wrong("search memories/pairs", ("no query",)),
     Wrong("search memories/pairs red --queries none.txt", ("none.txt", "no such file")),
-    Wrong("search memories/pairs red --captions none.jsonl", ("none.jsonl", "no such file")),
     Wrong("search memories/pairs red --out /proc/none/x.json", ("--out", "cannot be written")),
     Wrong("search memories/pairs red --out x.txt", ("--out", ".json or .html")),
     Wrong("search memories/pairs red --k 0", ("--k 0", "at least 1")),
