@@ -39,7 +39,7 @@ _TERMS = (
     ("R@k", "Share of queries whose right picture is among the first k."),
 )  # fmt: skip
 NEXT = (
-    ("recollect index build photos/ --model MODEL --out indexes/photos", "Your own pictures, with any CLIP or SigLIP model."),
+    ("recollect index build photos/ --model MODEL --out indexes/photos", "Your own pictures, with any CLIP model."),
     ("recollect serve indexes/photos", "The page in the browser: search, teach classes by clicks, find duplicates."),
     ("recollect classify --support examples/ --images new/ --model MODEL", "A classifier from a few examples a class."),
     ("recollect train siglixp-locked --data pairs.parquet --out runs/mine", "Context on your own pairs, in minutes."),
