@@ -26,7 +26,7 @@ def test_help_imports_nothing_heavy():
     code = f"""
 import sys
 from recollect.cli import main
-for name in {sorted(cli.PORTED)}:
+for name in {sorted(cli.COMMANDS)}:
     try:
         main([*name.split(), "--help"])
     except SystemExit as stop:
@@ -37,7 +37,7 @@ print(sorted({HEAVY} & set(sys.modules)), file=sys.stderr)
     assert done.stderr.strip() == "[]"
 
 
-@pytest.mark.parametrize("name", sorted(cli.PORTED))
+@pytest.mark.parametrize("name", sorted(cli.COMMANDS))
 def test_every_option_has_help_that_fits_on_two_screens(name):
     assert [each.name for each in options(name) if not each.help] == []
     text = parser.build_parser(cli.load(cli.COMMANDS[name]), f"recollect {name}").format_help()
@@ -47,7 +47,7 @@ def test_every_option_has_help_that_fits_on_two_screens(name):
 
 
 def test_options_are_few():
-    assert sum(len(options(name)) for name in cli.PORTED) <= MOST_OPTIONS
+    assert sum(len(options(name)) for name in cli.COMMANDS) <= MOST_OPTIONS
 
 
 def test_a_group_lists_its_commands(recollect):

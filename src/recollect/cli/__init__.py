@@ -13,7 +13,6 @@ from typing import Any
 
 from recollect.cli.parser import parse
 from recollect.core.errors import UserError
-from recollect.core.given import options_given
 
 
 @dataclass(frozen=True)
@@ -27,10 +26,10 @@ class Command:
 
 COMMANDS: dict[str, Command] = {
     "train": Command("recollect.cli.train:Train", "train or post-train a dual encoder by a recipe"),
-    "train reco": Command("recollect.cli.train_reco:TrainReco", "teach a frozen model to read a memory"),
+    "train reco": Command("recollect.cli.train_reco:TrainReco", "teach a frozen model to read an index"),
     "train starter": Command("recollect.cli.train_starter:TrainStarter", "train the text head of the default model"),
     "train ra-clip": Command(
-        "recollect.cli.train_ra_clip:TrainRaClip", "train a dual encoder whose images read a memory"
+        "recollect.cli.train_ra_clip:TrainRaClip", "train a dual encoder whose images read an index"
     ),
     "evaluate zero-shot": Command("recollect.cli.evaluate:ZeroShot", "classify by class names alone"),
     "evaluate few-shot": Command(
@@ -49,13 +48,13 @@ COMMANDS: dict[str, Command] = {
     "analyse embeddings": Command(
         "recollect.cli.analyse:Embeddings", "t-SNE maps of class prompts, captions and images"
     ),
-    "search": Command("recollect.cli.search:Search", "images of a memory by words, pictures or both"),
-    "caption": Command("recollect.cli.caption:Caption", "describe the images of a memory, once, by a model"),
+    "search": Command("recollect.cli.search:Search", "pictures of an index by words, pictures or both"),
+    "caption": Command("recollect.cli.caption:Caption", "describe the pictures of an index, once, by a model"),
     "classify": Command(
         "recollect.cli.classify:Classify", "teach a classifier by examples or names, keep it, apply it"
     ),
     "embed": Command("recollect.cli.embed:Embed", "the embeddings of labelled sets, as Parquet or .npy"),
-    "export": Command("recollect.cli.export:Export", "a model as ONNX files, with its memory and its classifier"),
+    "export": Command("recollect.cli.export:Export", "a model as ONNX files, with its index and its classifier"),
     "index build": Command("recollect.cli.index:Build", "index the pictures of a folder, table or hub id"),
     "index add": Command("recollect.cli.index:Add", "add the pictures of another source, or update from one"),
     "index remove": Command("recollect.cli.index:Remove", "preview and remove pictures; no file is touched"),
@@ -68,17 +67,8 @@ COMMANDS: dict[str, Command] = {
     ),
     "index export": Command("recollect.cli.index:ExportIndex", "write an index to Parquet, CSV or COCO captions"),
     "index accelerate": Command("recollect.cli.index:Accelerate", "make searches of a large index fast"),
+    "index retrieve": Command("recollect.cli.index_retrieve:Retrieve", "pictures that fit class names, to train on"),
     "index compact": Command("recollect.cli.index:Compact", "free the space of deleted rows and old versions"),
-    "memory build": Command("recollect.cli.memory:Build", "embed the pairs of a source and keep them"),
-    "memory add": Command("recollect.cli.memory:Add", "add the pairs of another source to a memory"),
-    "memory remove": Command(
-        "recollect.cli.memory:Remove", "remove rows, or near-duplicates of test images, from a memory"
-    ),
-    "memory search": Command("recollect.cli.search:Search", "the same as `recollect search`"),
-    "memory retrieve": Command(
-        "recollect.cli.memory_retrieve:Retrieve", "pairs that fit class names, to train on (REACT)"
-    ),
-    "memory info": Command("recollect.cli.memory_upkeep:Info", "what a memory holds, and whether all of it is sound"),
     "serve": Command(
         "recollect.cli.serve:Serve", "a folder of pictures or an index in the browser: search, browse, label"
     ),
@@ -86,13 +76,6 @@ COMMANDS: dict[str, Command] = {
         "recollect.cli.completion:Completion", "what bash, zsh or fish needs to complete commands and options"
     ),
 }
-
-
-_TYRO = frozenset(
-    "search memory".split()  # noqa: SIM905
-)
-PORTED = frozenset(name for name in COMMANDS if name.split()[0] not in _TYRO)
-"""Commands that `recollect.cli.parser` parses; tyro parses the others for now."""
 
 
 def usage(prog: str, commands: Mapping[str, Command], group: str = "") -> str:
@@ -142,10 +125,6 @@ def parse_command(name: str, command: type[Any], words: list[str], prog: str) ->
     """
     if hasattr(command, "parse"):
         return command.parse(words, prog)
-    if name in COMMANDS and name not in PORTED:
-        from recollect.cli.parsing import parse_options
-
-        return parse_options(command, words, prog)
     return parse(command, words, prog)
 
 
@@ -172,8 +151,7 @@ def run(prog: str, commands: Mapping[str, Command], words: list[str]) -> int:
     warnings.filterwarnings("ignore", message=".*decompression bomb")  # Pillow's; our own line names the picture
     try:
         name, rest = choose(prog, commands, words)
-        with options_given(rest):
-            parse_command(name, load(commands[name]), rest, f"{prog} {name}".strip()).run()
+        parse_command(name, load(commands[name]), rest, f"{prog} {name}".strip()).run()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -26,9 +26,9 @@ class Completion:
         """Print the script."""
         import shtab
 
-        from recollect.cli import COMMANDS, PORTED, load
+        from recollect.cli import COMMANDS, load
 
-        commands = {name: (load(command), command.help) for name, command in COMMANDS.items() if name in PORTED}
+        commands = {name: (load(command), command.help) for name, command in COMMANDS.items()}
         print(shtab.complete(command_tree("recollect", commands), self.shell))
 
 
