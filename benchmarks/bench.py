@@ -30,9 +30,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-import tyro
 from torch import Tensor, nn
 
+from recollect.cli.parser import script_options
 from recollect.core.files import write_json
 from recollect.core.nearest import exact_neighbours
 from recollect.core.progress import output
@@ -566,4 +566,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))
+    main(script_options(Options))

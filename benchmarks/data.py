@@ -19,11 +19,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-import tyro
 from PIL import Image, ImageFilter
 from rich.console import Console
 from rich.table import Table
 
+from recollect.cli.parser import script_options
 from recollect.core.files import write_json
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import best_device
@@ -199,4 +199,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))
+    main(script_options(Options))

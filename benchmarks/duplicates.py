@@ -18,9 +18,9 @@ from typing import Annotated
 
 import numpy as np
 import pyarrow.parquet as pq
-import tyro
 from PIL import Image, ImageDraw, ImageFont
 
+from recollect.cli.parser import Arg, script_options
 from recollect.core.files import write_json
 from recollect.core.progress import progress
 from recollect.index.duplicates import HASH_BITS
@@ -56,7 +56,7 @@ class Options:
         out: JSON file for the figures.
     """
 
-    data: Annotated[Path, tyro.conf.Positional]
+    data: Annotated[Path, Arg(place="DATA")]
     rows: int = 3_000
     edited: int = 60
     near: int = 500
@@ -229,7 +229,7 @@ def nearest(images: list[Image.Image], count: int) -> list[tuple[int, int]]:
 
 def main() -> None:
     """Measure, print and write."""
-    options = tyro.cli(Options)
+    options = script_options(Options)
     report = {"format": 1, "command": this_command()}
     for part, sources in {"chosen_on": CHOSEN_ON, "tested_on": TESTED_ON}.items():
         found: dict[str, list[bool]] = defaultdict(list)

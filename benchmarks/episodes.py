@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import tyro
 from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
+from recollect.cli.parser import script_options
 from recollect.core.files import write_json
 from recollect.core.types import best_device
 from recollect.efsa.batch import Asked, EpisodeBatch
@@ -166,4 +166,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    main(script_options(Options))

@@ -17,11 +17,11 @@ from unittest.mock import patch
 
 import numpy as np
 import scipy.linalg
-import tyro
 from rich.console import Console
 from rich.table import Table
 
 from bench import machine
+from recollect.cli.parser import script_options
 from recollect.core.files import read_json, write_json
 from recollect.fewshot import ClassAdaptiveProbe, EmbeddingClassifier, ProKeR, heads, proker, together
 from recollect.fewshot.ape import channel_scores
@@ -437,4 +437,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))
+    main(script_options(Options))

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import tyro
 from threadpoolctl import threadpool_limits
 
+from recollect.cli.parser import script_options
 from recollect.core.files import write_json
 from recollect.core.progress import output
 from recollect.index import Index, Rows
@@ -127,4 +127,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    main(script_options(Options))

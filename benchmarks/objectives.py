@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import tyro
 from torch import Tensor, nn
 
+from recollect.cli.parser import script_options
 from recollect.core.files import write_json
 from recollect.core.types import best_device
 from recollect.objectives import ContextObjective, ContrastiveObjective, Form
@@ -99,4 +99,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    main(script_options(Options))

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-import tyro
 
+from recollect.cli.parser import script_options
 from recollect.core.errors import UserError
 from recollect.core.files import write_json
 from recollect.core.progress import output
@@ -125,4 +125,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))
+    main(script_options(Options))

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tyro
 from PIL import Image
 
+from recollect.cli.parser import script_options
 from recollect.core.files import write_json
 from recollect.core.progress import progress
 from recollect.index import File, Index, Rows
@@ -232,7 +232,7 @@ def in_browser(address: str, seconds: float) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print and write."""
-    options = tyro.cli(Options)
+    options = script_options(Options)
     folder = build(options)
     process, address, took = serve(folder)
     try:

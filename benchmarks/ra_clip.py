@@ -13,10 +13,10 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-import tyro
+from typing import Annotated
 
 from recollect import cli
+from recollect.cli.parser import Arg, script_options
 from recollect.core.files import read_json, write_json
 from recollect.evaluation.results import summarise
 from recollect_papers.lixp.sets import HELD_STYLES
@@ -31,7 +31,7 @@ Row = dict[str, float]
 class Options:
     """What to train, and where."""
 
-    data: tyro.conf.Positional[Path]
+    data: Annotated[Path, Arg(place="DATA")]
     """The emoji's Parquet file."""
     seeds: tuple[int, ...] = (0, 1)
     """Of every training."""
@@ -156,4 +156,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))
+    main(script_options(Options))

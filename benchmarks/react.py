@@ -15,11 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
-import tyro
 
+from recollect.cli.parser import Arg, script_options
 from recollect.core.files import read_json, write_json
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder
@@ -92,7 +92,7 @@ BASES: Mapping[Start, tuple[str, dict[str, Any]]] = {
 class Options:
     """What to train, and where."""
 
-    data: tyro.conf.Positional[Path]
+    data: Annotated[Path, Arg(place="DATA")]
     """Folder of the Parquet files."""
     start: Start = "patches"
     """The base model's preset."""
@@ -314,4 +314,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))
+    main(script_options(Options))

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import tyro
 from torch import nn
 
+from recollect.cli.parser import script_options
 from recollect.core.files import write_json
 from recollect.core.progress import output
 from recollect.core.types import best_device
@@ -110,4 +110,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    main(script_options(Options))

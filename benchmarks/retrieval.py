@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import tyro
 from rich.console import Console
 from rich.table import Table
 
+from recollect.cli.parser import script_options
 from recollect.core.files import write_json
 from recollect.core.nearest import exact_neighbours
 from recollect.efsa.cost import Meter
@@ -93,4 +93,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    main(script_options(Options))

@@ -19,10 +19,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-import tyro
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from recollect.cli.parser import script_options
 from recollect.core.files import read_json, write_json
 from recollect.core.progress import output
 from recollect.data.sources.streamed import AT_ONCE, open_stream
@@ -296,4 +296,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    main(script_options(Options))

@@ -16,10 +16,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import tyro
 from PIL import Image
+
+from recollect.cli.parser import Arg, script_options
 
 CHROMIUM = os.environ.get("RECOLLECT_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 SIZES = {"": (1200, 760), "-phone": (390, 780)}
@@ -37,7 +38,7 @@ class Options:
         out: folder of the pictures.
     """
 
-    memory: tyro.conf.Positional[Path]
+    memory: Annotated[Path, Arg(place="MEMORY")]
     words: str = "playing card"
     yes: str = "playing card"
     clicks: int = 30
@@ -126,7 +127,7 @@ def main() -> None:
     """Take them all."""
     from playwright.sync_api import sync_playwright
 
-    options = tyro.cli(Options)
+    options = script_options(Options)
     options.out.mkdir(parents=True, exist_ok=True)
     with served(options.memory) as address, sync_playwright() as starter:
         browser = starter.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])

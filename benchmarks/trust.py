@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import tyro
 
 from recollect.apps.classify.choosing import CANDIDATES, choose_method
+from recollect.cli.parser import script_options
 from recollect.fewshot.base import EmbeddingClassifier
 from recollect.fewshot.trust import held_out_check
 from recollect.fewshot.unknown import unknown_rule
@@ -174,4 +174,4 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    main(script_options(Options))

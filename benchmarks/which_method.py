@@ -10,6 +10,7 @@ recollect-papers results docs/results/few-shot.md
 A model is one on a locked image tower (`recollect train siglip-locked ...`), so that pictures are embedded once.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import tyro
 
+from recollect.cli import Command, run
 from recollect.core.errors import UserError
 from recollect.core.files import read_json, write_json
 from recollect.core.progress import output
@@ -245,4 +246,5 @@ def _trust(strength: str, frame: pd.DataFrame) -> StudyTable:
 
 
 if __name__ == "__main__":
-    tyro.extras.subcommand_cli_from_dict({"measure": Measure, "rule": Rule}).run()
+    commands = {"measure": Command("__main__:Measure", "measure"), "rule": Command("__main__:Rule", "compare rules")}
+    sys.exit(run("which_method.py", commands, sys.argv[1:]))

@@ -156,6 +156,15 @@ def parse(kind: type[T], words: Sequence[str], prog: str, default: T | None = No
     return build(kind, default, values)
 
 
+def script_options(kind: type[T]) -> T:
+    """The options of a script from its command line; a wrong one ends it with one line and status 2."""
+    try:
+        return parse(kind, sys.argv[1:], Path(sys.argv[0]).name)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
 def options_of(kind: type[Any], default: Any = None) -> Iterator[Option]:
     """Every option of a command, in the order of its fields."""
     yield from _walk(kind, default)
