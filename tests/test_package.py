@@ -152,7 +152,7 @@ def test_what_is_installed_runs_on_the_lowest_python_that_is_promised():
 
 
 def test_importing_the_package_or_its_command_line_loads_nothing_heavy():
-    heavy = ["torch", "transformers", "numpy", "pandas", "sklearn", "matplotlib", "datasets", "PIL", "tyro", "rich"]
+    heavy = ["torch", "transformers", "numpy", "pandas", "sklearn", "matplotlib", "datasets", "PIL", "rich"]
     code = f"import sys, recollect, recollect.cli; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 

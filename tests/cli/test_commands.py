@@ -13,7 +13,7 @@ from recollect.cli import parser
 from recollect.core.errors import UserError
 from recollect.core.progress import output
 
-HEAVY = {"torch", "numpy", "transformers", "PIL", "pyarrow", "pandas", "sklearn", "lancedb", "faiss", "rich", "tyro"}
+HEAVY = {"torch", "numpy", "transformers", "PIL", "pyarrow", "pandas", "sklearn", "lancedb", "faiss", "rich"}
 TWO_SCREENS = 90
 MOST_OPTIONS = 350
 
