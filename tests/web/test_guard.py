@@ -136,7 +136,7 @@ def test_a_token_in_the_address_becomes_a_cookie_that_scripts_cannot_read():
         assert (status, "set-cookie" in headers, reached) == (401, False, [])
 
 
-@pytest.mark.parametrize(("path", "limit"), [("/api/search", JSON_LIMIT), ("/api/pictures", PICTURE_LIMIT)])
+@pytest.mark.parametrize(("path", "limit"), [("/api/list", JSON_LIMIT), ("/api/pictures", PICTURE_LIMIT)])
 def test_a_request_is_no_larger_than_its_limit_whatever_it_says(path, limit):
     request = {"path": path, "method": "POST"}
     assert ask(**request, headers={"content-length": str(limit), **OWN})[0] == 200
