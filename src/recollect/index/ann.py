@@ -28,6 +28,7 @@ _FEWEST = 20_000  # vectors, below which exact look-up is fast enough
 _CAPTIONS = 2**12  # of a row, at most: with the row number they make the number of a vector
 _QUERIES, _TIMED = 500, 40
 _NEAREST = 10
+_SPARE = 10  # more are scored exactly than are wanted, since half precision changes the order of near ones
 _ADDED = 20_000  # vectors that are added, and searched, at a time
 
 
@@ -78,7 +79,8 @@ class Ann:
         places, order = self._state["places"], self._state["order"]
         faiss = _faiss()
         parameters = faiss.SearchParametersIVF(nprobe=probes or self.about.probes)
-        _, keys = self.index.search(queries, min(k + self._state["dead"], self.index.ntotal), params=parameters)
+        asked = min(k + _SPARE + self._state["dead"], self.index.ntotal)
+        _, keys = self.index.search(queries, asked, params=parameters)
         found = np.searchsorted(order, keys)
         found = np.minimum(found, len(order) - 1)
         rows = np.where(order[found] == keys, places[found], -1)
