@@ -84,7 +84,7 @@ def _write_parquet(index: "Index", out: Path, method: MapMethod, k: int) -> int:
                 columns["metadata"] = pa.array([json.dumps(dict(each.metadata)) for each in pictures], pa.string())
                 texts = index.vectors([each.id for each in pictures], "text")
                 columns["image_vector"] = _lists(images[some])
-                columns["text_vector"] = _lists_or_null(texts, texts.any(axis=1))
+                columns["text_vector"] = _lists_or_null(texts, np.asarray(texts.any(axis=1)))
                 columns |= {"x": pa.array(places[some, 0]), "y": pa.array(places[some, 1])}
                 columns["neighbors"] = _neighbors(index, pictures, images[some], k, row_of)
                 table = pa.table(columns)

@@ -63,7 +63,7 @@ class _Stem(nn.Module):
             self.model._modules = {**model._modules, "visual_projection": nn.Identity()}
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return features(self.model.get_image_features(pixel_values=pixels))
+        return features(self.model.get_image_features(pixel_values=pixels))  # type: ignore[operator]
 
 
 _seen: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()

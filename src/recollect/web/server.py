@@ -142,7 +142,7 @@ def serve(
         UserError: there is no such index or folder, the folder has no pictures, or as `Page`.
     """
     check_address(host, port, token)
-    options = {"host": host, "port": port, "token": token, "labels": labels, "out": out}
+    options: dict[str, Any] = {"host": host, "port": port, "token": token, "labels": labels, "out": out}
     if not isinstance(index, Index) and (folder := _pictures_in(str(index))) is not None:
         page, filler = folder_page(folder, model, **options)
         filler.start()
