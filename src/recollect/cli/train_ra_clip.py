@@ -56,7 +56,7 @@ class TrainRaClip(Train):
         from recollect.reco.joint import JointRecipe, train_joint
 
         if self.memory is None:
-            raise UserError("missing: --memory MEMORY. `recollect memory build` makes one.")
+            raise UserError("missing: --memory MEMORY. `recollect index build` makes one.")
         own = {name: getattr(self, name) for name in ("memory", "searcher", "k", "max_score", "start")}
         recipe = JointRecipe(**{each.name: getattr(self.recipe, each.name) for each in fields(Recipe)}, **own)
         return train_joint(recipe, out, resume=self.resume, device=self.device, hooks=self.hooks(), trackers=self.track)
