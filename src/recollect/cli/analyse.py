@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from recollect.cli.parser import Arg
 
-Reading = Literal["label", "caption", "none"]
+PrefixName = Literal["label", "caption", "none"]
 """The prefix that a text is read with."""
 
 
@@ -51,7 +51,7 @@ class Attention:
     """RUN/model, folders or hub ids; a second one without prefix tokens stands beside the first."""
     texts: tuple[str, ...] = ("a sculpture of an airplane",)
     """What to read; a row of the figure each."""
-    prefixes: tuple[Reading, ...] = ()
+    prefixes: tuple[PrefixName, ...] = ()
     """In this order; by default all that the model has."""
     out: Path = Path("attention.png")
     """The figure; its ending (.png, .pdf, .svg) says the format."""
@@ -83,7 +83,7 @@ class Embeddings:
     """The source with the classes: a path, a hub id, or glyphs:labels."""
     captions: tuple[str, ...] = ()
     """Sources of captions, for --show captions and images."""
-    prefixes: tuple[Reading, ...] = ()
+    prefixes: tuple[PrefixName, ...] = ()
     """For --show classes and prefixes; by default all that the model has."""
     classes: int = 20
     """At most this many classes, drawn at random."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
-from recollect.cli.analyse import Attention, Embeddings, Reading
+from recollect.cli.analyse import Attention, Embeddings, PrefixName
 from recollect.cli.split import split_for
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable, write_json
@@ -46,7 +46,7 @@ def _checked(out: Path) -> Path:
     return out
 
 
-def _readings(model: Encoder, asked: Sequence[Reading]) -> list[Kind | None]:
+def _readings(model: Encoder, asked: Sequence[PrefixName]) -> list[Kind | None]:
     """The prefixes to read with: those asked for, or all that the model has; a model without any has one reading."""
     own = own_prefixes(model)
     if not own:

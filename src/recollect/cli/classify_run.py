@@ -13,7 +13,7 @@ from recollect.apps.classify.predictions import NONE_OF_THESE, Classification, c
 from recollect.apps.classify.sheet import save_csv, save_json, save_sheet
 from recollect.cli.classify import Classify
 from recollect.cli.default_model import default_model
-from recollect.cli.memory_reading import reading, reading_name
+from recollect.cli.memory_reading import name_with_memory, reading
 from recollect.cli.parser import warn_unused
 from recollect.core.errors import UserError
 from recollect.core.files import atomic_path, beside, check_writable, new_folder, told_if_full
@@ -85,7 +85,7 @@ def _check(options: Classify) -> None:
 
 def _apply(options: Classify, taught: Classifier, encoder: Encoder, images: list[Path], name: str) -> None:
     found = classify(taught, encoder, images, alpha=options.alpha)
-    model = reading_name(options.reading, name, encoder)
+    model = name_with_memory(options.reading, name, encoder)
     about = _about(taught) | {"model": model, "alpha": options.alpha}
     summary = f"{counted(len(found.predictions), 'image')}; {_sentence(taught)}; model {model}"
     with told_if_full(options.out), ExitStack() as stack:  # all of them or none, so that they are of the same images

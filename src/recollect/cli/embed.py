@@ -29,22 +29,22 @@ class Embed:
 
     def run(self) -> None:
         """Embed, write, and print where."""
-        from recollect.cli.evaluate_run import check_data, open_data, prefix_for
-        from recollect.cli.memory_reading import reading, reading_name
+        from recollect.cli.evaluate_run import check_named_data, open_data, prefix_for
+        from recollect.cli.memory_reading import name_with_memory, reading
         from recollect.core.files import check_writable
         from recollect.core.places import model_name
         from recollect.core.progress import output
         from recollect.evaluation.embedded import write_embedded
         from recollect.models import load_model
 
-        check_data(self.data)
+        check_named_data(self.data)
         self.reading.check()
         check_writable(self.out, "--out")
         opened = open_data(self.data, "few-shot")
         encoder = load_model(self.model, self.device)
         for task in opened.tasks:
             read = reading(self.reading, encoder, task.query)
-            name = reading_name(self.reading, model_name(self.model, encoder.fingerprint), read)
+            name = name_with_memory(self.reading, model_name(self.model, encoder.fingerprint), read)
             folder = self.out / task.name.replace("/", "-")
             write_embedded(read, task, folder, model=name, form=self.form, prefix=prefix_for(ModelOptions(), read))
             output().print(f"embeddings: {folder}", highlight=False, soft_wrap=True)

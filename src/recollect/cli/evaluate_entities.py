@@ -4,13 +4,13 @@ from rich.table import Table
 
 from recollect.cli.evaluate import Entities
 from recollect.cli.evaluate_run import (
-    check_data,
     check_models,
+    check_named_data,
     columns_of,
     each_on,
     prefix_for,
     prompt_templates,
-    save_results,
+    write_results,
 )
 from recollect.cli.memory_reading import with_memory
 from recollect.core.progress import output
@@ -20,7 +20,7 @@ from recollect.evaluation.tasks.oven import oven_pairs
 
 def run_entities(options: Entities) -> None:
     """Evaluate, print and write."""
-    check_data(options.data, "suite", "copies", "support", "query", "within", "definitions", command="entities")
+    check_named_data(options.data, "suite", "copies", "support", "query", "within", "definitions", command="entities")
     check_models(options.model, "entities")
     console = output()
     templates, columns = prompt_templates(options.data), columns_of(options.data)
@@ -44,4 +44,4 @@ def run_entities(options: Entities) -> None:
     for final in finals:
         said = f"final score {final.rows[-1]['value']:.1f}, the harmonic mean of the two sets'"
         console.print(f"{final.model} on {final.data}: {said}", highlight=False, soft_wrap=True)
-    save_results(options.model, [*results, *finals], console)
+    write_results(options.model, [*results, *finals], console)

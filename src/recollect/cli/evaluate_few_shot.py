@@ -10,13 +10,13 @@ from rich.table import Table
 
 from recollect.cli.evaluate import DataOptions, FeatureOptions, FewShot
 from recollect.cli.evaluate_run import (
-    check_data,
     check_models,
+    check_named_data,
     each_on,
     open_data,
     prefix_for,
-    save_results,
     say_left_out,
+    write_results,
 )
 from recollect.cli.memory_reading import with_memory
 from recollect.cli.parser import warn_unused
@@ -101,7 +101,7 @@ def run_few_shot(options: FewShot) -> None:
         options = replace(options, methods=_USUAL)
     _warn_unused(options)
     if not options.own.features:
-        check_data(options.data)
+        check_named_data(options.data)
     check_models(options.model, "few-shot")
     console = output()
     results, left_out = _of_features(options) if options.own.features else _of_models(options)
@@ -112,7 +112,7 @@ def run_few_shot(options: FewShot) -> None:
         if frame["data"].nunique() > 1:
             _few_shot_table(f"{name}, mean of {frame['data'].nunique()} sets", frame[frame["model"] == name], console)
     say_left_out(left_out, console)
-    save_results(options.model, results, console)
+    write_results(options.model, results, console)
     _compare(options, frame, joint_identity(results), console)
 
 

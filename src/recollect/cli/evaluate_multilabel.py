@@ -4,13 +4,13 @@ from rich.table import Table
 
 from recollect.cli.evaluate import Multilabel
 from recollect.cli.evaluate_run import (
-    check_data,
     check_models,
+    check_named_data,
     columns_of,
     each_on,
     prefix_for,
     prompt_templates,
-    save_results,
+    write_results,
 )
 from recollect.cli.memory_reading import with_memory
 from recollect.cli.parser import warn_unused
@@ -23,7 +23,7 @@ from recollect.evaluation.tasks.several import several_labels_task
 
 def run_multilabel(options: Multilabel) -> None:
     """Evaluate, print and write."""
-    check_data(options.data, "suite", "copies", "within", "definitions", command="multilabel")
+    check_named_data(options.data, "suite", "copies", "within", "definitions", command="multilabel")
     if not options.probe:
         warn_unused(options.data, "support", why="there is no probe")
     check_models(options.model, "several-labels")
@@ -52,4 +52,4 @@ def run_multilabel(options: Multilabel) -> None:
             values = (f"{row['value']:.1f}" for row in result.rows if row["method"] == method)
             table.add_row(result.model, result.data, *counts, method, *values)
     console.print(table)
-    save_results(options.model, results, console)
+    write_results(options.model, results, console)

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recollect.cli.evaluate import Retrieval
-from recollect.cli.evaluate_run import check_models, each_on, prefix_for, save_results, say_left_out
+from recollect.cli.evaluate_run import check_models, each_on, prefix_for, say_left_out, write_results
 from recollect.cli.memory_reading import with_memory
 from recollect.cli.parser import warn_unused
 from recollect.cli.split import split_for
@@ -49,7 +49,7 @@ def run_retrieval(options: Retrieval) -> None:
         console.print(f"\n{result.model} on {result.data}", highlight=False, soft_wrap=True)
         _show(result, console, options.depths)
     say_left_out(left_out, console)
-    save_results(options.model, results, console)
+    write_results(options.model, results, console)
 
 
 def _warn_unused(options: Retrieval, methods: tuple[str, ...]) -> None:

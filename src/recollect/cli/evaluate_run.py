@@ -8,7 +8,7 @@ from rich.console import Console
 
 from recollect.cli.default_model import STARTER, default_model
 from recollect.cli.evaluate import DataOptions, ModelOptions
-from recollect.cli.memory_reading import reading, reading_name
+from recollect.cli.memory_reading import name_with_memory, reading
 from recollect.cli.parser import warn_unused
 from recollect.core.errors import UserError
 from recollect.core.files import check_writable
@@ -45,7 +45,7 @@ def open_data(options: DataOptions, purpose: str, synonyms: str | None = None) -
     return replace(opened, tasks=tuple(_with_definitions(task, look_up) for task in opened.tasks))
 
 
-def check_data(options: DataOptions, *unread: str, command: str = "") -> None:
+def check_named_data(options: DataOptions, *unread: str, command: str = "") -> None:
     """Require data, and warn of options without effect.
 
     Args:
@@ -127,7 +127,7 @@ def each_on(
         for data, images in sets:
             read = reading(options.reading, encoder, images, cache)
             called = model_name(name, encoder.fingerprint)
-            yield reading_name(options.reading, called, read), read, cache, data
+            yield name_with_memory(options.reading, called, read), read, cache, data
 
 
 def prefix_for(options: ModelOptions, encoder: Encoder) -> Kind | None:
@@ -140,7 +140,7 @@ def prefix_for(options: ModelOptions, encoder: Encoder) -> Kind | None:
     return None if options.prefix == "none" else options.prefix
 
 
-def save_results(options: ModelOptions, results: Sequence[Result], console: Console) -> None:
+def write_results(options: ModelOptions, results: Sequence[Result], console: Console) -> None:
     """Write the JSON files."""
     if options.out is None:
         return

@@ -6,13 +6,13 @@ from rich.table import Table
 
 from recollect.cli.evaluate import Probe, ZeroShot
 from recollect.cli.evaluate_run import (
-    check_data,
     check_models,
+    check_named_data,
     each_on,
     open_data,
     prefix_for,
-    save_results,
     say_left_out,
+    write_results,
 )
 from recollect.cli.memory_reading import with_memory
 from recollect.cli.parser import warn_unused
@@ -30,7 +30,7 @@ def run_zero_shot(options: ZeroShot) -> None:
     methods = tuple(UNLABELLED_METHODS) if options.methods == ("all",) else tuple(dict.fromkeys(options.methods))
     if unknown := [name for name in methods if name not in UNLABELLED_METHODS]:
         raise UserError(f"--methods {unknown[0]}: no such method. Choose from: {', '.join(UNLABELLED_METHODS)}, all.")
-    check_data(options.data, "support", command="zero-shot")
+    check_named_data(options.data, "support", command="zero-shot")
     check_models(options.model, "zero-shot")
     opened = open_data(options.data, "zero-shot", options.synonyms_column)
     results = []
@@ -44,7 +44,7 @@ def run_zero_shot(options: ZeroShot) -> None:
         results.append(with_memory(found, encoder))
     console.print(_zero_shot_table(results, methods))
     say_left_out(opened.left_out, console)
-    save_results(options.model, results, console)
+    write_results(options.model, results, console)
 
 
 def _zero_shot_table(results: Sequence[Result], methods: Sequence[str]) -> Table:
@@ -63,7 +63,7 @@ def _zero_shot_table(results: Sequence[Result], methods: Sequence[str]) -> Table
 def run_probe(options: Probe) -> None:
     """Evaluate, print and write."""
     console = output()
-    check_data(options.data, "templates", "definitions", command="probe")
+    check_named_data(options.data, "templates", "definitions", command="probe")
     warn_unused(options.model, "prefix", why="no texts are read")
     check_models(options.model, "probe")
     opened = open_data(options.data, "probe")
@@ -77,4 +77,4 @@ def run_probe(options: Probe) -> None:
         table.add_row(result.model, result.data, row["metric"], f"{row['value']:.1f}", f"{row['C']:g}")
     console.print(table)
     say_left_out(opened.left_out, console)
-    save_results(options.model, results, console)
+    write_results(options.model, results, console)

@@ -65,7 +65,7 @@ def _searcher(options: MemoryOptions, index: Index, fusion: FusionModule) -> Enc
     return index.open_model(options.searcher, option="--searcher")[0]
 
 
-def reading_name(options: MemoryOptions, model: str, encoder: Encoder) -> str:
+def name_with_memory(options: MemoryOptions, model: str, encoder: Encoder) -> str:
     """What to call a model in results: with the memory's version and the fusion's fingerprint, if it reads one."""
     if not isinstance(encoder, RetrievalEnhancedEncoder):
         return model

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, 
 from recollect.core.errors import UserError
 from recollect.core.options import OptionPath, build, default_of, read_options_file, read_values, without_none
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 MAX_WIDTH = 100
 """Columns of help on a wide terminal."""
@@ -125,7 +125,7 @@ class _Help(argparse.HelpFormatter):
         return text.split(" [")[0].lstrip("[").rstrip("]") + " ..." if action.nargs in ("+", "*") else text
 
 
-def parse(kind: type[T], words: Sequence[str], prog: str, default: T | None = None) -> T:
+def parse(kind: type[_T], words: Sequence[str], prog: str, default: _T | None = None) -> _T:
     """The command ``kind`` with the options that ``words`` set.
 
     Args:
@@ -156,7 +156,7 @@ def parse(kind: type[T], words: Sequence[str], prog: str, default: T | None = No
     return build(kind, default, values)
 
 
-def script_options(kind: type[T]) -> T:
+def script_options(kind: type[_T]) -> _T:
     """The options of a script from its command line; a wrong one ends it with one line and status 2."""
     try:
         return parse(kind, sys.argv[1:], Path(sys.argv[0]).name)

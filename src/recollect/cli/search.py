@@ -200,11 +200,11 @@ class Search:
         if self.read.memory is None:
             return None, None
         from recollect.cli.memory_options import MemoryOptions
-        from recollect.cli.memory_reading import reading, reading_name
+        from recollect.cli.memory_reading import name_with_memory, reading
 
         options = MemoryOptions(self.read.memory, self.read.fusion, "text", self.read.k, self.read.where)
         encoder = reading(options, index.encoder)
-        return encoder, reading_name(options, index.record.model_name, encoder)
+        return encoder, name_with_memory(options, index.record.model_name, encoder)
 
     def _reranker(self, index: "Index") -> Any:
         if not self.adapt:

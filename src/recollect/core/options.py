@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from recollect.core.errors import UserError
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 _IN_WORDS: Mapping[type, str] = {
     bool: "true or false",
@@ -40,7 +40,7 @@ def read_options_file(file: Path) -> Mapping[str, Any]:
     return held
 
 
-def from_mapping(kind: type[T], held: Mapping[str, Any], file: Path) -> T:
+def from_mapping(kind: type[_T], held: Mapping[str, Any], file: Path) -> _T:
     """The options of a dataclass ``kind``, from a mapping of its fields.
 
     Args:
@@ -88,7 +88,7 @@ def read_values(kind: type[Any], held: Any, file: Path, path: OptionPath = ()) -
     return values
 
 
-def build(kind: type[T], default: T | None, values: Mapping[OptionPath, Any], path: OptionPath = ()) -> T:
+def build(kind: type[_T], default: _T | None, values: Mapping[OptionPath, Any], path: OptionPath = ()) -> _T:
     """A dataclass with some of its fields set.
 
     Args:
