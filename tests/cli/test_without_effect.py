@@ -4,7 +4,6 @@ import pytest
 
 RETRIEVAL, FEW = ("evaluate", "retrieval", "m/m"), ("evaluate", "few-shot")
 IDLE = (
-    (("caption", "none.csv", "--captions", "c.csv"), ("--prompt", "what")),
     (("classify", "--names", "a", "b", "--save", "kept", "--model", "./none"), ("--alpha", "0.2")),
     (("classify", "--names", "a", "b", "--save", "kept", "--model", "./none"), ("--out", "p")),
     (("evaluate", "zero-shot", "m/m"), ("--support", "all")),
