@@ -15,7 +15,7 @@ Adaptation = Literal["tuned", "paper", "full"]
 
 
 @dataclass(frozen=True)
-class Reading:
+class QueryReading:
     """An index that the words of queries read before they search (RECO)."""
 
     memory: str | None = None
@@ -83,7 +83,7 @@ class Search:
     adaptation: Annotated[Adaptation, Arg(rare=True)] = "tuned"
     """With --adapt: the tuned settings, those printed in the paper, or all parameters instead of low-rank adapters."""
     episode: Annotated[EpisodeOptions, Arg(rare=True)] = field(default_factory=EpisodeOptions)
-    read: Annotated[Reading, Arg(rare=True)] = field(default_factory=Reading)
+    read: Annotated[QueryReading, Arg(rare=True)] = field(default_factory=QueryReading)
 
     def run(self) -> None:
         """Search, print and write."""
