@@ -12,7 +12,7 @@ from pictures import picture
 from recollect.cli.default_model import default_model
 from recollect.core.errors import UserError
 from recollect.models import load_model, pretrained
-from recollect.models.starter import HEAD, STARTER, class_names, open_starter, read_head
+from recollect.models.starter import STARTER, STARTER_HEAD, class_names, open_starter, read_head
 from recollect.testing import check_encoder
 
 needs_towers = pytest.mark.skipif(
@@ -43,7 +43,7 @@ def test_it_is_saved_and_opened_as_any_checkpoint(starter, tmp_path):
 def test_names_point_to_what_the_image_tower_calls_by_them(starter):
     """The weights of the tower's own classifier, whitened, are where pictures of a class are."""
     _, weights, _ = pretrained.open_efficientnet("efficientnet-lite0")
-    std = read_head(HEAD)["visual_projection.std"]
+    std = read_head(STARTER_HEAD)["visual_projection.std"]
     pointers = F.normalize((weights - weights.mean(0)) * std, dim=1)
     every = 20
     texts = starter.embed_texts([f"a photo of a {names[0]}." for names in class_names()[::every]])
@@ -54,7 +54,7 @@ def test_names_point_to_what_the_image_tower_calls_by_them(starter):
 
 @needs_towers
 def test_a_head_of_ones_own_opens_by_its_file(starter, tmp_path):
-    weights = read_head(HEAD)
+    weights = read_head(STARTER_HEAD)
     save_file(weights | {"visual_projection.mean": weights["visual_projection.mean"] + 1}, tmp_path / "my.safetensors")
     mine = load_model(tmp_path / "my.safetensors", "cpu")
     assert mine.fingerprint != starter.fingerprint

@@ -14,7 +14,15 @@ from recollect.data.sources import open_source
 from recollect.models import load_model
 from recollect.models.towers import ResidualMlp
 from recollect.training.feature_store import FeatureStore
-from recollect.training.starter import Classifier, HeadOptions, Pairs, _folded, class_features, fit_head, train_starter
+from recollect.training.starter import (
+    HeadOptions,
+    ImagenetClassifier,
+    StarterPairs,
+    _folded,
+    class_features,
+    fit_head,
+    train_starter,
+)
 
 QUICK = HeadOptions(hidden=16, steps=60, batch=64, names=2, learning_rate=1e-2)
 
@@ -25,9 +33,9 @@ def world(pictures=200, features=12, entries=8, seed=0):
     texts = F.normalize(torch.randn(pictures, entries, generator=generator), dim=1)
     images = (texts @ torch.randn(entries, features, generator=generator) + 2).clamp(0, 6)
     weights = torch.randn(3, features, generator=generator)
-    classifier = Classifier(weights, -(images.mean(0) @ weights.T))  # no class is preferred
+    classifier = ImagenetClassifier(weights, -(images.mean(0) @ weights.T))  # no class is preferred
     names = [F.normalize(torch.randn(count, entries, generator=generator), dim=1) for count in (2, 1, 3)]
-    return Pairs(images, texts, torch.arange(pictures)), names, classifier
+    return StarterPairs(images, texts, torch.arange(pictures)), names, classifier
 
 
 def embedded(head, images, texts):

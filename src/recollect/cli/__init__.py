@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib import import_module
 from typing import Any
 
-from recollect.cli.parser import parse
+from recollect.cli.parser import named, parse
 from recollect.core.errors import UserError
 
 
@@ -112,8 +111,7 @@ def choose(prog: str, commands: Mapping[str, Command], words: Sequence[str]) -> 
 
 def load(command: Command) -> type[Any]:
     """The dataclass of a command."""
-    module, _, name = command.place.partition(":")
-    return getattr(import_module(module), name)
+    return named(command.place)
 
 
 def parse_command(name: str, command: type[Any], words: list[str], prog: str) -> Any:

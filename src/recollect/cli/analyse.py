@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from recollect.cli.parser import Arg
+from recollect.cli.parser import Arg, run_by
 
 PrefixName = Literal["label", "caption", "none"]
 """The prefix that a text is read with."""
@@ -32,11 +32,7 @@ class Span:
     out: Path | None = None
     """A JSON file for the figures."""
 
-    def run(self) -> None:
-        """Measure, print and write."""
-        from recollect.cli.analyse_span import run_span
-
-        run_span(self)
+    run = run_by("recollect.cli.analyse_span:run_span")
 
 
 @dataclass(frozen=True)
@@ -58,11 +54,7 @@ class Attention:
     json: Path | None = None
     """A JSON file for the weights."""
 
-    def run(self) -> None:
-        """Measure, print and write."""
-        from recollect.cli.analyse_texts import run_attention
-
-        run_attention(self)
+    run = run_by("recollect.cli.analyse_texts:run_attention")
 
 
 @dataclass(frozen=True)
@@ -102,8 +94,4 @@ class Embeddings:
     json: Path | None = None
     """A JSON file for the figures of the table."""
 
-    def run(self) -> None:
-        """Measure, print and write."""
-        from recollect.cli.analyse_texts import run_embeddings
-
-        run_embeddings(self)
+    run = run_by("recollect.cli.analyse_texts:run_embeddings")

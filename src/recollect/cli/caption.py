@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from recollect.cli.parser import Arg
+from recollect.cli.parser import Arg, run_by
 from recollect.efsa.options import CaptionerOptions
 
 
@@ -38,8 +38,4 @@ class Caption:
     device: str | None = None
     """Where to compute, e.g. cpu or cuda (default: the fastest there is)."""
 
-    def run(self) -> None:
-        """Describe, and print what was done."""
-        from recollect.cli.caption_run import run_caption
-
-        run_caption(self)
+    run = run_by("recollect.cli.caption_run:run_caption")

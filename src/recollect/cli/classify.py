@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 from recollect.cli.memory_options import MemoryOptions
-from recollect.cli.parser import Arg
+from recollect.cli.parser import Arg, run_by
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,4 @@ class Classify:
     """Where to compute, e.g. cpu or cuda (default: the fastest there is)."""
     reading: Annotated[MemoryOptions, Arg(flat=True)] = field(default_factory=MemoryOptions)
 
-    def run(self) -> None:
-        """Teach or open, keep, classify, print a summary and write."""
-        from recollect.cli.classify_run import run_classify
-
-        run_classify(self)
+    run = run_by("recollect.cli.classify_run:run_classify")

@@ -3,8 +3,6 @@
 import sys
 from functools import cache
 
-STARTER = "starter"  # recollect.models.starter's, whose import takes longer than a command's help
-
 
 @cache
 def default_model() -> str:
@@ -14,4 +12,4 @@ def default_model() -> str:
         "--model google/siglip2-base-patch16-224 finds more.",
         file=sys.stderr,
     )
-    return STARTER
+    return "starter"

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from recollect.cli.memory_options import MemoryOptions
-from recollect.cli.parser import Arg
+from recollect.cli.parser import Arg, run_by
 from recollect.efsa.options import CaptionCorruption, EpisodeOptions, RewardOptions, TuningOptions
 
 
@@ -74,11 +74,7 @@ class ZeroShot:
     """Unsupervised methods to compare with: trans-clip, stat-a and adapt-folder read all tested images at once, tda and
     adapt those that came before, zero 64 views of each image; or all."""
 
-    def run(self) -> None:
-        """Evaluate, print and write."""
-        from recollect.cli.evaluate_zero_shot import run_zero_shot
-
-        run_zero_shot(self)
+    run = run_by("recollect.cli.evaluate_zero_shot:run_zero_shot")
 
 
 @dataclass(frozen=True)
@@ -88,11 +84,7 @@ class Probe:
     model: Annotated[ModelOptions, Arg(flat=True)] = field(default_factory=ModelOptions)
     data: Annotated[DataOptions, Arg(flat=True)] = field(default_factory=DataOptions)
 
-    def run(self) -> None:
-        """Evaluate, print and write."""
-        from recollect.cli.evaluate_zero_shot import run_probe
-
-        run_probe(self)
+    run = run_by("recollect.cli.evaluate_zero_shot:run_probe")
 
 
 @dataclass(frozen=True)
@@ -141,11 +133,7 @@ class FewShot:
     small_classes: Annotated[Literal["refuse", "drop", "all"], Arg(rare=True)] = "refuse"
     """Classes with fewer examples than the most shots: stop, leave them out of the set, or take all they have."""
 
-    def run(self) -> None:
-        """Evaluate, print, plot and write."""
-        from recollect.cli.evaluate_few_shot import run_few_shot
-
-        run_few_shot(self)
+    run = run_by("recollect.cli.evaluate_few_shot:run_few_shot")
 
 
 @dataclass(frozen=True)
@@ -191,11 +179,7 @@ class Retrieval:
     image_column: Annotated[str | None, Arg(rare=True)] = None
     """Column of image bytes or paths."""
 
-    def run(self) -> None:
-        """Evaluate, print and write."""
-        from recollect.cli.evaluate_retrieval import run_retrieval
-
-        run_retrieval(self)
+    run = run_by("recollect.cli.evaluate_retrieval:run_retrieval")
 
 
 @dataclass(frozen=True)
@@ -214,11 +198,7 @@ class Entities:
     unseen: Annotated[str, Arg(metavar="SPLIT")] = "test"
     """Split of the other classes; images of both are tested, and the classes of both are candidates for each."""
 
-    def run(self) -> None:
-        """Evaluate, print and write."""
-        from recollect.cli.evaluate_entities import run_entities
-
-        run_entities(self)
+    run = run_by("recollect.cli.evaluate_entities:run_entities")
 
 
 @dataclass(frozen=True)
@@ -235,8 +215,4 @@ class Multilabel:
     class_names: Path | None = None
     """A text file of class names, one a line, in the order of their numbers, where the data has none."""
 
-    def run(self) -> None:
-        """Evaluate, print and write."""
-        from recollect.cli.evaluate_multilabel import run_multilabel
-
-        run_multilabel(self)
+    run = run_by("recollect.cli.evaluate_multilabel:run_multilabel")

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from recollect.cli.default_model import STARTER, default_model
+from recollect.cli.default_model import default_model
 from recollect.cli.evaluate import DataOptions, ModelOptions
 from recollect.cli.memory_reading import name_with_memory, reading
 from recollect.cli.parser import warn_unused
@@ -23,7 +23,8 @@ from recollect.evaluation.features import FeatureCache
 from recollect.evaluation.results import Result, check_place, save_together
 from recollect.evaluation.tasks.classification import ClassificationTask, Division
 from recollect.evaluation.tasks.opening import OpenedTasks, Selection, open_tasks
-from recollect.models import load_model, loading
+from recollect.models import load_model
+from recollect.models.parts import STARTER, check_model_place
 
 DataArgument = TypeVar("DataArgument")
 
@@ -109,7 +110,7 @@ def check_models(options: ModelOptions, protocol: str) -> None:
         known = ", ".join(CLIP_BENCHMARK_TASKS)
         raise UserError(f"--form clip-benchmark: it has no such task as {protocol}. It has {known}.")
     for name in options.models:  # of several, the last would be missed when the others are done
-        loading.check_model_place(name)
+        check_model_place(name)
 
 
 def each_on(

@@ -11,10 +11,11 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -23,6 +24,22 @@ from recollect.core.errors import UserError
 from recollect.core.options import OptionPath, build, default_of, read_options_file, read_values, without_none
 
 _T = TypeVar("_T")
+
+
+def named(place: str) -> Any:
+    """What ``module:name`` names; the module is imported now."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
+def run_by(place: str) -> Callable[[Any], None]:
+    """The method ``run`` of a command: it imports the module of ``module:name`` and calls that with the command."""
+
+    def run(command: Any) -> None:
+        named(place)(command)
+
+    return run
+
 
 MAX_WIDTH = 100
 """Columns of help on a wide terminal."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from recollect.cli.parser import Arg, parse, value_of
+from recollect.cli.parser import Arg, named, parse, run_by, value_of
 from recollect.training.options import Optimiser
 
 
@@ -105,10 +105,8 @@ class TrainReco:
         file = value_of("--config", words)
         if file is None or Path(file).suffix != ".json":
             return parse(cls, words, prog)
-        from recollect.cli.train_reco_run import options_of_run
-
         words = _without("--config", words)
-        begun = options_of_run(Path(file))
+        begun = named("recollect.cli.train_reco_run:options_of_run")(Path(file))
         typed = {word.partition("=")[0] for word in words}
         if "--preset" in typed:
             usual = cls(memory="", data=())
@@ -119,11 +117,7 @@ class TrainReco:
             command = replace(command, newness_strength=None)  # the other run's is a measure of something else
         return command
 
-    def run(self) -> None:
-        """Embed, look up, train."""
-        from recollect.cli.train_reco_run import run_reco
-
-        run_reco(self)
+    run = run_by("recollect.cli.train_reco_run:run_reco")
 
 
 def _without(option: str, words: Sequence[str]) -> list[str]:

@@ -12,7 +12,8 @@ from recollect.core.progress import output
 from recollect.core.types import Source
 from recollect.data.sources import open_source
 from recollect.index import Index
-from recollect.models import load_model, loading
+from recollect.models import load_model
+from recollect.models.parts import check_model_place
 from recollect.reco.block import FusionSettings
 from recollect.reco.crossfit import Fold, fold_of
 from recollect.reco.learning import FUSION_PRESETS, FusionRecipe, train_fusion
@@ -85,7 +86,7 @@ def _check(options: TrainReco) -> None:
         raise UserError("--crossfit takes two models or more: number I of N was trained with ?without=I/N.")
     for place in (options.model, *options.crossfit):
         if place is not None:
-            loading.check_model_place(place)
+            check_model_place(place)
 
 
 def _folds(options: TrainReco, sources: tuple[Source, ...], broken_share: float) -> list[Fold]:

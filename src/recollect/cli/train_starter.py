@@ -29,7 +29,7 @@ class TrainStarter:
         from recollect.core.files import check_writable
         from recollect.core.progress import output
         from recollect.data.sources import open_source
-        from recollect.models.starter import HEAD_SUFFIX
+        from recollect.models.parts import HEAD_SUFFIX
         from recollect.training.starter import HeadOptions, train_starter
 
         if self.out.suffix != HEAD_SUFFIX:

@@ -1057,7 +1057,7 @@ def open_encoder(model: Encoder | str | Path | None, device: torch.device | str 
     if not isinstance(model, str | Path | None):
         return model, str(getattr(model, "name", ""))
     from recollect.models import load_model
-    from recollect.models.starter import STARTER
+    from recollect.models.parts import STARTER
 
     name = STARTER if model is None else str(model)
     return load_model(name, device), name

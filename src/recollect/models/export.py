@@ -1,8 +1,6 @@
 """Both towers as ONNX files, for runtimes without PyTorch."""
 
 import json
-import logging
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 from recollect.core.errors import UserError
 from recollect.core.files import fresh_folder, write_json
 from recollect.models.dual import DualEncoder
+from recollect.models.fast import silent_export
 from recollect.models.patches import PatchEncoder
 from recollect.models.small import SentenceTower, SmallEncoder, VectorEncoder
 from recollect.models.transformers.encoder import TransformersEncoder
@@ -198,19 +197,6 @@ def _export(
         )
     assert program is not None
     program.save(str(file), external_data=False)
-
-
-@contextmanager
-def silent_export() -> Iterator[None]:
-    """The exporter speaks of torchvision and its own deprecated parts, and traces all it does: nothing for a user."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)
 
 
 def read_export(folder: str | Path) -> dict[str, Any]:

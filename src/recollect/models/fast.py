@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import copy
 import io
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,10 +22,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from recollect.models.dual import DualEncoder
 from recollect.models.transformers.families import features
-
-if TYPE_CHECKING:
-    from recollect.models.transformers.encoder import TransformersEncoder
 
 MIN_IMAGES = 64
 """A graph takes about as long to make as these pictures take to embed."""
@@ -70,11 +72,11 @@ _seen: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 _graphs: WeakKeyDictionary[nn.Module, ImageGraph | _State] = WeakKeyDictionary()
 
 
-def image_graph(encoder: TransformersEncoder, count: int) -> ImageGraph | None:
+def image_graph(encoder: DualEncoder, count: int) -> ImageGraph | None:
     """The graph of an encoder's image tower; None where PyTorch should compute.
 
     Args:
-        encoder: in evaluation mode.
+        encoder: a `TransformersEncoder` in evaluation mode.
         count: of pictures that are about to be embedded.
     """
     if not _possible(encoder):
@@ -93,7 +95,7 @@ def image_graph(encoder: TransformersEncoder, count: int) -> ImageGraph | None:
     return made
 
 
-def _possible(encoder: TransformersEncoder) -> bool:
+def _possible(encoder: Any) -> bool:
     return (
         encoder.device.type == "cpu"
         and type(next(encoder.parameters())) is nn.Parameter  # no simulated device, no sharded weight
@@ -105,16 +107,14 @@ def _possible(encoder: TransformersEncoder) -> bool:
     )
 
 
-def _state(encoder: TransformersEncoder) -> _State:
+def _state(encoder: Any) -> _State:
     """Changes whenever a tensor of the model is replaced or written to; the text tower's count too."""
     tensors = (*encoder.model.parameters(), *encoder.model.buffers())
     return tuple((tensor.data_ptr(), tensor._version) for tensor in tensors)
 
 
-def _made(encoder: TransformersEncoder, state: _State, threads: int) -> ImageGraph | None:
+def _made(encoder: Any, state: _State, threads: int) -> ImageGraph | None:
     import onnxruntime
-
-    from recollect.models.export import silent_export
 
     size = encoder.transform.size
     generator = torch.Generator().manual_seed(0)
@@ -142,3 +142,16 @@ def _made(encoder: TransformersEncoder, state: _State, threads: int) -> ImageGra
     except Exception:  # an operator that the exporter or the runtime does not know, or a model of over 2 GB
         return None
     return graph if bool((agree >= MIN_COSINE).all()) else None
+
+
+@contextmanager
+def silent_export() -> Iterator[None]:
+    """The exporter speaks of torchvision and its own deprecated parts, and traces all it does: nothing for a user."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)

@@ -32,7 +32,7 @@ from recollect.training.feature_store import FeatureStore
 from recollect.training.locked import lock_source
 from recollect.training.locked_towers import embed_texts_once
 
-TEMPLATES = ("a photo of a {}.", "{}", "a picture of a {}", "there is a {} in this picture", "a close-up of a {}")
+NAME_TEMPLATES = ("a photo of a {}.", "{}", "a picture of a {}", "there is a {} in this picture", "a close-up of a {}")
 MAX_FEATURE = 6.0
 """The image tower ends in ReLU6: its features, means over places, are from 0 to 6."""
 
@@ -73,7 +73,7 @@ class HeadOptions:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class StarterPairs:
     """Features of pictures and of the texts that describe them.
 
     Attributes:
@@ -87,7 +87,7 @@ class Pairs:
     owner: Int[Tensor, " texts"]
 
 
-class Classifier(NamedTuple):
+class ImagenetClassifier(NamedTuple):
     """A linear classifier on features of the image tower, such as the one that tower was trained with."""
 
     weights: Float[Tensor, "classes features"]
@@ -116,16 +116,16 @@ def train_starter(
     if not described:
         raise UserError(f"{source.name}: no captions. Name a table with pictures and captions.")
     classes = class_names() if options.names else ()
-    names = [tuple(template.format(name) for name in own for template in TEMPLATES) for own in classes]
+    names = [tuple(template.format(name) for name in own for template in NAME_TEMPLATES) for own in classes]
     texts = [captions[index] for index in described]
     flat = list(dict.fromkeys(text for own in (*texts, *names) for text in own))
     features, row = _rounded(embed_texts_once(encoder, flat, None, store)), {text: i for i, text in enumerate(flat)}
-    pairs = Pairs(
+    pairs = StarterPairs(
         _rounded(locked.features[described, 0]),
         features[[row[text] for own in texts for text in own]],
         torch.arange(len(texts)).repeat_interleave(torch.tensor([len(own) for own in texts])),
     )
-    classifier = Classifier(*open_efficientnet(IMAGE_TOWER)[1:])
+    classifier = ImagenetClassifier(*open_efficientnet(IMAGE_TOWER)[1:])
     head = fit_head(pairs, [features[[row[text] for text in own]] for own in names], classifier, options)
     towers = {name: PRETRAINED[name].sha256 for name in (IMAGE_TOWER, TEXT_TOWER)}
     about = {"options": asdict(options), "pairs": source.fingerprint, "towers": towers}
@@ -170,9 +170,9 @@ def class_features(
 
 
 def fit_head(
-    captions: Pairs,
+    captions: StarterPairs,
     names: Sequence[Float[Tensor, "_ entries"]],
-    classifier: Classifier,
+    classifier: ImagenetClassifier,
     options: HeadOptions | None = None,
 ) -> dict[str, Tensor]:
     """Train a text head by the sigmoid loss.
@@ -208,12 +208,12 @@ def fit_head(
 
 
 def _with_names(
-    captions: Pairs,
+    captions: StarterPairs,
     names: Sequence[Tensor],
-    classifier: Classifier,
+    classifier: ImagenetClassifier,
     options: HeadOptions,
     generator: torch.Generator,
-) -> Pairs:
+) -> StarterPairs:
     """Captioned pictures, then those the classifier is sure of beside the names of their class, then made features."""
     if not options.names:
         return captions
@@ -230,7 +230,7 @@ def _with_names(
     named = torch.cat([classes[sure], torch.arange(len(names)).repeat(options.names)])
     texts = [names[label] for label in named.tolist()]
     counts = torch.tensor([len(own) for own in texts])
-    return Pairs(
+    return StarterPairs(
         torch.cat([captions.images, captions.images[sure], made]),
         torch.cat([captions.texts, *texts]),
         torch.cat([captions.owner, torch.arange(len(named)).repeat_interleave(counts) + len(captions.images)]),

@@ -22,7 +22,7 @@ from recollect.web.label_store import LabelStore
 from recollect.web.layout import KINDS, Alike, Layout, duplicates, lay_out
 from recollect.web.library import Library, View
 from recollect.web.sorting import Sorting
-from recollect.web.teaching import Selection, Teaching
+from recollect.web.teaching import ShownRows, Teaching
 
 Answer = TypeVar("Answer")
 Order = Literal["search", "likely", "next", "cut", "clicked", "sorted"]
@@ -105,7 +105,7 @@ class Session:
         self.adaptive = Adaptive(index)
         self._uploads: OrderedDict[str, tuple[np.ndarray, bytes]] = OrderedDict()
         self._lists: OrderedDict[tuple[Any, ...], Listing] = OrderedDict()
-        self._selections: OrderedDict[tuple[Any, ...], Selection] = OrderedDict()
+        self._selections: OrderedDict[tuple[Any, ...], ShownRows] = OrderedDict()
         self._layout: tuple[int, Layout] | None = None
         self._alike: tuple[int, list[Alike], tuple[str, ...]] | None = None
         self._cut: tuple[int, CutOff | None] | None = None
@@ -277,7 +277,7 @@ class Session:
         except UserError:  # marks were taken away since the list was made
             return {}
 
-    def selection(self, where: str | None = None, view: View | None = None) -> Selection:
+    def selection(self, where: str | None = None, view: View | None = None) -> ShownRows:
         """What satisfies a filter, or everything.
 
         Raises:
@@ -289,7 +289,7 @@ class Session:
             found = self._selections.get(key)
         if found is None:
             rows = view.rows(self.library.index.ids_where(where)) if where else np.arange(len(view.ids))
-            found = Selection(view, np.sort(rows), where)
+            found = ShownRows(view, np.sort(rows), where)
             with self._kept:
                 self._selections[key] = found
                 while len(self._selections) > _FILTERS:

@@ -18,7 +18,7 @@ from recollect.core.errors import UserError
 from recollect.core.ordering import best_first
 from recollect.evaluation.features import learned_scale, prompt_ensemble
 from recollect.web.library import Library, View
-from recollect.web.teaching import Selection, Teaching
+from recollect.web.teaching import ShownRows, Teaching
 
 _NAME = re.compile(r"[^\W_][\w .-]{0,80}")
 _LONGEST = 200  # bytes of a folder's name
@@ -148,7 +148,7 @@ class Sorting:
             self._sorted = Sorted(view, revision, kept, *parts)
             return self._sorted
 
-    def ranked(self, show: str, shown: Selection) -> tuple[list[str], np.ndarray, dict[str, Any]]:
+    def ranked(self, show: str, shown: ShownRows) -> tuple[list[str], np.ndarray, dict[str, Any]]:
         """Ids and probabilities of a selection, and what is known about the classifier.
 
         Args:
@@ -209,7 +209,7 @@ class Sorting:
 
     # ---------------------------------------------------------------- tables
 
-    def table(self, shown: Selection) -> pa.Table:
+    def table(self, shown: ShownRows) -> pa.Table:
         """Every mark and, where a label has a cut-off, what it says about every other picture of a selection."""
         columns: dict[str, list[Any]] = {"id": [], "file": [], "class": [], "clicked": [], "probability": [], "yes": []}
         files = {each.id: str(each.path or "") for each in self.library.pictures(shown.ids)}
@@ -228,7 +228,7 @@ class Sorting:
             {name: pa.array(values, kind) for (name, values), kind in zip(columns.items(), types, strict=True)}
         )
 
-    def parquet(self, shown: Selection) -> bytes:
+    def parquet(self, shown: ShownRows) -> bytes:
         """`table` as a Parquet file."""
         sink = io.BytesIO()
         pq.write_table(self.table(shown), sink)

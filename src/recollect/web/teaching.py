@@ -24,7 +24,7 @@ MOST_HELD = 2**30
 
 
 @dataclass(frozen=True, eq=False)
-class Selection:
+class ShownRows:
     """What a filter leaves of a version of the index.
 
     Attributes:
@@ -62,7 +62,7 @@ class Taught:
     latest: np.ndarray
     _cuts: dict[str, CutOff | None] = field(default_factory=dict, repr=False)
 
-    def cut(self, shown: Selection) -> CutOff | None:
+    def cut(self, shown: ShownRows) -> CutOff | None:
         """The cut-off, with figures about a selection."""
         if shown.where not in self._cuts:
             self._cuts[shown.where] = cut_off(self.fit, shown.rows)
@@ -123,7 +123,7 @@ class Teaching:
             self._models.pop(key, None)
             self._taught.pop(key, None)
 
-    def ranked(self, key: int, order: str, shown: Selection) -> tuple[list[str], np.ndarray]:
+    def ranked(self, key: int, order: str, shown: ShownRows) -> tuple[list[str], np.ndarray]:
         """Ids and scores of a selection for a label.
 
         Args:
@@ -147,7 +147,7 @@ class Teaching:
             best = np.concatenate([best[~marked], best[marked]])
         return [taught.view.ids[row] for row in best.tolist()], scores[best]
 
-    def summary(self, key: int, shown: Selection) -> dict[str, Any]:
+    def summary(self, key: int, shown: ShownRows) -> dict[str, Any]:
         """What is known about a label: marks, its cut-off with left-out precision and coverage, whether to stop.
 
         The figures of the cut-off are about the selection and the marks in it.
@@ -179,7 +179,7 @@ class Teaching:
         found = self.labels.get(key)
         view = self.library.view()
         taught = self.answer(found, view)
-        cut = taught.cut(Selection(view, np.arange(len(view.ids))))
+        cut = taught.cut(ShownRows(view, np.arange(len(view.ids))))
         sure = cut is not None and cut.enough_clicks
         rows = {id: view.row_of[id] for id in ids if id in view.row_of} if sure else {}
         return {

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from recollect.evaluation.reports import plots
-from recollect.evaluation.reports.page import Page
+from recollect.evaluation.reports.page import ReportPage
 
 
 class Links(HTMLParser):
@@ -19,7 +19,7 @@ class Links(HTMLParser):
 
 
 def test_a_page_loads_nothing_from_elsewhere(tmp_path):
-    page = Page("Report")
+    page = ReportPage("Report")
     figure, _ = plots.new_figure()
     page.figure(figure, "an empty figure")
     page.save(tmp_path / "report.html")
@@ -31,7 +31,7 @@ def test_a_page_loads_nothing_from_elsewhere(tmp_path):
 
 
 def test_texts_are_escaped():
-    page = Page("a <b> title")
+    page = ReportPage("a <b> title")
     page.heading("<script>alert(1)</script>")
     page.table("x & y", ["<i>", "n"], [["<u>", "1"]])
     html = page.html()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recollect.core.nearest import exact_neighbours
 from recollect.evaluation.reports import plots
-from recollect.evaluation.reports.page import Page
+from recollect.evaluation.reports.page import ReportPage
 from recollect.evaluation.results import Result, Summary
 from recollect.evaluation.tables import mean_over_tasks, over_seeds, paired_gain
 from recollect.fewshot.methods import PAPER_METHODS
@@ -176,7 +176,7 @@ def _change(gain: Summary, what: str, base: str) -> str:
     return f"{'raises' if gain.mean > 0 else 'lowers'} {what} by {size} points over {base}"
 
 
-def section(page: Page, world: DemoWorld, found: DemoFindings, jobs: Sequence[Job], out: Path) -> None:
+def section(page: ReportPage, world: DemoWorld, found: DemoFindings, jobs: Sequence[Job], out: Path) -> None:
     """Add one part to the page."""
     page.heading(world.title)
     page.paragraph(world.text)
@@ -221,7 +221,7 @@ def _emergence(logs: Mapping[str, pd.DataFrame]) -> str:
     )
 
 
-def _samples(page: Page) -> None:
+def _samples(page: ReportPage) -> None:
     images, texts, _ = GlyphCaptions(GlyphWorld()).batch(np.arange(8), 0)
     tiles = [plots.Tile(image, text) for image, text in zip(_pictures(images), texts, strict=True)]
     page.figure(plots.picture_rows([("what training reads", tiles)]), "Pictures with one of their captions.")
@@ -235,7 +235,7 @@ _LOOKED_UP = np.arange(10**6, 10**6 + 1000)  # far behind the samples that train
 _ASKED, _SHOWN = (0, 1), 5
 
 
-def _neighbours(page: Page, jobs: Mapping[str, Job], out: Path) -> None:
+def _neighbours(page: ReportPage, jobs: Mapping[str, Job], out: Path) -> None:
     """What pictures find when they look up a thousand others, by each model."""
     world = GlyphWorld()
     source = GlyphCaptions(world)

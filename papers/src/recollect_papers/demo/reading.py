@@ -19,7 +19,7 @@ from recollect.evaluation.features import class_prompts, class_text_features
 from recollect.evaluation.language import in_plane
 from recollect.evaluation.reports import plots
 from recollect.evaluation.reports.maps import clouds
-from recollect.evaluation.reports.page import Page
+from recollect.evaluation.reports.page import ReportPage
 from recollect.evaluation.reports.panels import APART, prefixes_panel
 from recollect.evaluation.results import Result
 from recollect.evaluation.tasks.classification import ClassificationTask
@@ -390,7 +390,7 @@ def _ranking(result: Hits, true: set[str], shown: int = 6) -> Figure:
 # --- The page ---------------------------------------------------------------------------------------------------------
 
 
-def sections(page: Page, found: Readings, scale: DemoScale) -> None:
+def sections(page: ReportPage, found: Readings, scale: DemoScale) -> None:
     """Add the three sections to the page."""
     page.heading("Prefixes: captions and labels in one model")
     page.paragraph(

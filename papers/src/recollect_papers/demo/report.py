@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from recollect.core.files import write_json
-from recollect.evaluation.reports.page import Page
+from recollect.evaluation.reports.page import ReportPage
 from recollect.evaluation.results import Result
 from recollect_papers.demo import DemoScale, context, reading
 from recollect_papers.demo.context import DemoFindings, DemoWorld, conclusions, worlds
@@ -61,7 +61,7 @@ def demo(out: Path, scale: DemoScale, workers: int | None = None) -> Path:
     results = {name: run(each, out) for name, each in jobs.items()}
     found = {name: context.found_in(each) for name, each in results.items()}
     read = readings(out, scale)
-    page = Page("What embeddings look up: four papers on built-in data")
+    page = ReportPage("What embeddings look up: four papers on built-in data")
     for sentence in (*conclusions(found), *read.sentences()):
         page.paragraph(sentence, "lead")
     seconds = (time.monotonic() - start[0], _processor_seconds() - start[1])

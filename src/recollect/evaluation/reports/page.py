@@ -15,7 +15,7 @@ _PIXELS_PER_INCH = 100  # of a figure on the page; its file has half as many aga
 
 
 @dataclass
-class Page:
+class ReportPage:
     """Parts are added from top to bottom; every text is escaped."""
 
     title: str

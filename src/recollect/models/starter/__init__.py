@@ -13,17 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recollect.core.errors import UserError
+from recollect.models.parts import STARTER
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from recollect.models.transformers.encoder import TransformersEncoder
 
-STARTER = "starter"
-"""The name that `recollect.load_model` knows it by."""
-
-HEAD_SUFFIX = ".safetensors"
-HEAD = Path(__file__).parent / "head.safetensors"
+STARTER_HEAD = Path(__file__).parent / "head.safetensors"
 CARD = Path(__file__).parent / "card.md"
 
 IMAGE_TOWER, TEXT_TOWER = "efficientnet-lite0", "minilm-l6-v2"
@@ -31,7 +28,7 @@ WIDTH = 1280
 """Entries of an embedding: the features of EfficientNet-Lite0."""
 
 
-def open_starter(head: str | Path = HEAD) -> TransformersEncoder:
+def open_starter(head: str | Path = STARTER_HEAD) -> TransformersEncoder:
     """The starter on the CPU, with the head that the package ships or one that `recollect train starter` wrote.
 
     Raises:
