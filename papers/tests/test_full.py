@@ -354,7 +354,7 @@ def test_what_is_tested_is_neither_trained_on_nor_read(reco_options, own):
     same = replace(bench, memory=(open_source(f"{own}/one.csv", split="test"),), tasks={}, near=0.999999)
     same = replace(same, pool=retrieval_task(f"{own}/one.csv", split="test"))
     assert len(same.too_near(1.0, "retrieval")) == same.rows_of(1.0) == 6
-    with pytest.raises(UserError, match="0 rows of the memory are left without near-duplicates"):
+    with pytest.raises(UserError, match="0 pictures of the memory are left"):
         same.encoder(FusionArm(), "retrieval")
 
 

@@ -49,6 +49,7 @@ from .reco.encoder import RetrievalEnhancedEncoder as RetrievalEnhancedEncoder
 from .reco.encoder import open_encoder as open_encoder
 from .reco.learning import FusionRecipe as FusionRecipe
 from .reco.learning import train_fusion as train_fusion
+from .reco.pairs import Pairs as Pairs
 from .training.loop import train as train
 from .training.options import Data as Data
 from .training.options import Recipe as Recipe
