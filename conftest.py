@@ -36,8 +36,9 @@ settings.register_profile(
 settings.load_profile("recollect")
 
 
-ROOMS_OF_USERS = {"tests/apps", "tests/cli", "papers/tests"}
-FILES_OF_USERS = {"test_bench.py", "test_commands.py", "test_docs.py", "test_notebooks.py", "test_package.py",
+ROOMS_OF_USERS = {"tests/cli", "papers/tests"}
+FILES_OF_USERS = {"test_bench.py", "test_classify.py", "test_commands.py", "test_docs.py", "test_export_all.py",
+                  "test_notebooks.py", "test_package.py",
                   "test_real_runs.py", "test_resume.py", "test_trust.py"}  # fmt: skip
 """Whole commands, pages, runs and studies: what they call is checked in the tests of the parts."""
 

@@ -31,16 +31,17 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
-from recollect.apps.classify.active_learning import next_to_label
-from recollect.apps.classify.clicked_cut import cut_off
-from recollect.apps.classify.clicks import ClickModel
+from recollect.classifiers.clicks.active_learning import next_to_label
+from recollect.classifiers.clicks.cutoff import cut_off
+from recollect.classifiers.clicks.model import ClickModel
+from recollect.classifiers.texts import prompt_ensemble
 from recollect.core.files import write_json
 from recollect.core.progress import track
 from recollect.core.seeding import numpy_generator
 from recollect.data.prompts import GENERAL_TEMPLATES, fill
 from recollect.data.sources import open_source
 from recollect.data.sources.derived import Subset
-from recollect.evaluation.features import image_features, prompt_ensemble
+from recollect.evaluation.features import image_features
 from recollect.models import load_model
 from recording import this_command
 

@@ -21,19 +21,20 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import machine
+from recollect.classifiers import ClassAdaptiveProbe, EmbeddingClassifier, ProKeR
+from recollect.classifiers.heads import probes, proker, together
+from recollect.classifiers.heads.ape import channel_scores
+from recollect.classifiers.heads.calibration import expected_calibration_error
+from recollect.classifiers.heads.draws import nested_supports
+from recollect.classifiers.heads.engine import SET_QUERIES, run_protocol
+from recollect.classifiers.heads.holdout import HoldOut
+from recollect.classifiers.heads.kernel import Landmarks, RidgeTargets
+from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PAPER_METHODS
+from recollect.classifiers.heads.mixing import best_weight
+from recollect.classifiers.heads.protocol import FewShotTask, Protocol
+from recollect.classifiers.heads.scoring import SET_ALPHA
 from recollect.cli.parser import script_options
 from recollect.core.files import read_json, write_json
-from recollect.fewshot import ClassAdaptiveProbe, EmbeddingClassifier, ProKeR, heads, proker, together
-from recollect.fewshot.ape import channel_scores
-from recollect.fewshot.calibration import expected_calibration_error
-from recollect.fewshot.draws import nested_supports
-from recollect.fewshot.engine import SET_QUERIES, run_protocol
-from recollect.fewshot.holdout import HoldOut
-from recollect.fewshot.kernel import Landmarks, RidgeTargets
-from recollect.fewshot.methods import FEW_SHOT_METHODS, PAPER_METHODS
-from recollect.fewshot.protocol import FewShotTask, Protocol
-from recollect.fewshot.scoring import SET_ALPHA
-from recollect.fewshot.tuning import best_weight
 from recollect_papers.study import StudyTable
 
 Figures = dict[str, Any]
@@ -299,8 +300,8 @@ def folds(options: Options, method: str, classes: int, shots: int) -> Figures:
     fast, one = seconds(fitted)
     with (
         patch.object(together, "MOST_STACKED", 0),
-        patch.object(heads, "_basis", lambda rows: None),
-        patch.object(heads._Anchored, "_held_out", EmbeddingClassifier._held_out),
+        patch.object(probes, "_basis", lambda rows: None),
+        patch.object(probes._Anchored, "_held_out", EmbeddingClassifier._held_out),
     ):
         slow, other = seconds(fitted)
     apart = float(np.abs(one.scores(task.queries) - other.scores(task.queries)).max())
@@ -319,8 +320,8 @@ def memory(method: str, classes: int, shots: int, width: int = 512) -> Figures:
     script = f"""
 import json, resource, sys, time
 import numpy as np
-from recollect.fewshot import proker
-from recollect.fewshot.methods import FEW_SHOT_METHODS
+from recollect.classifiers.heads import proker
+from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
 random = np.random.default_rng(0)
 rows = random.standard_normal(({classes * shots}, {width}), dtype=np.float32)
 rows /= np.linalg.norm(rows, axis=1, keepdims=True)

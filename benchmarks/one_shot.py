@@ -1,4 +1,4 @@
-"""Confidence with one example of each class: how far the guess of `recollect.fewshot.base.stand_ins` can be trusted.
+"""Confidence with one example of each class: how far the guess of `stand_ins` can be trusted.
 
 python benchmarks/one_shot.py --models RUN0/model RUN1/model --data FOLDER --out results/few-shot/one-shot.json
 recollect-papers results docs/few-shot.md
@@ -13,15 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
+from recollect.classifiers.heads.base import LIKENESS, softmax
+from recollect.classifiers.heads.calibration import expected_calibration_error
+from recollect.classifiers.heads.draws import nested_supports
+from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
+from recollect.classifiers.texts import learned_scale
 from recollect.cli.parser import script_options
 from recollect.core.errors import UserError
 from recollect.core.files import write_json
 from recollect.core.progress import output
-from recollect.evaluation.features import class_text_features, image_features, learned_scale
-from recollect.fewshot.base import LIKENESS, softmax
-from recollect.fewshot.calibration import expected_calibration_error
-from recollect.fewshot.draws import nested_supports
-from recollect.fewshot.methods import FEW_SHOT_METHODS
+from recollect.evaluation.features import class_text_features, image_features
 from recollect.models import load_model
 from recollect.models.dual import DualEncoder
 from recollect.training.locked_towers import FeatureEncoder

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from recollect.classifiers.heads.protocol import Protocol
 from recollect.cli.parser import Arg, script_options
 from recollect.core.files import read_json, write_json
 from recollect.core.seeding import numpy_generator
@@ -30,7 +31,6 @@ from recollect.evaluation.few_shot import few_shot, with_enough_examples
 from recollect.evaluation.results import summarise
 from recollect.evaluation.tasks.classification import ClassificationTask, Division, classification_task
 from recollect.evaluation.zero_shot import zero_shot
-from recollect.fewshot.protocol import Protocol
 from recollect.index import By, Index, IngestOptions
 from recollect.index.by_class import ClassHit, retrieve_by_class, write_retrieved
 from recollect.models import DualEncoder, load_model

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from recollect import __version__, load_model
+from recollect.classifiers.heads.prototype import PrototypeClassifier
+from recollect.classifiers.heads.voting import SoftmaxVoting
 from recollect.core.files import write_json
 from recollect.data.prompts import readable
 from recollect.data.sources import open_source
 from recollect.data.sources.derived import Subset
-from recollect.fewshot.prototype import PrototypeClassifier
-from recollect.fewshot.voting import SoftmaxVoting
 from recollect.models import TransformersEncoder
 from recollect.models.starter import class_names
 from recollect.training.locked import lock_source

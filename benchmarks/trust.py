@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from recollect.apps.classify.choosing import CANDIDATES, choose_method
+from recollect.classifiers.choosing import CANDIDATES, choose_method
+from recollect.classifiers.heads.base import EmbeddingClassifier
+from recollect.classifiers.heads.trust import held_out_check
+from recollect.classifiers.heads.unknown import unknown_rule
 from recollect.cli.parser import script_options
-from recollect.fewshot.base import EmbeddingClassifier
-from recollect.fewshot.trust import held_out_check
-from recollect.fewshot.unknown import unknown_rule
 
 CHOOSING = ("dtd10", "resisc12", "imagenette")
 """Sets on which constants were chosen: the one-shot kernel, the threshold's rate, the interval's width."""

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from recollect.classifiers.heads.protocol import Protocol
 from recollect.cli import Command, run
 from recollect.core.errors import UserError
 from recollect.core.files import read_json, write_json
@@ -28,7 +29,6 @@ from recollect.data.sources.derived import Subset
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
 from recollect.evaluation.results import summarise
 from recollect.evaluation.tasks.classification import ClassificationTask, classification_task
-from recollect.fewshot.protocol import Protocol
 from recollect.models import load_model
 from recollect.models.dual import DualEncoder
 from recollect.training.locked import lock_source

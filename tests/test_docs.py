@@ -35,9 +35,9 @@ NOT_RUN = {
     r"^--suite lixp-21": "opens 21 sets on the hub",
     r"milvus://db\.example\.org": "needs a Milvus cluster; tests/index runs the same code on Milvus Lite",
     r"^index accelerate\b": "needs thousands of rows; tests/index measures it",
-    r"^serve\b": "goes on until it is stopped; tests/apps drives the page",
+    r"^serve\b": "goes on until it is stopped; tests/web drives the page",
     r"^index watch\b": "runs until it is stopped; tests/index follows a folder",
-    r"^export\b.*--classifier": "writes five graphs; tests/apps writes them, and runs each against the model",
+    r"^export\b.*--classifier": "writes five graphs; tests/classifiers writes them, and runs each against the model",
 }
 # Shell lines that are no `recollect`: they set this very environment up.
 NO_COMMAND = re.compile(
@@ -288,7 +288,7 @@ def test_anchors_are_headings(page):
             assert anchor in set(anchors(there)), f"{target}#{anchor}"
 
 
-@pytest.mark.parametrize("room", ["objectives", "fewshot", "core"])
+@pytest.mark.parametrize("room", ["objectives", "classifiers", "core"])
 def test_examples_in_docstrings_hold(room):
     package = importlib.import_module(f"{recollect.__name__}.{room}")
     for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):

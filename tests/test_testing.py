@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from recollect.classifiers import PrototypeClassifier
 from recollect.core.types import Sample
 from recollect.data.sources import open_source
 from recollect.data.sources.derived import Joined, Subset
-from recollect.fewshot import PrototypeClassifier
 from recollect.models import build_model
 from recollect.testing import HashEncoder, SampleList, check_encoder, check_estimator, check_source
 from recollect_papers.worlds import SOURCES

@@ -1,13 +1,13 @@
 """The front door, as type checkers and editors read it; `__init__.py` imports each name when it is first used."""
 
-from . import fewshot as fewshot
+from . import classifiers as classifiers
 from . import objectives as objectives
 from . import testing as testing
-from .apps.classify.active_learning import next_to_label as next_to_label
-from .apps.classify.classifier import Classifier as Classifier
-from .apps.classify.clicked_cut import cut_off as cut_off
-from .apps.classify.clicks import ClickModel as ClickModel
-from .apps.classify.naming import name_pictures as name_pictures
+from .classifiers.classifier import Classifier as Classifier
+from .classifiers.clicks.active_learning import next_to_label as next_to_label
+from .classifiers.clicks.cutoff import cut_off as cut_off
+from .classifiers.clicks.model import ClickModel as ClickModel
+from .classifiers.naming import name_pictures as name_pictures
 from .core.errors import UserError as UserError
 from .core.types import Batch as Batch
 from .core.types import Encoder as Encoder

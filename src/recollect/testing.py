@@ -20,9 +20,9 @@ from PIL import Image
 from sklearn.base import clone
 from torch import Tensor
 
+from recollect.classifiers.heads.base import EmbeddingClassifier
 from recollect.core.types import NO_LABEL, Encoder, EncoderBase, ImageLike, Kind, Sample, Source
 from recollect.data.sources.images import BrokenImageError
-from recollect.fewshot.base import EmbeddingClassifier
 from recollect.index.conformance import check_store as check_store
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from recollect.classifiers.heads.protocol import Protocol
 from recollect.core.errors import UserError
 from recollect.core.types import Sample
 from recollect.data.sources.images import BrokenImageError
@@ -11,7 +12,6 @@ from recollect.evaluation.few_shot import few_shot
 from recollect.evaluation.retrieval import retrieval
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.evaluation.tasks.retrieval import RetrievalTask
-from recollect.fewshot.protocol import Protocol
 from recollect.testing import HashEncoder, SampleList
 
 

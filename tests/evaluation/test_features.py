@@ -3,16 +3,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from recollect.classifiers.heads.protocol import Protocol
+from recollect.classifiers.texts import prompt_ensemble, prompts_and_ensemble
 from recollect.core.errors import UserError
 from recollect.evaluation.features import (
     FeatureCache,
     class_text_features,
     image_features,
-    prompt_ensemble,
-    prompts_and_ensemble,
 )
 from recollect.evaluation.few_shot import few_shot
-from recollect.fewshot.protocol import Protocol
 
 
 def test_features_are_the_embeddings_in_the_order_of_the_source(source, encoder):

@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from recollect import cli
-from recollect.fewshot.draws import nested_supports
-from recollect.fewshot.engine import run_protocol
-from recollect.fewshot.methods import FEW_SHOT_METHODS
-from recollect.fewshot.protocol import FewShotTask, Protocol
+from recollect.classifiers.heads.draws import nested_supports
+from recollect.classifiers.heads.engine import run_protocol
+from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
+from recollect.classifiers.heads.protocol import FewShotTask, Protocol
 
 SHOTS = ("--shots", "1", "4", "--seeds", "2")
 NAMES = np.array(["ant", "bee", "cat"])

@@ -7,10 +7,10 @@ import pytest
 from PIL import Image
 
 import recollect
+from recollect.classifiers.heads.protocol import Protocol
 from recollect.core.errors import UserError
 from recollect.evaluation.protocols import PROTOCOLS, Measurement
 from recollect.evaluation.results import Result
-from recollect.fewshot.protocol import Protocol
 from recollect.testing import HashEncoder
 
 

@@ -5,20 +5,20 @@ import pytest
 import torch
 
 from models.conftest import MAKERS
+from recollect.classifiers.heads import trust
+from recollect.classifiers.heads.base import EmbeddingClassifier
+from recollect.classifiers.heads.calibration import expected_calibration_error
+from recollect.classifiers.heads.draws import nested_supports
+from recollect.classifiers.heads.protocol import Protocol
+from recollect.classifiers.tuning import LabelledPictures, TwoStageTuning
+from recollect.classifiers.tuning.cascade import CascadedPrompts
 from recollect.core.errors import UserError
 from recollect.core.types import Sample, Source
 from recollect.evaluation.few_shot import few_shot
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.evaluation.tuned import TuningRequest, _trust
-from recollect.fewshot import trust
-from recollect.fewshot.base import EmbeddingClassifier
-from recollect.fewshot.calibration import expected_calibration_error
-from recollect.fewshot.draws import nested_supports
-from recollect.fewshot.protocol import Protocol
 from recollect.models import load_model
 from recollect.models.transformers.encoder import quiet
-from recollect.tuning import LabelledPictures, TwoStageTuning
-from recollect.tuning.cascade import CascadedPrompts
 
 NAMES = ("red", "green", "blue")
 

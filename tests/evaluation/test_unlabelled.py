@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from recollect.classifiers import OnlineCache
 from recollect.core.errors import UserError
 from recollect.core.types import EncoderBase, Sample, Source
 from recollect.evaluation import unlabelled
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.evaluation.unlabelled import UNLABELLED_METHODS, NamedPictures, views_of
 from recollect.evaluation.zero_shot import zero_shot
-from recollect.fewshot import OnlineCache
 
 FOR_VECTORS = tuple(name for name in UNLABELLED_METHODS if name != "zero")
 COLOURS = {"red": (220, 20, 20), "green": (20, 220, 20), "blue": (20, 20, 220)}

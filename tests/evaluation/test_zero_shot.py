@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from recollect.classifiers.heads.calibration import expected_calibration_error
 from recollect.core.errors import UserError
 from recollect.data.sources.derived import Subset
 from recollect.evaluation.features import FeatureCache, class_text_features
 from recollect.evaluation.probe import linear_probe
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.evaluation.zero_shot import mean_per_class, top_1, zero_shot
-from recollect.fewshot.calibration import expected_calibration_error
 from recollect.testing import HashEncoder, SampleList
 
 

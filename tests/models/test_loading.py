@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, BertConfig, BertModel, ViTConfig, ViTModel
 
+from recollect.classifiers.texts import prompt_ensemble
 from recollect.core.errors import UserError
 from recollect.core.seals import sealed
-from recollect.evaluation.features import prompt_ensemble
 from recollect.models import build_model, load_model
 from recollect.models.hub_check import asked_once
 

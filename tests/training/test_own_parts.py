@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch.nn import functional
 
+from recollect.classifiers import EmbeddingClassifier
+from recollect.classifiers.heads.engine import run_protocol
+from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
+from recollect.classifiers.heads.protocol import FewShotTask, Protocol
 from recollect.core.errors import UserError
 from recollect.core.types import NO_LABEL, Sample, Source
 from recollect.data.sources import open_source
 from recollect.data.sources.generated import GENERATORS
-from recollect.fewshot import EmbeddingClassifier
-from recollect.fewshot.engine import run_protocol
-from recollect.fewshot.methods import FEW_SHOT_METHODS
-from recollect.fewshot.protocol import FewShotTask, Protocol
 from recollect.models import load_model
 from recollect.objectives import OBJECTIVES, BaseLoss, ContextObjective, ContrastiveObjective, Objective
 from recollect.objectives.shards import WHOLE

@@ -13,7 +13,7 @@ import pytest
 from colours import COLOURS, ColourEncoder, paint, shade
 from pages import HOSTILE, colour_index, start
 from pictures import encoded
-from recollect.apps.classify.classifier import Classifier
+from recollect.classifiers.classifier import Classifier
 from recollect.core.errors import UserError
 from recollect.index import Index, Minus
 from recollect.web import Page, server
@@ -503,8 +503,8 @@ def test_an_index_of_another_model_is_refused(tmp_path):
 
 def test_the_answer_to_a_click_comes_at_once(tmp_path, unit):
     """A loose bound, for a busy machine; the measured figures are in the guide."""
-    from recollect.apps.classify.clicked_cut import cut_off
-    from recollect.apps.classify.clicks import ClickModel
+    from recollect.classifiers.clicks.cutoff import cut_off
+    from recollect.classifiers.clicks.model import ClickModel
 
     pool = unit(np.random.default_rng(0).normal(size=(5000, 64))).astype(np.float32)
     model, marks, took = ClickModel(pool), {}, []

@@ -9,7 +9,7 @@ import pytest
 from colours import COLOURS, ColourEncoder, shade
 from pages import HOSTILE, colour_index
 from pictures import encoded
-from recollect.apps.classify.classifier import Classifier
+from recollect.classifiers.classifier import Classifier
 from recollect.core.errors import UserError
 from recollect.index import Index
 from recollect.web.session import Listing

@@ -16,6 +16,8 @@ import numpy as np
 import pandas as pd
 import torch
 
+from recollect.classifiers.heads.draws import ShortClasses
+from recollect.classifiers.heads.protocol import Protocol
 from recollect.core import progress as reporting
 from recollect.core.files import locked, make_folder
 from recollect.core.progress import output, progress
@@ -37,8 +39,6 @@ from recollect.evaluation.tasks.opening import Selection, open_tasks
 from recollect.evaluation.tasks.retrieval import retrieval_task
 from recollect.evaluation.tuned import TuningRequest
 from recollect.evaluation.zero_shot import zero_shot
-from recollect.fewshot.draws import ShortClasses
-from recollect.fewshot.protocol import Protocol
 from recollect.models import load_model
 from recollect.training.loop import train
 from recollect.training.options import Recipe
@@ -54,7 +54,7 @@ class StudyTuning:
     """Methods that tune a study's models on the pictures of each draw, beside those that read embeddings.
 
     Attributes:
-        methods: names of `recollect.tuning.methods.TUNING_METHODS`, or ``caspl``.
+        methods: names of `recollect.classifiers.tuning.methods.TUNING_METHODS`, or ``caspl``.
         effort: share of the published steps.
         flip: mirror half of the training crops.
         teacher: recipe of the larger model for ``caspl``; trained once, and kept as every run is.

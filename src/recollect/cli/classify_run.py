@@ -6,11 +6,13 @@ from typing import Any
 
 from rich.table import Table
 
-from recollect.apps.classify.choosing import BEST
-from recollect.apps.classify.classifier import Classifier
-from recollect.apps.classify.pictures import find_examples, find_images, read_names
-from recollect.apps.classify.predictions import NONE_OF_THESE, Classification, classify, example_warnings, unknown_text
-from recollect.apps.classify.sheet import save_csv, save_json, save_sheet
+from recollect.classifiers.choosing import BEST
+from recollect.classifiers.classifier import Classifier
+from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
+from recollect.classifiers.heads.trust import TOO_FEW, share_text
+from recollect.classifiers.pictures import find_examples, find_images, read_names
+from recollect.classifiers.predictions import NONE_OF_THESE, Classification, classify, example_warnings, unknown_text
+from recollect.classifiers.sheet import save_csv, save_json, save_sheet
 from recollect.cli.classify import Classify
 from recollect.cli.default_model import default_model
 from recollect.cli.memory_reading import name_with_memory, reading
@@ -20,8 +22,6 @@ from recollect.core.files import atomic_path, beside, check_writable, new_folder
 from recollect.core.progress import output
 from recollect.core.types import Encoder
 from recollect.core.words import counted
-from recollect.fewshot.methods import FEW_SHOT_METHODS
-from recollect.fewshot.trust import TOO_FEW, share_text
 from recollect.models import load_model
 
 

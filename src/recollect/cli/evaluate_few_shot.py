@@ -8,6 +8,12 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from recollect.classifiers.heads.draws import ShortClasses
+from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PAPER_METHODS
+from recollect.classifiers.heads.protocol import Protocol
+from recollect.classifiers.heads.scoring import SET_ALPHA, TRUST_COLUMNS
+from recollect.classifiers.heads.trust import TOO_FEW
+from recollect.classifiers.tuning.methods import CASCADE, TUNING_METHODS
 from recollect.cli.evaluate import DataOptions, FeatureOptions, FewShot
 from recollect.cli.evaluate_run import (
     check_models,
@@ -40,13 +46,7 @@ from recollect.evaluation.results import Result, joint_identity, summarise
 from recollect.evaluation.tables import gain_over_draws, sample_efficiency, tidy
 from recollect.evaluation.tasks.classification import ClassificationTask, Division
 from recollect.evaluation.tuned import TuningRequest
-from recollect.fewshot.draws import ShortClasses
-from recollect.fewshot.methods import FEW_SHOT_METHODS, PAPER_METHODS
-from recollect.fewshot.protocol import Protocol
-from recollect.fewshot.scoring import SET_ALPHA, TRUST_COLUMNS
-from recollect.fewshot.trust import TOO_FEW
 from recollect.models import load_model
-from recollect.tuning.methods import CASCADE, TUNING_METHODS
 
 _USUAL = ("zero-shot", *PAPER_METHODS)
 _SHOTS = (1, 2, 4, 8, 16, 32)

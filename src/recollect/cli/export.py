@@ -28,8 +28,8 @@ class Export:
 
     def run(self) -> None:
         """Open, write, and print where."""
-        from recollect.apps.classify.classifier import Classifier
-        from recollect.apps.export import export_all
+        from recollect.classifiers.classifier import Classifier
+        from recollect.classifiers.export import export_all
         from recollect.cli.memory_reading import reading
         from recollect.core.files import beside, check_writable
         from recollect.core.progress import output

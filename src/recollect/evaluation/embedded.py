@@ -7,11 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recollect.classifiers.texts import learned_scale
 from recollect.core.files import fresh_folder, write_json
 from recollect.core.ordering import in_order
 from recollect.core.types import Encoder, Kind
 from recollect.evaluation.features import class_text_features, image_features
-from recollect.evaluation.few_shot import learned_scale
 from recollect.evaluation.tasks.classification import ClassificationTask
 
 _IMAGES, _TEXTS, _RECORD = "images", "texts", "embedded.json"

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 
+from recollect.classifiers.heads.calibration import calibration_error
+from recollect.classifiers.texts import learned_scale
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind, best_device
 from recollect.data.sources import open_source
@@ -15,13 +17,11 @@ from recollect.evaluation.features import (
     class_prompts,
     class_text_features,
     image_features,
-    learned_scale,
 )
 from recollect.evaluation.results import Result, ResultRow, content_of
 from recollect.evaluation.tasks.classification import ClassificationTask, Division, classification_task
 from recollect.evaluation.tasks.oven import is_oven, open_oven
 from recollect.evaluation.zero_shot import top_1
-from recollect.fewshot.calibration import calibration_error
 
 _IMAGES, _TEXTS = 512, 4096
 """Images and entities whose scores are computed at a time (8 MB: they stay in a cache)."""

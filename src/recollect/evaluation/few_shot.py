@@ -5,6 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from recollect.classifiers.heads.draws import NO_ROW
+from recollect.classifiers.heads.engine import run_protocol
+from recollect.classifiers.heads.methods import PROMPT_METHODS
+from recollect.classifiers.heads.protocol import FewShotTask, Protocol, draw
+from recollect.classifiers.texts import learned_scale, prompts_and_ensemble
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, Kind
@@ -15,16 +20,10 @@ from recollect.evaluation.features import (
     class_prompts,
     class_text_features,
     image_features,
-    learned_scale,
-    prompts_and_ensemble,
 )
 from recollect.evaluation.results import Result, content_of
 from recollect.evaluation.tasks.classification import ClassificationTask, keep_classes
 from recollect.evaluation.tuned import TuningRequest, tuned_rows
-from recollect.fewshot.draws import NO_ROW
-from recollect.fewshot.engine import run_protocol
-from recollect.fewshot.methods import PROMPT_METHODS
-from recollect.fewshot.protocol import FewShotTask, Protocol, draw
 
 
 def few_shot(

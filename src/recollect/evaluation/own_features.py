@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from recollect.classifiers.heads.engine import run_protocol
+from recollect.classifiers.heads.protocol import FewShotTask, Protocol
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import TEXT_SCALE
 from recollect.data.sources.images import note
 from recollect.evaluation.results import Result
 from recollect.evaluation.tasks.classification import Division, tested_rows
-from recollect.fewshot.engine import run_protocol
-from recollect.fewshot.protocol import FewShotTask, Protocol
 
 _VECTORS = ("vector", "embedding", "image_vector", "features")
 _LABELS = ("label", "class_name")

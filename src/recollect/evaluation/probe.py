@@ -2,15 +2,15 @@
 
 import numpy as np
 
+from recollect.classifiers import LinearProbe
+from recollect.classifiers.heads.calibration import expected_calibration_error
+from recollect.classifiers.heads.scoring import SET_ALPHA
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Metric
 from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.results import Result, content_of
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.evaluation.zero_shot import mean_per_class, top_1
-from recollect.fewshot import LinearProbe
-from recollect.fewshot.calibration import expected_calibration_error
-from recollect.fewshot.scoring import SET_ALPHA
 
 
 def linear_probe(

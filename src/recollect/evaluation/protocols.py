@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from recollect.classifiers.heads.protocol import Protocol
 from recollect.core.types import Encoder
 from recollect.evaluation.few_shot import few_shot, with_enough_examples
 from recollect.evaluation.probe import linear_probe
@@ -14,7 +15,6 @@ from recollect.evaluation.tasks.classification import ClassificationTask, Divisi
 from recollect.evaluation.tasks.opening import Selection, open_tasks
 from recollect.evaluation.tasks.retrieval import retrieval_task
 from recollect.evaluation.zero_shot import zero_shot
-from recollect.fewshot.protocol import Protocol
 
 _EXAMPLES = Protocol(methods=("prototype", "proker"), shots=(8,), seeds=(0, 1, 2))
 """Few-shot while training: one number of examples, two methods that take no time, three draws."""

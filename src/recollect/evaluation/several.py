@@ -8,10 +8,11 @@ from jaxtyping import Bool, Float
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
+from recollect.classifiers.texts import prompt_ensemble
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder, Kind
 from recollect.data.prompts import fill
-from recollect.evaluation.features import FeatureCache, image_features, prompt_ensemble
+from recollect.evaluation.features import FeatureCache, image_features
 from recollect.evaluation.results import Result, ResultRow, content_of
 from recollect.evaluation.tasks.several import SeveralLabelsTask
 

@@ -6,6 +6,18 @@ from typing import Any
 
 import numpy as np
 
+from recollect.classifiers.heads.base import softmax
+from recollect.classifiers.heads.calibration import conformal_thresholds, expected_calibration_error, fit_temperature
+from recollect.classifiers.heads.draws import support_of
+from recollect.classifiers.heads.holdout import HoldOut
+from recollect.classifiers.heads.protocol import Protocol
+from recollect.classifiers.heads.scoring import SET_ALPHA
+from recollect.classifiers.heads.trust import conformal_groups, enough_to_tell
+from recollect.classifiers.tuning.cascade import BoostingPrompts, CascadedPrompts
+from recollect.classifiers.tuning.classifier import TunedClassifier
+from recollect.classifiers.tuning.learners import PromptSRC
+from recollect.classifiers.tuning.methods import CASCADE, TUNING_METHODS
+from recollect.classifiers.tuning.shots import LabelledPictures
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.types import Encoder, ImageLike, Source
@@ -13,19 +25,7 @@ from recollect.data.sources.derived import Subset
 from recollect.evaluation.results import ResultRow
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.evaluation.zero_shot import mean_per_class, top_1
-from recollect.fewshot.base import softmax
-from recollect.fewshot.calibration import conformal_thresholds, expected_calibration_error, fit_temperature
-from recollect.fewshot.draws import support_of
-from recollect.fewshot.holdout import HoldOut
-from recollect.fewshot.protocol import Protocol
-from recollect.fewshot.scoring import SET_ALPHA
-from recollect.fewshot.trust import conformal_groups, enough_to_tell
 from recollect.models.dual import DualEncoder
-from recollect.tuning.cascade import BoostingPrompts, CascadedPrompts
-from recollect.tuning.classifier import TunedClassifier
-from recollect.tuning.learners import PromptSRC
-from recollect.tuning.methods import CASCADE, TUNING_METHODS
-from recollect.tuning.shots import LabelledPictures
 
 _BLOCK = 256
 

@@ -7,16 +7,16 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
+from recollect.classifiers.heads.adapt import OnlineGaussians, adapt
+from recollect.classifiers.heads.base import softmax
+from recollect.classifiers.heads.online import OnlineCache, counted_vote
+from recollect.classifiers.heads.transductive import Assignment, stat_a, trans_clip
 from recollect.core.errors import UserError
 from recollect.core.progress import progress
 from recollect.core.seeding import numpy_generator
 from recollect.core.types import Encoder, Source
 from recollect.data.sources.images import as_rgb
 from recollect.data.transforms import ImageTransform
-from recollect.fewshot.adapt import OnlineGaussians, adapt
-from recollect.fewshot.base import softmax
-from recollect.fewshot.online import OnlineCache, counted_vote
-from recollect.fewshot.transductive import Assignment, stat_a, trans_clip
 
 VIEWS = 64
 """As published: a picture as it is and 63 random crops of it, mirrored by halves."""

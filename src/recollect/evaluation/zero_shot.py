@@ -5,19 +5,19 @@ from typing import Any
 
 import numpy as np
 
+from recollect.classifiers.heads.base import softmax
+from recollect.classifiers.heads.calibration import calibration_error, expected_calibration_error
+from recollect.classifiers.texts import learned_scale
 from recollect.core.types import Encoder, Kind
 from recollect.evaluation.features import (
     FeatureCache,
     class_prompts,
     class_text_features,
     image_features,
-    learned_scale,
 )
 from recollect.evaluation.results import Result, ResultRow, content_of
 from recollect.evaluation.tasks.classification import ClassificationTask
 from recollect.evaluation.unlabelled import UNLABELLED_METHODS, NamedPictures
-from recollect.fewshot.base import softmax
-from recollect.fewshot.calibration import calibration_error, expected_calibration_error
 
 _FEW = 5
 """Top-5 says something only where there are more classes."""

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from recollect.apps.classify.sheet import no_formula
+from recollect.classifiers.sheet import no_formula
 from recollect.core.errors import UserError
 from recollect.index.rows import plain
 from recollect.web.guard import Guard

@@ -13,7 +13,7 @@ from itertools import count, zip_longest
 from pathlib import Path
 from typing import Any
 
-from recollect.apps.classify.predictions import looks_of
+from recollect.classifiers.predictions import looks_of
 from recollect.core.errors import UserError
 
 LABELLED = "clicked"

@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recollect.apps.classify.classifier import Classifier
-from recollect.apps.classify.teaching import ClassifierModel, Support, class_prefix, class_prompts_of, not_of_pixels
+from recollect.classifiers.classifier import Classifier
+from recollect.classifiers.teaching import ClassifierModel, Support, class_prefix, class_prompts_of, not_of_pixels
+from recollect.classifiers.texts import learned_scale, prompt_ensemble
 from recollect.core.errors import UserError
 from recollect.core.ordering import best_first
-from recollect.evaluation.features import learned_scale, prompt_ensemble
 from recollect.web.library import Library, View
 from recollect.web.teaching import ShownRows, Teaching
 

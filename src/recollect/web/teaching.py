@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from recollect.apps.classify.active_learning import next_to_label
-from recollect.apps.classify.clicked_cut import CutOff, cut_off
-from recollect.apps.classify.clicks import ClickFit, ClickModel
+from recollect.classifiers.clicks.active_learning import next_to_label
+from recollect.classifiers.clicks.cutoff import CutOff, cut_off
+from recollect.classifiers.clicks.model import ClickFit, ClickModel
 from recollect.core.errors import UserError
 from recollect.core.ordering import best_first
 from recollect.web.label_store import ClickedClass, LabelStore

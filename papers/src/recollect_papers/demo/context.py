@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
+from recollect.classifiers.heads.methods import PAPER_METHODS
 from recollect.core.nearest import exact_neighbours
 from recollect.evaluation.reports import plots
 from recollect.evaluation.reports.page import ReportPage
 from recollect.evaluation.results import Result, Summary
 from recollect.evaluation.tables import mean_over_tasks, over_seeds, paired_gain
-from recollect.fewshot.methods import PAPER_METHODS
 from recollect.models import load_model
 from recollect.objectives import ContextOptions
 from recollect.training.options import Recipe

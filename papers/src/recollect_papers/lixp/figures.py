@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from recollect.classifiers.heads.methods import PAPER_METHODS
 from recollect.evaluation.reports import plots
 from recollect.evaluation.tables import gain_by_examples, log_linear_fit
 from recollect.evaluation.tables import sample_efficiency as efficiency
-from recollect.fewshot.methods import PAPER_METHODS
 from recollect.training.options import Model
 from recollect_papers.engine import Column, FigureStudy, Formed, Row, TableForm, papers_words
 from recollect_papers.lixp.world import (

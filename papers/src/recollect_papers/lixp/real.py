@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from recollect.classifiers import PrototypeClassifier
+from recollect.classifiers.heads.protocol import Protocol
 from recollect.core.errors import UserError
 from recollect.core.types import Encoder
 from recollect.data.sources import open_source
@@ -29,8 +31,6 @@ from recollect.evaluation.retrieval import retrieval
 from recollect.evaluation.tasks.classification import ClassificationTask, Division, classification_task
 from recollect.evaluation.tasks.retrieval import retrieval_task
 from recollect.evaluation.zero_shot import zero_shot
-from recollect.fewshot import PrototypeClassifier
-from recollect.fewshot.protocol import Protocol
 from recollect.models import DualEncoder, load_model
 from recollect.training.locked import lock_source
 from recollect.training.locked_towers import FeatureEncoder

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from recollect.classifiers.heads.methods import PAPER_METHODS
 from recollect.evaluation.reports import plots
-from recollect.fewshot.methods import PAPER_METHODS
 from recollect.objectives import Base, ContextOptions
 from recollect.training.options import Recipe
 from recollect_papers.engine import Column, Printed, Row, TableForm, TableStudy, printed

@@ -10,8 +10,8 @@ from typing import Any
 
 from recollect.core.errors import UserError
 from recollect.core.files import write_json, write_text
+from recollect.core.templates import render
 from recollect.efsa.batch import EpisodeReport
-from recollect.evaluation.reports.templates import TEMPLATES
 from recollect.index import Hit, Hits, Picture
 from recollect.index.hits import MODEL
 
@@ -103,7 +103,7 @@ def _page(results: Sequence[Hits], report: EpisodeReport, about: Mapping[str, An
         groups.append({"query": result.query.strip() or "(empty)", "notes": result.notes, "parts": cards})
     summary = ", ".join(f"{name}: {value}" for name, value in about.items() if value is not None)
     words = {_REPORT[name]: count for name, count in asdict(report).items() if count and name in _REPORT}
-    return TEMPLATES.get_template("gallery.html").render(groups=groups, summary=summary, report=words)
+    return render(Path(__file__).with_name("gallery.html"), groups=groups, summary=summary, report=words)
 
 
 def _card(hit: Hit, rank: int, pictures: Mapping[str, str | None]) -> dict[str, Any]:

@@ -1,0 +1,389 @@
+"""A classifier that can be kept: taught from examples or names, saved, opened, extended, and honest about itself."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from recollect.classifiers import EmbeddingClassifier
+from recollect.classifiers.card import classifier_card
+from recollect.classifiers.choosing import BEST, CANDIDATES, by_names, choose_method, settings_of
+from recollect.classifiers.folder import load_classifier, save_classifier
+from recollect.classifiers.heads.methods import FEW_SHOT_METHODS, PROMPT_METHODS
+from recollect.classifiers.heads.trust import ENOUGH_EXAMPLES, TOO_FEW, enough_to_tell, held_out_check
+from recollect.classifiers.heads.unknown import UnknownRule, unknown_rule
+from recollect.classifiers.pictures import Examples
+from recollect.classifiers.teaching import (
+    ClassifierModel,
+    Lessons,
+    Support,
+    class_prefix,
+    extended,
+    not_of_pixels,
+    prompts_of,
+)
+from recollect.classifiers.texts import learned_scale
+from recollect.core.errors import UserError
+from recollect.core.files import beside
+from recollect.core.types import Encoder, Kind
+from recollect.core.words import counted
+from recollect.data.sources.images import PIXEL_DIGESTS
+from recollect.models import load_model
+
+
+@dataclass(frozen=True, eq=False)
+class Classifier:
+    """A few-shot classifier of pictures with everything it needs to be used again.
+
+    >>> classifier = Classifier.teach(model, {"cat": cats, "dog": dogs}, model_name="RUN/model")   # doctest: +SKIP
+    >>> classifier.save("cats")                                                                    # doctest: +SKIP
+    >>> Classifier.load("cats").predict("new/")                                                    # doctest: +SKIP
+
+    Its confidence is calibrated on examples that were held out; with names alone it is the model's own, which
+    is not. Fitting is deterministic, so an opened classifier says what the saved one said.
+
+    Attributes:
+        classes: names, sorted.
+        class_texts: what describes each class, where its name in CLIP's templates does not.
+        texts: unit-norm class texts (classes, width).
+        support: the examples; none for a classifier by names alone.
+        model: which model embeds.
+        asked: the method asked for, or ``best``.
+        notes: what was odd about the examples when they were read: damaged files, copies.
+        prompts: unit-norm texts of each class that ``texts`` are means of (classes, prompts, width), where the method
+            weighs them.
+        encoder: the model, to embed pictures with; opened by its name when it is needed first.
+        folder: where the classifier was opened from.
+        method: the method in use.
+        accuracies: held-out accuracy of every method that was compared.
+        estimator: the fitted method.
+    """
+
+    classes: tuple[str, ...]
+    class_texts: Mapping[str, tuple[str, ...]]
+    texts: Float[np.ndarray, "classes width"]
+    support: Support
+    model: ClassifierModel
+    asked: str = BEST
+    notes: tuple[str, ...] = ()
+    prompts: Float[np.ndarray, "classes prompts width"] | None = None
+    encoder: Encoder | None = field(default=None, repr=False)
+    folder: Path | None = field(default=None, repr=False)
+    method: str = field(init=False)
+    accuracies: Mapping[str, float] = field(init=False)
+    estimator: EmbeddingClassifier = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.asked != BEST and self.asked not in FEW_SHOT_METHODS:
+            raise UserError(
+                f"--method {self.asked}: no such method. Choose one of: best, {', '.join(FEW_SHOT_METHODS)}."
+            )
+        if len(self.classes) < 2:
+            raise UserError(f"{counted(len(self.classes), 'class')}; a classifier needs two or more")
+        if not self.without_examples:
+            methods = CANDIDATES if self.asked == BEST else (self.asked,)
+            method, estimator, accuracies = choose_method(
+                methods, self.texts, self.model.scale, self.support.features, self.support.labels, self.prompts
+            )
+        elif self.asked in (BEST, "zero-shot"):
+            method, estimator, accuracies = "zero-shot", by_names(self.texts, self.model.scale), {}
+        else:
+            names = ", ".join(self.without_examples)
+            raise UserError(f"--method {self.asked} needs examples of every class; there is none of {names}.")
+        for name, value in (("method", method), ("estimator", estimator), ("accuracies", accuracies)):
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def teach(
+        cls,
+        encoder: Encoder,
+        examples: Examples = (),
+        names: Mapping[str, Sequence[str] | str] | Sequence[str] = (),
+        *,
+        method: str = BEST,
+        model_name: str = "",
+        prefix: Kind | None = None,
+    ) -> "Classifier":
+        """Teach from pictures, from names alone, or from both.
+
+        Args:
+            examples: files or pictures of each class, or its folder; or (picture, class) pairs; or one folder with a
+                folder of pictures for each class, or a CSV (`find_examples`).
+            names: classes, each with a text or texts that describe it if its name does not.
+            method: a name in `FEW_SHOT_METHODS`, or ``best``: the best on held-out examples.
+            model_name: what to open the model by.
+            prefix: how class texts are read; the model's own rule by default (`class_prefix`).
+
+        Raises:
+            UserError: fewer than two classes, a class none of whose examples can be read, or a name that is no text.
+        """
+        model = ClassifierModel(
+            model_name, encoder.fingerprint, learned_scale(encoder), prefix or class_prefix(encoder)
+        )
+        known = Lessons.nothing(encoder.width)
+        return cls._of(
+            extended(known, encoder, model, examples, names, method in PROMPT_METHODS), model, method, encoder
+        )
+
+    @classmethod
+    def _of(cls, known: Lessons, model: ClassifierModel, method: str, encoder: Encoder) -> "Classifier":
+        texts, support = known.texts, known.support
+        return cls(known.classes, known.class_texts, texts, support, model, method, known.notes, known.prompts, encoder)
+
+    def add(
+        self,
+        encoder: Encoder,
+        examples: Examples = (),
+        names: Mapping[str, Sequence[str] | str] | Sequence[str] = (),
+    ) -> "Classifier":
+        """A classifier that knows more examples or classes; only what is new is embedded.
+
+        Raises:
+            UserError: the model is another, or as in `teach`.
+        """
+        self.check_model(encoder)
+        known = Lessons(self.classes, self.class_texts, self.texts, self.support)
+        grown = extended(known, encoder, self.model, examples, names, self.asked in PROMPT_METHODS)
+        return self._of(grown, self.model, self.asked, encoder)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> "Classifier":
+        """Open a classifier that `save` wrote.
+
+        Raises:
+            UserError: nothing is there, or it is damaged or of a newer format.
+        """
+        opened = load_classifier(Path(folder), cls._restored)
+        object.__setattr__(opened, "folder", Path(folder))
+        return opened
+
+    def save(self, folder: str | Path, *, replace: bool = False) -> Path:
+        """Write it to a folder, whole or not at all.
+
+        Args:
+            replace: write over the classifier that is there.
+
+        Raises:
+            UserError: something else is there, or what is there was changed since it was opened.
+        """
+        support = self.support
+        numbers: dict[str, np.ndarray] = {
+            "texts": np.asarray(self.texts, dtype=np.float32),
+            "support": np.asarray(support.features, dtype=np.float32),
+            "labels": np.asarray(support.labels, dtype=np.int64),
+        }
+        if self.prompts is not None:
+            numbers["prompts"] = np.asarray(self.prompts, dtype=np.float32)
+        described = self._described()
+        return save_classifier(described, numbers, classifier_card(described), Path(folder), replace)
+
+    def _described(self) -> dict[str, Any]:
+        """Everything but the numbers, as JSON."""
+        support = self.support
+        counts = np.bincount(support.labels, minlength=len(self.classes))
+        return {
+            "classes": [
+                {"name": name, "texts": list(self.class_texts.get(name, ())), "examples": int(count)}
+                for name, count in zip(self.classes, counts, strict=True)
+            ],
+            "model": asdict(self.model),
+            "method": {"asked": self.asked, "used": self.method, "settings": self.settings},
+            "held_out": {**self.calibration, "methods": dict(self.accuracies)},
+            "calibration": {
+                "calibrated": self.calibrated,
+                "temperature": float(self.estimator.temperature_),
+                "unknown_below": self.unknown_rule.threshold,
+                "unknown_rejected": self.unknown_rule.rejected,
+                "unknown_accepted": self.unknown_rule.accepted,
+            },
+            "digests": PIXEL_DIGESTS,
+            "examples": [
+                {"file": file, "class": self.classes[label], "digest": digest}
+                for file, label, digest in zip(support.files, support.labels.tolist(), support.digests, strict=True)
+            ],
+        }
+
+    @classmethod
+    def _restored(cls, record: Mapping[str, Any], numbers: Mapping[str, np.ndarray]) -> "Classifier":
+        examples, today = record["examples"], record.get("digests") == PIXEL_DIGESTS
+        support = Support(
+            numbers["support"],
+            numbers["labels"],
+            tuple(each["file"] for each in examples),
+            tuple(each["digest"] if today else not_of_pixels(each["digest"]) for each in examples),
+        )
+        if not len(support) == len(support.features) == len(support.labels):
+            raise ValueError("its examples and their numbers differ in count")
+        return cls(
+            tuple(each["name"] for each in record["classes"]),
+            {each["name"]: tuple(each["texts"]) for each in record["classes"] if each["texts"]},
+            numbers["texts"],
+            support,
+            ClassifierModel(**record["model"]),
+            record["method"]["asked"],
+            prompts=numbers.get("prompts"),
+        )
+
+    def __repr__(self) -> str:
+        names = shorten(", ".join(self.classes), 60)
+        known = f"{counted(len(self.classes), 'class')}: {names}; {counted(len(self.support), 'example')}"
+        return f"Classifier({known}; {self.method})"
+
+    @property
+    def width(self) -> int:
+        """Entries of an embedding."""
+        return self.texts.shape[1]
+
+    @property
+    def without_examples(self) -> tuple[str, ...]:
+        """Classes that are known by name alone."""
+        counts = np.bincount(self.support.labels, minlength=len(self.classes))
+        return tuple(name for name, count in zip(self.classes, counts, strict=True) if not count)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What the method chose for itself."""
+        return settings_of(self.estimator)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether its confidence was fitted to held-out examples."""
+        return len(self.estimator.loo_rows_) > 0
+
+    @cached_property
+    def calibration(self) -> dict[str, float | int]:
+        """Accuracy, its 95 % interval and calibration error on held-out examples, and how many examples these are.
+
+        Nested: the examples it is tested on chose neither method nor settings (`held_out_check`). Only the number of
+        examples where they are too few to tell (`enough_to_tell`); nothing where there are none.
+        """
+        if not self.calibrated:
+            return {}
+        found = held_out_check(self._taught, self.support.features, self.support.labels)
+        if found is None:
+            return {"examples": len(self.estimator.loo_rows_)}
+        low, high = found.interval
+        return {
+            "examples": found.examples,
+            "accuracy": found.accuracy,
+            "low": low,
+            "high": high,
+            "calibration_error": found.calibration_error,
+        }
+
+    def _taught(self, support: np.ndarray, labels: np.ndarray) -> EmbeddingClassifier:
+        """The classifier that these examples would have given."""
+        methods = CANDIDATES if self.asked == BEST else (self.asked,)
+        return choose_method(methods, self.texts, self.model.scale, support, labels, self.prompts)[1]
+
+    @property
+    def enough_examples(self) -> bool:
+        """Whether enough examples were held out to say how often it is right, and to rule out classes."""
+        return enough_to_tell(len(self.estimator.loo_rows_))
+
+    @cached_property
+    def unknown_rule(self) -> UnknownRule:
+        """When a picture is none of the classes, and how often that is wrong; never where a class has no example."""
+        support = self.support
+        if self.without_examples:
+            return unknown_rule(support.features[:0], support.labels[:0])
+        digests = [f"{digest} {label}" for digest, label in zip(support.digests, support.labels.tolist(), strict=True)]
+        _, first = np.unique(digests, return_index=True)
+        return unknown_rule(support.features[first], support.labels[first])
+
+    def predict_proba(self, features: Any) -> Float[np.ndarray, "queries classes"]:
+        """Calibrated probabilities, given that a picture is of one of the classes.
+
+        Args:
+            features: embeddings (queries, width) as float array or tensor; or pictures, files or a folder
+                (`DualEncoder.embed_images`), which the classifier's model embeds. So for the other methods.
+
+        Raises:
+            UserError: embeddings of another width, or a picture that cannot be read.
+        """
+        checked = self._checked(features)
+        if not len(checked):  # the last of some blocks, say, of which scikit-learn thinks ill
+            return np.empty((0, len(self.classes)))
+        return self.estimator.predict_proba(checked).astype(np.float64)
+
+    def predict(self, features: Any) -> np.ndarray:
+        """The name of the most probable class of each row, picture or file (`predict_proba`)."""
+        return np.array(self.classes)[self.predict_proba(features).argmax(axis=1)]
+
+    def predict_set(self, features: Any, alpha: float = 0.1) -> Bool[np.ndarray, "queries classes"]:
+        """Which classes cannot be ruled out at level ``alpha``: the true one is among them with probability 1 − alpha.
+
+        Conformal (`EmbeddingClassifier.predict_set`): class by class, but classes with fewer than 1/alpha − 1 examples
+        are calibrated together. A row without any class is none of them.
+
+        Raises:
+            UserError: there are too few examples to calibrate on, or alpha is not between 0 and 1.
+        """
+        if not 0 < alpha < 1:
+            raise UserError(f"alpha = {alpha:g}: a share of errors lies between 0 and 1")
+        if not self.enough_examples:
+            held = len(self.estimator.loo_rows_)
+            raise UserError(
+                f"{TOO_FEW} which classes are possible: {held} can be held out, {ENOUGH_EXAMPLES} are needed. Add "
+                "examples, two or more of a class."
+            )
+        checked = self._checked(features)
+        return self.estimator.predict_set(checked, alpha) if len(checked) else np.empty((0, len(self.classes)), bool)
+
+    def similarity(self, features: Any) -> Float[np.ndarray, "queries n"]:
+        """Cosines to the examples."""
+        return self._checked(features) @ self.support.features.T
+
+    def is_unknown(self, features: Any) -> Bool[np.ndarray, " queries"]:
+        """Whether a picture is far from every class mean, so that it is none of the classes (`unknown_rule`)."""
+        return self.unknown_rule.is_unknown(self._checked(features))
+
+    def check_model(self, encoder: Encoder) -> None:
+        """Refuse another model than the one that embedded the examples.
+
+        Raises:
+            UserError: it is another.
+        """
+        if encoder.fingerprint != self.model.fingerprint:
+            raise UserError(
+                f"the classifier was taught with {self.model.name or 'a model'} ({self.model.fingerprint[:12]}); this "
+                f"is another model ({encoder.fingerprint[:12]}). Use that one, or teach anew."
+            )
+
+    def with_method(self, asked: str, encoder: Encoder | None = None) -> "Classifier":
+        """The same knowledge with another method.
+
+        Args:
+            encoder: the classifier's model, to embed what a method needs that weighs the texts of a class (TIMO); it is
+                given their means without.
+        """
+        prompts = self.prompts if asked in PROMPT_METHODS else None
+        if asked in PROMPT_METHODS and prompts is None and encoder is not None:
+            self.check_model(encoder)
+            prompts = prompts_of(encoder, self.classes, self.class_texts, self.model)
+        return replace(self, asked=asked, prompts=prompts)
+
+    def _checked(self, images: Any) -> np.ndarray:
+        array = self._embedded(images)
+        if array.ndim != 2 or array.shape[1] != self.width:
+            raise UserError(f"embeddings of shape {array.shape}; the classifier reads rows of {self.width} entries")
+        if not np.isfinite(array).all():
+            raise UserError("embeddings hold NaN or infinity")
+        return np.ascontiguousarray(array, dtype=np.float32)
+
+    def _embedded(self, images: Any) -> np.ndarray:
+        """Embeddings as an array; pictures, files and folders are embedded with the classifier's model."""
+        if hasattr(images, "detach"):
+            return images.detach().cpu().numpy()
+        if isinstance(images, np.ndarray) and images.ndim <= 2 and images.dtype.kind == "f":
+            return images
+        if self.encoder is None:
+            encoder = load_model(beside(self.model.name, self.folder or ""))
+            self.check_model(encoder)
+            object.__setattr__(self, "encoder", encoder)
+        return self.encoder.embed_images(images).numpy()  # type: ignore[union-attr]

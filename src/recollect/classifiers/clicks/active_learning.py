@@ -1,0 +1,78 @@
+"""Which pictures of a class by clicks to look at next."""
+
+import numpy as np
+from jaxtyping import Int64
+
+from recollect.classifiers.clicks.cutoff import cut_off
+from recollect.classifiers.clicks.model import FEW_CLICKS, ClickFit, ClickModel
+from recollect.core.ordering import best_first, in_order
+
+_SHORTLIST = 2_000
+
+
+def next_to_label(
+    model: ClickModel, fit: ClickFit, count: int, seed: int = 0, among: Int64[np.ndarray, " some"] | None = None
+) -> Int64[np.ndarray, " count"]:
+    """Rows whose clicks would teach most: spread out at first, then uncertain and unlike each other.
+
+    With fewer than four of a kind: half the best rows by score, half spread over the pool farthest first (k-centre, a
+    2-approximation). Later: of the rows nearest to the cut, again farthest first, each distance weighted by the row's
+    uncertainty ``p (1 − p)``; and a fifth of the likeliest ones that are not sure, since clicks must not come from the
+    cut alone.
+
+    Args:
+        count: how many, or fewer where fewer rows are left.
+        among: rows that may be asked about; every one by default.
+    """
+    marked = np.zeros(len(fit.scores), dtype=bool)
+    marked[fit.rows] = True
+    free = np.flatnonzero(~marked) if among is None else among[~marked[among]]
+    count = min(count, len(free))
+    if not count:
+        return np.empty(0, dtype=np.int64)
+    generator = np.random.default_rng([seed, len(fit.rows)])
+    cut = cut_off(fit)
+    few = min((fit.marks > 0).sum(), (fit.marks < 0).sum()) < FEW_CLICKS
+    if few or cut is None:
+        top = free[best_first(fit.scores[free])[: (count + 1) // 2]]
+        others = np.setdiff1d(free, top)
+        some = generator.choice(others, min(_SHORTLIST, len(others)), replace=False) if len(others) else others
+        spread = _spread(model, some, np.concatenate([fit.rows, top]), np.ones(len(some)), count - len(top))
+        return np.concatenate([top, spread]).astype(np.int64)
+    p = cut.probability
+    sure = max(1, count // 5)
+    likely = free[best_first(p[free])[:sure]]
+    rest = np.setdiff1d(free, likely)
+    near = rest[in_order(np.abs(p[rest] - 0.5))[: min(_SHORTLIST, max(10 * count, 50))]]
+    spread = _spread(model, near, np.concatenate([fit.rows, likely]), p[near] * (1 - p[near]), count - sure)
+    return np.concatenate([spread, likely]).astype(np.int64)
+
+
+def _spread(
+    model: ClickModel, some: np.ndarray, known: np.ndarray, weights: np.ndarray, count: int
+) -> Int64[np.ndarray, " count"]:
+    """`farthest_first` as the kernel sees distances."""
+    vectors = model.centred(np.concatenate([some, known]).astype(np.int64)).astype(np.float32)
+    places = np.arange(len(vectors))
+    return some[farthest_first(vectors, places[: len(some)], places[len(some) :], weights, count)].astype(np.int64)
+
+
+def farthest_first(
+    pool: np.ndarray, some: np.ndarray, known: np.ndarray, weights: np.ndarray, count: int
+) -> Int64[np.ndarray, " count"]:
+    """Greedy k-centre (Gonzalez, 1985): each time the row of ``some`` farthest from all known, times its weight."""
+    count = min(count, len(some))
+    if not count:
+        return np.empty(0, dtype=np.int64)
+    rows = pool[some]
+    distance = np.full(len(some), 2.0, dtype=np.float32)
+    if len(known):
+        distance = 1 - (rows @ pool[known].T).max(axis=1)
+    chosen = []
+    weights = np.maximum(weights, 1e-6)
+    for _ in range(count):
+        best = int(np.argmax(np.maximum(distance, 0) * weights + 1e-9 * weights))
+        chosen.append(best)
+        distance = np.minimum(distance, 1 - rows @ rows[best])
+        weights[best] = -1.0
+    return some[chosen].astype(np.int64)

@@ -1,0 +1,132 @@
+"""Where the Yes of a class by clicks ends: a probability for every picture, what it is worth, and when to stop."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int64
+from scipy.special import expit, logit
+
+from recollect.classifiers.clicks.model import WEAK_WEIGHT, ClickFit
+from recollect.classifiers.heads.trust import enough_to_tell
+
+
+@dataclass(frozen=True)
+class CutOff:
+    """Where Yes ends, and what that is worth.
+
+    All but ``probability`` and ``above`` are about some rows of the pool, and the clicks on these (`cut_off`).
+
+    Attributes:
+        probability: of being Yes, for every row of the pool; 1 and 0 for clicked ones.
+        above: which rows are Yes: at least as likely as not.
+        found: how many these are.
+        clicks: how many figures are told from.
+        precision: share of Yes among clicked rows that, left out, lie above the cut; None without any.
+        wrong: clicked No that, left out, lie above the cut.
+        coverage: share of the clicked Yes that, left out, lie above the cut; None without any.
+        expected: how many Yes there should be.
+        reached: expected share of them that lies above the cut.
+        stop: whether 95 % are found, as far as clicks can show it (`stop_rule`).
+    """
+
+    probability: Float[np.ndarray, " rows"]
+    above: np.ndarray
+    found: int
+    clicks: int
+    precision: float | None
+    wrong: int
+    coverage: float | None
+    expected: float
+    reached: float
+    stop: bool
+
+    @property
+    def enough_clicks(self) -> bool:
+        """Whether there are enough clicks to report precision and coverage."""
+        return enough_to_tell(self.clicks)
+
+
+def platt(scores: np.ndarray, marks: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+    """Slope and offset of ``p = σ(a f + b)`` by maximum likelihood with Platt's targets (Lin et al., 2007).
+
+    Targets are ``(n₊ + 1)/(n₊ + 2)`` and ``1/(n₋ + 2)``, so that perfect separation gives no infinite slope. The slope
+    is at least 0: a score that misleads tells nothing.
+    """
+    yes, no = float(weights[marks > 0].sum()), float(weights[marks < 0].sum())
+    targets = np.where(marks > 0, (yes + 1) / (yes + 2), 1 / (no + 2))
+    a, b = 0.0, float(logit((yes + 1) / (yes + no + 2)))
+
+    def loss(a: float, b: float) -> float:
+        z = a * scores + b
+        return float((weights * (np.logaddexp(0, z) - targets * z)).sum())
+
+    now = loss(a, b)
+    for _ in range(50):
+        p = expit(a * scores + b)
+        slope = weights * (p - targets)
+        curve = weights * p * (1 - p)
+        mixed = (curve * scores).sum()
+        hessian = np.array([[(curve * scores**2).sum(), mixed], [mixed, curve.sum()]]) + 1e-9 * np.eye(2)
+        step = np.linalg.solve(hessian, [(slope * scores).sum(), slope.sum()])
+        size = 1.0
+        while size > 1e-6 and loss(a - size * step[0], b - size * step[1]) > now:
+            size /= 2
+        a, b = a - size * step[0], b - size * step[1]
+        now = loss(a, b)
+        if np.abs(size * step).max() < 1e-8:
+            break
+    if a < 0:
+        return 0.0, float(logit((yes + 1) / (yes + no + 2)))
+    return float(a), float(b)
+
+
+def cut_off(fit: ClickFit, among: Int64[np.ndarray, " some"] | None = None) -> CutOff | None:
+    """Probability of Yes for every row and where it passes a half; None until both kinds were clicked twice.
+
+    Platt's sigmoid on left-out scores of clicks and, at their small weight, of the weak No. Which pictures are clicked
+    is decided by their scores (the top, and what lies near the cut), and what is Yes given a score does not change by
+    that, so no correction to the pool's share of Yes is made.
+
+    Args:
+        among: rows that its figures are about; every one by default. All clicks make the cut, whichever these are.
+    """
+    yes, no = int((fit.marks > 0).sum()), int((fit.marks < 0).sum())
+    if min(yes, no) < 2:
+        return None
+    a, b = platt(
+        np.concatenate([fit.left_out, fit.weak]),
+        np.concatenate([fit.marks, -np.ones(len(fit.weak))]),
+        np.concatenate([np.ones(len(fit.marks)), np.full(len(fit.weak), WEAK_WEIGHT)]),
+    )
+    probability = expit(a * fit.scores.astype(np.float64) + b)
+    left = expit(a * fit.left_out + b) >= 0.5
+    probability[fit.rows] = fit.marks > 0
+    some = probability if among is None else probability[among]
+    here = np.ones(len(fit.rows), dtype=bool) if among is None else np.isin(fit.rows, among)
+    marks, left = fit.marks[here], left[here]
+    yes, no = int((marks > 0).sum()), int((marks < 0).sum())
+    expected = float(some.sum())
+    reached = float(some[some >= 0.5].sum()) / expected if expected else 0.0
+    precision = float((marks[left] > 0).mean()) if left.any() else None
+    coverage = float(left[marks > 0].mean()) if yes else None
+    stop = stop_rule(yes, no, precision, coverage, reached)
+    found = int((some >= 0.5).sum())
+    wrong = int((marks[left] < 0).sum())
+    return CutOff(
+        probability, probability >= 0.5, found, len(marks), precision, wrong, coverage, expected, reached, stop
+    )
+
+
+def stop_rule(
+    yes: int, no: int, precision: float | None, coverage: float | None, reached: float, share: float = 0.95
+) -> bool:
+    """Whether ``share`` of the class is found, as far as clicks can show it.
+
+    With fewer than ``1/(1 − share) − 1`` (19) clicks of a kind a miss of one in twenty cannot show. Beyond, both the
+    left-out coverage of clicked Yes and the expected share above the cut must reach it, and as many Yes be right.
+    """
+    least = round(1 / (1 - share)) - 1
+    enough = yes >= least and no >= least
+    if not enough or precision is None or coverage is None:
+        return False
+    return bool(min(precision, coverage, reached) >= share)

@@ -1,0 +1,207 @@
+"""A model with what it reads and what it was taught, as ONNX: tower, index and fusion, classifier in one graph."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from recollect.classifiers.classifier import Classifier
+from recollect.classifiers.heads.form import KernelForm, kernel_form
+from recollect.core.errors import UserError
+from recollect.core.files import fresh_folder
+from recollect.core.types import Encoder
+from recollect.index import By, Index
+from recollect.index.rows import caption_matrix, unit
+from recollect.models.export import (
+    IMAGE_FILE,
+    TEXT_FILE,
+    ImageTower,
+    TextTower,
+    at_rest,
+    check_exportable,
+    write_image_graph,
+    write_record,
+    write_text_graph,
+)
+from recollect.reco.encoder import RetrievalEnhancedEncoder, modalities_of
+
+_CLASSIFIER_GRAPH = "classifier.onnx"
+
+MOST_BYTES = 2**30
+"""Of an index's vectors in one file: the format ends at 2 GiB."""
+
+
+class IndexReading(nn.Module):
+    """Unit embeddings, refined by what they find in an index as it was when this was made (RECO, section 3).
+
+    Args:
+        encoder: reads embeddings of ``modality``.
+    """
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, encoder: RetrievalEnhancedEncoder, modality: By) -> None:
+        super().__init__()
+        settings = encoder.fusion.settings
+        self.fusion, self.modality, self.k = encoder.fusion, modality, encoder.k
+        self.reads = settings.kind != "mlp"
+        if self.reads:
+            by, taken = settings.searched(modality), settings.taken(modality)
+            ids = _readable(encoder, spoken="text" in (by, *taken))
+            keys = _keys(encoder.index, ids, by, vectors=len(taken))
+            self.captions = keys.shape[1]
+            values = [
+                keys if by == side == "text"
+                else np.repeat(encoder.index.vectors(ids, side)[:, None], self.captions, axis=1)
+                for side in taken
+            ]  # fmt: skip
+            self.register_buffer("keys", torch.from_numpy(keys).flatten(0, 1))
+            self.register_buffer("values", torch.from_numpy(np.stack(values)).flatten(1, 2))
+
+    def forward(self, embeddings: Float[Tensor, "n width"]) -> Float[Tensor, "n width"]:
+        tokens = embeddings[:, None]
+        if self.reads:
+            # A picture is found once, by the best of its captions.
+            scores, best = (embeddings @ self.keys.T).unflatten(1, (-1, self.captions)).max(dim=2)
+            nearest = scores.topk(self.k, dim=1).indices
+            read = nearest * self.captions + best.gather(1, nearest)
+            tokens = torch.cat([tokens, *(values[read] for values in self.values.unbind())], dim=1)
+        return self.fusion(self.modality, tokens)
+
+
+def _keys(index: Index, ids: list[str], by: By, vectors: int) -> Float[np.ndarray, "n captions w"]:
+    """What an embedding is compared with: each picture, or its captions, the first repeated up to the longest list.
+
+    Args:
+        vectors: read from each picture.
+
+    Raises:
+        UserError: there are more than a file holds.
+    """
+    if by == "image":
+        keys = index.vectors(ids)[:, None]
+    else:
+        flat, counts = caption_matrix(index.store.rows(ids, ["caption_vectors"])["caption_vectors"])
+        places = np.arange(counts.max())[None]
+        first = (np.cumsum(counts) - counts)[:, None]
+        keys = unit(flat, index.width, index.address)[first + np.where(places < counts[:, None], places, 0)]
+    if (size := 4 * (1 + vectors) * keys.size) > MOST_BYTES:
+        raise UserError(
+            f"{index.address}: the vectors of {len(ids):,} pictures take {size / 2**30:.1f} GiB, more than one ONNX "
+            "file holds. Read fewer of them with --read-where."
+        )
+    return keys
+
+
+def _readable(encoder: RetrievalEnhancedEncoder, spoken: bool) -> list[str]:
+    """The ids of the pictures that an embedding may read.
+
+    Raises:
+        UserError: fewer than k are left.
+    """
+    index = encoder.index
+    ids = index.ids if encoder.where is None else index.ids_where(encoder.where)
+    ids = [id for id in ids if id not in encoder.exclude_ids]
+    if spoken:
+        ids = [id for id, captions in zip(ids, index.values("caption", ids), strict=True) if captions]
+    if len(ids) < encoder.k:
+        raise UserError(f"{index.address}: {len(ids)} pictures can be read, fewer than k = {encoder.k}")
+    return ids
+
+
+class Classifying(nn.Module):
+    """Unit embeddings to calibrated probabilities, and the cosine with the nearest class mean."""
+
+    weights: Tensor
+    bias: Tensor
+    keys: Tensor
+    values: Tensor
+    means: Tensor
+
+    def __init__(self, form: KernelForm, means: Float[Tensor, "classes width"]) -> None:
+        super().__init__()
+        self.sharpness, self.temperature = form.sharpness, form.temperature
+        for name in ("weights", "bias", "keys", "values"):
+            self.register_buffer(name, torch.from_numpy(getattr(form, name)))
+        self.register_buffer("means", means)
+
+    def forward(self, embeddings: Float[Tensor, "n width"]) -> tuple[Float[Tensor, "n classes"], Float[Tensor, " n"]]:
+        scores = embeddings @ self.weights.T + self.bias
+        if len(self.keys):
+            scores = scores + torch.exp(self.sharpness * (embeddings @ self.keys.T - 1)) @ self.values
+        probabilities = (scores / self.temperature).softmax(dim=1)
+        if not len(self.means):
+            return probabilities, torch.ones_like(embeddings[:, 0])
+        return probabilities, (embeddings @ self.means.T).amax(dim=1)
+
+
+class _Chain(nn.Module):
+    """One module behind the other, whatever the inputs of the first."""
+
+    def __init__(self, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, pixels: Tensor) -> Any:
+        return self.second(self.first(pixels))
+
+
+class _TextChain(_Chain):
+    def forward(self, ids: Tensor, mask: Tensor | None = None) -> Any:
+        return self.second(self.first(ids, mask))
+
+
+def export_all(encoder: Encoder, folder: str | Path, classifier: Classifier | None = None) -> Path:
+    """Write a model as ONNX, with the index it reads and the classifier it was taught, if there are any.
+
+    ``image.onnx`` and ``text.onnx`` are the towers (`export_onnx`), followed by look-up and fusion if ``encoder`` reads
+    an index in that modality; its vectors are in the file, as they are now. ``classifier.onnx`` takes ``pixels``
+    and gives calibrated ``probabilities`` (n, classes) and ``nearest`` (n,), the cosine with the nearest class mean;
+    below ``unknown_below`` of ``export.json`` a picture is none of the classes.
+
+    Raises:
+        UserError: the extra ``onnx`` is not installed, a method that has no such form, an index that is too large, the
+            classifier is of another model, or something is at ``folder`` already.
+    """
+    if isinstance(encoder, RetrievalEnhancedEncoder) and encoder.searcher is not None:
+        raise UserError("two models embed each picture (RA-CLIP), and an ONNX file holds one. Export the towers alone.")
+    model = check_exportable(encoder.base or encoder)
+    reads = modalities_of(encoder.mode) if isinstance(encoder, RetrievalEnhancedEncoder) else ()
+    form = _form(encoder, classifier) if classifier is not None else None
+    with fresh_folder(folder, "exported model") as unfinished, at_rest(model):
+        images: nn.Module = ImageTower(model)
+        more: dict[str, Any] = {}
+        if isinstance(encoder, RetrievalEnhancedEncoder):
+            encoder.fusion.to("cpu")
+            more["reads"] = encoder.description
+        if "image" in reads:
+            images = _Chain(images, IndexReading(encoder, "image"))  # type: ignore[arg-type]
+        write_image_graph(images, model, unfinished / IMAGE_FILE, ["embeddings"])
+        read = IndexReading(encoder, "text") if "text" in reads else nn.Identity()  # type: ignore[arg-type]
+        write_text_graph(
+            lambda names: _TextChain(TextTower(model, names), read), model, unfinished / TEXT_FILE, ["embeddings"]
+        )
+        if classifier is not None and form is not None:
+            classifying = Classifying(form, torch.from_numpy(classifier.unknown_rule.means))
+            outputs = ["probabilities", "nearest"]
+            write_image_graph(_Chain(images, classifying), model, unfinished / _CLASSIFIER_GRAPH, outputs)
+            more |= {"classes": list(classifier.classes), "method": classifier.method}
+            more["unknown_below"] = classifier.unknown_rule.threshold if len(classifier.unknown_rule.means) else None
+        write_record(model, unfinished, more)
+    return Path(folder)
+
+
+def _form(encoder: Encoder, classifier: Classifier) -> KernelForm:
+    classifier.check_model(encoder)
+    form = kernel_form(classifier.estimator)
+    if form is None:
+        raise UserError(
+            f"the classifier's method is {classifier.method}, which has no form as one graph. Teach it with --method "
+            "proker, prototype, linear-probe, tip-adapter, tip-adapter-cv, tip-adapter-f, ape-t, gda, timo, clap, lp++ "
+            "or zero-shot."
+        )
+    return form

@@ -1,0 +1,189 @@
+"""APE: Tip-Adapter on the channels that tell classes apart (Zhu et al., 2023)."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from recollect.classifiers.heads.base import EmbeddingClassifier, class_means, unit_or_zero
+from recollect.classifiers.heads.calibration import log_softmax
+from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
+from recollect.classifiers.heads.tip import Choice, affinity, best_mixture, check_preset, class_sums, held_out_blocks
+from recollect.core.ordering import best_first
+
+SIMILARITY_WEIGHTS = (0.1, 0.3, 0.5, 0.7, 0.9)
+CHANNEL_SHARES = (0.4, 0.5, 0.7, 0.8)
+BETAS = tuple(np.geomspace(0.5, 20.0, 8).tolist())
+GAMMAS = (0.0, 0.1, 0.25, 0.5)
+"""Where the parameters are sought on held-out examples; alpha is exact."""
+
+PUBLISHED = {"similarity_weight": 0.7, "channels": 500 / 1024, "alpha": 2.0, "beta": 1.0, "gamma": 0.1}
+"""The public code's values for ImageNet; others were set for each data set by hand."""
+
+PUBLISHED_BETAS = tuple(np.linspace(0.1, 7.0, 12).tolist())
+PUBLISHED_ALPHAS = (0.1, 7.0)
+PUBLISHED_GAMMAS = (0.0, 0.1, 0.2, 0.3, 0.4)
+"""The ranges that the public code searches."""
+
+
+def channel_scores(
+    texts: np.ndarray,
+    similarity_weight: float = 0.7,
+    support: np.ndarray | None = None,
+    labels: np.ndarray | None = None,
+) -> np.ndarray:
+    """How well each channel tells classes apart; larger is better.
+
+    ``-w S_k + (1 - w) V_k`` with the inter-class similarity ``S_k``, the mean of ``x_ik x_jk`` over pairs of different
+    classes among texts and, where they are given, examples, and the variance ``V_k`` of the texts over classes. The sum
+    over pairs is ``(sum of all)^2 - sum of (class sum)^2``: no pair is visited.
+
+    Args:
+        texts: (classes, width), at least two classes.
+        support, labels: examples (examples, width), (examples,), of all classes.
+
+    Returns:
+        (width,).
+    """
+    counts, sums = np.ones(len(texts)), texts
+    if support is not None and labels is not None:
+        examples = np.bincount(labels, minlength=len(texts))
+        counts, sums = counts + examples, texts + class_means(support, labels, len(texts)) * examples[:, None]
+    pairs = sums.sum(axis=0) ** 2 - (sums**2).sum(axis=0)
+    number = counts.sum() ** 2 - (counts**2).sum()
+    return -similarity_weight * pairs / number + (1 - similarity_weight) * texts.var(axis=0, ddof=1)
+
+
+class ApeClassifier(EmbeddingClassifier):
+    """``scale f·W + alpha exp(-beta (1 - f'·F')) diag(exp(gamma KL(L | F'W'))) L`` on selected channels (APE, Eq. 7-9).
+
+    As the public code has it: the keys' zero-shot distributions ``softmax(F'W')`` have no temperature, the divergence
+    from the label, ``-log2 p_label``, is in bits, and texts and examples both say which channels tell classes apart.
+
+    Args:
+        text_features: class texts W, in the order of ``classes_``.
+        alpha, beta, gamma: weight and sharpness of the cache, weight of the divergence; None chooses them on held-out
+            examples, alpha exactly. The channels see all examples.
+        channels: share of the channels kept, None chooses.
+        similarity_weight: w of the channels' score, None chooses.
+        scale: factor of the text scores, the model's own.
+        preset: ``published`` fixes channels and w as for ImageNet and seeks the rest within the public code's ranges.
+
+    Attributes:
+        channels_: indices of the channels kept.
+        alpha_, beta_, gamma_, similarity_weight_: what was used.
+    """
+
+    def __init__(
+        self,
+        text_features: Any = None,
+        alpha: float | None = None,
+        beta: float | None = None,
+        gamma: float | None = None,
+        channels: float | None = None,
+        similarity_weight: float | None = None,
+        scale: float = 100.0,
+        preset: Literal["default", "published"] = "default",
+    ) -> None:
+        self.text_features = text_features
+        self.alpha = alpha
+        self.beta = beta
+        self.gamma = gamma
+        self.channels = channels
+        self.similarity_weight = similarity_weight
+        self.scale = scale
+        self.preset = preset
+
+    def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
+        check_preset(self.preset)
+        if self.channels is not None and not 0 < self.channels <= 1:
+            raise ValueError(f"channels is a share between 0 and 1, got {self.channels}")
+        self.support_, self.labels_ = support, labels
+        self._tune(support, labels)
+        self.keys_ = unit_or_zero(support[:, self.channels_])
+        self.weights_ = np.exp(self.gamma_ * self._divergence(self.keys_, labels)).astype(support.dtype)
+
+    def _tune(self, support: np.ndarray, labels: np.ndarray) -> None:
+        """Set channels, weights and sharpness: first the channels at a few betas, then the rest on them."""
+        plan = HoldOut.of(labels).first(MOST_TUNING_ROWS)
+        published = self.preset == "published" or not len(plan.rows)
+        fixed = [PUBLISHED[name] for name in ("similarity_weight", "channels")] if published else [None, None]
+        weights = _one_or(self.similarity_weight, fixed[0], SIMILARITY_WEIGHTS)
+        shares = _one_or(self.channels, fixed[1], CHANNEL_SHARES)
+        best, texts = None, self.scale * self._text_similarity(support, labels, plan)
+        for weight in weights:
+            order = best_first(channel_scores(self.texts_, weight, support, labels))
+            for share in shares:
+                kept = np.sort(order[: max(1, round(share * support.shape[1]))])
+                if len(weights) * len(shares) == 1:
+                    found = Choice(0.0, 0.0, ())
+                else:
+                    found = self._search(kept, texts, support, labels, plan, BETAS[1::3], (PUBLISHED["gamma"],))
+                if best is None or found.right > best[0]:
+                    best = found.right, weight, share, kept
+        assert best is not None
+        _, self.similarity_weight_, self.share_, self.channels_ = best
+        given = {name: getattr(self, name) for name in ("alpha", "beta", "gamma")}
+        if len(plan.rows) and None in given.values():
+            betas = _one_or(self.beta, None, PUBLISHED_BETAS if published else BETAS)
+            gammas = _one_or(self.gamma, None, PUBLISHED_GAMMAS if published else GAMMAS)
+            found = self._search(self.channels_, texts, support, labels, plan, betas, gammas)
+            given = dict(zip(given, (found.weight, *found.parameters), strict=True))
+        self.alpha_, self.beta_, self.gamma_ = (
+            mine if mine is not None else value if value is not None else PUBLISHED[name]
+            for (name, value), mine in zip(given.items(), (self.alpha, self.beta, self.gamma), strict=True)
+        )
+
+    def _search(
+        self,
+        channels: np.ndarray,
+        texts: np.ndarray,
+        support: np.ndarray,
+        labels: np.ndarray,
+        plan: HoldOut,
+        betas: Sequence[float],
+        gammas: Sequence[float],
+    ) -> Choice:
+        keys = unit_or_zero(support[:, channels])
+        divergence = self._divergence(keys, labels, channels)
+        weights = np.exp(np.outer(gammas, divergence)).astype(support.dtype)
+        bounds = PUBLISHED_ALPHAS if self.preset == "published" else (0.0, np.inf)
+        if self.alpha is not None:
+            bounds = (self.alpha, float(np.nextafter(self.alpha, np.inf)))
+
+        def blocks() -> Iterator[tuple[slice, np.ndarray, Iterable[np.ndarray]]]:
+            for rows, caches in held_out_blocks(keys, labels, plan, np.array(betas), weights):
+                yield rows, texts[None, rows], caches
+
+        pairs = [(beta, gamma) for beta in betas for gamma in gammas]
+        return best_mixture(blocks(), plan.held_labels, pairs, bounds)
+
+    def _divergence(self, keys: np.ndarray, labels: np.ndarray, channels: np.ndarray | None = None) -> np.ndarray:
+        """``KL(one-hot label | softmax(F'W'))`` in bits, ``-log2 p_label``: (examples,)."""
+        channels = self.channels_ if channels is None else channels
+        logs = log_softmax(keys @ unit_or_zero(self.texts_[:, channels]).T)
+        return -logs[np.arange(len(labels)), labels] / np.log(2)
+
+    def _chosen(self) -> dict[str, Any]:
+        names = ("alpha", "beta", "gamma", "similarity_weight")
+        return {name: getattr(self, name + "_") for name in names} | {"channels": self.share_}
+
+    def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
+        if self.text_features is None:  # what stands in for the texts knows the examples
+            return super()._held_out(support, labels, plan)
+        scores = self.scale * self._text_similarity(support, labels, plan)
+        for rows, (cache,) in held_out_blocks(self.keys_, labels, plan, np.array([self.beta_]), self.weights_):
+            scores[rows] += self.alpha_ * cache
+        return scores
+
+    def _scores(self, queries: np.ndarray) -> np.ndarray:
+        near = affinity(self.keys_ @ unit_or_zero(queries[:, self.channels_]).T, self.beta_)
+        near *= self.weights_[:, None]
+        cache = class_sums(torch.from_numpy(near), self.labels_, len(self.classes_)).T.numpy()
+        return self.scale * queries @ self.texts_.T + self.alpha_ * cache
+
+
+def _one_or(given: float | None, fixed: float | None, several: Sequence[float]) -> Sequence[float]:
+    """What to try: what was given, else what is fixed, else all there is."""
+    return several if given is None and fixed is None else (given if given is not None else fixed,)  # type: ignore[return-value]

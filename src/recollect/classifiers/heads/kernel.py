@@ -1,0 +1,264 @@
+"""Kernel ridge regression whose leave-one-out predictions cost no refit: exact, and through landmarks for many rows.
+
+Everything is linear in the targets, and the targets of a classifier are two: one-hot labels Y and text similarities
+``Z = F W'``. Their predictions are computed apart, so that the weight of the texts can be chosen afterwards, exactly.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.linalg
+
+from recollect.classifiers.heads.holdout import HoldOut
+from recollect.core.ordering import in_order
+
+ROW_BLOCK = 2048
+"""Rows of a large support handled at a time."""
+
+
+def gaussian(left: np.ndarray, right: np.ndarray, bandwidth: float) -> np.ndarray:
+    """``exp(-bandwidth (1 - cos))`` of unit rows: (left, right)."""
+    distance = left @ right.T - 1
+    distance *= bandwidth
+    return np.exp(distance, out=distance)
+
+
+@dataclass(frozen=True)
+class RidgeTargets:
+    """What a few-shot classifier regresses on, never written out in full: one-hot labels, and text similarities.
+
+    Attributes:
+        support: unit rows (examples, width).
+        labels: (examples,).
+        texts: unit class texts (classes, width).
+    """
+
+    support: np.ndarray
+    labels: np.ndarray
+    texts: np.ndarray
+
+    def one_hot(self, rows: np.ndarray) -> np.ndarray:
+        """Y of some rows (rows, classes)."""
+        found = np.zeros((len(rows), len(self.texts)), dtype=self.support.dtype)
+        found[np.arange(len(rows)), self.labels[rows]] = 1
+        return found
+
+    def similarity(self, rows: np.ndarray) -> np.ndarray:
+        """Z of some rows (rows, classes)."""
+        return self.support[rows] @ self.texts.T
+
+    def under(self, basis: np.ndarray, rows: np.ndarray | slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
+        """``basis' Y`` and ``basis' Z``, each (columns of basis, classes), from the rows given; basis has those."""
+        inside = basis.T @ self.support[rows]
+        return self.sums(basis, rows), inside @ self.texts.T.astype(basis.dtype, copy=False)
+
+    def sums(self, basis: np.ndarray, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """``basis' Y`` (columns of basis, classes)."""
+        sums, labels = np.zeros((len(self.texts), basis.shape[1]), dtype=basis.dtype), self.labels[rows]
+        for start in range(0, len(labels), ROW_BLOCK):
+            mine = labels[start : start + ROW_BLOCK]
+            order = in_order(mine)
+            starts = np.flatnonzero(np.r_[True, np.diff(mine[order]) != 0])
+            sums[mine[order][starts]] += np.add.reduceat(basis[start : start + ROW_BLOCK][order], starts, axis=0)
+        return sums.T
+
+
+Predictions = tuple[np.ndarray, np.ndarray]
+"""Held-out predictions of Y and of Z, each (held, classes)."""
+
+
+def ridge_path(
+    targets: RidgeTargets, plan: HoldOut, bandwidth: float, ridges: np.ndarray, features: np.ndarray | None = None
+) -> Iterator[Predictions]:
+    """Held-out predictions at every ridge, from one eigendecomposition (one for each fold at few shots).
+
+    Args:
+        plan: which rows are held out, and which of the others with them.
+        features: rows Phi (examples, landmarks) with ``Phi Phi' = K`` approximately; None for the kernel itself.
+
+    Yields:
+        For each ridge the predictions of the rows ``plan.rows``.
+    """
+    if plan.one_by_one:
+        yield from _alone(targets, plan.rows, bandwidth, ridges, features)
+        return
+    parts: list[list[Predictions]] = []
+    places = []
+    for learn, choose in plan.folds():
+        parts.append(list(_fold(targets, learn, choose, bandwidth, ridges, features)))
+        places.append(np.searchsorted(plan.rows, choose))
+    order = in_order(np.concatenate(places))
+    for predictions in zip(*parts, strict=True):
+        yield tuple(np.concatenate(each)[order] for each in zip(*predictions, strict=True))
+
+
+def _alone(
+    targets: RidgeTargets, rows: np.ndarray, bandwidth: float, ridges: np.ndarray, features: np.ndarray | None
+) -> Iterator[Predictions]:
+    """With A = K + ridge I: ``y - (A^-1 y)_i / (A^-1)_ii``; in features ``y - (y - prediction) / (1 - leverage)``."""
+    known = targets.one_hot(rows), targets.similarity(rows)
+    if features is None:
+        values, basis = scipy.linalg.eigh(gaussian(targets.support, targets.support, bandwidth), check_finite=False)
+        inside, mine = targets.under(basis), basis[rows]
+    else:
+        values, vectors = scipy.linalg.eigh(features.T @ features, check_finite=False)
+        inside, mine = _turned(vectors, targets.under(features)), features[rows] @ vectors
+    squares = mine**2
+    for ridge in ridges:
+        shrunk = 1 / (np.maximum(values, 0) + ridge)
+        spread = squares @ shrunk
+        over = -spread if features is None else np.maximum(1 - spread, 1e-6)
+        yield tuple(_held_out(mine @ (shrunk[:, None] * each), y, over, features is None)
+                    for y, each in zip(known, inside, strict=True))  # type: ignore[misc]  # fmt: skip
+
+
+def _held_out(solved: np.ndarray, known: np.ndarray, over: np.ndarray, kernel: bool) -> np.ndarray:
+    """What is predicted of held-out rows, in the place of what was solved: at many classes each copy is large."""
+    if not kernel:
+        solved -= known
+    solved /= over[:, None]
+    solved += known
+    return solved
+
+
+def _fold(
+    targets: RidgeTargets,
+    learn: np.ndarray,
+    choose: np.ndarray,
+    bandwidth: float,
+    ridges: np.ndarray,
+    features: np.ndarray | None,
+) -> Iterator[Predictions]:
+    if features is None:
+        support = targets.support
+        values, basis = scipy.linalg.eigh(gaussian(support[learn], support[learn], bandwidth), check_finite=False)
+        inside, mine = targets.under(basis, learn), gaussian(support[choose], support[learn], bandwidth) @ basis
+    else:
+        known = features[learn]
+        values, vectors = scipy.linalg.eigh(known.T @ known, check_finite=False)
+        inside, mine = _turned(vectors, targets.under(known, learn)), features[choose] @ vectors
+    for ridge in ridges:
+        shrunk = (1 / (np.maximum(values, 0) + ridge))[:, None]
+        yield tuple(mine @ (shrunk * each) for each in inside)
+
+
+def _turned(vectors: np.ndarray, sums: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Sums over examples of their features, in the eigenvectors' axes: no example has to be turned."""
+    return vectors.T @ sums[0], vectors.T @ sums[1]
+
+
+class Landmarks:
+    """Features whose products are the Gaussian kernel, nearly: ``phi(x) = k(x, L) k(L, L)^-1/2`` (Nystroem).
+
+    Args:
+        centres: unit rows (landmarks, width).
+    """
+
+    def __init__(self, centres: np.ndarray, bandwidth: float) -> None:
+        self.centres, self.bandwidth = centres, bandwidth
+        values, vectors = scipy.linalg.eigh(gaussian(centres, centres, bandwidth).astype(np.float64))
+        kept = values > 1e-6 * values[-1]  # single precision loses directions weaker than this
+        self.whiten = (vectors[:, kept] / np.sqrt(values[kept])).astype(centres.dtype)
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        """Features (rows, at most landmarks)."""
+        found = np.empty((len(rows), self.whiten.shape[1]), dtype=rows.dtype)
+        for start in range(0, len(rows), ROW_BLOCK):
+            block = slice(start, start + ROW_BLOCK)
+            found[block] = gaussian(rows[block], self.centres, self.bandwidth) @ self.whiten
+        return found
+
+    def normal(self, targets: RidgeTargets) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """``Phi' Phi`` of the examples (landmarks, landmarks), ``Phi' Y`` and ``Phi' Z`` (landmarks, classes), float64.
+
+        Block by block: the features of 160,000 examples in double precision would take gigabytes.
+        """
+        width, classes = self.whiten.shape[1], len(targets.texts)
+        gram, ones, means = (
+            np.zeros((width, width)),
+            np.zeros((width, classes)),
+            np.zeros((width, targets.texts.shape[1])),
+        )
+        for start in range(0, len(targets.labels), ROW_BLOCK):
+            block = slice(start, start + ROW_BLOCK)
+            part = RidgeTargets(targets.support[block], targets.labels[block], targets.texts)
+            features = self(part.support).astype(np.float64)
+            gram += features.T @ features
+            ones += part.sums(features)
+            means += features.T @ part.support
+        return gram, ones, means @ targets.texts.T
+
+
+class ExactRidge:
+    """``A^-1`` of ``A = K + ridge I``, kept, so that examples come and go by bordering in O(N^2).
+
+    Args:
+        support: unit rows (examples, width).
+
+    Attributes:
+        inverse: float64 (examples, examples).
+    """
+
+    def __init__(self, support: np.ndarray, bandwidth: float, ridge: float) -> None:
+        self.support, self.bandwidth, self.ridge = support, bandwidth, ridge
+        kernel = gaussian(support.astype(np.float64), support.astype(np.float64), bandwidth)
+        kernel[np.diag_indices(len(kernel))] += ridge
+        self.inverse = _symmetric_inverse(kernel)
+
+    def kernel(self, queries: np.ndarray) -> np.ndarray:
+        """Kernel of queries and examples (queries, examples)."""
+        return gaussian(queries, self.support, self.bandwidth)
+
+    def append(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Add examples at the end.
+
+        Returns:
+            ``A^-1 k`` of the new rows before (examples, rows), and the inverse of their Schur complement (rows, rows):
+            coefficients C become ``C - A^-1 k t`` and ``t = S^-1 (r - k' C)`` for the new rows' residuals r.
+        """
+        between = self.kernel(rows).astype(np.float64).T
+        corner = gaussian(rows.astype(np.float64), rows.astype(np.float64), self.bandwidth)
+        corner[np.diag_indices(len(rows))] += self.ridge
+        reached = self.inverse @ between
+        schur = _symmetric_inverse(corner - between.T @ reached)
+        side = -reached @ schur
+        grown = np.empty((len(self.inverse) + len(rows),) * 2)
+        old = len(self.inverse)
+        np.matmul(side, -reached.T, out=grown[:old, :old])
+        grown[:old, :old] += self.inverse
+        grown[:old, old:], grown[old:, :old], grown[old:, old:] = side, side.T, schur
+        self.inverse, self.support = grown, np.concatenate([self.support, rows])
+        return reached, schur
+
+    def drop(self, rows: np.ndarray) -> None:
+        """Take examples away."""
+        kept = np.setdiff1d(np.arange(len(self.inverse)), rows)
+        side = self.inverse[np.ix_(kept, rows)]
+        corner = self.inverse[np.ix_(rows, rows)]
+        self.inverse = self.inverse[np.ix_(kept, kept)] - side @ np.linalg.solve(corner, side.T)
+        self.support = self.support[kept]
+
+    def held_out_errors(self, coefficients: np.ndarray, plan: HoldOut) -> np.ndarray:
+        """``residual - prediction`` of held-out examples (held, classes), those of one group absent together.
+
+        Alone it is ``(A^-1 R)_i / (A^-1)_ii``, a block ``((A^-1)_BB)^-1 (A^-1 R)_B``.
+        """
+        if plan.one_by_one:
+            return coefficients[plan.rows] / np.diag(self.inverse)[plan.rows, None]
+        errors = np.empty((len(plan.rows), coefficients.shape[1]))
+        for learn, choose in plan.folds():
+            absent = np.setdiff1d(np.arange(len(self.inverse)), learn)
+            found = np.linalg.solve(self.inverse[np.ix_(absent, absent)], coefficients[absent])
+            errors[np.searchsorted(plan.rows, choose)] = found[np.searchsorted(absent, choose)]
+        return errors
+
+
+def _symmetric_inverse(matrix: np.ndarray) -> np.ndarray:
+    """Inverse of a positive definite matrix by Cholesky; a ridge too small for double precision falls back on LU."""
+    factor, info = scipy.linalg.lapack.dpotrf(matrix, lower=1)
+    if info:
+        return np.linalg.inv(matrix)
+    inverse, _ = scipy.linalg.lapack.dpotri(factor, lower=1, overwrite_c=1)
+    lower = np.tril(inverse, -1)
+    return lower + lower.T + np.diag(np.diag(inverse))

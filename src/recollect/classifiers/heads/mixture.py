@@ -1,0 +1,302 @@
+"""Methods that add one more score to the class texts' and weigh it on the support set: GDA, DMN, zero-shot mix."""
+
+from typing import Any, Literal
+
+import numpy as np
+from sklearn.base import clone
+
+from recollect.classifiers.heads.base import EmbeddingClassifier, class_means, softmax
+from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
+from recollect.classifiers.heads.mixing import Pair, best_weight
+from recollect.classifiers.heads.tip import check_preset
+from recollect.classifiers.heads.voting import SoftmaxVoting
+from recollect.core.ordering import in_order
+from recollect.core.types import TEXT_SCALE
+
+
+class Mixture(EmbeddingClassifier):
+    """``base + weight extra``: a subclass has the two scores, of queries and of held-out examples, and the weight is
+    chosen on the latter, exactly.
+
+    A subclass writes ``_learn_extra(support, labels)``, ``_components(queries)`` and, where it has a closed form,
+    ``_held_out_pair(support, labels, plan)``; and names the parameter of the weight in ``weight_name``.
+    """
+
+    weight_name = "alpha"
+    weight_bounds = (0.0, np.inf)
+    default_weight = 1.0
+    preset = "default"
+    published_weights: tuple[float, ...] = ()
+    """Among which ``published`` chooses the weight: the first of those that are right most often."""
+
+    def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
+        self._learn_extra(support, labels)
+        weight = getattr(self, self.weight_name)
+        plan = HoldOut.of(labels).first(MOST_TUNING_ROWS)
+        if weight is None and len(plan.rows):
+            base, extra = self._held_out_pair(support, labels, plan)
+            weight = self._weigh(base, extra, plan.held_labels)
+        setattr(self, self.weight_name + "_", self.default_weight if weight is None else weight)
+
+    def _weigh(self, base: np.ndarray, extra: np.ndarray, labels: np.ndarray) -> float:
+        if self.preset == "default":
+            return best_weight(base, extra, labels, self.weight_bounds)[0]
+        right = [((base + weight * extra).argmax(axis=1) == labels).mean() for weight in self.published_weights]
+        return self.published_weights[int(np.argmax(right))]
+
+    def _chosen(self) -> dict[str, Any]:
+        return {self.weight_name: getattr(self, self.weight_name + "_")}
+
+    def _learn_extra(self, support: np.ndarray, labels: np.ndarray) -> None:
+        raise NotImplementedError
+
+    def _components(self, queries: np.ndarray) -> Pair:
+        raise NotImplementedError
+
+    def _held_out_pair(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> Pair:
+        pairs = np.empty((2, len(plan.rows), len(self.classes_)), dtype=support.dtype)
+        for learn, choose in plan.folds():
+            fold = self._refitted(support[learn], labels[learn], {self.weight_name: 1.0})
+            pairs[:, np.searchsorted(plan.rows, choose)] = fold._components(support[choose])
+        return pairs[0], pairs[1]
+
+    def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
+        base, extra = self._held_out_pair(support, labels, plan)
+        return base + np.asarray(self._weight(), base.dtype) * extra
+
+    def _weight(self) -> float:
+        return getattr(self, self.weight_name + "_")
+
+    def _scores(self, queries: np.ndarray) -> np.ndarray:
+        base, extra = self._components(queries)
+        return base + np.asarray(self._weight(), base.dtype) * extra
+
+
+NO_SPREAD = 1e-12
+"""A variance within classes that is nothing but rounding: one example of each, or copies of one. In single precision
+unit rows leave about 1e-15, whose inverse would let the discriminant drown the texts."""
+
+
+class GaussianDiscriminant(Mixture):
+    """Gaussian discriminant analysis added to the text scores (Wang et al., 2024, "hard-to-beat baseline").
+
+    ``scale f·W + alpha (f·W_g + b)`` with ``W_g = mu S^-1``, ``b = log 1/C - 1/2 mu S^-1 mu`` and the shrunk precision
+    ``S^-1 = d [(n - 1) Cov + tr(Cov) I]^-1`` of the pooled within-class covariance.
+
+    Leaving one example out changes the scatter by rank one, so that its scores cost no new inverse.
+
+    Args:
+        text_features: class texts W, in the order of ``classes_``.
+        alpha: weight of the discriminant; None chooses it on held-out examples within 1e-4…1e2, exactly.
+        scale: factor of the text scores.
+    """
+
+    weight_bounds = (1e-4, 1e2)
+
+    def __init__(self, text_features: Any = None, alpha: float | None = None, scale: float = TEXT_SCALE) -> None:
+        self.text_features = text_features
+        self.alpha = alpha
+        self.scale = scale
+
+    def _learn_extra(self, support: np.ndarray, labels: np.ndarray) -> None:
+        self.coef_, self.intercept_ = discriminant(support, labels, len(self.classes_))
+
+    def _components(self, queries: np.ndarray) -> Pair:
+        return self.scale * queries @ self.texts_.T, queries @ self.coef_.T + self.intercept_
+
+    def _held_out_pair(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> Pair:
+        if not plan.one_by_one:
+            return super()._held_out_pair(support, labels, plan)
+        base = self.scale * self._text_similarity(support, labels, plan)
+        return base, discriminant_left_out(support, labels, plan).astype(support.dtype)
+
+
+def discriminant(support: np.ndarray, labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """``W_g`` (classes, width) and ``b`` (classes,) of `GaussianDiscriminant`."""
+    count, width = support.shape
+    means = class_means(support, labels, classes).astype(np.float64)
+    centred = support - means[labels]
+    scatter = centred.T @ centred  # (n - 1) Cov
+    trace = np.trace(scatter) / max(count - 1, 1)
+    if trace < NO_SPREAD:  # nothing to measure, so all directions count the same
+        trace = 1.0
+    weights = width * np.linalg.solve(scatter + trace * np.eye(width), means.T).T
+    bias = -np.log(classes) - 0.5 * np.einsum("cd,cd->c", means, weights)
+    return weights.astype(support.dtype), bias.astype(support.dtype)
+
+
+def discriminant_left_out(support: np.ndarray, labels: np.ndarray, plan: HoldOut, block: int = 1024) -> np.ndarray:
+    """Scores ``x·W_g + b`` of examples by the discriminant without them, each alone: float64 (held, classes).
+
+    With the scatter's eigenvectors the precision is diagonal whatever the ridge. Without an example x of class c, at
+    ``delta = x - mu_c`` and ``g = n / (n - 1)``, the scatter is ``S - g delta delta'`` (Sherman and Morrison) and the
+    mean ``(n mu_c - x) / (n - 1)``.
+    """
+    count, width = support.shape
+    counts = np.bincount(labels)
+    means = class_means(support, labels, len(counts)).astype(np.float64)
+    centred = support - means[labels]
+    values, vectors = np.linalg.eigh(centred.T @ centred)
+    values, total = np.maximum(values, 0), float((centred**2).sum())
+    rotated, turned = means @ vectors, support @ vectors
+    found = np.empty((len(plan.rows), len(counts)))
+    for start in range(0, len(plan.rows), block):
+        rows = plan.rows[start : start + block]
+        own, places = labels[rows], np.arange(len(rows))
+        n, x = counts[own], turned[rows].astype(np.float64)
+        delta, factor = x - rotated[own], n / (n - 1)
+        trace = (total - factor * (delta**2).sum(axis=1)) / max(count - 2, 1)
+        spread = 1 / (values[None, :] + np.where(trace < NO_SPREAD, 1.0, trace)[:, None])
+        mine = (n[:, None] * rotated[own] - x) / (n - 1)[:, None]
+        left = 1 / factor - (delta**2 * spread).sum(axis=1)
+        left = np.where(left > 1e-12, left, 1e-12)
+        across = (delta * x * spread).sum(axis=1)
+
+        def quadratic(mean: np.ndarray, other: np.ndarray, spread: np.ndarray = spread) -> np.ndarray:
+            return (other * spread) @ mean.T
+
+        reach = quadratic(rotated, delta)  # h of every class; the own class's mean is another one
+        reach[places, own] = (mine * delta * spread).sum(axis=1)
+        linear = quadratic(rotated, x)
+        linear[places, own] = (mine * x * spread).sum(axis=1)
+        square = spread @ (rotated**2).T
+        square[places, own] = (mine**2 * spread).sum(axis=1)
+        linear += reach * (across / left)[:, None]
+        square += reach**2 / left[:, None]
+        found[start : start + block] = width * (linear - 0.5 * square) - np.log(len(counts))
+    return found
+
+
+class DualMemory(Mixture):
+    """The training-free static memory of DMN added to the text scores (Zhang et al., 2024).
+
+    A class's memory holds its text and its examples. The query reads it, ``norm( sum exp(-beta (1 - f·m)) m )``, and is
+    compared with what it reads: ``softmax(scale f·W) + alpha softmax(scale f·read)``. The published method also keeps a
+    memory of the test images seen so far, and chooses alpha on test labels; here a query is scored by itself.
+
+    Args:
+        text_features: class texts W, in the order of ``classes_``.
+        alpha: weight of the memory; None chooses it on held-out examples, exactly.
+        beta: sharpness of the read.
+        scale: inverse temperature of both distributions, the model's own.
+        preset: ``published`` chooses alpha among the public code's 13 values, 1e-3 to 1e3.
+    """
+
+    published_weights = tuple(np.geomspace(1e-3, 1e3, 13).tolist())
+
+    def __init__(
+        self,
+        text_features: Any = None,
+        alpha: float | None = None,
+        beta: float = 5.5,
+        scale: float = TEXT_SCALE,
+        preset: Literal["default", "published"] = "default",
+    ) -> None:
+        self.text_features = text_features
+        self.alpha = alpha
+        self.beta = beta
+        self.scale = scale
+        self.preset = preset
+
+    def _learn_extra(self, support: np.ndarray, labels: np.ndarray) -> None:
+        check_preset(self.preset)
+        self.support_, self.labels_ = support, labels
+
+    def _components(self, queries: np.ndarray) -> Pair:
+        return softmax(self.scale * queries @ self.texts_.T), softmax(self.scale * self._read(queries))
+
+    def _held_out_pair(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> Pair:
+        if self.text_features is None:  # the texts in the memory are made from the examples
+            return super()._held_out_pair(support, labels, plan)
+        held = support[plan.rows]
+        return softmax(self.scale * held @ self.texts_.T), softmax(self.scale * self._read(held, plan))
+
+    def _read(self, queries: np.ndarray, plan: HoldOut | None = None, block: int = 1024) -> np.ndarray:
+        """Similarity of each query with what it reads from each class; held-out examples do not read what is absent."""
+        block = min(block, max(1, 2**25 // len(self.labels_)))  # of 160,000 examples 128 MiB
+        read = np.empty((len(queries), len(self.classes_)), dtype=queries.dtype)
+        order = in_order(self.labels_)
+        examples = np.split(order, np.cumsum(np.bincount(self.labels_))[:-1])
+        memories = [
+            _as_short(np.concatenate([self.support_[mine], text[None]]))
+            for mine, text in zip(examples, self.texts_, strict=True)
+        ]
+        for start in range(0, len(queries), block):
+            rows = slice(start, start + block)
+            similarity = queries[rows] @ self.support_.T
+            weights = np.exp(self.beta * (similarity - 1))
+            if plan is not None:
+                weights[plan.absent(plan.rows[rows])] = 0
+            of_text = queries[rows] @ self.texts_.T
+            text_weights = np.exp(self.beta * (of_text - 1))
+            for label, (mine, memory) in enumerate(zip(examples, memories, strict=True)):
+                weighed, by_text = weights[:, mine], text_weights[:, label]
+                length = np.linalg.norm(weighed @ memory[:-1] + by_text[:, None] * memory[-1], axis=1)
+                along = (weighed * similarity[:, mine]).sum(axis=1) + by_text * of_text[:, label]
+                read[rows, label] = along / np.maximum(length, 1e-12)
+        return read
+
+    def _logits(self, scores: np.ndarray) -> np.ndarray:
+        return np.log(np.maximum(scores, np.finfo(np.float32).tiny))
+
+
+def _as_short(rows: np.ndarray) -> np.ndarray:
+    """Rows in axes of their own where they are fewer than their entries: sums of them have the same lengths."""
+    if len(rows) >= rows.shape[1]:
+        return rows
+    return np.asarray(np.linalg.qr(rows.T.astype(np.float64), mode="r")).T.astype(rows.dtype)
+
+
+def _shares(estimator: Any, queries: np.ndarray) -> np.ndarray:
+    """Shares of one of our classifiers, probabilities of anybody's."""
+    return getattr(estimator, "shares", estimator.predict_proba)(queries)
+
+
+class ZeroShotMix(Mixture):
+    """Any classifier's probabilities added to zero-shot ones: ``softmax(scale f·W) + weight P`` (LIxP, Table 2).
+
+    Args:
+        estimator: the classifier; it is cloned, not changed.
+        text_features: class texts W, in the order of ``classes_``.
+        weight: of the classifier's probabilities; None chooses it on held-out examples, exactly.
+        scale: inverse temperature of the zero-shot probabilities.
+
+    Attributes:
+        estimator_: the fitted classifier.
+        weight_: what was used.
+    """
+
+    def __init__(
+        self, estimator: Any = None, text_features: Any = None, weight: float | None = 1.0, scale: float = TEXT_SCALE
+    ) -> None:
+        self.estimator = estimator
+        self.text_features = text_features
+        self.weight = weight
+        self.scale = scale
+
+    weight_name = "weight"
+
+    def _learn_extra(self, support: np.ndarray, labels: np.ndarray) -> None:
+        new = SoftmaxVoting() if self.estimator is None else clone(self.estimator)
+        if self._similarity is not None and isinstance(new, SoftmaxVoting):
+            self.estimator_ = new.fit_checked(support, labels, self._similarity)
+        else:
+            self.estimator_ = new.fit(support, labels)
+
+    def _components(self, queries: np.ndarray) -> Pair:
+        return softmax(self.scale * queries @ self.texts_.T), _shares(self.estimator_, queries)
+
+    def _held_out_pair(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> Pair:
+        known = getattr(self.estimator_, "loo_rows_", np.empty(0))
+        if not np.isin(plan.rows, known).all():  # not one of ours
+            return super()._held_out_pair(support, labels, plan)
+        base = softmax(self.scale * self._text_similarity(support, labels, plan))
+        scores = self.estimator_.loo_scores_[np.searchsorted(known, plan.rows)]
+        return base, self.estimator_.shares_of(scores)
+
+    def combine(self, text_similarity: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
+        """Scores from the queries' similarities to the texts and the classifier's probabilities."""
+        return softmax(self.scale * text_similarity) + self.weight_ * probabilities
+
+    def _logits(self, scores: np.ndarray) -> np.ndarray:
+        return np.log(np.maximum(scores, np.finfo(np.float32).tiny))

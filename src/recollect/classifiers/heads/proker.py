@@ -1,0 +1,350 @@
+"""ProKeR: kernel ridge regression on what class texts leave unexplained (Bendou et al., 2025)."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import scipy.linalg
+
+from recollect.classifiers.heads.base import EmbeddingClassifier, as_numpy
+from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut, turns
+from recollect.classifiers.heads.kernel import ROW_BLOCK, ExactRidge, Landmarks, RidgeTargets, ridge_path
+from recollect.classifiers.heads.mixing import best_weight
+from recollect.classifiers.heads.trust import conformal_groups
+from recollect.core.ordering import in_order
+
+PUBLISHED_SHOTS = (1, 2, 4, 8, 16)
+PUBLISHED_BANDWIDTHS = (3.0, 2.6, 1.5, 1.66, 1.7)
+PUBLISHED_RIDGES = (0.05, 0.05, 0.05, 0.07, 0.1)
+"""What the public code fixes for ImageNet at these numbers of shots."""
+
+BANDWIDTHS = tuple(np.geomspace(0.5, 20.0, 8).tolist())
+RIDGES = tuple(np.geomspace(1e-3, 10.0, 10).tolist())
+TEXT_WEIGHTS = (0.0, 100.0)
+"""Where bandwidth, ridge and text weight are sought; the weight exactly, over the whole interval."""
+
+ONE_SHOT_BANDWIDTH, ONE_SHOT_RIDGE = 1.0, 0.3
+"""With one example of each class; the best of nine pairs on three sets, all of which were within 1.5 points."""
+
+CHOICE_ROWS, CHOICE_LANDMARKS = 1200, 1024
+"""A support of more examples is searched through so many landmarks; the solution itself stays exact."""
+
+EXACT_ROWS, LANDMARKS = 4000, 2048
+"""A support of more examples is solved through so many landmarks too: N^3 and N^2 numbers would be too many."""
+
+
+class ProKeR(EmbeddingClassifier):
+    """``s z + w k(x) A^-1 (Y - s Z)``, ``A = K + ridge I``, ``k = exp(-bandwidth (1 - cos))``.
+
+    Text similarities z, weighted by s, are the prior; the examples correct where it errs. Bandwidth, ridge and s are
+    chosen by exact leave-one-out on the support set, so that no example is spent on validation: the ones most often
+    right, among equals those of least squared error, then the larger ridge. With one example of each class none can
+    be held out: bandwidth and ridge are fixed, and s is the weight that the examples support (`trusted_text_weight`).
+
+    The held-out scores follow from one inverse. An example more or less (`extend`, `remove`) updates it in O(N^2).
+    Conformal sets are exact (full conformal prediction) at the bandwidth, ridge and s that were chosen.
+
+    Args:
+        text_features: class texts W, in the order of ``classes_``; without them the examples speak alone (z = 0).
+        bandwidth, ridge, text_weight: kernel width, ridge and s; None chooses them.
+        preset: ``default`` has w = 1; ``published`` s = 1, w = ridge, and the fixed bandwidth and ridge that the public
+            code has for its number of shots (between two numbers, interpolated over log K).
+
+    Attributes:
+        bandwidth_, ridge_, text_weight_, residual_weight_: what was used.
+        support_, labels_: the examples and their class indices.
+        coef_: float64 (examples, classes), ``A^-1 (Y - s Z)``; for landmarks in their place (landmarks, classes).
+    """
+
+    def __init__(
+        self,
+        text_features: Any = None,
+        bandwidth: float | None = None,
+        ridge: float | None = None,
+        text_weight: float | None = None,
+        preset: Literal["default", "published"] = "default",
+    ) -> None:
+        self.text_features = text_features
+        self.bandwidth = bandwidth
+        self.ridge = ridge
+        self.text_weight = text_weight
+        self.preset = preset
+
+    def _texts(self, support: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        if self.text_features is None:
+            return np.zeros((len(self.classes_), support.shape[1]), dtype=support.dtype)
+        return super()._texts(support, labels)
+
+    def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
+        if self.preset not in ("default", "published"):
+            raise ValueError(f"preset must be default or published, got {self.preset!r}")
+        self.support_, self.labels_ = support, labels
+        plan = HoldOut.of(labels)
+        published = self.preset == "published"
+        if published:
+            found = self._fixed(PUBLISHED_BANDWIDTHS, PUBLISHED_RIDGES, 1.0)
+        elif not len(plan.rows):
+            weight = trusted_text_weight(support @ self.texts_.T, labels)
+            found = self._fixed((ONE_SHOT_BANDWIDTH,), (ONE_SHOT_RIDGE,), weight)
+        else:
+            found = self._choose(plan)
+        self.bandwidth_, self.ridge_, self.text_weight_ = found
+        self.residual_weight_ = self.ridge_ if published else 1.0
+        if self.text_features is None:
+            self.text_weight_, self.residual_weight_ = 0.0, 1.0
+        self._solve()
+
+    def _chosen(self) -> dict[str, Any]:
+        texts = {} if self.text_features is None else {"text_weight": self.text_weight_}
+        return {"bandwidth": self.bandwidth_, "ridge": self.ridge_, **texts}
+
+    def _guessed_temperature(self, support: np.ndarray, labels: np.ndarray) -> float:
+        """As in other methods, with stand-ins for the pictures only: what the texts leave to explain is known."""
+        models = [self._refitted(rows, labels) for rows in self._stand_ins(support)]
+        for model in models:
+            if model._ridge is not None:
+                model.coef_ = model._ridge.inverse @ self._residual(np.arange(len(labels)))
+        return self._suited(models, support, labels)
+
+    def _fixed(
+        self, bandwidths: Sequence[float], ridges: Sequence[float], text_weight: float
+    ) -> tuple[float, float, float]:
+        shots = np.log2(len(self.labels_) / len(self.classes_))
+        known = np.log2(PUBLISHED_SHOTS)[: len(bandwidths)]
+        bandwidth, ridge = (float(np.interp(shots, known, each)) for each in (bandwidths, ridges))
+        given = self.bandwidth, self.ridge, self.text_weight
+        return tuple(
+            mine if mine is not None else theirs
+            for mine, theirs in zip(given, (bandwidth, ridge, text_weight), strict=True)
+        )  # type: ignore[return-value]
+
+    def _choose(self, plan: HoldOut) -> tuple[float, float, float]:
+        bandwidths = BANDWIDTHS if self.bandwidth is None else (self.bandwidth,)
+        ridges = np.array(RIDGES if self.ridge is None else (self.ridge,))
+        if None not in (self.bandwidth, self.ridge) and (self.text_weight is not None or self.text_features is None):
+            return self.bandwidth, self.ridge, self.text_weight or 0.0  # type: ignore[return-value]
+        plan = plan.first(MOST_TUNING_ROWS)
+        targets = RidgeTargets(self.support_, self.labels_, self.texts_)
+        own, similarity = plan.held_labels, targets.similarity(plan.rows)
+        best: tuple[tuple[float, ...], tuple[float, float, float]] | None = None
+        for bandwidth in bandwidths:
+            features = None
+            if len(self.labels_) > CHOICE_ROWS:
+                features = Landmarks(self._spread(CHOICE_LANDMARKS), bandwidth)(self.support_)
+            path = ridge_path(targets, plan, bandwidth, ridges, features)
+            for ridge, (labels, texts) in zip(ridges.tolist(), path, strict=True):
+                extra = np.subtract(similarity, texts, out=texts)
+                weight, right = self._weigh(labels, extra, own)
+                if best is not None and right < best[0][0]:
+                    continue
+                extra *= np.asarray(weight, labels.dtype)
+                extra += labels
+                extra[np.arange(len(own)), own] -= 1
+                squares = np.einsum("ij,ij->i", extra, extra)
+                rank = right, -float(squares.mean()) / len(self.classes_), ridge
+                if best is None or rank > best[0]:
+                    best = rank, (bandwidth, ridge, weight)
+        assert best is not None
+        return best[1]
+
+    def _weigh(self, base: np.ndarray, extra: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+        if self.text_weight is None and self.text_features is not None:
+            return best_weight(base, extra, labels, TEXT_WEIGHTS)
+        weight = self.text_weight if self.text_weight is not None and self.text_features is not None else 0.0
+        return weight, float(((base + weight * extra).argmax(axis=1) == labels).mean())
+
+    def _spread(self, count: int) -> np.ndarray:
+        """Landmarks: examples evenly over the classes."""
+        order = np.lexsort((self.labels_, turns(self.labels_)))
+        return self.support_[np.sort(order[:count])]
+
+    def _solve(self) -> None:
+        self._ridge: ExactRidge | None
+        self._landmarks: Landmarks | None
+        if len(self.labels_) > EXACT_ROWS:
+            self._ridge, self._landmarks = None, Landmarks(self._spread(LANDMARKS), self.bandwidth_)
+            gram, ones, similarity = self._landmarks.normal(RidgeTargets(self.support_, self.labels_, self.texts_))
+            gram[np.diag_indices(len(gram))] += self.ridge_
+            self._factor = scipy.linalg.cho_factor(gram, overwrite_a=True)
+            self.coef_ = scipy.linalg.cho_solve(self._factor, ones - self.text_weight_ * similarity)
+        else:
+            self._landmarks, self._ridge = None, ExactRidge(self.support_, self.bandwidth_, self.ridge_)
+            self._regress()
+
+    def _regress(self) -> None:
+        assert self._ridge is not None
+        self.coef_ = self._ridge.inverse @ self._residual(np.arange(len(self.labels_)))
+
+    def _residual(self, rows: np.ndarray) -> np.ndarray:
+        """``Y - s Z`` of some examples."""
+        targets = RidgeTargets(self.support_, self.labels_, self.texts_)
+        return targets.one_hot(rows).astype(np.float64) - self.text_weight_ * targets.similarity(rows)
+
+    def _scores(self, queries: np.ndarray) -> np.ndarray:
+        kernel = self._landmarks(queries) if self._landmarks else self._ridge.kernel(queries)  # type: ignore[union-attr]
+        scores = kernel @ self.coef_.astype(queries.dtype)
+        scores *= self.residual_weight_
+        scores += self.text_weight_ * (queries @ self.texts_.T)
+        return scores
+
+    def expansion(self) -> tuple[np.ndarray, np.ndarray]:
+        """Keys F (keys, width) and values V (keys, classes) of the kernel's part of the scores, ``k(x, F) V``."""
+        if self._landmarks is not None:
+            return self._landmarks.centres, self.residual_weight_ * (self._landmarks.whiten @ self.coef_)
+        assert self._ridge is not None
+        return self._ridge.support, self.residual_weight_ * self.coef_
+
+    def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
+        if self._ridge is not None:
+            return self._without(plan.rows, self._ridge.held_out_errors(self.coef_, plan)).astype(support.dtype)
+        assert self._landmarks is not None
+        scores = np.empty((len(plan.rows), len(self.classes_)), dtype=support.dtype)
+        for start in range(0, len(scores), ROW_BLOCK):  # through landmarks one by one, also at few shots
+            rows = plan.rows[start : start + ROW_BLOCK]
+            features = self._landmarks(support[rows])
+            leverage = (features * scipy.linalg.cho_solve(self._factor, features.T.astype(np.float64)).T).sum(axis=1)
+            errors = self._residual(rows) - features @ self.coef_
+            errors /= np.maximum(1 - leverage, 1e-6)[:, None]
+            scores[start : start + ROW_BLOCK] = self._without(rows, errors)
+        return scores
+
+    def _without(self, rows: np.ndarray, errors: np.ndarray) -> np.ndarray:
+        """Scores of examples from what their residuals are off by when they are held out (examples, classes)."""
+        scores = self._residual(rows)
+        scores -= errors
+        scores *= self.residual_weight_
+        scores += self.text_weight_ * (self.support_[rows] @ self.texts_.T)
+        return scores
+
+    def conformal_p(self, X: Any, alpha: float = 0.1) -> np.ndarray:
+        """The p-value of each class (queries, classes): full conformal prediction, class by class.
+
+        A query joins the support with each label in turn, and its leave-one-out error is compared with those of the
+        class's examples. If the query and the examples of its class are exchangeable, its class is missing from the set
+        with probability at most alpha; that bandwidth, ridge and text weight were chosen on the same examples is
+        ignored. Classes with fewer than ``1 / alpha - 1`` examples, and a support beyond 4,000 examples, are calibrated
+        on held-out examples as in the other methods.
+        """
+        return self._exact_p(self._queries(X)) if self._exact(alpha) else super().conformal_p(X, alpha)
+
+    def _possible(self, queries: np.ndarray, alpha: float) -> np.ndarray:
+        return self._exact_p(queries) > alpha if self._exact(alpha) else super()._possible(queries, alpha)
+
+    def _exact(self, alpha: float) -> bool:
+        counts = np.bincount(self.labels_)
+        return self._ridge is not None and len(np.unique(conformal_groups(counts, alpha))) == len(counts)
+
+    def _exact_p(self, queries: np.ndarray) -> np.ndarray:
+        block = max(1, 2**24 // max(len(self.labels_), len(self.classes_)))
+        parts = [self._full_conformal(queries[start : start + block]) for start in range(0, len(queries), block)]
+        return np.concatenate(parts)
+
+    def _full_conformal(self, queries: np.ndarray) -> np.ndarray:
+        assert self._ridge is not None
+        own, examples = self.labels_, np.arange(len(self.labels_))
+        kernel = self._ridge.kernel(queries).astype(np.float64)
+        reached = kernel @ self._ridge.inverse  # u of each query
+        schur = 1 + self.ridge_ - (kernel * reached).sum(axis=1)  # k(x, x) = 1
+        residual = 1 - self.text_weight_ * (queries @ self.texts_.T).astype(np.float64)
+        error = residual - kernel @ self.coef_  # of the query as a member of each class
+        asked = (1 - self.residual_weight_) * residual + self.residual_weight_ * error
+        target = error / schur[:, None]
+        solved = self.coef_[examples, own] - reached * target[:, own]
+        inverse = np.diag(self._ridge.inverse) + reached**2 / schur[:, None]
+        mine = self._residual(examples)[examples, own]
+        known = (1 - self.residual_weight_) * mine + self.residual_weight_ * solved / inverse
+        worse = (known >= asked[:, own] - 1e-9).astype(np.float64)  # a picture that is in the support ties with itself
+        order = in_order(own)
+        counts = np.bincount(own, minlength=len(self.classes_))
+        sums = np.add.reduceat(worse[:, order], np.cumsum(counts) - counts, axis=1)
+        return (1 + sums) / (counts + 1)
+
+    def extend(self, X: Any, y: Any, text_features: Any = None) -> "ProKeR":
+        """Add examples and keep bandwidth, ridge and text weight: milliseconds where `fit` takes seconds.
+
+        Args:
+            X: embeddings (examples, width), added behind those there are.
+            y: their labels.
+            text_features: class texts anew, needed if ``y`` names a new class and the classifier reads texts.
+
+        Raises:
+            ValueError: rows, labels or texts that do not fit; the classifier stays as it was.
+        """
+        rows, y = self._queries(X), np.asarray(as_numpy(y))
+        if y.shape != (len(rows),):
+            raise ValueError(f"inconsistent numbers: {len(rows)} examples, labels of shape {y.shape}")
+        if (y.dtype.kind in "US") != (self.classes_.dtype.kind in "US"):
+            raise ValueError(f"labels are {y.dtype}, those of the classifier {self.classes_.dtype}")
+        known, before = len(self.classes_), vars(self).copy()
+        names = np.concatenate([self.classes_[self.labels_], y])
+        self.classes_, self.labels_ = np.unique(names, return_inverse=True)
+        self.support_ = np.concatenate([self.support_, rows.astype(self.support_.dtype, copy=False)])
+        if text_features is not None:
+            self.text_features = text_features
+        try:
+            self.texts_ = self._texts(self.support_, self.labels_)
+        except ValueError:
+            self.__dict__.update(before)
+            raise
+        if self._ridge is not None and len(self.labels_) <= EXACT_ROWS:
+            rows = rows.astype(self.support_.dtype, copy=False)
+            between = self._ridge.kernel(rows).astype(np.float64)
+            reached, schur = self._ridge.append(rows)
+            if len(self.classes_) == known and text_features is None:
+                residual = self._residual(np.arange(len(names) - len(y), len(names)))
+                new = schur @ (residual - between @ self.coef_)
+                self.coef_ = np.concatenate([self.coef_ - reached @ new, new])
+            else:  # other targets for all
+                self._regress()
+        else:
+            self._solve()
+        self._measure(self.support_, self.labels_)
+        return self
+
+    def remove(self, rows: Any) -> "ProKeR":
+        """Take examples away (indices into ``support_``), keeping what was chosen; each class must keep one.
+
+        Raises:
+            ValueError: a class would have no example left.
+        """
+        rows = np.unique(np.asarray(rows, dtype=np.int64))
+        if len(rows) and not 0 <= rows[0] <= rows[-1] < len(self.labels_):
+            raise ValueError(
+                f"there are {len(self.labels_)} examples, 0 to {len(self.labels_) - 1}; got {rows[[0, -1]]}"
+            )
+        left = np.setdiff1d(np.arange(len(self.labels_)), rows)
+        counts = np.bincount(self.labels_[left], minlength=len(self.classes_))
+        if counts.min() == 0:
+            raise ValueError(
+                f"class {self.classes_[counts.argmin()]!r} would have no example left; fit again without it"
+            )
+        self.support_, self.labels_ = self.support_[left], self.labels_[left]
+        if self._ridge is not None:
+            self._ridge.drop(rows)
+            self._regress()
+        else:
+            self._solve()
+        self._measure(self.support_, self.labels_)
+        return self
+
+
+def trusted_text_weight(similarity: np.ndarray, labels: np.ndarray) -> float:
+    """How much class texts count where no example can be held out: as far as they agree with the examples.
+
+    Least squares of the one-hot labels on the text similarities, both centred row by row; the slope minus one standard
+    error, and at least 0. The texts have not seen the examples, so this uses no example twice.
+
+    Args:
+        similarity: of the examples to the class texts (examples, classes).
+        labels: (examples,).
+    """
+    texts = (similarity - similarity.mean(axis=1, keepdims=True)).astype(np.float64)
+    classes = texts.shape[1]
+    wanted = np.eye(classes)[labels] - 1 / classes
+    squares = float((texts**2).sum())
+    if not squares:
+        return 0.0
+    slope = float((texts * wanted).sum()) / squares
+    free = max(1, len(labels) * (classes - 1) - 1)
+    error = float(np.sqrt(((wanted - slope * texts) ** 2).sum() / free / squares))
+    return max(0.0, slope - error)

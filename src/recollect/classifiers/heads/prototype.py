@@ -1,0 +1,38 @@
+"""Nearest class mean."""
+
+import numpy as np
+
+from recollect.classifiers.heads.base import EmbeddingClassifier, class_means, left_out_means
+from recollect.classifiers.heads.holdout import HoldOut
+
+
+class PrototypeClassifier(EmbeddingClassifier):
+    """Scores ``f·mu_c`` with the plain mean of each class (Snell et al., 2017; LIxP, Eq. 3).
+
+    The mean is not normalised again, so a scattered class, whose mean is short, scores lower.
+
+    Args:
+        cosine: normalise the means after all.
+
+    Attributes:
+        prototypes_: (classes, width).
+
+    >>> import numpy as np
+    >>> support = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
+    >>> PrototypeClassifier().fit(support, ["cat", "cat", "dog"]).predict([[0.6, 0.8]])
+    array(['dog'], dtype='<U3')
+    """
+
+    def __init__(self, cosine: bool = False) -> None:
+        self.cosine = cosine
+
+    def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
+        means = class_means(support, labels, len(self.classes_))
+        norms = np.linalg.norm(means, axis=1, keepdims=True)
+        self.prototypes_ = means / np.where(norms > 0, norms, 1) if self.cosine else means
+
+    def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
+        return left_out_means(support, labels, plan, self.cosine)
+
+    def _scores(self, queries: np.ndarray) -> np.ndarray:
+        return queries @ self.prototypes_.T

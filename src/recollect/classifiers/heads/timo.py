@@ -1,0 +1,138 @@
+"""TIMO: prompts weighed by the shots, then discriminant analysis with the prompts as samples (Li et al., 2025)."""
+
+from typing import Any, Literal
+
+import numpy as np
+from sklearn.utils.validation import check_array
+
+from recollect.classifiers.heads.base import as_numpy, class_means, softmax, unit_or_zero, unit_rows
+from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut
+from recollect.classifiers.heads.mixing import Pair, best_weight
+from recollect.classifiers.heads.mixture import Mixture, discriminant
+from recollect.classifiers.heads.tip import check_preset
+from recollect.core.ordering import best_first
+
+SHARPNESSES = (1.0, 5.0, 20.0, 50.0, 100.0)
+PROMPT_SHARES = (0.5, 1.0, 2.0)
+"""Where gamma and the number of prompts (as a share of all) are sought on held-out examples."""
+
+
+class Timo(Mixture):
+    """``alpha f·W' + (f·W_g + b)`` with prompts that the examples chose.
+
+    Image-guided text: ``W'_c = norm( sum_p softmax_p(gamma m_cp / |m_c|) T_cp )``, with ``m_cp`` the cosine of a prompt
+    and the normalised class mean. Text-guided image: the prompts of a class, nearest first, each times its m, join its
+    examples (the list a second time after its end), and `GaussianDiscriminant` learns from both.
+
+    Args:
+        text_features: prompts (classes, prompts, width), or one text a class (classes, width).
+        alpha: weight of the texts; None chooses it within 1e-4…1e4, exactly.
+        gamma: sharpness of the prompts' weights; None chooses, on held-out folds.
+        prompts: how many prompts join, as a share of all; None chooses.
+        preset: ``published`` has gamma 50 and all prompts once, and chooses alpha among the powers of ten of its range
+            (the public code has another gamma for two data sets, by their names).
+    """
+
+    weight_bounds = (1e-4, 1e4)
+    published_weights = tuple(10.0**power for power in range(-4, 5))
+    default_weight = 100.0
+
+    def __init__(
+        self,
+        text_features: Any = None,
+        alpha: float | None = None,
+        gamma: float | None = None,
+        prompts: float | None = None,
+        preset: Literal["default", "published"] = "default",
+    ) -> None:
+        self.text_features = text_features
+        self.alpha = alpha
+        self.gamma = gamma
+        self.prompts = prompts
+        self.preset = preset
+
+    def _texts(self, support: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """The prompts (classes, prompts, width)."""
+        if self.text_features is None or np.ndim(self.text_features) == 2:
+            return super()._texts(support, labels)[:, None]
+        given = as_numpy(self.text_features)
+        given = check_array(given, dtype=[np.float32, np.float64], allow_nd=True, input_name="text_features")
+        if given.shape[::2] != (len(self.classes_), support.shape[1]):
+            raise ValueError(
+                f"text_features has shape {given.shape}; the support set needs ({len(self.classes_)}, prompts, "
+                f"{support.shape[1]}): the prompts of each of its classes, in the order of classes_"
+            )
+        rows = unit_rows(given.reshape(-1, given.shape[2]), "text_features")
+        return rows.reshape(given.shape).astype(support.dtype, copy=False)
+
+    def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
+        check_preset(self.preset)
+        plan = HoldOut.of(labels).first(MOST_TUNING_ROWS)
+        self.gamma_, self.prompts_ = self._choose(support, labels, plan)
+        super()._fit(support, labels)
+
+    def _choose(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> tuple[float, float]:
+        gammas = SHARPNESSES if self.gamma is None else (self.gamma,)
+        shares = PROMPT_SHARES if self.prompts is None else (self.prompts,)
+        if not len(plan.rows) or len(gammas) * len(shares) == 1 or self.preset == "published":
+            return (50.0 if self.gamma is None else self.gamma), (1.0 if self.prompts is None else self.prompts)
+        held = np.empty((len(shares), len(plan.rows), len(self.classes_)), dtype=support.dtype)
+        near = np.empty((len(gammas), *held.shape[1:]), dtype=support.dtype)
+        for learn, choose in plan.folds():
+            places, queries = np.searchsorted(plan.rows, choose), support[choose]
+            texts = self._fold_texts(support, labels, learn)
+            for place, share in enumerate(shares):
+                weights, bias = self._guided(texts, support[learn], labels[learn], share)
+                held[place, places] = queries @ weights.T + bias
+            for place, gamma in enumerate(gammas):
+                near[place, places] = queries @ self._weighed(texts, support[learn], labels[learn], gamma).T
+        own, best = plan.held_labels, (-1.0, gammas[0], shares[0])
+        for gamma, extra in zip(gammas, near, strict=True):
+            for share, base in zip(shares, held, strict=True):
+                right = best_weight(base, extra, own, self.weight_bounds)[1]
+                if right > best[0]:
+                    best = right, gamma, share
+        return best[1], best[2]
+
+    def _fold_texts(self, support: np.ndarray, labels: np.ndarray, learn: np.ndarray) -> np.ndarray:
+        return self.texts_ if self.text_features is not None else self._texts(support[learn], labels[learn])
+
+    def _chosen(self) -> dict[str, Any]:
+        return {"alpha": self.alpha_, "gamma": self.gamma_, "prompts": self.prompts_}
+
+    def _held_out_pair(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> Pair:
+        pairs = np.empty((2, len(plan.rows), len(self.classes_)), dtype=support.dtype)
+        for learn, choose in plan.folds():
+            chosen = {"alpha": 1.0, "gamma": self.gamma_, "prompts": self.prompts_}
+            fold = self._refitted(support[learn], labels[learn], chosen)
+            pairs[:, np.searchsorted(plan.rows, choose)] = fold._components(support[choose])
+        return pairs[0], pairs[1]
+
+    def _learn_extra(self, support: np.ndarray, labels: np.ndarray) -> None:
+        self.weighed_ = self._weighed(self.texts_, support, labels, self.gamma_)
+        self.coef_, self.intercept_ = self._guided(self.texts_, support, labels, self.prompts_)
+
+    def _components(self, queries: np.ndarray) -> Pair:
+        return queries @ self.coef_.T + self.intercept_, queries @ self.weighed_.T
+
+    def _matches(self, texts: np.ndarray, support: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """m, how well each prompt fits its class's examples (classes, prompts)."""
+        means = unit_or_zero(class_means(support, labels, len(texts)))
+        return np.einsum("cpd,cd->cp", texts, means)
+
+    def _weighed(self, texts: np.ndarray, support: np.ndarray, labels: np.ndarray, gamma: float) -> np.ndarray:
+        weights = softmax(gamma * unit_or_zero(self._matches(texts, support, labels)))
+        return unit_or_zero(np.einsum("cp,cpd->cd", weights, texts))
+
+    def _guided(
+        self, texts: np.ndarray, support: np.ndarray, labels: np.ndarray, share: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        matches = self._matches(texts, support, labels)
+        order = best_first(matches)
+        count = round(share * texts.shape[1])
+        order = np.concatenate([order, order], axis=1)[:, :count]
+        classes = np.arange(len(texts))[:, None]
+        added = (texts[classes, order] * matches[classes, order][..., None]).reshape(-1, texts.shape[2])
+        own = np.repeat(np.arange(len(texts)), order.shape[1])
+        rows = np.concatenate([support, added.astype(support.dtype)])
+        return discriminant(rows, np.concatenate([labels, own]), len(texts))

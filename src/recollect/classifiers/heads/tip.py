@@ -1,0 +1,359 @@
+"""Tip-Adapter and its relatives without training: class texts plus a cache of examples."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from recollect.classifiers.heads.base import EmbeddingClassifier
+from recollect.classifiers.heads.calibration import log_softmax
+from recollect.classifiers.heads.holdout import MOST_TUNING_ROWS, HoldOut, SupportSimilarity
+from recollect.classifiers.heads.mixing import best_of_intervals, correct_interval
+
+TIP_PRESETS = {"paper": 1.0, "official": 100.0}
+"""Factor of the text scores: 1 as LIxP prints it, 100 as Tip-Adapter's code has it."""
+
+BETA_GRID = np.geomspace(1.0, 50.0, 24)
+"""Sharpness values that cross-validation tries; the weight is exact for each."""
+
+
+TIP_X_SCALE = 2.0
+"""Inverse temperature of TIP-X's zero-shot distributions in the public code."""
+
+
+def one_hot(labels: np.ndarray, classes: int, dtype: Any) -> np.ndarray:
+    """(n, classes) with a one at each row's label."""
+    return np.eye(classes, dtype=dtype)[labels]
+
+
+def affinity(similarity: np.ndarray, beta: float) -> np.ndarray:
+    """``exp(-beta (1 - similarity))``, Tip-Adapter's kernel."""
+    distance = similarity - 1
+    distance *= beta
+    return np.exp(distance, out=distance)
+
+
+class ZeroShotClassifier(EmbeddingClassifier):
+    """Nearest class text; the support set only names the classes.
+
+    Args:
+        text_features: (classes, width), in the order of ``classes_``.
+    """
+
+    def __init__(self, text_features: Any = None) -> None:
+        self.text_features = text_features
+
+    def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
+        pass
+
+    def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
+        return self._text_similarity(support, labels, plan)
+
+    def _scores(self, queries: np.ndarray) -> np.ndarray:
+        return queries @ self.texts_.T
+
+
+class TipAdapter(EmbeddingClassifier):
+    """``s f·W + alpha exp(-beta (1 - f·F)) L`` (Zhang et al., 2022; LIxP, Eq. 4).
+
+    Args:
+        text_features: class texts W, in the order of ``classes_``.
+        alpha: weight of the cache.
+        beta: sharpness of the cache.
+        preset: ``paper`` has s = 1, ``official`` s = 100.
+
+    Raises:
+        ValueError: in ``fit``: an unknown preset.
+    """
+
+    def __init__(
+        self,
+        text_features: Any = None,
+        alpha: float = 1.0,
+        beta: float = 5.5,
+        preset: Literal["paper", "official"] = "paper",
+    ) -> None:
+        self.text_features = text_features
+        self.alpha = alpha
+        self.beta = beta
+        self.preset = preset
+
+    def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
+        if self.preset not in TIP_PRESETS:
+            raise ValueError(f"preset must be one of {', '.join(TIP_PRESETS)}, got {self.preset!r}")
+        self.support_, self.labels_ = support, labels
+        self.alpha_, self.beta_ = self._choose(support, labels)
+
+    def _choose(self, support: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+        return self.alpha, self.beta
+
+    def _scores(self, queries: np.ndarray) -> np.ndarray:
+        near = torch.from_numpy(affinity(self.support_ @ queries.T, self.beta_))
+        cache = class_sums(near, self.labels_, len(self.classes_)).T.numpy()
+        return self.combine(queries @ self.texts_.T, cache)
+
+    def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
+        (cache,) = held_out_sums(support, labels, plan, np.array([self.beta_]), known=self._similarity)
+        return self.combine(self._text_similarity(support, labels, plan), cache)
+
+    def combine(self, text_similarity: np.ndarray, cache: np.ndarray) -> np.ndarray:
+        """Scores from the queries' similarities to the texts and what the cache holds for each class."""
+        return TIP_PRESETS[self.preset] * text_similarity + self.alpha_ * cache
+
+
+class CrossValidatedTipAdapter(TipAdapter):
+    """Tip-Adapter with alpha and beta chosen by cross-validation on the support set (LIxP, section 3.1.2).
+
+    Each example is scored by the others (up to four shots without one example of each class; ``alpha`` and ``beta`` as
+    given at one shot). For each beta of a log grid from 1 to 50 the best alpha is found exactly; the smallest beta wins
+    ties. A class from which an example is absent sums over fewer, so its sum is scaled up to all.
+
+    Attributes:
+        alpha_, beta_: what was chosen.
+    """
+
+    def _choose(self, support: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+        plan = HoldOut.of(labels).first(MOST_TUNING_ROWS)
+        if not len(plan.rows):
+            return self.alpha, self.beta
+        texts = TIP_PRESETS[self.preset] * self._text_similarity(support, labels, plan)
+        sums = held_out_blocks(support, labels, plan, BETA_GRID, known=self._similarity)
+        blocks = ((rows, texts[None, rows], caches) for rows, caches in sums)
+        best = best_mixture(blocks, plan.held_labels, [(beta,) for beta in BETA_GRID.tolist()])
+        return best.weight, best.parameters[0]
+
+
+def class_sums(matrix: torch.Tensor, labels: np.ndarray, classes: int) -> torch.Tensor:
+    """Sums over each class of the rows of ``matrix`` (examples, queries): (classes, queries)."""
+    sums = torch.zeros(classes, matrix.shape[1], dtype=matrix.dtype)
+    return sums.index_add_(0, torch.from_numpy(labels), matrix)
+
+
+def held_out_blocks(
+    support: np.ndarray,
+    labels: np.ndarray,
+    plan: HoldOut,
+    betas: np.ndarray,
+    weights: np.ndarray | None = None,
+    block: int = 64,
+    known: SupportSimilarity | None = None,
+) -> Iterator[tuple[slice, np.ndarray]]:
+    """What Tip-Adapter's cache holds for each class, ``sum exp(-beta (1 - f·F))``, at every beta, without the examples
+    that are absent with a row; scaled to the whole class, so that a weight chosen on it fits the whole support.
+
+    Adding rows class by class is far cheaper than a product with one-hot labels, and a block of queries stays in the
+    processor's cache while all betas read it.
+
+    Args:
+        support, labels: unit rows (examples, width), (examples,); every class has examples.
+        plan: which rows are asked for.
+        weights: of the examples, one or several sets of them (examples,) or (sets, examples).
+        block: rows at a time.
+        known: similarities of the support, where they are known.
+
+    Yields:
+        Places within ``plan.rows``, and their sums (betas x sets, rows, classes), beta by beta.
+    """
+    classes = int(labels.max()) + 1
+    sets = [None] if weights is None else [torch.from_numpy(each)[:, None] for each in np.atleast_2d(weights)]
+    for start in range(0, len(plan.rows), block):
+        rows = plan.rows[start : start + block]
+        between = support @ support[rows].T if known is None else np.ascontiguousarray(known.matrix[rows].T)
+        distance = torch.from_numpy(between) - 1
+        places, absent = plan.absent(rows)
+        distance[torch.from_numpy(absent), torch.from_numpy(places)] = -torch.inf
+        kernel, held = torch.empty_like(distance), []
+        for beta in betas.tolist():
+            torch.mul(distance, beta, out=kernel).exp_()
+            held += [class_sums(kernel if each is None else kernel * each, labels, classes).T for each in sets]
+        yield slice(start, start + block), torch.stack(held).numpy() / plan.kept(rows).astype(support.dtype)
+
+
+def held_out_sums(
+    support: np.ndarray,
+    labels: np.ndarray,
+    plan: HoldOut,
+    betas: np.ndarray,
+    weights: np.ndarray | None = None,
+    known: SupportSimilarity | None = None,
+) -> np.ndarray:
+    """All blocks of `held_out_blocks` together: (betas x sets, held, classes)."""
+    sets = 1 if weights is None else len(np.atleast_2d(weights))
+    # Made at once: small blocks that stay between large ones that go would leave holes of several times their size.
+    together = np.empty((len(betas) * sets, len(plan.rows), int(labels.max()) + 1), dtype=support.dtype)
+    for rows, sums in held_out_blocks(support, labels, plan, betas, weights, known=known):
+        together[:, rows] = sums
+    return together
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best of several mixtures ``base + a extra``, each with its exact weight."""
+
+    right: float
+    weight: float
+    parameters: tuple[float, ...]
+
+
+def best_mixture(
+    blocks: Iterable[tuple[slice | np.ndarray, np.ndarray, Iterable[np.ndarray]]],
+    labels: np.ndarray,
+    parameters: Sequence[tuple[float, ...]],
+    bounds: tuple[float, float] = (0.0, np.inf),
+) -> Choice:
+    """The parameters and weight at which ``base + a extra`` is right most often; the first of equals.
+
+    Only the interval of each row is kept for each choice, never all scores together.
+
+    Args:
+        blocks: places of rows, and for each choice in turn the base (choices or 1, rows, classes) and the extra.
+        labels: (rows,).
+        parameters: what the choices are.
+    """
+    lower, upper = np.empty((2, len(parameters), len(labels)))
+    for rows, bases, extras in blocks:
+        for place, extra in enumerate(extras):
+            base = bases[place % len(bases)]
+            lower[place, rows], upper[place, rows] = correct_interval(base, extra, labels[rows])
+    best = Choice(-1.0, 1.0, parameters[0])
+    for low, high, values in zip(lower, upper, parameters, strict=True):
+        weight, right = best_of_intervals(low, high, bounds)
+        if right > best.right:
+            best = Choice(right, weight, values)
+    return best
+
+
+class TipX(EmbeddingClassifier):
+    """Tip-Adapter plus a cache by how alike the zero-shot distributions are (Udandarao et al., 2023, SuS-X).
+
+    ``scale f·W + alpha exp(-beta (1 - f·F)) L - gamma psi(KL(P_f || P_F)) L`` with ``P = softmax(2 f·W)``: the public
+    code divides by a temperature of 0.5, far flatter than the model's own. The divergences are one matrix product,
+    ``KL = -H(P_f) - P_f·log P_F``. psi maps them linearly onto the range of the cosines; both ranges are those of the
+    support set (of the tested batch in the public code), so that a query is scored by itself.
+
+    Args:
+        text_features: class texts W, in the order of ``classes_``.
+        alpha, beta, gamma: weight and sharpness of Tip-Adapter's cache, weight of the divergence cache; None chooses
+            them on held-out examples, alpha exactly.
+        scale: factor of the text scores, the model's own.
+        preset: ``published`` seeks within the public code's ranges: alpha 0.1-50, beta 1-50, gamma 0.1-30.
+    """
+
+    def __init__(
+        self,
+        text_features: Any = None,
+        alpha: float | None = None,
+        beta: float | None = None,
+        gamma: float | None = None,
+        scale: float = 100.0,
+        preset: Literal["default", "published"] = "default",
+    ) -> None:
+        self.text_features = text_features
+        self.alpha = alpha
+        self.beta = beta
+        self.gamma = gamma
+        self.scale = scale
+        self.preset = preset
+
+    def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
+        self.support_, self.labels_ = support, labels
+        self._logs = log_softmax(TIP_X_SCALE * support @ self.texts_.T)
+        self._class_logs = class_sums(torch.from_numpy(self._logs), labels, len(self.classes_)).numpy()
+        self._cosines, self._divergences = self._ranges(support)
+        self.alpha_, self.beta_, self.gamma_ = self._choose(support, labels)
+
+    def _ranges(self, support: np.ndarray, block: int = 128) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Least and greatest cosine and divergence of two examples, some rows at a time: all pairs of 32,000 examples
+        would take 12 GB."""
+        ends = np.tile([np.inf, -np.inf], (2, 1))
+        for start in range(0, len(support), block):
+            rows = support[start : start + block]
+            own = np.arange(len(rows)), np.arange(start, start + len(rows))
+            for place, matrix in enumerate((rows @ support.T, self._divergence(rows))):
+                matrix[own] = matrix[own[0], own[1] - 1]  # with another one, not with itself
+                ends[place] = min(ends[place, 0], matrix.min()), max(ends[place, 1], matrix.max())
+        (nearest, farthest), (low, high) = ends.tolist()
+        return (nearest, farthest), (low, high)
+
+    def _choose(self, support: np.ndarray, labels: np.ndarray) -> tuple[float, float, float]:
+        check_preset(self.preset)
+        published = self.preset == "published"
+        plan = HoldOut.of(labels).first(MOST_TUNING_ROWS)
+        given = self.alpha, self.beta, self.gamma
+        if not len(plan.rows) or None not in given:
+            return tuple(mine if mine is not None else 1.0 for mine in given)  # type: ignore[return-value]
+        betas = np.geomspace(1.0, 50.0, 8) if self.beta is None else np.array([self.beta])
+        gammas = np.geomspace(0.1, 30.0, 7) if self.gamma is None else np.array([self.gamma])
+        if self.gamma is None and not published:
+            gammas = np.r_[0.0, gammas]
+        bounds = (0.1, 50.0) if published else (0.0, np.inf)
+        if self.alpha is not None:
+            bounds = (self.alpha, np.nextafter(self.alpha, np.inf))
+        texts = self.scale * self._text_similarity(support, labels, plan)
+
+        def blocks() -> Iterator[tuple[slice, np.ndarray, Iterable[np.ndarray]]]:
+            for rows, caches in held_out_blocks(support, labels, plan, betas):
+                far = self._held_out_likeness(support, labels, plan, rows)
+                bases = np.stack([texts[rows] + gamma * far for gamma in gammas]).astype(support.dtype)
+                yield rows, bases, (cache for cache in caches for _ in gammas)
+
+        pairs = [(float(beta), float(gamma)) for beta in betas for gamma in gammas]
+        best = best_mixture(blocks(), plan.held_labels, pairs, bounds)
+        return best.weight if self.alpha is None else self.alpha, *best.parameters  # type: ignore[return-value]
+
+    def _held_out_likeness(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut, rows: slice) -> np.ndarray:
+        asked = plan.rows[rows]
+        if plan.one_by_one:  # what is absent is the row itself, from which it does not diverge
+            sums = self._likeness_sums(support[asked])
+            sums[np.arange(len(asked)), labels[asked]] -= self._psi(0.0)
+        else:
+            likeness = self._psi(self._divergence(support[asked])).astype(support.dtype)
+            likeness[plan.absent(asked)] = 0
+            sums = class_sums(torch.from_numpy(likeness.T.copy()), labels, len(self.classes_)).T.numpy()
+        return sums / plan.kept(asked).astype(support.dtype)
+
+    def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
+        if self.text_features is None:  # what stands in for the texts knows the examples
+            return super()._held_out(support, labels, plan)
+        scores = self.scale * self._text_similarity(support, labels, plan)
+        for rows, (cache,) in held_out_blocks(support, labels, plan, np.array([self.beta_])):
+            far = self._held_out_likeness(support, labels, plan, rows)
+            scores[rows] += self.alpha_ * cache + self.gamma_ * far
+        return scores
+
+    def _chosen(self) -> dict[str, Any]:
+        return {"alpha": self.alpha_, "beta": self.beta_, "gamma": self.gamma_}
+
+    def _likeness_sums(self, queries: np.ndarray) -> np.ndarray:
+        """Sums of ``-psi(KL)`` over each class (queries, classes): KL is linear in ``log P_F``, and psi is linear."""
+        counts = np.bincount(self.labels_)
+        left = log_softmax(TIP_X_SCALE * queries @ self.texts_.T)
+        weights = np.exp(left)
+        divergence = (weights * left).sum(axis=1, keepdims=True) * counts - weights @ self._class_logs.T
+        return self._psi(divergence, counts).astype(queries.dtype)
+
+    def _psi(self, divergence: Any, count: Any = 1) -> Any:
+        """``-psi`` of a divergence, or of the sum of so many."""
+        (low, high), (nearest, farthest) = self._divergences, self._cosines
+        slope = (farthest - nearest) / ((high - low) or 1.0)
+        return -(slope * (divergence - low * count) + nearest * count)
+
+    def _divergence(self, queries: np.ndarray) -> np.ndarray:
+        """``KL(P_f || P_F)`` of queries and examples: float64 (queries, examples)."""
+        left = log_softmax(TIP_X_SCALE * queries @ self.texts_.T)
+        weights = np.exp(left)
+        return (weights * left).sum(axis=1, keepdims=True) - weights @ self._logs.T
+
+    def _scores(self, queries: np.ndarray) -> np.ndarray:
+        near = torch.from_numpy(affinity(self.support_ @ queries.T, self.beta_))
+        cache = class_sums(near, self.labels_, len(self.classes_)).T.numpy()
+        likeness = self._likeness_sums(queries)
+        return self.scale * queries @ self.texts_.T + self.alpha_ * cache + self.gamma_ * likeness
+
+
+def check_preset(preset: str) -> None:
+    """Raise ValueError for a name that is not a preset."""
+    if preset not in ("default", "published"):
+        raise ValueError(f"preset must be default or published, got {preset!r}")

@@ -1,0 +1,182 @@
+"""Transductive classification: a folder of pictures without labels is classified as a whole (TransCLIP, StatA).
+
+These read all tested pictures at once, so that their figures stand apart from those of classifiers that score each
+picture by itself; they are not in the table of few-shot methods.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from recollect.classifiers.heads.base import softmax, unit_or_zero, unit_rows
+from recollect.core.ordering import best_first
+
+_NEIGHBOURS = 3
+SUREST = 8
+ROUNDS, STEPS = 10, 5
+LIKELIHOOD_SCALE = 1 / 50
+"""As published: neighbours in the graph, rows that a class's first mean is made of, rounds of means and variances,
+steps of assignments within each, and what the log-likelihood is divided by (chosen for CLIP's 512 channels)."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What was found of a pool.
+
+    Attributes:
+        probabilities: (pool, classes).
+        means: unit-norm (classes, width).
+        variances: of each channel, (width,) shared, or (classes, width).
+    """
+
+    probabilities: np.ndarray
+    means: np.ndarray
+    variances: np.ndarray
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The likeliest class of each row (pool,)."""
+        return self.probabilities.argmax(axis=1)
+
+
+def trans_clip(
+    pool: np.ndarray,
+    texts: np.ndarray,
+    *,
+    scale: float = 100.0,
+    support: np.ndarray | None = None,
+    labels: np.ndarray | None = None,
+    weight: float = 1.0,
+    rounds: int = ROUNDS,
+) -> Assignment:
+    """TransCLIP (Zanella et al., 2024): a Gaussian mixture with one variance, texts and neighbours as priors.
+
+    ``z_i`` goes as ``y_i^lambda exp(l_i / 50 + sum_j (w_ij + w_ji) z_j / 6)``, with the zero-shot probabilities y, the
+    log-likelihoods l of the mixture and the cosines w to the three nearest rows. It supposes that all classes occur;
+    where few do, `stat_a` is the better one.
+
+    Args:
+        pool: unit rows (pool, width), no labels.
+        texts: unit class texts (classes, width).
+        scale: the model's inverse temperature.
+        support, labels: labelled rows (examples, width), (examples,), of every class; they start the means and enter
+            means and variances with ``weight`` each, and lambda is 0.5 in place of 1.
+        weight: of one labelled row against one of the pool.
+    """
+    pool, texts = _checked(pool, texts)
+    first = softmax(scale * pool @ texts.T)
+    power, anchors = 1.0, None
+    means = _surest_means(pool, first)
+    if support is not None:
+        if labels is None or len(labels) != len(support) or len(np.unique(labels)) != len(texts):
+            raise ValueError(f"labelled rows need one label each, and some of each of the {len(texts)} classes")
+        power, anchors = 0.5, (unit_rows(support.astype(np.float64), "support"), np.eye(len(texts))[labels] * weight)
+        means = unit_or_zero(anchors[1].T @ anchors[0])
+    variances = np.full(pool.shape[1], 1 / pool.shape[1])
+    assigned, graph = first, _graph(pool)
+    for _ in range(rounds):
+        assigned = _assign(pool, first, assigned, means, variances, graph, power)
+        rows, given = pool, assigned
+        if anchors is not None:
+            rows, given = np.concatenate([pool, anchors[0]]), np.concatenate([assigned, anchors[1]])
+        means = unit_or_zero(given.T @ rows)
+        variances = np.maximum(_spread(rows, given, means).sum(axis=0) / given.sum(), 1e-8)
+    return Assignment(assigned, means, variances)
+
+
+def stat_a(
+    pool: np.ndarray, texts: np.ndarray, *, scale: float = 100.0, alpha: float = 1.0, rounds: int = ROUNDS
+) -> Assignment:
+    """StatA (Zanella et al., 2025): as TransCLIP, but each class is anchored to its text the more the fewer it has.
+
+    A class has its own variance, and with ``beta_c = n_c / (n_c + alpha)`` for the n_c rows that are likeliest of it,
+    ``mu_c = norm(beta mean_c + (1 - beta) t_c)`` and ``s_c = beta S_c + (1 - beta)(S_0 + (t_c - mu_c)^2)``, where S_0
+    is the variance of the pool about the texts. So classes that do not occur stay with their texts.
+
+    Args:
+        pool: unit rows (pool, width), no labels.
+        texts: unit class texts (classes, width).
+        scale: the model's inverse temperature.
+        alpha: weight of the anchor in rows; infinite keeps the texts as means.
+    """
+    pool, texts = _checked(pool, texts)
+    first = softmax(scale * pool @ texts.T)
+    ground = np.maximum(_spread(pool, first, texts).sum(axis=0) / len(pool), 1e-8)
+    means, variances = texts, np.broadcast_to(ground, texts.shape)
+    assigned, graph = first, _graph(pool)
+    for _ in range(rounds):
+        assigned = _assign(pool, first, assigned, means, variances, graph, 1.0)
+        counts = np.bincount(assigned.argmax(axis=1), minlength=len(texts))
+        beta = (counts / (counts + alpha))[:, None]
+        sums = assigned.sum(axis=0)[:, None]
+        means = unit_or_zero(beta * (assigned.T @ pool) / np.maximum(sums, 1e-12) + (1 - beta) * texts)
+        own = _spread(pool, assigned, means) / np.maximum(sums, 1e-12)
+        variances = np.maximum(beta * own + (1 - beta) * (ground + (texts - means) ** 2), 1e-8)
+    return Assignment(assigned, means, variances)
+
+
+def _checked(pool: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    if pool.ndim != 2 or texts.ndim != 2 or pool.shape[1] != texts.shape[1]:
+        raise ValueError(f"pool has shape {pool.shape}, texts {texts.shape}: both need rows of one width")
+    if len(pool) <= _NEIGHBOURS:
+        raise ValueError(
+            f"a pool of {len(pool)} rows has no {_NEIGHBOURS} neighbours to each; classify them one by one"
+        )
+    if not (np.isfinite(pool).all() and np.isfinite(texts).all()):
+        raise ValueError("pool or texts: embeddings hold NaN or infinity")
+    return unit_rows(pool.astype(np.float64), "pool"), unit_rows(texts.astype(np.float64), "texts")
+
+
+def _surest_means(pool: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Mean of each class's likeliest rows, weighted by how likely they are."""
+    rows = best_first(first, axis=0)[:SUREST]
+    weights = np.take_along_axis(first, rows, axis=0)
+    return unit_or_zero(np.einsum("kc,kcd->cd", weights, pool[rows]))
+
+
+def _graph(pool: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The nearest other rows of each row, and their cosines, negative ones as 0: (pool, neighbours) each."""
+    rows = torch.from_numpy(pool)
+    places, cosines = np.empty((2, len(pool), _NEIGHBOURS))
+    for start in range(0, len(pool), 512):
+        near = rows[start : start + 512] @ rows.T
+        own = torch.arange(len(near))
+        near[own, start + own] = -torch.inf  # itself, not "the first column": a twin is a neighbour like any other
+        values, found = near.topk(_NEIGHBOURS, dim=1)
+        places[start : start + 512], cosines[start : start + 512] = found.numpy(), values.numpy()
+    return places.astype(np.int64), np.maximum(cosines, 0)
+
+
+def _assign(
+    pool: np.ndarray,
+    first: np.ndarray,
+    assigned: np.ndarray,
+    means: np.ndarray,
+    variances: np.ndarray,
+    graph: tuple[np.ndarray, np.ndarray],
+    power: float,
+) -> np.ndarray:
+    """Some steps of the assignments at fixed means and variances."""
+    places, cosines = graph
+    fixed = power * np.log(np.maximum(first, 1e-30)) + LIKELIHOOD_SCALE * _log_likelihood(pool, means, variances)
+    for _ in range(STEPS):
+        pulled = (cosines[:, :, None] * assigned[places]).sum(axis=1)
+        for neighbour in range(_NEIGHBOURS):  # those that have it for a neighbour pull too
+            np.add.at(pulled, places[:, neighbour], cosines[:, neighbour, None] * assigned)
+        assigned = softmax(fixed + pulled / (2 * _NEIGHBOURS))
+    return assigned
+
+
+def _log_likelihood(pool: np.ndarray, means: np.ndarray, variances: np.ndarray) -> np.ndarray:
+    """Of each row under each class's Gaussian, up to a constant: (pool, classes)."""
+    sharp = np.broadcast_to(1 / variances, means.shape)
+    squares = pool**2 @ sharp.T - 2 * pool @ (means * sharp).T + (means**2 * sharp).sum(axis=1)
+    widths = np.log(sharp).sum(axis=1) if variances.ndim == 2 else 0.0
+    return 0.5 * (widths - squares)
+
+
+def _spread(rows: np.ndarray, weights: np.ndarray, means: np.ndarray) -> np.ndarray:
+    """``sum_i w_ic (x_i - mu_c)^2`` of each class and channel: (classes, width)."""
+    found = weights.T @ rows**2 - 2 * means * (weights.T @ rows) + weights.sum(axis=0)[:, None] * means**2
+    return np.maximum(found, 0)

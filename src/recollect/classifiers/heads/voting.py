@@ -1,0 +1,158 @@
+"""The nearest examples vote for their class (LIxP, appendix B)."""
+
+import numpy as np
+
+from recollect.classifiers.heads.base import EmbeddingClassifier
+from recollect.classifiers.heads.holdout import HoldOut, cosines
+from recollect.core.ordering import best_first
+
+
+def top_similar(similarity: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices and similarities of the ``k`` largest entries of each row, largest first, the first of equals first."""
+    width = similarity.shape[1]
+    if k >= width:
+        part = np.broadcast_to(np.arange(width), similarity.shape)
+    else:
+        # Values are partitioned faster than indices: whatever reaches the k-th largest value is near.
+        border = np.partition(similarity, width - k, axis=1)[:, width - k, None]
+        near = similarity >= border
+        if np.count_nonzero(near) > k * len(near):  # equals at the border: those with lower index go first
+            part = np.sort(best_first(similarity)[:, :k], axis=1)
+        else:
+            part = np.flatnonzero(near).reshape(len(near), k) - width * np.arange(len(near))[:, None]
+    values = np.take_along_axis(similarity, part, axis=1)
+    order = best_first(values)
+    return np.take_along_axis(part, order, axis=1), np.take_along_axis(values, order, axis=1)
+
+
+def counters(weights: np.ndarray, voters: np.ndarray, classes: int) -> np.ndarray:
+    """Sum of the weights that fall to each class: (queries, classes).
+
+    Args:
+        weights: (queries, k), or (k,) if the same for all.
+        voters: class index of each neighbour (queries, k), nearest first.
+    """
+    weights = np.broadcast_to(weights, voters.shape)
+    place = voters + classes * np.arange(len(voters))[:, None]
+    votes = np.bincount(place.ravel(), weights.ravel(), minlength=classes * len(voters))
+    return votes.reshape(len(voters), classes)
+
+
+HELD_BLOCK = 256
+"""Held-out examples at a time."""
+
+SHARED_NEIGHBOURS = 32
+"""Neighbours that votes of different kinds find together: the most that any of them asks for as published."""
+
+
+class _Voting(EmbeddingClassifier):
+    """Scores are the share of votes of each class; ties go to the class met first."""
+
+    k: int
+
+    def _fit(self, support: np.ndarray, labels: np.ndarray) -> None:
+        if self.k < 1:
+            raise ValueError(f"k must be at least 1, got {self.k}")
+        self.support_ = support
+        self.labels_ = labels
+        self.k_ = self._neighbours(labels)
+
+    def _neighbours(self, labels: np.ndarray) -> int:
+        return min(self.k, len(labels))
+
+    def _weights(self, similarity: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+    def _scores(self, queries: np.ndarray) -> np.ndarray:
+        return self.vote(*top_similar(cosines(queries, self.support_), self.k_))
+
+    def vote(self, neighbours: np.ndarray, similarity: np.ndarray) -> np.ndarray:
+        """Shares of the votes, given the ``k_`` nearest examples of each query, nearest first."""
+        voters = self.labels_[neighbours]
+        weights = self._weights(similarity)
+        votes = counters(weights, voters, len(self.classes_))
+        votes *= 1e9 / weights.sum(axis=-1, keepdims=True)
+        # Rounding leaves equal shares unequal; what is equal to nine digits is a tie, and the nearest decides.
+        np.rint(votes, out=votes)
+        # Of several values for one place the last is kept: backwards, that is the first met.
+        k, rows = voters.shape[1], np.arange(len(voters))[:, None]
+        votes[rows, voters[:, ::-1]] += (1 - np.arange(k) / k)[::-1] / 10
+        votes *= 1e-9
+        return votes
+
+    def _held_out(self, support: np.ndarray, labels: np.ndarray, plan: HoldOut) -> np.ndarray:
+        if not plan.one_by_one:
+            return super()._held_out(support, labels, plan)
+        scores = np.empty((len(plan.rows), len(self.classes_)), dtype=np.float64)
+        if self._similarity is not None:
+            most = min(len(support) - 1, max(self.k_, SHARED_NEIGHBOURS))
+            near = self._similarity.nearest(most, top_similar)
+            k = min(self.k_, most)
+            for start in range(0, len(plan.rows), HELD_BLOCK):
+                rows = plan.rows[start : start + HELD_BLOCK]
+                scores[start : start + HELD_BLOCK] = self.vote(near[0][rows, :k], near[1][rows, :k])
+            return scores
+        for start in range(0, len(plan.rows), HELD_BLOCK):
+            rows = plan.rows[start : start + HELD_BLOCK]
+            similarity = cosines(support[rows], support)
+            similarity[plan.absent(rows)] = -np.inf
+            k = min(self.k_, len(support) - 1)
+            scores[start : start + HELD_BLOCK] = self.vote(*top_similar(similarity, k))
+        return scores
+
+    def shares_of(self, scores: np.ndarray) -> np.ndarray:
+        """Votes over their sum (queries, classes)."""
+        return scores / scores.sum(axis=1, keepdims=True)
+
+    def _logits(self, scores: np.ndarray) -> np.ndarray:
+        # As if a tenth of the votes were for no class in particular: a class without votes is unlikely, not impossible.
+        return np.log(scores + 0.1 / scores.shape[1])
+
+
+class PluralityVoting(_Voting):
+    """Each of the nearest examples has one vote; k is capped at the shots of a class (Nakata et al., 2022).
+
+    Args:
+        k: number of neighbours.
+    """
+
+    def __init__(self, k: int = 32) -> None:
+        self.k = k
+
+    def _neighbours(self, labels: np.ndarray) -> int:
+        return min(self.k, int(np.bincount(labels).max()))
+
+    def _weights(self, similarity: np.ndarray) -> np.ndarray:
+        return np.ones(similarity.shape[1])
+
+
+class SoftmaxVoting(_Voting):
+    """A vote weighs ``softmax(f·F / temperature)`` over the k nearest (LIxP, Eq. 10).
+
+    Args:
+        k: number of neighbours.
+        temperature: 0.07 in the literature.
+    """
+
+    def __init__(self, k: int = 32, temperature: float = 0.07) -> None:
+        self.k = k
+        self.temperature = temperature
+
+    def _weights(self, similarity: np.ndarray) -> np.ndarray:
+        return np.exp((similarity - similarity[:, :1]) / self.temperature)
+
+
+class RankVoting(_Voting):
+    """A vote weighs ``1 / (offset + rank)``, rank from 0 (Geirhos et al., 2024).
+
+    Args:
+        k: number of neighbours.
+        offset: 2 in the literature.
+    """
+
+    def __init__(self, k: int = 32, offset: float = 2.0) -> None:
+        self.k = k
+        self.offset = offset
+
+    def _weights(self, similarity: np.ndarray) -> np.ndarray:
+        return 1.0 / (self.offset + np.arange(similarity.shape[1]))

@@ -1,0 +1,114 @@
+"""Predictions to look at: tables for programs and a sheet of pictures for people."""
+
+import base64
+import csv
+import io
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from recollect.classifiers.predictions import NONE_OF_THESE, Classification, Prediction
+from recollect.core.files import write_json, write_text
+from recollect.core.templates import render
+from recollect.data.sources.images import BrokenImageError, decode
+
+SHEET_COLUMNS = (
+    "file", "prediction", "confidence", "runner_up", "unknown", "possible", "nearest_example", "nearest_similarity",
+)  # fmt: skip
+
+
+def save_csv(found: Classification, path: str | Path) -> None:
+    """One line for each image: prediction, confidence, runner-up, classes that cannot be ruled out, nearest example."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(SHEET_COLUMNS)
+    for item in found.predictions:
+        near = item.nearest[0] if item.nearest else None
+        example, similarity = (near.file, f"{near.similarity:.4f}") if near else ("", "")
+        confidence, possible = f"{item.confidence:.4f}", "|".join(item.possible)
+        row = [item.file, item.label, confidence, item.runner_up, item.unknown, possible, example, similarity]
+        writer.writerow([no_formula(value) for value in row])
+    write_text(path, text.getvalue())
+
+
+def no_formula(value: object) -> object:
+    """A cell that no spreadsheet takes for a formula."""
+    text = str(value)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+
+
+def save_json(found: Classification, path: str | Path, about: Mapping[str, Any]) -> None:
+    """The same, with all neighbours, and ``about``: model, method, how far confidence was checked."""
+    predictions = [
+        {
+            **asdict(item),
+            "file": str(item.file),
+            "possible": list(item.possible),
+            "nearest": [{**asdict(near), "file": str(near.file)} for near in item.nearest],
+        }
+        for item in found.predictions
+    ]
+    classes, warnings = list(found.class_names), list(found.warnings)
+    write_json(path, {"format": 1, **about, "classes": classes, "warnings": warnings, "predictions": predictions})
+
+
+def _thumbnail(file: Path, size: int) -> str:
+    """The picture as a small JPEG in a data URL; an empty one where it is gone."""
+    try:
+        picture = decode(file, str(file), needed=size)
+    except BrokenImageError:  # an example of a kept classifier may have moved since
+        return "data:,"
+    picture.thumbnail((size, size))
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=80)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def save_sheet(found: Classification, path: str | Path, summary: str, folder: Path | None = None) -> None:
+    """A page of pictures, the most doubtful first over all classes, each with the examples it is nearest to.
+
+    Args:
+        folder: file names are shown relative to it.
+    """
+    small: Callable[[Path], str] = cache(lambda file: _thumbnail(file, 96))
+    groups = {name: index for index, name in enumerate((NONE_OF_THESE, *found.class_names))}
+    counts = Counter(NONE_OF_THESE if item.unknown else item.label for item in found.predictions)
+
+    def card(item: Prediction) -> dict[str, Any]:
+        return {
+            "file": str(item.file.relative_to(folder))
+            if folder and item.file.is_relative_to(folder)
+            else str(item.file),
+            "picture": _thumbnail(item.file, 256),
+            "group": groups[NONE_OF_THESE if item.unknown else item.label],
+            "label": item.label,
+            "percent": f"{100 * item.confidence:.0f}",
+            "runner_up": item.runner_up,
+            "possible": [name for name in item.possible if name != item.label],
+            "unknown": item.unknown,
+            "nearest": [
+                {"picture": small(near.file), "label": near.label, "similarity": f"{near.similarity:.2f}"}
+                for near in item.nearest
+            ],
+        }
+
+    shown = [
+        {"name": name, "group": group, "count": counts[name]}
+        for name, group in groups.items()
+        if counts[name] or name != NONE_OF_THESE
+    ]
+    cards = [card(item) for item in sorted(found.predictions, key=lambda item: item.doubt)]
+    write_text(
+        path,
+        render(
+            Path(__file__).with_name("sheet.html"),
+            title="Predictions",
+            summary=summary,
+            groups=shown,
+            cards=cards,
+            warnings=found.warnings,
+        ),
+    )

@@ -1,0 +1,116 @@
+"""CasPL's cascade: prompts that bring a small model nearer to a larger one on pictures without labels, then any other
+prompt learner behind them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from recollect.classifiers.heads.trained import Schedule
+from recollect.classifiers.tuning.classifier import TunedClassifier
+from recollect.classifiers.tuning.learners import DEPTH, Learner, Lesson, PromptLearning, PromptSRC, Tokens, _layers
+from recollect.classifiers.tuning.prompts import Prompts, check_family, prompt_tokens
+from recollect.classifiers.tuning.shots import Crops, LabelledPictures, descend, frozen_copy, learned_factor
+from recollect.classifiers.tuning.weights import TEMPLATE
+from recollect.core.types import ImageLike
+from recollect.data.prompts import fill
+from recollect.models.dual import DualEncoder
+from recollect.models.transformers.encoder import TransformersEncoder
+
+
+@dataclass(frozen=True)
+class BoostingPrompts:
+    """CasPL's first phase (Wu et al., 2024): tokens in both towers under which a small model's probabilities match
+    those of a larger one, on all pictures of the domain, without labels.
+
+    The paper gives the plan (KL between the logits, then frozen); its constants are not public, so these are ours: 8
+    tokens in the first 9 blocks, 20 epochs of SGD, the larger model's zero-shot probabilities at its own scale.
+
+    Attributes:
+        tokens, depth: of each tower.
+        learning_rate, batch, epochs: of SGD with momentum 0.9 along a cosine.
+        template: of the class texts.
+        flip: mirror half of the crops.
+        effort: share of the epochs, at least one.
+        seed: of start, crops and order.
+    """
+
+    tokens: int = 8
+    depth: int = DEPTH
+    learning_rate: float = 2.5e-3
+    batch: int = 16
+    epochs: int = 20
+    template: str = TEMPLATE
+    flip: bool = True
+    effort: float = 1.0
+    seed: int = 0
+
+    def fit(
+        self, encoder: DualEncoder, teacher: DualEncoder, pictures: Sequence[ImageLike], names: tuple[str, ...]
+    ) -> Prompts:
+        """Learn from the larger ``teacher`` on ``pictures``, whose labels nobody gives.
+
+        Both see the same crop. The teacher's transform may be another: it is given the crop as a picture.
+        """
+        frozen = frozen_copy(encoder)
+        check_family(frozen, image=True)
+        start = [_layers(frozen, tower, "", self.tokens, self.depth, self.seed) for tower in ("text", "image")]
+        learner = Tokens(*start).to(frozen.device)
+        tokens = prompt_tokens(frozen, [fill(self.template, name) for name in names], self.tokens)
+        lesson = Lesson(frozen, names, learned_factor(encoder), tokens)
+        texts = teacher.embed_texts([fill(self.template, name) for name in names])
+        wanted, crops = learned_factor(teacher), Crops(frozen, pictures, self.flip, self.seed).stream()
+
+        def loss(rows: Tensor) -> Tensor:
+            pixels = crops(rows)
+            shown = teacher.embed_images(_as_bytes(frozen, pixels))
+            targets = F.log_softmax(wanted * shown @ texts.T, dim=1).to(pixels.device)
+            return match_loss(learner, lesson, pixels, targets)
+
+        optimiser = torch.optim.SGD(learner.parameters(), lr=self.learning_rate, momentum=0.9, weight_decay=5e-4)
+        epochs = max(1, round(self.effort * self.epochs)) if self.epochs and self.effort else 0
+        descend("tune caspl: boosting", optimiser, loss, len(pictures), Schedule(epochs, self.batch, 1e-5), self.seed)
+        return learner.prompts().detached()
+
+
+def match_loss(learner: Learner, lesson: Lesson, pixels: Tensor, targets: Tensor) -> Tensor:
+    """Mean over pictures of ``KL(teacher || student)`` between class probabilities; ``targets`` are logarithms."""
+    images, texts = (F.normalize(raw, dim=1) for raw in learner(lesson, pixels))
+    found = F.log_softmax(lesson.scale * images @ texts.T, dim=1)
+    return F.kl_div(found, targets, reduction="batchmean", log_target=True)
+
+
+def _as_bytes(encoder: TransformersEncoder, pixels: Tensor) -> list[ImageLike]:
+    """Crops as pictures again."""
+    transform = encoder.transform
+    mean, std = (torch.tensor(values, device=pixels.device).view(3, 1, 1) for values in (transform.mean, transform.std))
+    rounded = ((pixels.float() * std + mean) * 255).round().clamp(0, 255).byte()
+    return list(rounded.permute(0, 2, 3, 1).cpu().numpy())
+
+
+@dataclass(frozen=True)
+class CascadedPrompts:
+    """CasPL: `BoostingPrompts` on unlabelled pictures, frozen, and another learner's prompts behind them, whose loss is
+    as it was. It reads more pictures than the shots, and a larger model: its figures stand apart from few-shot ones.
+
+    Attributes:
+        boosting: the first phase.
+        learner: the second.
+    """
+
+    boosting: BoostingPrompts = field(default_factory=BoostingPrompts)
+    learner: PromptLearning = field(default_factory=PromptSRC)
+
+    def fit(
+        self,
+        encoder: DualEncoder,
+        shots: LabelledPictures,
+        teacher: DualEncoder,
+        unlabelled: Sequence[ImageLike] | None = None,
+    ) -> TunedClassifier:
+        """Learn both phases; ``unlabelled`` pictures are the shots themselves by default."""
+        pictures = shots.pictures if unlabelled is None else unlabelled
+        before = self.boosting.fit(encoder, teacher, pictures, shots.names)
+        return self.learner.fit(encoder, shots, before=(before,))

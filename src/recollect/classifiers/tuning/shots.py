@@ -1,0 +1,141 @@
+"""What tuning reads: a few labelled pictures, in a new crop each time, and the classes' names."""
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from recollect.classifiers.heads.trained import Schedule, fit_by_gradient
+from recollect.core.errors import UserError
+from recollect.core.progress import progress
+from recollect.core.seeding import derive_seed, seed_default_generators
+from recollect.core.types import TEXT_SCALE, ImageLike
+from recollect.models.dual import DualEncoder
+from recollect.models.transformers.encoder import TransformersEncoder
+
+
+@dataclass(frozen=True)
+class LabelledPictures:
+    """A support set of pictures.
+
+    Attributes:
+        pictures: PIL images or arrays (height, width, 3) of bytes.
+        labels: of each, 0…C - 1 (n,).
+        names: of the C classes.
+    """
+
+    pictures: Sequence[ImageLike]
+    labels: np.ndarray
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.pictures) != len(self.labels):
+            raise ValueError(f"{len(self.pictures)} pictures, but {len(self.labels)} labels")
+        if len(self.names) < 2 or set(np.unique(self.labels).tolist()) != set(range(len(self.names))):
+            raise ValueError(f"labels are 0 to {len(self.names) - 1}, each at least once, of two classes or more")
+        if any(isinstance(picture, np.ndarray) and picture.ndim == 1 for picture in self.pictures):
+            raise UserError("tuning needs pictures, and these are vectors. Take a method that reads embeddings.")
+
+    @property
+    def shots(self) -> int:
+        """Examples of a class, on average, at least one."""
+        return max(1, round(len(self.labels) / len(self.names)))
+
+
+def frozen_copy(encoder: DualEncoder) -> TransformersEncoder:
+    """A copy that tuning may change, with nothing that learns yet.
+
+    Raises:
+        UserError: not a model of transformers.
+    """
+    if not isinstance(encoder, TransformersEncoder):
+        raise UserError("tuning is for CLIP and SigLIP checkpoints of transformers, and this model is another.")
+    twin = copy.deepcopy(encoder).eval()
+    twin.requires_grad_(False)
+    return twin
+
+
+def learned_factor(encoder: DualEncoder) -> float:
+    """The model's own factor of the cosines; CLIP's where it stores none. SigLIP's bias is the same for all classes."""
+    return float(encoder.scale or TEXT_SCALE)
+
+
+@dataclass(frozen=True)
+class Crops:
+    """Random crops of 8 to 100 % of each picture's area, half of them mirrored, as all published recipes have them.
+
+    Attributes:
+        encoder: whose transform they end in.
+        pictures: to draw from.
+        flip: off for letters, signs and maps.
+        seed: of the draws.
+    """
+
+    encoder: DualEncoder
+    pictures: Sequence[ImageLike]
+    flip: bool = True
+    seed: int = 0
+
+    def stream(self) -> Callable[[Tensor], Tensor]:
+        """A function from rows to new crops of them, pixels (rows, 3, size, size) on the encoder's device."""
+        transform = replace(self.encoder.transform, training=True, scale=(0.08, 1.0), flip=self.flip)
+        random = np.random.default_rng(derive_seed("crops", self.seed))
+
+        def crops(rows: Tensor) -> Tensor:
+            pixels = [transform.pixels(self.pictures[row], random) for row in rows.tolist()]
+            return transform.normalise(torch.from_numpy(np.stack(pixels))).to(self.encoder.device, self.encoder.dtype)
+
+        return crops
+
+
+def class_loss(images: Tensor, texts: Tensor, labels: Tensor, scale: float) -> Tensor:
+    """Cross-entropy of the classes at ``scale`` times the cosines of raw embeddings (n, width), (classes, width)."""
+    return F.cross_entropy(scale * F.normalize(images, dim=1) @ F.normalize(texts, dim=1).T, labels)
+
+
+def by_steps(steps: int, count: int, batch: int, warm_up: float | None = None) -> Schedule:
+    """The passes over ``count`` rows that make at least ``steps`` steps; none for no steps."""
+    return Schedule(math.ceil(steps / max(1, math.ceil(count / batch))), batch, warm_up)
+
+
+def descend(
+    what: str,
+    optimiser: torch.optim.Optimizer,
+    loss: Callable[[Tensor], Tensor],
+    count: int,
+    schedule: Schedule,
+    seed: int,
+    after: Callable[[float], None] | None = None,
+) -> None:
+    """Train on shuffled rows along a cosine; the same seed gives the same steps.
+
+    Args:
+        what: for the progress line.
+        loss: of the rows that it is given.
+        count: how many rows there are.
+        after: called after each step with its rate.
+    """
+    steps = schedule.epochs * math.ceil(count / schedule.batch)
+    generator = torch.Generator().manual_seed(derive_seed("tuning", seed) % 2**63)
+    with own_randomness(seed), progress(what, steps, "steps") as counter:
+
+        def done(rate: float) -> None:
+            counter.advance(1)
+            if after is not None:
+                after(rate)
+
+        fit_by_gradient(optimiser, loss, count, generator, schedule, done)
+
+
+@contextmanager
+def own_randomness(seed: int) -> Iterator[None]:
+    """Dropout and such draw from ``seed`` inside, and the caller's draws go on untouched."""
+    with torch.random.fork_rng(devices=[]):
+        seed_default_generators(derive_seed("dropout", seed) % 2**63)
+        yield

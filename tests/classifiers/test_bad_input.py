@@ -1,0 +1,69 @@
+import warnings
+
+import numpy as np
+import pytest
+
+from recollect import classifiers
+
+GOOD = np.eye(4)[[0, 0, 1, 1, 2, 2]]
+LABELS = np.array([0, 0, 1, 1, 2, 2])
+ESTIMATORS = [
+    classifiers.PrototypeClassifier(),
+    classifiers.TipAdapter(),
+    classifiers.SoftmaxVoting(),
+    classifiers.LinearProbe(),
+]
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda estimator: type(estimator).__name__)
+class TestEveryClassifier:
+    def test_refuses_nan(self, estimator):
+        with pytest.raises(ValueError, match="NaN"):
+            estimator.fit(np.where(GOOD == 1, np.nan, GOOD), LABELS)
+        with pytest.raises(ValueError, match="NaN"):
+            estimator.fit(GOOD, LABELS).predict(np.full((1, 4), np.nan))
+
+    def test_refuses_a_row_of_zeros_and_names_it(self, estimator):
+        broken = GOOD.copy()
+        broken[3] = 0
+        with pytest.raises(ValueError, match="support embeddings: row 3 is zero"):
+            estimator.fit(broken, LABELS)
+        with pytest.raises(ValueError, match="query embeddings: row 0 is zero"):
+            estimator.fit(GOOD, LABELS).predict(np.zeros((1, 4)))
+
+    def test_refuses_a_single_class(self, estimator):
+        with pytest.raises(ValueError, match="one class"):
+            estimator.fit(GOOD, np.zeros(6, dtype=int))
+
+    def test_refuses_queries_of_another_width(self, estimator):
+        with pytest.raises(ValueError, match=r"3 features.*expecting 4"):
+            estimator.fit(GOOD, LABELS).predict(np.eye(3))
+
+    def test_refuses_a_different_number_of_labels(self, estimator):
+        with pytest.raises(ValueError, match="inconsistent numbers"):
+            estimator.fit(GOOD, LABELS[:-1])
+
+    def test_normalises_what_is_not_unit_norm_and_says_so_once(self, estimator):
+        with pytest.warns(UserWarning, match="not unit-norm") as caught:
+            estimator.fit(GOOD * 3, LABELS)
+        assert len(caught) == 1
+        loud = estimator.scores(GOOD)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            np.testing.assert_allclose(estimator.fit(GOOD, LABELS).scores(GOOD), loud, atol=1e-6)
+
+
+@pytest.mark.parametrize("texts", [np.eye(4), np.eye(3), np.eye(4)[:2]])
+def test_class_texts_that_do_not_fit_are_named_with_both_shapes(texts):
+    with pytest.raises(ValueError, match=r"text_features has shape .*; the support set needs \(3, 4\)"):
+        classifiers.TipAdapter(text_features=texts).fit(GOOD, LABELS)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_an_unknown_preset_and_an_impossible_k_are_refused():
+    with pytest.raises(ValueError, match="preset must be one of paper, official"):
+        classifiers.TipAdapter(preset="best").fit(GOOD, LABELS)
+    with pytest.raises(ValueError, match="k must be at least 1"):
+        classifiers.RankVoting(k=0).fit(GOOD, LABELS)
+    with pytest.raises(ValueError, match="share between 0 and 1"):
+        classifiers.ApeClassifier(channels=0).fit(GOOD, LABELS)

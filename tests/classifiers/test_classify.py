@@ -1,0 +1,530 @@
+import csv
+import json
+import multiprocessing
+import os
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import guide_world
+from colours import COLOURS, ColourEncoder, paint, shade
+from recollect.classifiers import Timo, classifier
+from recollect.classifiers.choosing import by_names, settings_of
+from recollect.classifiers.classifier import Classifier
+from recollect.classifiers.folder import CLASSIFIER_FILE, _canonical, _digest
+from recollect.classifiers.heads.trust import TOO_FEW
+from recollect.classifiers.naming import name_pictures
+from recollect.classifiers.pictures import find_examples, find_images, read_names
+from recollect.classifiers.predictions import classify
+from recollect.classifiers.sheet import save_csv, save_json, save_sheet
+from recollect.classifiers.teaching import class_prompts_of
+from recollect.classifiers.texts import prompt_ensemble
+from recollect.cli.classify_run import _sentence
+from recollect.core.errors import UserError
+from recollect.data.sources.images import decode
+from recollect.models import load_model
+
+
+@pytest.fixture
+def folders(tmp_path):
+    for number, (name, colour) in enumerate(COLOURS.items()):
+        for example in range(5):
+            paint(tmp_path / "support" / name / f"{example}.png", colour, 10 * number + example)
+        for image in range(4):
+            paint(tmp_path / "new" / f"{name}-{image}.png", colour, 100 + 10 * number + image)
+    return tmp_path
+
+
+def teach(folders, **options):
+    return Classifier.teach(ColourEncoder(), find_examples(folders / "support"), **options)
+
+
+def run(folders, **options):
+    return classify(teach(folders, **options), ColourEncoder(), find_images(folders / "new"))
+
+
+@pytest.mark.parametrize("method", ["best", "zero-shot", "prototype", "tip-adapter-cv", "proker"])
+def test_images_get_the_class_of_the_examples_they_look_like(folders, method):
+    found = run(folders, method=method)
+    assert found.class_names == ("blue", "green", "red")
+    assert len(found.predictions) == 12
+    for item in found.predictions:
+        assert item.file.name.startswith(item.label)
+        assert item.nearest[0].label == item.label
+        assert item.nearest[0].similarity >= item.nearest[1].similarity >= item.nearest[2].similarity
+        assert 1 / 3 <= item.confidence < 1
+        assert item.runner_up != item.label
+        assert item.label in item.possible
+
+
+def test_timo_weighs_the_texts_of_a_class_each_by_itself(folders):
+    texts = {name: [f"a photo of {name}", f"a {name} thing", "a red and green thing"] for name in COLOURS}
+    taught = teach(folders, names=texts, method="timo")
+    pictures = find_images(folders / "new")
+    rows = ColourEncoder().embed_images([decode(file, file.name) for file in pictures]).numpy()
+    prompts = np.stack([ColourEncoder().embed_texts(texts[name]).numpy() for name in taught.classes])
+    wanted = Timo(prompts).fit(taught.support.features, taught.support.labels).predict_proba(rows)
+    np.testing.assert_allclose(taught.predict_proba(rows), wanted, rtol=1e-6)
+    of_means = Timo(taught.texts).fit(taught.support.features, taught.support.labels).predict_proba(rows)
+    assert np.abs(wanted - of_means).max() > 1e-3
+    opened = Classifier.load(taught.save(folders / "kept"))
+    asked_later = teach(folders, names=texts).with_method("timo", ColourEncoder())
+    more = teach(folders, method="timo").add(ColourEncoder(), names=texts)
+    for other in (opened, asked_later, more):
+        assert np.array_equal(other.predict_proba(rows), taught.predict_proba(rows))
+
+
+def test_examples_are_folders_or_files_in_any_usual_form(folders):
+    wanted = teach(folders)
+    red, green, blue = (folders / "support" / name for name in ("red", "green", "blue"))
+    for given in (
+        str(folders / "support"),
+        folders / "support",
+        {"red": str(red), "green": green, "blue": [str(file) for file in sorted(blue.iterdir())]},
+    ):
+        taught = Classifier.teach(ColourEncoder(), given)
+        assert sorted(taught.support.files) == sorted(wanted.support.files)
+    assert repr(wanted) == "Classifier(3 classes: blue, green, red; 15 examples; proker)"
+    with pytest.raises(UserError, match="NaN"):
+        wanted.predict(np.full((1, 3), np.nan))
+
+
+def test_examples_may_be_pictures_in_memory(folders):
+    wanted = teach(folders)
+    pictures = {
+        name: [Image.open(file).convert("RGB") for file in sorted((folders / "support" / name).iterdir())]
+        for name in COLOURS
+    }
+    arrays = {name: np.stack([np.asarray(each) for each in those]) for name, those in pictures.items()}
+    pairs = [(each, name) for name, those in pictures.items() for each in those]
+    rows = ColourEncoder().embed_images(pictures["red"]).numpy()
+    for given in (pictures, arrays, pairs, {name: iter(those) for name, those in pictures.items()}):
+        taught = Classifier.teach(ColourEncoder(), given)
+        assert sorted(taught.support.digests) == sorted(wanted.support.digests)
+        np.testing.assert_allclose(taught.predict_proba(rows), wanted.predict_proba(rows), atol=1e-6)
+    assert [file for file in taught.support.files if "red" in file] == [f"picture {n} of red" for n in range(1, 6)]
+    opened = Classifier.load(taught.save(folders / "kept"))
+    more = opened.add(ColourEncoder(), {"red": [pictures["red"][0], shade(COLOURS["red"], 500)]})
+    assert len(more.support) == 16, "the same pixels are the same picture"
+    with pytest.raises(UserError, match=r"None is no picture"):
+        Classifier.teach(ColourEncoder(), {"red": [None], "blue": pictures["blue"]})
+
+
+@pytest.mark.parametrize(
+    ("examples", "names", "message"),
+    [
+        ((), "cat", r"names 'cat': one text\. Give several, as in \['cat', 'dog'\]"),
+        ((), ["cat", 7], r"names: 7 is no text"),
+        ((), ["cat", "dog", "cat"], "'cat' is given twice"),
+        ((), ["cat", " "], "a class needs a name"),
+        ((), {"cat": [3], "dog": ()}, "names: 3 is no text"),
+        ({0: ["a.png"], 1: ["b.png"]}, (), r"examples: 0 is no text.*str\(0\)"),
+        ([("a.png", True)], (), "examples: True is no text"),
+        ({"": ["a.png"], "dog": ["b.png"]}, (), "examples: a class needs a name"),
+        ({"cat": [], "dog": ["b.png"]}, (), r"examples of 'cat': none\. Give some, or its name alone in names"),
+    ],
+)
+def test_what_is_no_name_of_a_class_is_said_before_the_work(examples, names, message, unchecked):
+    with pytest.raises(UserError, match=message):
+        Classifier.teach(ColourEncoder(), examples, names)
+
+
+def test_one_text_of_a_class_is_no_text_a_letter(folders):
+    taught = Classifier.teach(ColourEncoder(), names={"red": "a red thing", "blue": ("a blue thing",)})
+    assert taught.class_texts == {"red": ("a red thing",), "blue": ("a blue thing",)}
+
+
+def test_the_same_picture_in_two_classes_is_reported(folders):
+    for number in range(12):
+        copied = folders / f"support/green/twin{number}.png"
+        paint(copied, (0, 0, 0), number) if number else copied.write_bytes((folders / "support/red/0.png").read_bytes())
+        (folders / f"support/red/other{number}.png").write_bytes(copied.read_bytes())
+    said = [text for text in run(folders).warnings if " two classes" in text]
+    assert any("the same picture in two classes" in text and "twin0.png" in text for text in said)
+    assert "green" in said[0]
+    assert "red/" in said[0]
+    assert len(said) == 9, "a class that was copied into another is no hundred lines"
+    assert "further pairs" in said[-1]
+
+
+def test_copies_within_a_class_and_few_examples_are_reported(folders):
+    (folders / "support/red/copy.png").write_bytes((folders / "support/red/0.png").read_bytes())
+    for example in (2, 3, 4):
+        (folders / f"support/blue/{example}.png").unlink()
+    paint(folders / "support/Red/0.png", COLOURS["red"], 7)
+    warnings = run(folders).warnings
+    assert "Red and red are two classes: if they are one, give them one name and teach anew" in warnings
+    assert any("1 examples are exact copies" in text for text in warnings)
+    assert any("fewer than 4 examples" in text and "blue (2)" in text for text in warnings)
+
+
+def test_an_image_unlike_every_example_is_none_of_these(folders):
+    paint(folders / "new/yellow.png", (230, 230, 10), 7, spread=0)
+    found = run(folders)
+    flagged = {item.file.name for item in found.predictions if item.unknown}
+    assert "yellow.png" in flagged
+    assert len(flagged) <= 2
+    assert any("none of the classes" in text for text in found.warnings)
+
+
+def test_broken_files_are_left_out_and_named(folders):
+    (folders / "support/red/broken.png").write_bytes(b"no picture")
+    (folders / "new/cut.png").write_bytes((folders / "new/red-0.png").read_bytes()[:80])
+    found = run(folders)
+    assert len(found.predictions) == 12
+    assert any(text.startswith("left out:") and "broken.png" in text for text in found.warnings)
+    assert any(text.startswith("not classified:") and "cut.png" in text for text in found.warnings)
+
+
+def test_a_class_without_a_readable_example_is_an_error(folders):
+    for example in range(5):
+        (folders / f"support/blue/{example}.png").write_bytes(b"no picture")
+    with pytest.raises(UserError, match="no example of blue can be read"):
+        run(folders)
+
+
+def test_folders_that_cannot_be_meant_are_errors(folders, tmp_path):
+    with pytest.raises(UserError, match="no such folder"):
+        find_examples(tmp_path / "absent")
+    with pytest.raises(UserError, match="no image files"):
+        (tmp_path / "empty").mkdir()
+        find_images(tmp_path / "empty")
+    with pytest.raises(UserError, match="0 sub-folders"):
+        find_examples(folders / "new")
+
+
+def test_examples_from_a_table_are_those_of_the_folders(folders):
+    rows = [f"support/{file.parent.name}/{file.name},{name}" for file, name in find_examples(folders / "support")]
+    (folders / "table.csv").write_text("\ufefffile,label\n" + "\n".join(rows), encoding="utf-8")
+    table = Classifier.teach(ColourEncoder(), find_examples(folders / "table.csv"))
+    np.testing.assert_array_equal(table.support.features, teach(folders).support.features)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("picture,label\na.png,cat", "needs a column of files"),
+        ("file,label\n", "no rows"),
+        ("file,label\na.png,", "line 2: no class"),
+        ("file,label\na.png,cat", "1 class;"),
+    ],
+)
+def test_tables_that_cannot_be_meant_are_errors(tmp_path, text, message):
+    (tmp_path / "table.csv").write_text(text)
+    with pytest.raises(UserError, match=message):
+        find_examples(tmp_path / "table.csv")
+
+
+def test_names_alone_are_enough_and_say_what_they_lack(folders):
+    taught = Classifier.teach(ColourEncoder(), names=("red", "green", "blue"))
+    assert (taught.method, taught.calibrated) == ("zero-shot", False)
+    found = classify(taught, ColourEncoder(), find_images(folders / "new"))
+    assert all(item.file.name.startswith(item.label) for item in found.predictions)
+    assert any("names alone" in text for text in found.warnings)
+    with pytest.raises(UserError):
+        taught.predict_set(np.eye(3, dtype=np.float32))
+
+
+def test_names_are_read_from_words_lines_and_json(tmp_path):
+    (tmp_path / "names.txt").write_text("cat\n\npolka dot\n")
+    (tmp_path / "names.json").write_text(json.dumps({"cat": ["a tabby"], "dog": []}))
+    assert read_names(("cat", "polka dot")) == read_names((str(tmp_path / "names.txt"),))
+    assert read_names((str(tmp_path / "names.json"),)) == {"cat": ("a tabby",), "dog": ()}
+    for words in (("cat", "cat"), ("",), (str(tmp_path / "none.txt"),)):
+        with pytest.raises(UserError):
+            read_names(words)
+
+
+def test_a_kept_classifier_says_what_it_said(folders):
+    taught = teach(folders)
+    taught.save(folders / "kept")
+    opened = Classifier.load(folders / "kept")
+    queries = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
+    queries /= np.linalg.norm(queries, axis=1, keepdims=True)
+    np.testing.assert_array_equal(opened.predict_proba(queries), taught.predict_proba(queries))
+    np.testing.assert_array_equal(opened.predict_set(queries), taught.predict_set(queries))
+    np.testing.assert_array_equal(opened.is_unknown(queries), taught.is_unknown(queries))
+    none = queries[:0]
+    assert opened.predict_proba(none).shape == opened.predict_set(none).shape == (0, 3)
+    assert len(opened.predict(none)) == len(opened.is_unknown(none)) == 0
+    record = json.loads((folders / "kept" / CLASSIFIER_FILE).read_text())
+    assert record["held_out"]["accuracy"] == taught.calibration["accuracy"]
+    assert [each["name"] for each in record["classes"]] == ["blue", "green", "red"]
+    assert not list((folders / "kept").glob("*.pkl"))
+
+
+def test_a_classifier_reads_pictures_and_files_as_it_reads_their_embeddings(folders, monkeypatch):
+    taught = teach(folders)
+    files = find_images(folders / "new")
+    pictures = [decode(file, file.name) for file in files]
+    vectors = ColourEncoder().embed_images(pictures).numpy()
+    wanted = taught.predict_proba(vectors)
+    np.testing.assert_allclose(taught.predict_proba(pictures), wanted, atol=1e-6)
+    kept = taught.save(folders / "kept")
+    opened, asked = Classifier.load(kept), []
+    monkeypatch.setattr(classifier, "load_model", lambda name: asked.append(name) or ColourEncoder())
+    np.testing.assert_allclose(opened.predict_proba(pictures), wanted, atol=1e-6)
+    assert opened.predict(pictures).tolist() == taught.predict(vectors).tolist()
+    assert len(asked) == 1, "the model is opened once"
+
+
+def test_adding_examples_and_classes_equals_teaching_them_all(folders):
+    paint(folders / "more/yellow/0.png", (220, 220, 10), 7)
+    paint(folders / "more/yellow/1.png", (220, 220, 10), 8)
+    paint(folders / "more/red/new.png", COLOURS["red"], 9)
+    first = teach(folders)
+    first.save(folders / "kept")
+
+    class OnlyNew(ColourEncoder):
+        def embed_images(self, images):
+            assert len(images) <= 3, "what is known already is not embedded again"
+            return super().embed_images(images)
+
+    grown = Classifier.load(folders / "kept").add(OnlyNew(), find_examples(folders / "more"))
+    both = find_examples(folders / "support") + find_examples(folders / "more")
+    whole = Classifier.teach(ColourEncoder(), both)
+    assert grown.classes == whole.classes == ("blue", "green", "red", "yellow")
+    assert len(grown.support) == 18
+    queries = np.eye(3, dtype=np.float32)
+    np.testing.assert_allclose(grown.predict_proba(queries), whole.predict_proba(queries), atol=1e-5)
+    again = grown.add(ColourEncoder(), find_examples(folders / "more"))
+    assert len(again.support) == 18
+    record = json.loads((folders / "kept" / CLASSIFIER_FILE).read_text())
+    del record["digests"], record["digest"]
+    for each in record["examples"]:
+        each["digest"] = f"of an earlier edition: {each['digest'][::-1]}"
+    record["digest"] = _digest(_canonical(record))
+    (folders / "kept" / CLASSIFIER_FILE).write_text(json.dumps(record))
+    older = Classifier.load(folders / "kept")
+    (folders / "more/blue").mkdir()
+    (folders / "support/red/0.png").rename(folders / "more/blue/was red.png")  # of another class it is another example
+    grown = older.add(ColourEncoder(), find_examples(folders / "support") + find_examples(folders / "more"))
+    assert len(older.support) == 15
+    assert len(grown.support) == 19, "those of an earlier edition are known again by their embeddings"
+    grown.save(folders / "grown")
+    kept = Classifier.load(folders / "grown")
+    assert len(kept.add(ColourEncoder(), find_examples(folders / "support")).support) == 19
+    assert sum(digest.startswith("?") for digest in kept.support.digests) == 1, (
+        "the others are known by their pixels now"
+    )
+
+
+def test_examples_make_names_a_better_classifier_one_class_at_a_time(folders):
+    names = Classifier.teach(ColourEncoder(), names=("red", "green", "blue"))
+    some = names.add(ColourEncoder(), {"red": sorted((folders / "support/red").iterdir())})
+    assert some.method == "zero-shot"
+    assert some.without_examples == ("blue", "green")
+    assert not some.is_unknown(ColourEncoder().embed_images([shade(COLOURS["green"], 5)])).any(), "a green one"
+    assert some.unknown_rule.rejected is None
+    rest = {name: sorted((folders / "support" / name).iterdir()) for name in ("blue", "green")}
+    assert some.add(ColourEncoder(), rest).calibrated
+
+
+def test_saving_refuses_what_it_would_destroy_and_replaces_whole(folders):
+    taught = teach(folders)
+    taught.save(folders / "kept")
+    with pytest.raises(UserError, match="already exists"):
+        taught.save(folders / "kept")
+    with pytest.raises(UserError, match="already exists"):
+        taught.save(folders / "support", replace=True)
+    taught.with_method("prototype").save(folders / "kept", replace=True)
+    assert Classifier.load(folders / "kept").method == "prototype"
+    assert len(list((folders / "kept").glob("numbers-*"))) == 1
+
+
+def test_nine_examples_are_too_few_to_tell_anywhere(folders):
+    few = [pair for pair in find_examples(folders / "support") if pair[0].stem < "3"]
+    taught = Classifier.teach(ColourEncoder(), few)
+    assert taught.calibration == {"examples": 9}
+    with pytest.raises(UserError):
+        taught.predict_set(taught.support.features)
+    found = classify(taught, ColourEncoder(), find_images(folders / "new"))
+    assert all(item.possible == () for item in found.predictions)
+    save_sheet(found, folders / "sheet.html", "summary")
+    card = (taught.save(folders / "kept") / "README.md").read_text(encoding="utf-8")
+    for told in (card, _sentence(taught), *[text for text in found.warnings if TOO_FEW in text][:1]):
+        assert TOO_FEW in told
+        assert "100.0 %" not in told
+    assert "cannot be ruled out" not in (folders / "sheet.html").read_text(encoding="utf-8")
+    assert TOO_FEW in (folders / "sheet.html").read_text(encoding="utf-8")
+    enough = taught.add(ColourEncoder(), {"red": [folders / "support" / "red" / "4.png"]})
+    assert enough.calibration["accuracy"] == 1.0
+    assert TOO_FEW not in _sentence(enough)
+
+
+def test_a_card_says_what_the_classifier_is(folders):
+    taught = teach(folders)
+    card = (taught.save(folders / "kept") / "README.md").read_text(encoding="utf-8")
+    assert "# A classifier of 3 classes" in card
+    assert f"**Method**: {taught.method}" in card
+    assert f"{100 * taught.calibration['accuracy']:.1f} % of {taught.calibration['examples']} held-out examples" in card
+    for name, count in zip(taught.classes, np.bincount(taught.support.labels), strict=True):
+        assert f"| {name} | {count} |" in card
+    hostile = Classifier.teach(ColourEncoder(), names={"a|b": (), "`c`\n": ()})
+    card = (hostile.save(folders / "hostile") / "README.md").read_text(encoding="utf-8")
+    assert "| a/b | 0 |" in card
+    assert "| 'c' | 0 |" in card
+    assert "not calibrated" in card
+
+
+def test_a_flipped_bit_anywhere_is_found(folders):
+    teach(folders).save(folders / "kept")
+    random, survived = np.random.default_rng(0), 0
+    for file in sorted(file for file in (folders / "kept").iterdir() if file.suffix != ".md"):  # nothing reads the card
+        whole = file.read_bytes()
+        for place in random.integers(0, len(whole), 25).tolist():
+            damaged = bytearray(whole)
+            damaged[place] ^= 1 << int(random.integers(8))
+            file.write_bytes(damaged)
+            with suppress(UserError):  # a space of the JSON's layout may change; what is said may not
+                opened = Classifier.load(folders / "kept")
+                assert opened.predict(np.eye(3, dtype=np.float32)).tolist() == ["red", "green", "blue"]
+                survived += 1
+        file.write_bytes(whole)
+    assert survived <= 20
+
+
+def test_parts_that_are_missing_newer_or_elsewhere_are_errors(folders):
+    with pytest.raises(UserError, match="no such classifier"):
+        Classifier.load(folders / "absent")
+    with pytest.raises(UserError, match="no classifier"):
+        Classifier.load(folders / "new")
+    teach(folders).save(folders / "kept")
+    next((folders / "kept").glob("numbers-*")).unlink()
+    with pytest.raises(UserError, match="is missing"):
+        Classifier.load(folders / "kept")
+    record = json.loads((folders / "kept" / CLASSIFIER_FILE).read_text())
+    (folders / "kept" / CLASSIFIER_FILE).write_text(json.dumps({**record, "format": 99}))
+    with pytest.raises(UserError, match="newer recollect"):
+        Classifier.load(folders / "kept")
+
+
+def test_a_killed_save_leaves_the_old_edition(folders, monkeypatch):
+    taught = teach(folders)
+    taught.save(folders / "kept")
+    before = taught.method
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("recollect.classifiers.folder.write_json", full)
+    with pytest.raises(OSError, match="No space"):
+        taught.with_method("prototype").save(folders / "kept", replace=True)
+    assert Classifier.load(folders / "kept").method == before
+
+
+def _keep_replacing(taught, folder, times):
+    for _ in range(times):
+        taught.save(folder, replace=True)
+
+
+def test_two_writers_and_a_reader_never_meet_half_a_classifier(folders):
+    one, two = teach(folders), teach(folders, method="prototype")
+    one.save(folders / "kept")
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_keep_replacing, args=(each, folders / "kept", 20)) for each in (one, two)]
+    for writer in writers:
+        writer.start()
+    seen = set()
+    while any(writer.is_alive() for writer in writers):
+        seen.add(Classifier.load(folders / "kept").asked)
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    assert seen <= {"best", "prototype"}
+    Classifier.load(folders / "kept")
+
+
+def test_another_model_is_refused(folders):
+    class Other(ColourEncoder):
+        fingerprint = "another"
+
+    with pytest.raises(UserError, match="another model"):
+        classify(teach(folders), Other(), find_images(folders / "new"))
+    with pytest.raises(UserError, match="another model"):
+        teach(folders).add(Other(), names=("yellow",))
+    with pytest.raises(UserError, match="reads rows of 3"):
+        teach(folders).predict(np.ones((2, 5), np.float32))
+
+
+def test_tables_and_the_sheet_show_every_prediction(folders):
+    (folders / "new/<b>.png").write_bytes((folders / "new/red-0.png").read_bytes())
+    paint(folders / "new/deep/yellow.png", (230, 230, 10), 7, spread=0)
+    found = run(folders)
+    save_csv(found, folders / "out.csv")
+    save_json(found, folders / "out.json", {"method": "best"})
+    save_sheet(found, folders / "out.html", "12 images", folders / "new")
+    rows = list(csv.DictReader((folders / "out.csv").open()))
+    assert [row["file"] for row in rows] == [str(item.file) for item in found.predictions]
+    assert [row["prediction"] for row in rows] == [item.label for item in found.predictions]
+    assert [row["file"] for row in json.loads((folders / "out.json").read_text())["predictions"]] == [
+        row["file"] for row in rows
+    ]
+    page = (folders / "out.html").read_text()
+    at = {item.file: page.index(f">{item.file.relative_to(folders / 'new')}<".replace("<b>", "&lt;b&gt;"))
+          for item in found.predictions}  # fmt: skip
+    in_order = sorted(found.predictions, key=lambda item: at[item.file])
+    unknown = [item.unknown for item in in_order]
+    assert unknown == sorted(unknown, reverse=True), "pictures of none of the classes come first"
+    sure = [item.confidence for item in in_order if not item.unknown]
+    assert (sum(unknown), len(set(sure)) > 3, sure) == (1, True, sorted(sure)), (
+        "then the least certain, over all classes"
+    )
+    assert ">deep/yellow.png<" in page
+    assert "<b>" not in page
+    assert "http" not in page
+
+
+def test_a_formula_in_a_name_is_text_in_the_table(folders):
+    (folders / "support/red").rename(folders / "support" / "=1+1")
+    found = run(folders)
+    save_csv(found, folders / "out.csv")
+    assert "'=1+1" in (folders / "out.csv").read_text()
+
+
+def test_a_name_that_is_no_text_stops_no_picture_and_names_no_class(folders):
+    """Names from old archives: their bytes are no UTF-8."""
+    try:
+        for file in ("support/red/0.png", "new/red-0.png"):
+            os.rename(folders / file, os.fsencode((folders / file).parent) + b"/caf\xe9.png")
+    except OSError:
+        pytest.skip("this file system takes no such names")
+    teach(folders).save(folders / "kept")
+    files = Classifier.load(folders / "kept").support.files
+    found = run(folders)
+    save_json(found, folders / "out.json", {})
+    files += tuple(each["file"] for each in json.loads((folders / "out.json").read_text())["predictions"])
+    assert len(files) == 15 + 12
+    assert all(map(os.path.exists, files))
+    save_csv(found, folders / "out.csv")
+    save_sheet(found, folders / "out.html", "", folders / "new")
+    assert all(r"caf\udce9.png" in (folders / name).read_text() for name in ("out.csv", "out.html"))
+    os.rename(folders / "support/red", os.fsencode(folders / "support") + b"/r\xe9d")
+    with pytest.raises(UserError, match=r"support: b'r\\xe9d' is the name of a class, and not UTF-8"):
+        teach(folders)
+
+
+def test_what_a_method_could_not_measure_is_no_setting():
+    """Zero-shot reads no example, so that no left-out accuracy is known; a file holds no NaN."""
+    texts = np.eye(3, 4, dtype=np.float32)
+    taught = by_names(texts, 10.0)
+    assert np.isnan(taught.loo_accuracy_)
+    assert all(value == value for value in settings_of(taught).values())
+
+
+def test_pictures_are_named_from_words_in_one_call(folders, tmp_path):
+    folder = tmp_path / "MODEL"
+    guide_world.checkpoint(folder)
+    model = load_model(str(folder))
+    pictures = sorted((folders / "new").rglob("*.png"))
+    named = name_pictures(model, pictures, ["red", "blue"])
+    texts = prompt_ensemble(model, [class_prompts_of(name, ()) for name in ("blue", "red")])
+    logits = model.scale * (model.embed_images(pictures).numpy() @ texts.T)
+    expected = np.exp(logits - logits.max(axis=1, keepdims=True))
+    np.testing.assert_allclose(named.probabilities, expected / expected.sum(axis=1, keepdims=True), atol=1e-5)
+    assert named.labels == [("blue", "red")[place] for place in logits.argmax(axis=1)]
+    assert name_pictures(str(folder), pictures[0], ["red", "blue"]).labels == named.labels[:1]
+    with pytest.raises(UserError, match="two or more"):
+        name_pictures(model, pictures, ["red"])

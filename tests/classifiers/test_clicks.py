@@ -1,0 +1,206 @@
+"""A class by clicks, against refits, a slow optimiser and simulation."""
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from sklearn.metrics import average_precision_score
+
+from recollect.classifiers.clicks.active_learning import farthest_first, next_to_label
+from recollect.classifiers.clicks.cutoff import cut_off, platt, stop_rule
+from recollect.classifiers.clicks.model import WEAK_WEIGHT, ClickModel
+
+
+def pool(rows=3000, classes=12, width=32, seed=0, spread=1.2):
+    generator = np.random.default_rng(seed)
+    centres = generator.normal(size=(classes, width))
+    labels = generator.integers(classes, size=rows)
+    unit = lambda x: (x / np.linalg.norm(x, axis=-1, keepdims=True)).astype(np.float32)  # noqa: E731
+    text = unit(centres[0] + 2 * generator.normal(size=width))
+    return unit(centres[labels] + spread * generator.normal(size=(rows, width))), labels == 0, text
+
+
+def clicked(model, truth, count, batch=10):
+    marks = {}
+    while len(marks) < count:
+        fit = model.fit(marks)
+        for row in next_to_label(model, fit, batch).tolist():
+            marks[row] = 1 if truth[row] else -1
+    return marks
+
+
+def slow_scores(model, marks, settings, left=None):
+    """The same ridge regression in float64 by a plain solve on centred rows, one clicked row left out."""
+    rows = [row for row in sorted(marks) if row != left]
+    weak = [row for row in model._weak.tolist() if row not in marks]
+    every = rows + weak
+    x = model.pool.astype(np.float64) - model.pool.astype(np.float64).mean(0)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    y = np.array([marks[row] for row in rows] + [-1.0] * len(weak))
+    weights = np.array([1.0] * len(rows) + [WEAK_WEIGHT] * len(weak))
+    kernel = np.exp(settings.sharpness * (x[every] @ x[every].T - 1)) + np.diag(settings.ridge / weights)
+    z = model.prior.astype(np.float64)
+    alpha = np.linalg.solve(kernel, y - settings.prior * z[every])
+    return np.exp(settings.sharpness * (x @ x[every].T - 1)) @ alpha + settings.prior * z
+
+
+def test_scores_and_left_out_scores_are_those_of_plain_solves():
+    rows, truth, text = pool(400)
+    model = ClickModel(rows, text)
+    marks = clicked(model, truth, 40)
+    fit = model.fit(marks)
+    np.testing.assert_allclose(fit.scores, slow_scores(model, marks, fit.settings), atol=2e-3)
+    for place, row in enumerate(fit.rows.tolist()):
+        expected = slow_scores(model, marks, fit.settings, left=row)[row]
+        assert fit.left_out[place] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_direction_that_all_pictures_share_changes_no_score():
+    rows, truth, _ = pool(400)
+    shared = np.full((400, 1), 3.0, dtype=np.float32)  # turned towards one point, as the embeddings of a model are
+    together = np.concatenate([rows, shared], axis=1) / np.sqrt(10.0)
+    models = ClickModel(rows), ClickModel(together.astype(np.float32))
+    marks = clicked(models[0], truth, 40)
+    models = ClickModel(rows), models[1]  # settings that clicks before have chosen stay for a while
+    plain, turned = (model.fit(marks) for model in models)
+    assert plain.settings == turned.settings
+    np.testing.assert_allclose(plain.scores, turned.scores, atol=1e-3)
+    assert set(next_to_label(models[0], plain, 10)) == set(next_to_label(models[1], turned, 10))
+
+
+def test_pictures_that_are_all_the_same_get_the_same_score():
+    rows = np.tile(np.array([[0.6, 0.8]], np.float32), (30, 1))
+    scores = ClickModel(rows).fit({0: 1, 1: -1, 2: 1}).scores
+    assert np.isfinite(scores).all()
+    np.testing.assert_allclose(scores, scores[0], atol=1e-2)
+
+
+def test_what_is_kept_between_clicks_changes_nothing():
+    rows, truth, text = pool(500)
+    model = ClickModel(rows, text)
+    marks = clicked(model, truth, 30)
+    undone = dict(list(marks.items())[:-3])
+    fit, again = model.fit(undone), ClickModel(rows, text)
+    again._chosen = model._chosen
+    np.testing.assert_allclose(fit.scores, again.fit(undone).scores, atol=1e-5)
+
+
+def test_the_chosen_settings_have_the_least_left_out_error_of_the_grid():
+    rows, truth, text = pool(400)
+    model = ClickModel(rows, text)
+    marks = clicked(model, truth, 40)
+    model._chosen = (0, model._chosen[1])
+    fit = model.fit(marks)
+
+    def loss(settings):
+        left = np.array([slow_scores(model, marks, settings, left=row)[row] for row in fit.rows.tolist()])
+        error = (left - fit.marks) ** 2
+        return error[fit.marks > 0].mean() + error[fit.marks < 0].mean()
+
+    best = loss(fit.settings)
+    for prior in (fit.settings.prior - 0.05, fit.settings.prior + 0.05):
+        if 0 <= prior <= 1:
+            assert loss(type(fit.settings)(fit.settings.sharpness, fit.settings.ridge, prior)) >= best - 1e-9
+    for ridge in (0.03, 3.0):
+        assert loss(type(fit.settings)(fit.settings.sharpness, ridge, fit.settings.prior)) >= best - 1e-9
+
+
+def test_without_clicks_the_text_ranks_and_without_a_text_one_click_does():
+    rows, truth, text = pool()
+    np.testing.assert_array_equal(np.argsort(-ClickModel(rows, text).fit({}).scores)[:50],
+                                  np.argsort(-(rows @ text))[:50])  # fmt: skip
+    yes = int(np.flatnonzero(truth)[0])
+    assert np.argmax(ClickModel(rows).fit({yes: 1}).scores) == yes
+
+
+def test_sixty_clicks_find_the_class_and_say_so():
+    precisions, coverages = [], []
+    for seed in range(4):
+        rows, truth, text = pool(seed=seed)
+        model = ClickModel(rows, text)
+        fit = model.fit(clicked(model, truth, 60))
+        assert average_precision_score(truth, fit.scores) > 0.9 > average_precision_score(truth, rows @ text)
+        cut = cut_off(fit)
+        precisions.append(truth[cut.above].mean())
+        coverages.append(cut.above[truth].mean())
+        assert cut.probability[fit.rows].tolist() == (fit.marks > 0).tolist()
+    assert np.mean(precisions) > 0.85
+    assert np.mean(coverages) > 0.85
+
+
+def test_the_sigmoid_is_the_likeliest_one():
+    generator = np.random.default_rng(0)
+    marks = np.where(generator.random(60) < 0.5, 1, -1)
+    scores, weights = marks + 1.5 * generator.normal(size=60), generator.uniform(0.05, 1, 60)
+    yes, no = weights[marks > 0].sum(), weights[marks < 0].sum()
+    targets = np.where(marks > 0, (yes + 1) / (yes + 2), 1 / (no + 2))
+
+    def loss(ab):
+        z = ab[0] * scores + ab[1]
+        return (weights * (np.logaddexp(0, z) - targets * z)).sum()
+
+    slow = minimize(loss, [0.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-12}).x
+    np.testing.assert_allclose(platt(scores, marks, weights), slow, atol=1e-4)
+    assert platt(-scores, marks, weights)[0] == 0.0
+    assert all(np.isfinite(platt(10.0 * marks, marks, np.ones(60))))
+
+
+def test_one_kind_of_click_gives_no_cut():
+    rows, truth, text = pool(300)
+    model = ClickModel(rows, text)
+    yes = np.flatnonzero(truth)[:5].tolist()
+    assert cut_off(model.fit(dict.fromkeys(yes, 1))) is None
+
+
+def test_two_blobs_two_picks_one_of_each():
+    rows = np.zeros((100, 4), np.float32)
+    rows[:50, 0] = rows[50:, 1] = 1
+    picks = farthest_first(rows, np.arange(100), np.empty(0, np.int64), np.ones(100), 2)
+    assert (picks < 50).sum() == 1
+    assert len(farthest_first(rows, np.arange(3), picks, np.ones(3), 10)) == 3
+
+
+def test_what_to_label_next_is_new_and_never_twice():
+    rows, truth, text = pool(60)
+    model = ClickModel(rows, text)
+    marks = {}
+    for _ in range(10):
+        picks = next_to_label(model, model.fit(marks), 7).tolist()
+        assert len(set(picks)) == len(picks)
+        assert not set(picks) & set(marks)
+        marks |= {row: 1 if truth[row] else -1 for row in picks}
+    assert len(marks) == 60
+    assert len(next_to_label(model, model.fit(marks), 7)) == 0
+
+
+def test_stopping_needs_nineteen_of_each_kind():
+    assert stop_rule(19, 19, 1.0, 0.95, 0.95)
+    assert not stop_rule(18, 19, 1.0, 1.0, 1.0)
+    assert not stop_rule(30, 30, 0.9, 1.0, 1.0)
+    assert not stop_rule(30, 30, None, 0.0, 1.0)
+
+
+def test_precision_and_coverage_are_measured_on_clicks_that_were_left_out():
+    """Marks without any pattern: a model that sees its own clicks looks right, one that does not is a coin toss."""
+    generator = np.random.default_rng(3)
+    rows = generator.normal(size=(400, 64)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    marks = {row: 1 if generator.random() < 0.5 else -1 for row in range(80)}
+    cut = cut_off(ClickModel(rows).fit(marks))
+    shares = [share for share in (cut.precision, cut.coverage) if share is not None]
+    assert shares
+    assert min(shares) < 0.75
+
+
+def test_stopping_needs_the_expected_share_above_the_cut():
+    assert not stop_rule(30, 30, 1.0, 1.0, 0.9)
+    assert not stop_rule(30, 30, 1.0, 0.9, 1.0)
+
+
+def test_a_fifth_of_what_to_label_next_is_the_likeliest():
+    rows, truth, text = pool(600)
+    model = ClickModel(rows, text)
+    fit = model.fit(clicked(model, truth, 40))
+    p = cut_off(fit).probability.copy()
+    p[fit.rows] = -1
+    likeliest = set(np.argsort(-p, kind="stable")[:4].tolist())
+    assert likeliest <= set(next_to_label(model, fit, 20).tolist())

@@ -1,0 +1,83 @@
+"""Every classifier is a scikit-learn estimator, by scikit-learn's own checks."""
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import Normalizer
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from classifiers.worlds import CLASSIFIERS, QUICK
+from recollect import classifiers
+
+ESTIMATORS = {name: getattr(classifiers, name)(**QUICK.get(name, {})) for name in CLASSIFIERS}
+
+
+pytestmark = pytest.mark.usefixtures("unchecked")  # scikit-learn sets any parameter to -1
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """scikit-learn's checks feed data of any norm; the warning about it has a test of its own."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not unit-norm.*")
+        yield
+
+
+def expected_failures(estimator):
+    return {"check_estimators_dtypes": "feeds rows of zeros; an embedding without direction is refused"}
+
+
+@parametrize_with_checks(list(ESTIMATORS.values()), expected_failed_checks=expected_failures)
+def test_scikit_learn_accepts_the_estimator(estimator, check):
+    check(estimator)
+
+
+def clusters(count=60, classes=3, width=8, seed=0):
+    generator = np.random.default_rng(seed)
+    labels = np.arange(count) % classes
+    points = generator.normal(size=(count, width)) * 0.35 + np.eye(width)[labels]
+    return points / np.linalg.norm(points, axis=1, keepdims=True), np.array(["ant", "bee", "cat"])[labels]
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_classifier_survives_clone_pickle_and_torch(name):
+    points, labels = clusters()
+    estimator = clone(ESTIMATORS[name])
+    if "text_features" in estimator.get_params():
+        estimator.set_params(text_features=np.eye(3, 8))
+    estimator.fit(points, labels)
+    expected = estimator.scores(points)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(estimator)).scores(points), expected)
+    again = clone(estimator).fit(torch.from_numpy(points), labels)
+    np.testing.assert_allclose(again.scores(torch.from_numpy(points)), expected, rtol=1e-6, atol=1e-9)
+    assert (estimator.predict(points) == labels).mean() > 0.9
+
+
+@pytest.mark.parametrize("name", ["PrototypeClassifier", "CrossValidatedTipAdapter", "SoftmaxVoting", "LinearProbe"])
+def test_a_classifier_works_in_pipelines_and_searches(name):
+    points, labels = clusters()
+    pipeline = make_pipeline(Normalizer(), clone(ESTIMATORS[name]))
+    assert cross_val_score(pipeline, points * 3, labels, cv=3).mean() > 0.8
+
+
+def test_parameters_can_be_searched():
+    points, labels = clusters()
+    search = GridSearchCV(classifiers.SoftmaxVoting(), {"k": [1, 8], "temperature": [0.07, 0.5]}, cv=3)
+    assert search.fit(points, labels).best_score_ > 0.8
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_scores_of_two_classes_agree_with_the_decision_function(name):
+    points, labels = clusters(classes=2)
+    estimator = clone(ESTIMATORS[name]).fit(points, labels)
+    scores = estimator.scores(points)
+    np.testing.assert_allclose(estimator.decision_function(points), scores[:, 1] - scores[:, 0])
+    probabilities = estimator.predict_proba(points)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1)
+    assert (estimator.classes_[probabilities.argmax(axis=1)] == estimator.predict(points)).all()

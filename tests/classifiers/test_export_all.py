@@ -1,0 +1,164 @@
+"""Tower, index, fusion and classifier as one graph say what the objects say."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from pictures import picture
+from recollect.classifiers.classifier import Classifier
+from recollect.classifiers.export import IndexReading, export_all
+from recollect.classifiers.heads.form import kernel_form
+from recollect.classifiers.heads.methods import FEW_SHOT_METHODS
+from recollect.cli import main
+from recollect.cli.memory_options import MemoryOptions
+from recollect.core.errors import UserError
+from recollect.index import Index, Rows
+from recollect.models import build_model, load_model
+from recollect.reco.block import FusionModule, FusionSettings
+from recollect.reco.encoder import RetrievalEnhancedEncoder
+
+onnxruntime = pytest.importorskip("onnxruntime")
+
+WIDTH = 12
+
+
+def unit(rows, seed, width=WIDTH):
+    made = np.random.default_rng(seed).normal(size=(rows, width)).astype(np.float32)
+    return made / np.linalg.norm(made, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["zero-shot", "prototype", "tip-adapter", "tip-adapter-cv", "proker", "gda", "tip-adapter-f", "linear-probe",
+     "lp++", "timo", "ape-t", "clap"],
+)  # fmt: skip
+@pytest.mark.parametrize(("shots", "classes"), [(1, 4), (3, 2)])
+def test_a_classifier_as_numbers_scores_as_the_classifier(name, shots, classes):
+    support, labels, queries = unit(classes * shots, 0), np.repeat(np.arange(classes), shots), unit(20, 1)
+    taught = FEW_SHOT_METHODS[name](unit(classes, 2), 20.0)
+    if name == "clap":
+        taught.set_params(epochs=3, factor=1.0)
+    taught.fit_checked(support, labels)
+    form = kernel_form(taught)
+    mine, theirs = form.scores(queries), taught.scores(queries)
+    if name == "linear-probe":  # logarithms of probabilities: a number for each row apart
+        mine, theirs = (scores - scores.mean(axis=1, keepdims=True) for scores in (mine, theirs))
+    np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
+    logits = form.scores(queries) / form.temperature
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+    np.testing.assert_allclose(shares / shares.sum(1, keepdims=True), taught.predict_proba(queries), atol=1e-4)
+
+
+def test_votes_have_no_such_form():
+    taught = FEW_SHOT_METHODS["plurality"](None, 20.0).fit_checked(unit(6, 0), np.repeat(np.arange(3), 2))
+    assert kernel_form(taught) is None
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A small model, an index it embedded with a fusion that reads it, examples and a classifier taught with both.
+
+    Some pictures of the index have no caption, and some have several.
+    """
+    folder = tmp_path_factory.mktemp("all")
+    model = build_model("tiny-conv", texts=["dark", "bright", "a red bridge"], seed=0)
+    model.save(folder / "model")
+    rows = Rows(
+        ids=[f"row {i}" for i in range(20)],
+        image_vectors=unit(20, 3, model.width),
+        captions=[tuple(f"caption {i}, {j}" for j in range(i % 5)) for i in range(20)],
+        caption_vectors=[unit(i % 5, 4 + i, model.width) for i in range(20)],
+        metadata=[{"number": i} for i in range(20)],
+    )
+    Index.create(folder / "memory", width=model.width, model=model.fingerprint).insert(rows)
+    torch.manual_seed(0)
+    fusion = FusionModule(FusionSettings(model.width), model.fingerprint)
+    for block in fusion.blocks.values():  # not as it starts, but as after training
+        for linear in (block.output, block.down):
+            torch.nn.init.normal_(linear.weight, std=0.05)
+    fusion.save(folder / "fusion")
+    for name, first in (("dark", 0), ("bright", 3)):
+        (folder / "examples" / name).mkdir(parents=True)
+        for i in range(3):
+            picture(30 * (first + i)).save(folder / "examples" / name / f"{i}.png")
+    return folder
+
+
+@pytest.fixture
+def encoder(place):
+    fusion, memory = FusionModule.open(place / "fusion"), Index.open(place / "memory")
+    return RetrievalEnhancedEncoder(load_model(place / "model"), memory, fusion, "both", 3, "number < 16", ["row 3"])
+
+
+def test_tower_memory_fusion_and_classifier_are_one_graph(place, encoder, tmp_path):
+    files = {name: sorted((place / "examples" / name).iterdir()) for name in ("dark", "bright")}
+    taught = Classifier.teach(encoder, files, model_name="model")
+    folder = export_all(encoder, tmp_path / "out", taught)
+    asked = [picture(shade) for shade in (10, 77, 200)]
+    transform = encoder.model.transform
+    pixels = transform.normalise(torch.from_numpy(np.stack([transform.pixels(each) for each in asked]))).numpy()
+
+    def run(file, **inputs):
+        return onnxruntime.InferenceSession(str(folder / file)).run(None, inputs)
+
+    vectors = encoder.embed_images(asked).numpy()
+    assert np.abs(vectors - encoder.model.embed_images(asked).numpy()).max() > 0.01  # the memory is read
+    np.testing.assert_allclose(run("image.onnx", pixels=pixels)[0], vectors, atol=1e-5)
+    tokens = {name: ids.numpy() for name, ids in encoder.model.tokenize(["a red bridge", "dark"]).items()}
+    texts = encoder.embed_texts(["a red bridge", "dark"]).numpy()
+    np.testing.assert_allclose(run("text.onnx", **tokens)[0], texts, atol=1e-5)
+    probabilities, nearest = run("classifier.onnx", pixels=pixels)
+    np.testing.assert_allclose(probabilities, taught.predict_proba(vectors), atol=1e-4)
+    np.testing.assert_allclose(nearest, taught.unknown_rule.similarity(vectors), atol=1e-4)
+    record = json.loads((folder / "export.json").read_text(encoding="utf-8"))
+    assert record["classes"] == list(taught.classes)
+    assert (nearest < record["unknown_below"]).tolist() == taught.is_unknown(vectors).tolist()
+    assert record["reads"]["k"] == 3
+
+
+def test_the_command_takes_memory_and_classifier(place, tmp_path, capsys, monkeypatch):
+    """That both reach the export; what it writes is tested above."""
+    seen = []
+    monkeypatch.setattr("recollect.classifiers.export.export_all", lambda *given: seen.append(given) or given[1])
+    reading = ["--memory", str(place / "memory"), "--fusion", str(place / "fusion"), "--k", "3"]
+    model, kept = str(place / "model"), str(tmp_path / "kept")
+    assert main(["classify", "--support", str(place / "examples"), "--model", model, "--save", kept, *reading]) == 0
+    assert main(["export", "--classifier", kept, "--out", str(tmp_path / "out"), *reading]) == 0
+    ((encoder, folder, taught),) = seen
+    assert isinstance(encoder, RetrievalEnhancedEncoder)
+    assert folder == tmp_path / "out"
+    assert taught.classes == ("bright", "dark")
+    assert main(["export", model, "--near", "0.9", *reading]) == 2
+    assert "--near" in capsys.readouterr().err
+    assert main(["export", "--out", str(tmp_path / "out"), *reading]) == 2, "this memory does not say its model"
+    assert "MODEL" in capsys.readouterr().err
+    monkeypatch.setattr(MemoryOptions, "model", model)
+    assert main(["export", "--out", str(tmp_path / "out"), *reading]) == 0
+    assert seen[1][0].fingerprint == encoder.fingerprint
+
+
+def test_what_cannot_be_written_says_so_before_anything_is(place, encoder, tmp_path, monkeypatch):
+    files = {name: sorted((place / "examples" / name).iterdir()) for name in ("dark", "bright")}
+    votes = Classifier.teach(encoder, files, method="plurality")
+    with pytest.raises(UserError, match="plurality, which has no form as one graph"):
+        export_all(encoder, tmp_path / "out", votes)
+    with pytest.raises(UserError, match="another model"):
+        export_all(encoder.model, tmp_path / "out", Classifier.teach(encoder, files))
+    monkeypatch.setattr("recollect.classifiers.export.MOST_BYTES", 100)
+    with pytest.raises(UserError, match="--read-where"):
+        export_all(encoder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("read", ["both", "cross", "uni"])
+def test_what_is_exported_reads_what_the_fusion_does(place, read):
+    model, memory = load_model(place / "model"), Index.open(place / "memory")
+    torch.manual_seed(0)
+    fusion = FusionModule(FusionSettings(model.width, read=read, start="mean"), model.fingerprint)
+    reading = RetrievalEnhancedEncoder(model, memory, fusion, "both", 3, "number < 16")
+    for modality in ("image", "text"):
+        asked = torch.from_numpy(unit(5, 7, model.width))
+        with torch.no_grad():
+            torch.testing.assert_close(IndexReading(reading, modality)(asked), reading.refine(modality, asked))

@@ -1,0 +1,146 @@
+import tracemalloc
+import warnings
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recollect import classifiers
+from recollect.classifiers.heads.holdout import HoldOut
+from recollect.classifiers.heads.mixing import best_of_intervals, best_weight, correct_interval
+from recollect.classifiers.heads.tip import best_mixture, held_out_sums
+from recollect.classifiers.heads.trained import LinearProbe
+
+
+def accuracy(base, extra, labels, weight):
+    return np.mean(np.argmax(base + weight * extra, axis=1) == labels)
+
+
+def scores(seed, rows=25, classes=4, coarse=False):
+    generator = np.random.default_rng(seed)
+    base, extra = generator.normal(size=(2, rows, classes))
+    if coarse:  # many equal scores
+        base, extra = np.round(base), np.round(extra)
+    return base, extra, generator.integers(classes, size=rows)
+
+
+def brute_force(base, extra, labels, low, high):
+    """Accuracy between every two neighbouring weights at which any two classes of any row tie."""
+    crossings = {low}
+    for row in range(len(labels)):
+        for one in range(base.shape[1]):
+            for other in range(one):
+                slope = extra[row, one] - extra[row, other]
+                if slope:
+                    crossings.add((base[row, other] - base[row, one]) / slope)
+    inside = sorted(place for place in crossings if low <= place < high)
+    ends = [*inside, high if np.isfinite(high) else inside[-1] + 2]
+    return max(accuracy(base, extra, labels, (a + b) / 2) for a, b in pairwise(ends) if b > a)
+
+
+@given(st.integers(0, 10**6), st.booleans(), st.sampled_from([(0.0, np.inf), (1e-4, 1e2), (0.5, 0.9)]))
+def test_no_weight_beats_the_sweep(seed, coarse, bounds):
+    base, extra, labels = scores(seed, coarse=coarse)
+    weight, share = best_weight(base, extra, labels, bounds)
+    assert bounds[0] <= weight <= bounds[1]
+    assert share == pytest.approx(brute_force(base, extra, labels, *bounds))
+    assert accuracy(base, extra, labels, weight) == pytest.approx(share)
+
+
+def test_the_answer_is_the_centre_of_the_best_plateau():
+    # The row is right where 1 + 0 a < 0 + a (a > 1) and 5 > 2 a + ... (a < 2.5): on (1, 2.5).
+    base, extra = np.array([[1.0, 0.0, -2.5]]), np.array([[0.0, 1.0, 2.0]])
+    assert best_weight(base, extra, np.array([1])) == (pytest.approx(1.75), 1.0)
+
+
+def test_the_first_of_equal_mixtures_wins():
+    base, extra, labels = scores(0)
+    rows = np.arange(len(labels))
+    worse = extra.copy()
+    worse[rows, labels] -= 9
+    best = best_mixture([(rows, base[None], [worse, extra, extra])], labels, [(3.0,), (2.0,), (1.0,)])
+    assert best.parameters == (2.0,)
+    assert (best.weight, best.right) == best_weight(base, extra, labels)
+
+
+def test_the_lowest_of_equal_plateaus_wins():
+    # The first row is right on (0, 1), the second on (2, 3): nothing is right in between.
+    base = np.array([[1.0, 0.0, -9.0], [2.0, 0.0, -3.0]])
+    extra = np.array([[0.0, 1.0, 0.0], [0.0, 1.0, 2.0]])
+    assert best_weight(base, extra, np.array([0, 1])) == (pytest.approx(0.5), 0.5)
+
+
+def test_a_plateau_goes_on_where_one_row_takes_over_from_another():
+    # Right on (0, 1) and on (1, 2.5): the centre of both, clear of the tie at 1.
+    base, extra = np.array([[1.0, 0.0, -9.0], [1.0, 0.0, -2.5]]), np.array([[0.0, 1.0, 0.0], [0.0, 1.0, 2.0]])
+    assert best_weight(base, extra, np.array([0, 1])) == (pytest.approx(1.25), 0.5)
+
+
+def test_an_open_plateau_gives_twice_its_end():
+    base, extra = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])
+    assert best_weight(base, extra, np.array([1]))[0] == pytest.approx(2.0)
+    assert best_weight(extra, np.zeros((1, 2)), np.array([1]))[0] == 1.0
+
+
+def test_a_weight_in_the_middle_of_a_plateau_stays_clear_of_the_tie_there():
+    """One row turns wrong at 2 as another turns right: the plateau's centre would tie both."""
+    lower, upper = np.array([0.0, 2.0, 0.0]), np.array([2.0, 4.0, 4.0])
+    weight, share = best_of_intervals(lower, upper, (0.0, 4.0))
+    assert share == np.mean((lower < weight) & (weight < upper)) == 2 / 3
+
+
+@pytest.mark.parametrize(
+    ("model", "most"),
+    [(classifiers.CrossValidatedTipAdapter(), 40e6), (classifiers.TipX(alpha=1.0, beta=5.5, gamma=1.0), 25e6)],
+    ids=str,
+)
+def test_a_fit_keeps_neither_all_scores_of_a_grid_nor_all_pairs_of_examples(model, most):
+    """24 sharpnesses x 1,600 rows x 200 classes in double precision are 61 MB, all pairs 20 MB, with copies more."""
+    random = np.random.default_rng(0)
+    support = random.normal(size=(1600, 16))
+    support /= np.linalg.norm(support, axis=1, keepdims=True)
+    model.set_params(text_features=support[:200])
+    tracemalloc.start()
+    model.fit(support, np.arange(1600) % 200)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < most
+
+
+def test_held_out_sums_take_their_own_size_and_not_many_times_that():
+    """Of 3,200 examples and 400 classes 5 MB; put together from small blocks the process grew by ten times that."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        pytest.skip("the size of the process is read from /proc")
+
+    def resident():
+        return int(status.read_text().split("VmRSS:")[1].split()[0]) * 1024
+
+    support = np.random.default_rng(0).standard_normal((3200, 16), dtype=np.float32)
+    support /= np.linalg.norm(support, axis=1, keepdims=True)
+    labels = np.arange(3200) % 400
+    before = resident()
+    sums = held_out_sums(support, labels, HoldOut.of(labels), np.array([5.5]))
+    assert sums.nbytes == 4 * 3200 * 400
+    assert resident() - before < 32e6
+
+
+def test_a_rival_of_nearly_the_same_slope_bounds_nothing_and_warns_of_nothing():
+    base, extra = np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([[5e-324, 0.0], [1.0, 0.0]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lower, upper = correct_interval(base, extra, np.array([0, 0]))
+    assert lower[0] == np.inf
+    assert (lower[1], upper[1]) == (-1.0, np.inf)
+
+
+def test_one_example_of_many_classes_is_no_regression_to_a_linear_probe():
+    rows = np.random.default_rng(0).normal(size=(24, 6)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        probe = LinearProbe(strengths=(1.0,)).fit(rows, np.arange(24))
+    assert set(probe.predict(rows)) <= set(range(24))

@@ -1,0 +1,312 @@
+"""Kernel ridge on the residual: the limits, the closed forms against refits, examples that come and go."""
+
+import tracemalloc
+import warnings
+
+import numpy as np
+import pytest
+
+from classifiers.worlds import unit, world
+from recollect.classifiers import ProKeR
+from recollect.classifiers.heads import proker
+from recollect.classifiers.heads.holdout import HoldOut
+from recollect.classifiers.heads.kernel import Landmarks, RidgeTargets, gaussian, ridge_path
+from recollect.classifiers.heads.proker import trusted_text_weight
+
+SETTINGS = {"bandwidth": 2.0, "ridge": 0.3, "text_weight": 1.7}
+
+
+def refit(support, labels, texts, learn, queries, bandwidth=2.0, ridge=0.3, text_weight=1.7, weight=1.0):
+    """The formula in plain NumPy, on some of the examples."""
+    one_hot = np.eye(len(texts))[labels[learn]]
+    kernel = np.exp(-bandwidth * (1 - support[learn] @ support[learn].T)) + ridge * np.eye(len(learn))
+    solved = np.linalg.inv(kernel) @ (one_hot - text_weight * support[learn] @ texts.T)
+    return text_weight * queries @ texts.T + weight * np.exp(-bandwidth * (1 - queries @ support[learn].T)) @ solved
+
+
+@pytest.mark.parametrize("preset", ["default", "published"])
+def test_scores_follow_the_formula(preset):
+    support, labels, queries, _, texts = world()
+    model = ProKeR(texts, preset=preset, **SETTINGS).fit(support, labels)
+    weight = 1.0 if preset == "default" else 0.3
+    expected = refit(support, labels, texts, np.arange(len(labels)), queries, weight=weight)
+    np.testing.assert_allclose(model.scores(queries), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("counts", [(5, 5, 5, 5), (6, 1, 9), (3, 3, 3), (4, 2, 1, 3)], ids=str)
+@pytest.mark.parametrize("preset", ["default", "published"])
+def test_held_out_scores_are_those_of_refits(counts, preset):
+    support, labels, _, _, texts = world(counts)
+    model = ProKeR(texts, preset=preset, **SETTINGS).fit(support, labels)
+    weight = 1.0 if preset == "default" else 0.3
+    plan = HoldOut.of(labels)
+    np.testing.assert_array_equal(model.loo_rows_, np.flatnonzero(np.bincount(labels)[labels] > 1))
+    for place, row in enumerate(model.loo_rows_):
+        absent = plan.absent(np.array([row]))[1]
+        assert row in absent
+        learn = np.setdiff1d(np.arange(len(labels)), absent)
+        expected = refit(support, labels, texts, learn, support[row : row + 1], weight=weight)
+        np.testing.assert_allclose(model.loo_scores_[place], expected[0], rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("counts", [(6, 6, 6), (6, 1, 9), (3, 3, 3), (4, 2, 1)], ids=str)
+@pytest.mark.parametrize("exact", [True, False], ids=["kernel", "landmarks"])
+def test_the_search_sees_the_predictions_of_refits_at_every_ridge(counts, exact):
+    """All examples as landmarks give the kernel itself."""
+    support, labels, _, _, texts = world(counts)
+    plan, ridges = HoldOut.of(labels), np.array([1e-2, 0.5, 4.0])
+    features = None if exact else Landmarks(support, 2.0)(support)
+    for ridge, (ones, similarity) in zip(
+        ridges, ridge_path(RidgeTargets(support, labels, texts), plan, 2.0, ridges, features), strict=True
+    ):
+        model = ProKeR(texts, bandwidth=2.0, ridge=ridge, text_weight=3.0).fit(support, labels)
+        found = ones + 3.0 * (support[plan.rows] @ texts.T - similarity)
+        np.testing.assert_allclose(found, model.loo_scores_, rtol=1e-4, atol=1e-4 if not exact else 1e-9)
+
+
+def test_a_large_ridge_leaves_zero_shot_and_a_small_one_repeats_the_labels():
+    support, labels, queries, _, texts = world()
+    far = ProKeR(texts, bandwidth=2.0, ridge=1e9, text_weight=1.0).fit(support, labels).scores(queries)
+    np.testing.assert_allclose(far, queries @ texts.T, atol=1e-7)
+    near = ProKeR(texts, bandwidth=2.0, ridge=1e-9, text_weight=1.0).fit(support, labels).scores(support)
+    np.testing.assert_allclose(near, np.eye(4)[labels], atol=1e-5)
+
+
+def test_a_bandwidth_near_zero_adds_the_same_to_every_query():
+    support, labels, queries, _, texts = world()
+    scores = ProKeR(texts, bandwidth=1e-9, ridge=0.1, text_weight=1.0).fit(support, labels).scores(queries)
+    added = scores - queries @ texts.T
+    np.testing.assert_allclose(added, np.broadcast_to(added[0], added.shape), atol=1e-6)
+
+
+def test_without_texts_the_examples_speak_alone():
+    support, labels, queries, asked, _ = world(queries=60)
+    model = ProKeR().fit(support, labels)
+    assert model.text_weight_ == 0.0
+    assert (model.predict(queries) == asked).mean() > 0.6
+
+
+def test_nothing_on_the_grid_is_right_more_often():
+    support, labels, _, _, texts = world((8, 8, 8, 8), noise=1.6)
+    model = ProKeR(texts).fit(support, labels)
+    for bandwidth in proker.BANDWIDTHS[::2]:
+        for ridge in proker.RIDGES[::3]:
+            for weight in np.geomspace(0.01, 100, 15):
+                fixed = ProKeR(texts, bandwidth=bandwidth, ridge=ridge, text_weight=weight).fit(support, labels)
+                assert fixed.loo_accuracy_ <= model.loo_accuracy_ + 1e-12
+
+
+def test_of_what_is_right_alike_the_least_squared_error_is_chosen_and_then_the_larger_ridge(monkeypatch):
+    support, labels, _, _, texts = world((6, 6, 6), noise=0.3)
+
+    monkeypatch.setattr(proker, "BANDWIDTHS", (0.5, 2.0, 8.0))
+    monkeypatch.setattr(proker, "RIDGES", (1e-3, 0.03, 0.3, 10.0))
+
+    def errors(model):
+        return -model.loo_accuracy_, np.square(model.loo_scores_ - np.eye(3)[labels]).mean()
+
+    chosen = ProKeR(texts).fit(support, labels)
+    others = [
+        errors(ProKeR(texts, bandwidth=bandwidth, ridge=ridge).fit(support, labels))
+        for bandwidth in proker.BANDWIDTHS for ridge in proker.RIDGES
+    ]  # fmt: skip
+    assert sum(other[0] == -1.0 for other in others) > 6  # a choice among many that are all right
+    assert errors(chosen) == pytest.approx(min(others))
+
+    def alike(targets, plan, bandwidth, ridges, features):
+        (first,) = ridge_path(targets, plan, 2.0, ridges[:1], features)
+        return ((first[0].copy(), first[1].copy()) for _ in ridges)
+
+    monkeypatch.setattr(proker, "ridge_path", alike)
+    assert ProKeR(texts).fit(support, labels).ridge_ == max(proker.RIDGES)
+
+
+def test_one_shot_published_takes_the_published_values():
+    support, labels, _, _, texts = world((1, 1, 1))
+    model = ProKeR(texts, preset="published").fit(support, labels)
+    assert (model.bandwidth_, model.ridge_, model.text_weight_, model.residual_weight_) == (3.0, 0.05, 1.0, 0.05)
+    assert np.isnan(model.loo_accuracy_)
+
+
+def test_at_one_shot_texts_count_as_far_as_they_agree_with_the_examples():
+    """Against statsmodels' formula in words: the slope of a regression through the origin, minus its standard error."""
+    generator = np.random.default_rng(0)
+    similarity, labels = generator.normal(size=(6, 6)) + 2 * np.eye(6), np.arange(6)
+    x = (similarity - similarity.mean(axis=1, keepdims=True)).ravel()
+    y = (np.eye(6) - 1 / 6).ravel()
+    slope = x @ y / (x @ x)
+    error = np.sqrt(((y - slope * x) ** 2).sum() / 29 / (x @ x))
+    assert trusted_text_weight(similarity, labels) == pytest.approx(slope - error)
+    assert trusted_text_weight(-similarity, labels) == trusted_text_weight(np.zeros((6, 6)), labels) == 0
+
+
+@pytest.mark.parametrize("noise", [0.3, 30.0], ids=["good texts", "random texts"])
+def test_at_one_shot_it_is_as_good_as_the_better_of_names_and_class_means(noise):
+    right = {"proker": [], "names": [], "means": []}
+    for seed in range(20):
+        generator = np.random.default_rng(seed)
+        centres = generator.normal(size=(10, 40))
+        support, queries = (unit(centres[rows] + 1.5 * generator.normal(size=(len(rows), 40)))
+                            for rows in (np.arange(10), np.arange(200) % 10))  # fmt: skip
+        texts = unit(centres + noise * generator.normal(size=centres.shape))
+        scores = {"proker": ProKeR(texts).fit(support, np.arange(10)).scores(queries),
+                  "names": queries @ texts.T, "means": queries @ support.T}  # fmt: skip
+        for name, each in scores.items():
+            right[name].append((each.argmax(axis=1) == np.arange(200) % 10).mean())
+    means = {name: np.mean(each) for name, each in right.items()}
+    assert means["proker"] > max(means["names"], means["means"]) - 0.03
+
+
+def test_one_single_example_does_not_switch_the_choice_off():
+    support, labels, _, _, texts = world((8, 1, 8))
+    model = ProKeR(texts).fit(support, labels)
+    assert model.residual_weight_ == 1.0
+    assert len(model.loo_rows_) == 16
+
+
+@pytest.mark.parametrize("counts", [(6, 6, 6), (3, 3, 3), (6, 1, 4)], ids=str)
+def test_an_example_more_gives_what_fitting_anew_gives(counts):
+    support, labels, queries, _, texts = world(counts)
+    more, more_labels = queries[:3], np.array([0, 1, 1])
+    model = ProKeR(texts, **SETTINGS).fit(support, labels).extend(more, more_labels)
+    whole = ProKeR(texts, **SETTINGS).fit(np.concatenate([support, more]), np.concatenate([labels, more_labels]))
+    np.testing.assert_allclose(model.scores(queries), whole.scores(queries), rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(model.loo_scores_, whole.loo_scores_, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(model.conformal_p(queries), whole.conformal_p(queries))
+    assert model.temperature_ == pytest.approx(whole.temperature_, rel=1e-4)
+
+
+def test_an_example_added_and_removed_leaves_no_trace():
+    support, labels, queries, _, texts = world((6, 6, 6))
+    model = ProKeR(texts, **SETTINGS).fit(support, labels)
+    before = model.scores(queries)
+    model.extend(queries[:2], [2, 0]).remove([18, 19])
+    np.testing.assert_allclose(model.scores(queries), before, rtol=1e-7, atol=1e-9)
+    with pytest.raises(ValueError, match="would have no example left"):
+        model.remove(np.flatnonzero(labels == 1))
+    with pytest.raises(ValueError, match="there are 18 examples"):
+        model.remove([18])
+
+
+def test_examples_that_do_not_fit_leave_the_classifier_as_it_was():
+    support, labels, queries, _, texts = world((5, 5, 5))
+    model = ProKeR(texts, bandwidth=2.0, ridge=0.1, text_weight=1.0).fit(support, labels)
+    before = model.scores(queries), model.predict_set(queries, 0.3)
+    one = support[:1]
+    for words, message in [
+        ((one, [7]), r"needs \(4, 12\)"),  # a new class without its text
+        ((one, [0], texts[:2]), r"shape \(2, 12\)"),
+        ((one, [0, 1]), "labels of shape"),
+        ((one, [[0]]), "labels of shape"),
+        ((one, ["a"]), "those of the classifier int64"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            model.extend(*words)
+        assert model.classes_.tolist() == [0, 1, 2]
+        assert model.text_features is texts
+        np.testing.assert_array_equal(model.scores(queries), before[0])
+        np.testing.assert_array_equal(model.predict_set(queries, 0.3), before[1])
+    assert model.extend(one, [0]).scores(queries).shape == before[0].shape
+
+
+def test_a_new_class_may_come_later():
+    support, labels, queries, _, texts = world((6, 6, 6))
+    names = np.array(["bee", "cat", "eel"])[labels]
+    model = ProKeR(**SETTINGS).fit(support, names).extend(queries[:2], ["ant", "dog"])
+    assert model.classes_.tolist() == ["ant", "bee", "cat", "dog", "eel"]
+    assert model.predict(queries[:2]).tolist() == ["ant", "dog"]
+    with pytest.raises(ValueError, match="text_features has shape"):
+        ProKeR(texts, **SETTINGS).fit(support, names).extend(queries[:1], ["ant"])
+
+
+@pytest.mark.parametrize("preset", ["default", "published"])
+def test_conformal_p_values_are_those_of_the_augmented_support(preset):
+    """Each query joins with each label in turn; the leave-one-out errors come from refits."""
+    support, labels, queries, _, texts = world((4, 3, 5), queries=4)
+    model = ProKeR(texts, preset=preset, **SETTINGS).fit(support, labels)
+    weight = 1.0 if preset == "default" else 0.3
+    found = model.conformal_p(queries, 0.5)  # an error rate at which three examples are enough
+    for number, query in enumerate(queries):
+        for label in range(3):
+            rows, own = np.concatenate([support, query[None]]), np.append(labels, label)
+            members = np.flatnonzero(own == label)
+            errors = []
+            for row in members:
+                learn = np.setdiff1d(np.arange(len(rows)), [row])
+                errors.append(1 - refit(rows, own, texts, learn, rows[row : row + 1], weight=weight)[0, label])
+            worse = sum(error >= errors[-1] - 1e-12 for error in errors)
+            assert found[number, label] == pytest.approx(worse / len(members))
+
+
+def test_a_picture_of_the_support_fits_its_class_as_well_as_itself():
+    """It ties with its copy, whatever the last digits: no p-value of a class of n is below 2 / (n + 1)."""
+    support, labels, _, _, texts = world((1, 2, 7), noise=1.5)
+    model = ProKeR(texts, **SETTINGS).fit(support, labels)
+    own = model.conformal_p(support, 0.5)[np.arange(len(labels)), labels]
+    assert (own >= 2 / (np.bincount(labels)[labels] + 1) - 1e-12).all()
+
+
+def test_sets_hold_the_class_as_often_as_promised():
+    """Exchangeable draws: over many supports the true class is missing at most a share alpha of the time."""
+    missed = total = 0
+    for seed in range(40):
+        support, labels, queries, asked, texts = world((9, 9, 9), queries=40, noise=1.5, seed=seed)
+        model = ProKeR(texts, bandwidth=2.0, ridge=0.5, text_weight=1.0).fit(support, labels)
+        kept = model.predict_set(queries, 0.2)[np.arange(40), asked]
+        missed, total = missed + int((~kept).sum()), total + 40
+    assert missed / total < 0.2 + 4 * np.sqrt(0.2 * 0.8 / total) + 0.02  # queries of one support are not independent
+    assert missed / total > 0.08  # and the sets are not simply full
+
+
+def test_many_examples_go_through_landmarks(monkeypatch):
+    """With all examples as landmarks the result is the exact one; with fewer it is close."""
+    support, labels, queries, asked, texts = world((12,) * 5, queries=80)
+    exact = ProKeR(texts, **SETTINGS).fit(support, labels)
+    monkeypatch.setattr(proker, "EXACT_ROWS", 10)
+    through = ProKeR(texts, **SETTINGS).fit(support, labels)
+    np.testing.assert_allclose(through.scores(queries), exact.scores(queries), atol=2e-4)
+    np.testing.assert_allclose(through.loo_scores_, exact.loo_scores_, atol=2e-3)
+    monkeypatch.setattr(proker, "LANDMARKS", 30)
+    fewer = ProKeR(texts, **SETTINGS).fit(support, labels)
+    assert fewer.coef_.shape[0] <= 30
+    assert (fewer.predict(queries) == asked).mean() > (exact.predict(queries) == asked).mean() - 0.1
+    grown = fewer.extend(queries[:1], asked[:1])
+    assert len(grown.labels_) == 61
+    assert grown.predict_set(queries).shape == (80, 5)
+
+
+def test_many_examples_are_fitted_without_the_features_of_all_of_them(monkeypatch):
+    monkeypatch.setattr(proker, "EXACT_ROWS", 1_000)
+    monkeypatch.setattr(proker, "LANDMARKS", 256)
+    random, classes, count = np.random.default_rng(0), 8, 20_000
+    support = unit(random.standard_normal((count, 8))).astype(np.float32)
+    model = ProKeR(support[:classes], **SETTINGS)
+    tracemalloc.start()
+    model.fit(support, np.arange(count) % classes)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < count * 256 * 4  # of float32; the scores of the held-out examples are a thirtieth of that
+    assert model.loo_scores_.dtype == np.float32
+
+
+def test_duplicates_and_a_tiny_ridge_are_survived():
+    support, labels, _, _, texts = world((6, 6))
+    twice, own = np.concatenate([support, support]), np.concatenate([labels, labels])
+    model = ProKeR(texts, bandwidth=2.0, ridge=1e-9, text_weight=1.0).fit(twice, own)
+    assert np.isfinite(model.scores(support)).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.isfinite(ProKeR(texts).fit(unit(np.ones((4, 12))), [0, 0, 1, 1]).scores(support)).all()
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_an_unknown_preset_is_refused():
+    support, labels, _, _, texts = world((6, 6))
+    with pytest.raises(ValueError, match="preset must be default or published"):
+        ProKeR(texts, preset="best").fit(support, labels)
+
+
+def test_the_kernel_is_the_gaussian_of_the_distance():
+    rows = unit(np.random.default_rng(0).normal(size=(4, 3)))
+    squared = ((rows[:, None] - rows[None]) ** 2).sum(axis=2)
+    np.testing.assert_allclose(gaussian(rows, rows, 3.0), np.exp(-3.0 * squared / 2))

@@ -1,0 +1,305 @@
+"""Every training-free classifier against a loop over queries, examples and classes in float64."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import rel_entr
+from sklearn.preprocessing import Normalizer
+
+from recollect import classifiers
+from recollect.classifiers.heads.ape import channel_scores
+
+CLASSES, SHOTS, WIDTH = 4, 5, 12
+
+
+def unit(vector):
+    return vector / math.sqrt(sum(float(entry) ** 2 for entry in vector))
+
+
+@pytest.fixture(scope="module")
+def world():
+    generator = np.random.default_rng(3)
+    centres = generator.normal(size=(CLASSES, WIDTH))
+    labels = np.repeat(np.arange(CLASSES), SHOTS)
+    order = generator.permutation(len(labels))
+    support = np.array([unit(centres[label] + generator.normal(size=WIDTH)) for label in labels])[order]
+    queries = np.array(
+        [unit(centres[label] + generator.normal(size=WIDTH)) for label in generator.integers(4, size=15)]
+    )
+    texts = np.array([unit(centre + generator.normal(size=WIDTH)) for centre in centres])
+    return support, labels[order], queries, texts
+
+
+def softmax(values):
+    weights = [math.exp(value - max(values)) for value in values]
+    return [weight / sum(weights) for weight in weights]
+
+
+def slow_prototype(query, support, labels, texts, cosine=False):
+    scores = []
+    for label in range(CLASSES):
+        mean = sum(row for row, own in zip(support, labels, strict=True) if own == label) / SHOTS
+        scores.append(query @ (unit(mean) if cosine else mean))
+    return scores
+
+
+def slow_tip(query, support, labels, texts, alpha=1.0, beta=5.5, scale=1.0):
+    scores = [scale * query @ text for text in texts]
+    for row, label in zip(support, labels, strict=True):
+        scores[label] += alpha * math.exp(-beta * (1 - query @ row))
+    return scores
+
+
+def slow_votes(query, support, labels, k, weigh):
+    ranked = sorted(range(len(support)), key=lambda index: -(query @ support[index]))[:k]
+    near = [query @ support[index] for index in ranked]
+    votes = [0.0] * CLASSES
+    for rank, index in enumerate(ranked):
+        votes[labels[index]] += weigh(rank, near)
+    return [vote / sum(votes) for vote in votes]
+
+
+def slow_tip_x(query, support, labels, texts, alpha, beta, gamma):
+    """The public formula: distributions at temperature 0.5, divergences brought to the range of the cosines."""
+
+    def guess(image):
+        return np.array(softmax([image @ text / 0.5 for text in texts]))
+
+    def divergence(left, right):
+        return float(rel_entr(guess(left), guess(right)).sum())
+
+    pairs = [(a, b) for i, a in enumerate(support) for j, b in enumerate(support) if i != j]
+    between, cosines = [divergence(a, b) for a, b in pairs], [a @ b for a, b in pairs]
+    scores = slow_tip(query, support, labels, texts, alpha, beta, scale=100.0)
+    for row, label in zip(support, labels, strict=True):
+        share = (divergence(query, row) - min(between)) / (max(between) - min(between))
+        scores[label] += gamma * -(share * (max(cosines) - min(cosines)) + min(cosines))
+    return scores
+
+
+def slow_ape(query, support, labels, texts, alpha, beta, gamma, channels=500 / 1024, similarity_weight=0.7):
+    """The public formula: images in the criterion, no temperature for the keys, divergence in bits."""
+    several = [[texts[c], *(row for row, own in zip(support, labels, strict=True) if own == c)] for c in range(CLASSES)]
+    criterion = []
+    for channel in range(WIDTH):
+        pairs = [a[channel] * b[channel] for i in range(CLASSES) for j in range(CLASSES) if i != j
+                 for a in several[i] for b in several[j]]  # fmt: skip
+        variance = np.var(texts[:, channel], ddof=1)
+        criterion.append(-similarity_weight * np.mean(pairs) + (1 - similarity_weight) * variance)
+    kept = sorted(np.argsort(criterion)[::-1][: round(channels * WIDTH)])
+    scores = [100 * query @ text for text in texts]
+    for row, label in zip(support, labels, strict=True):
+        guess = softmax([unit(row[kept]) @ unit(text[kept]) for text in texts])
+        weight = math.exp(gamma * -math.log2(guess[label]))
+        scores[label] += alpha * weight * math.exp(-beta * (1 - unit(query[kept]) @ unit(row[kept])))
+    return scores
+
+
+def slow_gda(query, support, labels, texts, alpha):
+    means = [sum(row for row, own in zip(support, labels, strict=True) if own == c) / SHOTS for c in range(CLASSES)]
+    scatter = sum(np.outer(row - means[own], row - means[own]) for row, own in zip(support, labels, strict=True))
+    covariance = scatter / (len(support) - 1)
+    precision = WIDTH * np.linalg.inv((len(support) - 1) * covariance + np.trace(covariance) * np.eye(WIDTH))
+    scores = []
+    for mean, text in zip(means, texts, strict=True):
+        weight = mean @ precision
+        bias = math.log(1 / CLASSES) - 0.5 * mean @ precision @ mean
+        scores.append(100 * query @ text + alpha * (query @ weight + bias))
+    return scores
+
+
+def slow_dmn(query, support, labels, texts, alpha):
+    """The class text lies in the memory with the examples; both scores are distributions."""
+    reads = []
+    for label, text in enumerate(texts):
+        members = [text, *(row for row, own in zip(support, labels, strict=True) if own == label)]
+        reads.append(query @ unit(sum(math.exp(-5.5 * (1 - query @ row)) * row for row in members)))
+    zero_shot, memory = softmax([100 * query @ text for text in texts]), softmax([100 * read for read in reads])
+    return [z + alpha * m for z, m in zip(zero_shot, memory, strict=True)]
+
+
+def slow_mix(query, support, labels, texts, weight):
+    zero_shot = softmax([100 * query @ text for text in texts])
+    votes = slow_votes(query, support, labels, 7, lambda rank, near: math.exp(near[rank] / 0.07))
+    return [z + weight * v for z, v in zip(zero_shot, votes, strict=True)]
+
+
+CASES = {
+    "prototype": (classifiers.PrototypeClassifier(), slow_prototype),
+    "prototype cosine": (classifiers.PrototypeClassifier(cosine=True), lambda *a: slow_prototype(*a, cosine=True)),
+    "zero-shot": (classifiers.ZeroShotClassifier(), lambda q, s, y, texts: [q @ text for text in texts]),
+    "tip": (classifiers.TipAdapter(), slow_tip),
+    "tip official": (classifiers.TipAdapter(preset="official", alpha=2.0, beta=3.0),
+                     lambda *a: slow_tip(*a, alpha=2.0, beta=3.0, scale=100.0)),
+    "plurality": (classifiers.PluralityVoting(), lambda q, s, y, t: slow_votes(q, s, y, SHOTS, lambda rank, near: 1.0)),
+    "softmax": (classifiers.SoftmaxVoting(k=7),
+                lambda q, s, y, t: slow_votes(q, s, y, 7, lambda rank, near: math.exp(near[rank] / 0.07))),
+    "rank": (classifiers.RankVoting(), lambda q, s, y, t: slow_votes(q, s, y, 20, lambda rank, near: 1 / (2 + rank))),
+    "tip-x": (classifiers.TipX(alpha=1.5, beta=3.0, gamma=0.8, preset="published"),
+              lambda *a: slow_tip_x(*a, alpha=1.5, beta=3.0, gamma=0.8)),
+    "ape": (classifiers.ApeClassifier(alpha=1.3, beta=4.0, gamma=0.2, preset="published"),
+            lambda *a: slow_ape(*a, alpha=1.3, beta=4.0, gamma=0.2)),
+    "ape own channels": (classifiers.ApeClassifier(alpha=1.3, beta=4.0, gamma=0.2, channels=0.8, similarity_weight=0.3),
+                         lambda *a: slow_ape(*a, alpha=1.3, beta=4.0, gamma=0.2, channels=0.8, similarity_weight=0.3)),
+    "gda": (classifiers.GaussianDiscriminant(alpha=0.4), lambda *a: slow_gda(*a, alpha=0.4)),
+    "dmn": (classifiers.DualMemory(alpha=0.9), lambda *a: slow_dmn(*a, alpha=0.9)),
+    "dmn published": (classifiers.DualMemory(alpha=0.9, preset="published"), lambda *a: slow_dmn(*a, alpha=0.9)),
+    "mix": (classifiers.ZeroShotMix(classifiers.SoftmaxVoting(k=7), weight=0.7), lambda *a: slow_mix(*a, weight=0.7)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_scores_equal_the_slow_reference(name, world):
+    support, labels, queries, texts = world
+    estimator, slow = CASES[name]
+    if "text_features" in estimator.get_params():
+        estimator.set_params(text_features=texts)
+    found = estimator.fit(support, labels).scores(queries)
+    expected = np.array([slow(query, support, labels, texts) for query in queries])
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=2e-9)
+
+
+def test_the_channel_score_visits_no_pair_but_counts_them_all(world):
+    texts = world[3]
+    for channel, score in enumerate(channel_scores(texts, 1.0)):
+        pairs = [texts[i][channel] * texts[j][channel] for i in range(4) for j in range(4) if i != j]
+        assert score == pytest.approx(-np.mean(pairs))
+
+
+def test_cross_validation_picks_the_best_pair_of_its_grid(world):
+    """Against a fine grid of alpha for every beta: nothing on the grid is right more often on held-out examples."""
+    from recollect.classifiers.heads.tip import BETA_GRID
+
+    support, labels, _, texts = world
+    model = classifiers.CrossValidatedTipAdapter(text_features=texts).fit(support, labels)
+
+    def held_out_scores(index, alpha, beta):
+        scores = np.array([support[index] @ text for text in texts])
+        for row, (other, label) in enumerate(zip(support, labels, strict=True)):
+            if row != index:  # four examples of its own class stand for five
+                factor = SHOTS / (SHOTS - 1) if label == labels[index] else 1.0
+                scores[label] += alpha * factor * math.exp(-beta * (1 - support[index] @ other))
+        return scores
+
+    def held_out_accuracy(alpha, beta):
+        scores = [held_out_scores(index, alpha, beta) for index in range(len(labels))]
+        return np.mean(np.argmax(scores, axis=1) == labels)
+
+    expected = [held_out_scores(index, model.alpha_, model.beta_) for index in range(len(labels))]
+    np.testing.assert_allclose(model.loo_scores_, expected, rtol=1e-9)
+    chosen = held_out_accuracy(model.alpha_, model.beta_)
+    grid = max(held_out_accuracy(alpha, beta) for beta in BETA_GRID[::3] for alpha in np.geomspace(0.01, 50, 15))
+    assert chosen >= grid
+
+
+def test_ties_go_to_the_class_met_first():
+    support = np.array([unit(np.array(row)) for row in ([1, 0.2], [1, 0.1], [0.2, 1], [0.1, 1])])
+    labels = np.array([0, 1, 1, 0])
+    model = classifiers.PluralityVoting(k=2).fit(support, labels)
+    assert model.predict(np.array([[1.0, 0.0]])).tolist() == [1]  # 1 is nearest, one vote each
+    assert model.predict(np.array([[0.0, 1.0]])).tolist() == [0]
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 10**6), st.sampled_from([np.float32, np.float64]))
+def test_what_else_is_asked_decides_no_vote(seed, kind):
+    """Every example is there twice, under two labels, so that all votes are ties, which the nearest decides."""
+    random = np.random.default_rng(seed)
+    count, width, classes = (int(random.integers(*bounds)) for bounds in ((4, 40), (2, 300), (2, 5)))
+    rows = Normalizer().transform(random.normal(size=(count + 8, width))).astype(kind)
+    support, queries = np.concatenate([rows[:count], rows[:count]]), rows[-16:]
+    labels = np.concatenate([np.arange(count), np.arange(count) + 1]) % classes
+    for vote in (classifiers.PluralityVoting, classifiers.RankVoting, classifiers.SoftmaxVoting):
+        model, order = vote(k=2 * int(random.integers(1, count + 1))), random.permutation(len(queries))
+        expected = model.fit(support, labels).predict(queries)
+        np.testing.assert_array_equal([model.predict(query[None])[0] for query in queries], expected)
+        np.testing.assert_array_equal(model.predict(queries[order]), expected[order])
+
+
+def test_plurality_caps_the_neighbours_at_the_shots_and_the_others_at_the_support(world):
+    support, labels, _, _ = world
+    assert classifiers.PluralityVoting().fit(support, labels).k_ == SHOTS
+    assert classifiers.SoftmaxVoting().fit(support, labels).k_ == SHOTS * CLASSES
+    assert classifiers.RankVoting(k=3).fit(support, labels).k_ == 3
+
+
+@pytest.mark.parametrize("name", ["TipAdapterF", "ClipAdapter", "ApeTrained", "LinearProbe"])
+def test_training_fits_the_support_and_repeats_exactly(name, world):
+    support, labels, queries, texts = world
+    estimator = getattr(classifiers, name)()
+    if "text_features" in estimator.get_params():
+        estimator.set_params(text_features=texts)
+    if "epochs" in estimator.get_params():
+        untrained = estimator.set_params(epochs=0).fit(support, labels)
+        before = np.mean(untrained.predict(support) == labels)
+        first_scores = untrained.scores(queries)
+        estimator.set_params(epochs=40, learning_rate=2e-2)
+        trained = estimator.fit(support, labels)
+        assert np.mean(trained.predict(support) == labels) >= before
+        assert np.abs(trained.scores(queries) - first_scores).max() > 0.1
+    again = estimator.fit(support, labels).scores(queries)
+    np.testing.assert_array_equal(again, estimator.fit(support, labels).scores(queries))
+
+
+@pytest.mark.parametrize(
+    ("trained", "free"),
+    [
+        (classifiers.TipAdapterF(epochs=0), classifiers.TipAdapter(preset="official")),
+        (classifiers.ApeTrained(epochs=0, alpha=1.0, beta=5.5), classifiers.TipAdapter(preset="official")),
+        (classifiers.ClipAdapter(epochs=0, ratio=0.0), classifiers.ZeroShotClassifier()),
+    ],
+)
+def test_without_training_a_trained_method_is_its_training_free_self(trained, free, world):
+    support, labels, queries, texts = world
+    ours, theirs = (
+        model.set_params(text_features=texts).fit(support, labels).scores(queries) for model in (trained, free)
+    )
+    factor = 1.0 if isinstance(free, classifiers.TipAdapter) else 100.0
+    np.testing.assert_allclose(ours, factor * theirs, rtol=2e-5, atol=1e-4)
+
+
+def test_dmns_published_weight_is_the_best_of_the_public_codes_thirteen(world):
+    support, labels, _, texts = world
+    model = classifiers.DualMemory(texts, preset="published").fit(support, labels)
+    weights = np.geomspace(1e-3, 1e3, 13)
+    right = [classifiers.DualMemory(texts, alpha=weight).fit(support, labels).loo_accuracy_ for weight in weights]
+    assert model.alpha_ == weights[int(np.argmax(right))]
+
+
+def test_published_presets_keep_to_the_public_codes_ranges():
+    """With texts that are always right nothing should be added, and with useless ones as much as can be."""
+    labels = np.tile(np.arange(3), 6)
+    generator = np.random.default_rng(5)
+    support = np.eye(3, WIDTH)[labels] + 0.25 * generator.normal(size=(len(labels), WIDTH))
+    support /= np.linalg.norm(support, axis=1, keepdims=True)
+    right, wrong = np.eye(3, WIDTH), np.roll(np.eye(3, WIDTH), 1, axis=0)
+    assert classifiers.TipX(right).fit(support, labels).gamma_ == 0
+    assert classifiers.TipX(wrong).fit(support, labels).alpha_ > 50
+    assert classifiers.ApeClassifier(wrong).fit(support, labels).alpha_ > 7
+    for texts in (right, wrong):
+        tip_x = classifiers.TipX(texts, preset="published").fit(support, labels)
+        assert 0.1 <= tip_x.alpha_ <= 50
+        assert 1 <= tip_x.beta_ <= 50
+        assert 0.1 <= tip_x.gamma_ <= 30
+        ape = classifiers.ApeClassifier(texts, preset="published").fit(support, labels)
+        assert 0.1 <= ape.alpha_ <= 7
+        assert 0.1 <= ape.beta_ <= 7
+        assert ape.gamma_ in (0, 0.1, 0.2, 0.3, 0.4)
+        assert (ape.similarity_weight_, len(ape.channels_)) == (0.7, round(500 / 1024 * WIDTH))
+
+
+def test_clip_adapter_scores_by_its_formula_and_trains_as_long_as_published(world):
+    support, labels, queries, texts = world
+    model = classifiers.ClipAdapter(texts, epochs=3, ratio=0.3).fit(support, labels)
+    for query, found in zip(queries, model.scores(queries), strict=True):
+        hidden = np.maximum(model.down_.astype(float) @ query, 0)
+        adapted = unit(0.3 * np.maximum(model.up_.astype(float) @ hidden, 0) + 0.7 * query)
+        np.testing.assert_allclose(found, 100 * texts @ adapted, rtol=1e-4, atol=1e-3)
+    assert model.down_.shape == (WIDTH // 4, WIDTH)
+    for shots, epochs in ((1, 50), (2, 100), (8, 200)):
+        each = np.tile(np.arange(2), shots)
+        rows = np.eye(2, WIDTH)[each]
+        assert classifiers.ClipAdapter(learning_rate=0.0).fit(rows, each).epochs_ == epochs

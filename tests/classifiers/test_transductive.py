@@ -1,0 +1,213 @@
+"""Pools, streams and views: limits, symmetries, and plain loops."""
+
+import numpy as np
+import pytest
+
+from classifiers.worlds import unit, world
+from recollect.classifiers.heads import transductive
+from recollect.classifiers.heads.online import OnlineCache, counted_vote, vote_of_views
+from recollect.classifiers.heads.transductive import stat_a, trans_clip
+
+
+def crowd(counts=(60, 60, 60), noise=0.9, off=0.9, width=24, seed=0):
+    """Rows around centres, their labels, and texts that are off."""
+    generator = np.random.default_rng(seed)
+    centres = unit(generator.normal(size=(len(counts), width)))
+    labels = generator.permutation(np.repeat(np.arange(len(counts)), counts))
+    rows = unit(centres[labels] + noise / np.sqrt(width) * 2 * generator.normal(size=(len(labels), width)))
+    return rows, labels, unit(centres + off / np.sqrt(width) * 2 * generator.normal(size=centres.shape))
+
+
+def zero_shot(rows, texts, scale=100.0):
+    logits = scale * rows @ texts.T
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("method", [trans_clip, stat_a])
+class TestBoth:
+    def test_order_does_not_matter(self, method):
+        rows, _, texts = crowd()
+        order = np.random.default_rng(1).permutation(len(rows))
+        np.testing.assert_allclose(method(rows[order], texts).probabilities, method(rows, texts).probabilities[order])
+
+    def test_no_rounds_is_zero_shot(self, method):
+        rows, _, texts = crowd()
+        np.testing.assert_allclose(method(rows, texts, rounds=0).probabilities, zero_shot(rows, texts))
+
+    def test_neighbours_and_a_mixture_that_say_nothing_leave_zero_shot(self, method, monkeypatch):
+        rows, _, texts = crowd()
+        monkeypatch.setattr(transductive, "LIKELIHOOD_SCALE", 0.0)
+        monkeypatch.setattr(
+            transductive, "_graph", lambda rows: (np.zeros((len(rows), 3), dtype=int), np.zeros((len(rows), 3)))
+        )
+        np.testing.assert_allclose(method(rows, texts).probabilities, zero_shot(rows, texts), atol=1e-12)
+
+    def test_a_pool_helps_where_texts_are_off(self, method):
+        rows, labels, texts = crowd(off=1.6)
+        before = ((rows @ texts.T).argmax(axis=1) == labels).mean()
+        assert (method(rows, texts, scale=20.0).labels == labels).mean() > before
+
+    def test_a_pool_too_small_or_of_another_width_is_refused(self, method):
+        rows, _, texts = crowd()
+        with pytest.raises(ValueError, match="no 3 neighbours"):
+            method(rows[:3], texts)
+        with pytest.raises(ValueError, match="one width"):
+            method(rows[:, :5], texts)
+        with pytest.raises(ValueError, match="NaN"):
+            method(np.where(np.arange(len(rows))[:, None] == 4, np.nan, rows), texts)
+
+
+def test_an_infinite_anchor_keeps_the_texts_as_means():
+    rows, _, texts = crowd()
+    np.testing.assert_allclose(stat_a(rows, texts, alpha=1e15).means, texts, atol=1e-9)
+
+
+def test_classes_that_do_not_occur_stay_with_their_texts():
+    rows, labels, texts = crowd(counts=(80, 80, 1, 1, 1, 1), noise=0.3, off=0.3)
+    rows, labels = rows[labels < 2], labels[labels < 2]
+    found = stat_a(rows, texts)
+    assert (found.labels == labels).all()
+    np.testing.assert_allclose(found.means[2:], texts[2:], atol=1e-9)
+    assert np.abs(found.means[:2] - texts[:2]).max() > 1e-3
+
+
+def test_shots_help_trans_clip_and_must_be_of_every_class():
+    rows, labels, texts = crowd(off=2.5)
+    shots = np.concatenate([np.flatnonzero(labels == label)[:4] for label in range(3)])
+    rest = np.setdiff1d(np.arange(len(rows)), shots)
+    alone = trans_clip(rows[rest], texts, scale=20.0)
+    with_shots = trans_clip(rows[rest], texts, scale=20.0, support=rows[shots], labels=labels[shots])
+    assert (with_shots.labels == labels[rest]).mean() >= (alone.labels == labels[rest]).mean()
+    with pytest.raises(ValueError, match="some of each of the 3 classes"):
+        trans_clip(rows, texts, support=rows[:2], labels=np.array([0, 1]))
+
+
+def slow_mixture(rows, texts, scale, labelled=None, alpha=None):
+    """TransCLIP written out, or with ``alpha`` StatA: a density for each row and class, a sum for each mean.
+
+    Args:
+        labelled: rows, labels and the weight of one.
+    """
+    from scipy.stats import multivariate_normal
+
+    first = zero_shot(rows, texts, scale)
+    likeness = rows @ rows.T
+    np.fill_diagonal(likeness, -np.inf)
+    graph = np.zeros_like(likeness)
+    for row, near in enumerate(np.argsort(-likeness, axis=1)[:, :3]):
+        graph[row, near] = np.maximum(likeness[row, near], 0)
+    classes, power, assigned = range(len(texts)), 1.0, first
+    about = sum(first[:, c] @ (rows - texts[c]) ** 2 for c in classes) / len(rows)
+    surest = [np.argsort(-first[:, c])[:8] for c in classes]
+    means = unit(np.array([first[surest[c], c] @ rows[surest[c]] for c in classes]))
+    variances = np.full((len(texts), rows.shape[1]), 1 / rows.shape[1])
+    shots = np.zeros((0, len(texts))), rows[:0]
+    if labelled:
+        shots, power = (labelled[2] * np.eye(len(texts))[labelled[1]], labelled[0]), 0.5
+        means = unit(np.array([labelled[0][labelled[1] == c].mean(axis=0) for c in classes]))
+    if alpha is not None:
+        means, variances = texts, np.tile(about, (len(texts), 1))
+    for _ in range(10):
+        density = [multivariate_normal(means[c], np.diag(variances[c])).logpdf(rows) for c in classes]
+        for _ in range(5):
+            logits = power * np.log(first) + np.array(density).T / 50 + (graph @ assigned + graph.T @ assigned) / 6
+            assigned = zero_shot(logits, np.eye(len(texts)), 1.0)
+        weights, points = np.concatenate([assigned, shots[0]]), np.concatenate([rows, shots[1]])
+        own = np.array([weights[:, c] @ points / weights[:, c].sum() for c in classes])
+        if alpha is None:
+            means = unit(own)
+            spread = sum(weights[:, c] @ (points - means[c]) ** 2 for c in classes) / weights.sum()
+            variances = np.tile(spread, (len(texts), 1))
+            continue
+        counts = np.bincount(assigned.argmax(axis=1), minlength=len(texts))
+        beta = (counts / (counts + alpha))[:, None]
+        means = unit(beta * own + (1 - beta) * texts)
+        spread = np.array([assigned[:, c] @ (rows - means[c]) ** 2 / assigned[:, c].sum() for c in classes])
+        variances = beta * spread + (1 - beta) * (about + (texts - means) ** 2)
+    return assigned, means, variances
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16])
+@pytest.mark.parametrize("scale", [8.0, 100.0])
+def test_both_against_a_loop(scale, dtype):
+    rows, _, texts = crowd(counts=(20, 12, 9))
+    rows = rows.astype(dtype)  # halves are widened before they are made unit rows
+    wide, shots = unit(rows.astype(float)), (texts[[0, 1, 2, 0]], np.array([0, 1, 2, 0]))
+    for found, slow in [
+        (trans_clip(rows, texts, scale=scale), slow_mixture(wide, texts, scale)),
+        (trans_clip(rows, texts, scale=scale, support=shots[0], labels=shots[1], weight=2.0),
+         slow_mixture(wide, texts, scale, (*shots, 2.0))),
+        (stat_a(rows, texts, scale=scale, alpha=3.0), slow_mixture(wide, texts, scale, alpha=3.0)),
+    ]:  # fmt: skip
+        np.testing.assert_allclose(found.probabilities, slow[0], atol=1e-9)
+        np.testing.assert_allclose(found.means, slow[1], atol=1e-9)
+        np.testing.assert_allclose(np.broadcast_to(found.variances, slow[2].shape), slow[2], atol=1e-9)
+
+
+def test_twins_are_neighbours_and_nothing_is_its_own():
+    rows = unit(np.random.default_rng(0).normal(size=(10, 4)))
+    rows[7] = rows[2]
+    places, cosines = transductive._graph(rows)
+    assert not (places == np.arange(10)[:, None]).any()
+    assert places[7, 0] == 2
+    assert cosines[7, 0] == pytest.approx(1.0)
+
+
+def slow_stream(rows, texts, scale, alpha, beta):
+    """TDA written out: what is kept is chosen anew from all rows seen so far."""
+    found, seen = [], []
+    for row in rows:
+        p = zero_shot(row[None], texts, scale)[0]
+        entropy = -sum(q * np.log(q) for q in p if q > 0)
+        seen.append((int(p.argmax()), entropy, row, p))
+        scores = scale * texts @ row
+        for label in range(len(texts)):
+            mine = sorted((item for item in seen if item[0] == label), key=lambda item: item[1])
+            for _, _, key, _ in mine[:3]:
+                scores[label] += alpha * np.exp(-beta * (1 - row @ key))
+            doubtful = [item for item in mine if 0.2 < item[1] / np.log2(len(texts)) < 0.5]
+            for _, _, key, q in doubtful[:2]:
+                scores -= 0.117 * np.exp(-(1 - row @ key)) * ((q > 0.03) & (q < 1))
+        found.append(scores)
+    return np.array(found)
+
+
+def test_the_cache_of_a_stream_against_a_loop():
+    rows, _, texts = crowd(counts=(15, 15, 15))
+    cache = OnlineCache(texts, scale=8.0)
+    # a stream may come in parts, one of them without any picture
+    found = np.concatenate([cache.scores(rows[:20]), cache.scores(rows[:0]), cache.scores(rows[20:])])
+    np.testing.assert_allclose(found, slow_stream(rows, texts, 8.0, 2.0, 5.0), rtol=1e-9)
+
+
+def test_an_empty_weight_leaves_zero_shot():
+    rows, _, texts = crowd()
+    np.testing.assert_allclose(OnlineCache(texts, alpha=0.0, negative=0.0).scores(rows), 100 * rows @ texts.T)
+
+
+def test_views_that_are_one_picture_vote_as_zero_shot():
+    rows, _, texts = crowd()
+    for row in rows[:20]:
+        assert vote_of_views(np.tile(row, (64, 1)), texts) == np.argmax(texts @ row)
+
+
+def test_the_surest_view_decides_alone_or_a_tie():
+    texts = np.eye(3)
+    views = unit(np.array([[1, 0.9, 0], [0.1, 1, 0], [1, 0.3, 0], [0, 0.2, 1.0]]))
+    sure = np.sort(zero_shot(views, texts, 10.0).max(axis=1))
+    assert vote_of_views(views, texts, scale=10.0, share=0.01) == 1
+    assert vote_of_views(views, texts, scale=10.0, share=0.5) == 1  # classes 1 and 2, one vote each
+    assert vote_of_views(views, texts, scale=10.0, share=1.0) == 0
+    assert counted_vote(views, texts, scale=10.0, share=0.5) == (1, 0.5)
+    assert counted_vote(views[:, ::-1], texts, scale=10.0, share=0.5) == (
+        1,
+        0.5,
+    )  # classes 1 and 0: the surer, not the first
+    assert sure[0] < sure[-1]
+    with pytest.raises(ValueError, match="there must be some"):
+        vote_of_views(views[:0], texts)
+
+
+def test_worlds_have_the_counts_they_were_asked_for():
+    assert np.bincount(world((3, 1, 2))[1]).tolist() == [3, 1, 2]

@@ -1,0 +1,315 @@
+"""Temperatures, calibration error, conformal sets and what is held out, against plain references."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
+from sklearn.base import clone
+
+from classifiers.worlds import CLASSIFIERS, QUICK, unit, world
+from recollect import classifiers
+from recollect.classifiers.heads import base, calibration
+from recollect.classifiers.heads.calibration import (
+    conformal_p,
+    conformal_thresholds,
+    expected_calibration_error,
+    fit_temperature,
+    log_softmax,
+)
+from recollect.classifiers.heads.holdout import HoldOut
+from recollect.classifiers.heads.trust import TOO_FEW, conformal_groups, enough_to_tell, share_text
+
+METHODS = CLASSIFIERS
+
+
+def fitted(name, counts=(10, 10, 10), queries=60, noise=1.2, **options):
+    support, labels, asked, own, texts = world(counts, queries=queries, noise=noise, seed=1)
+    model = getattr(classifiers, name)(**QUICK.get(name, {}), **options)
+    if "text_features" in model.get_params():
+        model.set_params(text_features=texts)
+    return model.fit(support, labels), support, labels, asked, own
+
+
+counts_of_classes = st.lists(st.integers(1, 9), min_size=2, max_size=6)
+
+
+@given(counts_of_classes, st.integers(0, 99))
+def test_every_example_is_held_out_once_but_the_only_one_of_a_class(counts, seed):
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
+    plan = HoldOut.of(labels)
+    assert plan.rows.tolist() == [row for row, label in enumerate(labels) if counts[label] > 1]
+    chosen = []
+    for learn, choose in plan.folds():
+        assert not set(learn) & set(choose)
+        assert set(labels[learn]) == set(labels)
+        chosen += choose.tolist()
+    assert sorted(chosen) == plan.rows.tolist()
+    places, absent = plan.absent(plan.rows)
+    assert {(row, row) for row in plan.rows} <= set(zip(plan.rows[places], absent, strict=True))
+    sums = np.zeros((len(plan.rows), len(counts)))
+    for place, row in enumerate(plan.rows):
+        left = np.setdiff1d(np.arange(len(labels)), absent[places == place])
+        sums[place] = np.bincount(labels[left], minlength=len(counts))
+        assert row not in left
+    np.testing.assert_allclose(plan.kept(plan.rows) * np.array(counts), sums)
+    assert plan.one_by_one == (max(counts) > 4)
+
+
+def test_familiarity_counts_the_held_out_examples_that_look_no_more_familiar():
+    """By scores that do not hang on the examples, so that each is as familiar held out as asked."""
+    support, labels, asked, _, texts = world((4, 5, 6), queries=9)
+    model = classifiers.ZeroShotClassifier(texts).fit(support, labels)
+    known = model.scores(support).max(axis=1)
+    for rows in (support, asked):
+        wanted = [(1 + sum(known <= score)) / (len(known) + 1) for score in model.scores(rows).max(axis=1)]
+        np.testing.assert_allclose(model.known_p(rows), wanted)
+
+
+def test_a_shortened_plan_stays_even_over_the_classes():
+    labels = np.repeat(np.arange(5), 20)
+    plan = HoldOut.of(labels).first(15)
+    assert np.bincount(plan.held_labels).tolist() == [3] * 5
+    assert len(np.concatenate([choose for _, choose in plan.folds()])) == 15
+
+
+@given(st.integers(0, 10**6), st.sampled_from([0.01, 1.0, 300.0]))
+def test_the_temperature_has_the_least_smoothed_likelihood(seed, scale):
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(4, size=30)
+    logits = scale * (generator.normal(size=(30, 4)) + 1.5 * np.eye(4)[labels])
+    targets = np.full((30, 4), 1 / 31 / 4)
+    targets[np.arange(30), labels] += 30 / 31
+
+    def loss(log_sharpness):
+        return -(targets * log_softmax(np.exp(log_sharpness) * logits)).sum()
+
+    best = minimize_scalar(loss, bounds=(-15 - np.log(scale), 8 - np.log(scale)), method="bounded",
+                           options={"xatol": 1e-9})  # fmt: skip
+    found = loss(-np.log(fit_temperature(logits, labels)))
+    assert found <= best.fun + 1e-5 * abs(best.fun)
+
+
+def test_scores_that_mislead_get_flat_probabilities_that_keep_their_order():
+    logits = np.array([[3.0, 0.0, 1.0], [0.0, 2.0, 1.0]])
+    temperature = fit_temperature(logits, np.array([1, 0]))
+    assert np.isfinite(temperature)
+    assert np.abs(logits / temperature).max() < 0.01
+    assert fit_temperature(np.zeros((3, 2)), np.array([0, 1, 0])) == 1.0
+    assert np.isfinite(fit_temperature(np.eye(3), np.arange(3)))  # all right: no temperature of zero
+
+
+def test_the_calibration_error_against_a_loop():
+    generator = np.random.default_rng(0)
+    probabilities = generator.dirichlet(np.ones(3), size=200)
+    labels = generator.integers(3, size=200)
+    confidence, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
+    expected = 0.0
+    for low in np.arange(15) / 15:
+        inside = (confidence >= low) & (confidence < low + 1 / 15)
+        if inside.any():
+            expected += inside.mean() * abs(confidence[inside].mean() - right[inside].mean())
+    assert expected_calibration_error(probabilities, labels) == pytest.approx(expected)
+
+
+@given(st.integers(0, 10**6))
+def test_conformal_p_values_count_the_class_that_fits_no_better(seed):
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(3, size=12)
+    known, asked = generator.integers(5, size=12) / 4, generator.integers(5, size=(6, 4)) / 4
+    for group in (np.arange(4), np.array([0, 1, 1, 1])):
+        found = conformal_p(known, group[labels], asked, group)
+        for query in range(6):
+            for label in range(4):
+                mine = known[group[labels] == group[label]]
+                assert found[query, label] == pytest.approx((1 + (mine <= asked[query, label]).sum()) / (len(mine) + 1))
+        for alpha in (0.1, 0.21, 0.34, 0.6, 1e-12, 1 - 1e-12):
+            least = conformal_thresholds(known, group[labels], 4, alpha)[group]
+            np.testing.assert_array_equal(asked >= least, found > alpha)
+
+
+def test_nine_examples_are_too_few_to_tell():
+    assert [enough_to_tell(count) for count in (0, 9, 10)] == [False, False, True]
+    assert share_text(1.0, 9) == share_text(None, 90) == TOO_FEW
+    assert share_text(0.875, 24) == "87.5 % of 24"
+
+
+def test_classes_with_too_few_examples_are_calibrated_together():
+    assert conformal_groups(np.array([9, 8, 12, 0]), 0.1).tolist() == [0, 2, 1, 2]
+    assert conformal_groups(np.array([9, 8]), 0.5).tolist() == [0, 1]
+    assert conformal_groups(np.array([3, 8]), 0.1).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("name", ["PrototypeClassifier", "GaussianDiscriminant", "ProKeR"])
+def test_sets_from_four_shots_rule_classes_out_and_hold_the_true_one_as_promised(name):
+    """Four examples of a class cannot rule it out at one in ten; those of all classes together can."""
+    held, sizes = [], []
+    for seed in range(12):
+        support, labels, asked, own, texts = world((4,) * 8, width=24, queries=100, noise=0.9, seed=seed)
+        model = getattr(classifiers, name)()
+        if "text_features" in model.get_params():
+            model.set_params(text_features=texts)
+        kept = model.fit(support, labels).predict_set(asked, 0.1)
+        held.append(kept[np.arange(100), own].mean())
+        sizes.append(kept.sum(axis=1).mean())
+    assert 0.85 < np.mean(held) < 0.99
+    assert np.mean(sizes) < 5
+
+
+CLOSED_FORMS = [
+    classifiers.PrototypeClassifier(),
+    classifiers.PrototypeClassifier(cosine=True),
+    classifiers.GaussianDiscriminant(alpha=0.4),
+    classifiers.DualMemory(alpha=0.7),
+    classifiers.PluralityVoting(k=3),
+    classifiers.SoftmaxVoting(k=5),
+    classifiers.RankVoting(k=40),
+    classifiers.ZeroShotMix(classifiers.SoftmaxVoting(k=5), weight=0.7),
+]
+
+
+@pytest.mark.parametrize("counts", [(6, 7, 5), (9, 1, 6), (4, 3, 4), (1, 2, 3)], ids=str)
+@pytest.mark.parametrize("texts_given", [True, False], ids=["texts", "means"])
+@pytest.mark.parametrize("model", CLOSED_FORMS, ids=lambda model: str(model)[:40])
+def test_held_out_scores_are_those_of_a_classifier_that_never_saw_the_row(model, counts, texts_given):
+    support, labels, _, _, texts = world(counts)
+    model = clone(model)
+    if isinstance(model, classifiers.DualMemory) and not texts_given and max(counts) > 4:
+        pytest.skip("its memory holds the texts: where means stand in, it is measured on folds")
+    if "text_features" in model.get_params():
+        model.set_params(text_features=texts if texts_given else None)
+    model.fit(support, labels)
+    plan = HoldOut.of(labels)
+    for place, row in enumerate(model.loo_rows_):
+        learn = np.setdiff1d(np.arange(len(labels)), plan.absent(np.array([row]))[1])
+        alone = clone(model).fit(support[learn], labels[learn])
+        expected = alone.scores(support[row : row + 1])[0]
+        np.testing.assert_allclose(model.loo_scores_[place], expected, rtol=1e-7, atol=2e-9)
+
+
+@pytest.mark.parametrize("name", METHODS)
+class TestEveryMethod:
+    def test_says_how_often_it_is_right_on_what_it_did_not_see(self, name):
+        model, _, labels, asked, own = fitted(name)
+        assert model.loo_scores_.shape == (30, 3)
+        assert model.loo_accuracy_ == (model.loo_scores_.argmax(axis=1) == labels).mean()
+        measured = (model.predict(asked) == own).mean()
+        assert abs(model.loo_accuracy_ - measured) < 0.3  # three standard errors of 30 and 60 rows
+        assert 0 <= model.loo_ece_ < 0.4
+
+    def test_probabilities_follow_the_scores(self, name):
+        model, _, _, asked, _ = fitted(name)
+        probabilities = model.predict_proba(asked)
+        np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-5)
+        np.testing.assert_array_equal(probabilities.argmax(axis=1), model.scores(asked).argmax(axis=1))
+
+    def test_sets_shrink_with_the_error_rate_and_mostly_hold_the_class(self, name):
+        model, _, _, asked, own = fitted(name)
+        loose, tight = model.predict_set(asked, 0.4), model.predict_set(asked, 0.1)
+        assert (tight >= loose).all()
+        assert tight[np.arange(60), own].mean() > 0.75
+        assert model.predict_set(asked, 0.03).all()  # thirty examples cannot rule out at 3 in 100
+        with pytest.raises(ValueError, match="alpha is a share"):
+            model.predict_set(asked, 1.0)
+
+    def test_unlike_everything_is_told_by_a_small_p(self, name):
+        model, *_, asked, _ = fitted(name)
+        p = model.known_p(asked)
+        assert p.shape == (60,)
+        assert p.min() > 0
+        assert p.max() <= 1
+        assert (p <= 0.1).mean() < 0.4
+
+    def test_one_shot_holds_nothing_out_and_says_so(self, name):
+        model, _, _, asked, _ = fitted(name, counts=(1, 1, 1))
+        assert len(model.loo_rows_) == 0
+        assert np.isnan([model.loo_accuracy_, model.loo_ece_]).all()
+        assert model.predict_set(asked, 0.1).all()
+        assert (model.known_p(asked) == 1).all()
+        assert np.isfinite(model.predict_proba(asked)).all()
+
+    def test_one_class_with_one_example_leaves_the_others_measured(self, name):
+        model, *_ = fitted(name, counts=(8, 1, 8))
+        assert len(model.loo_rows_) == 16
+        assert model.loo_accuracy_ > 0.4
+
+    def test_no_row_is_scored_by_itself(self, name):
+        """A support of pure noise: what sees itself is always right, what does not guesses."""
+        generator = np.random.default_rng(2)
+        support, labels = unit(generator.normal(size=(60, 40))), np.tile(np.arange(3), 20)
+        model = getattr(classifiers, name)(**QUICK.get(name, {}))
+        if "text_features" in model.get_params():
+            model.set_params(text_features=unit(generator.normal(size=(3, 40))))
+        assert model.fit(support, labels).loo_accuracy_ < 0.6
+
+    def test_texts_that_are_made_from_the_examples_go_without_a_row_too(self, name):
+        support, labels = unit(np.random.default_rng(2).normal(size=(60, 40))), np.tile(np.arange(3), 20)
+        assert getattr(classifiers, name)(**QUICK.get(name, {})).fit(support, labels).loo_accuracy_ < 0.6
+
+
+def one_of_each(likeness, classes=40, width=24, queries=1000):
+    """Unit rows of classes whose means have so large a share of the variance: support, labels, queries and theirs,
+    means. Channels differ in spread, and all rows share a direction, as embeddings do."""
+    generator = np.random.default_rng(0)
+    spread = np.geomspace(2, 0.3, width)
+    means = np.sqrt(likeness) * spread * generator.normal(size=(classes, width))
+    own = generator.integers(classes, size=queries)
+
+    def around(which):
+        return unit(5 + means[which] + np.sqrt(1 - likeness) * spread * generator.normal(size=(len(which), width)))
+
+    return around(np.arange(classes)), np.arange(classes), around(own), own, unit(5 + means)
+
+
+@pytest.mark.parametrize("name", ["PrototypeClassifier", "GaussianDiscriminant", "SoftmaxVoting", "ProKeR", "TipX"])
+@pytest.mark.parametrize("likeness", [0.4, 0.7])
+def test_one_shot_confidence_is_right_where_classes_are_as_alike_as_was_assumed(name, likeness, monkeypatch):
+    monkeypatch.setattr(base, "LIKENESS", likeness)
+    support, labels, asked, own, texts = one_of_each(likeness)
+    model = getattr(classifiers, name)()
+    if "text_features" in model.get_params() and name != "GaussianDiscriminant":
+        model.set_params(text_features=texts)
+    model.fit(support, labels)
+    right, sure = (model.predict(asked) == own).mean(), model.predict_proba(asked).max(axis=1).mean()
+    assert sure == pytest.approx(right, abs=0.1)
+    assert right > 0.1
+
+
+def test_stand_ins_are_the_examples_or_know_nothing_of_them(monkeypatch):
+    support = one_of_each(0.5)[0]
+    monkeypatch.setattr(base, "LIKENESS", 1.0)
+    np.testing.assert_allclose(base.stand_ins(support, np.random.default_rng(0)), support)
+    monkeypatch.setattr(base, "LIKENESS", 0.0)
+    middle = support.mean(axis=0)
+    other = base.stand_ins(support, np.random.default_rng(0)) - middle
+    assert np.isfinite(other).all()
+    assert abs(np.mean(other * (support - middle))) < 0.1 * np.mean((support - middle) ** 2)
+    assert (other**2).mean() == pytest.approx(np.mean((support - middle) ** 2), rel=0.2)
+    two = classifiers.PrototypeClassifier().fit(support[:2], [0, 1])
+    assert 0.5 <= two.predict_proba(support).max(axis=1).mean() < 0.7  # two examples tell very little
+
+
+def test_stand_ins_of_thousands_are_drawn_from_few_rows(monkeypatch):
+    monkeypatch.setattr(base, "LIKENESS", 0.0)
+    generator = np.random.default_rng(0)
+    spread = generator.normal(size=(3000, 6)) @ np.diag([3, 1, 1, 1, 1, 0.3]) @ generator.normal(size=(6, 6))
+    support = base.unit_or_zero(50 + spread)
+    tracemalloc.start()
+    made = base.stand_ins(support, generator)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20 * support.nbytes, "a square of the examples would be 500 times them"
+    wanted = np.cov(support.T)
+    np.testing.assert_allclose(np.cov(made.T), wanted, atol=0.1 * np.abs(wanted).max())
+
+
+def test_a_temperature_found_block_by_block_is_the_same(monkeypatch):
+    generator = np.random.default_rng(0)
+    labels = generator.integers(6, size=90)
+    logits = generator.normal(size=(90, 6))
+    logits[np.arange(90), labels] += 1
+    at_once = fit_temperature(logits, labels)
+    monkeypatch.setattr(calibration, "SCORES_AT_ONCE", 6 * 7)
+    assert fit_temperature(logits, labels) == pytest.approx(at_once, rel=1e-9)

@@ -1,0 +1,45 @@
+"""Small random checkpoints of transformers, and pictures of a few colours."""
+
+import numpy as np
+import pytest
+import torch
+
+from models.conftest import MAKERS
+from recollect.classifiers.tuning import LabelledPictures
+from recollect.models import load_model
+from recollect.models.transformers.encoder import quiet
+
+COLOURS = {"red": (220, 40, 40), "green": (40, 220, 40), "blue": (40, 40, 220)}
+
+
+@pytest.fixture(scope="session")
+def make_encoder(tmp_path_factory):
+    """The encoder of a family's small random checkpoint, with other weights for another seed."""
+    made = {}
+
+    def make(family, seed=0):
+        if (family, seed) not in made:
+            folder = tmp_path_factory.mktemp("tuning") / family
+            with quiet(), torch.random.fork_rng():
+                torch.manual_seed(seed)
+                model, processor = MAKERS[family]()
+                model.save_pretrained(folder)
+                processor.save_pretrained(folder)
+            made[family, seed] = load_model(folder, "cpu")
+        return made[family, seed]
+
+    return make
+
+
+@pytest.fixture(params=["clip", "siglip"])
+def encoder(request, make_encoder):
+    return make_encoder(request.param)
+
+
+@pytest.fixture(scope="session")
+def shots():
+    """Two pictures of each of three colours."""
+    labels = np.arange(6) % 3
+    noise = np.random.default_rng(0).integers(0, 30, (6, 40, 36, 3))
+    pictures = [(np.array(list(COLOURS.values())[label]) + noise[i]).astype(np.uint8) for i, label in enumerate(labels)]
+    return LabelledPictures(pictures, labels, tuple(COLOURS))

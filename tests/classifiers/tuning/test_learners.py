@@ -1,0 +1,301 @@
+"""What each method learns, what it leaves alone, and its loss by the published formula."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from recollect.classifiers.heads.trained import Schedule
+from recollect.classifiers.tuning import (
+    BoostingPrompts,
+    CascadedPrompts,
+    ClipLora,
+    CoOp,
+    KgCoOp,
+    LabelledPictures,
+    MaPLe,
+    PromptSRC,
+    TunedClassifier,
+    TwoStageTuning,
+)
+from recollect.classifiers.tuning.cascade import match_loss
+from recollect.classifiers.tuning.learners import EpochAverage, Lesson, Tokens
+from recollect.classifiers.tuning.prompts import Prompts, prompt_tokens, prompted
+from recollect.classifiers.tuning.shots import Crops, class_loss, descend, frozen_copy, learned_factor
+from recollect.core.errors import UserError
+from recollect.models import build_model
+
+QUICK = {"epochs": 1, "batch": 3}
+LEARNERS = [CoOp(tokens=3, **QUICK), CoOp(tokens=2, per_class=True, **QUICK), KgCoOp(**QUICK), MaPLe(**QUICK),
+            PromptSRC(templates=("a photo of a {}.", "a bad photo of a {}."), **QUICK)]  # fmt: skip
+
+
+def weights(encoder):
+    return {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
+
+
+def zero_shot(encoder, shots, template="a photo of a {}."):
+    images = encoder.embed_images(list(shots.pictures))
+    return (encoder.scale * images @ encoder.embed_texts([template.format(name) for name in shots.names]).T).numpy()
+
+
+def training_loss(tuned, shots):
+    scores = torch.from_numpy(tuned.scores(shots.pictures))
+    return float(torch.nn.functional.cross_entropy(scores, torch.from_numpy(shots.labels)))
+
+
+@pytest.mark.parametrize("learner", LEARNERS, ids=lambda learner: type(learner).__name__)
+def test_prompts_learn_and_the_towers_do_not(encoder, shots, learner):
+    before = weights(encoder)
+    tuned, start = learner.fit(encoder, shots), replace(learner, effort=0.0).fit(encoder, shots)
+    for model in (encoder, tuned.encoder):
+        assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    moved = [
+        not torch.equal(one, other)
+        for mine, theirs in zip(tuned.prompts, start.prompts, strict=True)
+        for one, other in zip((*mine.text, *mine.image), (*theirs.text, *theirs.image), strict=True)
+    ]
+    assert moved
+    assert all(moved)
+    assert tuned.scores(shots.pictures).shape == (6, 3)
+
+
+def test_another_seed_draws_other_crops_another_order_and_other_tokens(encoder, shots):
+    rows = torch.arange(len(shots.pictures))
+    one, same, other = (Crops(encoder, shots.pictures, seed=seed).stream()(rows) for seed in (0, 0, 1))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    orders = []
+    for seed in (0, 0, 1):
+        seen, weight = [], torch.nn.Parameter(torch.zeros(()))
+
+        def loss(rows, seen=seen, weight=weight):
+            seen += rows.tolist()
+            return weight * 1.0
+
+        descend("test", torch.optim.SGD([weight], lr=0.0), loss, 20, Schedule(2, 4), seed)
+        orders.append(seen)
+    assert orders[0] == orders[1] != orders[2]
+    tokens = [PromptSRC(seed=seed).start(encoder, shots) for seed in (0, 1)]
+    assert not torch.equal(tokens[0].image[0], tokens[1].image[0])
+    maps = [each.weight for each in MaPLe().start(encoder, shots).maps]
+    sites = {name: torch.nn.Linear(6, 6) for name in ("one", "two")}
+    downs = list(ClipLora().start(sites).down.values())
+    for layers in (tokens[0].image, tokens[0].text, maps, downs):  # each block, map and layer draws for itself
+        assert len({layer.detach().numpy().tobytes() for layer in layers}) == len(layers) > 1
+
+
+def test_the_same_seed_gives_the_same_prompts_and_a_folder_keeps_them(encoder, shots, tmp_path):
+    tuned, again = (MaPLe(**QUICK).fit(encoder, shots) for _ in range(2))
+    scores = tuned.scores(shots.pictures)
+    np.testing.assert_array_equal(again.scores(shots.pictures), scores)
+    opened = TunedClassifier.open(tuned.save(tmp_path / "kept"), "cpu")
+    np.testing.assert_allclose(opened.scores(shots.pictures), scores, rtol=1e-5, atol=1e-5)
+    assert opened.predict(shots.pictures) == tuned.predict(shots.pictures)
+    torch.testing.assert_close(opened.embed_names(shots.names), tuned.texts)
+    with pytest.raises(UserError, match="already"):
+        tuned.save(tmp_path / "kept")
+    (tmp_path / "kept" / "tuned.safetensors").write_bytes(b"cut short")
+    with pytest.raises(UserError, match="damaged"):
+        TunedClassifier.open(tmp_path / "kept", "cpu")
+    own = CoOp(tokens=2, per_class=True, effort=0.0).fit(encoder, shots)
+    with pytest.raises(ValueError, match="other names have none"):
+        own.embed_names(["cat"])
+
+
+def test_a_learner_that_learns_long_enough_fits_its_examples(make_encoder, shots):
+    encoder = make_encoder("clip")
+    long = CoOp(tokens=8, epochs=25, batch=6, learning_rate=0.05, flip=False)
+    assert training_loss(long.fit(encoder, shots), shots) < training_loss(
+        replace(long, effort=0.0).fit(encoder, shots), shots
+    )
+
+
+def test_words_that_do_not_learn_are_zero_shot(encoder, shots):
+    tuned = CoOp(words="a photo of a", tokens=20, effort=0.0)
+    tokens = len(encoder.tokenizer("a photo of a", add_special_tokens=False)["input_ids"])
+    found = replace(tuned, tokens=tokens).fit(encoder, shots)
+    np.testing.assert_allclose(found.scores(shots.pictures), zero_shot(encoder, shots), rtol=1e-4, atol=1e-4)
+    other = found.embed_names(["cat", "dog"])
+    torch.testing.assert_close(other, encoder.embed_texts(["a photo of a cat.", "a photo of a dog."]))
+
+
+def test_epochs_are_the_published_ones():
+    assert [CoOp().usual_epochs(shots) for shots in (1, 2, 4, 8, 16)] == [50, 100, 100, 200, 200]
+    assert [each.usual_epochs(16) for each in (KgCoOp(), MaPLe(), PromptSRC())] == [100, 5, 50]
+
+
+def test_maples_image_tokens_are_maps_of_the_text_tokens(encoder, shots):
+    learner = MaPLe().start(frozen_copy(encoder), shots)
+    prompts = learner.prompts()
+    assert len(prompts.text) == len(prompts.image) == 2  # as many as the towers have blocks
+    for text, image, each in zip(prompts.text, prompts.image, learner.maps, strict=True):
+        torch.testing.assert_close(image, text @ each.weight.T + each.bias)
+    words = encoder.tokenizer("a photo", add_special_tokens=False, return_tensors="pt")["input_ids"][0]
+    embedding = encoder.model.text_model.embeddings.token_embedding.weight
+    torch.testing.assert_close(prompts.text[0], embedding[words][:2])
+    prompts.image[1].sum().backward()
+    assert learner.text[1].grad.abs().sum() > 0
+
+
+def lesson_of(method, encoder, shots):
+    frozen = frozen_copy(encoder)
+    tokens = prompt_tokens(frozen, [method.text.replace("{}", name) for name in shots.names], method.room)
+    references = method.references(frozen, shots.names)
+    return Lesson(frozen, shots.names, learned_factor(encoder), tokens, (), references)
+
+
+def by_hand(lesson, learner, pixels):
+    """Unit embeddings in float64: prompted pictures and texts, and pictures by the frozen model."""
+    with torch.no_grad(), prompted(lesson.encoder, [learner.prompts()]):
+        raw = [lesson.encoder.encode_images(pixels), lesson.encoder.encode_texts(lesson.tokens)]
+    with torch.no_grad():
+        raw.append(lesson.encoder.encode_images(pixels))
+    return [each.double().numpy() / np.linalg.norm(each.double().numpy(), axis=1, keepdims=True) for each in raw]
+
+
+def log_softmax(logits):
+    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+
+
+def test_kgcoops_loss_is_the_published_one(encoder, shots):
+    method = KgCoOp()
+    lesson = lesson_of(method, encoder, shots)
+    learner, pixels = method.start(lesson.encoder, shots), torch.randn(4, 3, 32, 32)
+    labels = torch.tensor([0, 1, 2, 0])
+    images, texts, _ = by_hand(lesson, learner, pixels)
+    templates = encoder.embed_texts([f"a photo of a {name}." for name in shots.names]).double().numpy()
+    entropy = -log_softmax(lesson.scale * images @ texts.T)[np.arange(4), labels].mean()
+    expected = entropy + 8 * (1 - (texts * templates).sum(axis=1).mean())
+    assert float(method.loss(lesson, learner, pixels, labels).detach()) == pytest.approx(expected, rel=1e-4)
+
+
+def test_promptsrcs_loss_is_the_published_one(encoder, shots):
+    method = PromptSRC(templates=("a photo of a {}.", "a drawing of the {}.", "{}"))
+    lesson = lesson_of(method, encoder, shots)
+    learner, pixels = method.start(lesson.encoder, shots), torch.randn(4, 3, 32, 32)
+    labels = torch.tensor([0, 1, 2, 0])
+    images, texts, frozen = by_hand(lesson, learner, pixels)
+    means = np.array([
+        encoder.embed_texts([t.format(name) for t in method.templates]).double().numpy().mean(axis=0)
+        for name in shots.names
+    ])  # fmt: skip
+    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    found, before = log_softmax(lesson.scale * images @ texts.T), log_softmax(lesson.scale * frozen @ means.T)
+    expected = -found[np.arange(4), labels].mean() + 25 * np.abs(texts - means).mean()
+    expected += 10 * np.abs(images - frozen).mean() + (np.exp(before) * (before - found)).sum() / 12
+    assert float(method.loss(lesson, learner, pixels, labels).detach()) == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_final_prompts_are_the_gaussian_mean_over_epochs():
+    learner = Tokens([torch.zeros(1, 2)])
+    average = PromptSRC(peak=2.0, spread=1.0).averaging(learner, 3, steps=2)
+    for value in range(6):  # two steps an epoch: only the second counts
+        with torch.no_grad():
+            learner.text[0].fill_(float(value))
+        average.step(0.1)
+    average.finish()
+    weights = np.exp(-0.5 * (np.array([1, 2, 3]) - 2.0) ** 2)
+    assert float(learner.text[0][0, 0].detach()) == pytest.approx((weights * [1, 3, 5]).sum() / weights.sum())
+    assert EpochAverage(learner, [1.0], 1).sums[0].shape == (1, 2)
+
+
+class TestClipLora:
+    def test_it_begins_as_zero_shot(self, encoder, shots):
+        tuned = ClipLora(effort=0.0).fit(encoder, shots)
+        np.testing.assert_array_equal(tuned.scores(shots.pictures), zero_shot(encoder, shots))
+
+    def test_it_changes_queries_keys_and_values_of_both_towers_alone(self, encoder, shots):
+        before = weights(encoder)
+        tuned = ClipLora(steps_per_shot=2, batch=6, learning_rate=1e-2).fit(encoder, shots)
+        changed = {name for name, each in tuned.encoder.state_dict().items() if not torch.equal(each, before[name])}
+        expected = {name for name in before if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))}
+        assert changed == expected
+        assert len(expected) == 12  # 2 towers x 2 blocks x 3
+        assert all(torch.equal(tensor, before[name]) for name, tensor in encoder.state_dict().items())
+        change = tuned.encoder.state_dict()["model.text_model.encoder.layers.0.self_attn.q_proj.weight"]
+        change = change - before["model.text_model.encoder.layers.0.self_attn.q_proj.weight"]
+        assert torch.linalg.matrix_rank(change, atol=1e-6) <= 2
+
+    def test_it_fits_its_examples_and_can_be_kept(self, make_encoder, shots, tmp_path):
+        from recollect.models import load_model
+
+        encoder = make_encoder("clip")
+        method = ClipLora(steps_per_shot=8, batch=6, learning_rate=3e-2, dropout=0.0)
+        tuned = method.fit(encoder, shots)
+        assert training_loss(tuned, shots) < training_loss(replace(method, effort=0.0).fit(encoder, shots), shots)
+        opened = load_model(tuned.encoder.save(tmp_path / "tuned"), "cpu")
+        torch.testing.assert_close(opened.embed_images(list(shots.pictures)), tuned.embed_images(shots.pictures))
+        assert tuned.embed_names(["cat"]).shape == (1, encoder.width)
+
+
+class TestTwoStageTuning:
+    def test_no_steps_are_zero_shot(self, encoder, shots):
+        tuned = TwoStageTuning(effort=0.0).fit(encoder, shots)
+        np.testing.assert_allclose(tuned.scores(shots.pictures), zero_shot(encoder, shots), rtol=1e-5, atol=1e-5)
+
+    def test_the_first_stage_learns_norms_alone(self, encoder, shots):
+        before = weights(encoder)
+        method = TwoStageTuning(steps_per_shot=2, first_share=1.0, batch=6, learning_rate=1e-2)
+        tuned = method.fit(encoder, shots)
+        changed = {name for name, each in tuned.encoder.state_dict().items() if not torch.equal(each, before[name])}
+        assert changed
+        assert all("norm" in name or "layrnorm" in name for name in changed)
+        assert {name.split(".")[1] for name in changed} == {"text_model", "vision_model"}
+        texts = tuned.encoder.embed_texts([f"a photo of a {name}." for name in shots.names])
+        torch.testing.assert_close(tuned.texts, texts)  # stage 2 of no steps is stage 1
+
+    def test_the_second_stage_learns_classes_alone(self, encoder, shots):
+        before = weights(encoder)
+        tuned = TwoStageTuning(steps_per_shot=20, first_share=0.0, batch=6, learning_rate=1e-2).fit(encoder, shots)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in tuned.encoder.state_dict().items())
+        assert training_loss(tuned, shots) < training_loss(TwoStageTuning(effort=0.0).fit(encoder, shots), shots)
+
+
+class TestCasPL:
+    def test_boosting_brings_a_model_nearer_to_its_teacher_without_labels(self, make_encoder, shots):
+        encoder, teacher = make_encoder("clip"), make_encoder("clip", seed=5)
+        method = BoostingPrompts(tokens=3, epochs=12, batch=6, learning_rate=0.05, flip=False)
+        prompts = [replace(method, effort=effort).fit(encoder, teacher, shots.pictures, shots.names)
+                   for effort in (0.0, 1.0)]  # fmt: skip
+        pixels = Crops(encoder, shots.pictures, seed=7).stream()(torch.arange(6))
+        frozen = frozen_copy(encoder)
+        tokens = prompt_tokens(frozen, [f"a photo of a {name}." for name in shots.names], 3)
+        lesson = Lesson(frozen, shots.names, learned_factor(encoder), tokens)
+        texts = teacher.embed_texts([f"a photo of a {name}." for name in shots.names])
+        targets = torch.log_softmax(learned_factor(teacher) * teacher.embed_images(pixels) @ texts.T, dim=1)
+        with torch.no_grad():
+            before, after = (float(match_loss(Tokens(*(each.text, each.image)), lesson, pixels, targets))
+                             for each in prompts)  # fmt: skip
+        assert 0 < after < before
+
+    def test_the_cascade_keeps_the_first_phase_as_it_was(self, make_encoder, shots):
+        encoder, teacher = make_encoder("clip"), make_encoder("clip", seed=5)
+        boosting = BoostingPrompts(tokens=2, epochs=1)
+        method = CascadedPrompts(boosting, MaPLe(**QUICK))
+        tuned = method.fit(encoder, shots, teacher)
+        first = boosting.fit(encoder, teacher, shots.pictures, shots.names)
+        assert len(tuned.prompts) == 2
+        assert all(map(torch.equal, tuned.prompts[0].text, first.text))
+        assert tuned.scores(shots.pictures).shape == (6, 3)
+
+
+def test_bad_pictures_and_other_models_are_refused(shots):
+    with pytest.raises(UserError, match="these are vectors"):
+        LabelledPictures([np.zeros(4), np.ones(4)], np.arange(2), ("a", "b"))
+    with pytest.raises(ValueError, match="each at least once"):
+        LabelledPictures(shots.pictures, np.zeros(6, dtype=int), shots.names)
+    with pytest.raises(ValueError, match="6 pictures, but 5 labels"):
+        LabelledPictures(shots.pictures, shots.labels[:5], shots.names)
+    with pytest.raises(UserError, match="this model is another"):
+        CoOp().fit(build_model("vector-linear", texts=["a red square"]), shots)
+
+
+def test_the_class_loss_is_the_cross_entropy_of_scaled_cosines():
+    images, texts = torch.randn(5, 4).double(), torch.randn(3, 4).double()
+    labels = torch.tensor([0, 1, 2, 1, 0])
+    unit = [each.numpy() / np.linalg.norm(each.numpy(), axis=1, keepdims=True) for each in (images, texts)]
+    expected = -log_softmax(7.0 * unit[0] @ unit[1].T)[np.arange(5), labels].mean()
+    assert float(class_loss(images, texts, labels, 7.0)) == pytest.approx(expected)
+    assert Prompts().text_tokens == Prompts().image_tokens == 0

@@ -1,0 +1,43 @@
+"""Small made-up support sets for the tests of this room."""
+
+import inspect
+
+import numpy as np
+
+from recollect import classifiers
+
+CLASSIFIERS = [
+    name
+    for name in classifiers.__all__
+    if inspect.isclass(getattr(classifiers, name))
+    and issubclass(getattr(classifiers, name), classifiers.EmbeddingClassifier)
+    and name != "EmbeddingClassifier"
+]
+"""Names of all estimators."""
+
+QUICK = {
+    "ApeTrained": {"epochs": 3},
+    "ClassAdaptiveProbe": {"epochs": 10, "factor": 1.0, "learning_rate": 0.01},
+    "ClipAdapter": {"epochs": 3, "batch": 64},
+    "LinearProbePlusPlus": {"ridge": 0.01},
+    "ResidualMap": {"epochs": 10, "penalty": 0.1},
+    "TipAdapterF": {"epochs": 4},
+}
+"""Settings of trained methods with which a suite of many fits takes seconds."""
+
+
+def unit(matrix):
+    return matrix / np.linalg.norm(matrix, axis=-1, keepdims=True)
+
+
+def world(counts=(5, 5, 5, 5), width=12, queries=15, noise=1.0, seed=3):
+    """Support, labels, queries, query labels and class texts around random centres; ``counts`` examples a class."""
+    generator = np.random.default_rng(seed)
+    centres = generator.normal(size=(len(counts), width))
+    labels = generator.permutation(np.repeat(np.arange(len(counts)), counts))
+    asked = generator.integers(len(counts), size=queries)
+
+    def around(which, spread=noise):
+        return unit(centres[which] + spread * generator.normal(size=(len(which), width)))
+
+    return around(labels), labels, around(asked), asked, around(np.arange(len(counts)))
